@@ -32,6 +32,7 @@ from between_marks import write_between
 
 from vitscale.prediction.memory.forecast import forecast
 from vitscale.trial.model_spec import ModelSpec, resolve
+from vitscale.trial.parallel import ParallelSpec
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 
 MODEL = resolve(ModelSpec(name="vit-ti16", image_size=32, patch_size=8, layers=6), 10)
@@ -77,6 +78,26 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Fields of `train`, and of the model under "model"."""
 
+SPLIT_VARIANTS: dict[str, dict[str, Any]] = {
+    "fp32": {},
+    "fp32, 32 images": {"micro_batch": 32},
+    "fp32, checkpointing": {"activation_checkpointing": True, "micro_batch": 32},
+    "bf16": {"precision": "bf16"},
+    "bf16-params": {"precision": "bf16-params"},
+    "fp32, another shape": VARIANTS["fp32, another shape"],
+}  # fmt: skip
+SPLITS: dict[str, tuple[str, dict[str, Any]]] = {
+    "tensor 2": ("fsdp2", {"tensor": 2}),
+    "tensor 2, sharded norms": ("fsdp2", {"tensor": 2, "shard_norms": True}),
+    "sequence 2": ("ddp", {"sequence": 2}),
+    "sequence 2, sharded weights": ("fsdp2", {"sequence": 2}),
+    "pipeline 2": ("ddp", {"pipeline": 2}),
+    "pipeline 2, gpipe": ("ddp", {"pipeline": 2, "schedule": "gpipe"}),
+    "pipeline 2, interleaved": ("ddp", {"pipeline": 2, "schedule": "interleaved"}),
+    "pipeline 3": ("ddp", {"pipeline": 3}),
+}
+"""Engine and [parallel]; of 6 heads, in 4 micro-batches where there are stages."""
+
 
 def configurations() -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Engine, variant, and the fields of `train`."""
@@ -110,6 +131,14 @@ def configurations() -> Iterator[tuple[str, str, dict[str, Any]]]:
             yield engine, f"{name}, bf16", whole | {"precision": "bf16"}
             yield engine, f"{name}, checkpointing", whole | {"activation_checkpointing": True}
             yield engine, f"{name}, 32 images", whole | {"micro_batch": 32}
+    for name, (engine, parallel) in SPLITS.items():
+        staged = "pipeline" in parallel
+        for variant, fields in SPLIT_VARIANTS.items():
+            if staged and "checkpointing" in variant:
+                continue  # it has no forecast: prediction/memory/forecast.py tells why
+            whole = {"engine": engine, "parallel": parallel, "grad_accum": 4 if staged else 1} | fields
+            model = {"heads": 6, "image_size": 64} | fields.get("model", {})
+            yield f"{engine}, {name}", variant, whole | {"model": model | ({"layers": 5} if "layers" in model else {})}
     yield "accelerate, DDP", "fp32", {"engine": "accelerate", "accelerate_backend": "ddp", "bucket_mib": 1}
     through = {"engine": "accelerate", "accelerate_backend": "deepspeed", "zero_stage": 2}
     yield "accelerate, ZeRO-2", "fp32", through | BUCKETS
@@ -122,17 +151,19 @@ def chosen(only: Sequence[str], ranks: int, device: str) -> list[tuple[str, str,
         for engine, variant, fields in configurations()
         if (any(text in f"{engine}, {variant}" for text in only) if only else not variant.startswith(tuple(OTHERS)))
         and (ranks == 1 or engine != "none")
+        and ranks % ParallelSpec(**fields.get("parallel", {})).ranks_per_model == 0
     ]
 
 
 def trial(fields: dict[str, Any], ranks: int, device: str) -> Trial:
-    of_train = {key: value for key, value in fields.items() if key != "model"}
+    of_train = {key: value for key, value in fields.items() if key not in ("model", "parallel")}
     model = MODEL_ON_A_GPU if device == "cuda" else MODEL
     other = fields.get("model", {})
     return Trial(
         model=other if isinstance(other, ModelSpec) else model.model_copy(update=other),
         data=DataSpec(name="synthetic", samples=64, augment=False),
         train=TrainSpec(device=device, **COMMON | of_train),
+        parallel=ParallelSpec(**fields.get("parallel", {})),
         world=World(ranks_per_node=ranks, threads_per_rank=1),
         window=WindowSpec(steps=3, warmup_steps=0, evaluate=False),
         launcher="torchrun",
@@ -169,7 +200,7 @@ def measure(wanted: Trial, device: Any, steps_on_gloo: int) -> dict[str, int]:
                 second = auxiliary.take() if auxiliary else None
                 if second is not None:
                     losses = losses + auxiliary.weight * label_losses(second.float(), labels)
-                return slot_loss(losses, wanted.global_batch, wanted.world.size, train.grad_accum)
+                return slot_loss(losses, wanted.global_batch, wanted.layout.data, train.grad_accum)
 
             engine.micro_step(images, loss_of, last=micro_step == train.grad_accum - 1)
         engine.step()

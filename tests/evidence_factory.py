@@ -8,6 +8,7 @@ from typing import Any
 from vitscale.prediction.evidence import Evidence, Point, Series, StepParts
 from vitscale.prediction.network.links import Link, Network
 from vitscale.trial.model_spec import ModelSpec, resolve
+from vitscale.trial.parallel import NO_SPLIT, ParallelSpec
 from vitscale.trial.trial import DataSpec, Mode, TrainSpec, Trial, WindowSpec, World, steps_per_epoch
 
 IMAGES = 50_000
@@ -20,7 +21,13 @@ UNKNOWN = Network(
 
 
 def make_trial(
-    gpus: int, *, per_node: int = 8, model: str | ModelSpec | None = "vit-b16", workers: int = 0, **train: Any
+    gpus: int,
+    *,
+    per_node: int = 8,
+    model: str | ModelSpec | None = "vit-b16",
+    workers: int = 0,
+    parallel: ParallelSpec = NO_SPLIT,
+    **train: Any,
 ) -> Trial:
     """A resolved trial on GPUs; without a model it is an import that tells nothing of its own."""
     named = ModelSpec(name=model) if isinstance(model, str) else model
@@ -39,6 +46,7 @@ def make_trial(
         world=World(nodes=-(-gpus // per_node), ranks_per_node=min(gpus, per_node), threads_per_rank=1),
         window=WindowSpec(),
         launcher="torchrun",
+        parallel=parallel,
     )
 
 
@@ -57,7 +65,7 @@ def make_point(gpus: int, seconds: float | Sequence[float], *, parts: StepParts 
         images=images,
         steps_per_epoch=None
         if images is None
-        else steps_per_epoch(images, gpus, train.micro_batch, train.grad_accum, False),
+        else steps_per_epoch(images, trial.layout.data, train.micro_batch, train.grad_accum, False),
         step_seconds=runs,
         parts=parts,
         **own,

@@ -10,10 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engines.curves import MANY_HEADS, Curve, Job, largest_difference, train
+from engines.curves import GLOBAL_BATCH, MANY_HEADS, Curve, Job, largest_difference, train
 from engines.jobs import ADAMW, CLIPPED, ENGINES, SGD, Train
 from forks import prepared_here
+from vitscale.prediction.step.messages import messages
 from vitscale.trial.model_cost import parameters
+from vitscale.trial.parallel import ParallelSpec
+from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1500)]
 
@@ -117,7 +120,7 @@ def four(folder: Path, two: dict[str, Curve]) -> dict[str, Curve]:
     for saved, resumed in zip(PIPELINED[2][:2], ("fsdp2 pipeline=2", "fsdp2 tensor=2"), strict=True):
         job = job_of(resumed, "adamw-clipped")
         job["name"], job["load"] = f"{resumed} from {saved}", str(folder / "2" / f"{saved} adamw-clipped")
-        jobs.append(job | {"layers": BLOCKS})
+        jobs.append(job | {"layers": BLOCKS, "traffic": True})
     return train(jobs, 4, folder / "4", prepared_here())
 
 
@@ -223,6 +226,62 @@ def test_what_stages_send(two: dict[str, Curve]) -> None:
             assert sent == received == {activations: 6 * boundaries}, rank
     blocks = [c["input_elements"] for c in two["ddp pipeline=2 adamw-clipped"].traffic[0][0]["collectives"]]
     assert max(blocks) < (parameters(MANY_HEADS.model_copy(update={"layers": BLOCKS})) or 0) * 0.6
+
+
+def test_what_is_predicted_to_be_sent_is_sent(two: dict[str, Curve], four: dict[str, Curve]) -> None:
+    """Bytes and calls of a step by operation, of the rank that sends most, but for norms and the like (`SMALL`); gloo
+    carries out DTensor's reduce-scatter as an all-reduce, which is what is counted."""
+    compared = 0
+    for ranks, curves in ((2, two), (4, four)):
+        for name, curve in curves.items():
+            if not any(curve.traffic):
+                continue
+            split, _, origin = name.partition(" from ")
+            split, setting = (split, "adamw-clipped") if origin else split.rsplit(" ", 1)
+            trial = trial_of(job_of(split, setting) | ({"layers": BLOCKS} if origin else {}), ranks)
+            planned: Counter[str] = Counter()
+            for message in messages(trial) or ():
+                if message.tensor_bytes >= 4 * SMALL and (message.group != "replicas" or trial.layout.replicas > 1):
+                    kind = "all_reduce" if message.operation == "reduce_scatter" else message.operation
+                    planned[kind] += round(message.tensor_bytes * message.times(trial.train.grad_accum))
+                    planned[f"{kind}, calls"] += round(message.times(trial.train.grad_accum))
+            of_ranks = [_counted(lines[0]) for lines in curve.traffic]
+            assert planned in of_ranks, (name, planned, of_ranks)
+            compared += 1
+    assert compared == 8
+
+
+def trial_of(job: Job, ranks: int) -> Trial:
+    """As `curve_ranks` makes it."""
+    parallel = ParallelSpec.model_validate(job.get("parallel", {}))
+    parts = ranks // parallel.ranks_per_model * job["train"].get("grad_accum", 1)
+    fields = {"precision": "fp32", "device": "cpu", "micro_batch": GLOBAL_BATCH // parts} | job["train"]
+    return Trial(
+        model=MANY_HEADS.model_copy(update={"layers": job.get("layers", MANY_HEADS.layers)}),
+        data=DataSpec(name="synthetic"),
+        train=TrainSpec.model_validate(fields),
+        world=World(ranks_per_node=ranks, threads_per_rank=1),
+        window=WindowSpec(),
+        launcher="torchrun",
+        parallel=parallel,
+    )
+
+
+SMALL = 100
+"""Elements: fewer are a norm, or what stages agree on."""
+
+
+def _counted(line: dict[str, Any]) -> Counter[str]:
+    counted: Counter[str] = Counter()
+    for call in line["collectives"]:
+        kind = "all_reduce" if call["operation"] == "reduce_scatter" else call["operation"]
+        whole = call["ranks"] if kind == "all_gather" else 1
+        elements = max(whole * call["input_elements"], call["output_elements"])
+        if kind != "recv" and call["ranks"] > 1 and elements >= SMALL:
+            assert call["dtype"] == "float32"
+            counted[kind] += 4 * elements
+            counted[f"{kind}, calls"] += 1
+    return counted
 
 
 @pytest.mark.nightly

@@ -13,6 +13,7 @@ from vitscale.errors import RequestError
 from vitscale.prediction.memory.forecast import forecast, unavailable
 from vitscale.prediction.step.messages import messages
 from vitscale.trial.engines import norms_unknown
+from vitscale.trial.parallel import NO_SPLIT, ParallelSpec
 
 MODEL = {"name": "vit-ti16", "image_size": 32, "patch_size": 8, "layers": 2, "hidden_size": 48, "heads": 6}
 
@@ -32,9 +33,16 @@ def test_ranks_of_one_model_take_the_same_images(tmp_path: Path) -> None:
     assert [(trial.world.size, trial.layout.data, trial.global_batch) for trial in found] == [(2, 1, 32), (4, 2, 64)]
     last = list(found)[-1]
     assert trial_name(last) == "fsdp2 on 4 ranks, tensor 2"
+    # Nothing answers as if each rank had a model for itself: half of the matrices, and exchanges of its own.
+    whole = last.model_copy(update={"parallel": NO_SPLIT})
+    held = [forecast(trial) for trial in (last, whole)]
+    assert held[0] != held[1]
+    assert {one.group for one in messages(last) or ()} == {"replicas", "tensor"}
+    assert {one.group for one in messages(whole) or ()} == {"replicas"}
     # What is not known of it is not told.
-    assert (messages(last), forecast(last)) == (None, None)
-    assert "several share ([parallel])" in unavailable(last)
+    staged = last.model_copy(update={"parallel": ParallelSpec(pipeline=2)})
+    assert forecast(staged) is None
+    assert "stages (parallel.pipeline)" in unavailable(staged)
     assert "hold parts of the gradient" in str(norms_unknown(last))
 
 
@@ -59,7 +67,7 @@ def test_stages_are_named_and_take_the_micro_batches(tmp_path: Path) -> None:
         "fsdp2 on 4 ranks, pipeline 2, gpipe, accumulation 6", "fsdp2 on 4 ranks, pipeline 2, accumulation 6",
     ]  # fmt: skip
     assert [trial.layout.data for trial in trials] == [2, 2]
-    assert (messages(trials[0]), forecast(trials[0])) == (None, None)
+    assert {one.group for one in messages(trials[0]) or ()} == {"replicas", "pipeline"}
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import TYPE_CHECKING
 
 from vitscale.advice.comparable_series import ComparableSeries, measured_micro_batches
@@ -12,7 +13,10 @@ from vitscale.prediction.configurations import Candidate
 from vitscale.prediction.evidence import Series
 from vitscale.prediction.layouts import MOST_RANKS, equal_hosts, host_size
 from vitscale.prediction.step.messages import messages
+from vitscale.study.model_checks import check_split
 from vitscale.trial.engines import ENGINES, check
+from vitscale.trial.model_spec import ModelSpec
+from vitscale.trial.parallel import NO_SPLIT, ParallelSpec
 from vitscale.trial.trial import OF_THE_WRAPPER, TrainSpec
 
 if TYPE_CHECKING:
@@ -156,6 +160,63 @@ def candidates(
         found.append(one)
         keeps.append(True)
     return Candidates(tuple(found), tuple(keeps), refused, tuple(indivisible))
+
+
+_MOST_ALONG = 64
+"""Of stages, and of ranks that share the tokens."""
+
+
+def of_shared_models(comparable: ComparableSeries, counts: tuple[tuple[int, int], ...]) -> Candidates:
+    """Ranks that share models, by powers of two along each axis that the model and an engine allow, and as they were
+    measured; those that cut matrices share a host. With the study's own global batches, and pipelines of 1F1B.
+
+    Args:
+        comparable: the series to advise about.
+        counts: (ranks, ranks on each host).
+    """
+    engines, _ = _engines(comparable)
+    ladder = _micro_batches(comparable)
+    trial, found = comparable.trial, list[Candidate]()
+    splits = list(_splits(trial.model, max((local for _, local in counts), default=1)))
+    splits += {point.trial.parallel for series in comparable.members for point in series.points} - {NO_SPLIT, *splits}
+    for engine, stage in engines:
+        train = with_engine(trial.train, engine, stage)
+        # Of so many micro-batches that every schedule takes them.
+        many = train.model_copy(update={"grad_accum": _MOST_ALONG})
+        for parallel in filter(lambda split: not _refused(split, many, trial.model), splits):
+            for gpus, per_node in counts:
+                if gpus % parallel.ranks_per_model or per_node % min(per_node, parallel.tensor):
+                    continue
+                shares = sorted(share * parallel.ranks_per_model for share in shares_of_batch(comparable, gpus))
+                for micro_batch, accum in dict.fromkeys(batch for share in shares for batch in _kept(share, ladder)):
+                    if _refused(parallel, train.model_copy(update={"grad_accum": accum}), trial.model):
+                        continue
+                    found += [
+                        Candidate(gpus, per_node, engine, stage, micro_batch, accum, again, None, parallel)
+                        for again in (False, True)
+                    ]
+    return Candidates(tuple(found), (True,) * len(found))
+
+
+def _splits(model: ModelSpec, ranks_per_node: int) -> Iterator[ParallelSpec]:
+    def powers(most: int) -> list[int]:
+        return [2**power for power in range(most.bit_length()) if 2**power <= most]
+
+    for tensor, sequence, pipeline in product(
+        powers(ranks_per_node), powers(_MOST_ALONG), powers(min(_MOST_ALONG, model.layers or 1))
+    ):
+        parallel = ParallelSpec(tensor=tensor, sequence=sequence, pipeline=pipeline)
+        if parallel != NO_SPLIT and (model.heads or 1) % (tensor * sequence) == 0:
+            yield parallel
+
+
+def _refused(parallel: ParallelSpec, train: TrainSpec, model: ModelSpec) -> bool:
+    """Whether a study with it would be."""
+    try:
+        check_split(parallel, train, model)
+    except RequestError:
+        return True
+    return False
 
 
 def rented(comparable: ComparableSeries, instances: Sequence[Instance], max_gpus: int | None) -> Candidates:

@@ -48,12 +48,16 @@ class ComparableSeries:
         return frozenset(_engine(series) for series in self.members)
 
     def nearest(self, candidate: Candidate) -> Series:
-        """The member to work a candidate out from: of its engine and stage, of these of the reference's policy, of
-        these with the nearest micro-batch; else the reference."""
+        """The member to work a candidate out from: of its engine and stage, of these with as many ranks to a model, of
+        these of the reference's policy, of these with the nearest micro-batch; else the reference."""
         same = [series for series in self.members if _engine(series) == (candidate.engine, candidate.zero_stage)]
         return min(
             same or [self.reference],
-            key=lambda one: (one.mode != self.reference.mode, _apart(one, candidate.micro_batch)),
+            key=lambda one: (
+                one.points[-1].trial.parallel != candidate.parallel,
+                one.mode != self.reference.mode,
+                _apart(one, candidate.micro_batch),
+            ),
         )
 
 

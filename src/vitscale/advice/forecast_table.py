@@ -18,6 +18,7 @@ from vitscale.prediction.layouts import whole_steps
 from vitscale.prediction.results import Label
 from vitscale.prediction.start_up import StartUp, launcher_of, start_up
 from vitscale.prediction.step.model import Array
+from vitscale.trial.parallel import NO_SPLIT, ParallelSpec
 from vitscale.trial.trial import World
 
 Mask = NDArray[np.bool_]
@@ -59,7 +60,7 @@ class ForecastTable:
     known: Mask
     """Whether its time could be predicted."""
     fits: Mask
-    """Whether it fits in memory, as far as that is known."""
+    """Whether it fits in memory, as far as that is known; of ranks that share a model only where it is."""
     needless: Mask
     """Whether it recomputes activations though it would fit without, or differs in that from the study without need."""
     contends: Mask
@@ -119,7 +120,9 @@ def forecast_table(
     large_batch = _large_batch(work.images / batch, batch, study_batch, noise)
     to_same_loss = images_to_same_loss(batch, study_batch, noise)
     known = np.isfinite(steps * roughly.step.value)
-    fits = ~(roughly.oom_chance > MOST_OOM_CHANCE)
+    # Models are shared so that they fit: of which nobody can say what a rank holds is no answer.
+    unknown = np.array([one.parallel != NO_SPLIT for one in every], dtype=bool) & np.isnan(roughly.memory_bytes)
+    fits = ~(roughly.oom_chance > MOST_OOM_CHANCE) & ~unknown
     needless = _needless(every, roughly.oom_chance, comparable.trial.train.activation_checkpointing)
     measured = np.array(
         [(candidate.engine, candidate.zero_stage) in comparable.engines for candidate in every], dtype=bool
@@ -191,9 +194,9 @@ def forecast_table(
     )
 
 
-def _origin(one: Candidate) -> tuple[str, int, int]:
+def _origin(one: Candidate) -> tuple[str, int, int, ParallelSpec]:
     """What of a candidate decides which series it is worked out from."""
-    return (one.engine, one.zero_stage, one.micro_batch)
+    return (one.engine, one.zero_stage, one.micro_batch, one.parallel)
 
 
 _MANY_SERIES = 4

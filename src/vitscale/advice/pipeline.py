@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vitscale.advice.answers import Answer, Choosing, answers, best, closest, each_alone, front, limits, measured_first
-from vitscale.advice.candidates import candidates, rank_counts, rented
+from vitscale.advice.candidates import candidates, of_shared_models, rank_counts, rented
 from vitscale.advice.comparable_series import comparable_series, noise_of, work_of
 from vitscale.advice.forecast_table import MOST_OOM_CHANCE, Forecaster, ForecastTable, forecast_table
 from vitscale.advice.next_measurement import Measurement, measurements
@@ -115,6 +115,8 @@ def advise(
         comparable.members, gpus=asked.gpus, max_gpus=asked.max_gpus, ranks_per_node=asked.ranks_per_node
     )  # fmt: skip
     found = candidates(comparable, counts, hosts_given=asked.ranks_per_node is not None)
+    if asked.split:
+        found = found.beside(of_shared_models(comparable, counts))
     if asked.instances:
         other = rented(comparable, asked.instances, asked.max_gpus)
         found = found.beside(other) if asked.price_per_gpu_hour is not None else other
@@ -156,11 +158,11 @@ def advise(
 
 
 def _by_count(choosing: Choosing) -> tuple[Option, ...]:
-    fastest: dict[tuple[bool, str, str, int, int], int] = {}
+    fastest: dict[tuple[bool, str, str, int, str, int], int] = {}
     for place in np.flatnonzero(choosing.shown):
         one = choosing.view.candidates[place]
         rented = "" if one.instance is None else one.instance.name
-        key = (not choosing.view.measured[place], rented, one.engine, one.zero_stage, one.gpus)
+        key = (not choosing.view.measured[place], rented, one.engine, one.zero_stage, str(one.parallel), one.gpus)
         if key not in fastest or choosing.seconds[place] < choosing.seconds[fastest[key]]:
             fastest[key] = int(place)
     return tuple(choosing.option(fastest[key]) for key in sorted(fastest))
@@ -192,7 +194,10 @@ def _dropped(view: ForecastTable, choosing: Choosing) -> dict[str, int]:
     """Of those that would have been looked at, by reason."""
     asked = ~view.needless & (view.keeps_batch | choosing.asked.any_batch)
     counted = {
-        f"more than a {100 * MOST_OOM_CHANCE:.0f} % chance that it will not fit in memory": view.known & ~view.fits,
+        f"more than a {100 * MOST_OOM_CHANCE:.0f} % chance that it will not fit in memory": view.known
+        & ~view.fits
+        & np.isfinite(view.memory_bytes),
+        "ranks share a model, and what they hold is not modelled": ~view.fits & np.isnan(view.memory_bytes),
         "its time cannot be predicted": ~view.known,
     }
     return {why: count for why, mask in counted.items() if (count := int((mask & asked).sum()))}
@@ -265,6 +270,7 @@ def _as_run(fitted: FittedSeries, option: Option) -> Variant:
         "engine": candidate.engine,
         "zero_stage": candidate.zero_stage,
         "activation_checkpointing": candidate.activation_checkpointing,
+        "parallel": candidate.parallel,
     }
     if candidate.instance is not None:
         changes["gpu"] = candidate.instance.gpu

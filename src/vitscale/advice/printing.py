@@ -274,6 +274,7 @@ def _option(option: Option) -> dict[str, Any]:
         "ranks_per_node": candidate.ranks_per_node,
         "engine": candidate.engine,
         "zero_stage": candidate.zero_stage,
+        "parallel": candidate.parallel.model_dump(),
         "micro_batch": candidate.micro_batch,
         "grad_accum": candidate.grad_accum,
         "activation_checkpointing": candidate.activation_checkpointing,

@@ -40,6 +40,8 @@ class Request:
     checkpoint_seconds: float | None = None
     """To save one."""
     node_mtbf_seconds: float | None = None
+    split: bool = False
+    """Whether ranks may share a model ([parallel])."""
     instances: tuple[Instance, ...] = ()
     """To choose from, instead of hosts like the measured ones (those too, where `price_per_gpu_hour` is known)."""
 

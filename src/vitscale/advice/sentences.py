@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from vitscale.advice.answers import Answer
 from vitscale.advice.pipeline import Advice
 from vitscale.advice.request import Option
+from vitscale.analysis.scaling import split_name
 from vitscale.present import units
 from vitscale.present.estimate import Estimate
 from vitscale.present.units import number
+from vitscale.trial.parallel import NO_SPLIT
 
 QUESTIONS = {"fastest": "fastest", "cheapest": "cheapest", "most": "most ranks", "knee": "knee of the curve"}
 LARGE = "\u2020"
@@ -20,14 +22,17 @@ def engine(option: Option) -> str:
     candidate = option.candidate
     stage = f" ZeRO-{candidate.zero_stage}" if candidate.zero_stage else ""
     checkpointed = ", activation checkpointing" if candidate.activation_checkpointing else ""
-    return f"{candidate.engine}{stage}{checkpointed}"
+    split = f", {split_name(candidate.parallel)}" if candidate.parallel != NO_SPLIT else ""
+    return f"{candidate.engine}{stage}{split}{checkpointed}"
 
 
 def batch(option: Option) -> str:
-    """ "512 = 8 x 32 x 2": the global batch, of ranks, micro-batch and accumulation."""
+    """ "512 = 8 x 32 x 2": the global batch, of ranks (where they share models: of models), micro-batch and
+    accumulation."""
     candidate = option.candidate
     accumulated = f" x {candidate.grad_accum}" if candidate.grad_accum > 1 else ""
-    return f"{option.global_batch:,} = {option.gpus:,} x {candidate.micro_batch}{accumulated}"
+    copies = option.gpus // candidate.parallel.ranks_per_model
+    return f"{option.global_batch:,} = {copies:,} x {candidate.micro_batch}{accumulated}"
 
 
 def mark(option: Option) -> str:

@@ -16,6 +16,7 @@ from vitscale.machine.hosts import Host
 from vitscale.present import units
 from vitscale.present.units import number
 from vitscale.study.sections import TrainSection
+from vitscale.trial.parallel import ParallelSpec
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, World
 
 
@@ -49,7 +50,9 @@ def advised_trial(option: Option, trial: Trial, work: Work) -> Trial:
         nodes=option.nodes, ranks_per_node=chosen.ranks_per_node, threads_per_rank=trial.world.threads_per_rank
     )
     window = trial.window.model_copy(update={"steps": None})
-    return trial.model_copy(update={"train": train, "world": world, "window": window})
+    return trial.model_copy(
+        update={"train": train, "world": world, "window": window, "parallel": chosen.parallel}
+    )  # fmt: skip
 
 
 def study_text(name: str, option: Option, trial: Trial, work: Work) -> str:
@@ -69,6 +72,7 @@ def study_text(name: str, option: Option, trial: Trial, work: Work) -> str:
         "model": advised.model.model_dump(exclude_none=True),
         "data": {"name": advised.data.name} | _changed(advised.data, DataSpec),
         "train": _train(advised.train),
+        **({"parallel": split} if (split := _changed(advised.parallel, ParallelSpec)) else {}),
         "scaling": {"mode": "strong-micro", "gpus": [option.gpus], "gpus_per_node": option.candidate.ranks_per_node},
         "launch": {"launcher": advised.launcher, "threads_per_rank": advised.world.threads_per_rank},
         "measure": {"repeats": 1, "warmup_steps": advised.window.warmup_steps, "evaluate": advised.window.evaluate},
@@ -99,7 +103,9 @@ def _train(train: TrainSpec) -> dict[str, Any]:
     return always | {key: value for key, value in taken.items() if key not in ("deepspeed_config", *always)}
 
 
-def _changed(spec: DataSpec | TrainSpec, kind: type[DataSpec] | type[TrainSpec]) -> dict[str, Any]:
+def _changed(
+    spec: DataSpec | TrainSpec | ParallelSpec, kind: type[DataSpec] | type[TrainSpec] | type[ParallelSpec]
+) -> dict[str, Any]:
     fields = kind.model_fields
     values = {key: getattr(spec, key) for key, field in fields.items() if not field.is_required()}
     return {key: value for key, value in values.items() if value != fields[key].default and value is not None}

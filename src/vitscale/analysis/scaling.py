@@ -28,7 +28,7 @@ from vitscale.store.results import Curve
 from vitscale.study.sections import fact_of_label
 from vitscale.trial.engines import of_engine
 from vitscale.trial.facts import Fact
-from vitscale.trial.parallel import ParallelSpec
+from vitscale.trial.parallel import NO_SPLIT, ParallelSpec
 from vitscale.trial.rank_batches import in_words
 from vitscale.trial.trial import (
     HOW_FOUND,
@@ -101,12 +101,17 @@ def trial_name(trial: Trial) -> str:
     accumulated = f", accumulation {train.grad_accum}" if train.grad_accum > 1 else ""
     shares = f", shares {in_words(train.micro_batches)}" if train.micro_batches else ""
     norm = f", {_LOCAL_NORM}" if _norms_locally(trial) else ""
-    split = "".join(
-        f", {_swept(f'parallel.{field}', value, ambiguous=False)}"
-        for field, value in trial.parallel
-        if value != ParallelSpec.model_fields[field].default
-    )
+    split = f", {split_name(trial.parallel)}" if trial.parallel != NO_SPLIT else ""
     return f"{engine_name(train)} on {ranks}{split}{accumulated}{shares}{norm}"
+
+
+def split_name(parallel: ParallelSpec) -> str:
+    """ "tensor 2, pipeline 4, gpipe": how ranks share a model; empty where each has one for itself."""
+    return ", ".join(
+        _swept(f"parallel.{field}", value, ambiguous=False)
+        for field, value in parallel
+        if value != getattr(NO_SPLIT, field)
+    )
 
 
 def named_apart(trials: Mapping[str, TrialResult], curves: Sequence[CurveResult]) -> dict[str, TrialResult]:

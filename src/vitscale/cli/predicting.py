@@ -117,6 +117,9 @@ def advise(
     large_batch: Annotated[
         bool, option("--large-batch", "", "Let them train with few steps an epoch, or far above the noise scale.")
     ] = False,
+    split: Annotated[
+        bool, option("--split", "", "Let ranks share a model, too: tensor, sequence and pipeline ([parallel]).")
+    ] = False,
     checkpoint_seconds: base.CheckpointOption = None,
     node_mtbf: base.NodeMtbfOption = None,
     chart: Annotated[Path | None, option("--chart", "FILE", "Draw time against cost: .png, .svg or .html.")] = None,
@@ -160,6 +163,7 @@ def advise(
         memory_capacity_bytes=None if gpu_memory is None else base.size_bytes(gpu_memory, "--gpu-memory"),
         any_batch=any_batch,
         large_batch=large_batch,
+        split=split,
         checkpoint_seconds=job.checkpoint_seconds,
         node_mtbf_seconds=job.node_mtbf_seconds,
         instances=instances,

@@ -38,8 +38,7 @@ def split(model: nn.Module, trial: Trial, device: torch.device) -> DeviceMesh:
         The mesh over which weights are replicated or sharded: one axis, data x sequence, of this rank's stages.
     """
     layout = trial.layout
-    replicas = layout.data * layout.sequence
-    sizes = {PIPELINE: layout.pipeline, REPLICAS: replicas, TENSOR: layout.tensor}
+    sizes = {PIPELINE: layout.pipeline, REPLICAS: layout.replicas, TENSOR: layout.tensor}
     axes = tuple(axis for axis, size in sizes.items() if size > 1 or axis == REPLICAS)
     mesh = init_device_mesh(device.type, tuple(map(sizes.__getitem__, axes)), mesh_dim_names=axes)
     if layout.sequence > 1:

@@ -11,6 +11,7 @@ import numpy as np
 from vitscale.prediction.results import Label, predicted
 from vitscale.prediction.step.model import Array
 from vitscale.present.estimate import Estimate
+from vitscale.trial.parallel import NO_SPLIT, ParallelSpec
 from vitscale.trial.rank_batches import largest_micro_batch
 from vitscale.trial.trial import Trial
 
@@ -31,6 +32,8 @@ class Candidate:
     activation_checkpointing: bool = False
     instance: Instance | None = None
     """What it is rented as; None: hosts like the measured ones."""
+    parallel: ParallelSpec = NO_SPLIT
+    """How many of the ranks share a model."""
 
     @staticmethod
     def of(trial: Trial) -> Candidate:
@@ -38,18 +41,18 @@ class Candidate:
         train, world = trial.train, trial.world
         return Candidate(
             world.size, world.ranks_per_node, train.engine, train.zero_stage, largest_micro_batch(train),
-            train.grad_accum, train.activation_checkpointing,
+            train.grad_accum, train.activation_checkpointing, None, trial.parallel,
         )  # fmt: skip
 
     @property
     def global_batch(self) -> int:
         """Images of an optimizer step, all ranks together."""
-        return self.gpus * self.micro_batch * self.grad_accum
+        return self.gpus // self.parallel.ranks_per_model * self.micro_batch * self.grad_accum
 
     @property
     def alone(self) -> Candidate:
-        """The same on one rank."""
-        return replace(self, gpus=1, ranks_per_node=1)
+        """The same on one rank, that has the model for itself."""
+        return replace(self, gpus=1, ranks_per_node=1, parallel=NO_SPLIT)
 
 
 def column(candidates: Sequence[Candidate], name: str) -> Array:

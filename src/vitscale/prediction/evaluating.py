@@ -22,11 +22,13 @@ from vitscale.prediction.memory.forecast import oom_chance, peak_bytes_of_many
 from vitscale.prediction.parameters import JOB_DEVIATION, JOB_TO_JOB_RUNS, job_scale
 from vitscale.prediction.results import CONFIDENCE, REACH, Label, predicted
 from vitscale.prediction.sampling import spread_out_jobs, spread_out_normals
+from vitscale.prediction.shares import compute_share
 from vitscale.prediction.step import of_series
-from vitscale.prediction.step.model import Array, Worlds
+from vitscale.prediction.step.model import Array, Draws, StepModel, Worlds
 from vitscale.prediction.step.of_series import device_factors, slowdown
 from vitscale.prediction.variants import Variant
 from vitscale.present.estimate import Estimate
+from vitscale.trial.parallel import NO_SPLIT
 from vitscale.trial.rank_batches import largest_micro_batch
 from vitscale.trial.trial import Trial, World
 
@@ -120,14 +122,16 @@ class _Draws:
         self, candidates: Sequence[Candidate], with_parts: bool
     ) -> tuple[Estimates, Estimates, dict[str, Estimates]]:
         """(seconds of a step, the base's over them, the parts)."""
-        mean, parts = self._mean(candidates)
+        mean, parts = self._mean(candidates, self.asked.model, self.draws)
         if len(self.job_spread) <= ROUGH:
             unknown = np.full(len(candidates), np.nan)
             middles = Estimates(np.median(mean, axis=0), unknown, unknown, unknown, unknown)
             return middles, Estimates(unknown, unknown, unknown, unknown, unknown), {}
         bases = [candidate.alone for candidate in candidates] if self.base is None else [self.base]
         distinct = {one: n for n, one in enumerate(dict.fromkeys(bases))}
-        of_base = self._mean(list(distinct))[0][:, [distinct[one] for one in bases]]
+        of_base = self._mean(list(distinct), *self._of_base())[0][:, [distinct[one] for one in bases]]
+        if self.base is None:  # of the images of a model's ranks, against one rank's
+            of_base = of_base / self.asked.model.parallel.ranks_per_model
         future = self._future(mean, self.jobs)
         # A run's own speed is asked for where parts are.
         speed = _estimates(of_base / mean, self._future(of_base, self.jobs_of_base) / future if with_parts else None)
@@ -143,12 +147,19 @@ class _Draws:
         # A future run has a part of its step as the mean has it.
         return step, speed, {name: _estimates(part) for name, part in parts.items()} if with_parts else {}
 
-    def _mean(self, candidates: Sequence[Candidate]) -> tuple[Array, dict[str, Array]]:
+    def _of_base(self) -> tuple[StepModel, Draws]:
+        """What tells the base's step: where it is one rank, and ranks share a model, all of that model on it."""
+        model = self.asked.model
+        if self.base is not None or model.parallel == NO_SPLIT:
+            return model, self.draws
+        whole = self.draws["compute"] - math.log(compute_share(self.asked.trial))
+        return replace(model, messages=(), parallel=NO_SPLIT), {**self.draws, "compute": whole}
+
+    def _mean(self, candidates: Sequence[Candidate], model: StepModel, draws: Draws) -> tuple[Array, dict[str, Array]]:
         """((draws, configurations) seconds of a step, in the mean over many runs; the parts likewise)."""
         fitted, worlds = self.asked.fitted, worlds_of(self.asked.fitted, candidates)
-        model = self.asked.model
-        times = model.times(self.draws, worlds)
-        mean = times.total * model.left_out(self.draws, worlds, of_series.worlds_of(fitted.points))
+        times = model.times(draws, worlds)
+        mean = times.total * model.left_out(draws, worlds, of_series.worlds_of(fitted.points))
         mean *= slower_added_hosts(fitted, worlds, self.added)
         mean *= np.exp(fitted.misfit_spread * self.of_misfit)
         if fitted.widening > 1:
@@ -161,7 +172,8 @@ class _Draws:
                 spread = math.log(high / low) / (2 * REACH)
                 mean[:, [n]] = own.value * np.exp(spread * self.of_runs)
         parts = {
-            "compute": times.compute + times.optimizer, "wait": times.wait, "wire": times.wire, "norm": times.norm
+            "compute": times.compute + times.optimizer, "wait": times.wait, "wire": times.wire, "norm": times.norm,
+            "bubble": times.bubble,
         }  # fmt: skip
         return mean, parts
 

@@ -17,6 +17,7 @@ from vitscale.analysis.trials import TrialResult
 from vitscale.errors import RequestError, shown
 from vitscale.prediction.network.checked import network_of
 from vitscale.prediction.network.links import Network, declared_link
+from vitscale.prediction.step.messages import messages
 from vitscale.store import checks
 from vitscale.store.checks import CheckRecord
 from vitscale.store.records import COMMUNICATION, EXPOSED, PARTS
@@ -111,7 +112,7 @@ class Evidence:
     """Whether any run has: where one has and there is no series, none tells how long a step takes."""
 
     shared_models: int = 0
-    """Measured trials left out: their ranks share a model ([parallel]), and how such scale is not known."""
+    """Measured trials left out: their ranks share a model ([parallel]), and what those send is not known."""
 
     def refusal(self, purpose: str) -> RequestError:
         """What to say where there is no series: "to predict from", "to advise from"."""
@@ -120,8 +121,8 @@ class Evidence:
             "`vitscale report` on them says what happened to each trial; run the study again",
         )
         if self.shared_models:
-            what = "tell of ranks that share a model ([parallel]) alone, and have nothing yet"
-            then = "Take results of runs without [parallel]; `vitscale report` shows these as measured"
+            what = "tell alone of ranks that share a model ([parallel]) and send what is not known, and have nothing"
+            then = "Take results without a DeepSpeed file's own exchanges; `vitscale report` shows these as measured"
         elif self.completed:
             what = "tell of no step how long it took, and have nothing"
             then = "Import traces that mark their steps (torch.profiler.schedule and step()), or the training's own log"
@@ -139,8 +140,13 @@ def gather(analysis: Analysis, network: Network, loader_images_per_second: float
             for place in curve.points
             if (result := analysis.trials[place.trial_id]).runs and not result.drifts and _costs(result)
         ]
-        points = tuple(_point(result) for result in usable if result.trial.parallel.ranks_per_model == 1)
-        shared |= {result.trial_id for result in usable if result.trial.parallel.ranks_per_model > 1}
+        unknown = {
+            result.trial_id
+            for result in usable
+            if result.trial.parallel.ranks_per_model > 1 and messages(result.trial) is None
+        }
+        points = tuple(_point(result) for result in usable if result.trial_id not in unknown)
+        shared |= unknown
         if points:
             name = curve.name if names.count(curve.name) == 1 else f"{curve.name}, {curve.mode}"
             found.append(Series(name, curve.mode, curve.labels, points))
@@ -211,7 +217,7 @@ def _parts(found: Breakdown | None, device: str) -> StepParts | None:
         light[COMMUNICATION] = rank.exposed_seconds / slower
     known = {name: None if rank.parts[name] is None else light[name] for name in PARTS}
     exposed = light[COMMUNICATION]
-    elsewhere = (known["optimizer"] or 0.0) + (known["data_wait"] or 0.0) + exposed
+    elsewhere = sum(known[name] or 0.0 for name in ("optimizer", "data_wait", "bubble")) + exposed
     return StepParts(
         compute=max(0.0, rank.seconds / slower - elsewhere),
         backward=known["backward"],

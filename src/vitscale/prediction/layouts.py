@@ -82,16 +82,23 @@ def placement_of(series: Series, template: Trial, gpus: int, nodes_of: int | Non
     """
     if not 1 <= gpus <= MOST_RANKS:
         raise RequestError(f"--gpus holds {gpus}", valid=[f"1 to {MOST_RANKS:,}"])
+    shared = template.parallel.ranks_per_model
+    if gpus % shared:
+        near = [str(n * shared) for n in range(max(1, gpus // shared), gpus // shared + 3)]
+        what = f"{gpus} ranks are not a multiple of the {shared} that share a model ([parallel])"
+        raise RequestError(what, valid=near, next_step="Ask for a multiple with --gpus")
     per_node, assumed = ranks_per_node(series, gpus, nodes_of)
     train = template.train.model_copy(update={"micro_batches": None})
     if series.mode == "strong-global":
-        train = train.model_copy(update=_share_of(series, template, gpus))
+        train = train.model_copy(update=_share_of(series, template, gpus // shared))
     world = world_of_hosts(gpus, per_node, template.world.threads_per_rank)
     images, fraction = images_at(series, gpus)
     data = template.data if fraction is None else template.data.model_copy(update={"fraction": min(1.0, fraction)})
     trial = template.model_copy(update={"train": train, "world": world, "data": data})
     steps = (
-        None if images is None else steps_per_epoch(images, gpus, train.micro_batch, train.grad_accum, train.drop_last)
+        None
+        if images is None
+        else steps_per_epoch(images, gpus // shared, train.micro_batch, train.grad_accum, train.drop_last)
     )
     return Placement(trial, images, steps or None, assumed)
 
@@ -108,18 +115,20 @@ def images_at(series: Series, gpus: int) -> tuple[int | None, float | None]:
     return math.ceil(known.images / whole * fraction) if known.gpus != gpus else known.images, float(fraction)
 
 
-def _share_of(series: Series, template: Trial, gpus: int) -> dict[str, int]:
-    """Micro-batch and accumulation of a rank that keep the global batch: as measured, else as `batch_policy.batch_of`
-    has it with the largest micro-batch that was."""
+def _share_of(series: Series, template: Trial, models: int) -> dict[str, int]:
+    """Micro-batch and accumulation that keep the global batch over so many copies of the model: as measured, else as
+    `batch_policy.batch_of` has it with the largest micro-batch that was."""
     whole = template.global_batch
     for point in series.points:
-        if (point.gpus, point.trial.global_batch) == (gpus, whole):
+        if (point.trial.layout.data, point.trial.global_batch) == (models, whole):
             return {"micro_batch": point.trial.train.micro_batch, "grad_accum": point.trial.train.grad_accum}
-    if whole % gpus:
-        near = [n for n in range(1, min(whole, 2 * gpus) + 1) if whole % n == 0]
-        what = f"a global batch of {whole} does not divide over {gpus} ranks"
-        raise RequestError(what, valid=[str(n) for n in near[-4:]], next_step="Ask for a rank count that divides it")
-    share = whole // gpus
+    if whole % models:
+        near = [n for n in range(1, min(whole, 2 * models) + 1) if whole % n == 0]
+        shared = template.parallel.ranks_per_model
+        what = f"a global batch of {whole} does not divide over {models * shared} ranks"
+        valid = [str(n * shared) for n in near[-4:]]
+        raise RequestError(what, valid=valid, next_step="Ask for a rank count that divides it")
+    share = whole // models
     most = max(point.trial.train.micro_batch for point in series.points)
     micro_batch = next(b for b in range(min(most, share), 0, -1) if share % b == 0)
     return {"micro_batch": micro_batch, "grad_accum": share // micro_batch}

@@ -161,6 +161,7 @@ def _prediction(
         wait_seconds=found.parts["wait"].at(n),
         wire_seconds=found.parts["wire"].at(n),
         norm_seconds=found.parts["norm"].at(n),
+        bubble_seconds=found.parts["bubble"].at(n),
         memory_bytes=memory,
         memory_capacity_bytes=capacity,
         oom_chance=chance,

@@ -74,6 +74,8 @@ class Prediction:
     """Exposed, of a step: the transfers themselves, but for those of synchronised norms."""
     norm_seconds: Estimate | None
     """Of a step: what synchronised norms exchange."""
+    bubble_seconds: Estimate | None
+    """Of a step: waiting for stages of other ranks."""
     memory_bytes: int | None
     """Forecast peak of one rank's tensors."""
     memory_capacity_bytes: int | None

@@ -16,6 +16,7 @@ from vitscale.prediction.gpu_types import GpuType, common_type, optimizer_factor
 from vitscale.prediction.network.links import Link, Network
 from vitscale.prediction.results import Assumption
 from vitscale.prediction.sampling import spread_out_normals
+from vitscale.prediction.shares import compute_share
 from vitscale.prediction.step.messages import messages, norm_messages
 from vitscale.prediction.step.model import Draws, StepModel
 from vitscale.trial import engines, model_cost
@@ -25,8 +26,9 @@ from vitscale.trial.trial import TrainSpec, Trial
 _RECOMPUTED = 4 / 3
 """Compute with activation checkpointing against without: each block's forward once more."""
 _SPREAD_OF_MODELS, _SPREAD_OF_ENGINES, _SPREAD_OF_PRECISIONS, _SPREAD_OF_CHECKPOINTING = 0.25, 0.30, 0.50, 0.05
+_SPREAD_OF_SPLITS = 0.15
 """Standard deviations of the logarithm of what is scaled by arithmetic instead of measured."""
-_OF_HOSTS = ("model", "gpu", "network")
+_OF_HOSTS = ("model", "gpu", "network", "parallel")
 _LINKS_FOLLOW, _SPREAD_OF_LINKS = 0.5, 0.2
 _FIELDS = (
     "engine", "accelerate_backend", "zero_stage", "precision", "micro_batch", "grad_accum", "bucket_mib",
@@ -59,7 +61,7 @@ class Variant:
 def differing(points: Sequence[Point], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Those of the changes (see `variant`) in which the points' largest was not measured already."""
     last = points[-1]
-    own: dict[str, Any] = {"model": last.trial.model, **last.trial.train.model_dump()}
+    own: dict[str, Any] = {"model": last.trial.model, "parallel": last.trial.parallel, **last.trial.train.model_dump()}
     if "gpu" in changes:
         own["gpu"] = common_type(last.devices)
     return {name: value for name, value in changes.items() if own.get(name, ...) != value}
@@ -70,8 +72,8 @@ def variant(fitted: FittedSeries, changes: Mapping[str, Any]) -> Variant:
 
     Args:
         fitted: of the series.
-        changes: fields of `TrainSpec`, "model" with a resolved ModelSpec, "gpu" with a GpuType, or "network" with the
-            declared Link between hosts.
+        changes: fields of `TrainSpec`, "model" with a resolved ModelSpec, "parallel" with a ParallelSpec, "gpu" with a
+            GpuType, or "network" with the declared Link between hosts.
 
     Raises:
         RequestError: a field that cannot be changed, or options that the engine refuses.
@@ -85,7 +87,12 @@ def variant(fitted: FittedSeries, changes: Mapping[str, Any]) -> Variant:
     if "micro_batch" in changes:
         train = train.model_copy(update={"micro_batches": None})
     spec: ModelSpec = changes.get("model", base.model)
-    trial = base.model_copy(update={"train": train, "model": spec})
+    parallel = changes.get("parallel", base.parallel)
+    whole = -(-base.world.size // parallel.ranks_per_model) * parallel.ranks_per_model
+    world = (
+        base.world if whole == base.world.size else base.world.model_copy(update={"nodes": 1, "ranks_per_node": whole})
+    )
+    trial = base.model_copy(update={"train": train, "model": spec, "parallel": parallel, "world": world})
     if not changes:
         return Variant(fitted, trial, fitted.model, fitted.draws, (), False, None)
     if train.engine in engines.ENGINES or train.engine != base.train.engine:  # not an import of unknown engine
@@ -114,7 +121,11 @@ class _Changed:
             factor = _RECOMPUTED if new.activation_checkpointing else 1 / _RECOMPUTED
             self._scale("compute", factor, _SPREAD_OF_CHECKPOINTING)
             self._assume("activation checkpointing", f"{factor:.3g} times the compute", "run the study with it")
-        if _wrapping(old) != _wrapping(new) or self.base.model != self.trial.model:
+        if self.base.parallel != self.trial.parallel:
+            self._other_split()
+        if _wrapping(old) != _wrapping(new) or self.base.model != self.trial.model or self.model.parallel != (
+            self.trial.parallel
+        ):  # fmt: skip
             self._other_engine()
         if self.gpu is not None:
             self._other_gpu(self.gpu)
@@ -144,6 +155,15 @@ class _Changed:
             "compute of another model",
             f"{factor:.3g} times, as its FLOPs are, within 25 %",
             "a study of one rank with it",
+        )
+
+    def _other_split(self) -> None:
+        share = compute_share(self.trial) / compute_share(self.base)
+        self._scale("compute", share, _SPREAD_OF_SPLITS)
+        self._assume(
+            "compute of ranks that share a model",
+            f"{share:.3g} times, as their share of its products is, within 15 %",
+            "a short study with this [parallel]",
         )
 
     def _other_precision(self) -> None:
@@ -198,6 +218,7 @@ class _Changed:
             self.model,
             messages=sent,
             norms=norms,
+            parallel=self.trial.parallel,
             shards_optimizer=engines.of_engine(train.wrapper).shards(train),
             backend=backend,
         )

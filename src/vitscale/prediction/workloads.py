@@ -13,6 +13,7 @@ from vitscale.prediction.fitting import DRAWS, Fitted, FittedSeries
 from vitscale.prediction.gpu_types import GpuType
 from vitscale.prediction.network.links import Link
 from vitscale.prediction.variants import Variant, variant
+from vitscale.trial.parallel import ParallelSpec
 from vitscale.trial.rank_batches import largest_micro_batch
 from vitscale.trial.trial import HOW_FOUND, OF_THE_WRAPPER, Trial
 
@@ -37,18 +38,19 @@ def evaluate_all(
     if series not in fitted.series:
         raise unknown("series", series, fitted.series)
     base = fitted.series[series]
-    by_kind: dict[tuple[str, int, bool, GpuType | None, Link | None], list[int]] = {}
+    by_kind: dict[tuple[str, int, bool, ParallelSpec, GpuType | None, Link | None], list[int]] = {}
     for n, candidate in enumerate(candidates):
         gpu, network = (
             (None, None) if candidate.instance is None else (candidate.instance.gpu, candidate.instance.network)
         )
-        kind = (candidate.engine, candidate.zero_stage, candidate.activation_checkpointing, gpu, network)
+        one = candidate
+        kind = (one.engine, one.zero_stage, one.activation_checkpointing, one.parallel, gpu, network)
         by_kind.setdefault(kind, []).append(n)
     pieces: list[tuple[list[int], Evaluated]] = []
-    for (engine, zero_stage, checkpointing, gpu, network), members in by_kind.items():
+    for (engine, zero_stage, checkpointing, parallel, gpu, network), members in by_kind.items():
         changes = {"engine": engine, "zero_stage": zero_stage, "activation_checkpointing": checkpointing}
         hosts = {name: value for name, value in (("gpu", gpu), ("network", network)) if value is not None}
-        asked, points = _variant_of(fitted, base, changes, hosts)
+        asked, points = _variant_of(fitted, base, changes, parallel, hosts)
         batches = frozenset(largest_micro_batch(point.trial.train) for point in points)
         found = evaluate(
             asked,
@@ -65,20 +67,24 @@ def evaluate_all(
 
 
 def _variant_of(
-    fitted: Fitted, base: FittedSeries, changes: Mapping[str, Any], hosts: Mapping[str, Any]
+    fitted: Fitted, base: FittedSeries, changes: Mapping[str, Any], parallel: ParallelSpec, hosts: Mapping[str, Any]
 ) -> tuple[Variant, tuple[Point, ...]]:
-    """(from the series that was measured with the wrapper, where one of the same workload was, else by arithmetic; all
-    points of that workload that were measured with it). `hosts`: what is to differ of the hosts."""
+    """(from the series that was measured with the wrapper, where one of the same workload was, with these ranks to a
+    model before others; else by arithmetic; all points of that workload that were measured with both). `hosts`: what is
+    to differ of the hosts."""
     work, own = workload(base.points[-1].trial), base.series
-    ranked = sorted(fitted.evidence.series, key=lambda one: (one.name != own.name, one.mode != own.mode))
+    ranked = sorted(
+        fitted.evidence.series,
+        key=lambda one: (one.points[-1].trial.parallel != parallel, one.name != own.name, one.mode != own.mode),
+    )
     alike = [
         one for one in ranked
         if workload(trial := one.points[-1].trial) == work
         and all(getattr(trial.train, name) == value for name, value in changes.items())
     ]  # fmt: skip
     if not alike:
-        return variant(base, {**changes, **hosts}), ()
-    asked = variant(fitted.series[alike[0].name], hosts)
+        return variant(base, {**changes, "parallel": parallel, **hosts}), ()
+    asked = variant(fitted.series[alike[0].name], {"parallel": parallel, **hosts})
     return asked, measured_like(alike, asked.trial)
 
 
@@ -91,7 +97,8 @@ def measured_like(series: Sequence[Series], trial: Trial) -> tuple[Point, ...]:
 
 def _of_a_step(trial: Trial) -> dict[str, object]:
     """What of the training, beside its batches, decides how long a step takes."""
-    return trial.train.model_dump(include={*OF_THE_WRAPPER, *_OF_A_STEP, "activation_checkpointing"})
+    fields = {*OF_THE_WRAPPER, *_OF_A_STEP, "activation_checkpointing"}
+    return trial.train.model_dump(include=fields) | {"parallel": trial.parallel}
 
 
 _OF_A_STEP = ("precision", "device", "optimizer", "gradient_clipping", "compile")
@@ -99,12 +106,12 @@ _OF_A_STEP = ("precision", "device", "optimizer", "gradient_clipping", "compile"
 
 
 def workload(trial: Trial) -> tuple[object, ...]:
-    """What must be alike for one trial's step to say something of another's; wrapper and batch may differ."""
+    """What must be alike for one trial's step to say something of another's; wrapper, batch and how many ranks share a
+    model may differ."""
     return (
         trial.model,
         trial.data.model_dump(exclude={"fraction", *HOW_FOUND}),
         *(getattr(trial.train, name) for name in _OF_A_STEP),
         trial.world.threads_per_rank,
         trial.origin,
-        trial.parallel,
     )

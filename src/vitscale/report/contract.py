@@ -32,7 +32,7 @@ Versions of the JSON:
   8  one envelope: `vitscale` names the verb. Of a verdict `severity` (was `level`), `ranks`, `hosts`, `key`, `source`.
      runs: of each trial `runs`, the figures of each, and `swept.FIELD` for every field that the study sweeps.
      In CSV `modes` has every batch policy of a trial, a blank between. Of the parts of a step `bubble`: waiting for
-     stages of other ranks.
+     stages of other ranks; of predictions `bubble_seconds`.
      Nothing else of version 7 has changed.
 
 Unknown is null (an empty cell in CSV), never 0 and never NaN. Times are seconds, sizes bytes, shares in [0, 1].

@@ -143,6 +143,12 @@ _STEP: list[tuple[Column, Show]] = [
         Column("synchronised norm", narrow="sync. norm"),
         lambda one: _seconds(one.norm_seconds if one.norm_seconds and one.norm_seconds.value else None, bounded=False),
     ),
+    (
+        Column("bubble"),
+        lambda one: _seconds(
+            one.bubble_seconds if one.bubble_seconds and one.bubble_seconds.value else None, bounded=False
+        ),
+    ),
 ]
 _RESOURCES: list[tuple[Column, Show]] = [
     (Column("memory"), lambda one: Cell(units.size(one.memory_bytes))),

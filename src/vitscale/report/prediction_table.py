@@ -159,6 +159,8 @@ def _parts(predictions: Sequence[Prediction]) -> list[Column]:
     }
     if any(prediction.norm_seconds is not None and prediction.norm_seconds.value > 0 for prediction in predictions):
         parts["synchronised norm"] = [prediction.norm_seconds for prediction in predictions]
+    if any(one.bubble_seconds is not None and one.bubble_seconds.value > 0 for one in predictions):
+        parts["bubble"] = [one.bubble_seconds for one in predictions]
     unit = _unit([one.value for some in parts.values() for one in some if one is not None and one.value > 0])
     return [_in_unit(name.split()[-1], name, estimates, unit) for name, estimates in parts.items()]
 
@@ -227,6 +229,7 @@ def prediction(predicted: Prediction) -> Object:
         **estimate_fields("wait_seconds", predicted.wait_seconds),
         **estimate_fields("wire_seconds", predicted.wire_seconds),
         **estimate_fields("norm_seconds", predicted.norm_seconds),
+        **estimate_fields("bubble_seconds", predicted.bubble_seconds),
         "memory_bytes": predicted.memory_bytes,
         "memory_capacity_bytes": predicted.memory_capacity_bytes,
         "oom_chance": predicted.oom_chance,

@@ -33,6 +33,7 @@ FIELD_NAMES = {
     "wait_seconds": "exposed wait",
     "wire_seconds": "exposed wire",
     "norm_seconds": "synchronised norm",
+    "bubble_seconds": "bubble",
     "memory_bytes": "memory",
     "memory_capacity_bytes": "the device's memory",
     "oom_chance": "the chance of running out of memory",

@@ -119,9 +119,7 @@ def _from_results(plan: Plan, results: Path, *, needed: bool) -> tuple[dict[str,
     for trial_id, trial in plan.record.trials.items():
         own = measured_like(evidence.series, trial)
         alike = [point for point in own if Candidate.of(point.trial) == Candidate.of(trial)]
-        if trial.parallel.ranks_per_model > 1:
-            steps[trial_id] = "how fast ranks are that share a model ([parallel]) is not predicted yet"
-        elif alike and not trial.train.micro_batches:
+        if alike and not trial.train.micro_batches:
             steps[trial_id] = measured_step(own, alike[0]), "measured"
         elif (near := _nearest(evidence.series, trial)) is None:
             steps[trial_id] = f"{results} holds no run of this model, data and training"
@@ -192,7 +190,9 @@ def _from_flops(plan: Plan, trial_ids: list[str]) -> tuple[dict[str, Expected], 
             expected[trial_id] = Expected(None, "", flops)
             continue
         _, count = plan.steps_of(trial_id)
-        least = count * trial.global_batch / trial.world.size * flops / rate
+        # Of stages of a pipeline each stands still while it fills and runs empty.
+        working = 1 - trial.parallel.bubble_share(trial.train.grad_accum)
+        least = count * trial.global_batch / trial.world.size * flops / rate / working
         expected[trial_id] = Expected(
             of_a_run(least / _SHARE_OF_MATMUL, least, least / _SHARE_OF_MATMUL**2), ROUGHLY
         )  # fmt: skip

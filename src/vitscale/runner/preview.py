@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vitscale.analysis.scaling import engine_name
+from vitscale.analysis.scaling import engine_name, split_name
 from vitscale.lint.rules import findings_of
 from vitscale.present import document as doc
 from vitscale.present.data import finding_fields
@@ -72,12 +72,14 @@ _COLUMNS = (
     *(doc.Column(name, words=True) for name in ("model", "engine", "precision")),
     doc.Column("image"),
     doc.Column("activations", words=True),
-    *map(doc.Column, ("ranks", "hosts", "threads", "batch", "data", "per epoch", "steps", "memory")),
+    doc.Column("ranks"),
+    doc.Column("shared model", words=True),
+    *map(doc.Column, ("hosts", "threads", "batch", "data", "per epoch", "steps", "memory")),
     doc.Column("fits", words=True),
     *map(doc.Column, ("time", "GPU-h", "cost")),
     doc.Column("trial", words=True, narrow=None),
 )
-_SAID_WHERE_VARIED = ("model", "image", "activations")
+_SAID_WHERE_VARIED = ("model", "image", "activations", "shared model")
 """Columns that are nowhere where all trials have the same in them."""
 _SAID_ONCE = ("precision", "hosts", "threads", "data", "per epoch", "steps")
 """Columns that are one line below the table where all trials have the same in them."""
@@ -94,6 +96,7 @@ def _row(plan: Plan, trial_id: str, trial: Trial) -> dict[str, str]:
         "image": str(trial.model.image_size),
         "activations": "computed again" if train.activation_checkpointing else "kept",
         "ranks": str(trial.world.size),
+        "shared model": split_name(trial.parallel) or "no",
         "hosts": str(trial.world.nodes),
         "threads": str(trial.world.threads_per_rank),
         "batch": _batch(train),

@@ -56,6 +56,10 @@ class ParallelSpec(Spec):
         return self.tensor * self.sequence * self.pipeline
 
 
+NO_SPLIT = ParallelSpec()
+"""Each rank has a model for itself."""
+
+
 class Coordinates(NamedTuple):
     """Of one rank; counted from 0 along each axis."""
 
@@ -94,6 +98,11 @@ class RankLayout:
     def sizes(self) -> tuple[int, int, int, int]:
         """In the order of `Coordinates`."""
         return self.pipeline, self.data, self.sequence, self.tensor
+
+    @property
+    def replicas(self) -> int:
+        """Ranks over which the gradient of what each of them holds is averaged: data x sequence."""
+        return self.data * self.sequence
 
     @property
     def exchanges_in_groups(self) -> bool:

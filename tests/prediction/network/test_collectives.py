@@ -52,6 +52,9 @@ NONE = link(1e-9, 1e9)
         # Each of four sends 25 to each other: 25 inside, and a host's two ranks 4 * 25 across.
         ("all_to_all", 4, 2, "nccl", 7.5 + 1 + 3 + 100 / 5),
         ("broadcast", 4, 4, "nccl", 2.5 + 3 + 7.5),
+        # From rank to rank, one of which is on the other host; inside one host no faster than its links.
+        ("send", 4, 2, "gloo", 3 + 100 / 5),
+        ("send", 4, 4, "gloo", 1 + 100 / 10),
         ("barrier", 4, 2, "nccl", 7.5 + 2 * (1 + 3)),
         ("all_reduce", 1, 1, "nccl", 0),
     ],
@@ -116,8 +119,8 @@ def test_the_lines_of_an_operation_say_what_it_says() -> None:
 
 
 def test_an_operation_without_a_cost_is_refused() -> None:
-    with pytest.raises(ValueError, match="no cost of 'send'"):
-        seconds("send", 1.0, 2, 1, FREE, FREE, "nccl")
+    with pytest.raises(ValueError, match="no cost of 'recv'"):
+        seconds("recv", 1.0, 2, 1, FREE, FREE, "nccl")
 
 
 BANDWIDTHS = st.floats(1e6, 1e12)

@@ -254,10 +254,10 @@ def test_what_fsdp2_pads_grows_with_the_ranks() -> None:
     few, many = (sent(large({"engine": "fsdp2"}, ranks)) for ranks in (2, 1000))
     assert many[0].tensor_bytes > 1000 * 198 * 768 * 4 > 100 * few[0].tensor_bytes / 2
     for one, other in zip(few, many, strict=True):
-        assert one.tensor_bytes_at(np.array([1000.0])) == pytest.approx(other.tensor_bytes)
-        assert one.tensor_bytes_at(np.array([2.0])) == pytest.approx(one.tensor_bytes)
+        assert one.tensor_bytes_at(np.array([1000.0]), np.array([1.0])) == pytest.approx(other.tensor_bytes)
+        assert one.tensor_bytes_at(np.array([2.0]), np.array([1.0])) == pytest.approx(one.tensor_bytes)
     assert (
-        sent(large({"engine": "ddp"}))[0].tensor_bytes_at(np.array([1000.0]))
+        sent(large({"engine": "ddp"}))[0].tensor_bytes_at(np.array([1000.0]), np.array([1.0]))
         == sent(large({"engine": "ddp"}))[0].tensor_bytes
     )
 

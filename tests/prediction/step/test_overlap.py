@@ -22,7 +22,9 @@ def exposed(
     found: list[Message], forward: float = 1.0, backward: float = 2.0, accum: int = 1, rate: float = 1.0
 ) -> float:
     """At `rate` bytes a second, without latency."""
-    result = exposed_seconds(tuple(found), lambda _, size: size / rate * ONE, forward * ONE, backward * ONE, accum)
+    result = exposed_seconds(
+        tuple(found), lambda one: one.tensor_bytes / rate * ONE, forward * ONE, backward * ONE, accum
+    )
     assert result.shape == (1, 1)
     return float(result[0, 0])
 
@@ -71,15 +73,15 @@ def test_after_backward_nothing_hides_anything() -> None:
 
 def test_draws_and_configurations_broadcast() -> None:
     rates = np.array([[1.0], [2.0]])
-    result = exposed_seconds((bucket(3.0, 1.0),), lambda _, size: size / rates, ONE, np.ones((1, 4)), 1)
+    result = exposed_seconds((bucket(3.0, 1.0),), lambda one: one.tensor_bytes / rates, ONE, np.ones((1, 4)), 1)
     assert np.broadcast_to(result, (2, 4)).tolist() == [[3.0] * 4, [1.5] * 4]
 
 
 def test_each_size_is_asked_for_once() -> None:
     asked: list[Any] = []
 
-    def collective(operation: str, size: float) -> Any:
-        asked.append((operation, size))
+    def collective(one: Message) -> Any:
+        asked.append((one.operation, one.tensor_bytes))
         return ONE
 
     exposed_seconds(tuple(bucket(5.0, n / 10) for n in range(10)), collective, ONE, ONE, 3)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from vitscale.trial.model_cost import VitShape, activation_bytes
+from vitscale.prediction.shares import WHOLE, Share
+from vitscale.trial.model_cost import VitShape
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.rank_batches import largest_micro_batch
 from vitscale.trial.trial import TrainSpec
@@ -26,7 +27,7 @@ class Activations(NamedTuple):
     recomputed: int
     """Of one block, computed again in its backward; 0 without activation checkpointing."""
     head: int
-    """Kept by the last norm and the classifier."""
+    """Kept by the last norm and the classifier; or there just before, where that is more."""
     backward_of_block: int
     """The gradients that are passed on, at the moment when a block's backward has most of them."""
     at_layers: tuple[tuple[int, int], ...]
@@ -45,63 +46,90 @@ class Activations(NamedTuple):
 
 
 def activations(
-    spec: ModelSpec, train: TrainSpec, vit: VitShape, *, autocast: bool, casts_kept: bool, tiles: bool = False
+    spec: ModelSpec,
+    train: TrainSpec,
+    vit: VitShape,
+    share: Share = WHOLE,
+    *,
+    autocast: bool,
+    casts_kept: bool,
+    tiles: bool = False,
 ) -> Activations:
-    """The activations of a resolved ViT with fused attention.
+    """The activations of a resolved ViT with fused attention, of one micro-batch.
 
     Korthikanti et al., "Reducing Activation Recomputation" (arXiv 2205.05198), section 4.1 counts them per layer of a
     language model; `model_cost.activation_bytes` does for a ViT without dropout. Added here: the norms' mean and
     deviation and the attention's log-sum-exp, the last norm, images and logits, and what backward holds for a moment:
-    the gradients of a block's output and of GELU's, where a block is widest, and those at its other layers.
+    the gradients of a block's output and of GELU's, where a block is widest, and those at its other layers. Of ranks
+    that share a model: matrices give each 1/T of what they give and attention 1/(T S), of all tokens; all else is of
+    1/S of the tokens, and norms and residuals under `shard_norms` of 1/(T S) (the same paper, section 4.2.2).
 
     Args:
         spec: the model, resolved.
         train: its micro-batch, the largest where ranks take unequal shares, and its options.
         vit: its shape.
+        share: which of it a rank has.
         autocast: whether fp32 weights are cast as they are used.
         tiles: whether the processor multiplies 16-bit numbers in tiles (AMX).
         casts_kept: whether the casts are kept for backward. DeepSpeed's linear layer of ZeRO-3 casts again instead.
     """
-    tokens, hidden, mlp, classes = vit.tokens, vit.hidden, vit.mlp, vit.classes
+    hidden, classes, parallel = vit.hidden, vit.classes, share.parallel
     images = largest_micro_batch(train)
-    rows = tokens * images
+    own_tokens = math.ceil(vit.tokens / parallel.sequence)
+    rows = own_tokens * images
+    shared_rows = math.ceil(own_tokens / parallel.tensor) * images if parallel.shard_norms else rows
     # The residual stream stays in fp32 under autocast.
     pure = train.precision == "bf16-params" or (train.precision == "fp16" and not autocast)
     stream_bytes = 2 if pure else 4
     compute_bytes = 2 if pure or autocast else 4
-    whole = activation_bytes(spec, images, "bf16-params" if pure else train.precision) or 0
-    statistics = rows * (2 * 2 * stream_bytes + 4 * (spec.heads or 0))
-    block = whole // vit.layers + statistics
+    narrow, wide = (rows * math.ceil(width / parallel.tensor) * compute_bytes for width in (hidden, vit.mlp))
+    of_heads = narrow if parallel.sequence == 1 else vit.tokens * images * hidden * compute_bytes // (
+        parallel.tensor * parallel.sequence
+    )  # fmt: skip
+    read, stream = rows * hidden * compute_bytes, shared_rows * hidden * stream_bytes
+    # What attention gives goes back to its tokens' ranks, as another tensor.
+    mixed = of_heads + (narrow if parallel.sequence > 1 else 0)
+    heads = (spec.heads or 0) // (parallel.tensor * parallel.sequence)
+    statistics = shared_rows * 2 * 2 * stream_bytes + vit.tokens * images * heads * 4
+    # Autocast casts what the first norm gives for each of the three matrices that read it.
+    block = 2 * stream + (4 if autocast else 2) * read + 3 * of_heads + mixed + 2 * wide + statistics
     pixels = spec.channels * spec.image_size**2 * images
-    stream = rows * hidden * stream_bytes
-    # The classifier keeps the whole output of the norm, of which it uses one token; autocast casts that token alone.
-    normed = 0 if autocast else stream
     checkpointed = train.activation_checkpointing
-    matrices = 4 * hidden**2 + 2 * hidden * mlp
-    ends = hidden * vit.channels * vit.patch**2 + classes * hidden
-    narrow, wide = rows * hidden * compute_bytes, rows * mlp * compute_bytes
     # A 16-bit product on a CPU packs its wider operand anew for as long as it takes (oneDNN's scratch memory, which
     # torch's allocator hands out): 0.87 MB at the peak of a step whose MLP's activations are 0.80 MB wide.
     packed = wide if compute_bytes == 2 and train.device == "cpu" else 0
-    widest = stream + wide + (rows * hidden * 2 if autocast else 0) + packed
+    passed = rows * hidden * stream_bytes
+    widest = stream + (passed if parallel.shard_norms else 0) + wide + (rows * hidden * 2 if autocast else 0) + packed
     at_layers = (
         (wide, widest),
-        (2 * wide + narrow, 2 * stream),
-        (2 * wide + narrow + stream, 2 * stream),
-        (block - stream - narrow, stream + 3 * narrow),
+        (2 * wide + read, stream + passed),
+        (2 * wide + read + stream, stream + passed),
+        (block - stream - read, stream + 3 * narrow),
     )
-    biases = (3 * vit.qkv_bias + 1 + 1) * hidden + mlp
+    matrices = (4 * hidden**2 + 2 * hidden * vit.mlp) // parallel.tensor
+    biases = (3 * vit.qkv_bias * hidden + vit.mlp) // parallel.tensor + 2 * hidden
+    own_classes = math.ceil(classes / parallel.tensor)
+    ends = share.first * hidden * vit.channels * vit.patch**2 + share.last * own_classes * hidden
     casts = autocast and casts_kept
-    everything = vit.layers * (matrices + biases) + ends + hidden + classes
+    blocks = sum(share.chunks) or vit.layers
+    everything = blocks * (matrices + biases) + ends + share.first * hidden + share.last * own_classes
+    # The classifier keeps the whole output of the norm, of which it uses one token; autocast casts that token alone,
+    # and where ranks share the tokens that token alone goes to all of them.
+    normed = 0 if autocast or parallel.sequence > 1 else passed
+    head = stream + normed + shared_rows * 2 * stream_bytes + 2 * images * classes * 4 if share.last else 0
+    # Before that the last block's output is scattered: what the matrix gave, padded to equal parts, cut and, on gloo,
+    # cloned; the parts of it, of attention's and of both residuals.
+    padded = shared_rows * parallel.tensor * hidden * stream_bytes
+    scattered = passed + (3 if train.device == "cpu" else 2) * padded + 4 * stream if parallel.shard_norms else 0
     return Activations(
         images=pixels * 4 + (pixels * 2 if compute_bytes == 2 else 0),
         kept_of_block=stream if checkpointed else block,
         recomputed=block - stream if checkpointed else 0,
-        head=stream + normed + rows * 2 * stream_bytes + 2 * images * classes * 4,
+        head=max(head, scattered),
         backward_of_block=widest,
         at_layers=at_layers,
         stream=stream,
-        embedding=_embedding_in_tiles(spec, hidden, vit.patch, images) if tiles and packed else 0,
+        embedding=_embedding_in_tiles(spec, hidden, vit.patch, images) if tiles and packed and share.first else 0,
         cast_weights=2 * everything if casts else 0,
         cast_weights_of_block=2 * matrices if casts and not checkpointed else 0,
         cast_weights_of_ends=2 * (ends + (matrices if checkpointed else 0)) if casts else 0,

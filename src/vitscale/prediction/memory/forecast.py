@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import TYPE_CHECKING, NamedTuple, overload
 
 from vitscale.base.plugins import referred
 from vitscale.machine.hardware import multiplies_in_tiles
 from vitscale.prediction.memory.activations import AUTOCAST, Activations, activations
-from vitscale.prediction.memory.holding import STATE_BYTES, Holding, Parts
+from vitscale.prediction.memory.holding import STATE_BYTES, Holding, Parts, added, weight_bytes
 from vitscale.prediction.memory.in_parts import moments_in_parts, pieces
 from vitscale.prediction.memory.moments import all_totals, moments
 from vitscale.prediction.memory.zero import modelled
+from vitscale.prediction.shares import Share, shares
 from vitscale.trial.engines import of_engine
 from vitscale.trial.model_cost import ParameterShapes, VitShape, parameter_shapes, recorded_shapes, vit_shape
+from vitscale.trial.rank_batches import largest_micro_batch
 from vitscale.trial.trial import Device, Trial, World
 
 if TYPE_CHECKING:
@@ -67,9 +69,10 @@ def forecast(trial: Trial) -> MemoryForecast | None:
     missing = dict(NOT_COVERED)
     if trial.train.compile:
         missing["compile"] = "compiled blocks keep and fuse other activations than these, mostly fewer"
-    holding, shapes = _held(trial)
     if (vit := _classifier(trial)) is not None:
-        return MemoryForecast(moments(holding, _kept(trial, vit), shapes), missing)
+        of_ranks = [MemoryForecast(moments(*held), missing) for held in _of_ranks(trial, vit)]
+        return max(of_ranks, key=lambda one: one.peak_bytes)
+    holding, _ = _held(trial)
     missing["convolutions"] = "what a convolution's backward takes for copies in another order of the axes"
     highest: dict[str, Parts] = {}
     for name, parts in _in_parts(trial, holding):
@@ -81,9 +84,9 @@ def forecast(trial: Trial) -> MemoryForecast | None:
 def totals(trial: Trial) -> list[int]:
     """Bytes at every moment of a trial whose memory is not `unavailable`, in an order that does not depend on the
     micro-batch."""
-    holding, shapes = _held(trial)
     if (vit := _classifier(trial)) is not None:
-        return all_totals(holding, _kept(trial, vit), shapes)
+        return [total for held in _of_ranks(trial, vit) for total in all_totals(*held)]
+    holding, _ = _held(trial)
     return [sum(parts.values()) for _, parts in _in_parts(trial, holding)]
 
 
@@ -94,8 +97,10 @@ def unavailable(trial: Trial) -> str:
     what a DeepSpeed file of the user's own may ask for beyond bucket sizes (`zero.modelled`).
     """
     train = trial.train
-    if trial.parallel.ranks_per_model > 1:
-        return "what a rank holds of a model that several share ([parallel]) is not modelled"
+    if trial.parallel.pipeline > 1 and train.wrapper == "fsdp2":
+        return "what FSDP2 holds of stages (parallel.pipeline) is not modelled"
+    if trial.parallel.pipeline > 1 and train.activation_checkpointing:
+        return "what stages (parallel.pipeline) hold with activation checkpointing differs from run to run by a tenth"
     if not of_engine(train.wrapper).memory:
         return f"what {train.wrapper} holds is not modelled"
     if train.optimizer not in STATE_BYTES:
@@ -177,7 +182,60 @@ def _held(trial: Trial) -> tuple[Holding, ParameterShapes]:
     shapes = parameter_shapes(trial.model)
     if shapes is None:
         raise ValueError("ask `unavailable` first")
-    return referred(of_engine(trial.train.wrapper).memory)(trial, shapes), shapes
+    return _wrapped(trial, shapes), shapes
+
+
+def _wrapped(trial: Trial, shapes: ParameterShapes) -> Holding:
+    held: Holding = referred(of_engine(trial.train.wrapper).memory)(trial, shapes)
+    return held
+
+
+def _of_ranks(trial: Trial, vit: VitShape) -> Iterator[tuple[Holding, Activations, ParameterShapes]]:
+    """What each rank holds that may take most: of several that share a model one for each place in the pipeline, and
+    there before it has made any gradient and after."""
+    _, whole = _held(trial)
+    for share in shares(trial):
+        kept, shapes = _kept(trial, vit, share), share.shapes(whole)
+        if not share.chunks:
+            yield _wrapped(trial, shapes), kept, shapes
+            continue
+        count = trial.train.grad_accum
+        flights = share.in_flight(count)
+        for later in (False, True)[: min(2, count)]:
+            steps = trial.train.model_copy(update={"grad_accum": 1 + later})
+            others = flights - len(share.chunks) - (later and flights == count * len(share.chunks))
+            holding = _wrapped(trial.model_copy(update={"train": steps}), shapes)
+            yield _in_stages(holding, kept, trial, share, max(0, others), shapes), kept, shapes
+
+
+def _in_stages(
+    holding: Holding, kept: Activations, trial: Trial, share: Share, others: int, shapes: ParameterShapes
+) -> Holding:
+    """With what a schedule of torch keeps: a buffer for the activations of each of a step's micro-batches that a stage
+    takes, and one for the gradients of each that it hands on (`_setup_forward_recv_info` and `_create_grad_recv_info`
+    in torch/distributed/pipelining/stage.py); all images in the dtype in which the first stage takes them, there once
+    more as one tensor; and the activations of micro-batches that are under way. A stage's first norm keeps the buffer
+    itself, and while stages take turns what was handed on last is still there.
+
+    Args:
+        others: stages' worth of activations beside those of one micro-batch in all stages of the rank.
+    """
+    count, stages = trial.train.grad_accum, len(share.chunks)
+    own = shapes.blocks[1].repeats * (kept.kept_of_block + kept.cast_weights_of_block) + kept.head
+    of_stage = (own + share.handed_on * kept.stream - share.received * kept.stream) // stages
+    buffers = count * (share.received + share.handed_on) * kept.stream
+    pixels = trial.model.channels * trial.model.image_size**2 * largest_micro_batch(trial.train)
+    images = (count * (1 + share.first) - 1) * pixels * weight_bytes(trial.train)
+    under_way = {"activations of other micro-batches": others * of_stage}
+    handed_on = {"activations": (share.handed_on - share.received) * kept.stream}
+    by_turns = {"passed on in backward": kept.stream if share.handed_on and trial.parallel.schedule == "1f1b" else 0}
+    return replace(
+        holding,
+        steady=added(holding.steady, {"buffers of stages": buffers, "images": images}),
+        forward=added(holding.forward, under_way),
+        forward_end=added(holding.forward_end, under_way, handed_on),
+        backward=added(holding.backward, under_way, by_turns),
+    )
 
 
 def _in_parts(trial: Trial, holding: Holding) -> list[tuple[str, Parts]]:
@@ -185,8 +243,8 @@ def _in_parts(trial: Trial, holding: Holding) -> list[tuple[str, Parts]]:
     return moments_in_parts(pieces(trial.model, trial.train), trial, holding)
 
 
-def _kept(trial: Trial, vit: VitShape) -> Activations:
-    """What forward and backward of its micro-batch keep."""
+def _kept(trial: Trial, vit: VitShape, share: Share) -> Activations:
+    """What forward and backward of its micro-batch keep on a rank."""
     train = trial.train
     through_deepspeed = train.wrapper == "deepspeed"
     autocast = train.precision in AUTOCAST and not (train.precision == "fp16" and through_deepspeed)
@@ -194,6 +252,7 @@ def _kept(trial: Trial, vit: VitShape) -> Activations:
         trial.model,
         train,
         vit,
+        share,
         autocast=autocast,
         casts_kept=not (through_deepspeed and train.zero_stage == 3),
         tiles=multiplies_in_tiles(),

@@ -159,7 +159,7 @@ def fsdp2(trial: Trial, shapes: ParameterShapes) -> Holding:
     the next gather has begun. Over a run that happens, so the peak counts what is let go of late beside what is
     gathered.
     """
-    train, ranks, count = trial.train, trial.world.size, sizes(shapes)
+    train, ranks, count = trial.train, trial.layout.replicas, sizes(shapes)
     each = weight_bytes(train)
     kept = 4 if train.master_weights else each
     gradients = shard(count.all, ranks) * kept

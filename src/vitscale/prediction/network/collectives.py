@@ -17,7 +17,18 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 OPERATIONS = frozenset(
-    {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather", "scatter", "all_to_all", "barrier"}
+    {
+        "all_reduce",
+        "all_gather",
+        "reduce_scatter",
+        "broadcast",
+        "reduce",
+        "gather",
+        "scatter",
+        "all_to_all",
+        "barrier",
+        "send",
+    }
 )
 """Those that have a cost here."""
 _TREE = 0.92
@@ -136,6 +147,10 @@ class _Place:
 def _of(operation: str, place: _Place, *, gloo: bool) -> tuple[Line, ...]:
     if operation == "all_to_all":
         return (_all_to_all(place),)
+    if operation == "send":
+        # From each rank to the next: the slowest of those boundaries sets the pace.
+        hop = np.where(place.nodes > 1.0, place.across.latency_seconds, place.inside.latency_seconds)
+        return (Line(hop, 1.0 / place.slowest),)
     if operation == "all_reduce":
         return (_ring(place, 2.0),) if gloo else (_ring(place, 2.0), _tree(place))
     if operation == "barrier":

@@ -155,31 +155,34 @@ def fsdp2(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
 
     A block is gathered while the one before is computed (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py);
     the first of forward and of backward, and the root, are waited for. Gradients of a block are scattered while the
-    next ones are made. On a CPU every call waits for its end, for there are no streams to wait in its stead.
+    next ones are made. Of stages of a pipeline a block stays gathered from a backward to the next forward, so that
+    after one gather of it in each forward one more is left; the root is gathered, and gradients are scattered, once.
+    On a CPU every call waits for its end, for there are no streams to wait in its stead.
 
     Tensors are cut along their first dimension and padded to a multiple of the ranks: a class token or positions, 1
     long, grow with every rank. That is how FSDP2 sends them (docs/traffic.md), and at a thousand ranks it is much.
     """
-    train, ranks = trial.train, trial.world.size
+    train, ranks = trial.train, trial.layout.replicas
     everything = tensors(shapes)
     blocks = [list(own) for number, own in groupby(everything, lambda one: one.block) if number is not None]
     root = [one for one in everything if one.block is None]
     weights, gradients = weight_bytes(train), communicated_bytes(train)
-    streams = train.device == "cuda"
+    streams, staged = train.device == "cuda", trial.parallel.pipeline > 1
 
     def message(operation: str, some: Sequence[Tensor], each: int, phase: Phase, ready: float | None) -> Message:
         size = _padded(some, ranks) * each
-        return Message(operation, size, 1, phase, ready, True, rows=_rows(some), padded_for=ranks)
+        return Message(operation, size, 1, phase, ready, not staged, rows=_rows(some), padded_for=ranks)
 
     def gather(n: int, phase: Phase, ready: float, needed: float) -> Message:
         found = message("all_gather", blocks[n], weights, phase, ready if streams else None)
-        return replace(found, needed=needed)
+        return replace(found, needed=needed, every_micro_step=not staged or phase == "forward")
 
     def scatter(some: Sequence[Tensor], ready: float) -> Message:
-        return message("reduce_scatter", some, gradients, "backward", ready if streams else None)
+        phase: Phase = "after" if staged else "backward"
+        return message("reduce_scatter", some, gradients, phase, ready if streams and not staged else None)
 
     begins = [block[0].begins for block in blocks]
-    found = [message("all_gather", root, weights, "forward", None)]
+    found = [message("all_gather", root, weights, "forward", None)] if root else []
     found += [
         gather(n, "forward", begin if n == 0 else begins[n - 1], begin) for n, begin in enumerate(begins)
     ]  # the first while the embedding is computed would hide next to nothing
@@ -191,7 +194,7 @@ def fsdp2(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
         if not last:
             found.append(scatter(blocks[n + 1], 1.0 - begins[n + 1]))
     found += [scatter(some, 1.0 - some[0].begins) for some in blocks[:1]]
-    return (*found, scatter(root, 1.0))
+    return (*found, scatter(root, 1.0)) if root else tuple(found)
 
 
 def _padded(some: Sequence[Tensor], ranks: int) -> int:

@@ -15,15 +15,20 @@ from numpy.typing import NDArray
 
 from vitscale.base.plugins import referred
 from vitscale.prediction.memory.zero import modelled, section
+from vitscale.prediction.shares import shares
 from vitscale.trial import model_counts
 from vitscale.trial.engines import of_engine
-from vitscale.trial.model_cost import ParameterShapes, batch_norms, recorded_shapes
+from vitscale.trial.model_cost import ParameterShapes, batch_norms, recorded_shapes, vit_shape
 from vitscale.trial.model_counts import Module
 from vitscale.trial.trial import TrainSpec, Trial
 
 Array = NDArray[np.float64]
 
 Phase = Literal["forward", "backward", "after"]
+Group = Literal["replicas", "tensor", "sequence", "pipeline", "all"]
+"""Among whom: ranks that hold the same of a model (data x sequence; all ranks where each has a model for itself), those
+along one axis of the ranks that share a model, or all."""
+Kind = tuple[str, float, Group, int | None]
 
 
 @dataclass(frozen=True)
@@ -53,9 +58,19 @@ class Message:
     them; empty: it is as large on any number of ranks."""
     padded_for: int = 1
     """The ranks for which `tensor_bytes` holds."""
+    group: Group = "replicas"
+    images: int | None = None
+    """Of the micro-batch for which `tensor_bytes` holds, with which it grows; None: it does not depend on it."""
 
-    def tensor_bytes_at(self, ranks: Array) -> float | Array:
-        """Of the whole tensor, in one call, on so many ranks."""
+    @property
+    def kind(self) -> Kind:
+        """What decides how long a call takes: of any two messages of one engine that are alike in it."""
+        return self.operation, self.tensor_bytes, self.group, self.images
+
+    def tensor_bytes_at(self, ranks: Array, micro_batch: Array) -> float | Array:
+        """Of the whole tensor, in one call, on so many ranks of its group and of so many images."""
+        if self.images is not None:
+            return self.tensor_bytes * micro_batch / self.images
         if not self.rows:
             return self.tensor_bytes
         return self.tensor_bytes * self._elements(ranks) / self._elements(np.array([float(self.padded_for)]))
@@ -71,7 +86,7 @@ class Message:
 
 def exposed_seconds(
     messages: Sequence[Message],
-    collective: Callable[[str, float], Array],
+    collective: Callable[[Message], Array],
     forward_seconds: Array,
     backward_seconds: Array,
     grad_accum: int,
@@ -87,17 +102,17 @@ def exposed_seconds(
 
     Args:
         messages: of the step, as `messages.messages` makes them.
-        collective: seconds of one call: operation, bytes of the whole tensor -> (draws, configs).
+        collective: seconds of one call of a message, (draws, configs).
         forward_seconds: of one micro-step.
         backward_seconds: of one micro-step.
         grad_accum: micro-steps.
     """
-    known: dict[tuple[str, float, float], Array] = {}
+    known: dict[tuple[Kind, float], Array] = {}
 
     def seconds(message: Message) -> Array:
-        key = (message.operation, message.tensor_bytes, message.calls)
+        key = (message.kind, message.calls)
         if key not in known:
-            known[key] = collective(*key[:2]) * message.calls
+            known[key] = collective(message) * message.calls
         return known[key]
 
     lengths = {"forward": forward_seconds, "backward": backward_seconds, "after": np.zeros_like(backward_seconds)}
@@ -137,6 +152,8 @@ def _sticking_out(messages: Iterable[Message], seconds: Callable[[Message], Arra
     return exposed
 
 
+_EXCHANGES = "vitscale.prediction.step.shared_model:exchanges"
+"""Of ranks that share a model; a name as engines have one, for it makes messages."""
 _NORM_BYTES = 8
 """Of each number that norms exchange: float64."""
 _KNOWN_OPTIMIZERS = ("adamw", "lamb", "sgd")
@@ -153,23 +170,30 @@ def messages(trial: Trial) -> tuple[Message, ...] | None:
     For one rank too, as engines do; it costs nothing there. Without those of synchronised norms. Of a model of which
     the parameters alone are known as if they were alike (`_evenly`). None where unknown: a model that only building it
     could count, or whose largest list of like modules is the decoder's (FSDP2 wraps that);
-    an optimizer that exchanges something of its own; a DeepSpeed file that asks for other exchanges; ranks that share
-    a model.
+    an optimizer that exchanges something of its own; a DeepSpeed file that asks for other exchanges.
+    Of ranks that share a model those of the one that sends most.
     """
     train, sent = trial.train, of_engine(trial.train.wrapper).messages
     shapes = recorded_shapes(trial.model)
     if shapes is None and trial.model.parameter_count:
         shapes = _evenly(trial.model.parameter_count)
-    if trial.parallel.ranks_per_model > 1:
-        return None
     if shapes is None or not sent or train.optimizer not in _KNOWN_OPTIMIZERS:
         return None
     if train.wrapper == "fsdp2" and shapes.wrapped_in_decoder:
         return None
     if train.wrapper == "deepspeed" and not (modelled(_without_offload(train)) and _plain_exchange(train)):
         return None
-    made: tuple[Message, ...] = referred(sent)(trial, shapes)
-    return made
+    if trial.parallel.ranks_per_model == 1:
+        made: tuple[Message, ...] = referred(sent)(trial, shapes)
+        return made
+    vit = vit_shape(trial.model)
+    if vit is None:
+        return None
+    of_ranks = [
+        (*referred(sent)(trial, share.shapes(shapes)), *referred(_EXCHANGES)(trial, vit, share))
+        for share in shares(trial)
+    ]
+    return max(of_ranks, key=lambda own: sum(one.tensor_bytes * one.times(train.grad_accum) for one in own))
 
 
 _PIECE, _MOST_PIECES = 2**18, 480

@@ -1,6 +1,6 @@
 """An optimizer step as a sum of parts, over draws of what is uncertain and any number of rank counts at once.
 
-    step = max(loading, slowest rank's compute + exposed transfers + norms + optimizer)
+    step = max(loading, slowest rank's compute + exposed transfers + bubble + norms + optimizer)
 
     compute     A micro-steps, each `(q + (1-q) b / b_ref)` of the one at the reference micro-batch b_ref: a share q
                 of it does not depend on the images; plus a share of the transfers that run beside it
@@ -8,8 +8,10 @@
                 unlike devices the slowest type's factor on top; and a lateness that grows with z(N) too: ranks that
                 stop for many collectives of a step wait in each, which one sum over the step does not show
     transfers   the engine's messages at the links' bandwidths, less what computing hides, times an efficiency
+    bubble      where ranks have stages of a model, as many more micro-steps, with what they exchange, as the pipeline
+                takes to fill and to run empty: (P - 1) / v (arXiv 2104.04473, section 2.2)
     norms       what synchronised norms exchange, in every micro-step: nothing hides it, and it is mostly latency
-    optimizer   of all parameters, or of 1/N of them where the engine shards their states
+    optimizer   of all that a rank holds, or of 1/N of it where the engine shards its states over N ranks
 
 Of an engine whose messages are unknown the transfers are a share of one micro-step's compute, and grow as a ring's do,
 by 2(N-1)/N over N ranks, and between n hosts by up to 2(n-1)/n of a share of their own, which is the larger the more
@@ -30,7 +32,8 @@ from numpy.typing import NDArray
 
 from vitscale.prediction.network.collectives import Line, LinkDraws, cheapest, lines
 from vitscale.prediction.network.links import Level, Network
-from vitscale.prediction.step.messages import Message, exposed_seconds
+from vitscale.prediction.step.messages import Group, Kind, Message, exposed_seconds
+from vitscale.trial.parallel import NO_SPLIT, ParallelSpec
 
 Array = NDArray[np.float64]
 Draws = Mapping[str, Array]
@@ -85,11 +88,13 @@ class StepTimes:
     """Exposed transfers."""
     norm: Array
     """Those of synchronised norms, which are not in `wire`."""
+    bubble: Array
+    """Waiting for other stages."""
 
     @property
     def total(self) -> Array:
         """The step."""
-        return self.compute + self.optimizer + self.data_wait + self.wait + self.wire + self.norm
+        return self.compute + self.optimizer + self.data_wait + self.wait + self.wire + self.norm + self.bubble
 
 
 @dataclass(frozen=True)
@@ -117,6 +122,8 @@ class StepModel:
     imported: bool = False
     """Whether somebody else's program was timed: where it got little of a host's links it gets less between hosts too,
     by `ALIKE_ACROSS` as well, unless a check measured those."""
+    parallel: ParallelSpec = NO_SPLIT
+    """How many ranks share a model: worlds hold a multiple of them."""
 
     def times(self, draws: Draws, worlds: Worlds) -> StepTimes:
         """The parts of a step.
@@ -129,22 +136,28 @@ class StepModel:
         alone = np.where(worlds.ranks == 1, draws["alone"], 0.0)
         images = fixed + (1 - fixed) * worlds.micro_batch / self.reference_micro_batch
         micro_step = np.exp(draws["compute"] + alone) * images
-        exposed, hidden = self._transfers(draws, worlds, micro_step)
+        exposed, hidden, filling = self._transfers(draws, worlds, micro_step)
         # What backward hides it pays for in part: transfers take memory bandwidth, cores and multiprocessors from it.
         compute = micro_step * worlds.grad_accum + np.exp(draws["contention"]) * hidden
         spread = np.hypot(np.exp(draws["devices"]), np.exp(draws["jitter"]))
         slowest = expected_slowest(worlds.ranks)
         late = worlds.slowdown * (1 + spread * slowest) - 1 + np.exp(draws["lateness"]) * slowest / _SLOWER_OF_TWO
-        shards = worlds.ranks if self.shards_optimizer else np.ones_like(worlds.ranks)
+        replicas = worlds.ranks * (self.parallel.sequence / self.parallel.ranks_per_model)
+        shards = replicas if self.shards_optimizer else np.ones_like(worlds.ranks)
         optimizer = np.exp(draws["optimizer"]) / shards
         wait = compute * late
         wire = exposed * np.exp(draws["overlap"])
         norm = np.zeros_like(wire)
         for one in self.norms:
-            passes = cheapest(self._lines(draws, worlds, one.operation), one.tensor_bytes_at(worlds.ranks))
+            ranks, _, _ = self._group(worlds, one.group)
+            passes = cheapest(
+                self._lines(draws, worlds, one.operation, one.group), one.tensor_bytes_at(ranks, worlds.micro_batch)
+            )
             norm = norm + passes * one.calls * worlds.grad_accum
-        rest = compute + wait + wire + norm + optimizer
-        return StepTimes(compute, optimizer + 0 * rest, self._data_wait(worlds, rest), wait, wire, norm)
+        stages = self.parallel.stages // self.parallel.pipeline
+        bubble = (self.parallel.pipeline - 1) / stages * (micro_step + filling * np.exp(draws["overlap"]))
+        rest = compute + wait + wire + norm + optimizer + bubble
+        return StepTimes(compute, optimizer + 0 * rest, self._data_wait(worlds, rest), wait, wire, norm, bubble)
 
     def left_out(self, draws: Draws, worlds: Worlds, measured: Worlds) -> Array:
         """Factor on a step, (draws, configurations), for what no part of the model tells beyond what was measured.
@@ -168,12 +181,12 @@ class StepModel:
         loading = self.loading.seconds_per_image * worlds.micro_batch * worlds.grad_accum
         return np.maximum(0.0, loading - rest) if self.loading.ahead else loading + 0 * rest
 
-    def _transfers(self, draws: Draws, worlds: Worlds, micro_step: Array) -> tuple[Array, Array]:
-        """(exposed, hidden) seconds of a step's transfers."""
+    def _transfers(self, draws: Draws, worlds: Worlds, micro_step: Array) -> tuple[Array, Array, Array]:
+        """(exposed, hidden) seconds of a step's transfers, and of them those of a micro-step that nothing hides."""
         exposed = np.zeros(np.broadcast_shapes(micro_step.shape, worlds.ranks.shape))
-        hidden = np.zeros_like(exposed)
+        hidden, filling = np.zeros_like(exposed), np.zeros_like(exposed)
         if self.messages is None:
-            return self._as_a_ring(draws, worlds), hidden
+            return self._as_a_ring(draws, worlds), hidden, filling
         for accumulation in sorted(set(worlds.grad_accum.tolist())):
             at = worlds.grad_accum == accumulation
             some = Worlds(
@@ -181,10 +194,12 @@ class StepModel:
                 worlds.slowdown[at],
             )  # fmt: skip
             slowest = micro_step[:, at] * some.slowdown
-            kinds = {(message.operation, message.tensor_bytes): message for message in self.messages}
-            of = {name: self._lines(draws, some, name) for name in {operation for operation, _ in kinds}}
+            kinds = {message.kind: message for message in self.messages}
+            of = {key: self._lines(draws, some, *key) for key in {(one.operation, one.group) for one in kinds.values()}}
+            ranks = {group: self._group(some, group)[0] for _, group in of}
             seconds = {
-                kind: cheapest(of[one.operation], one.tensor_bytes_at(some.ranks)) for kind, one in kinds.items()
+                kind: cheapest(of[one.operation, one.group], one.tensor_bytes_at(ranks[one.group], some.micro_batch))
+                for kind, one in kinds.items()
             }
             exposed[:, at] = exposed_seconds(
                 self.messages,
@@ -193,37 +208,56 @@ class StepModel:
                 slowest * self.backward_share,
                 int(accumulation),
             )
-            hidden[:, at] = sum(
-                seconds[one.operation, one.tensor_bytes] * one.times(int(accumulation)) for one in self.messages
-            )
-        return exposed, np.maximum(0.0, hidden - exposed)
+            hidden[:, at] = sum(seconds[one.kind] * one.times(int(accumulation)) for one in self.messages)
+            if self.parallel.pipeline > 1:
+                per_step = (one for one in self.messages if one.every_micro_step and one.ready is None)
+                filling[:, at] = sum(seconds[one.kind] * one.calls for one in per_step)
+        return exposed, np.maximum(0.0, hidden - exposed), filling
 
-    def _lines(self, draws: Draws, worlds: Worlds, operation: str) -> tuple[Line, ...]:
+    def _lines(self, draws: Draws, worlds: Worlds, operation: str, group: Group) -> tuple[Line, ...]:
         advantage = _share(draws["tree advantage"])
+        ranks, per_node, sharing = self._group(worlds, group)
 
         def link(level: Level) -> LinkDraws:
             several, two = (of(level, operation) for of in (self.network.link, self.network.link_between_two))
-            pair = worlds.ranks == 2
+            pair = ranks == 2
             # What a check of two hosts saw is theirs, whatever the advantage is that they have.
             of_two = 2 - advantage if several.hosts == 2 and operation == "all_reduce" else 1.0
             several_bandwidth = several.bandwidth_bytes_per_second * (of_two if self.backend != "gloo" else 1.0)
             bandwidth = draws[f"bandwidth {level}"]
             if self.imported and level == "across" and "check" not in (several.source, self.network.inside.source):
                 bandwidth = bandwidth + ALIKE_ACROSS * np.minimum(0.0, draws["bandwidth inside"])
+            shared = sharing if level == "across" else 1.0
             return LinkDraws(
-                np.where(pair, two.bandwidth_bytes_per_second, several_bandwidth) * np.exp(bandwidth),
+                np.where(pair, two.bandwidth_bytes_per_second, several_bandwidth) * np.exp(bandwidth) / shared,
                 np.where(pair, two.latency_seconds, several.latency_seconds) * np.exp(draws[f"latency {level}"]),
             )
 
         return lines(
             operation,
-            worlds.ranks,
-            worlds.ranks_per_node,
+            ranks,
+            per_node,
             link("inside"),
             link("across"),
             self.backend,
             advantage,
         )
+
+    def _group(self, worlds: Worlds, group: Group) -> tuple[Array, Array, Array]:
+        """(ranks of a group, those of them on one host, groups of a host that send beyond it at once): ranks lie in a
+        row as in `RankLayout`, tensor counting fastest, then sequence, data, pipeline."""
+        parallel, local = self.parallel, np.minimum(worlds.ranks, worlds.ranks_per_node)
+        replicas = worlds.ranks * (parallel.sequence / parallel.ranks_per_model)
+        size, stride = {
+            "tensor": (parallel.tensor, 1),
+            "sequence": (parallel.sequence, parallel.tensor),
+            "replicas": (replicas, parallel.tensor),
+            "pipeline": (parallel.pipeline, replicas * parallel.tensor),
+            "all": (worlds.ranks, 1),
+        }[group]
+        ranks = np.broadcast_to(np.asarray(size, dtype=np.float64), worlds.ranks.shape)
+        per_node = np.clip(np.floor(local / stride), 1.0, ranks)
+        return ranks, per_node, np.where(ranks > per_node, np.maximum(1.0, np.floor(local / per_node)), 1.0)
 
     def _as_a_ring(self, draws: Draws, worlds: Worlds) -> Array:
         """Shares of the compute of one micro-step at the reference, for what is sent does not grow with the images."""
@@ -246,5 +280,5 @@ def _hosts(worlds: Worlds) -> Array:
     return np.asarray(np.ceil(worlds.ranks / worlds.ranks_per_node), dtype=np.float64)
 
 
-def _looked_up(known: Mapping[tuple[str, float], Array], operation: str, tensor_bytes: float) -> Array:
-    return known[operation, tensor_bytes]
+def _looked_up(known: Mapping[Kind, Array], one: Message) -> Array:
+    return known[one.kind]

@@ -90,7 +90,9 @@ def model_of(points: Sequence[Point], evidence: Evidence) -> StepModel:
     norms = norm_messages(largest.trial)
     if norms is None:
         norms = _counted_norms(counted)
-    if sent is not None and counted is not None:
+    parallel = largest.trial.parallel
+    # Of ranks that share a model unlike groups exchange by one operation, and arithmetic tells each of them.
+    if sent is not None and counted is not None and parallel.ranks_per_model == 1:
         of_engine = {kind: amount for kind, amount in counted.sent_bytes.items() if not norms or kind != _OF_NORMS}
         sent = rescaled(sent, of_engine, counted.trial.train.grad_accum)
     shares = [p.parts.backward / p.parts.compute for p in points if p.parts and p.parts.backward and p.parts.compute]
@@ -104,6 +106,7 @@ def model_of(points: Sequence[Point], evidence: Evidence) -> StepModel:
         network=evidence.network,
         loading=_loading(points, evidence),
         imported=largest.trial.origin is not None,
+        parallel=parallel,
     )
 
 

@@ -1,0 +1,121 @@
+"""What a rank has of a model that several share, by arithmetic: its tensors, its blocks, its part of each matrix and of
+the tokens. As `engines.splits` and `engines.stages` cut a vision transformer that classifies."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import NamedTuple
+
+from vitscale.trial.model_cost import ParameterShapes, recorded_shapes, stage_blocks
+from vitscale.trial.model_counts import Block, Module
+from vitscale.trial.parallel import NO_SPLIT, ParallelSpec
+from vitscale.trial.trial import Trial
+
+_BY_ROWS, _BY_COLUMNS = (0, 1, 2, 6), (3, 7)
+"""Places in a block of what is cut by what it gives (queries, keys, values, the MLP's first matrix), and of what is cut
+by what it takes."""
+_CLASSIFIER = 1
+"""Its place in the head."""
+
+
+class Share(NamedTuple):
+    """Of the ranks that share a model those of one place in its pipeline."""
+
+    parallel: ParallelSpec
+    rank: int
+    """Along the pipeline."""
+    chunks: tuple[int, ...]
+    """Blocks of each of its stages, in the order of the model; empty: all blocks of a model without stages."""
+
+    @property
+    def first(self) -> bool:
+        """Whether the embedding lies here."""
+        return self.rank == 0
+
+    @property
+    def last(self) -> bool:
+        """Whether the head does."""
+        return self.rank == self.parallel.pipeline - 1
+
+    @property
+    def received(self) -> int:
+        """Stages that take the activations of the one before."""
+        return len(self.chunks) - self.first
+
+    @property
+    def handed_on(self) -> int:
+        """Stages that hand theirs on."""
+        return len(self.chunks) - self.last
+
+    def in_flight(self, micro_batches: int) -> int:
+        """Most micro-batches, counted once in every stage that has them, between their forward and their backward.
+
+        Args:
+            micro_batches: M, of an optimizer step.
+        """
+        ranks, behind, stages = self.parallel.pipeline, self.parallel.pipeline - 1 - self.rank, len(self.chunks)
+        if self.parallel.schedule == "gpipe":
+            return micro_batches
+        if self.parallel.schedule == "1f1b":
+            return min(micro_batches, behind + 1)
+        # ScheduleInterleaved1F1B (torch/distributed/pipelining/schedules.py): what goes forward before the first
+        # backward, and one more.
+        rounds = max(1, micro_batches // ranks)
+        return min(micro_batches * stages, (stages - 1) * (micro_batches // rounds) + 2 * behind + 1)
+
+    def shapes(self, whole: ParameterShapes) -> ParameterShapes:
+        """The tensors of this rank before a data-parallel wrapper shards them."""
+        return _shapes(whole, self.parallel.tensor, self.chunks, self.first, self.last)
+
+
+WHOLE = Share(NO_SPLIT, 0, ())
+"""Of a rank that has a model for itself."""
+
+
+def shares(trial: Trial) -> tuple[Share, ...]:
+    """Of a resolved trial's ranks, by their place in the pipeline; those of one place have the same."""
+    parallel = trial.parallel
+    if parallel.pipeline == 1:
+        return (Share(parallel, 0, ()),)
+    counts = [len(blocks) for blocks in stage_blocks(trial.model, parallel.stages)]
+    return tuple(Share(parallel, rank, tuple(counts[rank :: parallel.pipeline])) for rank in range(parallel.pipeline))
+
+
+def compute_share(trial: Trial) -> float:
+    """A rank's share of the products that an image takes, by arithmetic: of the largest stage; 1 where no ranks share a
+    model, or only building the model could tell."""
+    whole, parallel = recorded_shapes(trial.model), trial.parallel
+    if whole is None or parallel.ranks_per_model == 1:
+        return 1.0
+    most = max(_macs(share.shapes(whole)) for share in shares(trial))
+    return most / parallel.sequence / _macs(whole)
+
+
+def _macs(shapes: ParameterShapes) -> int:
+    return sum(block.repeats * module.macs for block in shapes.blocks for module in block.modules)
+
+
+@lru_cache(maxsize=1024)
+def _shapes(whole: ParameterShapes, tensor: int, chunks: tuple[int, ...], first: bool, last: bool) -> ParameterShapes:
+    if tensor == 1 and not chunks:
+        return whole
+    embedding, block, head = whole.blocks
+    modules = tuple(
+        _cut(module, tensor, of_inputs=index in _BY_COLUMNS) if index in _BY_ROWS + _BY_COLUMNS else module
+        for index, module in enumerate(block.modules)
+    )
+    classifier = _cut(head.modules[_CLASSIFIER], tensor)
+    head = head._replace(modules=(*head.modules[:_CLASSIFIER], classifier))
+    own = block._replace(modules=modules, repeats=sum(chunks) if chunks else block.repeats)
+    nothing = Block((), ())
+    return whole._replace(blocks=(embedding if first else nothing, own, head if last else nothing))
+
+
+def _cut(module: Module, ranks: int, *, of_inputs: bool = False) -> Module:
+    """A linear layer by its outputs, its bias with them; or by its inputs, its bias whole."""
+    (outputs, inputs), *biases = module.tensors
+    if of_inputs:
+        return module._replace(tensors=((outputs, math.ceil(inputs / ranks)), *biases), macs=module.macs // ranks)
+    own = math.ceil(outputs / ranks)
+    return module._replace(tensors=((own, inputs), *((own,) for _ in biases)), macs=module.macs // ranks)

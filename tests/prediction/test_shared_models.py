@@ -1,0 +1,204 @@
+"""Ranks that share a model: how long their steps take and what they hold, by hand and against a known truth."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evidence_factory import MEASURED, make_evidence, make_point, make_trial
+from vitscale.errors import RequestError
+from vitscale.prediction.configurations import Candidate
+from vitscale.prediction.evidence import Point
+from vitscale.prediction.fitting import fit
+from vitscale.prediction.memory.forecast import forecast, peak_bytes_of_many, unavailable
+from vitscale.prediction.predicting import Question, predict
+from vitscale.prediction.shares import compute_share, shares
+from vitscale.prediction.step.messages import messages
+from vitscale.prediction.step.model import StepModel, Worlds
+from vitscale.prediction.variants import variant
+from vitscale.prediction.workloads import evaluate_all
+from vitscale.trial.model_spec import ModelSpec
+from vitscale.trial.parallel import NO_SPLIT, ParallelSpec, RankLayout
+
+HUGE = ModelSpec(name="vit-h14", image_size=224)
+SPLITS = [
+    ParallelSpec(tensor=tensor, sequence=sequence, pipeline=pipeline)
+    for tensor, sequence, pipeline in product((1, 2, 4), repeat=3)
+]
+
+
+def worlds(ranks: int, per_node: int, micro_batch: int = 64, grad_accum: int = 1) -> Worlds:
+    return Worlds(*(np.array([float(n)]) for n in (ranks, per_node, micro_batch, grad_accum, 1)))
+
+
+def model_of(parallel: ParallelSpec, **fields: Any) -> StepModel:
+    content: dict[str, Any] = {
+        "messages": (), "norms": (), "backend": "nccl", "shards_optimizer": False, "backward_share": 2 / 3,
+        "reference_micro_batch": 64, "network": MEASURED, "loading": None, "parallel": parallel,
+    }  # fmt: skip
+    return StepModel(**content | fields)
+
+
+def nothing_uncertain() -> dict[str, Any]:
+    """Draws: a micro-step of 1 s, links as they were checked, nothing else."""
+    neutral = ("compute", "alone", "bandwidth inside", "latency inside", "bandwidth across", "latency across",
+               "overlap", "tree advantage", "either way")  # fmt: skip
+    fitted = fit(make_evidence([make_point(1, 1.0)], MEASURED)).series["ddp"]
+    return {name: np.array([[0.0 if name in neutral else -30.0]]) for name in fitted.draws}
+
+
+# --- where groups lie -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("parallel", SPLITS, ids=str)
+@pytest.mark.parametrize(("ranks", "per_node"), [(64, 8), (64, 4), (128, 16), (64, 64)])
+def test_groups_lie_on_hosts_as_the_layout_has_them(parallel: ParallelSpec, ranks: int, per_node: int) -> None:
+    """Of each group's ranks the most that share a host, and how many groups of a host go beyond it."""
+    layout = RankLayout.of(ranks, parallel)
+    axes: dict[Any, tuple[Any, ...]] = {
+        "tensor": ("tensor",), "sequence": ("sequence",), "replicas": ("data", "sequence"), "pipeline": ("pipeline",),
+        "all": ("pipeline", "data", "sequence", "tensor"),
+    }  # fmt: skip
+    for name, along in axes.items():
+        groups = layout.groups(*along)
+        first = [sum(rank < per_node for rank in group) for group in groups]
+        size, local, beyond = model_of(parallel)._group(worlds(ranks, per_node), name)
+        assert (size[0], local[0]) == (len(groups[0]), max(first)), name
+        leaving = sum(0 < own < len(group) for own, group in zip(first, groups, strict=True))
+        assert beyond[0] == max(1, leaving), name
+
+
+# --- by hand ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("schedule", "each"), [("1f1b", 1), ("gpipe", 1), ("interleaved", 2)])
+def test_stages_that_send_nothing_stand_still_for_the_share_that_the_formula_has(schedule: Any, each: int) -> None:
+    parallel = ParallelSpec(pipeline=4, schedule=schedule)
+    times = model_of(parallel).times(nothing_uncertain(), worlds(8, 8, grad_accum=8))
+    assert times.bubble[0, 0] == pytest.approx(3 / each)
+    assert times.bubble[0, 0] / times.total[0, 0] == pytest.approx(parallel.bubble_share(8), rel=1e-6)
+
+
+def test_a_rank_multiplies_its_share() -> None:
+    """ViT-H of 32 equal blocks, and an embedding and a head that are next to nothing."""
+    trial = make_trial(8, model=HUGE, engine="fsdp2", grad_accum=8)
+    for parallel, share in (
+        (NO_SPLIT, 1.0), (ParallelSpec(tensor=4), 1 / 4), (ParallelSpec(sequence=2), 1 / 2),
+        (ParallelSpec(pipeline=8), 1 / 8), (ParallelSpec(tensor=2, sequence=2, pipeline=2), 1 / 8),
+    ):  # fmt: skip
+        assert compute_share(trial.model_copy(update={"parallel": parallel})) == pytest.approx(share, rel=0.02)
+
+
+def test_activations_are_all_reduced_over_the_links_of_a_tensor_group() -> None:
+    """ViT-B, 64 images of 197 tokens: 4 all-reduces of 64 x 197 x 768 x 2 bytes in forward of 12 blocks under autocast
+    and of 4 bytes in backward: two ranks of a host at 100 GB/s, 2 (N-1)/N = 1; and two hops of 10 us each, 49 times,
+    with the class token's gradient."""
+    trial = make_trial(2, engine="fsdp2", parallel=ParallelSpec(tensor=2))
+    sent = tuple(one for one in messages(trial) or () if one.group == "tensor" and one.operation == "all_reduce")
+    times = model_of(trial.parallel, messages=sent, backend="gloo").times(nothing_uncertain(), worlds(2, 2))
+    bytes_alone, hops = 12 * 2 * (64 * 197 * 768) * (2 + 4) / 100e9, 49 * 2 * 1e-5
+    assert times.wire[0, 0] == pytest.approx(bytes_alone + hops, rel=0.001)
+    half = model_of(trial.parallel, messages=sent, backend="gloo").times(nothing_uncertain(), worlds(2, 2, 32))
+    assert half.wire[0, 0] == pytest.approx(bytes_alone / 2 + hops, rel=0.001)
+
+
+# --- from measurements ------------------------------------------------------------------------------------------------
+
+
+def measured(parallel: ParallelSpec, counts: tuple[int, ...] = (8, 16), **train: Any) -> list[Point]:
+    """Steps as the model itself has them, of a micro-step of 0.4 s on a rank."""
+    how: dict[str, Any] = {"engine": "fsdp2", "parallel": parallel} | train
+    points = []
+    for gpus in counts:
+        trial = make_trial(gpus, **how)
+        model = model_of(parallel, messages=messages(trial), shards_optimizer=True)
+        draws = nothing_uncertain() | {"compute": np.array([[np.log(0.4)]])}
+        accum = trial.train.grad_accum
+        step = float(model.times(draws, worlds(gpus, min(8, gpus), grad_accum=accum)).total[0, 0])
+        points.append(make_point(gpus, (step, step * 1.001, step * 0.999), **how))
+    return points
+
+
+@pytest.mark.parametrize(
+    ("parallel", "accum"),
+    [(ParallelSpec(tensor=2), 1), (ParallelSpec(sequence=4), 1), (ParallelSpec(pipeline=2), 4)],
+    ids=["tensor", "sequence", "pipeline"],
+)
+def test_larger_worlds_with_the_same_split_are_predicted(parallel: ParallelSpec, accum: int) -> None:
+    """Measured on one host and two, asked for four and eight."""
+    truth = measured(parallel, (8, 16, 32, 64), grad_accum=accum)
+    fitted = fit(make_evidence(truth[:2], MEASURED))
+    for found, point in zip(predict(fitted, Question((32, 64))), truth[2:], strict=True):
+        assert found.step_seconds.value == pytest.approx(point.step_seconds[0], rel=0.03)
+        assert found.steps_per_epoch == point.steps_per_epoch
+        assert found.bubble_seconds is not None
+        assert (found.bubble_seconds.value > 0) is (parallel.pipeline > 1)
+
+
+def test_ranks_that_no_model_is_left_for_are_refused() -> None:
+    fitted = fit(make_evidence(measured(ParallelSpec(tensor=4)), MEASURED))
+    with pytest.raises(RequestError, match=r"30 ranks are not a multiple of the 4 that share a model.*Valid: 28"):
+        predict(fitted, Question((30,)))
+
+
+def test_a_split_that_nobody_measured_computes_its_share_and_says_so() -> None:
+    """From two ranks with a model each: two that share one, whose matrices take half as long, and send activations."""
+    fitted = fit(make_evidence(measured(NO_SPLIT, (1, 2, 8)), MEASURED))
+    asked = variant(fitted.series["ddp"], {"parallel": ParallelSpec(tensor=2)})
+    assert asked.model.parallel == ParallelSpec(tensor=2)
+    assert any(one.part == "compute of ranks that share a model" for one in asked.assumptions)
+    base = Candidate(8, 8, "fsdp2", 0, 64, 1)
+    found = evaluate_all(fitted, "ddp", [base, replace(base, parallel=ParallelSpec(tensor=2))])
+    whole, half = found.step.value
+    sent = sum(one.tensor_bytes * one.calls for one in messages(asked.trial) or () if one.group == "tensor")
+    assert half == pytest.approx(whole / 2 + sent / 100e9, rel=0.1)
+    # Against one rank alone: of two ranks' step half the images.
+    assert found.speed.value[1] == pytest.approx(0.4 / (2 * half), rel=0.05)
+    assert found.labels[1] == "extrapolated"
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_rank_holds_its_part_of_weights_and_activations() -> None:
+    """ViT-H: 632 M parameters. Of its blocks a tensor group's rank has 1/8 but for norms and second biases."""
+    whole, part = (
+        forecast(make_trial(8, model=HUGE, engine="fsdp2", precision="fp32", parallel=parallel))
+        for parallel in (NO_SPLIT, ParallelSpec(tensor=8))
+    )
+    assert whole is not None
+    assert part is not None
+    assert part.parts["weights"] == pytest.approx(whole.parts["weights"], rel=0.02)  # both have an eighth
+    # Of 8h + 2m a token the inputs and outputs of norms, 4h, stay whole: with m = 4h (4 + 12/8) / 16.
+    assert part.parts["activations"] == pytest.approx(whole.parts["activations"] * 5.5 / 16, rel=0.02)
+
+
+def test_stages_hold_activations_of_as_many_micro_batches_as_are_under_way() -> None:
+    """Of four stages the first holds four micro-batches' under 1F1B, and all eight under GPipe."""
+    trial = make_trial(4, model=HUGE, engine="ddp", precision="fp32", grad_accum=8, parallel=ParallelSpec(pipeline=4))
+    assert [share.in_flight(8) for share in shares(trial)] == [4, 3, 2, 1]
+    all_at_once = trial.model_copy(update={"parallel": ParallelSpec(pipeline=4, schedule="gpipe")})
+    assert [share.in_flight(8) for share in shares(all_at_once)] == [8] * 4
+    by_turns, at_once = forecast(trial), forecast(all_at_once)
+    assert by_turns is not None
+    assert at_once is not None
+    activations = [sum(v for k, v in one.parts.items() if "activations" in k) for one in (by_turns, at_once)]
+    assert activations[1] == pytest.approx(2 * activations[0], rel=0.05)
+
+
+@pytest.mark.parametrize("parallel", [ParallelSpec(tensor=2), ParallelSpec(sequence=2)], ids=str)
+def test_many_at_once_are_what_each_is(parallel: ParallelSpec) -> None:
+    trials = [make_trial(8, engine="fsdp2", micro_batch=size, parallel=parallel) for size in (1, 8, 64)]
+    at_once = peak_bytes_of_many(trials[0], 8, False, np.array([1, 8, 64]))
+    each = [one.peak_bytes for trial in trials if (one := forecast(trial)) is not None]
+    assert at_once.tolist() == each
+
+
+def test_what_is_not_modelled_is_unavailable() -> None:
+    trial = make_trial(4, engine="fsdp2", grad_accum=4, parallel=ParallelSpec(pipeline=2))
+    assert forecast(trial) is None
+    assert "pipeline" in unavailable(trial)

@@ -190,10 +190,17 @@ def test_stages_hold_activations_of_as_many_micro_batches_as_are_under_way() -> 
     assert activations[1] == pytest.approx(2 * activations[0], rel=0.05)
 
 
-@pytest.mark.parametrize("parallel", [ParallelSpec(tensor=2), ParallelSpec(sequence=2)], ids=str)
-def test_many_at_once_are_what_each_is(parallel: ParallelSpec) -> None:
-    trials = [make_trial(8, engine="fsdp2", micro_batch=size, parallel=parallel) for size in (1, 8, 64)]
-    at_once = peak_bytes_of_many(trials[0], 8, False, np.array([1, 8, 64]))
+@pytest.mark.parametrize(
+    ("engine", "parallel", "accum"),
+    [
+        ("fsdp2", ParallelSpec(tensor=2), 1), ("fsdp2", ParallelSpec(sequence=2), 1),
+        ("ddp", ParallelSpec(pipeline=4), 4), ("ddp", ParallelSpec(pipeline=4), 32),
+    ],
+)  # fmt: skip
+def test_many_at_once_are_what_each_is(engine: str, parallel: ParallelSpec, accum: int) -> None:
+    how: dict[str, Any] = {"engine": engine, "parallel": parallel, "grad_accum": accum}
+    trials = [make_trial(8, micro_batch=size, **how) for size in (1, 8, 64)]
+    at_once = peak_bytes_of_many(trials[0], np.array([8, 8, 8]), accum, np.array([1, 8, 64]))
     each = [one.peak_bytes for trial in trials if (one := forecast(trial)) is not None]
     assert at_once.tolist() == each
 

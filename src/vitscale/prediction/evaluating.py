@@ -261,12 +261,14 @@ def _epochs(asked: Variant, candidates: Sequence[Candidate]) -> tuple[Array, Arr
 
 def _memory(template: Trial, candidates: Sequence[Candidate]) -> Array:
     """Peak bytes of a rank."""
-    accumulates = column(candidates, "grad_accum") > 1
+    micro_steps = column(candidates, "grad_accum").astype(int)
+    if template.parallel.pipeline == 1:
+        micro_steps = np.minimum(micro_steps, 2)
     gpus, micro_batch = (column(candidates, name).astype(int) for name in ("gpus", "micro_batch"))
     peaks = np.full(len(candidates), np.nan)
-    for kind in (False, True):
-        here = accumulates == kind
-        peaks[here] = peak_bytes_of_many(template, gpus[here], kind, micro_batch[here])
+    for count in sorted(set(micro_steps.tolist())):
+        here = micro_steps == count
+        peaks[here] = peak_bytes_of_many(template, gpus[here], count, micro_batch[here])
     return peaks
 
 

@@ -26,7 +26,7 @@ def peak_bytes(
     }  # fmt: skip
     changed = template.model_copy(update={"train": template.train.model_copy(update=changes)})
     ranks, batches = np.array([gpus + 1, gpus, gpus]), np.array([images, images, 2 * images])
-    _, found, _ = peak_bytes_of_many(changed, ranks, accumulated > 1, batches)
+    _, found, _ = peak_bytes_of_many(changed, ranks, min(accumulated, 2), batches)
     return None if np.isnan(found) else float(found)
 
 

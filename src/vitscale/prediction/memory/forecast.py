@@ -15,9 +15,10 @@ from vitscale.prediction.memory.holding import STATE_BYTES, Holding, Parts, adde
 from vitscale.prediction.memory.in_parts import moments_in_parts, pieces
 from vitscale.prediction.memory.moments import all_totals, moments
 from vitscale.prediction.memory.zero import modelled
-from vitscale.prediction.shares import Share, shares
+from vitscale.prediction.shares import WHOLE, Share, shares
 from vitscale.trial.engines import of_engine
 from vitscale.trial.model_cost import ParameterShapes, VitShape, parameter_shapes, recorded_shapes, vit_shape
+from vitscale.trial.parallel import NO_SPLIT
 from vitscale.trial.rank_batches import largest_micro_batch
 from vitscale.trial.trial import Device, Trial, World
 
@@ -131,7 +132,7 @@ def forecast_bytes(trial: Trial) -> int | None:
 
 
 def peak_bytes_of_many(
-    template: Trial, gpus: NDArray[np.int_], accumulates: bool, micro_batches: NDArray[np.int_]
+    template: Trial, gpus: NDArray[np.int_], grad_accum: int, micro_batches: NDArray[np.int_]
 ) -> Array:
     """Peak bytes of a rank of `template` on so many ranks with such a micro-batch, (configurations,); NaN: unknown.
 
@@ -141,23 +142,23 @@ def peak_bytes_of_many(
     Args:
         template: its world and batch are not asked for.
         gpus: ranks, of each configuration.
-        accumulates: whether a step has more micro-steps than one.
+        grad_accum: micro-steps of a step; of a model without stages two stand for all more.
         micro_batches: images of every rank, of each configuration.
     """
     import numpy as np
 
     peaks: Array = np.full(len(gpus), np.nan)
-    one, two = (_with_batch(template, accumulates, micro_batch) for micro_batch in (1, 2))
+    one, two = (_with_batch(template, grad_accum, micro_batch) for micro_batch in (1, 2))
     if not len(gpus) or unavailable(one):
         return peaks
-    vit = _classifier(one)
-    kept = [] if vit is None else [_kept(trial, vit) for trial in (one, two)]
+    vit = _classifier(one) if one.parallel == NO_SPLIT else None
+    kept = [] if vit is None else [_kept(trial, vit, WHOLE) for trial in (one, two)]
     holding, at_one = None, np.empty(0)
     for count in dict.fromkeys(gpus.tolist()):
         world = World.model_construct(nodes=1, ranks_per_node=count, threads_per_rank=one.world.threads_per_rank)
         trials = [trial.model_copy(update={"world": world}) for trial in (one, two)]
         before, (holding, shapes) = holding, _held(trials[0])
-        if vit is None:
+        if vit is None:  # or ranks share it
             at_one, at_two = (np.array(totals(trial), dtype=float) for trial in trials)
         elif holding != before:  # of wrappers that hold the same on any number of ranks once
             at_one, at_two = (np.array(all_totals(holding, each, shapes), dtype=float) for each in kept)
@@ -166,9 +167,9 @@ def peak_bytes_of_many(
     return peaks
 
 
-def _with_batch(template: Trial, accumulates: bool, micro_batch: int) -> Trial:
+def _with_batch(template: Trial, grad_accum: int, micro_batch: int) -> Trial:
     """The template with these fields, not validated again: that would take longer than all the rest."""
-    changed = {"grad_accum": 1 + accumulates, "micro_batch": micro_batch, "micro_batches": None}
+    changed = {"grad_accum": grad_accum, "micro_batch": micro_batch, "micro_batches": None}
     return template.model_copy(update={"train": template.train.model_copy(update=changed)})
 
 

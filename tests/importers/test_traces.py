@@ -151,6 +151,13 @@ def test_ranks_of_one_job_may_be_in_different_groups(tmp_path: Path) -> None:
     assert len(import_logs([*paths[:3], other], "trace", Options(), tmp_path / "two").runs) == 2
 
 
+@pytest.mark.parametrize("world", [0, -1, 10**12])
+def test_a_world_that_cannot_be_is_not_told(world: int, tmp_path: Path) -> None:
+    path = write(tmp_path, "a.json.gz", small(0, [], world))
+    (run,) = import_logs([path], "trace", Options(), tmp_path / "results").runs
+    assert run.run.setting.gpus == 1
+
+
 def test_files_that_tell_no_rank_are_jobs_of_their_own(tmp_path: Path) -> None:
     paths = [write(tmp_path, f"{name}.json.gz", small(None, [])) for name in ("train", "infer")]
     done = import_logs(paths, "trace", Options(), tmp_path / "results")

@@ -174,7 +174,7 @@ def _rank_trace(path: Path) -> RankTrace:
     return RankTrace(
         file=file,
         rank=trace.rank if trace.rank is not None else told,
-        world_size=trace.world_size if trace.world_size is not None and trace.world_size > 0 else None,
+        world_size=trace.world_size if 0 < (trace.world_size or 0) <= MOST_GPUS else None,
         device=trace.device,
         trace_id=trace.trace_id,
         backend=trace.backend,

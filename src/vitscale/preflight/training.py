@@ -34,6 +34,7 @@ _ENGINES: tuple[dict[str, Any], ...] = (
     {"engine": "megatron"},
 )
 _MOST_RANKS = 64
+_MEANING = f"In brackets: how far apart, where that is a figure. {UNKNOWN}: cannot be told here; --verbose says why."
 _IMAGES = 8
 """Of a rank in a step."""
 _STEPS, _EPOCHS = 40, 4
@@ -204,7 +205,7 @@ def training_document(
     engines = dict.fromkeys(proof.engine for proof in proofs)
     known: dict[tuple[str, str], Proof] = {(proof.engine, proof.subject): proof for proof in proofs}
     rows = [(doc.Cell(name), *(_cell(known.get((name, subject))) for subject in subjects)) for name in engines]
-    table = doc.Table(columns, (doc.Group("", tuple(rows)),), ("In brackets: how far apart, where that is a figure.",))
+    table = doc.Table(columns, (doc.Group("", tuple(rows)),), (_MEANING,))
     details = tuple(f"{proof.engine}: {proof.subject} {proof.status}: {proof.message}" for proof in proofs)
     blocks: list[doc.Block] = [doc.Paragraph(heading, "strong"), *findings, table]
     blocks += [doc.Bullets(tuple(f"left out: {why}" for why in missing))] if missing else []

@@ -68,6 +68,8 @@ def _theme(text: str, muted: str, grid: str, background: str) -> dict[str, Any]:
 
 
 LIGHT = _theme("#1c2430", "#5b6573", "#e6e9ee", "#ffffff")
+_STILL = LIGHT | {"aria": False, "legend": {**LIGHT["legend"], "columnPadding": 28}}
+"""A reader's letters may be wider than those that it was laid out with."""
 DARK = _theme("#e6e9ee", "#a3adba", "#2b333e", "transparent")
 
 
@@ -136,8 +138,8 @@ def still(spec: Mapping[str, Any]) -> str:
     """A spec as SVG for a page: without the words for each mark, which the figure beside it has as a table."""
     import vl_convert
 
-    quiet: str = vl_convert.vegalite_to_svg({**spec, "config": LIGHT | {"aria": False}}, vl_version=VEGA_LITE)
-    return quiet
+    drawn: str = vl_convert.vegalite_to_svg({**spec, "config": _STILL}, vl_version=VEGA_LITE)
+    return drawn
 
 
 def draw(views: Iterable[View], folder: Path, formats: Collection[str]) -> list[Path]:

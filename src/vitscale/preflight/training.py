@@ -34,7 +34,7 @@ _ENGINES: tuple[dict[str, Any], ...] = (
     {"engine": "megatron"},
 )
 _MOST_RANKS = 64
-_MEANING = f"In brackets: how far apart, where that is a figure. {UNKNOWN}: cannot be told here; --verbose says why."
+_MEANING = f"In brackets: how far apart. {UNKNOWN}: cannot be told here (--verbose says why)."
 _IMAGES = 8
 """Of a rank in a step."""
 _STEPS, _EPOCHS = 40, 4

@@ -73,7 +73,7 @@ def test_a_study_of_before_has_no_table() -> None:
 
 
 def test_the_page_has_it() -> None:
-    text = page(analyse(counted(batch_study([16], [1, 2]))))
+    text = page(analyse(counted(batch_study([16], [1, 2])))).replace("\N{NO-BREAK SPACE}", " ")
     assert "What an optimizer step sends" in text
     assert "1 all_reduce bfloat16 + 1 all_reduce float32" in text
 

@@ -85,10 +85,11 @@ def test_each_way_to_tell_a_probe_leaves_the_same_steps(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo with one short repeat of a tiny model."""
+    """The demo with one short repeat of a smaller model, and with the policy that its comment names too."""
     where = tmp_path_factory.mktemp("quickstart")
+    modes = {'"scaling.mode"': '"scaling.mode" = ["strong-micro", "strong-global", "weak"]'}
     (where / "study.toml").write_text(
-        changed("quickstart.toml", layers=TINY, epochs="epochs = 1", repeats="repeats = 1")
+        changed("quickstart.toml", layers="layers = 1", epochs="epochs = 1", repeats="repeats = 1", **modes)
     )
     answer = vitscale("run", "study.toml", "-o", "results", cwd=where)
     assert answer.returncode == 0, answer.stdout + answer.stderr

@@ -67,6 +67,7 @@ def report(
     from vitscale.present.terminal import show
     from vitscale.report import outputs
     from vitscale.report.answers import terminal_document
+    from vitscale.store.reading import without_collection
 
     like = "paper" if like_paper else like
     if like is not None:
@@ -75,11 +76,10 @@ def report(
     for name in wanted:
         if name not in outputs.FORMATS:
             raise unknown("format", name, outputs.FORMATS)
-    gc.disable()  # records form no cycles: to look for some among a million takes most of the time
-    loaded = store.load(results)
-    analysed = analysis.analyse(loaded, combine_unlike=combine_unlike)
-    gc.freeze()
-    gc.enable()
+    with without_collection():  # nor between the two, each of which does without by itself
+        loaded = store.load(results)
+        analysed = analysis.analyse(loaded, combine_unlike=combine_unlike)
+        gc.freeze()
     console = base.ProgramConsole(stderr=bool({*outputs.TO_STANDARD_OUTPUT} & set(wanted)) and output is None)
     evidence = evidence_of(results, loaded, analysed)
     fitted = fitting.fit(evidence)

@@ -16,7 +16,6 @@ TABLES = {
     "present/document.py: Table",
     "present/terminal_table.py: LaidTable",  # the lines of one
     "advice/forecast_table.py: ForecastTable",  # arrays of numbers, which nobody reads
-    "report/prediction_table.py: SeriesTable",
 }
 FINDINGS = {
     "present/document.py: Finding",

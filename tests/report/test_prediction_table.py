@@ -5,64 +5,77 @@ import pytest
 from prediction_factory import estimate, make_outlook, make_prediction, make_score, study
 from report_forms import markdown
 from vitscale.prediction.results import Forecast
+from vitscale.present.document import Cell, Table
 from vitscale.present.terminal import lines
 from vitscale.report.predicted import predict_document
-from vitscale.report.prediction_table import PredictedCell, prediction_tables
+from vitscale.report.prediction_table import prediction_tables
 
 
 def printed(outlook: Forecast, width: int = 80) -> str:
     return "\n".join(line.plain for line in lines(predict_document(outlook), width, verbose=True))
 
 
+def tables(outlook: Forecast) -> tuple[Table, ...]:
+    return prediction_tables(outlook)[0]
+
+
+def column(table: Table, name: str) -> tuple[str, list[Cell]]:
+    """(unit, cells) of a column."""
+    at = [column.name for column in table.columns].index(name)
+    return table.columns[at].unit, [row[at] for _, row in table.rows]
+
+
+def texts(table: Table, name: str) -> list[str]:
+    return [cell.text for cell in column(table, name)[1]]
+
+
 def test_a_table_has_a_line_per_rank_count_with_both_intervals() -> None:
-    (table,) = prediction_tables(make_outlook(study()))
-    assert (table.title, table.gpus) == ("ddp, strong-micro", (1, 2, 4, 8, 16))
-    assert table.labels == ("interpolated", "interpolated", "interpolated", "extrapolated", "prior-driven")
-    step, epoch, speedup = (table.column(key) for key in ("step", "epoch", "speedup"))
-    assert step is not None
-    assert epoch is not None
-    assert speedup is not None
+    (table,) = tables(make_outlook(study()))
+    assert table.title == "ddp, strong-micro: measured on 1, 2 and 4 ranks, 1 host"
+    assert texts(table, "label") == ["interpolated", "interpolated", "interpolated", "extrapolated", "prior-driven"]
+    (step_unit, steps), (epoch_unit, epochs) = column(table, "step"), column(table, "epoch")
     # On 8 ranks a step takes 100 + 2 x 8 + 20 ms, and 16 of them an epoch.
-    assert (step.unit, step.cells[3]) == ("ms", PredictedCell("136", "131\u2013141", "122\u2013150"))
-    assert (epoch.unit, epoch.cells[3]) == ("s", PredictedCell("2.18", "2.09\u20132.26", "1.96\u20132.39"))
-    assert speedup.cells[3].text == "6.00"
-    assert table.column("ranks") is not None
-    assert [cell.text for cell in table.columns[0].cells] == ["1", "2", "4", "8 = 2 x 4", "16 = 4 x 4"]
+    assert (step_unit, steps[3]) == ("ms", Cell("136", "131\u2013141", run="122\u2013150"))
+    assert (epoch_unit, epochs[3]) == ("s", Cell("2.18", "2.09\u20132.26", run="1.96\u20132.39"))
+    assert texts(table, "speedup")[3] == "6.00"
+    assert table.columns[0].name == "ranks"
+    assert texts(table, "ranks") == ["1", "2", "4", "8 = 2 x 4", "16 = 4 x 4"]
 
 
 def test_columns_of_which_nothing_is_known_are_left_out_and_told() -> None:
-    (table,) = prediction_tables(make_outlook(study()))
-    assert table.column("energy") is table.column("cost") is table.column("oom") is None
+    (table,) = tables(make_outlook(study()))
+    assert not {"energy/epoch", "cost/epoch", "chance of OOM"} & {column.name for column in table.columns}
     assert "Energy: unavailable: no run recorded it." in table.notes
     known = make_prediction(8, joules_per_epoch=estimate(4200), cost_per_epoch=estimate(1.5), oom_chance=0.2)
-    (full,) = prediction_tables(make_outlook(study(), [known]))
-    assert [full.columns[place].cells[0].text for place in (-3, -2, -1)] == ["20 %", "4.20", "1.50"]
+    (full,) = tables(make_outlook(study(), [known]))
+    ((_, row),) = full.rows
+    assert [cell.text for cell in row[-4:-1]] == ["20 %", "4.20", "1.50"]
 
 
 def test_what_is_known_of_some_rank_counts_is_a_dash_at_others() -> None:
     rows = [make_prediction(4), make_prediction(8, wait_seconds=None)]
-    (table,) = prediction_tables(make_outlook(study(), rows))
-    wait = table.column("wait")
-    assert wait is not None
-    assert [cell.text for cell in wait.cells] == ["4.00", "\u2013"]
+    (table,) = tables(make_outlook(study(), rows))
+    assert texts(table, "exposed wait") == ["4.00", "\u2013"]
 
 
 def test_synchronised_norms_have_a_column_where_they_take_time() -> None:
-    (without,) = prediction_tables(make_outlook(study()))
-    assert without.column("norm") is None
+    (without,) = tables(make_outlook(study()))
+    assert "synchronised norm" not in [column.name for column in without.columns]
     outlook = make_outlook(study(), [make_prediction(8, norm_seconds=estimate(0.007))])
-    norm = prediction_tables(outlook)[0].column("norm")
-    assert norm is not None
-    assert (norm.heading, norm.unit, norm.cells[0].text) == ("synchronised norm", "ms", "7.00")
+    unit, (cell,) = column(tables(outlook)[0], "synchronised norm")
+    assert (unit, cell.text) == ("ms", "7.00")
     assert "sync." in printed(outlook)
 
 
-def test_each_series_has_its_own_table() -> None:
+def test_each_series_has_its_own_table_and_what_holds_of_all_is_told_once() -> None:
     rows = [make_prediction(8), make_prediction(8, series="fsdp2"), make_prediction(16, series="fsdp2")]
-    assert [(table.title, table.gpus) for table in prediction_tables(make_outlook(study(), rows))] == [
-        ("ddp, strong-micro", (8,)),
-        ("fsdp2, strong-micro", (8, 16)),
+    laid, alike = prediction_tables(make_outlook(study(), rows))
+    assert [(table.title.partition(":")[0], texts(table, "ranks")) for table in laid] == [
+        ("ddp, strong-micro", ["8 = 2 x 4"]),
+        ("fsdp2, strong-micro", ["8 = 2 x 4", "16 = 4 x 4"]),
     ]
+    assert "Energy: unavailable: no run recorded it." in alike
+    assert not any(note in alike for table in laid for note in table.notes)
 
 
 def test_the_terminal_shows_it_in_80_columns_with_nothing_cut() -> None:

@@ -14,15 +14,12 @@ from vitscale.prediction.results import Forecast
 from vitscale.present import units
 from vitscale.present.document import (
     Block,
-    Cell,
     Code,
     Column,
     Document,
     Figure,
-    Group,
     Paragraph,
     Section,
-    Table,
     plain,
     table,
 )
@@ -36,7 +33,7 @@ from vitscale.report.charts.scaling import scaling_chart
 from vitscale.report.charts.time import breakdown_chart, waterfall_chart
 from vitscale.report.charts.timeline import timeline_chart
 from vitscale.report.methods import methods_section
-from vitscale.report.prediction_table import SeriesTable, prediction_tables, shared_notes
+from vitscale.report.prediction_table import prediction_tables
 from vitscale.report.resolutions import resolution_table
 from vitscale.report.tables import batch_text, comparison_tables, mode_tables, trial_label
 from vitscale.report.traffic_table import traffic_table
@@ -213,15 +210,15 @@ def _engines(analysis: Analysis) -> Section | None:
 def _ahead(outlook: Forecast | None, advice: Advice | None, drawn: dict[str, Figure]) -> Section | None:
     blocks: list[Block | None] = []
     if outlook is not None:
-        tables = prediction_tables(outlook)
+        tables, alike = prediction_tables(outlook)
         blocks += [
             Paragraph(prediction_words.INTERVALS_MEANING, "quiet"),
             bullets(prediction_words.scores(outlook)),
             drawn.get("prediction"),
-            *(_series_table(table) for table in tables),
+            *tables,
             bullets(
                 (
-                    *shared_notes(tables),
+                    *alike,
                     prediction_words.network(outlook.evidence),
                     *prediction_words.labels(outlook.predictions),
                     prediction_words.ASK_FOR_MORE,
@@ -236,17 +233,6 @@ def _ahead(outlook: Forecast | None, advice: Advice | None, drawn: dict[str, Fig
         ]
         blocks += [drawn.get("advice"), bullets((*chosen, *advised.notes(advice)))]
     return _section("Prediction and advice", blocks)
-
-
-def _series_table(series: SeriesTable) -> Table:
-    """A row per rank count; small: 90 % of the mean, then of one run."""
-    columns = tuple(Column(column.heading, column.unit) for column in series.columns)
-    rows = tuple(
-        (*(Cell(c.cells[at].text, c.cells[at].mean, run=c.cells[at].run) for c in series.columns), Cell(label))
-        for at, label in enumerate(series.labels)
-    )
-    title = f"{series.title}: {series.measured}" if series.measured else series.title
-    return Table((*columns, Column("label", words=True)), (Group("", rows),), series.notes, folded=True, title=title)
 
 
 def _runs(analysis: Analysis, results: Path | None) -> Section | None:

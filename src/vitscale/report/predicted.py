@@ -8,7 +8,7 @@ from dataclasses import asdict
 from vitscale.prediction.finishing import Finish
 from vitscale.prediction.results import Forecast, Prediction
 from vitscale.present import units
-from vitscale.present.document import Block, Bullets, Cell, Column, Document, Group, Row, Section, Table
+from vitscale.present.document import Block, Bullets, Cell, Column, Document, Row, Section, Table, table
 from vitscale.present.estimate import Estimate
 from vitscale.present.units import UNKNOWN, number
 from vitscale.report import prediction_table, prediction_words
@@ -56,7 +56,7 @@ def predict_document(forecast: Forecast, finishes: Sequence[Finish] = ()) -> Doc
         *prediction_words.labels(found),
     )
     blocks.append(Section("What this rests on", (Bullets(rests),), folded=True))
-    shown = tuple(block for block in blocks if not isinstance(block, Table) or block.columns)
+    shown = tuple(block for block in blocks if not isinstance(block, Table) or len(block.columns) > 1)
     return Document("", shown, tuple(filter(None, [prediction_words.measure_next(found)])))
 
 
@@ -73,28 +73,20 @@ def _table(
     title: str = "",
     folded: bool = False,
 ) -> Table:
-    """A row for each prediction, a group for each series; columns of which anything is known, or none at all."""
-    found = forecast.predictions
+    """A row for each prediction, a group for each series; columns of which anything is known."""
     known = {series.name: series for series in forecast.evidence.series}
-    kept = [(column, show) for column, show in columns if any(show(one).text != UNKNOWN for one in found)]
     groups: dict[str, list[Row]] = {}
-    for one in found:
-        name = prediction_words.title(one.series, one.mode)
-        if changed := prediction_words.changed(one, known[one.series]) if one.series in known else "":
+    for prediction in forecast.predictions:
+        name = prediction_words.title(prediction.series, prediction.mode)
+        if prediction.series in known and (changed := prediction_words.changed(prediction, known[prediction.series])):
             name = f"{name}; {changed}"
-        groups.setdefault(name, []).append((Cell(f"{one.gpus:,}"), *(show(one) for _, show in kept)))
-    if not kept:
-        return Table((), ())
+        cells = (show(prediction) for _, show in columns)
+        groups.setdefault(name, []).append((Cell(f"{prediction.gpus:,}"), *cells))
     if len(groups) == 1:
         ((name, rows),) = groups.items()
         title, groups = title or name, {"": rows}
-    return Table(
-        (Column("ranks"), *(column for column, _ in kept)),
-        tuple(Group(name, tuple(rows)) for name, rows in groups.items()),
-        tuple(notes),
-        folded,
-        title,
-    )
+    named = (Column("ranks"), *(column for column, _ in columns))
+    return table(named, groups, title=title, notes=notes, folded=folded)
 
 
 def _seconds(estimate: Estimate | None, bounded: bool = True) -> Cell:

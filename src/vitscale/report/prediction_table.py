@@ -1,4 +1,4 @@
-"""Predictions as tables of text, one per series: what the page, Markdown and the terminal lay out alike.
+"""Predictions as tables, one per series, for the page and Markdown.
 
 Predictions and their scores as the contract's JSON says them; `vitscale predict --json` prints the same objects.
 """
@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
-from vitscale.prediction.results import Forecast, Label, Prediction, Score
+from vitscale.prediction.results import Forecast, Prediction, Score
 from vitscale.present import units
+from vitscale.present.document import Cell, Column, Table, table
 from vitscale.present.estimate import Estimate
 from vitscale.present.units import UNKNOWN, number
 from vitscale.report import prediction_words, sentences
@@ -20,127 +21,67 @@ from vitscale.trial.trial import Mode
 _WIDE_RANGE = 100
 
 
-@dataclass(frozen=True)
-class PredictedCell:
-    """A figure as text, with its two intervals of 90 % where it has them."""
+def prediction_tables(outlook: Forecast) -> tuple[tuple[Table, ...], tuple[str, ...]]:
+    """One table for each series, in the order of the predictions, and the notes that hold of all series alike.
 
-    text: str
-    mean: str = ""
-    run: str = ""
-
-
-@dataclass(frozen=True)
-class Column:
-    """One figure of all rank counts."""
-
-    key: str
-    heading: str
-    unit: str
-    """Empty where the figure has none, or each cell its own."""
-    cells: tuple[PredictedCell, ...]
-
-
-@dataclass(frozen=True)
-class SeriesTable:
-    """One series, a line per rank count; columns of which anything is known."""
-
-    name: str
-    mode: Mode
-    title: str
-    measured: str
-    """In words, what it was fitted to; empty for a series that is not in the evidence."""
-    gpus: tuple[int, ...]
-    nodes: tuple[int, ...]
-    labels: tuple[Label, ...]
-    columns: tuple[Column, ...]
-    notes: tuple[str, ...]
-    """Sentences: what is assumed, what would replace most of it, what is unavailable; what holds of all series alike
-    is in `shared_notes`."""
-    all_notes: tuple[str, ...]
-    """With what holds of all alike."""
-
-    def column(self, key: str) -> Column | None:
-        """By key; None where nothing of it is known."""
-        return next((column for column in self.columns if column.key == key), None)
-
-    @property
-    def headings(self) -> tuple[str, ...]:
-        """Of all columns, with their units, and the label's."""
-        return (
-            *(f"{column.heading} ({column.unit})" if column.unit else column.heading for column in self.columns),
-            "label",
-        )
-
-
-def prediction_tables(outlook: Forecast) -> tuple[SeriesTable, ...]:
-    """One table for each series, in the order of the predictions."""
+    A row is a rank count; small in a cell stand 90 % of the mean, then of one run. Below: what is assumed, what would
+    replace most of it, what is unavailable.
+    """
     series = dict.fromkeys((prediction.series, prediction.mode) for prediction in outlook.predictions)
-    tables = [
-        _table(
-            [prediction for prediction in outlook.predictions if (prediction.series, prediction.mode) == key], outlook
-        )
-        for key in series
-    ]
-    alike = set(shared_notes(tables))
-    return tuple(replace(table, notes=tuple(note for note in table.all_notes if note not in alike)) for table in tables)
+    tables = [_table([p for p in outlook.predictions if (p.series, p.mode) == key], outlook) for key in series]
+    several = tables if len(tables) > 1 else []
+    alike = tuple(note for own in several[:1] for note in own.notes if all(note in other.notes for other in several))
+    return tuple(replace(own, notes=tuple(note for note in own.notes if note not in alike)) for own in tables), alike
 
 
-def shared_notes(tables: Sequence[SeriesTable]) -> tuple[str, ...]:
-    """What holds of all series alike, where there are several: told once."""
-    if len(tables) < 2:
-        return ()
-    return tuple(note for note in tables[0].all_notes if all(note in table.all_notes for table in tables))
-
-
-def _table(predictions: Sequence[Prediction], outlook: Forecast) -> SeriesTable:
+def _table(predictions: Sequence[Prediction], outlook: Forecast) -> Table:
     first = predictions[0]
-    known = next((one for one in outlook.evidence.series if one.name == first.series), None)
+    known = next((series for series in outlook.evidence.series if series.name == first.series), None)
     title = prediction_words.title(first.series, first.mode)
-    notes = (*prediction_words.assumptions(predictions), prediction_words.measure_next(predictions))
-    columns = [
-        Column("ranks", "ranks", "", tuple(PredictedCell(_ranks(prediction)) for prediction in predictions)),
-        _seconds("step", "step", [prediction.step_seconds for prediction in predictions]),
-        _seconds("epoch", "epoch", [prediction.epoch_seconds for prediction in predictions]),
-        _figures("images", "images/s", [prediction.images_per_second for prediction in predictions], number),
-        _figures("speedup", "speedup", [prediction.speedup for prediction in predictions], number),
-        _figures(
-            "efficiency",
-            "efficiency",
-            [prediction.efficiency for prediction in predictions],
-            prediction_words.efficiency,
-        ),
-        *_parts(predictions),
-        _memory([prediction.memory_bytes for prediction in predictions]),
-        _texts("oom", "chance of OOM", [prediction_words.chance(prediction.oom_chance) for prediction in predictions]),
-        _energy([prediction.joules_per_epoch for prediction in predictions]),
-        _figures("cost", "cost/epoch", [prediction.cost_per_epoch for prediction in predictions], number),
-    ]
-    return SeriesTable(
-        name=first.series,
-        mode=first.mode,
-        title="; ".join(part for part in (title, prediction_words.changed(first, known) if known else "") if part),
-        measured=prediction_words.measured(known) if known else "",
-        gpus=tuple(prediction.gpus for prediction in predictions),
-        nodes=tuple(prediction.nodes for prediction in predictions),
-        labels=tuple(prediction.label for prediction in predictions),
-        columns=tuple(column for column in columns if any(cell.text != UNKNOWN for cell in column.cells)),
-        notes=(),
-        all_notes=tuple(note for note in (*notes, *prediction_words.unavailable(predictions)) if note),
+    if changed := prediction_words.changed(first, known) if known else "":
+        title = f"{title}; {changed}"
+    columns = dict(
+        (
+            (Column("ranks"), [Cell(sentences.ranks_on_hosts(prediction.trial.world)) for prediction in predictions]),
+            _seconds("step", [prediction.step_seconds for prediction in predictions]),
+            _seconds("epoch", [prediction.epoch_seconds for prediction in predictions]),
+            _figures("images/s", [prediction.images_per_second for prediction in predictions]),
+            _figures("speedup", [prediction.speedup for prediction in predictions]),
+            _figures("efficiency", [prediction.efficiency for prediction in predictions], prediction_words.efficiency),
+            *_parts(predictions),
+            _memory([prediction.memory_bytes for prediction in predictions]),
+            (Column("chance of OOM"), [Cell(prediction_words.chance(each.oom_chance)) for each in predictions]),
+            _energy([prediction.joules_per_epoch for prediction in predictions]),
+            _figures("cost/epoch", [prediction.cost_per_epoch for prediction in predictions]),
+            (Column("label", words=True), [Cell(prediction.label) for prediction in predictions]),
+        )
+    )
+    notes = (
+        *prediction_words.assumptions(predictions),
+        prediction_words.measure_next(predictions),
+        *prediction_words.unavailable(predictions),
+    )
+    return table(
+        tuple(columns),
+        list(zip(*columns.values(), strict=True)),
+        title=f"{title}: {prediction_words.measured(known)}" if known else title,
+        notes=[note for note in notes if note],
+        folded=True,
     )
 
 
-def _ranks(prediction: Prediction) -> str:
-    return sentences.ranks_on_hosts(prediction.trial.world)
+_Figures = tuple[Column, list[Cell]]
+"""One figure of all rank counts."""
 
 
-def _memory(sizes: Sequence[int | None]) -> Column:
+def _memory(sizes: Sequence[int | None]) -> _Figures:
     large = max((size for size in sizes if size is not None), default=0) >= 2**30
-    cells = (UNKNOWN if size is None else number(size / (2**30 if large else 2**20)) for size in sizes)
-    return Column("memory", "memory", "GiB" if large else "MiB", tuple(map(PredictedCell, cells)))
+    texts = (UNKNOWN if size is None else number(size / (2**30 if large else 2**20)) for size in sizes)
+    return Column("memory", "GiB" if large else "MiB"), list(map(Cell, texts))
 
 
-def _seconds(key: str, heading: str, estimates: Sequence[Estimate | None]) -> Column:
-    return _in_unit(key, heading, estimates, _unit([estimate.value for estimate in estimates if estimate is not None]))
+def _seconds(name: str, estimates: Sequence[Estimate | None]) -> _Figures:
+    return _in_unit(name, estimates, _unit([estimate.value for estimate in estimates if estimate is not None]))
 
 
 def _unit(values: Sequence[float]) -> units.Unit:
@@ -150,45 +91,39 @@ def _unit(values: Sequence[float]) -> units.Unit:
     return units.time_unit([math.sqrt(min(values) * max(values))])
 
 
-def _parts(predictions: Sequence[Prediction]) -> list[Column]:
+def _parts(predictions: Sequence[Prediction]) -> list[_Figures]:
     """What a step is made of, all in one unit, so that the columns compare."""
     parts = {
         "compute": [prediction.compute_seconds for prediction in predictions],
         "exposed wait": [prediction.wait_seconds for prediction in predictions],
         "exposed wire": [prediction.wire_seconds for prediction in predictions],
     }
-    if any(prediction.norm_seconds is not None and prediction.norm_seconds.value > 0 for prediction in predictions):
-        parts["synchronised norm"] = [prediction.norm_seconds for prediction in predictions]
-    if any(one.bubble_seconds is not None and one.bubble_seconds.value > 0 for one in predictions):
-        parts["bubble"] = [one.bubble_seconds for one in predictions]
-    unit = _unit([one.value for some in parts.values() for one in some if one is not None and one.value > 0])
-    return [_in_unit(name.split()[-1], name, estimates, unit) for name, estimates in parts.items()]
+    rare = {
+        "synchronised norm": [prediction.norm_seconds for prediction in predictions],
+        "bubble": [prediction.bubble_seconds for prediction in predictions],
+    }
+    parts |= {name: part for name, part in rare.items() if any(each is not None and each.value > 0 for each in part)}
+    unit = _unit([each.value for part in parts.values() for each in part if each is not None and each.value > 0])
+    return [_in_unit(name, estimates, unit) for name, estimates in parts.items()]
 
 
-def _in_unit(key: str, heading: str, estimates: Sequence[Estimate | None], unit: units.Unit) -> Column:
-    cells = tuple(_cell(estimate.times(unit.factor) if estimate else None, number) for estimate in estimates)
-    return Column(key, heading, unit.sign, cells)
-
-
-def _energy(estimates: Sequence[Estimate | None]) -> Column:
+def _energy(estimates: Sequence[Estimate | None]) -> _Figures:
     factor, sign = prediction_words.energy_unit(
         max((estimate.value for estimate in estimates if estimate is not None), default=0.0)
     )
-    return _in_unit("energy", "energy/epoch", estimates, units.Unit(1 / factor, sign))
+    return _in_unit("energy/epoch", estimates, units.Unit(1 / factor, sign))
 
 
-def _figures(key: str, heading: str, estimates: Sequence[Estimate | None], show: Callable[[float], str]) -> Column:
-    return Column(key, heading, "", tuple(_cell(estimate, show) for estimate in estimates))
+def _in_unit(name: str, estimates: Sequence[Estimate | None], unit: units.Unit) -> _Figures:
+    _, cells = _figures(name, [estimate.times(unit.factor) if estimate else None for estimate in estimates])
+    return Column(name, unit.sign), cells
 
 
-def _texts(key: str, heading: str, texts: Sequence[str]) -> Column:
-    return Column(key, heading, "", tuple(PredictedCell(text) for text in texts))
-
-
-def _cell(estimate: Estimate | None, show: Callable[[float], str]) -> PredictedCell:
-    if estimate is None:
-        return PredictedCell(UNKNOWN)
-    return PredictedCell(show(estimate.value), estimate.bounds(show), estimate.one_run.bounds(show))
+def _figures(name: str, estimates: Sequence[Estimate | None], show: Callable[[float], str] = number) -> _Figures:
+    return Column(name), [
+        Cell(show(each.value), each.bounds(show), run=each.one_run.bounds(show)) if each else Cell(UNKNOWN)
+        for each in estimates
+    ]
 
 
 Object = dict[str, Any]

@@ -8,6 +8,7 @@ step by step (`vitscale.worker.measuring`), without one it is timed as a whole.
 from __future__ import annotations
 
 import atexit
+import gc
 import hashlib
 import os
 import runpy
@@ -54,6 +55,7 @@ class Train:
         if self._header.trial.train.script is not None:
             return run_script(self._header, own, log, launch)
         began = time.perf_counter()
+        gc.disable()  # until all is imported: it stays, and looking for garbage among it takes a seventh of the time
         # Only now: torch takes its threads and cores from how the rank is pinned.
         from vitscale.worker.session import train
 
@@ -85,9 +87,12 @@ class Check:
     def work(self, own: RankInfo, log: RankLog, folder: Path, launch: LaunchFile | None) -> None:
         """Every stage."""
         del launch
+        gc.disable()
         # Only now: torch takes its threads and cores from how the rank is pinned.
         from vitscale.worker.check_stages import measure
 
+        gc.freeze()
+        gc.enable()
         measure(self._request, own, log, folder, self._host_cores)
 
 

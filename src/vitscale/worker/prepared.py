@@ -188,6 +188,7 @@ class _Server:
         if self._imports_seconds is not None:
             return
         began, before = time.perf_counter(), dict(os.environ)
+        gc.disable()
         importlib.import_module(_ENTRY)
         if of_trial is not None:
             train, model = TrainSpec.model_validate(of_trial["train"]), ModelSpec.model_validate(of_trial["model"])
@@ -198,6 +199,7 @@ class _Server:
         # What is here now stays: forks do not copy pages to look for garbage among it.
         gc.collect()
         gc.freeze()
+        gc.enable()
         self._file_pages = file_pages()
         self._imports_seconds = time.perf_counter() - began
 

@@ -49,6 +49,7 @@ def train(
     laps = _Laps(log, began)
     preload(trial.train, trial.model)
     gc.freeze()
+    gc.enable()
     _set_thread_pools(trial.world.threads_per_rank)
     laps.end("imports")
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from vitscale.analysis.comparisons import CurveComparison, compare_curves
 from vitscale.analysis.learning.drift import judged
 from vitscale.analysis.quality import findings
-from vitscale.analysis.scaling import CurveResult, Point, named_apart, scale
+from vitscale.analysis.scaling import CurveResult, Point, by_mode, named_apart, scale
 from vitscale.analysis.summaries import summarise, without_one_off
 from vitscale.analysis.time.waterfall import Factor, Waterfall, waterfalls
 from vitscale.analysis.trials import TrialResult
@@ -29,7 +29,9 @@ from vitscale.present.document import Finding
 from vitscale.store.reading import without_collection
 from vitscale.store.results import Results, Run, StudyRecord
 
-__all__ = ["Analysis", "CurveComparison", "CurveResult", "Factor", "Point", "TrialResult", "Waterfall", "analyse"]
+__all__ = [
+    "Analysis", "CurveComparison", "CurveResult", "Factor", "Point", "TrialResult", "Waterfall", "analyse", "by_mode",
+]  # fmt: skip
 
 
 _MANY_RUNS = 1000

@@ -16,7 +16,7 @@ Curves are named here too: short, and no two alike that were swept apart ("deeps
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -212,6 +212,14 @@ class CurveResult:
     plain_trial: str | None
     unlike: tuple[str, ...]
     """Points not held against the baseline, because their surroundings differ from it, and how."""
+
+
+def by_mode(curves: Iterable[CurveResult]) -> dict[Mode, list[CurveResult]]:
+    """The curves of each batch policy, in the order of the study's curves."""
+    modes: dict[Mode, list[CurveResult]] = {}
+    for curve in curves:
+        modes.setdefault(curve.mode, []).append(curve)
+    return modes
 
 
 def scale(curve: Curve, trials: Mapping[str, TrialResult], combine_unlike: bool) -> CurveResult:

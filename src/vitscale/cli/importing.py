@@ -125,13 +125,9 @@ def waited_for(ranks: Sequence[dict[str, Any]]) -> list[str]:
 
 def _counts(gpus: Sequence[int]) -> str:
     """ "1-8", "1, 2, 4": three or more in a row are a range."""
-    spans: list[list[int]] = []
-    for count in gpus:
-        if spans and count == spans[-1][-1] + 1:
-            spans[-1].append(count)
-        else:
-            spans.append([count])
-    return ", ".join(f"{span[0]}-{span[-1]}" if len(span) > 2 else ", ".join(map(str, span)) for span in spans)
+    from vitscale.present.units import runs_of
+
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs_of(gpus))
 
 
 def _series(done: Done) -> list[dict[str, Any]]:

@@ -54,6 +54,14 @@ def envelope(verb: str, content: Mapping[str, Any]) -> str:
     return msgspec.json.format(text, indent=1) + "\n"
 
 
+def dotted(content: Mapping[str, Any], within: str = "") -> dict[str, Any]:
+    """Objects in objects as one, each value under its dotted key: {"train": {"engine": "ddp"}} has "train.engine"."""
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        flat |= dotted(value, f"{within}{key}.") if isinstance(value, Mapping) else {f"{within}{key}": value}
+    return flat
+
+
 def finite(value: Any) -> Any:
     """`value` with every number that JSON does not know (NaN, infinity) as null, at any depth."""
     if isinstance(value, float):

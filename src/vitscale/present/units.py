@@ -168,6 +168,17 @@ def listed(things: Iterable[object], most: int = 8) -> str:
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}" if texts else "none"
 
 
+def runs_of(numbers: Iterable[int]) -> list[list[int]]:
+    """The different numbers in rising order, neighbours together: 4, 1, 2 are [[1, 2], [4]]."""
+    runs: list[list[int]] = []
+    for number_ in sorted(set(numbers)):
+        if runs and number_ == runs[-1][-1] + 1:
+            runs[-1].append(number_)
+        else:
+            runs.append([number_])
+    return runs
+
+
 def unbroken(text: str) -> str:
     """`text` with each number kept on a line with its unit, by spaces at which no line is broken."""
     return _NUMBER_AND_UNIT.sub(KEPT, text)

@@ -12,22 +12,8 @@ from vitscale.advice.pipeline import Advice
 from vitscale.advice.request import Option
 from vitscale.analysis import Analysis, Factor, TrialResult
 from vitscale.analysis.summaries import NOT_RUN_YET
+from vitscale.present import document as doc
 from vitscale.present import units
-from vitscale.present.document import (
-    Block,
-    Bullets,
-    Cell,
-    Code,
-    Column,
-    Document,
-    Figure,
-    Group,
-    Paragraph,
-    Row,
-    Section,
-    Table,
-    most_severe_first,
-)
 from vitscale.present.units import counted
 from vitscale.report import sentences
 from vitscale.report.charts.time import PART_NAMES, largest_loss, of_trial, parts_of
@@ -37,7 +23,7 @@ _MOST_SERIES = 5
 _ENOUGH_RUNS = 3
 
 
-def how_it_scales(analysis: Analysis, figure: Figure | None) -> Section:
+def how_it_scales(analysis: Analysis, figure: doc.Figure | None) -> doc.Section:
     """A sentence for each series, five at most, best first; of fewer than three runs in no order."""
     told = [
         (curve, point.efficiency, text)
@@ -55,9 +41,9 @@ def how_it_scales(analysis: Analysis, figure: Figure | None) -> Section:
     if not told:
         lines.append("No curve has two measured rank counts yet, so nothing can be said about scaling.")
     more = len(lines) - _MOST_SERIES
-    blocks = [Bullets((*lines[:_MOST_SERIES], *([f"+{more} more, in Every configuration"] if more > 0 else [])))]
+    blocks = [doc.Bullets((*lines[:_MOST_SERIES], *([f"+{more} more, in Every configuration"] if more > 0 else [])))]
     shown = _steps_table(analysis, "What a step goes into") or figure
-    return Section("How does it scale?", (*blocks, *([shown] if shown else [])))
+    return doc.Section("How does it scale?", (*blocks, *([shown] if shown else [])))
 
 
 def best_measured(analysis: Analysis) -> TrialResult | None:
@@ -85,13 +71,13 @@ def in_short(analysis: Analysis, trial: TrialResult, *more: str) -> str:
     return f"{trial_label(analysis, trial)}: {units.seconds(epoch.value if epoch else None)} an epoch{told}."
 
 
-def what_to_choose(analysis: Analysis) -> Section:
+def what_to_choose(analysis: Analysis) -> doc.Section:
     """The best measured configuration, and the cheapest where that is another."""
     fastest = best_measured(analysis)
     if fastest is None:
         completed = any(trial.runs for trial in analysis.trials.values())
         why = "no trial tells an epoch time" if completed else "no trial has completed"
-        return Section("What would I choose?", (Paragraph(f"Nothing: {why}."),))
+        return doc.Section("What would I choose?", (doc.Paragraph(f"Nothing: {why}."),))
     alike = [
         trial
         for trial in analysis.trials.values()
@@ -104,20 +90,20 @@ def what_to_choose(analysis: Analysis) -> Section:
     if cheapest is not fastest:
         hours = f"{units.number(_gpu_hours(cheapest))} GPU-hours"
         lines.append(f"Cheapest measured: {in_short(analysis, cheapest, hours)}")
-    return Section("What would I choose?", (Bullets(tuple(lines)),))
+    return doc.Section("What would I choose?", (doc.Bullets(tuple(lines)),))
 
 
-def why_not_better(analysis: Analysis, figure: Figure | None) -> Section:
+def why_not_better(analysis: Analysis, figure: doc.Figure | None) -> doc.Section:
     """What the best measured trial loses, with its waterfall, and the largest loss; or why these are unknown."""
     best = best_measured(analysis)
     worst = largest_loss(analysis.waterfalls)
     if worst is None or figure is None:
-        return Section("Why not better?", (Bullets(sentences.unexplained(analysis) or _losses(analysis)),))
+        return doc.Section("Why not better?", (doc.Bullets(sentences.unexplained(analysis) or _losses(analysis)),))
     front = (of_trial(analysis.waterfalls, best.trial_id) if best else None) or worst
-    told = [Paragraph(sentences.largest_loss(front), "strong")]
+    told = [doc.Paragraph(sentences.largest_loss(front), "strong")]
     if front is not worst:
-        told.append(Paragraph(f"Largest loss of all: {sentences.largest_loss(worst)}"))
-    return Section("Why not better?", (*told, figure))
+        told.append(doc.Paragraph(f"Largest loss of all: {sentences.largest_loss(worst)}"))
+    return doc.Section("Why not better?", (*told, figure))
 
 
 def _losses(analysis: Analysis) -> tuple[str, ...]:
@@ -140,7 +126,7 @@ def _losses(analysis: Analysis) -> tuple[str, ...]:
     return tuple(lines) or ("No trial on more ranks than its baseline has completed.",)
 
 
-def what_next(analysis: Analysis, advice: Advice | None, results: Path | None) -> Section:
+def what_next(analysis: Analysis, advice: Advice | None, results: Path | None) -> doc.Section:
     """What to run first, then the advice in one line, each with its command."""
     where = shlex.quote(str(results)) if results is not None else "RESULTS"
     to_run = what_to_run(analysis)
@@ -158,7 +144,7 @@ def what_next(analysis: Analysis, advice: Advice | None, results: Path | None) -
         lines.append(warned[0].advice)
     if not lines:
         lines.append("Nothing more to measure for what was asked.")
-    return Section("What next?", (Bullets(tuple(lines)), *([Code(tuple(commands))] if commands else [])))
+    return doc.Section("What next?", (doc.Bullets(tuple(lines)), *([doc.Code(tuple(commands))] if commands else [])))
 
 
 def what_to_run(analysis: Analysis) -> str:
@@ -191,19 +177,19 @@ def _other_batch(analysis: Analysis, advice: Advice, option: Option) -> str:
     return f"{told} (--any-batch allows it)." if advice.other_batch is not None else f"{told}."
 
 
-def can_it_be_trusted(analysis: Analysis) -> Section:
+def can_it_be_trusted(analysis: Analysis) -> doc.Section:
     """One line; warnings and notes folded under it."""
-    found = most_severe_first(analysis.findings)
+    found = doc.most_severe_first(analysis.findings)
     warnings = sum(finding.severity == "warning" for finding in found)
     runs = [len(trial.runs) for trial in analysis.trials.values() if trial.runs]
     few = f"intervals need 3 runs of a trial, the fewest here are {min(runs)}" if runs and min(runs) < 3 else ""
     line = "; ".join(filter(None, (
         f"{counted(warnings, 'warning')}, {counted(len(found) - warnings, 'note')}" if found else "No warning", few,
     )))  # fmt: skip
-    blocks = [Paragraph(f"{line}.")]
+    blocks = [doc.Paragraph(f"{line}.")]
     if found:
-        blocks.append(Section(f"{counted(len(found), 'finding')}", found, folded=True))  # type: ignore[arg-type]  # findings are blocks
-    return Section("Can I trust it?", tuple(blocks))
+        blocks.append(doc.Section(f"{counted(len(found), 'finding')}", found, folded=True))  # type: ignore[arg-type]  # findings are blocks
+    return doc.Section("Can I trust it?", tuple(blocks))
 
 
 def counts(analysis: Analysis) -> str:
@@ -224,13 +210,13 @@ def engine_sentences(analysis: Analysis) -> tuple[str, ...]:
     return tuple(sentences.against(analysis, comparison) for comparison in sentences.largest_comparisons(analysis))
 
 
-def bullets(texts: Iterable[str]) -> Bullets | None:
+def bullets(texts: Iterable[str]) -> doc.Bullets | None:
     """Those that say something; None where none does."""
     known = tuple(text for text in texts if text)
-    return Bullets(known) if known else None
+    return doc.Bullets(known) if known else None
 
 
-def terminal_document(analysis: Analysis, last: Sequence[str] = ()) -> Document:
+def terminal_document(analysis: Analysis, last: Sequence[str] = ()) -> doc.Document:
     """What `run` and `report` end in: what to choose and to do, one table, engine against engine, warnings.
 
     Args:
@@ -252,18 +238,18 @@ def terminal_document(analysis: Analysis, last: Sequence[str] = ()) -> Document:
         name = f"Fastest ({counted(len(best.runs), 'run')}): {trial_label(analysis, best)}"
         fastest = f"{name}: {units.seconds(best.epoch_seconds.value)} an epoch."
     table = summary_table(analysis)
-    blocks: list[Block | None] = [
+    blocks: list[doc.Block | None] = [
         bullets((fastest, f"Next: {missing}" if missing else "")),
-        table if any(table.rows) else Paragraph(table.title, "strong"),
-        Bullets(tuple(failed), "bad") if failed else None,
+        table if any(table.rows) else doc.Paragraph(table.title, "strong"),
+        doc.Bullets(tuple(failed), "bad") if failed else None,
         bullets((*engine_sentences(analysis), *(f"warning: {finding.message}." for finding in warnings))),
-        Section("each configuration", tuple(mode_tables(analysis).values()), folded=True),
-        Section("what else to know", tuple(notes), folded=True) if notes else None,
+        doc.Section("each configuration", tuple(mode_tables(analysis).values()), folded=True),
+        doc.Section("what else to know", tuple(notes), folded=True) if notes else None,
     ]
-    return Document("", tuple(block for block in blocks if block is not None), last=tuple(last))
+    return doc.Document("", tuple(block for block in blocks if block is not None), last=tuple(last))
 
 
-def summary_table(analysis: Analysis) -> Table:
+def summary_table(analysis: Analysis) -> doc.Table:
     """A row per curve under each policy, at its most ranks: epoch, speedup, efficiency and the largest loss.
 
     Curves of one rank count are left out where others have more: the table of each configuration has them. Where no
@@ -282,7 +268,7 @@ def summary_table(analysis: Analysis) -> Table:
         for index, curve in enumerate(analysis.curves)
     }
     several = any(len(points) > 1 for points in measured.values())
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[doc.Row]] = {}
     for index, curve in enumerate(analysis.curves):
         points = measured[index]
         if not points or (several and len(points) < 2):
@@ -291,24 +277,24 @@ def summary_table(analysis: Analysis) -> Table:
         trial = analysis.trials[last.trial_id]
         loss = losses.get((curve.name, curve.mode, last.trial_id))
         epoch = trial.epoch_seconds.times(epochs.factor) if trial.epoch_seconds else None
-        cells = [Cell(curve.name), Cell(f"{last.gpus:,}"), Cell(f"{len(trial.runs)}")]
+        cells = [doc.Cell(curve.name), doc.Cell(f"{last.gpus:,}"), doc.Cell(f"{len(trial.runs)}")]
         cells.append(interval_cell(epoch, units.number))
-        unknown = Cell(units.UNKNOWN)
+        unknown = doc.Cell(units.UNKNOWN)
         cells.append(unknown if len(points) < 2 else speedup_cell(trial, last))
         # Its interval is the speedup's own over the ranks: there is room for one.
         cells.append(
-            unknown if len(points) < 2 else Cell(units.share(last.efficiency.value if last.efficiency else None))
+            unknown if len(points) < 2 else doc.Cell(units.share(last.efficiency.value if last.efficiency else None))
         )
-        cells.append(Cell(_loss(loss.factors) if loss else units.UNKNOWN))
+        cells.append(doc.Cell(_loss(loss.factors) if loss else units.UNKNOWN))
         groups.setdefault(curve.mode, []).append(tuple(cells))
     columns = (
-        Column("curve", words=True), Column("ranks"), Column("runs"), Column("epoch", epochs.sign), Column("speedup"),
-        Column("efficiency", narrow="eff."), Column("largest loss", words=True),
+        doc.Column("curve", words=True), doc.Column("ranks"), doc.Column("runs"), doc.Column("epoch", epochs.sign),
+        doc.Column("speedup"), doc.Column("efficiency", narrow="eff."), doc.Column("largest loss", words=True),
     )  # fmt: skip
     (only,) = groups if len(groups) == 1 else ("",)
-    return Table(
+    return doc.Table(
         columns,
-        tuple(Group("" if only else mode, tuple(rows)) for mode, rows in groups.items()),
+        tuple(doc.Group("" if only else mode, tuple(rows)) for mode, rows in groups.items()),
         title=", ".join(filter(None, (counts(analysis), only))),
         label="policy",
     )
@@ -318,7 +304,7 @@ _NAMED_PARTS = 4
 """Of a step, the longest first."""
 
 
-def _steps_table(analysis: Analysis, title: str) -> Table | None:
+def _steps_table(analysis: Analysis, title: str) -> doc.Table | None:
     """Each trial's step and its longest parts; None where a trial tells an epoch, or none tells its parts."""
     trials = [trial for trial in analysis.trials.values() if trial.runs]
     if any(trial.epoch_seconds for trial in trials) or not any(trial.breakdown for trial in trials):
@@ -330,12 +316,13 @@ def _steps_table(analysis: Analysis, title: str) -> Table | None:
             trial = analysis.trials[point.trial_id]
             if trial.runs:
                 step = trial.step_seconds.times(steps.factor) if trial.step_seconds else None
-                cells = (Cell(curve.name), Cell(f"{point.gpus:,}"), interval_cell(step, units.number))
-                rows.append((*cells, Cell(_longest_parts(trial))))
+                cells = (doc.Cell(curve.name), doc.Cell(f"{point.gpus:,}"), interval_cell(step, units.number))
+                rows.append((*cells, doc.Cell(_longest_parts(trial))))
     columns = (
-        Column("curve", words=True), Column("ranks"), Column("step", steps.sign), Column("which goes into", words=True),
+        doc.Column("curve", words=True), doc.Column("ranks"), doc.Column("step", steps.sign),
+        doc.Column("which goes into", words=True),
     )  # fmt: skip
-    return Table(columns, (Group("", tuple(rows)),), title=title)
+    return doc.Table(columns, (doc.Group("", tuple(rows)),), title=title)
 
 
 def _longest_parts(trial: TrialResult) -> str:

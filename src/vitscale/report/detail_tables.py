@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import groupby
 
 from vitscale.analysis import Analysis, CurveResult, TrialResult
 from vitscale.analysis.learning.convergence import Convergence, accuracy_at_images, accuracy_at_seconds
@@ -243,10 +242,7 @@ def _places(used: ResourceFigures | None, numbers: Callable[[RankResources], Seq
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    ordered = sorted(set(numbers))
-    # Neighbours share the difference between their number and their place.
-    runs = [[n for _, n in same] for _, same in groupby(enumerate(ordered), lambda pair: pair[1] - pair[0])]
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in units.runs_of(numbers))
 
 
 def _reasons(used: ResourceFigures | None) -> str:

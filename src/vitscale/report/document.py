@@ -8,21 +8,11 @@ from pathlib import Path
 
 from vitscale.advice import sentences as advised
 from vitscale.advice.pipeline import Advice
-from vitscale.analysis import Analysis
+from vitscale.analysis import Analysis, by_mode
 from vitscale.analysis.summaries import NOT_RUN_YET
 from vitscale.prediction.results import Forecast
+from vitscale.present import document as doc
 from vitscale.present import units
-from vitscale.present.document import (
-    Block,
-    Code,
-    Column,
-    Document,
-    Figure,
-    Paragraph,
-    Section,
-    plain,
-    table,
-)
 from vitscale.report import answers, detail_tables, prediction_words, sentences
 from vitscale.report.answers import bullets, engine_sentences
 from vitscale.report.charts.accuracy import accuracy_chart, training_chart
@@ -50,8 +40,8 @@ def report_document(
     outlook: Forecast | None = None,
     advice: Advice | None = None,
     results: Path | None = None,
-    brought: Sequence[Figure] = (),
-) -> Document:
+    brought: Sequence[doc.Figure] = (),
+) -> doc.Document:
     """All that a results folder says.
 
     Args:
@@ -84,10 +74,10 @@ def report_document(
         _reproduce(analysis),
         methods_section(analysis),
     )
-    return Document(analysis.study.name, (*first, *(section for section in rest if section is not None)))
+    return doc.Document(analysis.study.name, (*first, *(section for section in rest if section is not None)))
 
 
-def charts(analysis: Analysis, outlook: Forecast | None = None, advice: Advice | None = None) -> dict[str, Figure]:
+def charts(analysis: Analysis, outlook: Forecast | None = None, advice: Advice | None = None) -> dict[str, doc.Figure]:
     """Name to chart of all that have data, in the order of the report."""
     measured = [c for c in analysis.curves if any(analysis.trials[point.trial_id].runs for point in c.points)]
     best = answers.best_measured(analysis)
@@ -107,46 +97,46 @@ def charts(analysis: Analysis, outlook: Forecast | None = None, advice: Advice |
     return {chart.name: chart for chart in found if chart is not None}
 
 
-def _section(title: str, blocks: Iterable[Block | None]) -> Section | None:
+def _section(title: str, blocks: Iterable[doc.Block | None]) -> doc.Section | None:
     known = tuple(block for block in blocks if block is not None)
-    return Section(title, known, folded=True) if known else None
+    return doc.Section(title, known, folded=True) if known else None
 
 
-def _every_configuration(analysis: Analysis) -> Section | None:
-    blocks: list[Block] = []
+def _every_configuration(analysis: Analysis) -> doc.Section | None:
+    blocks: list[doc.Block] = []
     for mode, own in mode_tables(analysis).items():
-        blocks += [Paragraph(sentences.MODE_MEANINGS[mode], "quiet"), own]
+        blocks += [doc.Paragraph(sentences.MODE_MEANINGS[mode], "quiet"), own]
     return _section("Every configuration", blocks)
 
 
-def _not_completed(analysis: Analysis, results: Path | None) -> Section | None:
-    blocks: list[Block] = []
+def _not_completed(analysis: Analysis, results: Path | None) -> doc.Section | None:
+    blocks: list[doc.Block] = []
     waiting = [trial_label(analysis, t) for t in analysis.trials.values() if t.outcome is None and not t.failures]
     if waiting:
-        blocks.append(Paragraph(f"{NOT_RUN_YET.capitalize()}: {units.listed(waiting, most=_MOST_WAITING)}."))
+        blocks.append(doc.Paragraph(f"{NOT_RUN_YET.capitalize()}: {units.listed(waiting, most=_MOST_WAITING)}."))
     for trial in analysis.trials.values():
         if trial.outcome in ("completed", None) and not trial.failures:
             continue
         name = trial_label(analysis, trial)
         if not trial.failures:
-            blocks.append(Paragraph(f"{name}: {trial.outcome}.", "bad"))
+            blocks.append(doc.Paragraph(f"{name}: {trial.outcome}.", "bad"))
         for failure in trial.failures:
-            blocks.append(Paragraph(f"{name}, repeat {failure.repeat}: {failure.kind}: {failure.reason}", "bad"))
+            blocks.append(doc.Paragraph(f"{name}, repeat {failure.repeat}: {failure.kind}: {failure.reason}", "bad"))
             if failure.log:
-                blocks.append(Code((_path(results, failure.log),)))
+                blocks.append(doc.Code((_path(results, failure.log),)))
             if failure.detail:
                 lines = tuple(failure.detail[-_LONGEST_DETAIL:].splitlines()[-_MOST_DETAIL_LINES:])
                 rank = "" if failure.rank is None else f" of rank {failure.rank}"
-                blocks.append(Section(f"What was said last{rank}", (Code(lines),), folded=True))
+                blocks.append(doc.Section(f"What was said last{rank}", (doc.Code(lines),), folded=True))
     many = sum(bool(trial.failures) for trial in analysis.trials.values()) > _MOST_FAILED
-    return Section("Trials that did not complete", tuple(blocks), folded=many) if blocks else None
+    return doc.Section("Trials that did not complete", tuple(blocks), folded=many) if blocks else None
 
 
 def _path(results: Path | None, inside: str) -> str:
-    return plain(inside if results is None else str(results / inside))
+    return doc.plain(inside if results is None else str(results / inside))
 
 
-def _time(analysis: Analysis, drawn: dict[str, Figure]) -> Section | None:
+def _time(analysis: Analysis, drawn: dict[str, doc.Figure]) -> doc.Section | None:
     if not any(trial.runs for trial in analysis.trials.values()):
         return None
     explained = any(trial.breakdown for trial in analysis.trials.values())
@@ -161,7 +151,7 @@ def _time(analysis: Analysis, drawn: dict[str, Figure]) -> Section | None:
     return _section(
         "Where the time goes",
         (
-            Paragraph(meaning, "quiet") if explained else None,
+            doc.Paragraph(meaning, "quiet") if explained else None,
             bullets([*remarks, sentences.explaining_cost(analysis)]),
             drawn.get("breakdown"),
             drawn.get("timeline"),
@@ -172,27 +162,25 @@ def _time(analysis: Analysis, drawn: dict[str, Figure]) -> Section | None:
     )
 
 
-def _accuracy(analysis: Analysis, drawn: dict[str, Figure]) -> Section | None:
-    modes = dict.fromkeys(curve.mode for curve in analysis.curves)
-    by_mode = [[curve for curve in analysis.curves if curve.mode == mode] for mode in modes]
+def _accuracy(analysis: Analysis, drawn: dict[str, doc.Figure]) -> doc.Section | None:
     found = [
         drawn.get("training"),
         drawn.get("accuracy"),
-        *(detail_tables.accuracy_table(analysis, c) for c in by_mode),
+        *(detail_tables.accuracy_table(analysis, own) for own in by_mode(analysis.curves).values()),
     ]
     meaning = (
         "A larger global batch takes fewer steps an epoch, and beyond the gradient noise scale each of them teaches "
         "less: throughput alone says nothing of the time to an accuracy."
     )
-    return _section("Accuracy", (Paragraph(meaning, "quiet"), *found)) if any(found) else None
+    return _section("Accuracy", (doc.Paragraph(meaning, "quiet"), *found)) if any(found) else None
 
 
-def _resources(analysis: Analysis, drawn: dict[str, Figure]) -> Section | None:
+def _resources(analysis: Analysis, drawn: dict[str, doc.Figure]) -> doc.Section | None:
     figures = (drawn.get("resolution"), drawn.get("resources"))
     return _section("Resources", (*figures, resolution_table(analysis), detail_tables.resource_table(analysis)))
 
 
-def _engines(analysis: Analysis) -> Section | None:
+def _engines(analysis: Analysis) -> doc.Section | None:
     compared = comparison_tables(analysis)
     meaning = (
         "How many times as fast an epoch is as that of one curve, at equal rank count, of curves that differ in one "
@@ -203,16 +191,16 @@ def _engines(analysis: Analysis) -> Section | None:
     told += [sentences.multiplicity(analysis), sentences.scope(analysis)]
     return _section(
         "Engine against engine",
-        (bullets(told), Paragraph(meaning, "quiet") if compared else None, *compared, traffic_table(analysis)),
+        (bullets(told), doc.Paragraph(meaning, "quiet") if compared else None, *compared, traffic_table(analysis)),
     )
 
 
-def _ahead(outlook: Forecast | None, advice: Advice | None, drawn: dict[str, Figure]) -> Section | None:
-    blocks: list[Block | None] = []
+def _ahead(outlook: Forecast | None, advice: Advice | None, drawn: dict[str, doc.Figure]) -> doc.Section | None:
+    blocks: list[doc.Block | None] = []
     if outlook is not None:
         tables, alike = prediction_tables(outlook)
         blocks += [
-            Paragraph(prediction_words.INTERVALS_MEANING, "quiet"),
+            doc.Paragraph(prediction_words.INTERVALS_MEANING, "quiet"),
             bullets(prediction_words.scores(outlook)),
             drawn.get("prediction"),
             *tables,
@@ -235,15 +223,15 @@ def _ahead(outlook: Forecast | None, advice: Advice | None, drawn: dict[str, Fig
     return _section("Prediction and advice", blocks)
 
 
-def _runs(analysis: Analysis, results: Path | None) -> Section | None:
+def _runs(analysis: Analysis, results: Path | None) -> doc.Section | None:
     measured = [trial for trial in analysis.trials.values() if trial.runs]
     if not measured:
         return None
     step = units.time_unit(run.step_seconds for trial in measured for run in trial.runs)
     epoch = units.time_unit(run.epoch_seconds for trial in measured for run in trial.runs)
     columns = [
-        Column("repeat"), Column("timed steps"), Column("step", step.sign), Column("epoch", epoch.sign),
-        Column("images/s"), Column("start-up", "s"), Column("memory"), Column("log", words=True),
+        doc.Column("repeat"), doc.Column("timed steps"), doc.Column("step", step.sign), doc.Column("epoch", epoch.sign),
+        doc.Column("images/s"), doc.Column("start-up", "s"), doc.Column("memory"), doc.Column("log", words=True),
     ]  # fmt: skip
     rows: dict[str, list[Sequence[str]]] = {}
     for trial in measured:
@@ -255,15 +243,15 @@ def _runs(analysis: Analysis, results: Path | None) -> Section | None:
             )
             for run, record in zip(trial.runs, trial.records, strict=True)
         )  # fmt: skip
-    return _section("Every run", (table(columns, rows, label="trial"),))
+    return _section("Every run", (doc.table(columns, rows, label="trial"),))
 
 
-def _environment(analysis: Analysis) -> Section | None:
+def _environment(analysis: Analysis) -> doc.Section | None:
     """The different surroundings of the study's runs, each with the number of trials it was seen in."""
     around = [trial.environment for trial in analysis.trials.values() if trial.environment]
     tables = [
-        table(
-            (Column("", words=True), Column(f"{units.counted(around.count(one), 'trial')}", words=True)),
+        doc.table(
+            (doc.Column("", words=True), doc.Column(f"{units.counted(around.count(one), 'trial')}", words=True)),
             [
                 ("device", ", ".join(one.devices)),
                 ("host", ", ".join(one.hosts)),
@@ -276,22 +264,22 @@ def _environment(analysis: Analysis) -> Section | None:
         )
         for one in dict.fromkeys(around)
     ]
-    return _section("Environment", [*tables] or [Paragraph("No completed run has recorded its environment.")])
+    return _section("Environment", [*tables] or [doc.Paragraph("No completed run has recorded its environment.")])
 
 
-def _problems(analysis: Analysis) -> Section | None:
+def _problems(analysis: Analysis) -> doc.Section | None:
     return _section("Unused records", [bullets(analysis.problems)])
 
 
-def _reproduce(analysis: Analysis) -> Section | None:
+def _reproduce(analysis: Analysis) -> doc.Section | None:
     study = analysis.study
     versions = ", ".join(f"{name} {version or 'not installed'}" for name, version in study.versions.items())
     again = ["vitscale", "run", f"{study.name}.toml", *study.overrides]
     return _section(
         "Reproduce",
         (
-            Paragraph(f"Save this as {study.name}.toml, then: {shlex.join(again)}; vitscale report RESULTS."),
-            Code(tuple(study.text.splitlines())),
-            Paragraph(f"Measured with {versions}.", "quiet") if versions else None,
+            doc.Paragraph(f"Save this as {study.name}.toml, then: {shlex.join(again)}; vitscale report RESULTS."),
+            doc.Code(tuple(study.text.splitlines())),
+            doc.Paragraph(f"Measured with {versions}.", "quiet") if versions else None,
         ),
     )

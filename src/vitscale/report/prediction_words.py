@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from vitscale.prediction.evidence import Evidence, Series
 from vitscale.prediction.results import Assumption, Forecast, Label, Prediction, Score
-from vitscale.present.units import counted, number, percent, share
+from vitscale.present.units import counted, listed, number, percent, runs_of, share
 from vitscale.trial.trial import Mode
 
 LABEL_MEANINGS: dict[Label, str] = {
@@ -142,10 +142,11 @@ def unavailable(predictions: Sequence[Prediction]) -> tuple[str, ...]:
         for reason, at in counts.items():
             fields.setdefault((reason, tuple(at)), []).append(name)
     everywhere = tuple(prediction.gpus for prediction in predictions)
-    return tuple(
-        _first_upper(f"{listed(names)}{'' if at == everywhere else f' at {_counts(at)}'}: unavailable: {reason}.")
+    lines = (
+        f"{listed(names, len(names))}{'' if at == everywhere else f' at {_counts(at)}'}: unavailable: {reason}."
         for (reason, at), names in fields.items()
     )
+    return tuple(line[:1].upper() + line[1:] for line in lines)
 
 
 def _counts(gpus: Sequence[int]) -> str:
@@ -154,16 +155,10 @@ def _counts(gpus: Sequence[int]) -> str:
 
 def _counted(gpus: Sequence[int]) -> str:
     """In rising order; from three on, neighbours as a range: "1 to 4 and 8"."""
-    ranges: list[list[int]] = []
-    for count in gpus:
-        if ranges and count == ranges[-1][-1] + 1:
-            ranges[-1].append(count)
-        else:
-            ranges.append([count])
     parts: list[str] = []
-    for one in ranges:
-        parts += [f"{one[0]:,} to {one[-1]:,}"] if len(one) > 2 else [f"{count:,}" for count in one]
-    return listed(parts)
+    for run in runs_of(gpus):
+        parts += [f"{run[0]:,} to {run[-1]:,}"] if len(run) > 2 else [f"{count:,}" for count in run]
+    return listed(parts, len(parts))
 
 
 def scores(outlook: Forecast) -> tuple[str, ...]:
@@ -221,12 +216,3 @@ def efficiency(value: float) -> str:
 def energy_unit(joules: float) -> tuple[float, str]:
     """Joules of the unit in which so many read best, and its sign."""
     return next((unit for unit in ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ")) if joules >= unit[0]), (1.0, "J"))
-
-
-def listed(parts: Sequence[str]) -> str:
-    """ "1, 2 and 4"."""
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
-
-
-def _first_upper(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -8,13 +8,14 @@ Holm's correction for all trials of all results.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from vitscale.analysis import Analysis, TrialResult
 from vitscale.analysis.runs.environments import differences
 from vitscale.analysis.statistics import Comparison, compare, corrected, ratio
+from vitscale.present.data import dotted
 from vitscale.present.document import Bullets, Cell, Column, Document, Group, Paragraph, Table
 from vitscale.present.estimate import Estimate
 from vitscale.present.units import UNKNOWN, bounds, counted, number, percent
@@ -108,19 +109,12 @@ def _pair(name: str, curve: str, gpus: int, first: TrialResult, other: TrialResu
 
 
 def _of_trials(first: TrialResult, other: TrialResult) -> list[str]:
-    ours, theirs = (_flat(result.trial.model_dump(mode="json")) for result in (first, other))
+    ours, theirs = (dotted(result.trial.model_dump(mode="json")) for result in (first, other))
     return [
         f"{key}: {ours.get(key)} against {theirs.get(key)}"
         for key in dict.fromkeys([*ours, *theirs])
         if ours.get(key) != theirs.get(key)
     ]
-
-
-def _flat(value: Mapping[str, Any], at: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, item in value.items():
-        flat |= _flat(item, f"{at}{key}.") if isinstance(item, Mapping) else {f"{at}{key}": item}
-    return flat
 
 
 def _of_environments(first: TrialResult, other: TrialResult) -> list[str]:

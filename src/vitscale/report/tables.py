@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from vitscale.analysis import Analysis, CurveComparison, CurveResult, Point
+from vitscale.analysis import Analysis, CurveComparison, CurveResult, Point, by_mode
 from vitscale.analysis.comparisons import AgainstReference, against_references
 from vitscale.analysis.runs.steps import DEVIATIONS, ONE_IN, SLOWER_TIMES
 from vitscale.analysis.summaries import NOT_RUN_YET
@@ -30,12 +30,10 @@ _SHORT_VERDICTS = {
 
 def mode_tables(analysis: Analysis) -> dict[Mode, Table]:
     """The scaling table of each batch policy, in the order of the study's curves."""
-    modes = dict.fromkeys(curve.mode for curve in analysis.curves)
-    return {mode: _mode_table(analysis, mode) for mode in modes}
+    return {mode: _mode_table(analysis, mode, curves) for mode, curves in by_mode(analysis.curves).items()}
 
 
-def _mode_table(analysis: Analysis, mode: Mode) -> Table:
-    curves = [curve for curve in analysis.curves if curve.mode == mode]
+def _mode_table(analysis: Analysis, mode: Mode, curves: Sequence[CurveResult]) -> Table:
     trials = [analysis.trials[point.trial_id] for curve in curves for point in curve.points]
 
     def unit(figure: Callable[[TrialResult], Estimate | None]) -> units.Unit:

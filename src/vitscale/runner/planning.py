@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import random
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from vitscale import sources
 from vitscale.errors import RequestError, StoreError, VitscaleError, shown
 from vitscale.launchers import LOCAL, find_launcher
 from vitscale.machine.hardware import Machine
+from vitscale.present.data import dotted
 from vitscale.present.units import listed
 from vitscale.runner.one_run import RANK_MODULE, RunContext, Task, launch_plan
 from vitscale.schedulers import Placement, Submitter, scheduler_for
@@ -244,19 +244,12 @@ _MOST_DIFFERING = 3
 def _differing(before: str, now: str) -> str:
     """ " (train.learning_rate was 0.0005 and is 0.001)": where a study differs; empty where that is unknown."""
     try:
-        was, is_now = (_flat(tomllib.loads(text)) for text in (before, now))
+        was, is_now = (dotted(tomllib.loads(text)) for text in (before, now))
     except ValueError:
         return ""
     fields = [field for field in {**was, **is_now} if was.get(field) != is_now.get(field)]
     told = [f"{field} was {_value(was.get(field))} and is {_value(is_now.get(field))}" for field in fields]
     return f" ({listed(told, most=_MOST_DIFFERING)})" if told else ""
-
-
-def _flat(content: Mapping[str, Any], within: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in content.items():
-        found |= _flat(value, f"{within}{key}.") if isinstance(value, Mapping) else {f"{within}{key}": value}
-    return found
 
 
 def _value(value: object) -> str:

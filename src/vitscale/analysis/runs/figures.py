@@ -15,26 +15,7 @@ from typing import overload
 
 import numpy as np
 
-from vitscale.analysis.runs.steps import (
-    LIGHT,
-    NO_PACE,
-    WHOLE,
-    Flags,
-    Floats,
-    Integers,
-    Pace,
-    RunSteps,
-    SlowSteps,
-    cost,
-    elapsed_seconds,
-    of_an_epoch,
-    of_epochs,
-    of_steps,
-    run_steps,
-    slow_steps,
-    step_kinds,
-    whole_epochs_alone,
-)
+from vitscale.analysis.runs import steps as step_figures
 from vitscale.analysis.runs.warmup import WarmUp, warm_up
 from vitscale.analysis.statistics import finite_or_none, quantile
 from vitscale.store.lines import Steps
@@ -73,12 +54,12 @@ class EpochFigures:
 class LossByStep(Sequence[tuple[int, float | None]]):
     """Step number and loss, pair by pair; None where the loss was not finite."""
 
-    step: Integers
-    loss: Floats
+    step: step_figures.Integers
+    loss: step_figures.Floats
     """NaN where it was not finite."""
 
     @classmethod
-    def mean(cls, step: Integers, loss: Floats) -> LossByStep:
+    def mean(cls, step: step_figures.Integers, loss: step_figures.Floats) -> LossByStep:
         """The mean over the rows of `loss`, (rows, steps): a value that is not finite makes it none."""
         if not len(loss):
             return cls(step, np.full(len(step), math.nan))
@@ -90,7 +71,7 @@ class LossByStep(Sequence[tuple[int, float | None]]):
         """Those alone whose loss was finite."""
         return self._at(~np.isnan(self.loss))
 
-    def _at(self, places: slice | Flags) -> LossByStep:
+    def _at(self, places: slice | step_figures.Flags) -> LossByStep:
         return LossByStep(self.step[places], self.loss[places])
 
     def __len__(self) -> int:
@@ -132,7 +113,7 @@ class RunFigures:
     """Light steps after the marked warm-up that were slow still: kept in the record, in none of these figures."""
     steady_from: int | None
     """Number of the first timed step: what lies before it is warm-up, of whatever window."""
-    slow: SlowSteps
+    slow: step_figures.SlowSteps
     slow_share: float | None
     """Time of the slow steps that were set aside, against that of all light steps after warm-up."""
     kept_slow_share: float | None
@@ -141,7 +122,7 @@ class RunFigures:
     """Share by which step times fall (below 0) or rise through the rest of the run; None where they are steady."""
     step_spread: float | None
     """Interquartile range of the times of like steps over their median."""
-    pace: Pace
+    pace: step_figures.Pace
     """By which `step_seconds`, `epoch_seconds` and `images_per_second` go."""
     step_seconds_p95: float | None
     """Of the slowest rank in each step, slow steps included; None, as p99, of fewer than `FEWEST_FOR_TAILS` steps."""
@@ -201,35 +182,35 @@ def run_figures(run: Run) -> RunFigures:
     name = f"{header.trial_id} repeat {header.repeat}"
     notes: list[str] = []
     steps = _steps_of_all(run, notes)
-    is_light = steps.in_window(LIGHT)
-    elapsed, kinds = elapsed_seconds(steps), step_kinds(steps)
+    is_light = steps.in_window(step_figures.LIGHT)
+    elapsed, kinds = step_figures.elapsed_seconds(steps), step_figures.step_kinds(steps)
     light = np.flatnonzero(is_light)
-    alike = np.flatnonzero(is_light & (kinds == WHOLE))
+    alike = np.flatnonzero(is_light & (kinds == step_figures.WHOLE))
     warm = warm_up(elapsed[alike])
     steady = _steady(light, alike, warm)
-    slow = slow_steps(steps.step[steady], elapsed[steady], kinds[steady])
+    slow = step_figures.slow_steps(steps.step[steady], elapsed[steady], kinds[steady])
     timed = steady[~np.isin(steps.step[steady], slow.set_aside)] if slow.set_aside else steady
     passed: float = sum(elapsed[steady].tolist())
     if sum(elapsed[timed].tolist()) <= 0:
         timed = timed[:0]
-        if not whole_epochs_alone(run):
+        if not step_figures.whole_epochs_alone(run):
             notes.append("no timed step that all ranks recorded")
     steady_from = int(steps.step[steady[0]]) if len(steady) else None
     model = next((rank.model for rank in run.ranks if rank.model is not None), None)
     epochs = _epochs(run.ranks, run.ranks_needed if header.imported else (), notes)
-    no_light = steps.warmup | (steps.window != LIGHT) | (steps.step < (steady_from or 0))
+    no_light = steps.warmup | (steps.window != step_figures.LIGHT) | (steps.step < (steady_from or 0))
     whole_epochs = _elapsed_epochs(header.trial, model, epochs, set(steps.epoch[no_light].tolist()))
-    elapsed_epoch = cost(statistics.median(whole_epochs)) if whole_epochs else None
+    elapsed_epoch = step_figures.cost(statistics.median(whole_epochs)) if whole_epochs else None
     startup = _startup(run.ranks)
     of_script = header.trial.train.script is not None
     missing = [phase for phase in PHASES if phase not in startup and of_script == (phase in OF_SCRIPT)]
-    if missing and header.imported is None and not whole_epochs_alone(run):
+    if missing and header.imported is None and not step_figures.whole_epochs_alone(run):
         notes.append(f"start-up lacks {', '.join(missing)}")
-    pace = NO_PACE
+    pace = step_figures.NO_PACE
     if len(timed):
-        pace = of_steps(run, elapsed[timed], kinds[timed], steps.images[:, timed], model)
-    elif whole_epochs_alone(run):
-        pace = of_epochs(header.trial, model, elapsed_epoch)
+        pace = step_figures.of_steps(run, elapsed[timed], kinds[timed], steps.images[:, timed], model)
+    elif step_figures.whole_epochs_alone(run):
+        pace = step_figures.of_epochs(header.trial, model, elapsed_epoch)
     tails = np.sort(steps.seconds[:, steady].max(axis=0)) if len(timed) else np.array([])
 
     def share(of: Collection[int]) -> float | None:
@@ -246,7 +227,7 @@ def run_figures(run: Run) -> RunFigures:
         slow_share=share(slow.set_aside),
         kept_slow_share=share(slow.kept),
         trend=warm.trend,
-        step_spread=_spread(elapsed[timed[kinds[timed] == WHOLE]]),
+        step_spread=_spread(elapsed[timed[kinds[timed] == step_figures.WHOLE]]),
         pace=pace,
         step_seconds_p95=quantile(tails, 0.95) if len(tails) >= FEWEST_FOR_TAILS else None,
         step_seconds_p99=quantile(tails, 0.99) if len(tails) >= FEWEST_FOR_TAILS else None,
@@ -265,13 +246,13 @@ def run_figures(run: Run) -> RunFigures:
     )
 
 
-def _steps_of_all(run: Run, notes: list[str]) -> RunSteps:
+def _steps_of_all(run: Run, notes: list[str]) -> step_figures.RunSteps:
     """The steps that every rank needed recorded."""
     present = {rank.rank for rank in run.ranks}
     if absent := [rank for rank in run.ranks_needed if rank not in present]:
         notes.append(f"no record of {'rank' if len(absent) == 1 else 'ranks'} {', '.join(map(str, absent))}")
-        return RunSteps.of([])
-    common = run_steps(run)
+        return step_figures.RunSteps.of([])
+    common = step_figures.run_steps(run)
     counts = [len(rank.steps) for rank in run.ranks]
     if any(count != len(common) for count in counts):
         counts = [len(np.unique(Steps.of(rank.steps).step)) for rank in run.ranks]
@@ -280,20 +261,20 @@ def _steps_of_all(run: Run, notes: list[str]) -> RunSteps:
     return common
 
 
-def _loss_by_step(run: Run, steps: RunSteps) -> LossByStep:
+def _loss_by_step(run: Run, steps: step_figures.RunSteps) -> LossByStep:
     """Of an imported run the steps whose loss the log tells: elsewhere it is not known, rather than not finite."""
     losses = LossByStep.mean(steps.step, steps.loss)
     return losses if run.header.imported is None else losses.known()
 
 
-def _steady(light: Integers, alike: Integers, warm: WarmUp) -> Integers:
+def _steady(light: step_figures.Integers, alike: step_figures.Integers, warm: WarmUp) -> step_figures.Integers:
     """The light steps after the last of `alike` that is warm-up; at least half of them. All are places in the run."""
     if not warm.steps:
         return light
     return light[min(int(np.searchsorted(light, alike[warm.steps - 1])) + 1, len(light) // 2) :]
 
 
-def _spread(seconds: Floats) -> float | None:
+def _spread(seconds: step_figures.Floats) -> float | None:
     if len(seconds) < _FEWEST_FOR_SPREAD:
         return None
     ordered = np.sort(seconds)
@@ -335,7 +316,7 @@ def _elapsed_epochs(
 
     Which epochs hold warm-up is counted, not read off the steps: a step's mark may be in a line that was left out.
     """
-    _, steps = of_an_epoch(trial, model)
+    _, steps = step_figures.of_an_epoch(trial, model)
     warmup = trial.window.warmup_steps if trial.train.script is None else 0  # no epoch of a script has steps
     if steps is None and warmup:
         return []

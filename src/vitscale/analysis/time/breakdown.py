@@ -25,18 +25,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vitscale.analysis.runs import steps as step_figures
 from vitscale.analysis.runs.repeats import Clusters, observations
-from vitscale.analysis.runs.steps import (
-    ATTACHED,
-    LIGHT,
-    WHOLE,
-    Integers,
-    common_steps,
-    elapsed_seconds,
-    run_steps,
-    slow_steps,
-    step_kinds,
-)
 from vitscale.analysis.statistics import mean_interval
 from vitscale.analysis.time.exposure import RankExposure, exposures, step_parts
 from vitscale.base.time_spans import length
@@ -178,7 +168,7 @@ def breakdown(run: Run, steady_from: int = 0) -> Breakdown | None:
         steady_from: the first step after warm-up (`RunFigures.steady_from`); those before it are left out.
     """
     numbers = [rank.rank for rank in run.ranks]
-    common = common_steps(run, lambda rank: [line for line in rank.explained if line.step >= steady_from])
+    common = step_figures.common_steps(run, lambda rank: [line for line in rank.explained if line.step >= steady_from])
     parts: dict[int, list[RankParts]] = {rank: [] for rank in numbers}
     reasons: dict[str, str] = {}
     earliness: list[dict[int, float]] = []
@@ -308,15 +298,15 @@ def _overheads(run: Run, steady_from: int) -> tuple[float | None, float | None]:
         attached ones where there are any; and the mean whole attached step against as many light ones, the last before
         the profiler.
     """
-    steps = run_steps(run)
-    elapsed, kinds = elapsed_seconds(steps), step_kinds(steps)
+    steps = step_figures.run_steps(run)
+    elapsed, kinds = step_figures.elapsed_seconds(steps), step_figures.step_kinds(steps)
 
-    def timed(window: int) -> Integers:
+    def timed(window: int) -> step_figures.Integers:
         own = np.flatnonzero(steps.in_window(window) & (steps.step >= steady_from))
-        slow = slow_steps(steps.step[own], elapsed[own], kinds[own]).set_aside
+        slow = step_figures.slow_steps(steps.step[own], elapsed[own], kinds[own]).set_aside
         return own[~np.isin(steps.step[own], slow)] if slow else own
 
-    def slower(some: Integers, against: Integers) -> float | None:
+    def slower(some: step_figures.Integers, against: step_figures.Integers) -> float | None:
         usual = float(elapsed[against].mean()) if len(against) else 0.0
         return float(elapsed[some].mean()) / usual - 1 if len(some) and usual > 0 else None
 
@@ -325,7 +315,7 @@ def _overheads(run: Run, steady_from: int) -> tuple[float | None, float | None]:
     for line in run.ranks[0].explained:
         if line.step >= steady_from and (place := place_of.get(line.step)) is not None:
             blocks.setdefault((line.block, int(kinds[place])), []).append(place)
-    light, attached = timed(LIGHT), timed(ATTACHED)
+    light, attached = timed(step_figures.LIGHT), timed(step_figures.ATTACHED)
     ratios = []
     for (_, kind), block in blocks.items():
         some = attached if len(attached) else light
@@ -333,5 +323,5 @@ def _overheads(run: Run, steady_from: int) -> tuple[float | None, float | None]:
         around = [*beside[beside < min(block)][-_NEIGHBOURS:], *beside[beside > max(block)][:_NEIGHBOURS]]
         ratios.append(slower(np.array(block), np.array(around, dtype=np.int64)))
     known = [ratio for ratio in ratios if ratio is not None]
-    light, attached = (some[kinds[some] == WHOLE] for some in (light, attached))
+    light, attached = (some[kinds[some] == step_figures.WHOLE] for some in (light, attached))
     return statistics.median(known) if known else None, slower(attached, light[-len(attached) :])

@@ -26,18 +26,7 @@ from vitscale.analysis.runs.figures import RunFigures
 from vitscale.analysis.runs.repeats import observations
 from vitscale.analysis.scaling import CurveResult, Point
 from vitscale.analysis.statistics import ratio
-from vitscale.analysis.time.waterfall import (
-    Factor,
-    Unexplained,
-    Waterfall,
-    factors_of,
-    logarithmic_mean,
-    parts_by_factor,
-    share_of_ranks,
-    step_factors,
-    waterfalls,
-    with_intervals,
-)
+from vitscale.analysis.time import waterfall as of_epoch
 from vitscale.analysis.trials import TrialResult
 
 START_UP, EVALUATION, CHECKPOINT = "start-up", "evaluation", "checkpoint"
@@ -59,13 +48,13 @@ def run_parts(trial: TrialResult) -> Mapping[str, float]:
     """
     costs = trial.comparable_costs
     if not costs:
-        raise Unexplained(trial.reason or "no run has completed with an epoch time")
+        raise of_epoch.Unexplained(trial.reason or "no run has completed with an epoch time")
     started = trial.median_of(lambda run: run.startup_seconds)
     if started is None:
-        raise Unexplained("how long a run takes to start is unknown")
+        raise of_epoch.Unexplained("how long a run takes to start is unknown")
     first = trial.median_of(lambda run: run.step_seconds)
     if first is None:
-        raise Unexplained("how long a step takes is unknown")
+        raise of_epoch.Unexplained("how long a step takes is unknown")
     epochs = epochs_of(trial)
     parts = {
         START_UP: max(0.0, started - first),
@@ -74,7 +63,7 @@ def run_parts(trial: TrialResult) -> Mapping[str, float]:
     if trial.trial.window.evaluate:
         evaluated = trial.median_of(lambda run: run.evaluation_seconds)
         if evaluated is None:
-            raise Unexplained("how long an evaluation takes is unknown")
+            raise of_epoch.Unexplained("how long an evaluation takes is unknown")
         parts[EVALUATION] = epochs * evaluated
     if trial.checkpoint is not None:
         parts[CHECKPOINT] = trial.checkpoint.save_seconds
@@ -85,7 +74,7 @@ def run_seconds(trial: TrialResult) -> list[float]:
     """Seconds of each observation's whole run, the sum of `run_parts`; empty where a part is not known."""
     try:
         parts = run_parts(trial)
-    except Unexplained:
+    except of_epoch.Unexplained:
         return []
     epochs, trained = epochs_of(trial), 1 - trial.images_left_out
 
@@ -106,29 +95,35 @@ def run_breakdown(trial: TrialResult) -> Mapping[str, float]:
         Unexplained: a part is not known.
     """
     parts = run_parts(trial)
-    inside = parts_by_factor(trial)
+    inside = of_epoch.parts_by_factor(trial)
     scale = parts[_EPOCHS] / sum(inside.values())
     return {name: scale * seconds for name, seconds in inside.items()} | {
         name: seconds for name, seconds in parts.items() if name != _EPOCHS
     }
 
 
-def run_waterfalls(curve: CurveResult, trials: Mapping[str, TrialResult]) -> tuple[Waterfall, ...]:
+def run_waterfalls(curve: CurveResult, trials: Mapping[str, TrialResult]) -> tuple[of_epoch.Waterfall, ...]:
     """The waterfall of the whole run for each trial of a curve but its baseline, as `waterfalls` has it of an epoch."""
     of_runs = []
-    for waterfall in waterfalls(curve, trials):
+    for waterfall in of_epoch.waterfalls(curve, trials):
         point = next(point for point in curve.points if point.trial_id == waterfall.trial_id)
         of_runs.append(_of_run(waterfall, curve, point, trials))
     return tuple(of_runs)
 
 
-def _of_run(waterfall: Waterfall, curve: CurveResult, point: Point, trials: Mapping[str, TrialResult]) -> Waterfall:
+def _of_run(
+    waterfall: of_epoch.Waterfall, curve: CurveResult, point: Point, trials: Mapping[str, TrialResult]
+) -> of_epoch.Waterfall:
     if waterfall.baseline_trial is None or not waterfall.factors:
         return replace(waterfall, efficiency=None, interval=None)
-    trial, reference, ranks = trials[waterfall.trial_id], trials[waterfall.baseline_trial], share_of_ranks(curve, point)
+    trial, reference, ranks = (
+        trials[waterfall.trial_id],
+        trials[waterfall.baseline_trial],
+        of_epoch.share_of_ranks(curve, point),
+    )
     try:
-        factors = with_intervals(trial, reference, ranks, _run_factors)
-    except Unexplained as why:
+        factors = of_epoch.with_intervals(trial, reference, ranks, _run_factors)
+    except of_epoch.Unexplained as why:
         return replace(waterfall, efficiency=None, interval=None, factors=(), reason=str(why))
     efficiency = math.prod(factor.factor for factor in factors)
     whole = ratio(run_seconds(reference), run_seconds(trial), (reference.looked, trial.looked))
@@ -136,14 +131,14 @@ def _of_run(waterfall: Waterfall, curve: CurveResult, point: Point, trials: Mapp
     return replace(waterfall, efficiency=efficiency, interval=around, factors=factors)
 
 
-def _run_factors(trial: TrialResult, reference: TrialResult, ranks: float) -> tuple[Factor, ...]:
-    of_epochs = step_factors(trial, reference, ranks)
+def _run_factors(trial: TrialResult, reference: TrialResult, ranks: float) -> tuple[of_epoch.Factor, ...]:
+    of_epochs = of_epoch.step_factors(trial, reference, ranks)
     parts, base = run_parts(trial), run_parts(reference)
     # A checkpoint that was timed on one side alone, or an evaluation, is in neither run.
     measured = {name: seconds for name, seconds in parts.items() if name in base}
     ideal = {name: ranks * base[name] for name in measured}
-    mean = logarithmic_mean(sum(measured.values()), sum(ideal.values()))
-    weight = logarithmic_mean(measured[_EPOCHS], ideal[_EPOCHS]) / mean
+    mean = of_epoch.logarithmic_mean(sum(measured.values()), sum(ideal.values()))
+    weight = of_epoch.logarithmic_mean(measured[_EPOCHS], ideal[_EPOCHS]) / mean
     logs = {factor.name: weight * math.log(factor.factor) for factor in of_epochs}
     logs |= {name: (ideal[name] - measured[name]) / mean for name in measured if name != _EPOCHS}
-    return factors_of(logs, math.exp(sum(logs.values())))
+    return of_epoch.factors_of(logs, math.exp(sum(logs.values())))

@@ -8,17 +8,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from vitscale.prediction.memory.holding import (
-    STATE_BYTES,
-    Holding,
-    Sizes,
-    added,
-    communicated_bytes,
-    plain,
-    shard,
-    sizes,
-    weight_bytes,
-)
+from vitscale.prediction.memory import holding
 from vitscale.trial.model_cost import ParameterShapes
 from vitscale.trial.model_counts import Block
 from vitscale.trial.trial import TrainSpec, Trial
@@ -45,9 +35,9 @@ def zero_settings(train: TrainSpec) -> ZeroSettings:
     reduce_bucket = elements("reduce_bucket_size", 500_000_000)
     prefetch = elements("stage3_prefetch_bucket_size", 50_000_000)
     if train.bucket_mib is not None:
-        reduce_bucket = train.bucket_mib * 2**20 // communicated_bytes(train)
+        reduce_bucket = train.bucket_mib * 2**20 // holding.communicated_bytes(train)
     if train.gather_bucket_mib is not None:
-        prefetch = train.gather_bucket_mib * 2**20 // weight_bytes(train)
+        prefetch = train.gather_bucket_mib * 2**20 // holding.weight_bytes(train)
     overlap = zero.get("overlap_comm") is True if train.overlap_comm is None else train.overlap_comm
     live = elements("stage3_max_live_parameters", 10**9)
     reuse = elements("stage3_max_reuse_distance", 10**9)
@@ -73,38 +63,38 @@ _FLATTENED_AT_MOST = 500_000_000
 """Elements that stage 0 flattens at a time (`allreduce_gradients` in runtime/engine.py of DeepSpeed 0.19)."""
 
 
-def deepspeed(trial: Trial, shapes: ParameterShapes) -> Holding:
+def deepspeed(trial: Trial, shapes: ParameterShapes) -> holding.Holding:
     """DeepSpeed at the trial's stage; see the functions below."""
     return {0: _stage_0, 1: _stages_1_and_2, 2: _stages_1_and_2, 3: _stage_3}[trial.train.zero_stage](trial, shapes)
 
 
-def _stage_0(trial: Trial, shapes: ParameterShapes) -> Holding:
+def _stage_0(trial: Trial, shapes: ParameterShapes) -> holding.Holding:
     """No ZeRO: plain training, and all gradients once more while they are averaged, at one rank too.
 
     `bf16.enabled` keeps fp32 masters and states beside the 16-bit weights, and makes fp32 gradients of all the 16-bit
     ones at once for its step (`step` in runtime/fp16/unfused_optimizer.py, which serves torch's optimizers).
     """
-    train, count = trial.train, sizes(shapes)
-    alone = plain(trial, shapes)
-    each = weight_bytes(train)
+    train, count = trial.train, holding.sizes(shapes)
+    alone = holding.plain(trial, shapes)
+    each = holding.weight_bytes(train)
     flattened = min(count.all, _FLATTENED_AT_MOST)
-    cast = flattened * communicated_bytes(train) if communicated_bytes(train) != each else 0
+    cast = flattened * holding.communicated_bytes(train) if holding.communicated_bytes(train) != each else 0
     masters: dict[str, int] = {}
     unscaled: dict[str, int] = {}
     if each == 2:
         masters = {"master weights": 4 * count.all}
         unscaled = {"temporaries": 4 * count.all}
-    return Holding(
+    return holding.Holding(
         steady=_states(trial, count, 1) | {"weights": each * count.all} | masters,
         gradient_bytes=alone.gradient_bytes,
         new_gradient_bytes=each,
         held=alone.held,
-        exchange=added(alone.exchange, {"buckets": flattened * each + cast}),
-        step=added(alone.step, unscaled),
+        exchange=holding.added(alone.exchange, {"buckets": flattened * each + cast}),
+        step=holding.added(alone.step, unscaled),
     )
 
 
-def _stages_1_and_2(trial: Trial, shapes: ParameterShapes) -> Holding:
+def _stages_1_and_2(trial: Trial, shapes: ParameterShapes) -> holding.Holding:
     """ZeRO's first two stages (arXiv 1910.02054, sections 5.1 and 5.2), as runtime/zero/stage_1_and_2.py does them.
 
     More than the paper counts: fp32 masters of this rank's part even where the weights are fp32 already; a bucket of
@@ -115,9 +105,9 @@ def _stages_1_and_2(trial: Trial, shapes: ParameterShapes) -> Holding:
     Without overlap the first stage keeps all gradients until backward is over. The second reduces as it goes, in each
     micro-step.
     """
-    train, ranks, count = trial.train, trial.world.size, sizes(shapes)
+    train, ranks, count = trial.train, trial.world.size, holding.sizes(shapes)
     settings = zero_settings(train)
-    each = weight_bytes(train)
+    each = holding.weight_bytes(train)
     dtypes = 2 if train.precision == "bf16" else 1
     bucket = settings.reduce_bucket * each * dtypes * (2 if settings.overlap else 1)
     part = _whole_tensors_in_part(shapes, ranks) * each
@@ -125,10 +115,10 @@ def _stages_1_and_2(trial: Trial, shapes: ParameterShapes) -> Holding:
     # On another stream the copy of the bucket before may still be there.
     copies = 2 if settings.overlap and train.device == "cuda" else 1
     per_element = each * copies if ranks > 1 else 0
-    if communicated_bytes(train) != each:
-        per_element += communicated_bytes(train)
+    if holding.communicated_bytes(train) != each:
+        per_element += holding.communicated_bytes(train)
     flattened = filled * per_element
-    matrices = shard(max(map(sum, _groups(shapes))), ranks)
+    matrices = holding.shard(max(map(sum, _groups(shapes))), ranks)
     # Flattened in the gradients' dtype, and cast for fp32 masters.
     step = {"gradients": part, "temporaries": matrices * (each + (4 if each == 2 else 0))}
     during = train.zero_stage == 2 or settings.overlap
@@ -141,7 +131,7 @@ def _stages_1_and_2(trial: Trial, shapes: ParameterShapes) -> Holding:
         # What fills a bucket has left where backward put it; tensors larger than a bucket never do.
         bucketed = filled if filled <= settings.reduce_bucket else 0
         exchange = {"gradients": (count.all - bucketed) * each + part}
-    return Holding(
+    return holding.Holding(
         steady={"weights": count.all * each} | _masters(count, ranks) | _states(trial, count, ranks),
         gradient_bytes=0 if during or train.grad_accum > 1 else each,
         new_gradient_bytes=each,
@@ -156,12 +146,12 @@ def _stages_1_and_2(trial: Trial, shapes: ParameterShapes) -> Holding:
     )
 
 
-def _filled(count: Sizes, settings: ZeroSettings) -> int:
+def _filled(count: holding.Sizes, settings: ZeroSettings) -> int:
     """Elements that are reduced at a time: a bucket, the whole model, or one tensor too large for a bucket."""
     return min(count.all, max(settings.reduce_bucket, count.largest_of_block))
 
 
-def _stage_3(trial: Trial, shapes: ParameterShapes) -> Holding:
+def _stage_3(trial: Trial, shapes: ParameterShapes) -> holding.Holding:
     """ZeRO's third stage (arXiv 1910.02054, section 5.3), as runtime/zero/stage3.py, partition_parameters.py and
     partitioned_param_coordinator.py do it.
 
@@ -171,10 +161,10 @@ def _stage_3(trial: Trial, shapes: ParameterShapes) -> Holding:
     both; the flat buffer they arrive in, out of which they are copied; in the step this rank's gradients once more.
     One rank gathers nothing.
     """
-    train, ranks, count = trial.train, trial.world.size, sizes(shapes)
+    train, ranks, count = trial.train, trial.world.size, holding.sizes(shapes)
     settings = zero_settings(train)
-    each = weight_bytes(train)
-    scattered = 2 if train.precision == "bf16" else communicated_bytes(train)
+    each = holding.weight_bytes(train)
+    scattered = 2 if train.precision == "bf16" else holding.communicated_bytes(train)
     bucket = settings.reduce_bucket * (each + (2 if train.precision == "bf16" else 0))
     gathers = ranks > 1
 
@@ -187,24 +177,24 @@ def _stage_3(trial: Trial, shapes: ParameterShapes) -> Holding:
     copied = arriving if train.device == "cpu" and kept and arriving < rest else 0
     fetched = rest if kept else rest_of_block
     flush = {"temporaries": scattered, "gloo's copies": scattered if train.device == "cpu" else 0}
-    matrices = shard(max(map(sum, _groups(shapes))), ranks)
-    return Holding(
+    matrices = holding.shard(max(map(sum, _groups(shapes))), ranks)
+    return holding.Holding(
         steady={
-            "weights": shard(count.all, ranks) * each,
-            "gradients": shard(count.all, ranks) * each,
+            "weights": holding.shard(count.all, ranks) * each,
+            "gradients": holding.shard(count.all, ranks) * each,
             "buckets": bucket,
         }
         | _masters(count, ranks)
         | _states(trial, count, ranks),
         gradient_bytes=0,
         new_gradient_bytes=each,
-        forward=added(lasting, {"gathered weights": fetched + arriving, "gloo's copies": copied}),
-        forward_end=added(lasting, {"gathered weights": fetched}),
-        backward=lasting if kept else added(lasting, {"gathered weights": fetched + arriving}),
+        forward=holding.added(lasting, {"gathered weights": fetched + arriving, "gloo's copies": copied}),
+        forward_end=holding.added(lasting, {"gathered weights": fetched}),
+        backward=lasting if kept else holding.added(lasting, {"gathered weights": fetched + arriving}),
         kept_gathered_per_block=rest_of_block if kept else 0,
         bucket=settings.reduce_bucket,
         flush=flush,
-        exchange=added(lasting, {part: filled * each for part, each in flush.items()}),
+        exchange=holding.added(lasting, {part: filled * each for part, each in flush.items()}),
         step={"temporaries": matrices * (each + (4 if each == 2 else 0))},
     )
 
@@ -220,12 +210,12 @@ def _gathered(shapes: ParameterShapes, persistence_threshold: int) -> tuple[int,
     return max((large(block) for block in shapes.blocks if block.wrapped), default=0), sum(map(large, shapes.each()))
 
 
-def _masters(count: Sizes, ranks: int) -> dict[str, int]:
-    return {"master weights": 4 * shard(count.all, ranks)}
+def _masters(count: holding.Sizes, ranks: int) -> dict[str, int]:
+    return {"master weights": 4 * holding.shard(count.all, ranks)}
 
 
-def _states(trial: Trial, count: Sizes, ranks: int) -> dict[str, int]:
-    return {"optimizer states": STATE_BYTES[trial.train.optimizer] * shard(count.all, ranks)}
+def _states(trial: Trial, count: holding.Sizes, ranks: int) -> dict[str, int]:
+    return {"optimizer states": holding.STATE_BYTES[trial.train.optimizer] * holding.shard(count.all, ranks)}
 
 
 @lru_cache(maxsize=256)
@@ -246,7 +236,7 @@ def _whole_tensors_in_part(shapes: ParameterShapes, ranks: int) -> int:
     """
     more_from: dict[int, int] = {}
     for group in _groups(shapes):
-        length = shard(sum(group), ranks)
+        length = holding.shard(sum(group), ranks)
         start = 0
         for elements in group:
             first, last = start // length, min(ranks - 1, (start + elements - 1) // length)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from vitscale.analysis import Analysis, CurveResult, TrialResult
+from vitscale.analysis import Analysis, CurveResult, TrialResult, by_mode
 from vitscale.analysis.learning.convergence import Reach, accuracy_at_images, accuracy_at_seconds, common_reach
 from vitscale.present import units
 from vitscale.present.document import Choice, Figure, View
@@ -22,16 +22,14 @@ _MOST_STEPS_DRAWN = 200
 def training_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure | None:
     """Loss and accuracy by epoch, a view for each batch policy and rank count; of one epoch the loss by step."""
     views: list[View] = []
-    for mode in dict.fromkeys(curve.mode for curve in curves):
-        own = [curve for curve in curves if curve.mode == mode]
+    for mode, own in by_mode(curves).items():
         told = [(name, "epoch", by_epoch(analysis, own, name)) for name in ("loss", "accuracy")]
         told = [each for each in told if max((row["x"] for row in each[2]), default=0) > 1]
         for name, x_title, rows in told or [("loss", "optimizer step", by_step(analysis, own))]:
             for gpus in sorted({row["gpus"] for row in rows}):
                 some = [row for row in rows if row["gpus"] == gpus]
                 views.append(_training_view(mode, name, x_title, gpus, some))
-    names = dict.fromkeys(row["series"] for view in views for row in view.rows)
-    return Figure("training", "Loss and accuracy", tuple(views), tuple(names)) if views else None
+    return axes.series_figure("training", "Loss and accuracy", views)
 
 
 def by_epoch(analysis: Analysis, curves: Sequence[CurveResult], figure: str) -> list[axes.Row]:
@@ -107,8 +105,7 @@ def _training_view(mode: Mode, name: str, x_title: str, gpus: int, rows: list[ax
 def accuracy_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure | None:
     """Held-out accuracy by global batch and by ranks, each where it varies; what a target took where it was reached."""
     views: list[View] = []
-    for mode in dict.fromkeys(curve.mode for curve in curves):
-        own = [curve for curve in curves if curve.mode == mode]
+    for mode, own in by_mode(curves).items():
         rows = accuracies(analysis, own)
         for field, title in (("batch", "global batch"), ("gpus", "ranks")):
             if len({row[field] for row in rows}) > 1:
@@ -119,8 +116,7 @@ def accuracy_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure 
         for quantity_ in ("seconds", "images"):
             if some := [row for row in targets(analysis, own) if row["quantity"] == quantity_]:
                 views.append(_accuracy_view(mode, "batch", "global batch", _target_choice(some[0]), some, []))
-    names = dict.fromkeys(row["series"] for view in views for row in view.rows)
-    return Figure("accuracy", "Held-out accuracy", tuple(views), tuple(names)) if views else None
+    return axes.series_figure("accuracy", "Held-out accuracy", views)
 
 
 def _target_choice(row: axes.Row) -> Choice:

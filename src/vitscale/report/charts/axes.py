@@ -16,7 +16,7 @@ from typing import Any
 from vitscale.analysis import Analysis, CurveResult, TrialResult
 from vitscale.analysis.scaling import curve_name
 from vitscale.present.data import finite
-from vitscale.present.document import View
+from vitscale.present.document import Figure, View
 
 # Okabe & Ito, "Color Universal Design" (2008), without black and yellow, which vanish on a dark or a light page; then
 # darker and duller ones for studies of many curves, which nobody tells apart by colour alone.
@@ -93,6 +93,12 @@ class Plot:
             }
         )
         return whole
+
+
+def series_figure(name: str, title: str, views: Sequence[View]) -> Figure | None:
+    """Views whose curves can be switched off by their series; None without a view."""
+    names = dict.fromkeys(row["series"] for view in views for row in view.rows)
+    return Figure(name, title, tuple(views), tuple(names)) if views else None
 
 
 def first(views: Sequence[View], default: View | None) -> tuple[View, ...]:

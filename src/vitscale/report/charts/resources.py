@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vitscale.analysis import Analysis, CurveResult, TrialResult
+from vitscale.analysis import Analysis, CurveResult, TrialResult, by_mode
 from vitscale.analysis.runs.figures import PHASES
 from vitscale.analysis.runs.resources import RankResources, ResourceFigures
 from vitscale.present import units
@@ -90,17 +90,11 @@ def resource_chart(
     """A view for each resource and batch policy of which anything is known."""
     views = [
         _resource_view(resource, mode, rows, rank_points(analysis, own, resource))
-        for mode, own in _by_mode(curves).items()
+        for mode, own in by_mode(curves).items()
         for resource in resources
         if (rows := used(analysis, own, resource))
     ]
-    names = dict.fromkeys(row["series"] for view in views for row in view.rows)
-    return Figure("resources", "What each trial used", tuple(views), tuple(names)) if views else None
-
-
-def _by_mode(curves: Sequence[CurveResult]) -> dict[Mode, list[CurveResult]]:
-    modes = dict.fromkeys(curve.mode for curve in curves)
-    return {mode: [curve for curve in curves if curve.mode == mode] for mode in modes}
+    return axes.series_figure("resources", "What each trial used", views)
 
 
 def used(analysis: Analysis, curves: Sequence[CurveResult], resource: Resource) -> list[axes.Row]:

@@ -6,13 +6,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from vitscale.analysis import Analysis, CurveResult, Point, TrialResult
+from vitscale.analysis import Analysis, CurveResult, Point, TrialResult, by_mode
 from vitscale.analysis.scaling import curve_name
 from vitscale.present import units
 from vitscale.present.document import Choice, Figure, View
 from vitscale.present.estimate import Estimate
 from vitscale.report import sentences
-from vitscale.report.charts.axes import Plot, Row, Spec, add_curves, along, cut_bars, first, quantity, scaled, tooltip
+from vitscale.report.charts.axes import (
+    Plot,
+    Row,
+    Spec,
+    add_curves,
+    along,
+    cut_bars,
+    first,
+    quantity,
+    scaled,
+    series_figure,
+    tooltip,
+)
 from vitscale.trial.trial import Mode
 
 _IDEAL_SAMPLES = 24
@@ -94,14 +106,10 @@ RANKS = Axis("ranks", "ranks", "ranks")
 def scaling_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure | None:
     """A view for each batch policy, measure and axis of which anything is known."""
     views: list[View] = []
-    for mode in dict.fromkeys(curve.mode for curve in curves):
-        own = [curve for curve in curves if curve.mode == mode]
+    for mode, own in by_mode(curves).items():
         for axis in (RANKS, *swept_axes(own)):
             views += [view for measure in MEASURES if (view := _view(analysis, mode, own, measure, axis)) is not None]
-    if not views:
-        return None
-    names = dict.fromkeys(row["series"] for view in views for row in view.rows)
-    return Figure("scaling", "How it scales", first(views, _default(views)), tuple(names))
+    return series_figure("scaling", "How it scales", first(views, _default(views)) if views else ())
 
 
 def _default(views: Sequence[View]) -> View:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from vitscale.analysis import Analysis, CurveResult, Waterfall
+from vitscale.analysis import Analysis, CurveResult, Waterfall, by_mode
 from vitscale.analysis.time.breakdown import Breakdown
 from vitscale.analysis.time.run_waterfall import CHECKPOINT, EVALUATION, START_UP
 from vitscale.analysis.time.waterfall import STEP_ROUNDING
@@ -120,8 +120,8 @@ _UNLIKE = 20
 def breakdown_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure | None:
     """Stacked bars in seconds and as shares, a view per batch policy and batch size; None without explained steps."""
     views = []
-    for mode in dict.fromkeys(curve.mode for curve in curves):
-        own = bars(analysis, [curve for curve in curves if curve.mode == mode])
+    for mode, of_mode in by_mode(curves).items():
+        own = bars(analysis, of_mode)
         batches = sorted({(bar.batch_order, bar.batch) for bar in own})
         for order, batch in batches:
             some = [bar for bar in own if (bar.batch_order, bar.batch) == (order, batch)]

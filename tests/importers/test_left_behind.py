@@ -1,18 +1,24 @@
-"""A script without a Probe that leaves a trainer_state.json: its epochs are known, and nothing else is touched."""
+"""A script without a Probe that leaves a trainer_state.json or traces: what these tell is known, the rest as it was."""
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 from pathlib import Path
 
 import pytest
 
+from importers.test_traces import job_of, late_rank, write
 from importers.test_trainer_state import state
+from kineto_traces import A100
 from results_factory import make_curve, make_results, make_run, make_trial, write_results
 from vitscale import analysis, store
-from vitscale.importers.trainer_state import take_in
+from vitscale.importers import left_behind
+from vitscale.importers.left_behind import take_in
 from vitscale.store.records import EpochLine, ModelLine, RankRecord
 from vitscale.store.results import Results
+from vitscale.trial.trial import Trial
 
 NOTHING = dict.fromkeys(
     ("steps", "images", "train_loss", "train_accuracy", "held_out_loss", "held_out_accuracy", "peak_bytes")
@@ -22,7 +28,7 @@ TRIAL = make_trial("script", 4, script="/home/ada/train.py", arguments=("--outpu
 WHOLE_SECONDS = 300.0
 
 
-def scripted() -> Results:
+def scripted(trial: Trial = TRIAL) -> Results:
     """As a rank writes it whose script told nothing."""
     ranks = [
         RankRecord(
@@ -36,15 +42,20 @@ def scripted() -> Results:
             ended=True,
             broken=(),
         )
-        for rank in range(4)
+        for rank in range(trial.world.size)
     ]
-    return make_results([(make_curve([TRIAL]), [TRIAL])], [make_run(TRIAL, ranks)])
+    return make_results([(make_curve([trial]), [trial])], [make_run(trial, ranks)])
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    write_results(scripted(), tmp_path / "results")
-    (folder,) = (tmp_path / "results" / "runs").iterdir()
+    return scripted_run(tmp_path, TRIAL)
+
+
+def scripted_run(where: Path, trial: Trial) -> Path:
+    """The folder of its run."""
+    write_results(scripted(trial), where / "results")
+    (folder,) = (where / "results" / "runs").iterdir()
     (folder / "log.txt").write_text("training\n")
     (folder / "output" / "checkpoint-300").mkdir(parents=True)
     return folder
@@ -110,3 +121,82 @@ def test_what_a_probe_told_stays(run: Path) -> None:
     before = (run / "rank-0.jsonl").read_bytes()
     take_in(run, TRIAL)
     assert (run / "rank-0.jsonl").read_bytes() == before
+
+
+# --- traces ----------------------------------------------------------------------------------------------------------
+
+PAIR = make_trial("script", 2, script="/home/ada/train.py", arguments=("{output}",))
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Path:
+    return scripted_run(tmp_path, PAIR)
+
+
+def test_waits_that_are_known_come_out_beside_the_time_as_a_whole(pair: Path) -> None:
+    """Rank 1 is made late by so much in each step of a real trace: rank 0 waits for it, and rank 1 for nobody."""
+    job = job_of(A100)
+    second, late = late_rank(job, 1)
+    write(pair / "output", "a.pt.trace.json.gz", job)
+    write(pair / "output" / "checkpoint-300", "b.json.gz", second)
+    take_in(pair, PAIR)
+    results = store.load(pair.parent.parent)
+    analysed = analysis.analyse(results)
+    assert "few-steps" not in {finding.kind for finding in analysed.findings}
+    (trial,) = analysed.trials.values()
+    assert trial.breakdown is not None
+    assert trial.runs[0].epoch_seconds == WHOLE_SECONDS
+    first, other = trial.breakdown.ranks
+    steps = [{line.step for line in rank.explained} for rank in results.runs[0].ranks]
+    whole = steps[0] & steps[1] & late.keys()
+    assert first.parts["wait"] is not None
+    assert 0 < first.parts["wait"] <= sum(late[step] for step in whole) / trial.breakdown.steps + 1e-9
+    assert other.parts["wait"] == pytest.approx(0.0, abs=1e-6)
+    assert "a.pt.trace.json.gz explains" in (pair / "log.txt").read_text()
+
+
+def test_of_one_ranks_trace_the_exposed_communication_is_known(pair: Path) -> None:
+    """Most scripts profile rank 0 alone: what waits and what is sent cannot be told apart there, nor be taken for 0."""
+    write(pair / "output", "a.json.gz", job_of(A100))
+    take_in(pair, PAIR)
+    (trial,) = analysis.analyse(store.load(pair.parent.parent)).trials.values()
+    assert trial.breakdown is not None
+    (rank,) = trial.breakdown.ranks
+    assert rank.exposed_seconds is not None
+    assert rank.exposed_seconds > 0
+    assert (rank.parts["wait"], rank.parts["wire"]) == (None, None)
+
+
+def test_the_newest_trace_of_a_rank_counts_and_the_others_are_told(pair: Path) -> None:
+    job = job_of(A100)
+    old = {**job, "traceEvents": [event for event in job["traceEvents"] if "ProfilerStep" not in event["name"]]}
+    os.utime(write(pair / "output", "old.json.gz", old), (1, 1))
+    write(pair / "output", "new.json.gz", job)
+    take_in(pair, PAIR)
+    said = (pair / "log.txt").read_text()
+    assert "output/new.json.gz explains" in said
+    assert "told by the profiler's own marks" in said
+    assert "output/old.json.gz was not used: rank 0 has a newer trace" in said
+
+
+def test_traces_that_cannot_be_used_are_told_and_change_nothing(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_cpu = {"schemaVersion": 1, "traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1, "dur": 2}]}
+    (pair / "output" / "cpu.json").write_text(json.dumps(on_cpu))
+    (pair / "output" / "cut.json.gz").write_bytes(gzip.compress(b'{"traceEvents": [{"ph": "X"')[:-9])
+    (pair / "output" / "metrics.json").write_text('{"loss": 1.0}')
+    third, _ = late_rank(job_of(A100), 2)
+    write(pair / "output", "third.json.gz", third)
+    before = (pair / "rank-0.jsonl").read_bytes()
+    take_in(pair, PAIR)
+    assert (pair / "rank-0.jsonl").read_bytes() == before
+    said = (pair / "log.txt").read_text()
+    assert "output/cpu.json was not used: nothing in " in said
+    assert "output/cut.json.gz was not used: " in said
+    assert "output/third.json.gz was not used: it is of rank 2 of 2" in said
+    assert "metrics.json" not in said
+
+    monkeypatch.setattr(left_behind, "_MOST_TRACE_BYTES", 1000)
+    write(pair / "output", "large.json.gz", job_of(A100))
+    take_in(pair, PAIR)
+    assert (pair / "rank-0.jsonl").read_bytes() == before
+    assert "large.json.gz was not used: with newer ones it is more than" in (pair / "log.txt").read_text()

@@ -155,13 +155,18 @@ def _read_all(paths: Sequence[Path]) -> list[RankTrace]:
     long = sum(path.stat().st_size for path in paths if path.is_file()) > _LONG
     workers = min(len(paths), len(os.sched_getaffinity(0)))
     if not long or workers < 2:
-        return [_rank_trace(path) for path in paths]
+        return [rank_trace(path) for path in paths]
     with ProcessPoolExecutor(workers) as pool:  # what comes back is a few lines a step
-        return list(pool.map(_rank_trace, paths))
+        return list(pool.map(rank_trace, paths))
 
 
 @without_collection()
-def _rank_trace(path: Path) -> RankTrace:
+def rank_trace(path: Path) -> RankTrace:
+    """What a file tells.
+
+    Raises:
+        StoreError: it cannot be read, is no trace, or holds nothing that ran on a GPU.
+    """
     file = identified(path)
     trace = read_trace(path)
     device = DeviceTime(trace)
@@ -285,11 +290,20 @@ def _run(job: Sequence[tuple[int, RankTrace]], world: int, label: str, options: 
     )
 
 
+def explained(number: int, rank: RankTrace, *, some: bool) -> tuple[ExplainedLine, ...]:
+    """The steps of a rank, as its record has them.
+
+    Args:
+        number: of the rank.
+        rank: its trace.
+        some: whether other ranks of its world have none.
+    """
+    untold = dict.fromkeys(("wait", "wire"), ONE_RANK.format(number)) if some else {}
+    return tuple(line.model_copy(update={"unknown": untold | line.unknown}) for line in rank.lines)
+
+
 def _log_rank(number: int, rank: RankTrace, images: int, *, some: bool) -> LogRank:
-    lines = rank.lines
-    if some:
-        untold = dict.fromkeys(("wait", "wire"), ONE_RANK.format(number))
-        lines = tuple(line.model_copy(update={"unknown": untold | line.unknown}) for line in lines)
+    lines = explained(number, rank, some=some)
     steps = tuple(  # a whole trace may be of any number of steps: where its time went is known, and no step's time
         StepLine(step=line.step, epoch=0, seconds=line.seconds, images=images, loss=None, warmup=False)
         for line in lines

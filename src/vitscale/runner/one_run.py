@@ -310,7 +310,7 @@ def _attempt(
     else:
         outcome = outcome_of(Evidence(ending, read_ranks(folder), trial.world.size, folder, trial.layout))
         if trial.train.script is not None and outcome.kind == "completed":
-            from vitscale.importers.trainer_state import take_in
+            from vitscale.importers.left_behind import take_in
 
             take_in(folder, trial)
     write_outcome(folder, outcome)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from vitscale.analysis.quality.wording import count, imported, name, note, those, warning, worst
 from vitscale.analysis.runs.figures import FEWEST_FOR_TAILS
-from vitscale.analysis.runs.steps import ONE_IN
+from vitscale.analysis.runs.steps import ONE_IN, whole_epochs_alone
 from vitscale.analysis.statistics import FEWEST_REPEATS
 from vitscale.analysis.trials import TrialResult
 from vitscale.present.document import Finding
@@ -128,8 +128,10 @@ def _half(trial: TrialResult, seen: Sequence[bool]) -> bool:
 
 def few_steps(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Runs with too few steps for a typical one."""
-    # What is imported may be means of many steps, or epochs: how few they rest on is not known.
-    own = [trial for trial in measured if trial.trial.origin is None]
+    # What is imported may be means of many steps, or epochs, as is a script's whole time: on how few is not known.
+    own = [
+        trial for trial in measured if trial.trial.origin is None and not all(map(whole_epochs_alone, trial.records))
+    ]
     short = {t.trial_id: n for t in own if (n := min(run.timed_steps for run in t.runs)) < _FEWEST_TIMED_STEPS}
     if short:
         yield warning(

@@ -237,11 +237,18 @@ def common_steps(run: Run, lines_of: Callable[[RankRecord], Sequence[Line]]) -> 
         run: the record.
         lines_of: the lines of one rank, each with a `step`.
     """
-    by_rank = [{line.step: line for line in lines_of(rank)} for rank in run.ranks]
-    if not by_rank or len(by_rank) < len(run.ranks_needed):
+    by_rank = [{line.step: line for line in lines_of(rank)} for rank in explained_ranks(run)]
+    if not by_rank or len(run.ranks) < len(run.ranks_needed):
         return []
     common = set.intersection(*(set(lines) for lines in by_rank))
     return [tuple(lines[step] for lines in by_rank) for step in sorted(common)]
+
+
+def explained_ranks(run: Run) -> tuple[RankRecord, ...]:
+    """All ranks of a run; of a script without a Probe those whose traces it has left."""
+    if run.header.trial.train.script is None or not whole_epochs_alone(run):
+        return tuple(run.ranks)
+    return tuple(rank for rank in run.ranks if rank.explained)
 
 
 PaceSource = Literal["steps", "epochs"]

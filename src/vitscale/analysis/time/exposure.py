@@ -29,7 +29,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import sub
 
-from vitscale.analysis.runs.steps import common_steps
+from vitscale.analysis.runs.steps import common_steps, explained_ranks
 from vitscale.base.time_spans import Interval, complement, intersection, length, union
 from vitscale.store.records import COMMUNICATION, EXPOSED, UNKNOWN_OPERATION, ExplainedLine
 from vitscale.store.results import Run
@@ -188,7 +188,7 @@ def explained_steps(run: Run) -> tuple[int, ...]:
 
 def lanes(run: Run, step: int) -> dict[int, dict[str, list[Interval]]]:
     """Rank to its parts in one of `explained_steps`: seconds from the step's beginning, in the rank's own clock."""
-    by_rank = {rank.rank: {line.step: line for line in rank.explained}[step] for rank in run.ranks}
+    by_rank = {rank.rank: {line.step: line for line in rank.explained}[step] for rank in explained_ranks(run)}
     lines = sorted(by_rank.items())
     return {rank: step_parts(line, exposure) for (rank, line), exposure in zip(lines, exposures(lines), strict=True)}
 

@@ -1,0 +1,146 @@
+"""Takes in what a script without a Probe has left in its run's own `{output}`: a trainer_state.json, profiler traces.
+
+The epochs of the one take the place of the script's time as a whole, which has its imports and its last words in it.
+The steps of the others are explained ones, beside that time: each has the profiler's cost in it, so none is a timed
+step. The run's log says what was used, and what was not and why. No link is followed: a script may leave any.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from vitscale.errors import RequestError, StoreError
+from vitscale.importers import trainer_state
+from vitscale.importers.contents import LogRun, Options
+from vitscale.importers.traces import RankTrace, explained, rank_trace
+from vitscale.profiles.trace_json import is_trace
+from vitscale.store import read_ranks, write_whole
+from vitscale.store.lines import RankLine, rank_files
+from vitscale.trial.script import OUTPUT
+from vitscale.trial.trial import Trial
+
+_STATE = "trainer_state.json"
+_TRACE = re.compile(r".*\.json(\.gz)?", re.IGNORECASE)
+_MOST_FOLDERS = 1000
+"""That are looked into; a Trainer keeps its state in the folder that it was given, and in those of its checkpoints."""
+_MOST_FILES = 10_000
+_MOST_TRACE_BYTES = 1 << 30
+"""Of all traces together, as they lie there: half a minute of reading before the next run begins."""
+_MOST_NOTES = 20
+
+
+def take_in(folder: Path, trial: Trial) -> None:
+    """Puts what was left into the ranks' records; where nothing can be used, these stay as they are.
+
+    Args:
+        folder: of a run whose ranks have ended, and which has no outcome yet.
+        trial: what it ran.
+
+    Raises:
+        OSError: a record cannot be written.
+    """
+    told = read_ranks(folder)
+    if trial.train.script is None or not all(rank.ended and not rank.steps and len(rank.epochs) == 1 for rank in told):
+        return  # a Probe told more than any file
+    files = sorted(_files(folder / OUTPUT), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    states = [path for path in files if path.name == _STATE]
+    notes = _take_in_state(folder, trial, states[0]) if states else []
+    notes += _take_in_traces(folder, trial, [path for path in files if path.name != _STATE])
+    if notes:
+        more = [f"{len(notes) - _MOST_NOTES} more files were not used"] if len(notes) > _MOST_NOTES else []
+        with (folder / "log.txt").open("a", encoding="utf-8", errors="replace") as log:
+            log.writelines(f"vitscale: {note}\n" for note in [*notes[:_MOST_NOTES], *more])
+
+
+def _files(output: Path) -> Iterator[Path]:
+    """Those that may be of use."""
+    if output.is_symlink():
+        return
+    count = 0
+    for folder_count, (where, folders, files) in enumerate(os.walk(output)):
+        folders.sort()
+        for path in (Path(where) / name for name in sorted(files) if _TRACE.fullmatch(name)):
+            if path.is_file() and not path.is_symlink():
+                yield path
+                count += 1
+        if folder_count >= _MOST_FOLDERS or count >= _MOST_FILES:
+            return
+
+
+def _take_in_state(folder: Path, trial: Trial, path: Path) -> list[str]:
+    name = path.relative_to(folder)
+    try:
+        options = Options(gpus=trial.world.size, micro_batch=trial.train.micro_batch)
+        contents = trainer_state.read([path], options)
+    except (RequestError, StoreError) as error:
+        return [f"{name} was not used: {error}"]
+    if not contents.runs or not contents.runs[0].ranks[0].epochs:
+        return [f"{name} was not used: {'; '.join(contents.problems) or 'it has no whole epoch'}"]
+    _rewrite(folder, lambda _, lines: _with_epochs(lines, contents.runs[0]))
+    return [f"{name} stands for the time of the script as a whole"]
+
+
+def _with_epochs(lines: Iterable[str], run: LogRun) -> Iterator[str]:
+    """A rank's record with the epochs of the whole run: each ends in all ranks at once."""
+    samples = run.setting.train_samples
+    for line in lines:
+        if line.startswith('{"kind":"model"') and samples is not None:
+            line = re.sub(r'"train_samples":null', f'"train_samples":{samples}', line, count=1)
+        if not line.startswith('{"kind":"epoch"'):
+            yield line
+            continue
+        yield from map(_text, run.ranks[0].epochs)
+
+
+def _take_in_traces(folder: Path, trial: Trial, files: Sequence[Path]) -> list[str]:
+    """Of each rank the newest one that can be read."""
+    size, read_bytes = trial.world.size, 0
+    traces: dict[int, RankTrace] = {}
+    notes: list[str] = []
+    for path in filter(is_trace, files):
+        name = path.relative_to(folder)
+        read_bytes += path.stat().st_size
+        if len(traces) == size:
+            notes.append(f"{name} was not used: each rank has a newer trace")
+        elif read_bytes > _MOST_TRACE_BYTES:
+            notes.append(f"{name} was not used: with newer ones it is more than {_MOST_TRACE_BYTES >> 30} GiB")
+        else:
+            try:
+                trace = rank_trace(path)
+            except (StoreError, MemoryError) as error:
+                notes.append(f"{name} was not used: {error or 'it does not fit into memory'}")
+                continue
+            rank = 0 if trace.rank is None and size == 1 else trace.rank
+            if rank is None:
+                notes.append(f'{name} was not used: it does not tell its rank (name it "rank0.json")')
+            elif not 0 <= rank < size or trace.world_size not in (None, size):
+                notes.append(
+                    f"{name} was not used: it is of rank {rank} of {trace.world_size or 'a world'}, not of {size}"
+                )
+            elif rank in traces:
+                notes.append(f"{name} was not used: rank {rank} has a newer trace")
+            else:
+                traces[rank] = trace
+                notes.append(f"{name} explains {len(trace.lines)} steps of rank {rank}, told {trace.found_by}")
+    if traces:
+        _rewrite(folder, lambda rank, lines: _with_trace(rank, lines, traces.get(rank), some=len(traces) < size))
+    return notes
+
+
+def _with_trace(rank: int, lines: Iterable[str], trace: RankTrace | None, *, some: bool) -> Iterator[str]:
+    for line in lines:
+        if trace is not None and line.startswith('{"kind":"end"'):
+            yield from map(_text, (*explained(rank, trace, some=some), *trace.traffic))
+        yield line
+
+
+def _rewrite(folder: Path, change: Callable[[int, list[str]], Iterable[str]]) -> None:
+    for rank, file in rank_files(folder).items():
+        write_whole(file, "".join(change(rank, file.read_text(encoding="utf-8").splitlines(keepends=True))))
+
+
+def _text(line: RankLine) -> str:
+    return f"{line.model_dump_json()}\n"

@@ -1,46 +1,32 @@
 """Every reader of what others wrote, on inputs that nobody meant: `python tests/fuzzing.py --inputs 100000`.
 
-An input is a sound file with some of its bytes changed, cut, doubled or replaced by what readers stumble over. It
-is made of the reader's name and its number alone: what fails is made again by `--reader NAME --from NUMBER --inputs
-1`, and a run that was cut goes on with `--from`. A reader may answer, or raise the program's own error; anything
-else, an answer that takes longer than `_HANG_SECONDS`, or memory beyond `_MOST_BYTES` is a fault. Inputs that once
-were faults are kept in `fuzz_cases/`.
+An input is a sound file with some of its bytes changed, cut, doubled or replaced by what readers stumble over; of
+JSON every second has values of its own replaced instead, so that it is read to its end. It is made of the reader's
+name and its number alone: what fails is made again by `--reader NAME --from NUMBER --inputs 1`, and a run that was
+cut goes on with `--from`. A reader may answer, or raise the program's own error; anything else, an answer that takes
+longer than `_HANG_SECONDS`, memory beyond `_MOST_BYTES` or a file beside its folder is a fault. Inputs that once were
+faults are kept in `fuzz_cases/`.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
+import copy
 import json
 import os
-import pickle
 import random
 import resource
-import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
-from check_factory import checked, record, sweep
-from importers.logs import deepspeed_log, epoch_rows, epoch_table, steady
-from prediction_factory import resolved_study
-from results_factory import write_results
-from vitscale import analysis, store
+from fuzz_readers import READERS
 from vitscale.errors import VitscaleError
-from vitscale.importers.contents import Options
-from vitscale.importers.importing import import_logs
-from vitscale.machine.hosts import read_hostfile
-from vitscale.prediction.instances import read_instances
-from vitscale.profiles.trace_file import read_trace
-from vitscale.sources.restricted_pickle import read_pickle
-from vitscale.store.bundles import unpacked, write_bundle
-from vitscale.store.checks import read_check, write_check
-from vitscale.study.file import StudyFile, read_site
 
 CASES = Path(__file__).parent / "fuzz_cases"
 _HANG_SECONDS = 30
@@ -52,7 +38,6 @@ STUMBLES = (
     b"1_000", b"'" * 3,
 )  # fmt: skip
 """What readers stumble over."""
-Read = Callable[[Path], object]
 
 
 def mutated(seed: bytes, source: random.Random) -> bytes:
@@ -80,146 +65,59 @@ def mutated(seed: bytes, source: random.Random) -> bytes:
     return bytes(content)
 
 
-def _of_results(place: str) -> Read:
-    """Reads a results folder in which one file is the input."""
-
-    def read(path: Path) -> object:
-        folder = path.parent / "results"
-        shutil.copytree(_results(), folder)
-        run = sorted((folder / "runs").iterdir())[0]
-        shutil.copyfile(path, run / place if place != "study.json" else folder / place)
-        return analysis.analyse(store.load(folder))
-
-    return read
+_ODD: tuple[object, ...] = (
+    None, True, -1, 0, 1e308, -0.0, 10**30, 2**63, "", "0", "\ud800", "../../x", "\u202e\x1b[2J", "1e999", [], {}, [[]],
+    [None], {"": 0}, [0] * 300, "x" * 70_000,
+)  # fmt: skip
 
 
-def _imported(log_format: str) -> Read:
-    def read(path: Path) -> object:
-        return import_logs([path], log_format, Options(gpus=2, micro_batch=8), path.parent / "results")
-
-    return read
-
-
-def _trace(path: Path) -> object:
-    path = path.rename(path.with_suffix(".json"))
-    return read_trace(path)
-
-
-@cache
-def _results() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="vitscale-fuzz-seed-")) / "results"
-    write_results(resolved_study({1: [0.1], 2: [0.1]}), folder)
-    return folder
-
-
-def _file(name: str) -> bytes:
-    run = sorted((_results() / "runs").iterdir())[0]
-    content = (run / name if name != "study.json" else _results() / name).read_bytes()
-    return b"".join(content.splitlines(keepends=True)[:40]) if name.endswith(".jsonl") else content
-
-
-def _made(write: Callable[[Path], object]) -> bytes:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "seed"
-        write(path)
-        return path.read_bytes()
-
-
-def _check() -> bytes:
-    lines = sweep("across nodes", "all_reduce", 2, 5e-4, 25e6)
-    with tempfile.TemporaryDirectory() as folder:
-        return write_check(Path(folder), record(checked(0, collectives=lines))).read_bytes()
-
-
-def _tar() -> bytes:
-    """A bundle before it is compressed: a changed byte of the compressed one is found by its own check."""
-    return gzip.decompress(_made(lambda path: write_bundle(_results(), path, redact=False)))
-
-
-def _bundle(path: Path) -> object:
-    path.write_bytes(gzip.compress(path.read_bytes(), 1))
-    return unpacked(path)
-
-
-def _events() -> bytes:
-    spans = [
-        {
-            "ph": "X",
-            "cat": cat,
-            "name": name,
-            "pid": 1,
-            "tid": 1,
-            "ts": 10.0 * n,
-            "dur": 9.0,
-            "args": {"Sequence number": n},
-        }
-        for n, (cat, name) in enumerate(
-            [
-                ("user_annotation", "ProfilerStep#1"),
-                ("cpu_op", "aten::mm"),
-                ("kernel", "ncclDevKernel_AllReduce_Sum_f32"),
-            ]
-        )
-    ]
-    about = {"rank": 0, "world_size": 2, "backend": "nccl"}
-    return json.dumps({"schemaVersion": 1, "distributedInfo": about, "traceEvents": spans}).encode()
-
-
-_STUDY = b"""name = "x"
-[model]
-name = "vit-ti16"
-image_size = 32
-patch_size = 16
-[data]
-name = "digits"
-[train]
-micro_batch = 8
-epochs = 1
-[scaling]
-gpus = [1, 2]
-[sweep]
-"train.engine" = ["ddp", "fsdp2"]
-[measure]
-repeats = 3
-"""
-_STATE = json.dumps(
-    {"log_history": [{"loss": 2.0, "step": n, "epoch": n / 4} for n in range(8)] + [{"train_runtime": 9.0, "step": 8}]}
-).encode()
-
-READERS: dict[str, tuple[Callable[[], bytes], Read]] = {
-    "study": (lambda: _STUDY, lambda path: StudyFile.read(path)),
-    "site": (lambda: b"[launch]\nlauncher = 'mpirun'\n[slurm]\npartition = 'gpu'\n", read_site),
-    "hostfile": (lambda: b"# hosts\nnode0 slots=4\nnode1 slots=4\n10.0.0.1 slots=2\n", read_hostfile),
-    "study.json": (lambda: _file("study.json"), _of_results("study.json")),
-    "trial.json": (lambda: _file("trial.json"), _of_results("trial.json")),
-    "outcome.json": (lambda: _file("outcome.json"), _of_results("outcome.json")),
-    "rank lines": (lambda: _file("rank-0.jsonl"), _of_results("rank-0.jsonl")),
-    "check": (_check, read_check),
-    "bundle": (_tar, _bundle),
-    "epochs": (
-        lambda: _made(lambda path: epoch_table(path, epoch_rows(2, [[100.0, 110.0], [120.0, 90.0]]))),
-        _imported("epochs"),
-    ),
-    "deepspeed": (
-        lambda: _made(lambda path: deepspeed_log(path, [*steady(0, 8), *steady(1, 8)])),
-        _imported("deepspeed"),
-    ),
-    "csv": (lambda: b"gpus,step_seconds,micro_batch\n1,0.1,8\n2,0.11,8\n", _imported("csv")),
-    "trainer-state": (lambda: _STATE, _imported("trainer-state")),
-    "trace": (_events, _trace),
-    "prices": (lambda: b"instance,gpu,count,price\nbig,A100-80GB,8,32.8\nsmall,T4,4,3.9\n", read_instances),
-    "pickle": (
-        lambda: pickle.dumps({b"data": [1, 2, 3], b"labels": [0, 1], b"filenames": ["a", "b"]}, protocol=2),
-        lambda path: read_pickle(path.read_bytes(), path.name),
-    ),
-}
-"""Name to a sound file, and what reads one."""
+def _with_odd_values(document: object, source: random.Random) -> bytes:
+    """JSON of the same form, with one to three of its values replaced, removed, doubled or exchanged."""
+    whole = [document]
+    for _ in range(source.choice((1, 1, 2, 3))):
+        places: list[tuple[Any, Any]] = []
+        unseen: list[Any] = [whole]
+        while unseen:
+            each = unseen.pop()
+            own = list(each.items() if isinstance(each, dict) else enumerate(each))
+            places += [(each, key) for key, _ in own]
+            unseen += [value for _, value in own if isinstance(value, dict | list)]
+        within, key = source.choice(places)
+        match source.randrange(5):
+            case 0 if len(places) > 1 and within is not whole:
+                del within[key]
+            case 1:
+                other, another = source.choice(places)
+                within[key] = copy.deepcopy(other[another])
+            case 2 if isinstance(within, list):
+                within.append(copy.deepcopy(within[key]))
+            case _:
+                within[key] = copy.deepcopy(source.choice(_ODD))
+    return json.dumps(whole[0]).encode()
 
 
 def case(reader: str, number: int) -> bytes:
     """The input of a number: the same everywhere."""
+    source = random.Random(f"{reader} {number}")
     seed = _seed(reader)
-    return mutated(seed, random.Random(f"{reader} {number}"))
+    if number % 2 and (documents := _documents(reader)):
+        lines = seed.splitlines(keepends=True) if len(documents) > 1 else [seed]
+        at = source.randrange(len(documents))
+        lines[at] = _with_odd_values(copy.deepcopy(documents[at]), source) + b"\n"
+        return b"".join(lines)
+    return mutated(seed, source)
+
+
+@cache
+def _documents(reader: str) -> list[object]:
+    """The sound file as JSON, or as a line of JSON each; empty where it is none."""
+    seed = _seed(reader)
+    for parts in ([seed], seed.splitlines()):
+        try:
+            return [json.loads(part) for part in parts]
+        except ValueError:
+            continue
+    return []
 
 
 @cache
@@ -230,22 +128,28 @@ def _seed(reader: str) -> bytes:
 def fault(reader: str, content: bytes) -> BaseException | None:
     """What a reader does with an input that it must not."""
     with tempfile.TemporaryDirectory(prefix="vitscale-fuzz-") as folder:
-        path = Path(folder) / "input"
+        path = Path(folder) / "own" / "input"
+        path.parent.mkdir()
         path.write_bytes(content)
         signal.alarm(_HANG_SECONDS)
         try:
             READERS[reader][1](path)
         except VitscaleError:
-            return None
-        except Exception as error:
+            pass
+        except (Exception, Hang) as error:
             return error
         finally:
             signal.alarm(0)
-    return None
+        written = [entry.name for entry in os.scandir(folder)]
+        return None if written == ["own"] else PermissionError(f"it wrote beside its folder: {written}")
+
+
+class Hang(BaseException):
+    """No `Exception`: a reader that makes its own error of all of those would hide it."""
 
 
 def _hung(_: int, __: FrameType | None) -> None:
-    raise TimeoutError(f"no answer for {_HANG_SECONDS} s")
+    raise Hang(f"no answer for {_HANG_SECONDS} s")
 
 
 def main(arguments: list[str] | None = None) -> int:

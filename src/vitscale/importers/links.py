@@ -221,9 +221,8 @@ def read_perftest(paths: Sequence[Path]) -> tuple[list[MeasuredLink], list[str]]
                     if not whole or len(cells) <= column:
                         raise ValueError("the file ends within it")
                     size = parse_whole(cells[0], 1, _LARGEST_SIZE)
-                    links[-1].seconds.setdefault(size, []).append(
-                        size * directions / (parse_seconds(cells[column]) * unit)
-                    )
+                    seconds = size * directions / (parse_seconds(cells[column]) * unit)
+                    links[-1].seconds.setdefault(size, []).append(seconds)
                 except ValueError as error:
                     told.line(number, str(error), "broken" if whole else "cut-off")
         problems += told.told()

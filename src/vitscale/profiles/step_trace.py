@@ -177,6 +177,8 @@ def _lines(tracks: Mapping[str, Sequence[tuple[int, int, str, dict[str, Any]]]])
     """A rank's steps; an event is of the last step that began before it."""
     steps = sorted(tracks["step"], key=lambda event: event[0])
     begins = [start_ns for start_ns, _, _, _ in steps]
+    if len(set(begins)) < len(begins):
+        raise ValueError("two steps of a rank begin at once")
     own: list[dict[str, list[_Told]]] = [{track: [] for track in _TRACKS} for _ in steps]
     for track, events in tracks.items():
         for start_ns, end_ns, name, more in events:

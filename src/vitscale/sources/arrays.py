@@ -7,6 +7,7 @@ import logging
 import lzma
 import math
 import os
+import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -34,6 +35,8 @@ _UNPACKERS: Mapping[int, Callable[[], Any]] = {
     8: zlib.decompressobj, 32946: zlib.decompressobj, 34925: partial(lzma.LZMADecompressor, memlimit=MOST_BYTES),
 }  # fmt: skip
 """TIFF's number of a compression that makes much of little -> what undoes it step by step."""
+_MOST_PAGES = 4096
+"""Of a TIFF: as many channels as an image may have."""
 _MOST_FROM_DEFLATED = 1032
 """Bytes that zlib makes of one, at most."""
 _DEFLATE, _FILTERS = 1, {1: "gzip", 2: "shuffle", 3: "fletcher32", 32000: "lzf"}
@@ -223,11 +226,28 @@ def _tiff(content: Content, name: str) -> Iterator[_Stored]:
     logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # one message, or none
     with _file(content) as file, tifffile.TiffFile(file) as tiff:
         size = file.seek(0, os.SEEK_END)
+        _verify_pages(file, tiff.tiff, name)
         series = tiff.series[0]
         for page in series.pages:
             _verify_segments(file, page, size, name)
         first = False if series.axes.endswith("S") else True if len(series.shape) == 3 else None
         yield _Stored(tuple(series.shape), np.dtype(series.dtype), series.asarray, first)
+
+
+def _verify_pages(file: Any, form: Any, name: str) -> None:
+    """There are few, and none leads back to one before it: in such a circle tifffile goes round for good."""
+    seen: set[int] = set()
+    file.seek(4 if form.offsetsize == 4 else 8)
+    while len(told := file.read(form.offsetsize)) == form.offsetsize:
+        (offset,) = struct.unpack(form.offsetformat, told)
+        file.seek(offset)
+        if len(told := file.read(form.tagnosize)) < form.tagnosize or not offset:
+            return
+        if offset in seen or len(seen) == _MOST_PAGES:
+            what = "its pages lead round in a circle" if offset in seen else f"it has more than {_MOST_PAGES:,} pages"
+            raise BrokenImage(name, what)
+        seen.add(offset)
+        file.seek(struct.unpack(form.tagnoformat, told)[0] * form.tagsize, os.SEEK_CUR)
 
 
 def _verify_segments(file: Any, page: Any, size: int, name: str) -> None:

@@ -179,16 +179,15 @@ def _other_batch(analysis: Analysis, advice: Advice, option: Option) -> str:
 
 def can_it_be_trusted(analysis: Analysis) -> doc.Section:
     """One line; warnings and notes folded under it."""
-    found = doc.most_severe_first(analysis.findings)
-    warnings = sum(finding.severity == "warning" for finding in found)
+    findings = doc.most_severe_first(analysis.findings)
+    warnings = sum(finding.severity == "warning" for finding in findings)
     runs = [len(trial.runs) for trial in analysis.trials.values() if trial.runs]
     few = f"intervals need 3 runs of a trial, the fewest here are {min(runs)}" if runs and min(runs) < 3 else ""
-    line = "; ".join(filter(None, (
-        f"{counted(warnings, 'warning')}, {counted(len(found) - warnings, 'note')}" if found else "No warning", few,
-    )))  # fmt: skip
+    said = f"{counted(warnings, 'warning')}, {counted(len(findings) - warnings, 'note')}" if findings else "No warning"
+    line = "; ".join(filter(None, (said, few)))
     blocks = [doc.Paragraph(f"{line}.")]
-    if found:
-        blocks.append(doc.Section(f"{counted(len(found), 'finding')}", found, folded=True))  # type: ignore[arg-type]  # findings are blocks
+    if findings:
+        blocks.append(doc.Section(f"{counted(len(findings), 'finding')}", findings, folded=True))  # type: ignore[arg-type]  # findings are blocks
     return doc.Section("Can I trust it?", tuple(blocks))
 
 

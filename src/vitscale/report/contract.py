@@ -68,7 +68,7 @@ def to_json(analysis: Analysis, outlook: Forecast | None = None, verb: Literal["
         "comparisons": [_comparison(comparison) for comparison in analysis.comparisons],
         "verdicts": [finding_fields(finding) for finding in analysis.findings],
         "problems": list(analysis.problems),
-        "predictions": [prediction_table.prediction(one) for one in (outlook.predictions if outlook else ())],
+        "predictions": list(map(prediction_table.prediction, outlook.predictions if outlook else ())),
         "prediction_scores": prediction_table.scores(outlook) if outlook else [],
     }
     return envelope(verb, content)
@@ -115,12 +115,12 @@ _NESTED = (
 def _swept(analysis: Analysis) -> dict[str, dict[str, Any]]:
     """Trial to every field that any curve of the study was swept over, and its value there; null on no such curve."""
     fields = dict.fromkeys(field for curve in analysis.curves for field in curve.labels)
-    found: dict[str, dict[str, Any]] = {trial_id: dict.fromkeys(fields) for trial_id in analysis.trials}
+    values: dict[str, dict[str, Any]] = {trial_id: dict.fromkeys(fields) for trial_id in analysis.trials}
     for curve in analysis.curves:
         for point in curve.points:
-            own = found[point.trial_id]
+            own = values[point.trial_id]
             own |= {field: value for field, value in curve.labels.items() if own[field] is None}
-    return found
+    return values
 
 
 def run_rows(analysis: Analysis) -> list[dict[str, Any]]:
@@ -263,15 +263,15 @@ def _learnt(trial: Trial, epoch: EpochFigures | None) -> dict[str, float | None]
     }
 
 
-def _drift(found: Drift) -> dict[str, Any]:
+def _drift(drift: Drift) -> dict[str, Any]:
     """`drift`: reference, agrees, drifts or unknown. A difference that is infinite is null: one loss is not finite."""
     return {
-        "drift": found.status,
-        "drift_reference": found.reference,
-        "drift_difference": found.difference,
-        "drift_tolerance": found.tolerance,
-        "drift_step": found.step,
-        "drift_reason": found.reason or None,
+        "drift": drift.status,
+        "drift_reference": drift.reference,
+        "drift_difference": drift.difference,
+        "drift_tolerance": drift.tolerance,
+        "drift_step": drift.step,
+        "drift_reason": drift.reason or None,
     }
 
 

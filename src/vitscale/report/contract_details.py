@@ -23,7 +23,7 @@ def flat(result: TrialResult) -> Object:
     """The most useful of it as values of their own, for CSV too."""
     typical = result.breakdown.typical if result.breakdown else None
     data_wait = typical.parts.get("data_wait") if typical else None
-    used, found, sent = result.resources, result.convergence, result.traffic
+    used, learnt, sent = result.resources, result.convergence, result.traffic
     return {
         **estimate_fields("exposed_share", result.breakdown.exposed_share if result.breakdown else None),
         "data_wait_share": data_wait / typical.seconds
@@ -37,8 +37,8 @@ def flat(result: TrialResult) -> Object:
         "cuda_allocated_bytes": used.cuda_allocated_bytes if used else None,
         "cuda_reserved_bytes": used.cuda_reserved_bytes if used else None,
         "cuda_device_bytes": used.cuda_device_bytes if used else None,
-        **estimate_fields("noise_scale_images", found.noise_scale_images if found else None),
-        **estimate_fields("seconds_to_target", found.seconds_to_target if found else None),
+        **estimate_fields("noise_scale_images", learnt.noise_scale_images if learnt else None),
+        **estimate_fields("seconds_to_target", learnt.seconds_to_target if learnt else None),
         "collectives_per_step": sent.calls if sent else None,
         "logical_bytes_per_step": sent.logical_bytes if sent else None,
         "physical_bytes_per_step": sent.physical_bytes if sent else None,
@@ -92,8 +92,8 @@ def _parts(breakdown: Breakdown, rank: RankParts) -> Object:
     over_runs = {part: breakdown.part_seconds(rank.rank, part) for part in rank.parts}
     return {
         "parts": dict(rank.parts),
-        "parts_low": {part: one.low if one else None for part, one in over_runs.items()},
-        "parts_high": {part: one.high if one else None for part, one in over_runs.items()},
+        "parts_low": {part: seconds.low if seconds else None for part, seconds in over_runs.items()},
+        "parts_high": {part: seconds.high if seconds else None for part, seconds in over_runs.items()},
     }
 
 
@@ -136,7 +136,7 @@ def _traffic(traffic: Traffic) -> Object:
         **{key: value for key, value in asdict(traffic).items() if key != "wire_seconds"},
         **estimate_fields("wire_seconds", traffic.wire_seconds),
         "reason": traffic.reason or None,
-        "sent": [asdict(one) for one in traffic.sent] if traffic.calls is not None else None,
+        "sent": [asdict(message) for message in traffic.sent] if traffic.calls is not None else None,
         "gradient_dtypes": dict(traffic.gradient_dtypes) if traffic.calls is not None else None,
     }
 

@@ -54,14 +54,14 @@ def four_figures(analysis: Analysis) -> Table | None:
 
 def parts_table(analysis: Analysis) -> Table | None:
     """Every part of the typical rank's explained step, in milliseconds."""
-    found = [trial.breakdown for trial in analysis.trials.values() if trial.breakdown is not None]
+    breakdowns = [trial.breakdown for trial in analysis.trials.values() if trial.breakdown is not None]
     columns: list[TrialColumn] = [("explained step", lambda trial: _milliseconds(trial, None))]
     columns += [
         (name, lambda trial, part=part: _milliseconds(trial, part))  # type: ignore[misc]  # its default is of this round
         for part, name in PART_NAMES.items()
-        if part not in ("norm", "bubble") or any(one.typical.parts[part] for one in found)
+        if part not in ("norm", "bubble") or any(breakdown.typical.parts[part] for breakdown in breakdowns)
     ]
-    notes = [*unknown_parts([one.reasons for one in found]), *map(_bubble, analysis.trials.values())]
+    notes = [*unknown_parts([breakdown.reasons for breakdown in breakdowns]), *map(_bubble, analysis.trials.values())]
     title = "Parts of an explained step, in milliseconds"
     return grouped_table(
         analysis,
@@ -136,36 +136,36 @@ def accuracy_table(analysis: Analysis, curves: Sequence[CurveResult]) -> Table |
     limits = reach(analysis, curves)
     images, seconds = limits.images, limits.seconds
     columns: list[TrialColumn] = [
-        ("epochs", _convergence(lambda found: str(len(found.points)) if found.points else UNKNOWN)),
+        ("epochs", _convergence(lambda known: str(len(known.points)) if known.points else UNKNOWN)),
         (
             "held-out accuracy",
-            _convergence(lambda found: _accuracy(found.points[-1].held_out_accuracy if found.points else None)),
+            _convergence(lambda known: _accuracy(known.points[-1].held_out_accuracy if known.points else None)),
         ),
     ]
     if images is not None and unlike_images(analysis, curves):
-        columns.append((images_panel(images), _convergence(lambda found: _accuracy(accuracy_at_images(found, images)))))
+        columns.append((images_panel(images), _convergence(lambda known: _accuracy(accuracy_at_images(known, images)))))
     if seconds is not None:
         columns.append(
-            (seconds_panel(seconds), _convergence(lambda found: _accuracy(accuracy_at_seconds(found, seconds))))
+            (seconds_panel(seconds), _convergence(lambda known: _accuracy(accuracy_at_seconds(known, seconds))))
         )
     columns += [
         (
             "noise scale (images)",
             lambda trial: _interval(trial.convergence.noise_scale_images if trial.convergence else None, units.number),
         ),
-        ("target", _convergence(lambda found: _accuracy(found.target_accuracy))),
+        ("target", _convergence(lambda known: _accuracy(known.target_accuracy))),
         ("reached by", lambda trial: Cell(reached(trial))),
         (
             "images to target",
-            _to_target(lambda found: (found.images_to_target, found.images_to_target_at_least), units.number),
+            _to_target(lambda known: (known.images_to_target, known.images_to_target_at_least), units.number),
         ),
         (
             "time to target",
-            _to_target(lambda found: (found.seconds_to_target, found.seconds_to_target_at_least), units.seconds),
+            _to_target(lambda known: (known.seconds_to_target, known.seconds_to_target_at_least), units.seconds),
         ),
     ]
     ids = dict.fromkeys(point.trial_id for curve in curves for point in curve.points)
-    measured = [analysis.trials[one] for one in ids if analysis.trials[one].convergence is not None]
+    measured = [analysis.trials[trial_id] for trial_id in ids if analysis.trials[trial_id].convergence is not None]
     notes = _unknown("Noise scale", measured, lambda t: t.convergence.noise_reason if t.convergence else "")
     if images is not None or seconds is not None:
         notes.insert(

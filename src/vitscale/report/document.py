@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -81,7 +82,7 @@ def charts(analysis: Analysis, outlook: Forecast | None = None, advice: Advice |
     """Name to chart of all that have data, in the order of the report."""
     measured = [c for c in analysis.curves if any(analysis.trials[point.trial_id].runs for point in c.points)]
     best = answers.best_measured(analysis)
-    found = (
+    figures = (
         scaling_chart(analysis, measured),
         waterfall_chart(analysis.waterfalls, chosen=best.trial_id if best else ""),
         breakdown_chart(analysis, measured),
@@ -94,7 +95,7 @@ def charts(analysis: Analysis, outlook: Forecast | None = None, advice: Advice |
         prediction_chart(analysis, outlook) if outlook is not None else None,
         advice_chart(advice) if advice is not None else None,
     )
-    return {chart.name: chart for chart in found if chart is not None}
+    return {chart.name: chart for chart in figures if chart is not None}
 
 
 def _section(title: str, blocks: Iterable[doc.Block | None]) -> doc.Section | None:
@@ -163,7 +164,7 @@ def _time(analysis: Analysis, drawn: dict[str, doc.Figure]) -> doc.Section | Non
 
 
 def _accuracy(analysis: Analysis, drawn: dict[str, doc.Figure]) -> doc.Section | None:
-    found = [
+    figures = [
         drawn.get("training"),
         drawn.get("accuracy"),
         *(detail_tables.accuracy_table(analysis, own) for own in by_mode(analysis.curves).values()),
@@ -172,7 +173,7 @@ def _accuracy(analysis: Analysis, drawn: dict[str, doc.Figure]) -> doc.Section |
         "A larger global batch takes fewer steps an epoch, and beyond the gradient noise scale each of them teaches "
         "less: throughput alone says nothing of the time to an accuracy."
     )
-    return _section("Accuracy", (doc.Paragraph(meaning, "quiet"), *found)) if any(found) else None
+    return _section("Accuracy", (doc.Paragraph(meaning, "quiet"), *figures)) if any(figures) else None
 
 
 def _resources(analysis: Analysis, drawn: dict[str, doc.Figure]) -> doc.Section | None:
@@ -248,21 +249,21 @@ def _runs(analysis: Analysis, results: Path | None) -> doc.Section | None:
 
 def _environment(analysis: Analysis) -> doc.Section | None:
     """The different surroundings of the study's runs, each with the number of trials it was seen in."""
-    around = [trial.environment for trial in analysis.trials.values() if trial.environment]
+    around = Counter(trial.environment for trial in analysis.trials.values() if trial.environment)
     tables = [
         doc.table(
-            (doc.Column("", words=True), doc.Column(f"{units.counted(around.count(one), 'trial')}", words=True)),
+            (doc.Column("", words=True), doc.Column(units.counted(trials, "trial"), words=True)),
             [
-                ("device", ", ".join(one.devices)),
-                ("host", ", ".join(one.hosts)),
-                ("driver", ", ".join(one.drivers) or "none recorded"),
-                ("CPU quota", ", ".join(f"{quota:g} cores" for quota in one.quotas) or "none"),
-                ("git revision", one.git_revision or "none recorded"),
-                ("versions", ", ".join(f"{name} {version}" for name, version in one.versions)),
-                ("transport settings", ", ".join(f"{name}={value}" for name, value in one.settings) or "none"),
+                ("device", ", ".join(environment.devices)),
+                ("host", ", ".join(environment.hosts)),
+                ("driver", ", ".join(environment.drivers) or "none recorded"),
+                ("CPU quota", ", ".join(f"{quota:g} cores" for quota in environment.quotas) or "none"),
+                ("git revision", environment.git_revision or "none recorded"),
+                ("versions", ", ".join(f"{name} {version}" for name, version in environment.versions)),
+                ("transport settings", ", ".join(f"{name}={value}" for name, value in environment.settings) or "none"),
             ],
         )
-        for one in dict.fromkeys(around)
+        for environment, trials in around.items()
     ]
     return _section("Environment", [*tables] or [doc.Paragraph("No completed run has recorded its environment.")])
 

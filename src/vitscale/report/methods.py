@@ -75,11 +75,11 @@ def paragraph(analysis: Analysis) -> str:
     ranks = sorted({t.world.size for t in trials})
     hosts = sorted({t.world.nodes for t in trials})
     around = [result.environment for result in measured if result.environment is not None]
-    devices = dict.fromkeys(device for one in around for device in one.devices)
+    devices = dict.fromkeys(device for environment in around for device in environment.devices)
     modes = dict.fromkeys(curve.mode for curve in analysis.curves)
     steps = [run.timed_steps for result in measured for run in result.runs]
     warmup = sorted({t.window.warmup_steps for t in trials})
-    versions = dict.fromkeys(f"{name} {version}" for one in around for name, version in one.versions)
+    versions = dict.fromkeys(f"{name} {version}" for environment in around for name, version in environment.versions)
     imported = analysis.study.imported is not None
     return " ".join(
         (

@@ -35,11 +35,11 @@ def predict_fields(forecast: Forecast, finishes: Sequence[Finish] = ()) -> Objec
 
 def predict_document(forecast: Forecast, finishes: Sequence[Finish] = ()) -> Document:
     """How long it takes at each rank count, to finish too where that was asked for, and what would narrow it most."""
-    found = forecast.predictions
-    blocks: list[Block] = [_table(forecast, _how_long(found), notes=(prediction_words.INTERVALS_MEANING,))]
+    predictions = forecast.predictions
+    blocks: list[Block] = [_table(forecast, _how_long(predictions), notes=(prediction_words.INTERVALS_MEANING,))]
     if finishes:
         blocks.append(_finish_table(forecast, finishes))
-    asked = any(one.cost_per_epoch is not None or (one.oom_chance or 0.0) >= _LIKELY_ENOUGH for one in found)
+    asked = any(p.cost_per_epoch is not None or (p.oom_chance or 0.0) >= _LIKELY_ENOUGH for p in predictions)
     blocks.append(_table(forecast, _RESOURCES, title="Memory, energy and cost", folded=not asked))
     said = (
         *prediction_words.traces(forecast),
@@ -50,14 +50,14 @@ def predict_document(forecast: Forecast, finishes: Sequence[Finish] = ()) -> Doc
     blocks.append(_table(forecast, _STEP, title="What a step is made of", folded=True))
     rests = (
         *_measured(forecast),
-        *prediction_words.assumptions(found),
+        *prediction_words.assumptions(predictions),
         prediction_words.network(forecast.evidence),
-        *prediction_words.unavailable(found),
-        *prediction_words.labels(found),
+        *prediction_words.unavailable(predictions),
+        *prediction_words.labels(predictions),
     )
     blocks.append(Section("What this rests on", (Bullets(rests),), folded=True))
     shown = tuple(block for block in blocks if not isinstance(block, Table) or len(block.columns) > 1)
-    return Document("", shown, tuple(filter(None, [prediction_words.measure_next(found)])))
+    return Document("", shown, tuple(filter(None, [prediction_words.measure_next(predictions)])))
 
 
 def _measured(forecast: Forecast) -> tuple[str, ...]:
@@ -116,40 +116,38 @@ def _how_long(predictions: Sequence[Prediction]) -> list[tuple[Column, Show]]:
     epochs = any(prediction.epoch_seconds is not None for prediction in predictions)
     bounded = "epoch" if epochs else "step"
     return [
-        (Column("hosts"), lambda one: Cell(f"{one.nodes:,}")),
-        (Column("step"), lambda one: _seconds(one.step_seconds, not epochs)),
-        (Column("epoch"), lambda one: _seconds(one.epoch_seconds)),
-        (Column(f"{bounded}, one run"), lambda one: _one_run(one.epoch_seconds if epochs else one.step_seconds)),
-        (Column("efficiency", narrow="eff."), lambda one: _figure(one.efficiency, units.share)),
-        (Column("label", words=True), lambda one: Cell(one.label)),
+        (Column("hosts"), lambda p: Cell(f"{p.nodes:,}")),
+        (Column("step"), lambda p: _seconds(p.step_seconds, not epochs)),
+        (Column("epoch"), lambda p: _seconds(p.epoch_seconds)),
+        (Column(f"{bounded}, one run"), lambda p: _one_run(p.epoch_seconds if epochs else p.step_seconds)),
+        (Column("efficiency", narrow="eff."), lambda p: _figure(p.efficiency, units.share)),
+        (Column("label", words=True), lambda p: Cell(p.label)),
     ]
 
 
 _STEP: list[tuple[Column, Show]] = [
-    (Column("images/s"), lambda one: _figure(one.images_per_second)),
-    (Column("speedup"), lambda one: _figure(one.speedup)),
-    (Column("compute"), lambda one: _seconds(one.compute_seconds, bounded=False)),
-    (Column("exposed wait"), lambda one: _seconds(one.wait_seconds, bounded=False)),
-    (Column("exposed wire"), lambda one: _seconds(one.wire_seconds, bounded=False)),
+    (Column("images/s"), lambda p: _figure(p.images_per_second)),
+    (Column("speedup"), lambda p: _figure(p.speedup)),
+    (Column("compute"), lambda p: _seconds(p.compute_seconds, bounded=False)),
+    (Column("exposed wait"), lambda p: _seconds(p.wait_seconds, bounded=False)),
+    (Column("exposed wire"), lambda p: _seconds(p.wire_seconds, bounded=False)),
     (
         Column("synchronised norm", narrow="sync. norm"),
-        lambda one: _seconds(one.norm_seconds if one.norm_seconds and one.norm_seconds.value else None, bounded=False),
+        lambda p: _seconds(p.norm_seconds if p.norm_seconds and p.norm_seconds.value else None, bounded=False),
     ),
     (
         Column("bubble"),
-        lambda one: _seconds(
-            one.bubble_seconds if one.bubble_seconds and one.bubble_seconds.value else None, bounded=False
-        ),
+        lambda p: _seconds(p.bubble_seconds if p.bubble_seconds and p.bubble_seconds.value else None, bounded=False),
     ),
 ]
 _RESOURCES: list[tuple[Column, Show]] = [
-    (Column("memory"), lambda one: Cell(units.size(one.memory_bytes))),
-    (Column("OOM chance"), lambda one: Cell(prediction_words.chance(one.oom_chance))),
+    (Column("memory"), lambda p: Cell(units.size(p.memory_bytes))),
+    (Column("OOM chance"), lambda p: Cell(prediction_words.chance(p.oom_chance))),
     (
         Column("energy an epoch"),
-        lambda one: Cell(units.rate(one.joules_per_epoch.value if one.joules_per_epoch else None, "J")),
+        lambda p: Cell(units.rate(p.joules_per_epoch.value if p.joules_per_epoch else None, "J")),
     ),
-    (Column("cost an epoch"), lambda one: _figure(one.cost_per_epoch, units.money)),
+    (Column("cost an epoch"), lambda p: _figure(p.cost_per_epoch, units.money)),
 ]
 
 
@@ -200,7 +198,7 @@ def _finish_table(forecast: Forecast, finishes: Sequence[Finish]) -> Table:
 
 
 def _of_finish(by_prediction: dict[int, Finish], form: Callable[[Finish], str]) -> Show:
-    return lambda one: Cell(form(by_prediction[id(one)]))
+    return lambda p: Cell(form(by_prediction[id(p)]))
 
 
 def _finish_bounds(end: Finish) -> str:

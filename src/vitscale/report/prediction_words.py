@@ -62,11 +62,11 @@ def measured(series: Series) -> str:
 def traces(forecast: Forecast) -> tuple[str, ...]:
     """That predictions rest on traces alone, and what these cannot say; empty where they do not."""
     asked = {prediction.series for prediction in forecast.predictions}
-    series = [one for one in forecast.evidence.series if one.name in asked]
-    if not series or not all(point.trace_steps for one in series for point in one.points):
+    series = [curve for curve in forecast.evidence.series if curve.name in asked]
+    if not series or not all(point.trace_steps for curve in series for point in curve.points):
         return ()
     said = "Rests on profiler traces alone: a few steps, the profiler's cost in each."
-    if all(len({point.gpus for point in one.points}) == 1 for one in series):
+    if all(len({point.gpus for point in curve.points}) == 1 for curve in series):
         said += (
             " Each series has one rank count, so that nothing shows how its steps grow: import a trace of the same job "
             "on another count beside it."
@@ -123,12 +123,10 @@ def distinct_assumptions(predictions: Iterable[Prediction]) -> tuple[Assumption,
 
 def measure_next(predictions: Iterable[Prediction]) -> str:
     """The one measurement that would take most off the interval of the most ranks; empty where nothing is assumed."""
-    found = [
-        prediction.assumptions[0]
-        for prediction in sorted(predictions, key=lambda one: one.gpus)
-        if prediction.assumptions
+    assumed = [
+        prediction.assumptions[0] for prediction in sorted(predictions, key=lambda p: p.gpus) if prediction.assumptions
     ]
-    return f"What would narrow it most: {found[-1].measurement}." if found else ""
+    return f"What would narrow it most: {assumed[-1].measurement}." if assumed else ""
 
 
 def unavailable(predictions: Sequence[Prediction]) -> tuple[str, ...]:
@@ -164,12 +162,12 @@ def _counted(gpus: Sequence[int]) -> str:
 def scores(outlook: Forecast) -> tuple[str, ...]:
     """All of them as sentences; of three or more first what they come to."""
     modes = {series.name: series.mode for series in outlook.evidence.series}
-    single = tuple(score(one, modes.get(one.series)) for one in outlook.scores)
+    single = tuple(score(scored, modes.get(scored.series)) for scored in outlook.scores)
     if len(single) < 3:
         return single
-    runs = sum(one.runs for one in outlook.scores)
-    error = sum(one.runs * one.mean_absolute_percentage_error for one in outlook.scores) / runs
-    held = sum(one.held for one in outlook.scores)
+    runs = sum(scored.runs for scored in outlook.scores)
+    error = sum(scored.runs * scored.mean_absolute_percentage_error for scored in outlook.scores) / runs
+    held = sum(scored.held for scored in outlook.scores)
     return (
         f"Of {runs} runs on more ranks than were fitted, in {len(single)} series, {held} lay inside the 90 % interval "
         f"of a run; predictions were off by {percent(error, 1)} in the mean.",

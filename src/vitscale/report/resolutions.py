@@ -68,12 +68,12 @@ def _name(curve: CurveResult, result: TrialResult) -> str:
 
 
 def _points(by_size: dict[int, TrialResult]) -> tuple[AtSize, ...]:
-    found: list[AtSize] = []
+    points: list[AtSize] = []
     for size, result in sorted(by_size.items()):
-        below = next((point.result for point in reversed(found) if point.result.step_seconds is not None), None)
+        below = next((point.result for point in reversed(points) if point.result.step_seconds is not None), None)
         tensors = forecast_bytes(result.trial)
-        found.append(AtSize(size, result, tensors, _measurable(tensors, result), _by_flops(below, result)))
-    return tuple(found)
+        points.append(AtSize(size, result, tensors, _measurable(tensors, result), _by_flops(below, result)))
+    return tuple(points)
 
 
 def _measurable(tensors: int | None, result: TrialResult) -> int | None:
@@ -96,7 +96,7 @@ _TITLE = "Memory and time by image size"
 def resolution_table(analysis: Analysis) -> Table | None:
     """A row per size of each series; None where the size was not varied."""
     series = by_resolution(analysis)
-    points = [point for one in series for point in one.points]
+    points = [point for curve in series for point in curve.points]
     if not points:
         return None
     unit = units.time_unit(p.result.step_seconds.value for p in points if p.result.step_seconds is not None)
@@ -104,7 +104,7 @@ def resolution_table(analysis: Analysis) -> Table | None:
         "image size", f"step ({unit.sign})", "by FLOPs", "peak memory", "forecast", "of it tensors",
         "measured / forecast", "outcome",
     )  # fmt: skip
-    groups = tuple(Group(one.name, tuple(_line(point, unit) for point in one.points)) for one in series)
+    groups = tuple(Group(curve.name, tuple(_line(point, unit) for point in curve.points)) for curve in series)
     return Table(tuple(map(Column, columns)), groups, tuple(_notes(points)), title=_TITLE, label="curve")
 
 
@@ -143,9 +143,9 @@ def as_json(analysis: Analysis) -> list[dict[str, Any]]:
     """The series for the contract; unavailable is null."""
     return [
         {
-            "curve": one.name,
-            "mode": one.mode,
-            "gpus": one.gpus,
+            "curve": curve.name,
+            "mode": curve.mode,
+            "gpus": curve.gpus,
             "points": [
                 {
                     "image_size": point.image_size,
@@ -157,8 +157,8 @@ def as_json(analysis: Analysis) -> list[dict[str, Any]]:
                     "forecast_bytes": point.forecast_bytes,
                     "forecast_tensor_bytes": point.tensor_bytes,
                 }
-                for point in one.points
+                for point in curve.points
             ],
         }
-        for one in by_resolution(analysis)
+        for curve in by_resolution(analysis)
     ]

@@ -106,7 +106,7 @@ def _doubt(interval: Estimate | None) -> str:
 def unexplained(analysis: Analysis) -> tuple[str, ...]:
     """Why efficiencies were not taken apart: each reason once."""
     known = [waterfall for waterfall in analysis.waterfalls if waterfall.efficiency is not None]
-    reasons = [one.reason for one in known if not one.factors]
+    reasons = [waterfall.reason for waterfall in known if not waterfall.factors]
     return tuple(
         f"Where the efficiency goes is unknown at {reasons.count(reason)} of {len(known)} points: {reason}."
         for reason in dict.fromkeys(reasons)
@@ -115,8 +115,8 @@ def unexplained(analysis: Analysis) -> tuple[str, ...]:
 
 def explaining_cost(analysis: Analysis) -> str:
     """What explaining cost, in a sentence; empty where nothing was explained, or no light step lies beside."""
-    found = [trial.breakdown.overhead for trial in analysis.trials.values() if trial.breakdown is not None]
-    slower = [max(0, round(100 * overhead)) for overhead in found if overhead is not None]
+    overheads = [trial.breakdown.overhead for trial in analysis.trials.values() if trial.breakdown is not None]
+    slower = [max(0, round(100 * overhead)) for overhead in overheads if overhead is not None]
     if not slower:
         return ""
     least, most = min(slower), max(slower)
@@ -126,8 +126,8 @@ def explaining_cost(analysis: Analysis) -> str:
 
 def _attached(analysis: Analysis) -> str:
     """What the profiler left behind on GPUs; empty where nothing was timed after it."""
-    found = [trial.breakdown.attached_overhead for trial in analysis.trials.values() if trial.breakdown is not None]
-    slower = [overhead for overhead in found if overhead is not None]
+    overheads = [trial.breakdown.attached_overhead for trial in analysis.trials.values() if trial.breakdown is not None]
+    slower = [overhead for overhead in overheads if overhead is not None]
     if not slower:
         return ""
     return f" Steps after the profiler stopped took up to {max(0, round(100 * max(slower)))} % longer (in none either)."
@@ -136,16 +136,16 @@ def _attached(analysis: Analysis) -> str:
 def largest_comparisons(analysis: Analysis) -> list[AgainstReference]:
     """Of what was compared those at the most ranks; where two modes share all trials, once."""
     largest: dict[tuple[str, str, frozenset[str]], AgainstReference] = {}
-    for one in against_references(analysis.curves, analysis.trials, analysis.comparisons):
-        key = (one.mode, one.varies, frozenset([one.reference, *(other.first for other in one.others)]))
+    for held in against_references(analysis.curves, analysis.trials, analysis.comparisons):
+        key = (held.mode, held.varies, frozenset([held.reference, *(other.first for other in held.others)]))
         covered = [k for k in largest if k[:2] == key[:2] and (k[2] <= key[2] or key[2] <= k[2])]
-        if all(largest[k].gpus < one.gpus for k in covered):
+        if all(largest[k].gpus < held.gpus for k in covered):
             for k in covered:
                 del largest[k]
-            largest[key] = one
+            largest[key] = held
     by_trials: dict[frozenset[str], AgainstReference] = {}
-    for one in largest.values():
-        by_trials.setdefault(frozenset([one.reference_trial, *(other.first_trial for other in one.others)]), one)
+    for held in largest.values():
+        by_trials.setdefault(frozenset([held.reference_trial, *(other.first_trial for other in held.others)]), held)
     return list(by_trials.values())
 
 
@@ -279,11 +279,11 @@ def contributions(waterfall: Waterfall) -> tuple[str, ...]:
     rest = sum(factor.points for factor in waterfall.factors if factor not in named)
     exact = [100 * points for points in (*(factor.points for factor in named), rest)]
     rounded = whole(exact, 100 - round(100 * waterfall.efficiency))
-    found = [
+    told = [
         (points, _what(waterfall, factor.name, points), _bounds(factor, points))
         for factor, points in zip(named, rounded, strict=False)
     ]
-    said = [each for each in (*found, (rounded[-1], _OTHER, "")) if each[0]]
+    said = [each for each in (*told, (rounded[-1], _OTHER, "")) if each[0]]
     return tuple(_clause(*each, first=index == 0) for index, each in enumerate(said))
 
 
@@ -303,11 +303,11 @@ def whole(values: Sequence[float], total: int) -> list[int]:
         values: at least one, their sum within 0.5 of `total`.
         total: what is to come out.
     """
-    found = [math.floor(value) for value in values]
-    by_remainder = sorted(range(len(values)), key=lambda place: found[place] - values[place])
-    for place in by_remainder[: total - sum(found)]:
-        found[place] += 1
-    return found
+    rounded = [math.floor(value) for value in values]
+    by_remainder = sorted(range(len(values)), key=lambda place: rounded[place] - values[place])
+    for place in by_remainder[: total - sum(rounded)]:
+        rounded[place] += 1
+    return rounded
 
 
 def _clause(points: int, what: str, bounds: str, *, first: bool) -> str:

@@ -194,16 +194,16 @@ def trial_label(analysis: Analysis, result: TrialResult) -> str:
 
 def comparison_tables(analysis: Analysis) -> tuple[Table, ...]:
     """How many times as fast as one reference each curve trains an epoch: a table per batch policy and what varies."""
-    found: dict[tuple[Mode, str, str], list[AgainstReference]] = {}
+    by_reference: dict[tuple[Mode, str, str], list[AgainstReference]] = {}
     for line in against_references(analysis.curves, analysis.trials, analysis.comparisons):
-        found.setdefault((line.mode, line.varies, line.reference), []).append(line)
-    return tuple(_comparison_table(mode, reference, members) for (mode, _, reference), members in found.items())
+        by_reference.setdefault((line.mode, line.varies, line.reference), []).append(line)
+    return tuple(_comparison_table(mode, reference, members) for (mode, _, reference), members in by_reference.items())
 
 
 def _comparison_table(mode: Mode, reference: str, members: list[AgainstReference]) -> Table:
     counts = sorted({member.gpus for member in members})
     by_curve: dict[str, dict[int, CurveComparison]] = {}
-    for member in sorted(members, key=lambda one: -one.gpus):  # the fastest at the most ranks first
+    for member in sorted(members, key=lambda against: -against.gpus):  # the fastest at the most ranks first
         for other in member.others:
             by_curve.setdefault(other.first, {})[member.gpus] = other
     rows = tuple(

@@ -53,8 +53,8 @@ def _cell(show: Callable[[Traffic], str]) -> Callable[[TrialResult], Cell]:
 
 def _over_runs(figure: Callable[[Traffic], Estimate | None], scale: float) -> Callable[[TrialResult], Cell]:
     def cell(trial: TrialResult) -> Cell:
-        found = figure(trial.traffic) if trial.traffic else None
-        return interval_cell(found.times(scale) if found else None, units.number)
+        estimate = figure(trial.traffic) if trial.traffic else None
+        return interval_cell(estimate.times(scale) if estimate else None, units.number)
 
     return cell
 
@@ -64,7 +64,7 @@ def _collectives(traffic: Traffic) -> str:
     if traffic.calls is None:
         return UNKNOWN
     largest_first = sorted(traffic.sent, key=_bytes, reverse=True)
-    return " + ".join(f"{one.calls} {one.operation} {one.dtype}" for one in largest_first) or NOTHING
+    return " + ".join(f"{message.calls} {message.operation} {message.dtype}" for message in largest_first) or NOTHING
 
 
 def _bytes(sent: Sent) -> int:

@@ -127,7 +127,7 @@ def _target_choice(row: axes.Row) -> Choice:
 def reach(analysis: Analysis, curves: Sequence[CurveResult]) -> Reach:
     """How far all trials of these curves can be compared."""
     ids = dict.fromkeys(point.trial_id for curve in curves for point in curve.points)
-    return common_reach(found for one in ids if (found := analysis.trials[one].convergence) is not None)
+    return common_reach(course for trial_id in ids if (course := analysis.trials[trial_id].convergence) is not None)
 
 
 def accuracies(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.Row]:
@@ -135,16 +135,16 @@ def accuracies(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.R
     limits = reach(analysis, curves)
     rows = []
     for row, trial in _trials(analysis, curves):
-        found = trial.convergence
-        if found is None:
+        course = trial.convergence
+        if course is None:
             continue
         low, high = _range(trial)
-        end = found.points[-1].held_out_accuracy if found.points else None
+        end = course.points[-1].held_out_accuracy if course.points else None
         panels = [(AT_THE_END, end, low, high)]
         if limits.images is not None and unlike_images(analysis, curves):
-            panels.append((images_panel(limits.images), accuracy_at_images(found, limits.images), None, None))
+            panels.append((images_panel(limits.images), accuracy_at_images(course, limits.images), None, None))
         if limits.seconds is not None:
-            panels.append((seconds_panel(limits.seconds), accuracy_at_seconds(found, limits.seconds), None, None))
+            panels.append((seconds_panel(limits.seconds), accuracy_at_seconds(course, limits.seconds), None, None))
         for index, (panel, value, lowest, highest) in enumerate(panels):
             if value is not None:
                 bounds = "" if lowest is None or highest is None else f"{lowest:.1%} to {highest:.1%} over runs"
@@ -156,13 +156,13 @@ def accuracies(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.R
 
 
 def _trials(analysis: Analysis, curves: Sequence[CurveResult]) -> list[tuple[axes.Row, TrialResult]]:
-    found = []
+    placed = []
     for curve, family in zip(curves, axes.families(analysis, curves), strict=True):
         for point in curve.points:
             trial = analysis.trials[point.trial_id]
             where = {"series": family, "curve": curve.name, "gpus": point.gpus, "ranks": units.ranks(point.gpus)}
-            found.append((where | {"batch": trial.trial.global_batch, "trial": trial.trial_id}, trial))
-    return found
+            placed.append((where | {"batch": trial.trial.global_batch, "trial": trial.trial_id}, trial))
+    return placed
 
 
 def images_panel(images: int) -> str:
@@ -177,14 +177,14 @@ def seconds_panel(seconds: float) -> str:
 
 def noise_scales(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.Row]:
     """Per family the median of its trials' gradient noise scales, where any is known."""
-    found: dict[str, dict[str, float]] = {}
+    by_family: dict[str, dict[str, float]] = {}
     for row, trial in _trials(analysis, curves):
         convergence = trial.convergence
         if convergence is not None and convergence.noise_scale_images is not None:
-            found.setdefault(row["series"], {})[trial.trial_id] = convergence.noise_scale_images.value
+            by_family.setdefault(row["series"], {})[trial.trial_id] = convergence.noise_scale_images.value
     return [
         {"series": family, "batch": statistics.median(scales.values()), "trials": len(scales)}
-        for family, scales in found.items()
+        for family, scales in by_family.items()
     ]
 
 
@@ -192,11 +192,11 @@ def targets(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.Row]
     """What it took to reach the target accuracy: a row per trial for the seconds and one for the images."""
     rows = []
     for row, trial in _trials(analysis, curves):
-        found = trial.convergence
-        if found is None or found.target_accuracy is None:
+        course = trial.convergence
+        if course is None or course.target_accuracy is None:
             continue
-        told = {"target": units.percent(found.target_accuracy, 1), "reached": reached(trial)}
-        for quantity_, interval in (("seconds", found.seconds_to_target), ("images", found.images_to_target)):
+        told = {"target": units.percent(course.target_accuracy, 1), "reached": reached(trial)}
+        for quantity_, interval in (("seconds", course.seconds_to_target), ("images", course.images_to_target)):
             if interval is not None:
                 shown = units.seconds(interval.value) if quantity_ == "seconds" else units.number(interval.value)
                 low, high = (None, None) if interval.note else (interval.low, interval.high)
@@ -208,11 +208,11 @@ def targets(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.Row]
 
 def reached(trial: TrialResult) -> str:
     """ "2 of 3 runs"; a dash where no target was set."""
-    found = trial.convergence
-    if found is None or found.target_accuracy is None:
+    course = trial.convergence
+    if course is None or course.target_accuracy is None:
         return units.UNKNOWN
-    there = sum(run.epochs is not None for run in found.target_runs)
-    return f"{there} of {len(found.target_runs)} runs"
+    there = sum(run.epochs is not None for run in course.target_runs)
+    return f"{there} of {len(course.target_runs)} runs"
 
 
 def _range(trial: TrialResult) -> tuple[float | None, float | None]:
@@ -224,8 +224,8 @@ def _range(trial: TrialResult) -> tuple[float | None, float | None]:
 
 def unlike_images(analysis: Analysis, curves: Sequence[CurveResult]) -> bool:
     """Whether some trials trained on more images than others; else the end is at equal images."""
-    found = [analysis.trials[point.trial_id].convergence for curve in curves for point in curve.points]
-    return len({one.points[-1].images for one in found if one is not None and one.points}) > 1
+    courses = [analysis.trials[point.trial_id].convergence for curve in curves for point in curve.points]
+    return len({course.points[-1].images for course in courses if course is not None and course.points}) > 1
 
 
 def _accuracy_view(

@@ -76,13 +76,13 @@ def advice_chart(advice: Advice) -> Figure | None:
 
 def _chosen(advice: Advice) -> list[tuple[str, Option]]:
     """The answers; those that are one configuration under one name."""
-    found = [(advised.question(advice, answer), answer.option) for answer in advice.answers]
+    named = [(advised.question(advice, answer), answer.option) for answer in advice.answers]
     if advice.closest is not None:
-        found.insert(0, ("nearest to the limits", advice.closest))
+        named.insert(0, ("nearest to the limits", advice.closest))
     names: dict[Candidate, list[str]] = {}
-    for name, option in found:
+    for name, option in named:
         names.setdefault(option.candidate, []).append(name)
-    of = {option.candidate: option for _, option in found}
+    of = {option.candidate: option for _, option in named}
     return [(" = ".join(alike), of[candidate]) for candidate, alike in names.items()]
 
 

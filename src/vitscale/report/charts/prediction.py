@@ -147,8 +147,8 @@ _TIMES = ("value", "low", "high", "future_low", "future_high")
 def prediction_chart(analysis: Analysis, outlook: Forecast) -> Figure | None:
     """A view for each series that has a measured point, by batch policy."""
     by_series: dict[tuple[str, Mode], list[Prediction]] = {}
-    for one in outlook.predictions:
-        by_series.setdefault((one.series, one.mode), []).append(one)
+    for prediction in outlook.predictions:
+        by_series.setdefault((prediction.series, prediction.mode), []).append(prediction)
     drawable = [series for series in outlook.evidence.series if (series.name, series.mode) in by_series][:_MOST]
     numbers: dict[Mode, int] = {}
     views = []
@@ -166,7 +166,7 @@ def _view(name: str, mode: Mode, series: Choice, rows: Drawn) -> View:
     measured, predicted, bounds = (
         axes.scaled(some, unit.factor, *_TIMES) for some in (rows.measured, rows.predicted, rows.bounds)
     )
-    points = [*measured, *(row for row in predicted if row["gpus"] not in {one["gpus"] for one in measured})]
+    points = [*measured, *(row for row in predicted if row["gpus"] not in {point["gpus"] for point in measured})]
     lowest = min(row["value"] for row in points) / _FURTHEST
     highest = max(row["value"] for row in points) * _FURTHEST
     span = [row["value"] for row in (*points, *bounds)] + [row[key] for row in predicted for key in _TIMES[3:]]

@@ -193,8 +193,8 @@ def resolution_chart(analysis: Analysis) -> Figure | None:
 def resolution_rows(analysis: Analysis) -> list[axes.Row]:
     """A row per size, panel and kind that is known: seconds or bytes."""
     rows: list[axes.Row] = []
-    for one in by_resolution(analysis):
-        for point in one.points:
+    for curve in by_resolution(analysis):
+        for point in curve.points:
             step, peak = point.result.step_seconds, point.result.peak_bytes
             told: tuple[tuple[str, str, float | None, Callable[[Any], str]], ...] = (
                 ("step", "measured", step.value if step else None, units.seconds),
@@ -202,7 +202,7 @@ def resolution_rows(analysis: Analysis) -> list[axes.Row]:
                 ("memory", "measured", peak, units.size),
                 ("memory", "forecast", point.forecast_bytes, units.size),
             )
-            where = {"series": one.name, "size": point.image_size, "trial": point.result.trial_id}
+            where = {"series": curve.name, "size": point.image_size, "trial": point.result.trial_id}
             for panel, kind, value, show in told:
                 if value is not None:
                     sure = (panel, kind) == ("step", "measured") and step is not None and not step.note

@@ -55,7 +55,7 @@ class Bar:
 
 def bars(analysis: Analysis, curves: Sequence[CurveResult]) -> list[Bar]:
     """One bar for each trial of these curves that was explained."""
-    found = []
+    drawn = []
     names = axes.families(analysis, curves)
     for curve, family in zip(curves, names, strict=True):
         for point in curve.points:
@@ -63,7 +63,7 @@ def bars(analysis: Analysis, curves: Sequence[CurveResult]) -> list[Bar]:
             if trial.breakdown is None or not _sound(trial.breakdown):
                 continue
             batch, order = axes.kept_batch(curve, trial)
-            found.append(
+            drawn.append(
                 Bar(
                     family,
                     batch,
@@ -75,7 +75,7 @@ def bars(analysis: Analysis, curves: Sequence[CurveResult]) -> list[Bar]:
                     trial.breakdown.reasons,
                 )
             )
-    return found
+    return drawn
 
 
 def _sound(breakdown: Breakdown) -> bool:
@@ -242,21 +242,21 @@ def waterfall_chart(waterfalls: Sequence[Waterfall], chosen: str = "") -> Figure
     if not known:
         return None
     front = of_trial(known, chosen) or largest_loss(known)
-    in_order = [front, *(one for one in known if one is not front)] if front is not None else known
-    views = [_waterfall_view(one, index) for index, one in enumerate(in_order, 1)]
+    in_order = [front, *(waterfall for waterfall in known if waterfall is not front)] if front is not None else known
+    views = [_waterfall_view(waterfall, index) for index, waterfall in enumerate(in_order, 1)]
     return Figure("waterfall", "From ideal to measured", tuple(views))
 
 
 def of_trial(known: Sequence[Waterfall], trial_id: str) -> Waterfall | None:
     """The first waterfall of a trial that could be taken apart; None of none."""
-    return next((one for one in known if one.factors and one.trial_id == trial_id), None)
+    return next((waterfall for waterfall in known if waterfall.factors and waterfall.trial_id == trial_id), None)
 
 
 def largest_loss(known: Sequence[Waterfall]) -> Waterfall | None:
     """Of the waterfalls on the most ranks the one whose largest single loss is largest; None of none."""
-    most = max((one.gpus for one in known if one.factors), default=0)
-    largest = [one for one in known if one.factors and one.gpus == most]
-    return max(largest, key=lambda one: max(factor.points for factor in one.factors), default=None)
+    most = max((waterfall.gpus for waterfall in known if waterfall.factors), default=0)
+    largest = [waterfall for waterfall in known if waterfall.factors and waterfall.gpus == most]
+    return max(largest, key=lambda waterfall: max(factor.points for factor in waterfall.factors), default=None)
 
 
 def _waterfall_view(waterfall: Waterfall, number: int) -> View:

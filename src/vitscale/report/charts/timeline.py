@@ -48,7 +48,7 @@ class Timeline:
 
 def timelines(analysis: Analysis) -> tuple[list[Timeline], list[str]]:
     """The timelines of a study, each trial once, and the labels of those for which there was no room."""
-    found: dict[str, tuple[TrialResult, Run]] = {}
+    explained_runs: dict[str, tuple[TrialResult, Run]] = {}
     for curve in analysis.curves:
         explained = [
             (analysis.trials[point.trial_id], run)
@@ -57,12 +57,12 @@ def timelines(analysis: Analysis) -> tuple[list[Timeline], list[str]]:
             if _sound_steps(run)
         ]
         if explained:
-            found.setdefault(explained[0][0].trial_id, explained[0])
-    drawn = list(found.values())[:_MOST_TIMELINES]
+            explained_runs.setdefault(explained[0][0].trial_id, explained[0])
+    drawn = list(explained_runs.values())[:_MOST_TIMELINES]
     budget = _MOST_RECTANGLES // max(1, len(drawn))
-    left_out = [trial_label(analysis, trial) for trial, _ in list(found.values())[_MOST_TIMELINES:]]
+    left_out = [trial_label(analysis, trial) for trial, _ in list(explained_runs.values())[_MOST_TIMELINES:]]
     timelines_drawn = [_timeline(analysis, trial, run, budget) for trial, run in drawn]
-    return [one for one in timelines_drawn if one.rows], left_out
+    return [timeline for timeline in timelines_drawn if timeline.rows], left_out
 
 
 def _timeline(analysis: Analysis, trial: TrialResult, run: Run, budget: int) -> Timeline:
@@ -148,17 +148,17 @@ def _left_out(steps: int, explained: int, ranks: int, world: int, share_drawn: f
 
 def timeline_chart(analysis: Analysis) -> Figure | None:
     """A view for each step of the largest trial of each curve; None where no step was explained."""
-    found, left_out = timelines(analysis)
+    chosen, left_out = timelines(analysis)
     views = [
-        _view(number, one, step, index, left_out)
-        for number, one in enumerate(found, 1)
-        for index, step in enumerate(one.steps)
+        _view(number, timeline, step, index, left_out)
+        for number, timeline in enumerate(chosen, 1)
+        for index, step in enumerate(timeline.steps)
     ]
     return Figure("timeline", "What each rank did when", tuple(views)) if views else None
 
 
-def _view(number: int, one: Timeline, step: int, order: int, left_out: Sequence[str]) -> View:
-    rows = [row | {"rank": str(row["rank"])} for row in one.rows if row["place"] == order]
+def _view(number: int, timeline: Timeline, step: int, order: int, left_out: Sequence[str]) -> View:
+    rows = [row | {"rank": str(row["rank"])} for row in timeline.rows if row["place"] == order]
     parts = [name for name in PART_NAMES.values() if any(row["part"] == name for row in rows)]
     colours = [COLOURS[part] for part, name in PART_NAMES.items() if name in parts]
     legend = {"title": None, "orient": "top", "columns": 4, "labelLimit": 400, "symbolType": "square"}
@@ -166,21 +166,24 @@ def _view(number: int, one: Timeline, step: int, order: int, left_out: Sequence[
     plot.add(
         "rows",
         {"type": "bar", "height": {"band": 0.82}},
-        x=quantity("start", f"{one.unit.sign} since the rank's step began", axis={"tickCount": 6}),
+        x=quantity("start", f"{timeline.unit.sign} since the rank's step began", axis={"tickCount": 6}),
         x2={"field": "end"},
-        y={"field": "rank", "type": "ordinal", "title": "rank", "scale": {"domain": [str(rank) for rank in one.ranks]}},
+        y={"field": "rank", "type": "ordinal", "title": "rank", "scale": {"domain": list(map(str, timeline.ranks))}},
         color=nominal("part", scale={"domain": parts, "range": colours}, legend=legend),
         tooltip=tooltip(rank="rank", part="part", shown="time"),
     )
-    how = "; ".join(("each rank's own clock begins at 0 with its step", *one.notes))
+    how = "; ".join(("each rank's own clock begins at 0 with its step", *timeline.notes))
     more = f" No room for the timelines of: {'; '.join(left_out)}." if left_out else ""
-    summary = f"{one.text[order]}.{more}"
+    summary = f"{timeline.text[order]}.{more}"
     return View(
         f"timeline-{number}" + (f"-step-{step}" if order else ""),
-        {"trial": Choice(str(number), f"{one.label}, repeat {one.repeat}"), "step": Choice(str(order), f"step {step}")},
-        f"What each rank did when: {one.label}, repeat {one.repeat}, step {step}",
+        {
+            "trial": Choice(str(number), f"{timeline.label}, repeat {timeline.repeat}"),
+            "step": Choice(str(order), f"step {step}"),
+        },
+        f"What each rank did when: {timeline.label}, repeat {timeline.repeat}, step {step}",
         how,
-        plot.spec(summary, {"step": _LANE.get(len(one.ranks), 20)}),
+        plot.spec(summary, {"step": _LANE.get(len(timeline.ranks), 20)}),
         {"rank": "rank", "part": "part", "shown": "time"},
         summary,
     )

@@ -54,10 +54,10 @@ def accuracy_tests(series: Sequence[Series]) -> tuple[list[AccuracyTest], list[A
 
 def _against_fewest(series: Sequence[Series]) -> list[AccuracyTest]:
     """Of each strong series 4 and 8 GPUs, or the most there are, against the fewest."""
-    strong = [one for one in series if one.mode == "strong-micro" and len(one.members) > 1]
+    strong = [curve for curve in series if curve.mode == "strong-micro" and len(curve.members) > 1]
     tests = []
-    for one, name in zip(strong, names(strong), strict=True):
-        base, later = one.members[0], one.members[1:]
+    for curve, name in zip(strong, names(strong), strict=True):
+        base, later = curve.members[0], curve.members[1:]
         for member in [member for member in later if member.gpus in _ASKED] or later[-1:]:
             tests.append(_test(name, base, member))
     return [test for test in tests if test is not None]
@@ -66,9 +66,9 @@ def _against_fewest(series: Sequence[Series]) -> list[AccuracyTest]:
 def _at_equal_batch(series: Sequence[Series]) -> list[AccuracyTest]:
     """Strong series apart in micro-batch alone: more GPUs against fewer wherever their global batch is the same."""
     tests = []
-    for name, some in apart_in_micro_batch([one for one in series if one.mode == "strong-micro"]):
-        for one, other in combinations(some, 2):
-            for pair in product(one.members, other.members):
+    for name, some in apart_in_micro_batch([curve for curve in series if curve.mode == "strong-micro"]):
+        for curve, other in combinations(some, 2):
+            for pair in product(curve.members, other.members):
                 fewer, more = sorted(pair, key=lambda member: member.gpus)
                 if fewer.trial.trial.global_batch == more.trial.trial.global_batch:
                     tests.append(_test(name, fewer, more))

@@ -77,14 +77,14 @@ def scaling_pair(figure: StudyFigure, chosen: Selection, published: PublishedPoi
     """The epoch times of the chosen series, and their speedup or efficiency where it may be worked out."""
     labels, weak = names(chosen.series), figure.mode == "weak"
     times, ideals = [], []
-    for one, name in zip(chosen.series, labels, strict=True):
-        known = [(member, value) for member in one.members if (value := member.trial.epoch_seconds) is not None]
+    for series, name in zip(chosen.series, labels, strict=True):
+        known = [(member, value) for member in series.members if (value := member.trial.epoch_seconds) is not None]
         times += [
             _row(name, member, point_row(value, units.seconds, len(member.trial.runs))) for member, value in known
         ]
-        if one.base is not None and one.base.trial.epoch_seconds is not None:
-            level = partial(_ideal_seconds, one.base.trial.epoch_seconds.value, weak)
-            ideals += ideal_line(name, one.base.gpus, one.members[-1].gpus, level)
+        if series.base is not None and series.base.trial.epoch_seconds is not None:
+            level = partial(_ideal_seconds, series.base.trial.epoch_seconds.value, weak)
+            ideals += ideal_line(name, series.base.gpus, series.members[-1].gpus, level)
     if not times:
         return Lack("No trial of this kind has recorded an epoch time.", steps_for(figure))
     unit = units.time_unit(row["value"] for row in times)
@@ -110,16 +110,16 @@ def _relative_view(figure: StudyFigure, chosen: Selection, published: PublishedP
     """Against the smallest GPU count: speedup of strong series, efficiency of weak ones or for each of its GPUs."""
     labels, per_gpu = names(chosen.series), what == "efficiency" and figure.mode != "weak"
     rows = [
-        _row(name, member, point_row(value.times(one.base.gpus / member.gpus if per_gpu else 1.0), units.share,
+        _row(name, member, point_row(value.times(series.base.gpus / member.gpus if per_gpu else 1.0), units.share,
                                      len(member.trial.runs)))
-        for one, name in zip(chosen.series, labels, strict=True)
-        for member in one.members
-        if (value := member.against_base) is not None and one.base is not None
+        for series, name in zip(chosen.series, labels, strict=True)
+        for member in series.members
+        if (value := member.against_base) is not None and series.base is not None
     ]  # fmt: skip
     if len({row["x"] for row in rows}) < 2:
         return None
     flat = what == "efficiency"
-    bases = {one.base.gpus: one for one in chosen.series if one.base is not None}
+    bases = {series.base.gpus: series for series in chosen.series if series.base is not None}
     ideals = [
         row
         for base in sorted(bases)
@@ -128,8 +128,8 @@ def _relative_view(figure: StudyFigure, chosen: Selection, published: PublishedP
     beside = [] if per_gpu else _published(published, chosen, labels, relative=True)
     baselines = [
         f"Baseline of {name}: {gpus_text(base.gpus)}, {units.seconds(base.trial.epoch_seconds.value)} an epoch."
-        for one, name in zip(chosen.series, labels, strict=True)
-        if (base := one.base) is not None and base.trial.epoch_seconds is not None
+        for series, name in zip(chosen.series, labels, strict=True)
+        if (base := series.base) is not None and base.trial.epoch_seconds is not None
     ]
     plot = Plot({"rows": rows, "ideal": ideals, "published": beside})
     notes = _notes(figure, chosen, rows, published)
@@ -151,21 +151,21 @@ def _published(published: PublishedPoints, chosen: Selection, labels: Sequence[s
     `relative`: speedups, or efficiencies of weak series, against the GPU count that is the series' own base; left out
     where that was not published.
     """
-    name_of = {id(one): name for one, name in zip(chosen.series, labels, strict=True)}
+    name_of = {id(series): name for series, name in zip(chosen.series, labels, strict=True)}
     rows = []
-    for one, facts in published.facts:
-        base = next((fact.epoch_seconds for fact in facts if one.base and fact.gpus == one.base.gpus), None)
+    for series, facts in published.facts:
+        base = next((fact.epoch_seconds for fact in facts if series.base and fact.gpus == series.base.gpus), None)
         for fact in facts if base is not None or not relative else ():
             value = base / fact.epoch_seconds if relative and base is not None else fact.epoch_seconds
             dataset, devices = DATASET_NAMES[fact.dataset], ", ".join(fact.devices)
             what = f"published: {dataset}, micro-batch {fact.micro_batch}, {devices}"
             shown = units.share(value) if relative else units.seconds(value)
-            rows.append({"series": name_of[id(one)], "what": what, "x": fact.gpus, "value": value, "shown": shown})
+            rows.append({"series": name_of[id(series)], "what": what, "x": fact.gpus, "value": value, "shown": shown})
     return rows
 
 
 def _notes(figure: StudyFigure, chosen: Selection, rows: Sequence[Row], published: PublishedPoints) -> list[str]:
-    bases = {base.gpus for one in chosen.series if (base := one.base) is not None}
+    bases = {base.gpus for series in chosen.series if (base := series.base) is not None}
     unlike = figure.place == "several unlike hosts"
     return [
         *chosen.notes,
@@ -188,10 +188,10 @@ def _not_compared(chosen: Selection) -> list[str]:
     """What is not held against the base, and why."""
     return sorted(
         {
-            f"{one.curve.name}: {member.gpus} GPUs are not held against {one.base.gpus}: {member.why_not}."
-            for one in chosen.series
-            for member in one.members
-            if member.why_not and one.base is not None
+            f"{series.curve.name}: {member.gpus} GPUs are not held against {series.base.gpus}: {member.why_not}."
+            for series in chosen.series
+            for member in series.members
+            if member.why_not and series.base is not None
         }
     )
 
@@ -204,7 +204,7 @@ def gpus_text(count: int) -> str:
 def accuracy_by_gpus(figure: StudyFigure, chosen: Selection) -> Figure | Lack:
     """Accuracy by GPU count, one curve per epoch."""
     drawn, split = _with_accuracy(_first(chosen.series))
-    rows = [row for one, name in drawn for row in _learning_rows(one, name, split, "accuracy")]
+    rows = [row for series, name in drawn for row in _learning_rows(series, name, split, "accuracy")]
     last = max((row["epoch"] for row in rows), default=0)
     kept = {max(1, round(last * (k + 1) / _MOST_LINES)) for k in range(_MOST_LINES)}
     kept |= {max(row["epoch"] for row in rows if row["panel"] == name) for name in {row["panel"] for row in rows}}
@@ -222,7 +222,7 @@ def loss_and_accuracy(figure: StudyFigure, chosen: Selection) -> Figure | Lack:
         return Lack(_NOTHING, steps_for(figure))
     views = []
     for what in ("loss", "accuracy"):
-        rows = [row for one, name in drawn for row in _learning_rows(one, name, split, what)]
+        rows = [row for series, name in drawn for row in _learning_rows(series, name, split, what)]
         placed = [row | {"series": gpus_text(row["gpus"]), "x": row["epoch"]} for row in rows]
         views += _panels(placed, split, what, _EPOCHS)
     return figure_of(figure, views)
@@ -231,7 +231,7 @@ def loss_and_accuracy(figure: StudyFigure, chosen: Selection) -> Figure | Lack:
 def accuracy_by_micro_batch(figure: StudyFigure, chosen: Selection) -> Figure | Lack:
     """Accuracy by micro-batch after the same epoch, one curve per GPU count; a view for series apart in it alone."""
     drawn, split = _with_accuracy(chosen.series)
-    several = apart_in_micro_batch([one for one, _ in drawn])
+    several = apart_in_micro_batch([series for series, _ in drawn])
     if not several:
         return Lack(
             _NOTHING if not drawn else "Accuracy was recorded at one micro-batch only of any workload.",
@@ -245,14 +245,14 @@ def accuracy_by_micro_batch(figure: StudyFigure, chosen: Selection) -> Figure | 
 
 def _first(series: Sequence[Series]) -> list[Series]:
     """As many as have room: those of several GPU counts first, those in one host before the others."""
-    return sorted(series, key=lambda one: (len(one.members) < 2, one.place != "one host"))[:_MOST_PANELS]
+    return sorted(series, key=lambda curve: (len(curve.members) < 2, curve.place != "one host"))[:_MOST_PANELS]
 
 
 def _with_accuracy(series: Sequence[Series]) -> tuple[list[tuple[Series, str]], Split]:
     """The series that have accuracies, named; held-out where any has it."""
     splits: tuple[Split, ...] = ("held_out", "train")
     for split in splits:
-        known = [one for one in series if any(_by_epoch(member, split, "accuracy") for member in one.members)]
+        known = [curve for curve in series if any(_by_epoch(member, split, "accuracy") for member in curve.members)]
         if known:
             return list(zip(known, names(known), strict=True)), split
     return [], "train"
@@ -284,7 +284,7 @@ def _learning_rows(series: Series, name: str, split: Split, what: str) -> list[R
 
 def _at_common_epoch(some: Sequence[Series], name: str, split: Split) -> list[Row]:
     """The rows of the last epoch that all these trials have: every one has then seen the same images."""
-    rows = [row for one in some for row in _learning_rows(one, name, split, "accuracy")]
+    rows = [row for series in some for row in _learning_rows(series, name, split, "accuracy")]
     trials = {(row["micro_batch"], row["gpus"]) for row in rows}
     common = [
         epoch

@@ -71,16 +71,16 @@ class SeriesDoubling:
 
 def doublings(series: Sequence[Series], network: Network | None) -> list[SeriesDoubling]:
     """Every doubling that strong-micro series measured on like hardware; with Holm's correction for all of them."""
-    strong = [one for one in series if one.mode == "strong-micro"]
+    strong = [curve for curve in series if curve.mode == "strong-micro"]
     tests = []
-    for one, name in zip(strong, names(strong), strict=True):
-        members = {member.gpus: member.trial for member in one.members if member.trial.comparable_costs}
+    for curve, name in zip(strong, names(strong), strict=True):
+        members = {member.gpus: member.trial for member in curve.members if member.trial.comparable_costs}
         for gpus, fewer in members.items():
             more = members.get(2 * gpus)
             if more is not None and not differences(fewer.environment, more.environment):
                 tests.append(_doubling(name, gpus, fewer, more, network))
     gains = corrected([test.test.gain for test in tests], [test.trials for test in tests])
-    return [replace(one, test=replace(one.test, gain=gain)) for one, gain in zip(tests, gains, strict=True)]
+    return [replace(test, test=replace(test.test, gain=gain)) for test, gain in zip(tests, gains, strict=True)]
 
 
 def transfer_of(trial: TrialResult, network: Network | None) -> Transfer | None:
@@ -96,7 +96,7 @@ def transfer_of(trial: TrialResult, network: Network | None) -> Transfer | None:
     crossed += ["inside"] if world.nodes > 1 and world.ranks_per_node > 1 else []
     links = [network.link(level, "all_reduce") for level in crossed] if network is not None else []
     known = bool(links) and all(link.source != "assumed" for link in links)
-    if known and all(one.operation in OPERATIONS and one.tensor_bytes is not None for one in sent.sent):
+    if known and all(message.operation in OPERATIONS and message.tensor_bytes is not None for message in sent.sent):
         import numpy as np
 
         across, inside = (
@@ -104,19 +104,19 @@ def transfer_of(trial: TrialResult, network: Network | None) -> Transfer | None:
             for link in (links[0], links[-1])
         )
         seconds = sum(
-            one.calls
+            message.calls
             * float(
                 collective_seconds(
-                    one.operation,
-                    (one.tensor_bytes or 0) / max(1, one.calls),
-                    np.asarray(float(one.ranks)),
+                    message.operation,
+                    (message.tensor_bytes or 0) / max(1, message.calls),
+                    np.asarray(float(message.ranks)),
                     np.asarray(float(world.ranks_per_node)),
                     inside,
                     across,
                     sent.backend or "nccl",
                 )
             )
-            for one in sent.sent
+            for message in sent.sent
         )
         slowest = min(links, key=lambda link: link.bandwidth_bytes_per_second)
         told = f"{_rate(slowest.bandwidth_bytes_per_second)}, {slowest.described}"
@@ -130,8 +130,8 @@ def transfer_of(trial: TrialResult, network: Network | None) -> Transfer | None:
 def doublings_claim(material: Material) -> Tested:
     """Whether a doubling still shortens training, by how much, and whether transfers would explain what is missing."""
     tests = doublings(material.series, material.network)
-    told = tuple(_sentence(one) for one in tests)
-    return Tested((_overall(tests), *told) if told else (), {"doublings": [_entry(one) for one in tests]})
+    told = tuple(_sentence(doubling) for doubling in tests)
+    return Tested((_overall(tests), *told) if told else (), {"doublings": [_entry(doubling) for doubling in tests]})
 
 
 def doublings_figure(figure: StudyFigure, chosen: Selection, network: Network | None) -> Figure | Lack:
@@ -139,13 +139,13 @@ def doublings_figure(figure: StudyFigure, chosen: Selection, network: Network | 
     tests = doublings(chosen.series, network)
     if not tests:
         return Lack("No two GPU counts of these results are one twice the other, on like hardware.", steps_for(figure))
-    labels = list(dict.fromkeys(one.name for one in tests))
-    rows = [_row(one, one.test.gain.ratio) for one in tests]
+    labels = list(dict.fromkeys(doubling.name for doubling in tests))
+    rows = [_row(doubling, doubling.test.gain.ratio) for doubling in tests]
     # A short line for each, for a single doubling would have no length.
     left = [
-        {"series": f"{place} transfers", "x": 2 * one.gpus * end, "value": one.test.left}
-        for place, one in enumerate(tests)
-        if one.test.left is not None
+        {"series": f"{place} transfers", "x": 2 * doubling.gpus * end, "value": doubling.test.left}
+        for place, doubling in enumerate(tests)
+        if doubling.test.left is not None
         for end in (0.94, 1.06)
     ]
     counts = {row["x"] for row in rows}
@@ -155,7 +155,7 @@ def doublings_figure(figure: StudyFigure, chosen: Selection, network: Network | 
         for gain in GAINS
         if gain.gpus in counts
     ]  # fmt: skip
-    whole = [_row(one, one.run_gain) for one in tests if one.run_gain is not None]
+    whole = [_row(doubling, doubling.run_gain) for doubling in tests if doubling.run_gain is not None]
     notes = [*chosen.notes, bars_note(rows), "2 is ideal; hollow grey: published"]
     notes += ["dashed: were all transfers to come on top of the step on half the GPUs"] if left else []
     views = [
@@ -197,7 +197,7 @@ def _row(doubling: SeriesDoubling, gain: Estimate) -> Row:
 
 
 def _overall(tests: Sequence[SeriesDoubling]) -> str:
-    beyond = [one.test.hardly for one in tests if one.gpus >= 2]
+    beyond = [doubling.test.hardly for doubling in tests if doubling.gpus >= 2]
     if not beyond:
         return "No doubling beyond 2 GPUs was measured: that these hardly shorten training is not tested."
     counts = ", ".join(f"{kind} in {beyond.count(kind)}" for kind in ("confirmed", "refuted", "not decided"))

@@ -30,10 +30,10 @@ class HostPair:
 
 def host_pairs(series: Sequence[Series]) -> list[HostPair]:
     """Every strong-scaling workload that was measured both ways, on like hardware, at a count of two GPUs or more."""
-    strong = [one for one in series if one.mode == "strong-micro"]
+    strong = [curve for curve in series if curve.mode == "strong-micro"]
     pairs = []
-    for inside in (one for one in strong if one.place == "one host"):
-        for spread in (one for one in strong if one.place != "one host" and one.group == inside.group):
+    for inside in (curve for curve in strong if curve.place == "one host"):
+        for spread in (curve for curve in strong if curve.place != "one host" and curve.group == inside.group):
             test = _test(inside, spread)
             if test is not None:
                 pairs.append((inside, spread, test))

@@ -114,7 +114,7 @@ def _write(study: PublishedStudy, material: Material, folder: Path, formats: Seq
     pictures = [kind for kind in formats if kind in FIGURE_FORMATS]
     return [
         *written,
-        *(draw([view for one in drawn for view in one.figure.views], folder, pictures) if pictures else []),
+        *(draw([view for drawing in drawn for view in drawing.figure.views], folder, pictures) if pictures else []),
     ]
 
 
@@ -131,23 +131,23 @@ def _texts(study: PublishedStudy, material: Material, formats: Sequence[str]) ->
 def _to_html(
     study: PublishedStudy, material: Material, drawn: Sequence[Drawn], tested: Sequence[Tested], tables: Sequence[Table]
 ) -> str:
-    shown = [one for one in drawn if one.lack is None]
-    missing = [one for one in drawn if one.lack is not None]
+    shown = [drawing for drawing in drawn if drawing.lack is None]
+    missing = [drawing for drawing in drawn if drawing.lack is not None]
     claims: list[Block] = []
-    for claim, found in zip(study.claims, tested, strict=True):
-        told = Bullets(found.sentences or (claim.untested,))
+    for claim, result in zip(study.claims, tested, strict=True):
+        told = Bullets(result.sentences or (claim.untested,))
         claims.append(Section(claim.question, (Paragraph(claim.meaning, "quiet"), told)))
     blocks: list[Block] = [Section(f"The study's {study.claims_text}, tested on these results", tuple(claims))]
     blocks += [Section("Tables", tuple(tables))] if tables else []
-    blocks += [Section(one.paper.heading, _on_the_page(one)) for one in shown]
+    blocks += [Section(drawing.paper.heading, _on_the_page(drawing)) for drawing in shown]
     blocks += [
         Section(
-            f"{one.paper.heading}: no data",
-            (Paragraph(f"Would show: {one.paper.draws}. {one.lack.reason}"), Code(one.lack.steps)),
+            f"{drawing.paper.heading}: no data",
+            (Paragraph(f"Would show: {drawing.paper.draws}. {drawing.lack.reason}"), Code(drawing.lack.steps)),
             folded=True,
         )
-        for one in missing
-        if one.lack is not None
+        for drawing in missing
+        if drawing.lack is not None
     ]
     if problems := material.analysis.problems:
         blocks.append(Section("Unused records", (Bullets(problems),)))
@@ -173,20 +173,20 @@ def _to_json(study: PublishedStudy, drawn: Sequence[Drawn], tested: Sequence[Tes
     """The envelope around `source`, `claims`, `figures` and `tables`."""
     content = {
         "source": study.source,
-        "claims": {key: list(entries) for found in tested for key, entries in found.entries.items()},
+        "claims": {key: list(entries) for result in tested for key, entries in result.entries.items()},
         "figures": [
             {
-                "number": one.paper.number,
-                "title": one.paper.title,
-                "draws": one.paper.draws,
-                "drawn": one.lack is None,
-                "missing": one.lack.reason if one.lack is not None else None,
-                "steps": list(one.lack.steps) if one.lack is not None else [],
+                "number": drawing.paper.number,
+                "title": drawing.paper.title,
+                "draws": drawing.paper.draws,
+                "drawn": drawing.lack is None,
+                "missing": drawing.lack.reason if drawing.lack is not None else None,
+                "steps": list(drawing.lack.steps) if drawing.lack is not None else [],
                 "text": [
-                    line for view in one.figure.views for line in (*view.text, view.subtitle, view.summary) if line
+                    line for view in drawing.figure.views for line in (*view.text, view.subtitle, view.summary) if line
                 ],
             }
-            for one in drawn
+            for drawing in drawn
         ],
         "tables": [
             {
@@ -231,7 +231,7 @@ def draw_one(study: PublishedStudy, figure: StudyFigure, material: Material) -> 
 
 
 def _curves(chosen: Selection) -> list[CurveResult]:
-    return list({id(one.curve): one.curve for one in chosen.series}.values())
+    return list({id(series.curve): series.curve for series in chosen.series}.values())
 
 
 def _time_split(figure: StudyFigure, chosen: Selection, analysis: Analysis) -> Figure | Lack:
@@ -246,13 +246,13 @@ def _time_split(figure: StudyFigure, chosen: Selection, analysis: Analysis) -> F
 
 
 def _utilisation(figure: StudyFigure, chosen: Selection, analysis: Analysis) -> Figure | Lack:
-    drawn = resource_chart(analysis, _curves(chosen), [one for one in RESOURCES if "utilisation" in one.name])
+    drawn = resource_chart(analysis, _curves(chosen), [each for each in RESOURCES if "utilisation" in each.name])
     if drawn is None:
         return Lack("No trial of these results has recorded how its processors were used.", steps_for(figure))
     reasons = {
         member.trial.resources.gpu_reason
-        for one in chosen.series
-        for member in one.members
+        for series in chosen.series
+        for member in series.members
         if member.trial.resources is not None and member.trial.resources.gpu_utilisation is None
     }
     unknown = [f"GPU utilisation is unavailable: {' and '.join(sorted(filter(None, reasons)))}"] if reasons else []
@@ -261,10 +261,10 @@ def _utilisation(figure: StudyFigure, chosen: Selection, analysis: Analysis) -> 
 
 
 def _run_waterfall(figure: StudyFigure, chosen: Selection, analysis: Analysis) -> Figure | Lack:
-    found = [waterfall for curve in _curves(chosen) for waterfall in run_waterfalls(curve, analysis.trials)]
-    known = [one for one in found if one.factors]
+    waterfalls = [waterfall for curve in _curves(chosen) for waterfall in run_waterfalls(curve, analysis.trials)]
+    known = [split for split in waterfalls if split.factors]
     if not known:
-        why = "; ".join(sorted({one.reason for one in found})) or "there is one GPU count only"
+        why = "; ".join(sorted({split.reason for split in waterfalls})) or "there is one GPU count only"
         few = " Each explained step lies between several others: a run of few steps has none."
         told = f"No run of these results can be taken apart: {why}.{few if 'was explained' in why else ''}"
         return Lack(told, steps_for(figure))

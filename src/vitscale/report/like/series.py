@@ -72,39 +72,39 @@ def all_series(analysis: Analysis) -> list[Series]:
 
     A series over several hosts that lacks one GPU borrows it from its twin in one host: on one GPU both are the same.
     """
-    found = [one for curve in analysis.curves for one in _of_curve(analysis, curve)]
-    single = {one.group: one.members[0] for one in found if one.place == "one host" and one.members[0].gpus == 1}
+    measured = [series for curve in analysis.curves for series in _of_curve(analysis, curve)]
+    single = {s.group: s.members[0] for s in measured if s.place == "one host" and s.members[0].gpus == 1}
     whole = []
-    for one in found:
-        twin = single.get(one.group)
-        if one.place != "one host" and twin is not None and one.members[0].gpus > 1:
-            one = replace(one, members=(twin, *one.members))
-        whole.append(_compared(one))
+    for series in measured:
+        twin = single.get(series.group)
+        if series.place != "one host" and twin is not None and series.members[0].gpus > 1:
+            series = replace(series, members=(twin, *series.members))
+        whole.append(_compared(series))
     return whole
 
 
 def names(some: Sequence[Series]) -> list[str]:
     """What tells these series apart, as a reader would say it; in full where that is not enough."""
-    places = {one.place for one in some}
+    places = {series.place for series in some}
     said = (*_SAID_OTHERWISE, *(_OF_PLACE if len(places) > 1 else ()))
     varied = [
         field
-        for field in dict.fromkeys(field for one in some for field in one.curve.labels)
-        if field not in said and len({_said(field, one.curve.labels.get(field)) for one in some}) > 1
+        for field in dict.fromkeys(field for series in some for field in series.curve.labels)
+        if field not in said and len({_said(field, series.curve.labels.get(field)) for series in some}) > 1
     ]
     # Clusters that are named apart have told their devices.
-    kinds = {one.devices for one in some} if "cluster" not in varied else set()
+    kinds = {series.devices for series in some} if "cluster" not in varied else set()
     shorts = []
-    for one in some:
-        dataset = DATASET_NAMES.get(one.dataset, one.dataset)
+    for series in some:
+        dataset = DATASET_NAMES.get(series.dataset, series.dataset)
         parts = [dataset] if len({s.dataset for s in some}) > 1 else []
-        parts += [f"micro-batch {one.micro_batch:,}"] if len({s.micro_batch for s in some}) > 1 else []
-        parts += filter(None, (_said(field, one.curve.labels.get(field)) for field in varied))
-        parts += [" and ".join(one.devices) or "unknown device"] if len(kinds) > 1 else []
-        parts += ["one host" if one.place == "one host" else "several hosts"] if len(places) > 1 else []
-        shorts.append(", ".join(parts) or f"{dataset}, micro-batch {one.micro_batch:,}")
+        parts += [f"micro-batch {series.micro_batch:,}"] if len({s.micro_batch for s in some}) > 1 else []
+        parts += filter(None, (_said(field, series.curve.labels.get(field)) for field in varied))
+        parts += [" and ".join(series.devices) or "unknown device"] if len(kinds) > 1 else []
+        parts += ["one host" if series.place == "one host" else "several hosts"] if len(places) > 1 else []
+        shorts.append(", ".join(parts) or f"{dataset}, micro-batch {series.micro_batch:,}")
     counts = Counter(shorts)
-    unclear = [one.curve.name if counts[short] > 1 else short for one, short in zip(some, shorts, strict=True)]
+    unclear = [series.curve.name if counts[short] > 1 else short for series, short in zip(some, shorts, strict=True)]
     return [
         f"{name} ({unclear[: index + 1].count(name)})" if unclear.count(name) > 1 else name
         for index, name in enumerate(unclear)
@@ -114,9 +114,9 @@ def names(some: Sequence[Series]) -> list[str]:
 def apart_in_micro_batch(some: Sequence[Series]) -> list[tuple[str, list[Series]]]:
     """Sets of two series or more that differ in micro-batch alone, each with a name that does not tell it."""
     sets: dict[tuple[Any, ...], list[Series]] = {}
-    for one in some:
-        labels = tuple((k, str(v)) for k, v in one.curve.labels.items() if k != "train.micro_batch")
-        sets.setdefault((one.mode, one.dataset, one.place, labels), []).append(one)
+    for series in some:
+        labels = tuple((k, str(v)) for k, v in series.curve.labels.items() if k != "train.micro_batch")
+        sets.setdefault((series.mode, series.dataset, series.place, labels), []).append(series)
     several = [members for members in sets.values() if len({member.micro_batch for member in members}) > 1]
     labelled = names([replace(members[0], micro_batch=0) for members in several])
     return [(name.partition(", micro-batch")[0], members) for name, members in zip(labelled, several, strict=True)]
@@ -230,26 +230,26 @@ def no_points(_series: Sequence[Series]) -> PublishedPoints:
 
 def published_points(series: Sequence[Series]) -> PublishedPoints:
     """What was published of the workloads of these series."""
-    found, other_work, themselves = [], False, False
+    beside, other_work, themselves = [], False, False
     seen: set[tuple[Fact, ...]] = set()
-    for one in series:
-        facts = _facts(one)
+    for curve in series:
+        facts = _facts(curve)
         if not facts or facts in seen:
             continue
-        if _is_published(one, facts):
+        if _is_published(curve, facts):
             themselves = True
-        elif not _same_work(one):
+        elif not _same_work(curve):
             other_work = True
         else:
             seen.add(facts)
-            found.append((one, facts))
-    if found:
-        first = found[0][1][0]
-        hardware = ", ".join(dict.fromkeys(name for _, facts in found for fact in facts for name in fact.devices))
+            beside.append((curve, facts))
+    if beside:
+        first = beside[0][1][0]
+        hardware = ", ".join(dict.fromkeys(name for _, facts in beside for fact in facts for name in fact.devices))
         note = (
             f"hollow grey: published (arXiv {published().source.arxiv}), {hardware}, {first.precision}; other hardware"
         )
-        return PublishedPoints(tuple(found), note)
+        return PublishedPoints(tuple(beside), note)
     if themselves:
         return PublishedPoints(note="these are the published measurements themselves")
     if other_work:
@@ -267,16 +267,16 @@ def _facts(series: Series) -> tuple[Fact, ...]:
     unlike = series.place == "several unlike hosts"
     clusters = dict.fromkeys(fact.cluster for fact in published().facts)
     cluster = next(name for name in clusters if (name in published().unlike_clusters) == unlike)
-    found = published().of(
+    measured = published().of(
         dataset=series.dataset, micro_batch=series.micro_batch, layout=layout, weak=weak, cluster=cluster
     )
-    if layout == "single-node" or not found or found[0].gpus == 1:
-        return found
+    if layout == "single-node" or not measured or measured[0].gpus == 1:
+        return measured
     # On one GPU both layouts are the same.
     alone = published().of(
         dataset=series.dataset, micro_batch=series.micro_batch, layout="single-node", weak=weak, cluster=cluster
     )
-    return (*(fact for fact in alone if fact.gpus == 1), *found)
+    return (*(fact for fact in alone if fact.gpus == 1), *measured)
 
 
 def _same_work(series: Series) -> bool:

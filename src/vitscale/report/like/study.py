@@ -138,9 +138,9 @@ class Lack:
 
 def select(figure: StudyFigure, series: Sequence[Series]) -> Selection | Lack:
     """The series of a figure, or what is missing."""
-    fitting = [one for one in series if figure.mode in (None, one.mode) and figure.place in (None, one.place)]
+    fitting = [curve for curve in series if figure.mode in (None, curve.mode) and figure.place in (None, curve.place)]
     if figure.kind == "scaling":
-        fitting = [one for one in fitting if len({member.gpus for member in one.members}) > 1]
+        fitting = [curve for curve in fitting if len({member.gpus for member in curve.members}) > 1]
     fitting = _lightest(fitting) if figure.mode is None else fitting
     notes: list[str] = []
     if figure.dataset is not None:
@@ -151,7 +151,7 @@ def select(figure: StudyFigure, series: Sequence[Series]) -> Selection | Lack:
         notes += note
     if not fitting:
         return Lack(_reason(figure, series), steps_for(figure))
-    in_order = sorted(fitting, key=lambda one: (one.place != "one host", one.dataset, one.micro_batch))
+    in_order = sorted(fitting, key=lambda curve: (curve.place != "one host", curve.dataset, curve.micro_batch))
     return Selection(tuple(in_order), tuple(notes))
 
 
@@ -175,30 +175,30 @@ def steps_for(figure: StudyFigure) -> tuple[str, ...]:
 
 def _lightest(fitting: list[Series]) -> list[Series]:
     """Of figures of any mode those of one mode: strong-micro where there is one."""
-    modes = [one.mode for one in fitting]
+    modes = [curve.mode for curve in fitting]
     chosen = "strong-micro" if "strong-micro" in modes else modes[0] if modes else None
-    return [one for one in fitting if one.mode == chosen]
+    return [curve for curve in fitting if curve.mode == chosen]
 
 
 def _of_dataset(fitting: list[Series], dataset: str, series: Sequence[Series]) -> tuple[list[Series], list[str]]:
     """Those of the figure's dataset; the results' own in its place where they hold none of the study's."""
-    own = list(dict.fromkeys(one.dataset for one in series))
+    own = list(dict.fromkeys(curve.dataset for curve in series))
     if any(name in _NAMED for name in own) or not own:
-        return [one for one in fitting if one.dataset == dataset], []
+        return [curve for curve in fitting if curve.dataset == dataset], []
     stand_in = own[min(_NAMED.index(dataset), len(own) - 1)]
     note = f"{stand_in} in place of {DATASET_NAMES[dataset]}"
-    return [one for one in fitting if one.dataset == stand_in], [note]
+    return [curve for curve in fitting if curve.dataset == stand_in], [note]
 
 
 def _of_micro_batch(fitting: list[Series], micro_batch: int) -> tuple[list[Series], list[str]]:
     """Those of the figure's micro-batch; where the results have neither 16 nor 64, their smallest and largest."""
-    own = sorted({one.micro_batch for one in fitting})
+    own = sorted({curve.micro_batch for curve in fitting})
     if not own or {16, 64} & set(own):
-        return [one for one in fitting if one.micro_batch == micro_batch], []
+        return [curve for curve in fitting if curve.micro_batch == micro_batch], []
     if micro_batch == 64 and len(own) == 1:
         return [], []
     stand_in = own[0] if micro_batch == 16 else own[-1]
-    return [one for one in fitting if one.micro_batch == stand_in], [f"{stand_in} in place of {micro_batch}"]
+    return [curve for curve in fitting if curve.micro_batch == stand_in], [f"{stand_in} in place of {micro_batch}"]
 
 
 _PLACES: dict[Place, str] = {
@@ -223,9 +223,9 @@ def _reason(figure: StudyFigure, series: Sequence[Series]) -> str:
         parts.append(_PLACES[figure.place])
     own = sorted(
         {
-            f"{'weak' if one.mode == 'weak' else one.mode} {_PLACES[one.place]} on "
-            f"{DATASET_NAMES.get(one.dataset, one.dataset)} (micro-batch {one.micro_batch})"
-            for one in series
+            f"{'weak' if curve.mode == 'weak' else curve.mode} {_PLACES[curve.place]} on "
+            f"{DATASET_NAMES.get(curve.dataset, curve.dataset)} (micro-batch {curve.micro_batch})"
+            for curve in series
         }
     )
     more = f" and {len(own) - 4} more" if len(own) > 4 else ""

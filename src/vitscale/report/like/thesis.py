@@ -44,34 +44,34 @@ def training_table(material: Material) -> Table:
         "evaluation after each, and a checkpoint where one was measured.",
         "GPU utilisation: share of time in which a kernel ran. CPU utilisation: of the threads of the ranks.",
     ]
-    found = [member.trial.resources for s in _strong(material) for member in s.members]
-    reasons = sorted({used.gpu_reason for used in found if used and used.gpu_utilisation is None and used.gpu_reason})
+    resources = [member.trial.resources for s in _strong(material) for member in s.members]
+    reasons = sorted({r.gpu_reason for r in resources if r and r.gpu_utilisation is None and r.gpu_reason})
     notes += [f"GPU utilisation is unavailable: {'; '.join(reasons)}."] if reasons else []
     return _table(material, "Training time and utilisation", columns, _training_cells, notes)
 
 
 def parts_table(material: Material) -> Table:
     """Where the seconds of a whole run go."""
-    members = [one for s in _strong(material) for one in s.members]
-    known = {id(one.trial): _breakdown(one.trial) for one in members}
+    members = [member for s in _strong(material) for member in s.members]
+    known = {id(member.trial): _breakdown(member.trial) for member in members}
     parts = [name for name in _ORDER if any(isinstance(of, dict) and name in of for of in known.values())]
 
     def cells(member: Member) -> tuple[Cell, ...]:
-        found = known[id(member.trial)]
-        if isinstance(found, str):
+        split = known[id(member.trial)]
+        if isinstance(split, str):
             return (Cell(units.UNKNOWN), *(Cell(units.UNKNOWN) for _ in parts))
-        each = (Cell(units.seconds(found[name])) if name in found else Cell(units.UNKNOWN) for name in parts)
-        return (Cell(units.seconds(sum(found.values()))), *each)
+        each = (Cell(units.seconds(split[name])) if name in split else Cell(units.UNKNOWN) for name in parts)
+        return (Cell(units.seconds(sum(split.values()))), *each)
 
-    why = sorted({found for found in known.values() if isinstance(found, str)})
+    why = sorted({reason for reason in known.values() if isinstance(reason, str)})
     notes = [f"Parts of a run are unavailable: {'; '.join(why)}."] if why else []
-    counts = sorted({epochs_of(one.trial) for one in members})
+    counts = sorted({epochs_of(member.trial) for member in members})
     notes.append(f"Of a run of {' or '.join(map(str, counts))} epoch{'s' if counts != [1] else ''}.")
     if not any(isinstance(of, dict) and "decoding" in of for of in known.values()):
         notes.append("Data wait is not split: nothing was decoded while training, or no record tells how long it took.")
     columns = ("GPUs", "whole run", *(_SAID.get(name, name) for name in parts))
     return _table(
-        material, "Where the time of a whole run goes", columns, lambda one: (Cell(f"{one.gpus:,}"), *cells(one)), notes
+        material, "Where the time of a whole run goes", columns, lambda m: (Cell(f"{m.gpus:,}"), *cells(m)), notes
     )
 
 
@@ -89,14 +89,14 @@ def _table(
 ) -> Table:
     series = _strong(material)
     groups = [
-        Group(name, tuple(cells(member) for member in one.members))
-        for one, name in zip(series, names(series), strict=True)
+        Group(name, tuple(cells(member) for member in curve.members))
+        for curve, name in zip(series, names(series), strict=True)
     ]
     return Table(tuple(map(Column, columns)), tuple(groups), tuple(notes), title=title, label="series")
 
 
 def _strong(material: Material) -> list[Series]:
-    return [one for one in material.series if one.mode == "strong-micro"]
+    return [series for series in material.series if series.mode == "strong-micro"]
 
 
 def _training_cells(member: Member) -> tuple[Cell, ...]:

@@ -256,7 +256,16 @@ def test_what_accelerate_hides_is_unknown_and_not_nothing(engines: Path) -> None
 # --- the published study's model -------------------------------------------------------------------------------------
 
 
-def test_vit_b16_at_224_trains_on_cifar_10_on_two_ranks_under_both_engines(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("layers", "parameters"),
+    [
+        (1, 7_839_754),  # patches 590,592, positions and class token 152,064, a block 7,087,872, norm 1,536, head 7,690
+        pytest.param(12, 85_806_346, marks=pytest.mark.nightly),  # 86,567,656 less 990 classes of 768 weights and a bias
+    ],
+)
+def test_vit_b16_at_224_trains_on_cifar_10_on_two_ranks_under_both_engines(
+    tmp_path: Path, layers: int, parameters: int
+) -> None:
     archive = pack(write_cifar10(tmp_path / "unpacked", per_batch=20))
     archive.rename(tmp_path / "cifar-10-python.tar.gz")
     study = changed(
@@ -267,7 +276,7 @@ def test_vit_b16_at_224_trains_on_cifar_10_on_two_ranks_under_both_engines(tmp_p
         steps="steps = 1\nwarmup_steps = 1\nevaluate = false\nexplain = false",
         repeats="repeats = 1",
     )
-    (tmp_path / "study.toml").write_text(study)
+    (tmp_path / "study.toml").write_text(study.replace('"vit-b16"', f'"vit-b16"\nlayers = {layers}'))
     answer = vitscale("run", "study.toml", "-o", "results", cwd=tmp_path, timeout=550)
     assert answer.returncode == 0, answer.stdout + answer.stderr
     runs = store.load(tmp_path / "results").runs
@@ -278,7 +287,7 @@ def test_vit_b16_at_224_trains_on_cifar_10_on_two_ranks_under_both_engines(tmp_p
         assert run.header.trial.model.image_size == 224
         for rank in run.ranks:
             assert rank.model is not None
-            assert rank.model.parameters == 85_806_346  # 86,567,656 less 990 classes of 768 weights and a bias
+            assert rank.model.parameters == parameters
             assert rank.model.train_samples == 100
             assert [(step.images, step.warmup) for step in rank.steps] == [(1, True), (1, False)]
         per_rank = [[step.loss or 0.0 for step in rank.steps] for rank in run.ranks]
@@ -371,7 +380,7 @@ def test_imagenet_100_trains_alike_from_files_from_the_cache_and_from_memory(
         steps="steps = 3\nwarmup_steps = 1\nexplain = false",
         repeats="repeats = 1",
     ).replace('"vit-s16"', f'"vit-ti16"\nimage_size = 32\n{TINY}')
-    (tmp_path / "study.toml").write_text(study)
+    (tmp_path / "study.toml").write_text(study.replace('"vit-b16"', f'"vit-b16"\nlayers = {layers}'))
     answer = vitscale("run", "study.toml", "-o", "results", cwd=tmp_path, timeout=550)
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert "1 broken image(s) left out: '" in answer.stdout + answer.stderr

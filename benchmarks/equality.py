@@ -1,17 +1,20 @@
 """Every engine that runs on CPU against one process, in every combination: the whole of what the tests take a part of.
 
-    python benchmarks/equality.py [--segmentation]
+    python benchmarks/equality.py [--segmentation [--folder FOLDER]]
 
 Both optimizers, accumulation 1 and 3, clipping off and on, 1, 2 and 3 ranks, in fp32, and autocast to bf16 with AdamW.
 Segmentation, in fp32 with synchronised norms: three optimizers, and checkpoints of two ranks that go on on 1, 2 and 3.
 Starts the ranks of tests/engines/curve_ranks.py on this machine (gloo) and writes the table into docs/equality.md
-between its marks. Seven minutes on two cores.
+between its marks. Seven minutes on two cores; segmentation a quarter of an hour. With `--folder` what each engine
+trained on each number of ranks stays there, and the same command goes on where it was stopped.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
+import shutil
 import sys
 import tempfile
 from itertools import product
@@ -22,7 +25,7 @@ from between_marks import write_between
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from engines.curves import Curve, Job, largest_difference, train  # noqa: E402 - the path to it stands above
+from engines.curves import Curve, Job, curves_in, largest_difference, train  # noqa: E402 - the path to it stands above
 from engines.jobs import (  # noqa: E402 - so does this
     ACCUMULATED,
     ADAMW,
@@ -37,6 +40,7 @@ from engines.jobs import (  # noqa: E402 - so does this
     SGD,
     Train,
 )
+from forks import prepared_here, share_forks  # noqa: E402 - so does this
 
 PAGE = ROOT / "docs/equality.md"
 PACKAGES = ("torch", "deepspeed", "accelerate")
@@ -98,21 +102,18 @@ SAVED_BEFORE = STEPS // 2
 def of_segmentation(folder: Path) -> list[str]:
     """Lines of the table of Swin V2 with UperNet; two ranks come first, for they leave the checkpoints."""
     own_norms = {f"{name}, torch's norms": fields | LOCAL for name, fields in SEGMENTATION.items()}
-    alone = train(
+    alone = _once(
         [_segmenting(name, {"engine": "none"} | fields) for name, fields in (SEGMENTATION | own_norms).items()],
-        1, folder / "alone", timeout=3600,
+        1, folder / "alone",
     )  # fmt: skip
-    curves: dict[int, dict[str, Curve]] = {}
-    for ranks in (2, 1, 3):
-        jobs = []
-        for engine, facts in ENGINES.items():
-            jobs += [_segmenting(f"{engine}: {name}", facts | fields) for name, fields in SEGMENTATION.items()]
-            saved = f"{engine}: AdamW at 6e-5"
-            if ranks == 2:
-                jobs[-2]["save_before"] = SAVED_BEFORE
-            jobs.append(_segmenting(f"{engine}: {GONE_ON}", facts | FINE_TUNED))
-            jobs[-1]["load"] = str(folder / "2" / saved)
-        curves[ranks] = train(jobs, ranks, folder / str(ranks), timeout=3600)
+    curves: dict[int, dict[str, Curve]] = {ranks: {} for ranks in WORLDS}
+    for ranks, (engine, facts) in product((2, 1, 3), ENGINES.items()):
+        jobs = [_segmenting(f"{engine}: {name}", facts | fields) for name, fields in SEGMENTATION.items()]
+        if ranks == 2:
+            jobs[1]["save_before"] = SAVED_BEFORE
+        jobs.append(_segmenting(f"{engine}: {GONE_ON}", facts | FINE_TUNED))
+        jobs[-1]["load"] = str(folder / f"{engine} on 2" / f"{engine}: AdamW at 6e-5")
+        curves[ranks] |= _once(jobs, ranks, folder / f"{engine} on {ranks}")
     spreads = [f"{name} {largest_difference(alone[own].losses, alone[name].losses):.1e}" for name, own in
                zip(SEGMENTATION, own_norms, strict=True)]  # fmt: skip
     lines = [
@@ -134,6 +135,14 @@ def of_segmentation(folder: Path) -> list[str]:
     return lines
 
 
+def _once(jobs: list[Job], ranks: int, folder: Path) -> dict[str, Curve]:
+    """As `train`, unless that came to its end in this folder before."""
+    if found := curves_in(folder, ranks):
+        return found
+    shutil.rmtree(folder, ignore_errors=True)
+    return train(jobs, ranks, folder, prepared_here(), 3600)
+
+
 def _segmenting(name: str, fields: Train) -> Job:
     segmenting = job(name, fields)
     segmenting["segments"] = "swin"
@@ -143,9 +152,17 @@ def _segmenting(name: str, fields: Train) -> Job:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--segmentation", action="store_true")
-    segmentation = parser.parse_args().segmentation
-    with tempfile.TemporaryDirectory() as folder:
-        lines = (of_segmentation if segmentation else of_classification)(Path(folder))
+    parser.add_argument("--folder", type=Path, help="keeps what was trained for segmentation")
+    options = parser.parse_args()
+    segmentation = options.segmentation
+    with tempfile.TemporaryDirectory() as own, contextlib.ExitStack() as forks:
+        if segmentation:
+            forks.callback(share_forks())
+            folder = options.folder or Path(own)
+            folder.mkdir(parents=True, exist_ok=True)
+            lines = of_segmentation(folder)
+        else:
+            lines = of_classification(Path(own))
     table = "\n".join(lines)
     print(table)
     write_between(PAGE, "equality of segmentation" if segmentation else "equality", f"\n{table}\n")

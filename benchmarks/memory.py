@@ -1,13 +1,15 @@
 """Peak memory of a rank by engine and stage: forecast against measured, as a table.
 
     python benchmarks/memory.py [--only TEXT ...] [--device cpu|cuda] [--ranks 1 2 3] [--steps 8] [--json]
-                                [--write docs/memory.md [--mark "unlike blocks"]]
+                                [--rows FILE] [--write docs/memory.md [--mark "unlike blocks"]]
 
 Every configuration trains a small ViT (on a GPU ViT-B/16). What the tensors of a rank take at the highest moment of the
 third optimizer step is counted by torch's allocator, and stands beside `vitscale.prediction.memory`. With several
 ranks on gloo it is the highest of eight steps (`--steps`): gloo's threads let go of what they worked on late in some
 steps and not in others, and a run of hundreds of steps meets both. The configurations of a rank count and their ranks
-share the imports, and are forked off one after the other. `--write` puts the table between the markers of a document.
+share the imports, and are forked off one after the other. `--rows` keeps what is measured in a file as it comes: the
+same command with the same file goes on where it was stopped, and forecasts what it has anew. `--write` puts the table
+between the markers of a document.
 Without `--json` it exits with 1 where a forecast is off by more than the bar.
 """
 
@@ -144,15 +146,15 @@ def configurations() -> Iterator[tuple[str, str, dict[str, Any]]]:
     yield "accelerate, ZeRO-2", "fp32", through | BUCKETS
 
 
-def chosen(only: Sequence[str], ranks: int, device: str) -> list[tuple[str, str, Trial]]:
+def chosen(only: Sequence[str], ranks: int, device: str) -> dict[tuple[str, str], Trial]:
     """Those whose name holds one of `only`, else all but `OTHERS`; no engine means one rank."""
-    return [
-        (engine, variant, trial(fields, ranks, device))
+    return {
+        (engine, variant): trial(fields, ranks, device)
         for engine, variant, fields in configurations()
         if (any(text in f"{engine}, {variant}" for text in only) if only else not variant.startswith(tuple(OTHERS)))
         and (ranks == 1 or engine != "none")
         and ranks % ParallelSpec(**fields.get("parallel", {})).ranks_per_model == 0
-    ]
+    }
 
 
 def trial(fields: dict[str, Any], ranks: int, device: str) -> Trial:
@@ -222,8 +224,9 @@ def measure(wanted: Trial, device: Any, steps_on_gloo: int) -> dict[str, int]:
     return found | {"step_bytes": highest}
 
 
-def be_all_ranks(only: Sequence[str], ranks: int, kind: str, steps_on_gloo: int, out: Path) -> None:
-    """Measures every configuration in turn, each rank of it in a process of its own, forked off after the imports.
+def be_all_ranks(only: Sequence[str], ranks: int, kind: str, steps_on_gloo: int, rows: Path) -> None:
+    """Measures every configuration that `rows` lacks in turn, each rank of it in a process of its own, forked off after
+    the imports, and appends its row: the most that any rank took.
 
     In one process the leavings of one engine would be freed, and counted, during the next.
     """
@@ -232,24 +235,30 @@ def be_all_ranks(only: Sequence[str], ranks: int, kind: str, steps_on_gloo: int,
     from vitscale import engines, models
 
     torch.set_num_threads(1)
-    cases = chosen(only, ranks, kind)
-    for _, _, wanted in cases:
+    cases = lacking(rows, chosen(only, ranks, kind))
+    for wanted in cases.values():
         models.preload(wanted.model)
         engines.preload(wanted.train)
     gc.freeze()  # DeepSpeed looks for garbage when it builds an engine: not among what is imported
-    for index, (_, _, wanted) in enumerate(cases):
-        children = []
-        for rank in range(ranks):
-            child = os.fork()
-            if child == 0:
-                # Ends without taking engines apart, which can wait for ranks that are gone.
-                os._exit(measured_alone(wanted, rank, kind, steps_on_gloo, out, index))
-            children.append(child)
-        for child in children:
-            os.waitpid(child, 0)
+    for (engine, variant), wanted in cases.items():
+        with tempfile.TemporaryDirectory() as folder:
+            children = []
+            for rank in range(ranks):
+                child = os.fork()
+                if child == 0:
+                    # Ends without taking engines apart, which can wait for ranks that are gone.
+                    os._exit(measured_alone(wanted, rank, kind, steps_on_gloo, Path(folder)))
+                children.append(child)
+            for child in children:
+                os.waitpid(child, 0)
+            of_ranks = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(ranks)]
+        names = {name for of_rank in of_ranks for name in of_rank}
+        most = {name: max(of_rank[name] for of_rank in of_ranks if name in of_rank) for name in sorted(names)}
+        with rows.open("a") as file:
+            file.write(json.dumps({"engine": engine, "variant": variant, "ranks": ranks} | most) + "\n")
 
 
-def measured_alone(wanted: Trial, rank: int, kind: str, steps_on_gloo: int, out: Path, index: int) -> int:
+def measured_alone(wanted: Trial, rank: int, kind: str, steps_on_gloo: int, out: Path) -> int:
     """In the forked process: joins the other ranks and writes what `measure` finds, or the error."""
     import torch
     import torch.distributed as dist
@@ -262,49 +271,50 @@ def measured_alone(wanted: Trial, rank: int, kind: str, steps_on_gloo: int, out:
         if kind == "cuda":
             device = torch.device("cuda", rank)
             torch.cuda.set_device(device)
-        store = dist.FileStore(str(out / f"store-{index}"), ranks)
+        store = dist.FileStore(str(out / "store"), ranks)
         dist.init_process_group("nccl" if kind == "cuda" else "gloo", store=store, rank=rank, world_size=ranks)
         found = measure(wanted, device, steps_on_gloo)
         dist.barrier()
     except Exception as error:
         found = {"error": f"{type(error).__name__}: {error}"}
-    (out / f"{rank}-{index}.json").write_text(json.dumps(found))
+    (out / f"{rank}.json").write_text(json.dumps(found))
     return 0
 
 
-def start_ranks(only: Sequence[str], ranks: int, device: str, steps_on_gloo: int) -> list[dict[str, Any]]:
-    """One row per configuration: the most that any rank took."""
-    with tempfile.TemporaryDirectory() as folder:
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            port = listener.getsockname()[1]
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
-        log = Path(folder) / "log.txt"
-        argv = [sys.executable, __file__, "--ranks-of", folder, "--device", device, "--ranks", str(ranks)]
-        argv += ["--steps", str(steps_on_gloo), "--only", *only]
-        with log.open("w") as output:
-            code = subprocess.run(argv, env=os.environ | place, stdout=output, stderr=output, check=False).returncode
+def start_ranks(only: Sequence[str], ranks: int, device: str, steps_on_gloo: int, rows: Path) -> None:
+    """Measures what `rows` lacks on so many ranks."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+    argv = [sys.executable, __file__, "--be-ranks", "--rows", str(rows), "--device", device, "--ranks", str(ranks)]
+    argv += ["--steps", str(steps_on_gloo), "--only", *only]
+    with tempfile.TemporaryFile("w+") as log:
+        code = subprocess.run(argv, env=os.environ | place, stdout=log, stderr=log, check=False).returncode
         if code:
-            sys.exit(f"ranks ended with {code}\n{log.read_text()[-3000:]}")
-        cases = chosen(only, ranks, device)
-        found = [
-            [json.loads((Path(folder) / f"{rank}-{index}.json").read_text()) for rank in range(ranks)]
-            for index in range(len(cases))
-        ]
-    rows = []
-    for (engine, variant, wanted), said in zip(cases, found, strict=True):
-        row: dict[str, Any] = {"engine": engine, "variant": variant, "ranks": ranks}
-        if broken := [one["error"] for one in said if "error" in one]:
-            rows.append(row | {"error": broken[0]})
-            continue
-        predicted = forecast(wanted)
-        row["step_bytes"] = max(one["step_bytes"] for one in said)
-        row["start_bytes"] = max((one["start_bytes"] for one in said if "start_bytes" in one), default=None)
-        row["forecast_bytes"] = predicted.peak_bytes if predicted else None
-        row["moment"] = predicted.peak_moment if predicted else None
-        row["parts"] = dict(predicted.parts) if predicted else None
-        rows.append(row)
-    return rows
+            log.seek(0)
+            sys.exit(f"ranks ended with {code}\n{log.read()[-3000:]}")
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """What was measured: engine, variant, ranks, and bytes or an error."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def lacking(path: Path, cases: dict[tuple[str, str], Trial]) -> dict[tuple[str, str], Trial]:
+    """Those that were not measured yet, or failed."""
+    done = {(row["engine"], row["variant"], row["ranks"]) for row in read_rows(path) if "error" not in row}
+    return {name: wanted for name, wanted in cases.items() if (*name, wanted.world.size) not in done}
+
+
+def forecasted(row: dict[str, Any], wanted: Trial) -> dict[str, Any]:
+    """The row with what arithmetic says now."""
+    predicted = None if "error" in row else forecast(wanted)
+    return row | {
+        "forecast_bytes": predicted.peak_bytes if predicted else None,
+        "moment": predicted.peak_moment if predicted else None,
+        "parts": dict(predicted.parts) if predicted else None,
+    }
 
 
 def as_table(rows: list[dict[str, Any]], device: str) -> str:
@@ -375,15 +385,24 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=STEPS_ON_GLOO, help="that are watched with several ranks on gloo")
     parser.add_argument("--json", action="store_true", help="one object per line instead of the table")
+    parser.add_argument("--rows", type=Path, help="a file that keeps what is measured; its rows are not measured again")
     parser.add_argument("--write", type=Path, help="a document with the table's markers")
     parser.add_argument("--mark", default="memory table", help="the text of these markers")
-    parser.add_argument("--ranks-of", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--be-ranks", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.ranks_of:
+    if options.be_ranks:
         (ranks,) = options.ranks
-        be_all_ranks(options.only, ranks, options.device, options.steps, options.ranks_of)
+        be_all_ranks(options.only, ranks, options.device, options.steps, options.rows)
         return 0
-    rows = [row for n in options.ranks for row in start_ranks(options.only, n, options.device, options.steps)]
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        kept = options.rows or Path(folder) / "rows.jsonl"
+        for ranks in options.ranks:
+            cases = chosen(options.only, ranks, options.device)
+            if lacking(kept, cases):
+                start_ranks(options.only, ranks, options.device, options.steps, kept)
+            of_ranks = {(row["engine"], row["variant"]): row for row in read_rows(kept) if row["ranks"] == ranks}
+            rows += [forecasted(of_ranks[name], wanted) for name, wanted in cases.items()]
     if options.json:
         print("\n".join(map(json.dumps, rows)))
         return 0

@@ -1,10 +1,11 @@
 """What every engine sends in an optimizer step, counted, beside what its paper or its documentation says.
 
-    python benchmarks/traffic.py [--ranks 2] [--unlike-blocks]
+    python benchmarks/traffic.py [--ranks 2] [--unlike-blocks [--folder FOLDER]]
 
 Starts the ranks of tests/engines/many_engines.py on this machine (CPU, gloo), analyses what they recorded, and writes
 the table into docs/traffic.md between its marks. A minute or two. Or that of Swin V2 and UperNet, whose blocks are not
-alike: on two ranks, and whether one and three send what arithmetic says.
+alike: on two ranks, and whether one and three send what arithmetic says. Of these `--folder` keeps what was counted of
+each model on each number of ranks, and the same command goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import contextlib
 import importlib.metadata
 import sys
 import tempfile
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from engines.test_traffic_volumes import (  # noqa: E402 - so does this
     PSI,
     TO_OWNERS,
     Case,
+    counted_in,
     fsdp2,
     launch,
     through_accelerate,
@@ -41,6 +44,7 @@ from vitscale.analysis.time.traffic import Traffic  # noqa: E402 - sorted among 
 from vitscale.trial.model_cost import parameters  # noqa: E402 - and this
 
 PAGE = ROOT / "docs/traffic.md"
+WORLDS = (1, 2, 3)
 PACKAGES = ("torch", "deepspeed", "accelerate")
 
 ALLREDUCE = "2 Ψ (ZeRO, 7.1)"
@@ -76,10 +80,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--unlike-blocks", action="store_true")
+    parser.add_argument("--folder", type=Path, help="keeps what was counted of unlike blocks")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as forks:
+    with tempfile.TemporaryDirectory() as own, contextlib.ExitStack() as forks:
         forks.callback(share_forks())
-        lines = of_unlike_blocks(Path(folder)) if options.unlike_blocks else of_engines(options.ranks, Path(folder))
+        if options.unlike_blocks:
+            lines = of_unlike_blocks(options.folder or Path(own))
+        else:
+            lines = of_engines(options.ranks, Path(own))
     table = "\n".join(lines)
     print(table)
     write_between(PAGE, "unlike blocks" if options.unlike_blocks else "traffic", f"\n{table}\n")
@@ -104,11 +112,12 @@ def of_engines(ranks: int, folder: Path) -> list[str]:
 
 def of_unlike_blocks(folder: Path) -> list[str]:
     """Lines of the table of Swin V2, and of UperNet on it and on a ViT."""
-    cases: list[Case] = [case | {"model": model} for case in OTHERS for model in MODELS]
-    told: dict[int, list[Traffic]] = {}
-    for ranks in (1, 2, 3):
-        (folder / str(ranks)).mkdir()
-        told[ranks] = [one for one, _ in launch(cases, ranks, folder / str(ranks))]
+    told: dict[tuple[str, int], list[Traffic]] = {}
+    for ranks, model in product(WORLDS, MODELS):
+        cases: list[Case] = [case | {"model": model} for case in OTHERS]
+        own = folder / f"{model} on {ranks}"
+        own.mkdir(parents=True, exist_ok=True)
+        told[model, ranks] = [one for one, _ in counted_in(own, cases, ranks) or launch(cases, ranks, own, 3600)]
     sizes = {model: parameters(spec) or 0 for model, spec in MODELS.items()}
     lines = [
         f"gloo; {_versions()}. Norms are local.",
@@ -117,13 +126,14 @@ def of_unlike_blocks(folder: Path) -> list[str]:
         "says on |",
         "| --- |" + " --- |" * (len(sizes) + 1),
     ]
-    for place, case in enumerate(OTHERS):
-        of_case = range(place * len(sizes), (place + 1) * len(sizes))
-        cells = [kinds(told[2][number], size) for number, size in zip(of_case, sizes.values(), strict=True)]
+    for number, case in enumerate(OTHERS):
+        cells = [kinds(told[model, 2][number], size) for model, size in sizes.items()]
         agree = [
             str(ranks)
-            for ranks in told
-            if not any(unlike_arithmetic(cases[number], told[ranks][number], ranks) for number in of_case)
+            for ranks in WORLDS
+            if not any(
+                unlike_arithmetic(case | {"model": model}, told[model, ranks][number], ranks) for model in MODELS
+            )
         ]
         lines.append(f"| {_said(case)} | {' | '.join(cells)} | {', '.join(agree) or 'none'} ranks |")
     return lines

@@ -147,8 +147,16 @@ def train(
             own.close()
     logs = [(folder / f"log-{rank}.txt").read_text()[-3000:] for rank in range(ranks)]
     assert codes == [0] * ranks, "\n".join(logs)
-    found = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
-    return {job["name"]: _joined([each[job["name"]] for each in found]) for job in jobs}
+    return curves_in(folder, ranks)
+
+
+def curves_in(folder: Path, ranks: int) -> dict[str, Curve]:
+    """What was trained there, by the job's name; empty where that came to no end."""
+    paths = [folder / f"rank-{rank}.json" for rank in range(ranks)]
+    if not all(path.exists() for path in paths):
+        return {}
+    of_ranks = [json.loads(path.read_text()) for path in paths]
+    return {name: _joined([of_rank[name] for of_rank in of_ranks]) for name in of_ranks[0]}
 
 
 def _joined(parts: list[dict[str, Any]]) -> Curve:

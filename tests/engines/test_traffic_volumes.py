@@ -305,7 +305,7 @@ ONE_RANK: list[tuple[Case, Kinds]] = [
 ]
 
 
-def launch(cases: Sequence[Case], ranks: int, folder: Path) -> list[tuple[Traffic, str | None]]:
+def launch(cases: Sequence[Case], ranks: int, folder: Path, timeout: float = 300.0) -> list[tuple[Traffic, str | None]]:
     """What each case sends, by the analysis of what the ranks recorded; and the dtype its engine names."""
     (folder / "cases.json").write_text(json.dumps(cases))
     with socket.socket() as listener:
@@ -329,9 +329,17 @@ def launch(cases: Sequence[Case], ranks: int, folder: Path) -> list[tuple[Traffi
         )
         for rank in range(ranks)
     ]
-    codes = [fork.wait(300) for fork in forks]
+    codes = [fork.wait(timeout) for fork in forks]
     assert codes == [0] * ranks, "\n".join((folder / f"log-{rank}.txt").read_text()[-2000:] for rank in range(ranks))
-    by_rank = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
+    return counted_in(folder, cases, ranks)
+
+
+def counted_in(folder: Path, cases: Sequence[Case], ranks: int) -> list[tuple[Traffic, str | None]]:
+    """What `launch` counted there; empty where that came to no end."""
+    paths = [folder / f"rank-{rank}.json" for rank in range(ranks)]
+    if not all(path.exists() for path in paths):
+        return []
+    by_rank = [json.loads(path.read_text()) for path in paths]
     return [_analysed(case, list(found)) for case, found in zip(cases, zip(*by_rank, strict=True), strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""Two hosts of a laboratory for a test, joined by links of known bandwidth; skipped or failed where they cannot be."""
+"""Hosts of a laboratory for a test, joined by links of known bandwidth; skipped or failed where they cannot be."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INTERFACE = Laboratory.interface
 
 
 class Hosts:
-    """Two hosts by number, 0 and 1."""
+    """By number, from 0 on."""
 
     def __init__(self, lab: Laboratory) -> None:
         self._lab = lab
@@ -34,10 +34,10 @@ class Hosts:
 
 
 @contextmanager
-def two_hosts(megabits_per_second: float | None) -> Iterator[Hosts]:
-    """Two hosts, each sending and receiving at most at the given rate; None leaves the links as fast as they are."""
+def joined_hosts(count: int, megabits_per_second: float) -> Iterator[Hosts]:
+    """Hosts that each send and receive at most at the given rate."""
     needs.root_and("ip", "tc", "unshare", "nsenter")
-    with laboratory(2, megabits_per_second) as lab:
+    with laboratory(count, megabits_per_second) as lab:
         yield Hosts(lab)
 
 

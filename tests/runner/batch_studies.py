@@ -40,6 +40,7 @@ cores = 4
 [measure]
 steps = 5
 repeats = {repeats}
+{measure}
 """
 
 
@@ -47,7 +48,14 @@ class BatchStudy:
     """One study in a folder of its own, on a cluster."""
 
     def __init__(
-        self, folder: Path, cluster: SlurmCluster, *, gpus: str = "[1, 2]", repeats: int = 2, slurm: str = ""
+        self,
+        folder: Path,
+        cluster: SlurmCluster,
+        *,
+        gpus: str = "[1, 2]",
+        repeats: int = 2,
+        slurm: str = "",
+        measure: str = "",
     ) -> None:
         folder.mkdir()
         self.folder = folder
@@ -56,7 +64,7 @@ class BatchStudy:
         self.hold = folder / "hold"
         """While it exists, ranks do not get beyond their first step."""
         python = install(folder)
-        text = _STUDY.format(model=TINY_MODEL, gpus=gpus, python=python, slurm=slurm, repeats=repeats)
+        text = _STUDY.format(model=TINY_MODEL, gpus=gpus, python=python, slurm=slurm, repeats=repeats, measure=measure)
         (folder / "study.toml").write_text(text)
 
     def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:

@@ -20,6 +20,9 @@ from vitscale.store.results import RunHeader
 from vitscale.trial.trial import World
 from vitscale.worker.rank_process import die_with_parent
 
+STEP_SECONDS = "VITSCALE_TEST_STEP_SECONDS"
+"""A variable of the ranks: how long a step takes them."""
+
 
 class RecordOnly:
     """Starts a process that starts the ranks, as torchrun does."""
@@ -56,7 +59,7 @@ def rank(run_folder: Path, number: int) -> int:
     mark = int(header.trial_id, 16) % 1_000_000 + header.repeat
     for step in range(20):
         log.write(StepLine(step=step, epoch=0, seconds=0.001, images=mark, loss=float(number), warmup=False))
-        time.sleep(0.002)
+        time.sleep(float(os.environ.get(STEP_SECONDS, "0.002")))
     log.write(EndLine())
     log.close()
     return 0
@@ -66,8 +69,11 @@ def cli(arguments: list[str]) -> None:
     """`vitscale ARGUMENTS` in this process, with the launcher `record-only`."""
     from vitscale import cli as command_line
     from vitscale import launchers
+    from vitscale.schedulers import Hostfile
 
     launchers.LAUNCHERS["record-only"] = RecordOnly()
+    # Addresses of this machine pass for hosts.
+    Hostfile.pool = lambda self: self._hosts  # type: ignore[method-assign]  # in this process
     sys.argv = ["vitscale", *arguments]
     command_line.main()
 

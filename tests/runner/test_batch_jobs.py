@@ -137,6 +137,26 @@ def test_a_logout_ends_the_watching_and_not_the_jobs(cluster: SlurmCluster, tmp_
     study.check_complete(runs=4)
 
 
+@pytest.mark.parametrize("jobs", ["array", pytest.param("job", marks=pytest.mark.nightly)])
+def test_no_more_runs_than_asked_for_are_at_work(cluster: SlurmCluster, tmp_path: Path, jobs: str) -> None:
+    """The second world's are submitted when the first's are done."""
+    most = {"job": 1, "array": 2}[jobs]
+    study = BatchStudy(tmp_path / "study", cluster, slurm=f'jobs = "{jobs}"', measure=f"parallel_runs = {most}")
+    study.hold.touch()
+    driver = study.start()
+    study.wait_for_ranks(1)
+    assert len(study.job_ids()) == 1
+    script = (study.results / "jobs" / f"{study.jobs()[0]['name']}.sh").read_text()
+    assert ("#SBATCH --array=0-1%2\n" in script) == (jobs == "array")
+    study.hold.unlink()
+    output, _ = driver.communicate(timeout=300)
+    assert driver.returncode == 0, output
+    assert len(study.job_ids()) == 2
+    study.check_complete(runs=4)
+    ends = [(o.started_unix_seconds, o.started_unix_seconds + o.wall_seconds) for o in study.outcomes().values()]
+    assert max(sum(began <= moment < ended for began, ended in ends) for moment, _ in ends) <= most
+
+
 def test_a_crash_around_the_submission_makes_no_second_job(cluster: SlurmCluster, tmp_path: Path) -> None:
     """As if the call had died after sbatch had taken one job, and before it was given the other."""
     study = BatchStudy(tmp_path / "study", cluster)

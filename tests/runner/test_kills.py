@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -19,6 +20,7 @@ from runner import record_only
 from vitscale import store
 
 KILLS = 8
+KILLS_SIDE_BY_SIDE = 4
 KILLS_NIGHTLY = 200
 STUDY = f"""
 name = "kills"
@@ -37,6 +39,11 @@ steps = 20
 repeats = 2
 """
 RUNS = 4
+SIDE_BY_SIDE = f"""
+{STUDY.replace("repeats = 2", "repeats = 1")}parallel_runs = 3
+[sweep]
+"train.seed" = [0, 1]
+"""
 # Drivers are forked from a process that has imported what they need: 200 of them would else mostly import.
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
@@ -53,6 +60,30 @@ def finished_runs(results: Path) -> dict[str, dict[str, bytes]]:
 def study(tmp_path: Path) -> Path:
     (tmp_path / "study.toml").write_text(STUDY)
     return tmp_path
+
+
+@pytest.fixture
+def side_by_side(tmp_path: Path) -> Path:
+    """Runs on one host or two of three, which are this machine by other addresses."""
+    text = SIDE_BY_SIDE.replace("gpus = [1, 2]", "gpus = [1, 2]\ngpus_per_node = 1")
+    launch = f'hostfile = "hosts"\nthreads_per_rank = 1\nenvironment = {{ {record_only.STEP_SECONDS} = "0.02" }}'
+    text = text.replace("[launch]", f"[launch]\n{launch}")
+    (tmp_path / "study.toml").write_text(text)
+    (tmp_path / "hosts").write_text("".join(f"127.0.0.{n} slots=1\n" for n in (2, 3, 4)))
+    return tmp_path
+
+
+def check_no_host_was_shared(results: Path) -> bool:
+    """By what runs say of their hosts and times; whether any two went on together."""
+    runs = [(run.header.hosts, run.outcome) for run in store.load(results).runs]
+    together = [
+        (hosts, others)
+        for (hosts, own), (others, other) in itertools.combinations(runs, 2)
+        if own.started_unix_seconds < other.started_unix_seconds + other.wall_seconds
+        and other.started_unix_seconds < own.started_unix_seconds + own.wall_seconds
+    ]
+    assert not [pair for pair in together if {*pair[0]} & {*pair[1]}]
+    return bool(together)
 
 
 def run(study: Path, results: str = "results") -> ForkServerProcess:
@@ -95,6 +126,19 @@ def number_of_entries(results: Path) -> int:
 
 @pytest.mark.parametrize("kills", [KILLS, pytest.param(KILLS_NIGHTLY, marks=pytest.mark.nightly)])
 def test_many_kills_lose_double_and_mix_nothing(study: Path, kills: int) -> None:
+    check_kills(study, kills)
+
+
+@pytest.mark.parametrize("kills", [KILLS_SIDE_BY_SIDE, pytest.param(KILLS_NIGHTLY, marks=pytest.mark.nightly)])
+def test_ctrl_c_and_many_kills_of_runs_side_by_side(side_by_side: Path, kills: int) -> None:
+    interrupt(side_by_side, signal.SIGINT, at_a_time=2)
+    check_kills(side_by_side, kills)
+    through = [side_by_side / "results", *side_by_side.glob("through-*")]
+    together = [check_no_host_was_shared(results) for results in through]
+    assert any(together)
+
+
+def check_kills(study: Path, kills: int) -> None:
     """Seeded SIGKILLs of the driver, until the study is through; what was finished once is never touched again.
 
     They follow what the driver does, and not a clock, so that several fall into each study however busy the machine.
@@ -147,9 +191,20 @@ def test_two_drivers_on_one_folder(study: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interrupts_end_all_ranks_and_say_how_to_go_on(study: Path, number: signal.Signals) -> None:
+    interrupt(study, number, at_a_time=1)
+    assert ended(run(study)) == 0
+    assert len(store.load(study / "results").runs) == RUNS
+
+
+def interrupt(study: Path, number: signal.Signals, at_a_time: int) -> None:
+    """A signal to the driver when so many runs are under way; checks that it ends them all, and says how to go on."""
     driver = run(study)
     results = study / "results"
-    wait_until(lambda: list(results.glob("runs/*/rank-0.jsonl")), "a rank records")
+
+    def under_way() -> int:
+        return len(list(results.glob("runs/*/rank-0.jsonl"))) - len(list(results.glob("runs/*/outcome.json")))
+
+    wait_until(lambda: under_way() >= at_a_time, "ranks record")
     assert driver.pid is not None
     os.kill(driver.pid, number)
     assert ended(driver) == 130
@@ -157,5 +212,3 @@ def test_interrupts_end_all_ranks_and_say_how_to_go_on(study: Path, number: sign
     assert "Run the same command again" in output
     assert "Traceback" not in output
     assert processes_naming(results) == []
-    assert ended(run(study)) == 0
-    assert len(store.load(results).runs) == RUNS

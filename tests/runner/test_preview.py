@@ -290,3 +290,10 @@ def test_automatic_steps_are_told_beside_five_epochs_a_point(tmp_path: Path) -> 
     short = planned(tmp_path, {"train": train, "measure": measure, "data": {"name": "synthetic", "samples": 64}})
     assert "of 5 epochs each: nothing is saved; start-up" in printed(short, PlanEstimate(), 200)
     assert "steps =" not in printed(planned(tmp_path), PlanEstimate(), 200)
+
+
+def test_runs_side_by_side_are_told_and_how_many_are_alone(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("192.0.2.1\n192.0.2.2\n192.0.2.3\n")
+    changes: dict[str, dict[str, Any]] = {"launch": {"hostfile": "hosts"}, "measure": {"parallel_runs": 3}}
+    said = printed(planned(tmp_path, changes), PlanEstimate(), 200)
+    assert "runs, up to 3 at a time (measure.parallel_runs), 2 of them alone" in said

@@ -20,9 +20,10 @@ from vitscale.present.document import Finding, Paragraph
 from vitscale.runner import Options, Plan, Report, driver, plan
 from vitscale.runner import run as drive
 from vitscale.runner.driver import Interrupted
-from vitscale.runner.one_run import unstarted
+from vitscale.runner.one_run import Task, unstarted
 from vitscale.runner.preview import plan_document, plan_fields
 from vitscale.runner.todo import AddedRuns, GpuHours
+from vitscale.schedulers import Hostfile
 from vitscale.store import RunIndex, reading
 from vitscale.store.results import Outcome
 
@@ -39,7 +40,12 @@ MOST = 9
 class Study:
     """A study of one trial per seed, and what its runs will say."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *scripts: list[float | None]) -> None:
+    def __init__(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, *scripts: list[float | None], hosts: int = 0
+    ) -> None:
+        """`hosts`: so many addresses of this machine pass for hosts, on which runs go on side by side."""
+        monkeypatch.setattr(Hostfile, "pool", lambda self: self._hosts)
+        (folder / "hosts").write_text("".join(f"127.0.0.{n + 2}\n" for n in range(hosts)))
         monkeypatch.setenv("VITSCALE_CACHE", str(folder / "cache"))
         self.results = folder / "results"
         self.launcher = Scripted(folder / "records", {})
@@ -50,8 +56,8 @@ class Study:
                 "train": {"epochs": 1, "precision": "fp32"},
                 "scaling": {"gpus": [1]},
                 "sweep": {"train.seed": list(range(len(scripts)))},
-                "launch": {"launcher": "scripted"},
-                "measure": {"target_ci": 0.5, "max_repeats": MOST, "warmup_steps": 0},
+                "launch": {"launcher": "scripted"} | ({"hostfile": "hosts"} if hosts else {}),
+                "measure": {"target_ci": 0.5, "max_repeats": MOST, "warmup_steps": 0, "parallel_runs": hosts or None},
             },
         )
         self.plan: Plan = plan(path, EIGHT_CORES)
@@ -83,7 +89,7 @@ Make = Callable[..., Study]
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
-    return lambda *scripts: Study(tmp_path, monkeypatch, *scripts)
+    return lambda *scripts, hosts=0: Study(tmp_path, monkeypatch, *scripts, hosts=hosts)
 
 
 def test_runs_are_added_until_the_target_or_the_limit_and_never_where_one_failed(make: Make) -> None:
@@ -133,6 +139,25 @@ def test_a_study_packed_as_it_goes_decides_the_same_and_stops_where_a_pack_is_da
     assert study.run().done_now == 4
 
 
+def test_side_by_side_a_trial_gets_as_many_runs_as_alone(make: Make) -> None:
+    study = make(AT_ONCE, AFTER_FOUR, NEVER, FAILING, hosts=3)
+    report = study.run()
+    assert study.runs == [6, 8, 9, 3]
+    assert report.done_now == 26
+    assert sorted(study.launcher.started) == sorted(set(study.launcher.started))
+    assert study.run().done_now == 0
+    # One of the first rounds that is under way may say that its trial wants more; when it has ended, that is known.
+    outcomes = {key: outcome for key, (_, outcome) in RunIndex(study.results).finished.items()}
+    last = Task(study.trials[0], 2)
+    ended = outcomes.pop((last.trial_id, last.repeat))
+    del outcomes[last.trial_id, 5]
+    added = AddedRuns(study.plan, study.results, outcomes, [last])
+    due = next(iter(added))
+    assert due == Task(last.trial_id, 5)
+    outcomes[last.trial_id, last.repeat] = outcomes[last.trial_id, 5] = ended
+    assert not added.wants(due)
+
+
 def test_how_many_runs_are_left_is_told_as_the_most_there_can_be(make: Make) -> None:
     study = make(AT_ONCE, AFTER_FOUR, AFTER_FOUR)
     study.run()
@@ -151,6 +176,22 @@ def test_of_a_trial_that_failed_no_more_runs_are_expected(make: Make) -> None:
     study.run()
     assert study.told() == ["run 1 of up to 9", "run 2 of 3", "run 3 of 3"]
     assert re.search(r"run 3 of 3: .*; about [\d.]+ (us|ms|s|min) left", study.said.getvalue())
+
+
+def test_an_interrupted_study_of_runs_side_by_side_goes_on(make: Make) -> None:
+    study = make(AFTER_FOUR, NEVER, hosts=2)
+    study.launcher.interrupt_at = 5
+    with pytest.raises(Interrupted):
+        study.run()
+    assert len(study.launcher.started) == 5
+    finished = set(RunIndex(study.results).finished)
+    assert len(finished) >= 3
+    study.launcher.interrupt_at = None
+    study.run()
+    assert study.runs == [8, 9]
+    # Twice were started those alone that Ctrl-C has ended.
+    twice = {run for run in study.launcher.started if study.launcher.started.count(run) > 1}
+    assert not twice & finished
 
 
 @pytest.mark.parametrize("interrupted_at", [4, 6, 7])
@@ -272,6 +313,9 @@ def test_gpu_hours_count_every_try_and_a_run_begins_only_if_it_is_expected_to_en
     spent.add(two, lasted(0.75))  # 4 GPUs: 6 in all
     assert spent.refusal(one) == ""
     assert spent.refusal(two) == ""
+    # Beside one more run of it, of 2 hours, it just fits; beside two it does not.
+    assert spent.refusal(one, [one]) == ""
+    assert spent.refusal(one, [one, one]).startswith("measure.max_gpu_hours = 10: 6 GPU-hours are spent, and the next")
     spent.add(one, lasted(2.5))
     assert spent.refusal(two) == (
         "measure.max_gpu_hours = 10: 8.5 GPU-hours are spent, and the next run is expected to take 3"

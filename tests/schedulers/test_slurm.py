@@ -14,9 +14,11 @@ import pytest
 from driving import processes_naming
 from lab.slurm_cluster import SlurmCluster, slurm_cluster
 from needs import root_and
+from vitscale.errors import RequestError
 from vitscale.launchers import LAUNCHERS
 from vitscale.launchers.base import Spawn
 from vitscale.machine.hosts import Host
+from vitscale.schedulers import slurm
 from vitscale.schedulers.slurm import SlurmAllocation
 from vitscale.study.sections import NodeSection, SlurmSection
 from vitscale.trial.trial import World
@@ -78,6 +80,19 @@ def test_a_container_stands_before_the_program(monkeypatch: pytest.MonkeyPatch) 
     assert allocation.refuses("mpirun", TWO) is not None
 
 
+def test_runs_side_by_side_have_nodes_of_their_own(
+    allocation: SlurmAllocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "node[0-3]")
+    monkeypatch.setattr(slurm, "host_names", lambda nodelist: tuple(f"node{n}" for n in range(4)))
+    pool = allocation.pool()
+    assert pool == tuple(Host(f"node{n}") for n in range(4))
+    assert allocation.limited_to(pool[2:]).hosts(TWO) == pool[2:]
+    assert allocation.hosts(TWO) == pool[:2]
+    with pytest.raises(RequestError, match="2 nodes are needed, and job 12 has 1"):
+        allocation.limited_to(pool[:1]).hosts(TWO)
+
+
 def test_what_is_refused(allocation: SlurmAllocation) -> None:
     assert "past Slurm" in (allocation.refuses("deepspeed", TWO) or "")
     assert [allocation.refuses(name, TWO) for name in ("srun", "torchrun", "mpirun", "in-process")] == [None] * 4
@@ -118,6 +133,7 @@ def in_allocation(cluster: SlurmCluster, program: str, *arguments: Path | str) -
 FACTS = """
 import json
 from vitscale.errors import RequestError
+from vitscale.schedulers import slurm
 from vitscale.schedulers.slurm import SlurmAllocation
 from vitscale.schedulers.slurm_cluster import SlurmCluster
 from vitscale.study.sections import SlurmSection
@@ -155,6 +171,7 @@ from pathlib import Path
 import psutil
 from vitscale.launchers import Spawn
 from vitscale.processes.heartbeat_server import HeartbeatServer
+from vitscale.schedulers import slurm
 from vitscale.schedulers.slurm import SlurmAllocation
 from vitscale.schedulers.slurm import steps_named
 from vitscale.study.sections import SlurmSection

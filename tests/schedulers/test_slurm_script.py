@@ -45,6 +45,12 @@ exec {sys.executable} -m vitscale.runner.job /shared/results vitscale-2x4-0123ab
     )
 
 
+def test_an_array_is_limited_to_so_many_at_a_time() -> None:
+    script = batch_script(SlurmSection(jobs="array"), job(elements=100, at_a_time=8))
+    assert "#SBATCH --array=0-99%8\n" in script
+    assert "#SBATCH --array=0-99\n" in batch_script(SlurmSection(jobs="array"), job(elements=100))
+
+
 def test_everything_as_an_array() -> None:
     slurm = SlurmSection(
         jobs="array",

@@ -104,7 +104,7 @@ def analyse(results: Results, *, combine_unlike: bool = False) -> Analysis:
         trials=trials,
         curves=curves,
         comparisons=compare_curves(curves, trials, combine_unlike),
-        findings=findings(list(trials.values()), curves, study),
+        findings=findings(list(trials.values()), curves, study, results.runs),
         problems=(*results.problems, *notes),
         waterfalls=tuple(waterfall for curve in curves for waterfall in waterfalls(curve, trials)),
     )

@@ -81,6 +81,15 @@ def is_this_machine(name: str) -> bool:
     return any(_is_own(str(address)) for address in addresses)
 
 
+@functools.cache
+def address_of(name: str) -> str | None:
+    """The first address of a host; None where its name leads nowhere from here."""
+    try:
+        return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+    except (OSError, UnicodeError):
+        return None
+
+
 def _is_own(address: str) -> bool:
     """Only an address of one's own can be bound to."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET

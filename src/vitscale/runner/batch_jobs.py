@@ -166,12 +166,18 @@ def submit_and_watch(
             jobs.append(job)
     held = {task for job in jobs for task in batch_file.waiting(results, job)}
     new = [task for task in tasks if task not in held]
+    coming = list(new_jobs(context, submitter, new, RunIndex(results).attempts, lambda: secrets.token_hex(4)))
+
+    def submit_more() -> None:
+        most = context.measure.parallel_runs
+        while coming and (most is None or sum(_at_a_time(results, job) for job in (*jobs, coming[0])) <= most):
+            jobs.append(submitted(context, submitter, coming.pop(0), say))
+
     try:
         for job in jobs:
             say(f"job {job.job_id} was submitted before: {len(batch_file.waiting(results, job))} run(s) to come")
-        for job in list(new_jobs(context, submitter, new, RunIndex(results).attempts, lambda: secrets.token_hex(4))):
-            jobs.append(submitted(context, submitter, job, say))
-        _watch(submitter, results, jobs, wanted, say, on_outcome)
+        submit_more()
+        _watch(submitter, results, jobs, wanted, say, on_outcome, submit_more)
     except KeyboardInterrupt:
         raise _detached(jobs) from None
     except SchedulerError as error:
@@ -187,8 +193,9 @@ def _watch(
     wanted: set[Task],
     say: batch_file.Say,
     on_outcome: Callable[[Task, Outcome], None],
+    submit_more: Callable[[], None],
 ) -> None:
-    """Looks at all jobs at once, ever less often; what has come to its end leaves `jobs`."""
+    """Looks at all jobs at once, ever less often; what has come to its end leaves `jobs`, and makes room for more."""
     told: dict[str, str] = {}
     seconds = batch_file.FIRST_LOOK_SECONDS
     while jobs:
@@ -205,9 +212,16 @@ def _watch(
             elif (line := batch_file.line_of(submitter, job, states)) != told.get(job.name):
                 told[job.name] = line
                 say(line)
+        submit_more()
         if jobs:
             time.sleep(seconds)
             seconds = min(batch_file.LATEST_LOOK_SECONDS, batch_file.LOOK_GROWTH * seconds)
+
+
+def _at_a_time(results: Path, job: batch_file.JobFile) -> int:
+    """How many of the job's runs may be at work together from now on."""
+    left = len(batch_file.waiting(results, job))
+    return min(left, (job.measure.parallel_runs or left) if job.array else 1)
 
 
 def new_jobs(
@@ -255,6 +269,7 @@ def asked_for(context: RunContext, job: batch_file.JobFile) -> BatchJob:
         results=context.results,
         cwd=Path.cwd(),
         elements=len(job.tasks) if job.array else None,
+        at_a_time=context.measure.parallel_runs,
     )
 
 

@@ -1,12 +1,13 @@
-"""The driver: does what is missing, one run after the other, each with exactly one outcome."""
+"""The driver: does what is missing, one run after the other or side by side, each with exactly one outcome."""
 
 from __future__ import annotations
 
 import errno
-import itertools
 import signal
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -15,7 +16,8 @@ from rich.console import Console
 
 from vitscale import sources
 from vitscale.errors import RequestError, StoreError, VitscaleError, shown
-from vitscale.runner.one_run import refuse_without_torch, run_task, skip_reason
+from vitscale.runner.lineup import Lineup
+from vitscale.runner.one_run import Task, refuse_without_torch, run_task, skip_reason
 from vitscale.runner.planning import Plan, Report, check_folder
 from vitscale.runner.progress import StudyProgress, decoding_progress
 from vitscale.runner.todo import AddedRuns, GpuHours, existing_outcomes, outstanding, skip_unfit
@@ -23,6 +25,7 @@ from vitscale.schedulers import Placement, Submitter
 from vitscale.schedulers.prepared import PreparedProcesses
 from vitscale.store import RunIndex, locked, pack_finished, write_study
 from vitscale.store.packs import PACK_RUNS, finish_removing
+from vitscale.store.results import Outcome
 
 
 @dataclass(frozen=True)
@@ -131,39 +134,86 @@ def _run_outstanding(plan: Plan, placement: Placement, results: Path, options: O
     context = plan.in_folder(results)
     todo = skip_unfit(context, todo, options.unfit, index, outcomes)
     added = AddedRuns(plan, results, outcomes, todo)
-    done, ended = 0, ""
+    lineup = Lineup(plan, placement, todo, added)
+    done, ended, disk_full = 0, "", ""
     spent = GpuHours(plan, index)
     unpacked = sum(outcome is not None for outcome in index.unpacked.values())
+    under_way: dict[Future[Outcome], Task] = {}
 
     def told_cold(reason: str) -> None:
         console.print(
             f"  ranks are started anew, not as forks: {reason}", soft_wrap=True, highlight=False, markup=False
         )
 
-    with PreparedProcesses(told_cold) as prepared, StudyProgress(console) as progress:
-        progress.expect(len(todo), added.most())
-        for task in itertools.chain(todo, added):
-            if ended := spent.refusal(task.trial_id):
+    def has_ended(task: Task, outcome: Outcome) -> None:
+        nonlocal done, disk_full, unpacked
+        lineup.end(task, outcome)
+        outcomes[task.trial_id, task.repeat] = outcome
+        spent.add(task.trial_id, outcome)
+        progress.end(plan.record.trials[task.trial_id], outcome)
+        done += 1
+        if outcome.external:
+            disk_full = outcome.reason
+            return
+        unpacked += 1
+        if unpacked >= PACK_RUNS:
+            unpacked = pack_finished(results)
+
+    with (
+        PreparedProcesses(told_cold) as prepared,
+        StudyProgress(console) as progress,
+        _threads(lineup.most, context.interrupted) as threads,
+    ):
+        while True:
+            ended = ""
+            while not disk_full and (begins := lineup.next()) is not None:
+                task, where = begins
+                if ended := spent.refusal(task.trial_id, [other.trial_id for other in lineup.under_way]):
+                    break
+                lineup.begin(task, where)
+                progress.expect(max(0, len(todo) - done), added.most())
+                attempt = index.attempts.get((task.trial_id, task.repeat), -1) + 1
+                outcome = skip_reason(context, task, attempt, outcomes)
+                if outcome is not None:
+                    has_ended(task, outcome)
+                    continue
+                on_progress = progress.begin(plan.record.trials[task.trial_id], task.repeat)
+                if threads is None:
+                    has_ended(task, run_task(context, where, task, attempt, on_progress, prepared))
+                else:
+                    under_way[threads.submit(run_task, context, where, task, attempt, on_progress)] = task
+            if not under_way:
                 break
-            progress.expect(max(0, len(todo) - done), added.most())
-            attempt = index.attempts.get((task.trial_id, task.repeat), -1) + 1
-            trial = plan.record.trials[task.trial_id]
-            outcome = skip_reason(context, task, attempt, outcomes)
-            if outcome is None:
-                on_progress = progress.begin(trial, task.repeat)
-                outcome = run_task(context, placement, task, attempt, on_progress, prepared)
-            outcomes[task.trial_id, task.repeat] = outcome
-            spent.add(task.trial_id, outcome)
-            progress.end(trial, outcome)
-            done += 1
-            if outcome.external:
-                raise DiskFullError(outcome.reason, next_step="What is written is whole")
-            unpacked += 1
-            if unpacked >= PACK_RUNS:
-                unpacked = pack_finished(results)
+            for future in wait(under_way, return_when=FIRST_COMPLETED).done:
+                has_ended(under_way.pop(future), future.result())
+        if disk_full:
+            raise DiskFullError(disk_full, next_step="What is written is whole")
         if unpacked >= PACK_RUNS:
             pack_finished(results)
     return Report(done, outcomes, ended)
+
+
+@contextmanager
+def _threads(most: int, interrupted: threading.Event) -> Iterator[ThreadPoolExecutor | None]:
+    """A thread for each of `most` runs; None for one. Left by an exception, all runs under way are ended in order.
+
+    A thread stays until all have ended: the kernel ends what a thread has started when that thread ends.
+    """
+    if most == 1:
+        yield None
+        return
+    threads = ThreadPoolExecutor(most, thread_name_prefix="run")
+    try:
+        yield threads
+    except BaseException:
+        interrupted.set()
+        raise
+    finally:
+        ended = False
+        while not ended:
+            with suppress(KeyboardInterrupt):  # a second Ctrl-C leaves no ranks behind
+                threads.shutdown()
+                ended = True
 
 
 @contextmanager

@@ -10,9 +10,10 @@ import os
 import re
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -212,6 +213,8 @@ class RunContext:
     folder: Path
     """Of the study file: a factory's module may lie beside it."""
     results: Path
+    interrupted: threading.Event = field(default_factory=threading.Event, compare=False)
+    """Set: runs under way in other threads are to be ended, as by Ctrl-C."""
 
     def run_folder(self, task: Task, attempt: int) -> Path:
         """Of one try of a run."""
@@ -303,6 +306,7 @@ def _attempt(
             ready=None if prepared is None or trial.train.script else partial(prepared.ready, task.trial_id, trial),
             on_progress=on_progress,
             prints=trial.train.script is not None,
+            interrupted=context.interrupted,
         )
     except RequestError as error:
         # A host's name that is not known just now: the other runs need not suffer for it.
@@ -336,6 +340,7 @@ def run_ranks(
     ready: FindPrepared | None = None,
     on_progress: Callable[[int, str], None] = lambda _steps, _phase: None,
     prints: bool = False,
+    interrupted: threading.Event | None = None,
 ) -> Ending:
     """Starts the ranks of a run or of a check, and sees them to their end; no process of them is left.
 
@@ -349,6 +354,7 @@ def run_ranks(
         ready: as `start_ranks` takes it.
         on_progress: as `run_task` takes it.
         prints: as `watch` takes it.
+        interrupted: likewise.
 
     Raises:
         OSError: a file cannot be written, or a program cannot be started.
@@ -362,6 +368,7 @@ def run_ranks(
         timeout_seconds=timeout_seconds,
         on_progress=on_progress,
         prints=prints,
+        interrupted=interrupted,
     )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
+import threading
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -37,6 +39,8 @@ class Plan:
     expansion: Expansion
     tasks: tuple[Task, ...]
     """All runs of the study in their random order, done or not; those that `measure.target_ci` may add come after."""
+    alone: frozenset[Task] = frozenset()
+    """Those that run with no other beside them, where others do (`_alone`)."""
 
     @property
     def record(self) -> StudyRecord:
@@ -50,7 +54,7 @@ class Plan:
 
     def in_folder(self, results: Path) -> RunContext:
         """What all its runs share, in this results folder."""
-        return replace(self.context, results=results)
+        return replace(self.context, results=results, interrupted=threading.Event())
 
     def steps_of(self, trial_id: str) -> tuple[int, int]:
         """Optimizer steps of a trial: in an epoch, and in the run."""
@@ -137,17 +141,25 @@ def plan(
         # Default threads once came from logical cores: a folder begun so goes on so.
         before = expand(file, replace(host, node_cores=()), check_data, scheduler.slots(), launcher)
         expansion = before if begun.trials.keys() & before.trials.keys() else expansion
+    hosts = _hosts_of_runs(scheduler, file.study.measure)
     launch = file.study.launch
     for trial in expansion.trials.values():
         launch_plan(scheduler, launch, trial.launcher, trial.world, _ANY_FOLDER, RANK_MODULE)
         _check_discovery(launch, trial)
     measure = file.study.measure
     tasks = []
+    first, last = _alone(expansion.trials, measure, hosts)
     # Seeded, so that a study resumed keeps the order it began with; random, so that drift favours nobody; in rounds of
     # one run of each trial, so that it favours no repeat, and a process that forks ranks serves a whole round.
     order = random.Random(measure.order_seed)  # noqa: S311 - an order, not a secret
     for repeat in range(measure.repeats):
-        tasks += [Task(trial_id, repeat) for trial_id in order.sample([*expansion.trials], len(expansion.trials))]
+        whole_round = order.sample([*expansion.trials], len(expansion.trials))
+        if repeat == 0:
+            whole_round.sort(key=lambda trial_id: trial_id not in first)
+        elif repeat == measure.repeats - 1:
+            whole_round.sort(key=last.__contains__)
+        tasks += [Task(trial_id, repeat) for trial_id in whole_round]
+    alone = {Task(trial_id, 0) for trial_id in first} | {Task(trial_id, measure.repeats - 1) for trial_id in last}
     record = StudyRecord(
         name=file.study.name,
         text=file.text,
@@ -161,7 +173,52 @@ def plan(
         dataset_fingerprints=expansion.fingerprints,
     )
     context = RunContext(record, measure, launch, file.study.slurm, file.path.parent.absolute(), results)
-    return Plan(context, scheduler, expansion, tuple(tasks))
+    return Plan(context, scheduler, expansion, tuple(tasks), frozenset(alone))
+
+
+def _hosts_of_runs(scheduler: Placement | Submitter, measure: MeasureSection) -> int:
+    """How many hosts runs may be given, to go on side by side; 0 where they do not.
+
+    Raises:
+        RequestError: there is one host, or they are not told apart.
+    """
+    if measure.parallel_runs in (None, 1) or isinstance(scheduler, Submitter):
+        return 0
+    hosts = len(scheduler.pool())
+    if hosts < 2:
+        raise RequestError(
+            f"measure.parallel_runs = {measure.parallel_runs}, and there is one host: runs on it would disturb one "
+            "another",
+            next_step="Name several in launch.hostfile, or run in a Slurm allocation of several nodes; or remove it",
+        )
+    return hosts
+
+
+_ALONE = 2
+"""Trials within one host, and trials over several, of which one run each is alone: so many in the first round, and
+other ones in the last."""
+
+
+def _alone(trials: Mapping[str, Trial], measure: MeasureSection, hosts: int) -> tuple[frozenset[str], frozenset[str]]:
+    """The trials whose run of the first round, and those whose run of the last, has no other beside it, so that it can
+    be held against the trial's others. Half of them come first and half last: steady drift of the machines is then no
+    difference between the two kinds. Trials that take so many hosts that no other fits beside them tell nothing.
+    """
+    first: list[str] = []
+    last: list[str] = []
+    if measure.repeats > 1:
+        order = random.Random(f"{measure.order_seed} alone")  # noqa: S311 - an order, not a secret
+        fewest = min((trial.world.nodes for trial in trials.values()), default=0)
+        beside = {name: trial.world.nodes for name, trial in trials.items() if trial.world.nodes + fewest <= hosts}
+        for group in (
+            [name for name, nodes in beside.items() if nodes == 1],
+            [name for name, nodes in beside.items() if nodes > 1],
+        ):
+            each = min(_ALONE, math.ceil(len(group) / 4))
+            chosen = order.sample(group, min(2 * each, len(group)))
+            first += chosen[:each]
+            last += chosen[each:]
+    return frozenset(first), frozenset(last)
 
 
 def begun_study(results: Path, name: str) -> StudyRecord | None:

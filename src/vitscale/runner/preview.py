@@ -139,6 +139,9 @@ def _runs(plan: Plan, estimate: PlanEstimate) -> str:
         runs = f"{len(plan.tasks) - len(estimate.done)} of {runs} to do"
     limit = plan.measure.max_gpu_hours
     within = "" if limit is None else f", within {limit:g} GPU-hours (measure.max_gpu_hours)"
+    if (most := plan.measure.parallel_runs) is not None:
+        alone = f", {len(plan.alone)} of them alone" if plan.alone else ""
+        within += f", up to {most} at a time (measure.parallel_runs){alone}"
     if plan.measure.target_ci is None:
         return runs + within
     more = plan.most_runs - len(plan.tasks)

@@ -64,8 +64,9 @@ def decoding_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
 class StudyProgress:
     """Which run of how many, the step rate, the time left.
 
-    Time left is the mean duration of the runs done in this call times the runs left; before the first has ended it is
-    unknown and said to be. Where runs may be added (`measure.target_ci`), both are told as the most that can come.
+    Time left is the mean duration of the runs done in this call times the runs left, over the runs at a time; before
+    the first has ended it is unknown and said to be. Where runs may be added (`measure.target_ci`), both are told as
+    the most that can come.
     """
 
     def __init__(self, console: Console) -> None:
@@ -74,6 +75,7 @@ class StudyProgress:
         self._may_be_fewer = False
         self._done = 0
         self._spent_seconds = 0.0
+        self._under_way: list[Trial] = []
         self._live: Progress | None = None
         if console.is_terminal:
             self._live = Progress(
@@ -108,17 +110,25 @@ class StudyProgress:
         if not self._done:
             return "time left unknown yet"
         how = "up to" if self._may_be_fewer else "about"
-        return f"{how} {units.seconds(self._spent_seconds / self._done * (self._runs - self._done))} left"
+        seconds = self._spent_seconds / self._done * (self._runs - self._done) / max(1, len(self._under_way))
+        return f"{how} {units.seconds(seconds)} left"
+
+    def _show(self, text: str) -> None:
+        """On the live line; of several runs at a time what was last heard of any."""
+        several = f"{len(self._under_way)} at a time; " if len(self._under_way) > 1 else ""
+        if self._live:
+            self._live.update(self._bar, description=escape(f"{several}{text}; {self._left()}"))
 
     def begin(self, trial: Trial, repeat: int) -> Callable[[int, str], None]:
         """Announces a run; returns what is to be called with the number of its steps and its phase before them."""
         of = f"up to {self._runs}" if self._may_be_fewer else f"{self._runs}"
-        what = f"run {self._done + 1} of {of}: {describe(trial)}, repeat {repeat + 1}"
+        self._under_way.append(trial)
+        what = f"run {self._done + len(self._under_way)} of {of}: {describe(trial)}, repeat {repeat + 1}"
         first: tuple[float, int] | None = None
         spoken = time.monotonic()
         told: set[str] = set()
         if self._live:
-            self._live.update(self._bar, description=escape(f"{what}: starting; {self._left()}"))
+            self._show(f"{what}: starting")
         else:
             self._say(f"{what}; {self._left()}")
 
@@ -127,8 +137,7 @@ class StudyProgress:
             now = time.monotonic()
             if not steps:
                 if self._live:
-                    text = f"starting: {phase}" if phase else "starting"
-                    self._live.update(self._bar, description=escape(f"{what}: {text}; {self._left()}"))
+                    self._show(f"{what}: starting: {phase}" if phase else f"{what}: starting")
                 elif phase.startswith(COMPILING) and phase not in told:
                     # At once, and once each: for minutes nothing else will be said.
                     told.add(phase)
@@ -139,7 +148,7 @@ class StudyProgress:
             rate = (steps - first[1]) / (now - first[0]) if now > first[0] and steps > first[1] else None
             text = f"step {steps}" + (f", {rate:.3g} steps/s" if rate else "")
             if self._live:
-                self._live.update(self._bar, description=escape(f"{what}: {text}; {self._left()}"))
+                self._show(f"{what}: {text}")
             elif now - spoken >= _PLAIN_LINE_SECONDS:
                 spoken = now
                 self._say(f"  {text}")
@@ -149,10 +158,13 @@ class StudyProgress:
     def end(self, trial: Trial, outcome: Outcome) -> None:
         """A run has ended."""
         self._done += 1
+        if trial in self._under_way:
+            self._under_way.remove(trial)
         self._spent_seconds += outcome.wall_seconds
         if outcome.kind != "completed":
             self._say(f"  {outcome.kind}: {describe(trial)}: {outcome.reason}")
         elif not self._live:
-            self._say(f"  completed in {units.seconds(outcome.wall_seconds)}")
+            which = f": {describe(trial)}" if self._under_way else ""
+            self._say(f"  completed in {units.seconds(outcome.wall_seconds)}{which}")
         if self._live:
             self._live.update(self._bar, completed=self._done)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from vitscale import store
@@ -109,11 +109,14 @@ class GpuHours:
         self._spent += hours
         self._longest[trial_id] = max(hours, self._longest.get(trial_id, 0.0))
 
-    def refusal(self, trial_id: str) -> str:
-        """Why no run of this trial is begun any more; empty where it may be. Of a trial without a run nobody knows how
-        long one takes: it may begin as long as anything is left."""
+    def refusal(self, trial_id: str, under_way: Iterable[str] = ()) -> str:
+        """Why no run of this trial is begun any more beside those `under_way`, by their trials; empty where it may be.
+
+        Of a trial without a run nobody knows how long one takes: it may begin as long as anything is left.
+        """
         limit, needs = self._plan.measure.max_gpu_hours, self._longest.get(trial_id, 0.0)
-        if limit is None or (self._spent < limit and self._spent + needs <= limit):
+        expected = self._spent + sum(self._longest.get(other, 0.0) for other in under_way)
+        if limit is None or (expected < limit and expected + needs <= limit):
             return ""
         wanted = f", and the next run is expected to take {needs:.3g}" if self._spent < limit else ""
         return f"measure.max_gpu_hours = {limit:g}: {self._spent:.3g} GPU-hours are spent{wanted}"
@@ -150,9 +153,18 @@ class AddedRuns:
                 self._status(trial_id, [run for run in self._read.values() if run.header.trial_id == trial_id])
         for repeat in self._rounds:
             for trial_id in self._order(repeat):
-                if (trial_id, repeat) not in self._outcomes and self._status(trial_id) == "open":
+                due = any(
+                    Task(trial_id, before) in self._todo and (trial_id, before) not in self._outcomes
+                    for before in range(repeat)
+                )
+                # What is under way side by side may say that more are wanted; `wants` asks when it has ended.
+                if (trial_id, repeat) not in self._outcomes and (due or self._status(trial_id) == "open"):
                     yield Task(trial_id, repeat)
                     self._status(trial_id)  # at once, for `most`
+
+    def wants(self, task: Task) -> bool:
+        """Whether a run that was given out is to be done still, by what its trial has recorded since."""
+        return task in self._todo or self._status(task.trial_id) == "open"
 
     def most(self) -> int:
         """How many runs may still be added, as far as is known by now."""

@@ -6,6 +6,7 @@ Where the ranks of a run that hangs stand: which of them the others wait for.
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -122,6 +123,7 @@ def watch(
     timeout_seconds: float | None,
     on_progress: Callable[[int, str], None],
     prints: bool = False,
+    interrupted: threading.Event | None = None,
 ) -> Ending:
     """Waits for the end of a run.
 
@@ -130,6 +132,9 @@ def watch(
     others within `LOST_SECONDS`. In every
     case no process of the job is left on any host that can be reached when this returns, and also when it is left by
     an exception (Ctrl-C).
+
+    Raises:
+        KeyboardInterrupt: `interrupted` is set: Ctrl-C, which reaches a process's first thread alone.
     """
     heartbeats = job.heartbeats
     oom_before = kernel_oom_kills()
@@ -140,6 +145,8 @@ def watch(
     limit: float | None = None
     try:
         while job.wait(_LOOK_SECONDS) is None:
+            if interrupted is not None and interrupted.is_set():
+                raise KeyboardInterrupt
             now = time.monotonic()
             if changed := counter.look():
                 last_sign = now

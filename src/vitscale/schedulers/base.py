@@ -68,6 +68,19 @@ class Scheduler(ABC):
 class Placement(Scheduler):
     """Hosts that are there now: processes are started, and ended, on them."""
 
+    def pool(self) -> tuple[Host, ...]:
+        """All hosts, of which runs may be given some each, to go on side by side; empty: there is but one.
+
+        Raises:
+            RequestError: two names lead to one host.
+        """
+        return ()
+
+    def limited_to(self, hosts: Sequence[Host]) -> Placement:
+        """The same with some of its hosts alone, in this order."""
+        del hosts
+        return self
+
     def start(self, spawn: Spawn, heartbeats: HeartbeatServer, prepared: Prepared | None = None) -> Job:
         """Starts what `adapt` has made of a run's commands.
 
@@ -122,6 +135,8 @@ class BatchJob:
     cwd: Path
     elements: int | None = None
     """Of an array; None: one job."""
+    at_a_time: int | None = None
+    """Elements of the array at most; None: as many as the batch system starts."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from vitscale.errors import RequestError
 from vitscale.launchers.base import Spawn
 from vitscale.machine.hardware import Machine, this_machine
-from vitscale.machine.hosts import Host, is_this_machine
+from vitscale.machine.hosts import Host, address_of, is_this_machine
 from vitscale.schedulers.base import Placement
 from vitscale.trial.trial import World
 
@@ -70,6 +70,28 @@ class Hostfile(Placement):
                 next_step="Add hosts or slots, or use fewer ranks in scaling.gpus",
             )
         return tuple(fitting[: world.nodes])
+
+    def pool(self) -> tuple[Host, ...]:
+        """All hosts of the file.
+
+        Raises:
+            RequestError: two names lead to one host, as far as can be seen from here.
+        """
+        names: dict[str, str] = {}
+        for host in self._hosts:
+            own = "this machine" if is_this_machine(host.name) else address_of(host.name) or host.name
+            if own in names:
+                raise RequestError(
+                    f"the hostfile names one machine twice, as {names[own]} and as {host.name}: runs side by side "
+                    "would share it",
+                    next_step="Name each host once, or leave out measure.parallel_runs",
+                )
+            names[own] = host.name
+        return self._hosts
+
+    def limited_to(self, hosts: Sequence[Host]) -> Hostfile:
+        """With these hosts alone."""
+        return Hostfile(tuple(hosts), self._machine)
 
     def refuses(self, launcher: str, world: World) -> str | None:
         """srun has hosts of its own; the others need ssh."""

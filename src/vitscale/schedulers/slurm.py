@@ -5,6 +5,7 @@ Slurm's own commands: asked by argv, answered in text, their refusals told in Sl
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import subprocess
@@ -120,6 +121,16 @@ class SlurmAllocation(Placement):
         self._slurm = slurm
         self._node = node
         self._job_id = os.environ["SLURM_JOB_ID"]
+
+    def pool(self) -> tuple[Host, ...]:
+        """All nodes of the job."""
+        return tuple(map(Host, self._names))
+
+    def limited_to(self, hosts: Sequence[Host]) -> SlurmAllocation:
+        """With these nodes of the job alone."""
+        limited = copy.copy(self)
+        limited._names = tuple(host.name for host in hosts)
+        return limited
 
     @cached_property
     def _names(self) -> tuple[str, ...]:

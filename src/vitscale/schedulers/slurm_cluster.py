@@ -51,6 +51,7 @@ def batch_script(slurm: SlurmSection, job: BatchJob) -> str:
     _check(slurm, job)
     numbered = "%A_%a" if job.elements is not None else "%j"
     # sbatch puts job numbers in for %j and the like, anywhere in the path.
+    at_a_time = f"%{job.at_a_time}" if job.at_a_time is not None else ""
     output = f"{str(job.results / 'jobs').replace('%', '%%')}/{job.name}-{numbered}.out"
     directives = [
         f"--job-name={job.name}",
@@ -60,7 +61,7 @@ def batch_script(slurm: SlurmSection, job: BatchJob) -> str:
         # A run that a broken node has cut short is recorded, and done again by the next `vitscale run`.
         "--no-requeue",
         f"--signal=B:TERM@{_warning_seconds(slurm.time)}",
-        *([f"--array=0-{job.elements - 1}"] if job.elements is not None else []),
+        *([f"--array=0-{job.elements - 1}{at_a_time}"] if job.elements is not None else []),
         f"--nodes={job.world.nodes}",
         f"--ntasks-per-node={job.world.ranks_per_node}",
         f"--cpus-per-task={job.world.threads_per_rank}",

@@ -173,6 +173,9 @@ class MeasureSection(WindowSpec):
     """Of `target_ci`: runs of a trial at most."""
     max_gpu_hours: float | None = Field(default=None, gt=0.0)
     """GPUs x hours of all runs, start-up and failed tries included: no run begins that is expected to end beyond."""
+    parallel_runs: int | None = Field(default=None, ge=1, le=10_000)
+    """Runs at a time at most: each on hosts of its own of a hostfile or an allocation, or jobs of Slurm. By default one
+    on hosts, and in Slurm as many as it starts."""
     hang_seconds: float = Field(default=300.0, gt=0.0)
     """A run in which no rank records anything for so long is ended as `hang`."""
     timeout_seconds: float | None = Field(default=None, gt=0.0)

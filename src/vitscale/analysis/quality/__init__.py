@@ -10,14 +10,17 @@ from vitscale.analysis.quality import placement as place_quality
 from vitscale.analysis.quality import runs as run_quality
 from vitscale.analysis.quality import shares as share_quality
 from vitscale.analysis.quality import study as study_quality
+from vitscale.analysis.quality.side_by_side import side_by_side
 from vitscale.analysis.scaling import CurveResult
 from vitscale.analysis.trials import TrialResult
 from vitscale.present.document import Finding, most_severe_first
-from vitscale.store.results import StudyRecord
+from vitscale.store.results import Run, StudyRecord
 
 
-def findings(trials: Sequence[TrialResult], curves: Sequence[CurveResult], study: StudyRecord) -> tuple[Finding, ...]:
-    """All findings on a study, warnings first."""
+def findings(
+    trials: Sequence[TrialResult], curves: Sequence[CurveResult], study: StudyRecord, runs: Sequence[Run]
+) -> tuple[Finding, ...]:
+    """All findings on a study, warnings first. `runs`: all of it, those that failed too."""
     measured = [trial for trial in trials if trial.runs]
     found_by_rule = [
         *study_quality.drift(measured),
@@ -32,6 +35,7 @@ def findings(trials: Sequence[TrialResult], curves: Sequence[CurveResult], study
         *place_quality.oversubscribed(measured),
         *place_quality.ill_placed(measured),
         *place_quality.throttled(measured),
+        *side_by_side(measured, runs),
         *run_quality.unstable(measured),
         *run_quality.slow_steps(measured),
         *run_quality.warming_up(measured),

@@ -1,0 +1,109 @@
+"""Which run begins next, and on which hosts: one after another, or side by side on hosts of their own.
+
+`measure.parallel_runs`; docs/decisions/0031-runs-side-by-side.md says why so.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import chain
+
+from vitscale.errors import RequestError
+from vitscale.runner.one_run import Task
+from vitscale.runner.planning import Plan
+from vitscale.runner.todo import AddedRuns
+from vitscale.schedulers import Placement
+from vitscale.store.results import Outcome
+
+
+class Lineup:
+    """The outstanding runs in their order, and the hosts of those under way.
+
+    No host has two runs at a time, nor has a trial: what one run of it says (it ran out of memory, it is known closely
+    enough) decides on the next. A run that does not fit yet is overtaken by later ones of its round, by no more of them
+    than there are hosts. Runs that are to be alone are the first of their round, or the last (`planning`).
+    """
+
+    def __init__(self, plan: Plan, placement: Placement, todo: Iterable[Task], added: AddedRuns) -> None:
+        """`todo`: the runs that are to be done; then those `added` come."""
+        self.most = plan.measure.parallel_runs or 1
+        """Runs at a time."""
+        self.under_way: set[Task] = set()
+        self._plan = plan
+        self._placement = placement
+        self._hosts = placement.pool() if self.most > 1 else ()
+        self._added = added
+        self._coming: Iterator[Task] = chain(todo, added)
+        self._waiting: list[Task] = []
+        self._overtaken: Counter[Task] = Counter()
+        self._given: dict[Task, frozenset[str]] = {}
+        self._failed: Counter[str] = Counter()
+
+    def next(self) -> tuple[Task, Placement] | None:
+        """The run that may begin now, and where; None where one under way must end before, or none is left."""
+        if len(self.under_way) >= self.most or self.under_way & self._plan.alone:
+            return None
+        place = 0
+        while place < len(self._waiting) or self._another():
+            task = self._waiting[place]
+            if task.repeat != self._waiting[0].repeat:
+                return None
+            if not self._blocked(task):
+                if not self._added.wants(task):
+                    del self._waiting[place]
+                    continue
+                if (where := self._where(task)) is not None:
+                    return task, where
+            if self._overtaken[task] >= len(self._hosts):
+                return None
+            place += 1
+        return None
+
+    def begin(self, task: Task, where: Placement) -> None:
+        """The run that `next` has given begins, on the hosts of its placement."""
+        self._overtaken.update(self._waiting[: self._waiting.index(task)])
+        self._waiting.remove(task)
+        self.under_way.add(task)
+        self._given[task] = frozenset(host.name for host in where.pool()) if self._hosts else frozenset()
+
+    def end(self, task: Task, outcome: Outcome) -> None:
+        """It has ended, and its hosts are free. A host that failed it is given only where no other is free."""
+        self.under_way.remove(task)
+        given = self._given.pop(task)
+        if outcome.transient and outcome.host in given:
+            self._failed[outcome.host or ""] += 1
+
+    def _another(self) -> bool:
+        """Takes one more run from those that come; False where there is none."""
+        task = next(self._coming, None)
+        if task is not None:
+            self._waiting.append(task)
+        return task is not None
+
+    def _blocked(self, task: Task) -> bool:
+        """Whether it must wait, whatever hosts are free."""
+        alone = task in self._plan.alone and bool(self.under_way)
+        return alone or any(task.trial_id == other.trial_id for other in self.under_way)
+
+    def _where(self, task: Task) -> Placement | None:
+        """The placement with free hosts for it alone; None where too few are free.
+
+        Neighbours in the hostfile where they are free, from a random one on: no trial keeps to one host, and runs that
+        are alone do not keep to the first.
+        """
+        if not self._hosts:
+            return self._placement
+        busy = frozenset(chain.from_iterable(self._given.values()))
+        free = [host for host in self._hosts if host.name not in busy]
+        seed = f"{self._plan.measure.order_seed} {task.trial_id} {task.repeat}"
+        start = random.Random(seed).randrange(len(free) or 1)  # noqa: S311 - an order, not a secret
+        free = sorted(free[start:] + free[:start], key=lambda host: self._failed[host.name])
+        try:
+            hosts = self._placement.limited_to(free).hosts(self._plan.record.trials[task.trial_id].world)
+        except RequestError:
+            if not busy:
+                raise
+            return None
+        return self._placement.limited_to(hosts)

@@ -1,0 +1,86 @@
+"""Several runs under way when something ends a study: what becomes of the others. Runs here are functions of a test."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from runner.test_lineup import study
+from vitscale.errors import StoreError
+from vitscale.runner import Options, Plan, Report, driver
+from vitscale.runner import run as drive
+from vitscale.runner.driver import DiskFullError
+from vitscale.runner.one_run import RunContext, Task, unstarted
+from vitscale.runner.todo import GpuHours
+from vitscale.store.results import Outcome
+
+Body = Callable[[RunContext, Task, int], Outcome]
+"""Does one run: the context, which run it is, and how many were begun before."""
+
+
+@pytest.fixture
+def drives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Report]:
+    """Drives a study whose runs do what a function says; it takes what `study` of test_lineup takes."""
+    monkeypatch.setenv("VITSCALE_CACHE", str(tmp_path / "cache"))
+
+    def with_runs(body: Body, plan: Plan) -> Report:
+        begun = iter(range(10_000))
+
+        def run_task(context: RunContext, _where: object, task: Task, *_: object) -> Outcome:
+            return body(context, task, next(begun))
+
+        monkeypatch.setattr(driver, "run_task", run_task)
+        return drive(plan, tmp_path / "results", Options(), Console(file=io.StringIO(), width=200))
+
+    return with_runs
+
+
+def completed(hours: float = 0.001) -> Outcome:
+    return unstarted("completed", "").model_copy(update={"wall_seconds": 3600 * hours})
+
+
+def test_on_a_full_disk_runs_under_way_are_let_end_and_none_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drives: Callable[..., Report]
+) -> None:
+    told, ended = threading.Event(), list[Task]()
+    monkeypatch.setattr(GpuHours, "add", lambda *_: told.set())
+
+    def body(_: RunContext, task: Task, before: int) -> Outcome:
+        if before == 0:
+            return unstarted("failed", "disk full", external=True)
+        assert told.wait(60)  # until the driver knows
+        ended.append(task)
+        return completed()
+
+    with pytest.raises(DiskFullError, match="disk full"):
+        drives(body, study(tmp_path, 8, [1], hosts=3, repeats=1))
+    assert len(ended) == 2
+
+
+def test_an_error_in_one_run_ends_the_others_in_order(tmp_path: Path, drives: Callable[..., Report]) -> None:
+    under_way, ended = threading.Barrier(3), list[Task]()
+
+    def body(context: RunContext, task: Task, before: int) -> Outcome:
+        under_way.wait(60)
+        if before == 0:
+            raise PermissionError(13, "Permission denied")
+        assert context.interrupted.wait(60)
+        ended.append(task)
+        raise KeyboardInterrupt
+
+    with pytest.raises(StoreError, match="Permission denied"):
+        drives(body, study(tmp_path, 8, [1], hosts=3, repeats=1))
+    assert len(ended) == 2
+
+
+def test_the_limit_of_gpu_hours_counts_what_is_under_way(tmp_path: Path, drives: Callable[..., Report]) -> None:
+    plan = study(tmp_path, 2, [1], hosts=2, repeats=3, max_gpu_hours=4.5)
+    report = drives(lambda *_: completed(hours=1.0), plan)
+    # Two runs at a time of an hour each: after four there is half an hour left, not enough for one.
+    assert report.done_now == 4
+    assert report.ended.startswith("measure.max_gpu_hours = 4.5: 4 GPU-hours are spent, and the next run")

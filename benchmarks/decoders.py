@@ -167,17 +167,20 @@ def main() -> int:
             (few / Path(path).parent.name).mkdir(parents=True, exist_ok=True)
             (few / Path(path).parent.name / Path(path).name).hardlink_to(path)
         alone: Seconds | None = None
+        if options.processes:
+            print("\n| processes | images/s (wall) | share of linear, wall | ms of processor time an image | share of "
+                  "linear, processor time |\n| --- | ---: | ---: | ---: | ---: |", flush=True)  # fmt: skip
         for processes in options.processes:
             rounds = [cache_seconds(few, images, side, processes) for _ in range(options.rounds)]
             least = Seconds(*map(min, zip(*rounds, strict=True)))
             if min(least) <= 0:
-                print(f"cache by {processes} process(es): too few images to tell from what starting takes")
+                print(f"| {processes} | too few images to tell from what starting takes | | | |")
                 continue
             alone = alone or Seconds(least.wall * processes, least.processor)
             wall, processor = alone.wall / least.wall / processes, alone.processor / least.processor
             print(
-                f"cache by {processes} process(es): {1 / least.wall:.0f} images/s, {wall:.0%} of linear; "
-                f"{least.processor * 1e3:.2f} ms of processor time an image, which is {processor:.0%} of linear",
+                f"| {processes} | {1 / least.wall:.0f} | {100 * wall:.0f} % | {least.processor * 1e3:.2f} | "
+                f"{100 * processor:.0f} % |",
                 flush=True,
             )
     return 0

@@ -127,7 +127,7 @@ def test_on_four_ranks_a_ring_sends_more_and_in_eight_hosts_the_link_across_coun
     crossing = transfer_of(both, Network(inside, across))
     assert crossing is not None
     assert crossing.seconds == pytest.approx(0.6)
-    assert crossing.told_by == "at 0.1 GB/s, check of two ranks"
+    assert (crossing.calls, crossing.told_by) == (1, "at 0.1 GB/s and 0 s a hop, check of two ranks")
 
 
 @pytest.mark.parametrize("link", [None, network(400e6, "assumed")], ids=["none", "assumed"])
@@ -211,9 +211,10 @@ def test_a_point_tells_its_runs_and_a_single_bound_has_a_length() -> None:
 
 def test_a_whole_run_is_told_by_part() -> None:
     training, parts = content()["tables"]
-    for name in ("start-up", "loading", "decoding", "computing", "waiting for ranks", "transfer", "evaluation",
-                 "checkpoint"):  # fmt: skip
+    for name in ("start-up", "loading", "decoding", "forward", "backward", "waiting for ranks", "transfer",
+                 "evaluation", "checkpoint"):  # fmt: skip
         assert name in parts["columns"]
+    assert "copy to device" not in parts["columns"]
     by_part = dict(zip(parts["columns"], parts["rows"][1]["cells"], strict=True))
     # 64 steps of 2 ms of data wait in each of 3 epochs, a quarter of it reading; an evaluation after each.
     assert (by_part["loading"], by_part["decoding"], by_part["evaluation"]) == ("96.0 ms", "288 ms", "3.00 s")

@@ -89,13 +89,13 @@ def run_seconds(trial: TrialResult) -> list[float]:
 
 
 def run_breakdown(trial: TrialResult) -> Mapping[str, float]:
-    """Seconds of each part of a whole run: `run_parts`, with the epochs in the parts of their steps by factor's name.
+    """Seconds of each part of a whole run: `run_parts`, with the epochs in `light_step_parts`.
 
     Raises:
         Unexplained: a part is not known.
     """
     parts = run_parts(trial)
-    inside = of_epoch.parts_by_factor(trial)
+    inside = of_epoch.light_step_parts(trial)
     scale = parts[_EPOCHS] / sum(inside.values())
     return {name: scale * seconds for name, seconds in inside.items()} | {
         name: seconds for name, seconds in parts.items() if name != _EPOCHS

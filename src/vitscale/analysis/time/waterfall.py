@@ -203,18 +203,16 @@ def step_factors(trial: TrialResult, reference: TrialResult, ranks: float) -> tu
     return factors_of(by_factor, efficiency)
 
 
-def parts_by_factor(trial: TrialResult) -> dict[str, float]:
-    """Seconds of the parts of a trial's light step, under the names of the factors that they would be.
+def light_step_parts(trial: TrialResult) -> dict[str, float]:
+    """Seconds of the parts of a trial's light step: of computing by their own names, else under those of the factors
+    that they would be.
 
     Raises:
         Unexplained: with the reason.
     """
     (parts,) = _comparable_parts({"": trial})
-    return {
-        name: sum(parts[part] for part in members)
-        for name, members in _PARTS_OF_FACTOR.items()
-        if parts.keys() >= set(members)
-    }
+    names = {part: name for name, members in _PARTS_OF_FACTOR.items() if members != COMPUTE for part in members}
+    return {names.get(part, part): seconds for part, seconds in parts.items()}
 
 
 def factors_of(logs: Mapping[str, float], efficiency: float) -> tuple[Factor, ...]:

@@ -49,6 +49,8 @@ class Transfer:
     seconds: float
     sent_bytes: float
     """By a rank."""
+    calls: int
+    """Of collectives."""
     told_by: str
     """Whose bandwidth it is."""
 
@@ -91,7 +93,7 @@ def transfer_of(trial: TrialResult, network: Network | None) -> Transfer | None:
     sent = trial.traffic
     if sent is None or not sent.physical_bytes:
         return None
-    world = trial.trial.world
+    world, calls = trial.trial.world, sum(message.calls for message in sent.sent)
     crossed: list[Level] = ["inside"] if world.nodes == 1 else ["across"]
     crossed += ["inside"] if world.nodes > 1 and world.ranks_per_node > 1 else []
     links = [network.link(level, "all_reduce") for level in crossed] if network is not None else []
@@ -119,12 +121,14 @@ def transfer_of(trial: TrialResult, network: Network | None) -> Transfer | None:
             for message in sent.sent
         )
         slowest = min(links, key=lambda link: link.bandwidth_bytes_per_second)
-        told = f"{_rate(slowest.bandwidth_bytes_per_second)}, {slowest.described}"
-        return Transfer(seconds, sent.physical_bytes, told)
+        hop = units.seconds(slowest.latency_seconds)
+        told = f"{_rate(slowest.bandwidth_bytes_per_second)} and {hop} a hop, {slowest.described}"
+        return Transfer(seconds, sent.physical_bytes, calls, told)
     reached = sent.bytes_per_second
     if reached is None or sent.wire_seconds is None:
         return None
-    return Transfer(sent.wire_seconds.value, sent.physical_bytes, f"{_rate(reached.value)}, as explained steps did")
+    told = f"{_rate(reached.value)}, as explained steps did"
+    return Transfer(sent.wire_seconds.value, sent.physical_bytes, calls, told)
 
 
 def doublings_claim(material: Material) -> Tested:
@@ -235,7 +239,8 @@ def _sentence(doubling: SeriesDoubling) -> str:
             "not decided": "whether less is measured is not decided",
         }[test.transfers or "not decided"]
         parts.append(
-            f"a rank sends {units.size(round(doubling.transfer.sent_bytes))} a step, which takes a ring "
+            f"a rank sends {units.size(round(doubling.transfer.sent_bytes))} a step in "
+            f"{units.counted(doubling.transfer.calls, 'collective')}, which takes a ring "
             f"{units.seconds(doubling.transfer.seconds)} ({doubling.transfer.told_by}); had each step to wait for "
             f"all of it, {test.left:.3g} times would be left: {verdict}"
         )

@@ -13,6 +13,7 @@ from functools import partial
 
 from vitscale.analysis import TrialResult
 from vitscale.analysis.statistics import interval
+from vitscale.analysis.time.breakdown import COMPUTE
 from vitscale.analysis.time.run_waterfall import CHECKPOINT, EVALUATION, START_UP, epochs_of, run_breakdown, run_seconds
 from vitscale.analysis.time.waterfall import FACTORS, Unexplained
 from vitscale.present import units
@@ -31,8 +32,8 @@ _figure = partial(StudyFigure, "thesis", None)
 
 
 UNAVAILABLE = "unavailable"
-_SAID = {"compute scaling": "computing", "straggler wait": "waiting for ranks", "wire": "transfer"}
-_ORDER = (START_UP, *FACTORS, EVALUATION, CHECKPOINT)
+_SAID = {"h2d": "copy to device", "straggler wait": "waiting for ranks", "wire": "transfer"}
+_ORDER = (START_UP, *COMPUTE, *FACTORS, EVALUATION, CHECKPOINT)
 
 
 def training_table(material: Material) -> Table:
@@ -54,7 +55,10 @@ def parts_table(material: Material) -> Table:
     """Where the seconds of a whole run go."""
     members = [member for s in _strong(material) for member in s.members]
     known = {id(member.trial): _breakdown(member.trial) for member in members}
-    parts = [name for name in _ORDER if any(isinstance(of, dict) and name in of for of in known.values())]
+    splits = [split for split in known.values() if isinstance(split, dict)]
+    parts = [name for name in _ORDER if any(name in split for split in splits)]
+    if not any(split.get("h2d") for split in splits):
+        parts = [name for name in parts if name != "h2d"]  # the device is the host
 
     def cells(member: Member) -> tuple[Cell, ...]:
         split = known[id(member.trial)]
@@ -67,7 +71,12 @@ def parts_table(material: Material) -> Table:
     notes = [f"Parts of a run are unavailable: {'; '.join(why)}."] if why else []
     counts = sorted({epochs_of(member.trial) for member in members})
     notes.append(f"Of a run of {' or '.join(map(str, counts))} epoch{'s' if counts != [1] else ''}.")
-    if not any(isinstance(of, dict) and "decoding" in of for of in known.values()):
+    if splits:
+        notes.append(
+            "Its parts add up to it: of epochs the geometric mean over runs, else medians. (In the other table it is "
+            "the mean of whole runs.)"
+        )
+    if not any("decoding" in split for split in splits):
         notes.append("Data wait is not split: nothing was decoded while training, or no record tells how long it took.")
     columns = ("GPUs", "whole run", *(_SAID.get(name, name) for name in parts))
     return _table(

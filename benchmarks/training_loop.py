@@ -216,7 +216,7 @@ def a_free_port() -> Iterator[str]:
 
 def processor() -> str:
     """As the kernel calls it."""
-    from vitscale.machine.hardware import cpu_facts
+    from vitscale.machine.cores import cpu_facts
 
     return cpu_facts().get("model name") or platform.machine()
 

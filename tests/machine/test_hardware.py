@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from vitscale.machine import hardware
+from vitscale.machine.cores import cpu_facts
 from vitscale.machine.hardware import (
     Gpu,
     Machine,
@@ -217,7 +218,7 @@ print((cpu_throttled_seconds() - before) / seconds, (time.process_time() - used)
 )
 def test_bf16_is_fast_where_the_processor_has_instructions_for_it(tmp_path: Path, cpuinfo: str, fast: bool) -> None:
     (tmp_path / "cpuinfo").write_text(cpuinfo)
-    flags = hardware.cpu_facts(tmp_path / "cpuinfo").get("flags", "").split()
+    flags = cpu_facts(tmp_path / "cpuinfo").get("flags", "").split()
     assert bool({*flags} & {"amx_bf16", "avx512_bf16"}) is fast
 
 

@@ -1,10 +1,13 @@
-"""Which cores a rank computes on: whole physical cores, of one memory node where they fit, on the side of its GPU."""
+"""Which cores a rank computes on: whole physical cores, of one memory node where they fit, on the side of its GPU.
+
+And what the kernel tells of the processor."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 _SYSFS = Path("/sys/devices/system")
@@ -194,3 +197,19 @@ def _consecutive(local_rank: int, ranks: int, threads: int, cores: Sequence[Phys
     logical = [core for own in cores for core in own.logical]
     first = local_rank * threads
     return tuple(sorted(logical[first : first + threads])) if ranks * threads <= len(logical) else None
+
+
+@cache
+def cpu_facts(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
+    """What the kernel tells of the first processor; empty where it tells nothing."""
+    try:
+        first = cpuinfo.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
+    except OSError:
+        return {}
+    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
+
+
+def multiplies_in_tiles() -> bool:
+    """Whether this machine's processor multiplies 16-bit numbers in tiles (AMX), and oneDNN is not told to leave it."""
+    told_to = "AMX" in os.environ.get("ONEDNN_MAX_CPU_ISA", "AMX").upper()
+    return told_to and "amx_bf16" in cpu_facts().get("flags", "").split()

@@ -6,11 +6,10 @@ import math
 import os
 from collections import Counter
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Self
 
-from vitscale.machine.cores import physical_cores
+from vitscale.machine.cores import cpu_facts, physical_cores
 from vitscale.machine.gpus import Gpu, GpusUnreadable, visible_gpus
 from vitscale.trial.trial import Device
 
@@ -78,16 +77,6 @@ def this_machine() -> Machine:
         unreadable = str(error)
     fast_bf16 = "amx_bf16" in flags or "avx512_bf16" in flags
     return Machine(cores, quota, gpus, fast_bf16, tuple(nodes.items()), unreadable)
-
-
-@cache
-def cpu_facts(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
-    """What the kernel tells of the first processor; empty where it tells nothing."""
-    try:
-        first = cpuinfo.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
-    except OSError:
-        return {}
-    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
 
 
 # --- cores ---------------------------------------------------------------------------------------------------------
@@ -168,9 +157,3 @@ def _quota_of(folder: Path) -> float | None:
     except (OSError, ValueError, ZeroDivisionError):
         pass
     return None
-
-
-def multiplies_in_tiles() -> bool:
-    """Whether this machine's processor multiplies 16-bit numbers in tiles (AMX), and oneDNN is not told to leave it."""
-    told_to = "AMX" in os.environ.get("ONEDNN_MAX_CPU_ISA", "AMX").upper()
-    return told_to and "amx_bf16" in cpu_facts().get("flags", "").split()

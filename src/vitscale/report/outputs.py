@@ -23,9 +23,6 @@ from vitscale.prediction.results import Forecast
 from vitscale.present.document import Document, Figure
 from vitscale.present.drawing import FIGURE_FORMATS, draw, picture, write_bytes
 from vitscale.present.html import to_html
-from vitscale.present.latex import to_latex
-from vitscale.present.markdown import to_markdown
-from vitscale.profiles.step_trace import RankStep, step_trace
 from vitscale.report.answers import counts, terminal_document
 from vitscale.report.contract import frame, run_rows, to_json, to_table, trial_rows
 from vitscale.report.document import charts, report_document
@@ -36,6 +33,8 @@ from vitscale.store.results import Results, Run
 
 if TYPE_CHECKING:
     import polars
+
+    from vitscale.profiles.step_trace import RankStep
 
 _TABLES = ("csv", "parquet")
 TO_STANDARD_OUTPUT = ("md", "json", "latex", "methods")
@@ -70,6 +69,9 @@ class Reported:
         """The report as html, md, latex or json; or its methods alone, as Markdown."""
         if kind == "json":
             return to_json(self.analysis, self.outlook)
+        from vitscale.present.latex import to_latex
+        from vitscale.present.markdown import to_markdown
+
         if kind == "methods":
             return to_markdown(Document(self.analysis.study.name, (methods_section(self.analysis, folded=False),)))
         document = report_document(self.analysis, self.outlook, self.advice, self.results, self.brought)
@@ -157,6 +159,8 @@ def _write_traces(analysis: Analysis, folder: Path) -> list[Path]:
     Raises:
         RequestError: no run did.
     """
+    from vitscale.profiles.step_trace import step_trace
+
     written = []
     for result in analysis.trials.values():
         for run, figures in zip(result.records, result.runs, strict=True):
@@ -173,6 +177,8 @@ def _write_traces(analysis: Analysis, folder: Path) -> list[Path]:
 
 
 def _rank_steps(run: Run, step: int) -> list[RankStep]:
+    from vitscale.profiles.step_trace import RankStep
+
     lines = {rank.rank: next(line for line in rank.explained if line.step == step) for rank in run.ranks}
     ahead = dict(zip(lines, clocks_ahead(list(lines.values())), strict=True))
     parts = lanes(run, step)
@@ -281,6 +287,8 @@ class Frames:
 
     def _repr_markdown_(self) -> str:
         """What a notebook shows: the tables that `vitscale report` prints."""
+        from vitscale.present.markdown import to_markdown
+
         return to_markdown(terminal_document(self._analysis))
 
 

@@ -24,6 +24,7 @@ from vitscale.trial import deepspeed_config, engines, model_spec, script
 from vitscale.trial.facts import fact_of
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.parallel import RankLayout
+from vitscale.trial.rank_batches import needless_micro_steps
 from vitscale.trial.step_schedule import shortest_run
 from vitscale.trial.trial import (
     DataSpec,
@@ -129,7 +130,7 @@ def _micro_step_notes(point: _Settled) -> Iterator[str]:
     if point.study.scaling.mode != "strong-global" or train.micro_batch is None:
         return
     for spec, world, _ in point.worlds:
-        if cut := resolve.needless_micro_steps(spec, train.micro_batch):
+        if cut := needless_micro_steps(spec, train.micro_batch):
             yield (
                 f"{world.size} ranks take {cut}: small micro-batches are slow, and the curve shows that as a loss of "
                 f"scaling. Choose train.global_batch so that its share of {world.size} ranks has a larger divisor"

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from vitscale.errors import RequestError, shown
-from vitscale.sources import Summary
 from vitscale.trial.engines import ENGINES, of_engine
 from vitscale.trial.model_cost import recorded_shapes
 from vitscale.trial.model_spec import ModelSpec, read_config
 from vitscale.trial.parallel import Axis, ParallelSpec
 from vitscale.trial.rank_batches import micro_batches
 from vitscale.trial.trial import TrainSpec, Trial, samples_used
+
+if TYPE_CHECKING:
+    from vitscale.sources import Summary
 
 
 def check_ranks(parallel: ParallelSpec, gpus: Sequence[int]) -> None:

@@ -14,7 +14,7 @@ from vitscale.machine.hardware import Machine
 from vitscale.study.sections import Study, TrainSection
 from vitscale.trial import deepspeed_config
 from vitscale.trial.rank_batches import shares
-from vitscale.trial.trial import Device, Mode, Precision, TrainSpec, World, exact
+from vitscale.trial.trial import Device, Mode, Precision, World, exact
 
 
 def with_deepspeed_config(
@@ -187,24 +187,6 @@ def batch_of(mode: Mode, train: TrainSection, world_size: int, smallest_world: i
     # The largest micro-batch that divides the rank's share needs the fewest micro-steps.
     micro_batch = next(b for b in range(min(train.micro_batch, share), 0, -1) if share % b == 0)
     return micro_batch, share // micro_batch
-
-
-def needless_micro_steps(train: TrainSpec, largest_micro_batch: int) -> str:
-    """How a rank's share is cut into more micro-steps than it has to be; empty where it is not.
-
-    A prime share of 37 images can be cut into 37 of one image alone, where 3 of at most 16 would hold them.
-
-    Args:
-        train: of a trial under strong-global.
-        largest_micro_batch: that its study allows.
-    """
-    share = train.micro_batch * train.grad_accum
-    fewest = -(-share // largest_micro_batch)
-    if train.grad_accum <= fewest:
-        return ""
-    return (
-        f"{train.grad_accum} x {train.micro_batch} of {share} images a rank, where {fewest} micro-steps would hold them"
-    )
 
 
 def micro_batches_of(train: TrainSection, world_size: int, micro_batch: int) -> tuple[int, ...] | None:

@@ -63,3 +63,21 @@ def in_words(values: Sequence[Any], between: str = " + ") -> str:
     """ "2 x 10 + 4": equal neighbours are counted."""
     groups = [(str(value).removesuffix(".0"), len(list(same))) for value, same in groupby(values)]
     return between.join(f"{count} x {value}" if count > 1 else value for value, count in groups)
+
+
+def needless_micro_steps(train: TrainSpec, largest_micro_batch: int) -> str:
+    """How a rank's share is cut into more micro-steps than it has to be; empty where it is not.
+
+    A prime share of 37 images can be cut into 37 of one image alone, where 3 of at most 16 would hold them.
+
+    Args:
+        train: of a trial under strong-global.
+        largest_micro_batch: that its study allows.
+    """
+    share = train.micro_batch * train.grad_accum
+    fewest = -(-share // largest_micro_batch)
+    if train.grad_accum <= fewest:
+        return ""
+    return (
+        f"{train.grad_accum} x {train.micro_batch} of {share} images a rank, where {fewest} micro-steps would hold them"
+    )

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import torch
 
-from vitscale.machine.cores import numa_nodes, physical_cores
+from vitscale.machine.cores import cpu_facts, numa_nodes, physical_cores
 from vitscale.machine.gpus import gpu_settings, known_gpu
-from vitscale.machine.hardware import cpu_facts, cpu_quota_cores
+from vitscale.machine.hardware import cpu_quota_cores
 from vitscale.probes.host import infiniband_ports, kernel_text
 from vitscale.processes.launch_file import LIBRARY_SETTINGS
 from vitscale.store.records import FORMAT, Device, Environment, GpuSettings, StartLine

@@ -12,7 +12,7 @@ from vitscale.analysis.trials import TrialResult
 from vitscale.present.document import Finding
 from vitscale.present.units import rough_percent as percent
 from vitscale.store.results import StudyRecord
-from vitscale.study.resolve import needless_micro_steps
+from vitscale.trial.rank_batches import needless_micro_steps
 
 _MOST_NAMED = 4
 _LEFT_OUT, _LEFT_OUT_MISLEADS = 0.005, 0.03

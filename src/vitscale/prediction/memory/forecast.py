@@ -9,7 +9,7 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, NamedTuple, overload
 
 from vitscale.base.plugins import referred
-from vitscale.machine.hardware import multiplies_in_tiles
+from vitscale.machine.cores import multiplies_in_tiles
 from vitscale.prediction.memory.activations import AUTOCAST, Activations, activations
 from vitscale.prediction.memory.holding import STATE_BYTES, Holding, Parts, added, weight_bytes
 from vitscale.prediction.memory.in_parts import moments_in_parts, pieces

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from engines.many_engines import MODEL, MODELS, trial_of
 from forks import prepared_here
@@ -295,6 +296,18 @@ TWO_RANKS: list[tuple[Case, Kinds]] = [
         {"all_reduce float32": (5, 3 * PSI + NORM_AND_OVERFLOW), "all_gather float32": (2, ALIGNED)},
     ),
 ]
+AT_NIGHT: list[Case] = [
+    *({"engine": "ddp"} | fields for fields in (BF16, PURE | ASKED, {"activation_checkpointing": True})),
+    {"engine": "ddp", "static_graph": True, "gradient_as_bucket_view": True},
+    {"engine": "ddp", "gradient_clipping": 1.0},
+    zero(0) | BF16, zero(0) | ASKED, zero(0, bucket_mib=1),
+    zero(1, grad_accum=3), zero(1) | ASKED, zero(1, gradient_dtype="fp32") | BF16, zero(1, bucket_mib=1),
+    zero(2), zero(2) | ASKED, zero(2, offload="optimizer"),
+    zero(3) | BF16, zero(3, bucket_mib=1),
+    fsdp2() | BF16, fsdp2() | PURE, fsdp2() | ASKED, fsdp2(activation_checkpointing=True),
+    fsdp2(model="swin"), {"model": "upernet", "engine": "ddp"}, zero(3, model="swin") | BF16,
+]  # fmt: skip
+"""What by day is trained with other engines, or by the same with the other fields alone."""
 ONE_RANK: list[tuple[Case, Kinds]] = [
     ({"engine": "ddp"}, DDP),
     (zero(0), {"all_reduce float32": (1, PSI)}),
@@ -357,9 +370,26 @@ def _analysed(case: Case, found: Sequence[dict[str, Any]]) -> tuple[Traffic, str
     return told, found[0]["gradient_dtype"]
 
 
+class Counted:
+    """What two ranks sent, by case; by day without `AT_NIGHT`."""
+
+    def __init__(self, cases: Sequence[Case], folder: Path) -> None:
+        self._cases, self._told = cases, launch(cases, 2, folder)
+
+    def __getitem__(self, case: Case) -> tuple[Traffic, str | None]:
+        return self._told[self._cases.index(case)]
+
+
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Traffic, str | None]]:
-    return launch([case for case, _ in TWO_RANKS], 2, tmp_path_factory.mktemp("two"))
+def two_ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Counted:
+    by_night = "nightly" in request.config.option.markexpr
+    cases = [case for case, _ in TWO_RANKS if by_night or case not in AT_NIGHT]
+    return Counted(cases, tmp_path_factory.mktemp("two"))
+
+
+def some_at_night(case: Case, *others: object, id: str | None = None) -> ParameterSet:
+    """The parameters of a test of one case."""
+    return pytest.param(case, *others, id=id, marks=[pytest.mark.nightly] if case in AT_NIGHT else [])
 
 
 def kinds(told: Traffic) -> Kinds:
@@ -376,10 +406,10 @@ def test_psi_is_the_number_of_parameters() -> None:
     assert [parameters(MODELS[name]) for name in ("swin", "upernet")] == [SWIN, UPERNET]
 
 
-@pytest.mark.parametrize("place", range(len(TWO_RANKS)), ids=[named(case) for case, _ in TWO_RANKS])
-def test_what_two_ranks_send(place: int, two_ranks: list[tuple[Traffic, str | None]]) -> None:
-    told, _ = two_ranks[place]
-    assert kinds(told) == TWO_RANKS[place][1]
+@pytest.mark.parametrize(("case", "expected"), [some_at_night(*row, id=named(row[0])) for row in TWO_RANKS])
+def test_what_two_ranks_send(case: Case, expected: Kinds, two_ranks: Counted) -> None:
+    told, _ = two_ranks[case]
+    assert kinds(told) == expected
     assert {one.ranks for one in told.sent} == {2}
 
 
@@ -429,34 +459,32 @@ def test_what_one_rank_alone_still_calls(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("case", "engine_names", "travels"),
     [
-        ({"engine": "ddp"} | BF16, "float32", "float32"),
-        ({"engine": "ddp"} | PURE, "bfloat16", "bfloat16"),
-        (zero(0) | ASKED, "bfloat16", "bfloat16"),
-        (zero(1) | ASKED, "bfloat16", "bfloat16"),
-        (zero(3) | ASKED, "bfloat16", "bfloat16"),
-        (zero(1) | BF16, "bfloat16", "bfloat16"),
-        (zero(1, gradient_dtype="fp32") | BF16, "bfloat16", "bfloat16"),
-        (zero(3) | BF16, "bfloat16", "bfloat16"),
-        (fsdp2() | ASKED, "bfloat16", "bfloat16"),
-        (fsdp2(**MASTERED), "bfloat16", "bfloat16"),
-        (fsdp2(**MASTERED, gradient_dtype="fp32"), "float32", "float32"),
+        some_at_night({"engine": "ddp"} | BF16, "float32", "float32"),
+        some_at_night({"engine": "ddp"} | PURE, "bfloat16", "bfloat16"),
+        some_at_night(zero(0) | ASKED, "bfloat16", "bfloat16"),
+        some_at_night(zero(1) | ASKED, "bfloat16", "bfloat16"),
+        some_at_night(zero(3) | ASKED, "bfloat16", "bfloat16"),
+        some_at_night(zero(1) | BF16, "bfloat16", "bfloat16"),
+        some_at_night(zero(1, gradient_dtype="fp32") | BF16, "bfloat16", "bfloat16"),
+        some_at_night(zero(3) | BF16, "bfloat16", "bfloat16"),
+        some_at_night(fsdp2() | ASKED, "bfloat16", "bfloat16"),
+        some_at_night(fsdp2(**MASTERED), "bfloat16", "bfloat16"),
+        some_at_night(fsdp2(**MASTERED, gradient_dtype="fp32"), "float32", "float32"),
     ],
 )
 def test_the_dtype_in_which_gradients_travel_is_the_one_that_the_engine_names(
-    case: Case, engine_names: str, travels: str, two_ranks: list[tuple[Traffic, str | None]]
+    case: Case, engine_names: str, travels: str, two_ranks: Counted
 ) -> None:
-    told, name = two_ranks[[one for one, _ in TWO_RANKS].index(case)]
+    told, name = two_ranks[case]
     assert (name, told.gradient_dtype) == (engine_names, travels)
 
 
-def test_bytes_asked_for_and_on_the_wire(two_ranks: list[tuple[Traffic, str | None]]) -> None:
+def test_bytes_asked_for_and_on_the_wire(two_ranks: Counted) -> None:
     """At two ranks half of the volume is on the wire; but gloo sends a reduce-scatter as an all-reduce."""
-    cases = [case for case, _ in TWO_RANKS]
-    three: list[Case] = [{"engine": "ddp"}, fsdp2(), zero(3)]
-    ddp, kept_out, whole = (two_ranks[cases.index(case)][0] for case in three)
+    ddp, kept_out, whole = (two_ranks[case][0] for case in ({"engine": "ddp"}, fsdp2(), zero(3)))
     assert (ddp.logical_bytes, ddp.physical_bytes) == (8 * PSI, 4 * PSI)
     assert kept_out.logical_bytes == 4 * (FSDP2_GATHERED + PSI + TOKENS)
-    halved = two_ranks[cases.index(fsdp2(**MASTERED))][0]
+    halved = two_ranks[fsdp2(**MASTERED)][0]
     assert halved.logical_bytes == 2 * (FSDP2_GATHERED + PSI + TOKENS)
     assert kept_out.physical_bytes == 2 * (FSDP2_GATHERED + 2 * (PSI + TOKENS))
     assert whole.logical_bytes == 4 * 2 * PSI + 8 * 2 * 2

@@ -37,7 +37,7 @@ class Choosing:
 
     view: ForecastTable
     asked: Request
-    found: Limits
+    limits: Limits
     seconds: Array
     """What is to be short: the time of the work, or to the same loss where the global batch may change."""
 
@@ -62,9 +62,9 @@ class Choosing:
         """Money, or GPU-hours, for `seconds`."""
         return self.view.gpus * self.seconds / 3600 * self.view.price_per_gpu_hour
 
-    def option(self, place: int) -> Option:
+    def option(self, index: int) -> Option:
         """One candidate."""
-        return option_at(self.view, self.asked, self.found, place)
+        return option_at(self.view, self.asked, self.limits, index)
 
 
 def measured_first(view: ForecastTable, mask: Mask) -> Mask:
@@ -86,41 +86,41 @@ def answers(choosing: Choosing) -> tuple[Answer, ...]:
         wanted.append("cheapest")
     if asked.min_efficiency is not None:
         wanted.append("most")
-    found = [answer for kind in wanted if (answer := _within_limits(choosing, kind)) is not None]
+    within_limits = [answer for kind in wanted if (answer := _within_limits(choosing, kind)) is not None]
     knee = _knee(choosing)
-    return (*found, knee) if knee is not None else tuple(found)
+    return (*within_limits, knee) if knee is not None else tuple(within_limits)
 
 
 def closest(choosing: Choosing) -> Option | None:
     """Of all that may be an answer the one that misses its worst limit by least; None where nothing may be one."""
-    beyond = overshoot(choosing.found, len(choosing.view.candidates))
-    place = best(choosing.preferred, beyond, choosing.seconds)
-    return None if place is None else choosing.option(place)
+    beyond = overshoot(choosing.limits, len(choosing.view.candidates))
+    index = best(choosing.preferred, beyond, choosing.seconds)
+    return None if index is None else choosing.option(index)
 
 
 def each_alone(choosing: Choosing) -> dict[str, Option]:
     """Limit -> the best under it alone; those that nothing meets are not in it."""
     kinds: dict[str, Kind] = {"deadline": "cheapest", "budget": "fastest", "efficiency": "most"}
-    found = {}
-    for limit, shares in choosing.found.items():
-        answer = _within_limits(replace(choosing, found={limit: shares}), kinds[limit])
+    options = {}
+    for limit, shares in choosing.limits.items():
+        answer = _within_limits(replace(choosing, limits={limit: shares}), kinds[limit])
         if answer is not None:
-            found[limit] = answer.option
-    return found
+            options[limit] = answer.option
+    return options
 
 
 def _within_limits(choosing: Choosing, kind: Kind) -> Answer | None:
     """The best of the surest: first those that meet every limit, measured before not measured; then the probable."""
-    grade = grades(choosing.found, len(choosing.view.candidates))
+    grade = grades(choosing.limits, len(choosing.view.candidates))
     pick = _PICKS[kind]
     tiers = [mask & (grade >= level) for level in (2, 1) for mask in (choosing.preferred, choosing.pool)]
-    places = [pick(choosing, mask) for mask in tiers]
-    chosen = next((place for place in places if place is not None), None)
+    indices = [pick(choosing, mask) for mask in tiers]
+    chosen = next((index for index in indices if index is not None), None)
     if chosen is None:
         return None
     # The best that only probably meets the limits; without doubt about those, the best engine that nobody measured.
-    others = [place for place in (places[2], places[1]) if place is not None and place != chosen]
-    riskier = next((place for place in others if _gains(choosing, kind, place, chosen)), None)
+    others = [index for index in (indices[2], indices[1]) if index is not None and index != chosen]
+    riskier = next((index for index in others if _gains(choosing, kind, index, chosen)), None)
     return Answer(kind, choosing.option(chosen), None if riskier is None else choosing.option(riskier))
 
 
@@ -161,11 +161,11 @@ def _knee(choosing: Choosing) -> Answer | None:
     """
     view = choosing.view
     training = view.training[0] + (choosing.seconds - view.seconds)
-    place = best(choosing.preferred, view.gpus * training**2, view.gpus)
-    if place is None:
+    index = best(choosing.preferred, view.gpus * training**2, view.gpus)
+    if index is None:
         return None
     last = view.gpus[choosing.preferred].max()
-    return Answer("knee", choosing.option(place), at_the_end=bool(view.gpus[place] == last))
+    return Answer("knee", choosing.option(index), at_the_end=bool(view.gpus[index] == last))
 
 
 Limits = Mapping[str, tuple[Array, Array]]
@@ -175,57 +175,57 @@ limit, more misses it. Efficiency is turned round: least allowed / expected."""
 
 def limits(view: ForecastTable, asked: Request) -> Limits:
     """Every limit that was given, over all candidates."""
-    found: dict[str, tuple[Array, Array]] = {}
+    taken_shares: dict[str, tuple[Array, Array]] = {}
     value, _, far = view.time
     if asked.deadline_seconds is not None:
         most = asked.deadline_seconds
-        found["deadline"] = (value / most, far / most)
+        taken_shares["deadline"] = (value / most, far / most)
     if asked.budget is not None:
         per_second = view.gpus / 3600 * view.price_per_gpu_hour / asked.budget
-        found["budget"] = (value * per_second, far * per_second)
+        taken_shares["budget"] = (value * per_second, far * per_second)
     if asked.min_efficiency is not None:
         least = asked.min_efficiency
-        found["efficiency"] = (least / view.efficiency[0], least / view.efficiency[1])
-    return found
+        taken_shares["efficiency"] = (least / view.efficiency[0], least / view.efficiency[1])
+    return taken_shares
 
 
-def grades(found: Limits, count: int) -> NDArray[np.int64]:
+def grades(limits: Limits, count: int) -> NDArray[np.int64]:
     """Of each candidate its worst verdict, as its place in `VERDICTS`; without a limit the best one. NaN misses."""
     worst = np.full(count, len(VERDICTS) - 1)
-    for value, far in found.values():
+    for value, far in limits.values():
         worst = np.minimum(worst, np.where(far <= 1.0, 2, np.where(value <= 1.0, 1, 0)))
     return worst
 
 
-def overshoot(found: Limits, count: int) -> Array:
+def overshoot(limits: Limits, count: int) -> Array:
     """Of each candidate the largest share that its expected value takes of any limit."""
     largest = np.zeros(count)
-    for value, _ in found.values():
+    for value, _ in limits.values():
         largest = np.maximum(largest, np.where(np.isnan(value), np.inf, value))
     return largest
 
 
-def option_at(view: ForecastTable, asked: Request, found: Limits, place: int) -> Option:
+def option_at(view: ForecastTable, asked: Request, limits: Limits, index: int) -> Option:
     """One candidate, taken out of the arrays."""
 
     def known(values: Array) -> float | None:
-        return float(values[place]) if np.isfinite(values[place]) else None
+        return float(values[index]) if np.isfinite(values[index]) else None
 
-    candidate = view.candidates[place]
+    candidate = view.candidates[index]
     seconds, training, efficiency = (
-        of_a_run(*map(float, each[:, place])) for each in (view.time, view.training, view.efficiency)
+        of_a_run(*map(float, each[:, index])) for each in (view.time, view.training, view.efficiency)
     )
     gpu_hours = seconds.times(candidate.gpus / 3600)
-    price = float(view.price_per_gpu_hour[place]) if asked.priced else None
-    starts = view.startups[place]
+    price = float(view.price_per_gpu_hour[index]) if asked.priced else None
+    starts = view.startups[index]
     return Option(
         candidate=candidate,
-        series=view.series[place],
-        label=view.labels[place],
-        measured_engine=bool(view.measured[place]),
-        global_batch=int(view.global_batch[place]),
-        keeps_batch=bool(view.keeps_batch[place]),
-        large_batch=bool(view.large_batch[place]),
+        series=view.series[index],
+        label=view.labels[index],
+        measured_engine=bool(view.measured[index]),
+        global_batch=int(view.global_batch[index]),
+        keeps_batch=bool(view.keeps_batch[index]),
+        large_batch=bool(view.large_batch[index]),
         seconds=seconds,
         training=training,
         startup=None if starts is None else starts.seconds.one_run,
@@ -236,7 +236,7 @@ def option_at(view: ForecastTable, asked: Request, found: Limits, place: int) ->
         same_loss_seconds=known(view.same_loss_seconds),
         memory_bytes=known(view.memory_bytes),
         oom_chance=known(view.oom_chance),
-        verdicts={name: _verdict(*(float(each[place]) for each in shares)) for name, shares in found.items()},
+        verdicts={name: _verdict(*(float(each[index]) for each in shares)) for name, shares in limits.items()},
     )
 
 
@@ -253,11 +253,11 @@ def _rounded(key: Array) -> Array:
 
 def best(mask: Mask, *keys: Array) -> int | None:
     """The place of the smallest first key in `mask`; of equals, of the smallest second, and so on. None: mask empty."""
-    places = np.flatnonzero(mask)
-    if not len(places):
+    indices = np.flatnonzero(mask)
+    if not len(indices):
         return None
-    order = np.lexsort([_rounded(key[places]) for key in reversed(keys)])
-    return int(places[order[0]])
+    order = np.lexsort([_rounded(key[indices]) for key in reversed(keys)])
+    return int(indices[order[0]])
 
 
 def front(mask: Mask, first: Array, second: Array) -> list[int]:
@@ -265,13 +265,13 @@ def front(mask: Mask, first: Array, second: Array) -> list[int]:
 
     Of equals in both only one is kept.
     """
-    places = np.flatnonzero(mask)
+    indices = np.flatnonzero(mask)
     first, second = _rounded(first), _rounded(second)
-    order = places[np.lexsort((second[places], first[places]))]
+    order = indices[np.lexsort((second[indices], first[indices]))]
     kept: list[int] = []
     lowest = np.inf
-    for place in order:
-        if second[place] < lowest:
-            kept.append(int(place))
-            lowest = float(second[place])
+    for index in order:
+        if second[index] < lowest:
+            kept.append(int(index))
+            lowest = float(second[index])
     return kept

@@ -45,7 +45,7 @@ def rank_counts(
     Raises:
         RequestError: a count of `gpus` does not fill its hosts, or no count is left.
     """
-    points = [point for one in series for point in one.points]
+    points = [point for own in series for point in own.points]
     per_node = ranks_per_node or host_size(points)[0]
     measured = {point.gpus for point in points}
     if gpus is not None:
@@ -71,16 +71,16 @@ def rank_counts(
 
 def counts_of(instance: Instance, series: Sequence[Series], max_gpus: int | None) -> tuple[int, ...]:
     """Ranks on whole instances, up to `max_gpus`, else eight times the largest measured count; at least one."""
-    largest = max(point.gpus for one in series for point in one.points)
+    largest = max(point.gpus for own in series for point in own.points)
     most = max(instance.gpus, min(MOST_RANKS, BEYOND * largest if max_gpus is None else max_gpus))
     hosts = _hosts(most // instance.gpus)
     return tuple(sorted(n * instance.gpus for n in hosts if n & (n - 1) == 0 or instance.gpus > 1))
 
 
 def _hosts(most: int) -> set[int]:
-    found = set(range(1, min(most, _HOSTS_ONE_BY_ONE) + 1))
+    counts = set(range(1, min(most, _HOSTS_ONE_BY_ONE) + 1))
     quarters = (4, 5, 6, 7)
-    return found | {
+    return counts | {
         hosts for power in range(2, most.bit_length()) for four in quarters if (hosts := four * 2**power) <= most
     }
 
@@ -99,7 +99,7 @@ _MOST_IMAGES = 1_000_000
 class Candidates:
     """All of them, which of them keep the study's global batch, and what was not even looked at."""
 
-    found: tuple[Candidate, ...]
+    combinations: tuple[Candidate, ...]
     keeps_batch: tuple[bool, ...]
     """Whether a candidate has a global batch that the study's policy gives at its rank count, or was measured."""
     refused: Mapping[str, str] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class Candidates:
         """These and others."""
         return replace(
             self,
-            found=self.found + other.found,
+            combinations=self.combinations + other.combinations,
             keeps_batch=self.keeps_batch + other.keeps_batch,
             refused={**self.refused, **other.refused},
         )
@@ -130,7 +130,7 @@ def candidates(
     """
     engines, refused = _engines(comparable)
     ladder = _micro_batches(comparable)
-    found: list[Candidate] = []
+    every: list[Candidate] = []
     keeps: list[bool] = []
     indivisible = []
     for gpus, per_node in counts:
@@ -146,20 +146,21 @@ def candidates(
                 continue
             for (micro_batch, accum), kept in batches.items():
                 for checkpointing in (False, True):
-                    found.append(Candidate(gpus, per_node, engine, stage, micro_batch, accum, checkpointing))
+                    every.append(Candidate(gpus, per_node, engine, stage, micro_batch, accum, checkpointing))
                     keeps.append(kept)
-    places = dict(counts)
+    per_host = dict(counts)
     measured = {
-        replace(one, activation_checkpointing=checkpointing)
-        for one in comparable.measured
-        if one.gpus in places and not (hosts_given and one.ranks_per_node != min(one.gpus, places[one.gpus]))
+        replace(candidate, activation_checkpointing=checkpointing)
+        for candidate in comparable.measured
+        if (host := per_host.get(candidate.gpus)) is not None
+        and not (hosts_given and candidate.ranks_per_node != min(candidate.gpus, host))
         for checkpointing in (False, True)
     }
-    keeps = [kept or one in measured for one, kept in zip(found, keeps, strict=True)]
-    for one in sorted(measured - set(found), key=str):  # pairs stay together, without checkpointing first
-        found.append(one)
+    keeps = [kept or candidate in measured for candidate, kept in zip(every, keeps, strict=True)]
+    for candidate in sorted(measured - set(every), key=str):  # pairs stay together, without checkpointing first
+        every.append(candidate)
         keeps.append(True)
-    return Candidates(tuple(found), tuple(keeps), refused, tuple(indivisible))
+    return Candidates(tuple(every), tuple(keeps), refused, tuple(indivisible))
 
 
 _MOST_ALONG = 64
@@ -176,7 +177,7 @@ def of_shared_models(comparable: ComparableSeries, counts: tuple[tuple[int, int]
     """
     engines, _ = _engines(comparable)
     ladder = _micro_batches(comparable)
-    trial, found = comparable.trial, list[Candidate]()
+    trial, sharing = comparable.trial, list[Candidate]()
     splits = list(_splits(trial.model, max((local for _, local in counts), default=1)))
     splits += {point.trial.parallel for series in comparable.members for point in series.points} - {NO_SPLIT, *splits}
     for engine, stage in engines:
@@ -191,11 +192,11 @@ def of_shared_models(comparable: ComparableSeries, counts: tuple[tuple[int, int]
                 for micro_batch, accum in dict.fromkeys(batch for share in shares for batch in _kept(share, ladder)):
                     if _refused(parallel, train.model_copy(update={"grad_accum": accum}), trial.model):
                         continue
-                    found += [
+                    sharing += [
                         Candidate(gpus, per_node, engine, stage, micro_batch, accum, again, None, parallel)
                         for again in (False, True)
                     ]
-    return Candidates(tuple(found), (True,) * len(found))
+    return Candidates(tuple(sharing), (True,) * len(sharing))
 
 
 def _splits(model: ModelSpec, ranks_per_node: int) -> Iterator[ParallelSpec]:
@@ -232,7 +233,7 @@ def rented(comparable: ComparableSeries, instances: Sequence[Instance], max_gpus
             gpu.flops_per_second(comparable.trial.train.precision)
         except RequestError as error:
             refused[gpu.name] = str(error)
-    found = [
+    on_instances = [
         Candidate(gpus, instance.gpus, engine, stage, *batch, checkpointing, instance)
         for instance in instances
         if instance.gpu.name not in refused
@@ -244,9 +245,9 @@ def rented(comparable: ComparableSeries, instances: Sequence[Instance], max_gpus
         )
         for checkpointing in (False, True)
     ]
-    if not found:
+    if not on_instances:
         raise RequestError("no instance can train this", next_step="; ".join(refused.values()))
-    return Candidates(tuple(found), (True,) * len(found), refused)
+    return Candidates(tuple(on_instances), (True,) * len(on_instances), refused)
 
 
 def shares_of_batch(comparable: ComparableSeries, gpus: int) -> frozenset[int]:
@@ -291,10 +292,10 @@ def _micro_batches(comparable: ComparableSeries) -> tuple[int, ...]:
     """Those that were measured, and powers of two times them."""
     measured = measured_micro_batches(comparable.members)
     least, most = min(measured), max(measured)
-    found = set(measured)
-    found |= {least >> power for power in range(1, _SMALLER + 1) if least % (1 << power) == 0}
-    found |= {most << power for power in range(1, _LARGER + 1)}
-    return tuple(sorted(size for size in found if 1 <= size <= _MOST_IMAGES))
+    sizes = set(measured)
+    sizes |= {least >> power for power in range(1, _SMALLER + 1) if least % (1 << power) == 0}
+    sizes |= {most << power for power in range(1, _LARGER + 1)}
+    return tuple(sorted(size for size in sizes if 1 <= size <= _MOST_IMAGES))
 
 
 def _kept(share: int, ladder: tuple[int, ...]) -> Iterator[tuple[int, int]]:

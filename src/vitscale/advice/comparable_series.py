@@ -53,10 +53,10 @@ class ComparableSeries:
         same = [series for series in self.members if _engine(series) == (candidate.engine, candidate.zero_stage)]
         return min(
             same or [self.reference],
-            key=lambda one: (
-                one.points[-1].trial.parallel != candidate.parallel,
-                one.mode != self.reference.mode,
-                _apart(one, candidate.micro_batch),
+            key=lambda member: (
+                member.points[-1].trial.parallel != candidate.parallel,
+                member.mode != self.reference.mode,
+                _apart(member, candidate.micro_batch),
             ),
         )
 
@@ -73,10 +73,10 @@ def comparable_series(evidence: Evidence, name: str | None) -> ComparableSeries:
         raise evidence.refusal("to advise from")
     by_name = {series.name: series for series in evidence.series}
     asked = list(by_name) if name is None else matching(by_name, name)
-    reference = max((by_name[one] for one in asked), key=_merit)
+    reference = max((by_name[series] for series in asked), key=_merit)
     work = workload(reference.points[-1].trial)
-    comparable = [one for one in evidence.series if one is not reference and workload(one.points[-1].trial) == work]
-    return ComparableSeries(reference, (reference, *sorted(comparable, key=lambda one: one.mode != reference.mode)))
+    others = [own for own in evidence.series if own is not reference and workload(own.points[-1].trial) == work]
+    return ComparableSeries(reference, (reference, *sorted(others, key=lambda own: own.mode != reference.mode)))
 
 
 def _merit(series: Series) -> tuple[int, int, int]:
@@ -132,8 +132,9 @@ def noise_of(analysis: Analysis, evidence: Evidence, name: str | None) -> NoiseS
     """
     members = comparable_series(evidence, name).members
     ids = [point.trial_id for series in members for point in series.points]
-    found = [result.convergence for trial_id in ids if (result := analysis.trials.get(trial_id)) is not None]
-    known = [one.noise_scale_images.value for one in found if one is not None and one.noise_scale_images is not None]
+    results = [result for trial_id in ids if (result := analysis.trials.get(trial_id)) is not None]
+    scales = [result.convergence.noise_scale_images for result in results if result.convergence is not None]
+    known = [scale.value for scale in scales if scale is not None]
     if known:
         return NoiseScale(statistics.median(known), min(known), max(known))
     # The reference comes first, its points in rising order: its largest trial could have measured it best.

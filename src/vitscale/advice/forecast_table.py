@@ -77,7 +77,7 @@ class ForecastTable:
 
 def forecast_table(
     comparable: ComparableSeries,
-    found: Candidates,
+    candidates: Candidates,
     forecaster: Forecaster,
     work: Work,
     noise: NoiseScale,
@@ -90,7 +90,7 @@ def forecast_table(
 
     Args:
         comparable: of the series asked for.
-        found: the candidates.
+        candidates: what is looked at.
         forecaster: what they are expected to take.
         work: what is to be done.
         noise: the gradient noise scale.
@@ -98,7 +98,7 @@ def forecast_table(
         interrupted: series -> failures and checkpoints of its training; left out of the time where they are missing.
         price_per_gpu_hour: of what is no instance with a price of its own.
     """
-    every = found.found
+    every = candidates.combinations
     origins = {_origin(candidate): candidate for candidate in every}
     nearest = {origin: comparable.nearest(candidate).name for origin, candidate in origins.items()}
     series = [nearest[_origin(candidate)] for candidate in every]
@@ -116,13 +116,13 @@ def forecast_table(
     roughly = forecast(range(len(every)), True)
     gpus, batch, micro_batch = (column(every, name) for name in ("gpus", "global_batch", "micro_batch"))
     steps = whole_steps(np.full(len(every), float(work.images)), batch, micro_batch, work.drop_last)
-    keeps_batch = np.array(found.keeps_batch, dtype=bool)
+    keeps_batch = np.array(candidates.keeps_batch, dtype=bool)
     large_batch = _large_batch(work.images / batch, batch, study_batch, noise)
     to_same_loss = images_to_same_loss(batch, study_batch, noise)
     known = np.isfinite(steps * roughly.step.value)
     # Models are shared so that they fit: of which nobody can say what a rank holds is no answer.
-    unknown = np.array([one.parallel != NO_SPLIT for one in every], dtype=bool) & np.isnan(roughly.memory_bytes)
-    fits = ~(roughly.oom_chance > MOST_OOM_CHANCE) & ~unknown
+    sharing = np.array([candidate.parallel != NO_SPLIT for candidate in every], dtype=bool)
+    fits = ~(roughly.oom_chance > MOST_OOM_CHANCE) & ~(sharing & np.isnan(roughly.memory_bytes))
     needless = _needless(every, roughly.oom_chance, comparable.trial.train.activation_checkpointing)
     measured = np.array(
         [(candidate.engine, candidate.zero_stage) in comparable.engines for candidate in every], dtype=bool
@@ -135,31 +135,31 @@ def forecast_table(
         steps * roughly.step.value,
         steps * roughly.step.value * np.nan_to_num(to_same_loss, nan=1.0),
     )  # fmt: skip
-    places = np.flatnonzero(contends)
-    exactly = forecast([int(n) for n in places], False)
+    indices = np.flatnonzero(contends)
+    exactly = forecast([int(n) for n in indices], False)
 
     def spread(values: Array) -> Array:
         whole = np.full((*values.shape[:-1], len(every)), np.nan)
-        whole[..., places] = values
+        whole[..., indices] = values
         return whole
 
-    startups = _start_ups(comparable, [every[n] for n in places])
-    ends = np.stack([exactly.step.value, exactly.step.future_low, exactly.step.future_high]) * steps[places]
-    training = np.full((3, len(places)), np.nan)
+    startups = _start_ups(comparable, [every[n] for n in indices])
+    ends = np.stack([exactly.step.value, exactly.step.future_low, exactly.step.future_high]) * steps[indices]
+    training = np.full((3, len(indices)), np.nan)
     seconds = training.copy()
-    for position, (n, starts) in enumerate(zip(places, startups, strict=True)):
+    for position, (n, starts) in enumerate(zip(indices, startups, strict=True)):
         interruptions = (interrupted or {}).get(series[n])
         alone = work.epochs * ends[:, position]
         if interruptions is not None:
             nodes = max(1, every[n].gpus // every[n].ranks_per_node)
             own = starts.seconds.value if starts else 0.0
-            alone = np.array([interruptions.wall(float(one), nodes, own).wall_seconds for one in alone])
+            alone = np.array([interruptions.wall(float(candidate), nodes, own).wall_seconds for candidate in alone])
         training[:, position] = alone
         seconds[:, position] = with_start_up(starts.seconds if starts else None, *map(float, alone))
     labels = list(roughly.labels)
-    for n, label in zip(places, exactly.labels, strict=True):
+    for n, label in zip(indices, exactly.labels, strict=True):
         labels[n] = label
-    of_place: dict[int, StartUp | None] = dict(zip(map(int, places), startups, strict=True))
+    startup_of: dict[int, StartUp | None] = dict(zip(map(int, indices), startups, strict=True))
     started = np.array([starts.seconds.value if starts else 0.0 for starts in startups])
     return ForecastTable(
         candidates=every,
@@ -170,9 +170,9 @@ def forecast_table(
         labels=tuple(labels),
         time=spread(seconds),
         training=spread(training),
-        startups=tuple(of_place.get(n) for n in range(len(every))),
+        startups=tuple(startup_of.get(n) for n in range(len(every))),
         efficiency=spread(np.stack([exactly.speed.value, exactly.speed.low, exactly.speed.high])),
-        same_loss_seconds=spread(started + training[0] * to_same_loss[places]),
+        same_loss_seconds=spread(started + training[0] * to_same_loss[indices]),
         memory_bytes=roughly.memory_bytes,
         oom_chance=roughly.oom_chance,
         gpus=gpus,
@@ -194,9 +194,9 @@ def forecast_table(
     )
 
 
-def _origin(one: Candidate) -> tuple[str, int, int, ParallelSpec]:
+def _origin(candidate: Candidate) -> tuple[str, int, int, ParallelSpec]:
     """What of a candidate decides which series it is worked out from."""
-    return (one.engine, one.zero_stage, one.micro_batch, one.parallel)
+    return (candidate.engine, candidate.zero_stage, candidate.micro_batch, candidate.parallel)
 
 
 _MANY_SERIES = 4
@@ -221,13 +221,13 @@ def _large_batch(steps_per_epoch: Array, batch: Array, study_batch: int, noise: 
 def _contends(usable: Mask, times: Array, kinds: Sequence[Hashable], *costs: Array) -> Mask:
     """Of each kind those that cost at most so many `times` the least, in any of the costs."""
     numbers = {kind: n for n, kind in enumerate(dict.fromkeys(kinds))}
-    kind = np.array([numbers[one] for one in kinds], dtype=int)
-    found = np.zeros(len(usable), dtype=bool)
+    kind = np.array([numbers[key] for key in kinds], dtype=int)
+    contending = np.zeros(len(usable), dtype=bool)
     for cost in costs:
         least = np.full(len(numbers), np.inf)
         np.minimum.at(least, kind[usable], cost[usable])
-        found |= usable & (cost <= times * least[kind])
-    return found
+        contending |= usable & (cost <= times * least[kind])
+    return contending
 
 
 def _start_ups(comparable: ComparableSeries, every: Sequence[Candidate]) -> tuple[StartUp | None, ...]:
@@ -235,7 +235,7 @@ def _start_ups(comparable: ComparableSeries, every: Sequence[Candidate]) -> tupl
     points = [point for series in comparable.members for point in series.points]
     batches = {(point.trial.train.micro_batch, point.trial.train.grad_accum) for point in points}
     known: dict[Candidate, StartUp | None] = {}
-    found = []
+    startups = []
     for candidate in every:
         batch = (candidate.micro_batch, candidate.grad_accum)
         candidate = replace(candidate, instance=None)
@@ -256,8 +256,8 @@ def _start_ups(comparable: ComparableSeries, every: Sequence[Candidate]) -> tupl
             )
             changes = {"train": train, "world": world, "launcher": launcher_of(own, candidate.gpus)}
             known[key] = start_up(points, trial.model_copy(update=changes))
-        found.append(known[key])
-    return tuple(found)
+        startups.append(known[key])
+    return tuple(startups)
 
 
 def images_to_same_loss(batch: Array, study_batch: int, noise: NoiseScale) -> Array:

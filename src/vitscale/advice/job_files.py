@@ -160,5 +160,5 @@ _Dumper.add_representer(str, _text)
 
 
 def _yaml(head: str, *documents: Mapping[str, Any]) -> str:
-    written = [yaml.dump(one, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=False) for one in documents]
+    written = [yaml.dump(text, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=False) for text in documents]
     return f"# {head}\n" + "---\n".join(written)

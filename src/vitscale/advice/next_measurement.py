@@ -65,12 +65,12 @@ def measurements(
         return ()
     variance = (width / (2 * REACH)) ** 2
     startup = _UNKNOWN_STARTUP_SECONDS if option.startup is None else option.startup.value
-    found = []
+    possible = []
     for part, what, gpu_minutes, left in _possible(option, series, network, shares, variance, startup):
-        kept = math.sqrt(max(0.0, 1 - sum(shares.get(one, 0.0) * (1 - rest) for one, rest in left.items())))
-        found.append(Measurement(what, part, gpu_minutes, math.exp(width), math.exp(width * kept)))
-    worth = [one for one in found if math.log(one.spread_after) <= 0.9 * width]
-    return tuple(sorted(worth, key=lambda one: -one.gain_per_gpu_minute))
+        kept = math.sqrt(max(0.0, 1 - sum(shares.get(part, 0.0) * (1 - rest) for part, rest in left.items())))
+        possible.append(Measurement(what, part, gpu_minutes, math.exp(width), math.exp(width * kept)))
+    worth = [part for part in possible if math.log(part.spread_after) <= 0.9 * width]
+    return tuple(sorted(worth, key=lambda part: -part.gain_per_gpu_minute))
 
 
 _Possible = tuple[str, str, float, Mapping[str, float]]

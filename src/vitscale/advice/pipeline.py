@@ -114,14 +114,16 @@ def advise(
     counts = rank_counts(
         comparable.members, gpus=asked.gpus, max_gpus=asked.max_gpus, ranks_per_node=asked.ranks_per_node
     )  # fmt: skip
-    found = candidates(comparable, counts, hosts_given=asked.ranks_per_node is not None)
+    every = candidates(comparable, counts, hosts_given=asked.ranks_per_node is not None)
     if asked.split:
-        found = found.beside(of_shared_models(comparable, counts))
+        every = every.beside(of_shared_models(comparable, counts))
     if asked.instances:
         other = rented(comparable, asked.instances, asked.max_gpus)
-        found = found.beside(other) if asked.price_per_gpu_hour is not None else other
-    batches = tuple(sorted({point.trial.global_batch for one in comparable.of_the_policy for point in one.points}))
-    view = forecast_table(comparable, found, forecaster, work, noise, batches[0], interrupted, asked.price_per_gpu_hour)
+        every = every.beside(other) if asked.price_per_gpu_hour is not None else other
+    batches = tuple(
+        sorted({point.trial.global_batch for series in comparable.of_the_policy for point in series.points})
+    )
+    view = forecast_table(comparable, every, forecaster, work, noise, batches[0], interrupted, asked.price_per_gpu_hour)
     to_same_loss = asked.any_batch and noise.images is not None
     choosing = Choosing(view, asked, limits(view, asked), view.same_loss_seconds if to_same_loss else view.seconds)
     answered = answers(choosing)
@@ -140,18 +142,18 @@ def advise(
         answers=answered,
         closest=nearest,
         alone=single,
-        never=tuple(limit for limit in choosing.found if limit not in single) if nearest is not None else (),
+        never=tuple(limit for limit in choosing.limits if limit not in single) if nearest is not None else (),
         front=tuple(
-            choosing.option(place)
-            for place in front(measured_first(view, choosing.shown), choosing.seconds, choosing.spent)
+            choosing.option(index)
+            for index in front(measured_first(view, choosing.shown), choosing.seconds, choosing.spent)
         ),
         by_count=_by_count(choosing),
         other_batch=_other_batch(choosing),
         large_batch=_large_batch(choosing),
-        looked_at=len(found.found),
+        looked_at=len(every.combinations),
         dropped=_dropped(view, choosing),
-        refused=found.refused,
-        indivisible=found.indivisible,
+        refused=every.refused,
+        indivisible=every.indivisible,
         memory_known=view.memory_known,
         interruptions_known=all(option.series in (interrupted or {}) for option in told),
     )
@@ -159,12 +161,13 @@ def advise(
 
 def _by_count(choosing: Choosing) -> tuple[Option, ...]:
     fastest: dict[tuple[bool, str, str, int, str, int], int] = {}
-    for place in np.flatnonzero(choosing.shown):
-        one = choosing.view.candidates[place]
-        rented = "" if one.instance is None else one.instance.name
-        key = (not choosing.view.measured[place], rented, one.engine, one.zero_stage, str(one.parallel), one.gpus)
-        if key not in fastest or choosing.seconds[place] < choosing.seconds[fastest[key]]:
-            fastest[key] = int(place)
+    for index in np.flatnonzero(choosing.shown):
+        option = choosing.view.candidates[index]
+        rented = "" if option.instance is None else option.instance.name
+        split = str(option.parallel)
+        key = (not choosing.view.measured[index], rented, option.engine, option.zero_stage, split, option.gpus)
+        if key not in fastest or choosing.seconds[index] < choosing.seconds[fastest[key]]:
+            fastest[key] = int(index)
     return tuple(choosing.option(fastest[key]) for key in sorted(fastest))
 
 
@@ -225,7 +228,7 @@ def advised_from(fitted: Fitted, analysis: Analysis, asked: Request) -> Advice:
             draws=ROUGH if rough else DRAWS,
         )
 
-    found = {
+    by_series = {
         own.name: interruptions(
             own.points[-1].trial,
             checkpoint_of(own, analysis),
@@ -234,7 +237,7 @@ def advised_from(fitted: Fitted, analysis: Analysis, asked: Request) -> Advice:
         )
         for own in evidence.series
     }
-    interrupted = {name: one for name, one in found.items() if one is not None}
+    interrupted = {name: failures for name, failures in by_series.items() if failures is not None}
     advice = advise(evidence, asked, noise, forecaster, interrupted)
     option = advice.chosen
     if option is None:

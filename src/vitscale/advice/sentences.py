@@ -91,19 +91,19 @@ def limit_lines(advice: Advice) -> list[str]:
     """The limits as they were understood."""
     asked = advice.asked
     money, unit = ("a cost of ", "") if asked.priced else ("", " GPU-hours")
-    found = []
+    lines = []
     if asked.deadline_seconds is not None:
-        found.append(f"done within {units.seconds(asked.deadline_seconds)}")
+        lines.append(f"done within {units.seconds(asked.deadline_seconds)}")
     if asked.budget is not None:
-        found.append(f"{money}at most {number(asked.budget)}{unit}")
+        lines.append(f"{money}at most {number(asked.budget)}{unit}")
     if asked.min_efficiency is not None:
-        found.append(f"efficiency of at least {100 * asked.min_efficiency:.3g} %")
-    return found
+        lines.append(f"efficiency of at least {100 * asked.min_efficiency:.3g} %")
+    return lines
 
 
 def notes(advice: Advice) -> Iterator[str]:
     """What a reader must know to use the answers; one sentence or two each."""
-    answers = [answer.option for answer in advice.answers] or [one for one in (advice.closest,) if one is not None]
+    answers = [answer.option for answer in advice.answers] or ([] if advice.closest is None else [advice.closest])
     if any(option.startup is None for option in answers):
         yield "Start-up is unavailable where none is shown (no run under that launcher told it), and left out there."
     told = set()
@@ -206,8 +206,8 @@ def _about(answer: Answer) -> Iterator[str]:
 
 def dropped_lines(advice: Advice) -> list[str]:
     """How many configurations were left out, and why; engines that are refused for one reason together."""
-    found = [f"{count:,} left out: {why}." for why, count in advice.dropped.items()]
+    lines = [f"{count:,} left out: {why}." for why, count in advice.dropped.items()]
     by_reason: dict[str, list[str]] = {}
     for name, why in advice.refused.items():
         by_reason.setdefault(why.rstrip("."), []).append(name)
-    return [*found, *(f"{', '.join(names)} left out: {why}." for why, names in by_reason.items())]
+    return [*lines, *(f"{', '.join(names)} left out: {why}." for why, names in by_reason.items())]

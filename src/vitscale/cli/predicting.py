@@ -225,7 +225,7 @@ def _answer(
             from vitscale.advice.job_files import job_text
 
             around = [result.environment for result in analysed.trials.values() if result.environment is not None]
-            devices = tuple(dict.fromkeys(device for one in around for device in one.devices))
+            devices = tuple(dict.fromkeys(device for environment in around for device in environment.devices))
             written = job_text(output_format, study, option, advice.trials[option.series], devices)
         _write(output, written)
     if chart is not None:

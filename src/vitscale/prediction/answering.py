@@ -33,19 +33,19 @@ def answer(fitted: Fitted, questions: Sequence[Question]) -> Forecast:
         RequestError: no question can be answered.
     """
     evidence = fitted.evidence
-    found: list[Prediction] = []
+    answered: list[Prediction] = []
     refused: list[RequestError] = []
     for asked in questions:
         predictions, why = _as_far_as_possible(fitted, asked)
-        found += predictions
+        answered += predictions
         refused += why
         if why and len(questions) == 1:
             raise why[0]
-    if refused and not found:
+    if refused and not answered:
         raise refused[0]
     asked_about = {question.series for question in questions}
-    judged = replace(evidence, series=tuple(one for one in evidence.series if asked_about & {one.name, None}))
-    return Forecast(evidence, tuple(found), score(judged), tuple(dict.fromkeys(map(str, refused))))
+    judged = replace(evidence, series=tuple(series for series in evidence.series if asked_about & {series.name, None}))
+    return Forecast(evidence, tuple(answered), score(judged), tuple(dict.fromkeys(map(str, refused))))
 
 
 def outlook(fitted: Fitted) -> Forecast | None:
@@ -65,14 +65,14 @@ def outlook(fitted: Fitted) -> Forecast | None:
 
     answers = spread(ahead, evidence.series, fewest=_MANY_SERIES)
     fitted.keep([known for known, _, _ in answers if known is not None])
-    found = [
+    predicted = [
         prediction
         for series, (_, predictions, _) in zip(evidence.series, answers, strict=True)
         if any(prediction.gpus > series.points[-1].gpus for prediction in predictions)
         for prediction in predictions
     ]
     scores = tuple(score for _, _, score in answers if score is not None)
-    return Forecast(evidence, tuple(found), scores) if found else None
+    return Forecast(evidence, tuple(predicted), scores) if predicted else None
 
 
 def can_grow(series: Series, engine: str | None = None) -> bool:
@@ -88,7 +88,7 @@ def _as_far_as_possible(fitted: Fitted, asked: Question) -> tuple[tuple[Predicti
         if len(asked.gpus) == 1:
             return (), [RequestError(f"{asked.series}: {error}")]
     alone = [_as_far_as_possible(fitted, replace(asked, gpus=(gpus,))) for gpus in asked.gpus]
-    return tuple(one for some, _ in alone for one in some), [error for _, why in alone for error in why]
+    return tuple(prediction for some, _ in alone for prediction in some), [error for _, why in alone for error in why]
 
 
 def _counts(series: Series) -> tuple[int, ...]:
@@ -104,7 +104,7 @@ _FEWEST = 2
 
 def score(evidence: Evidence) -> tuple[Score, ...]:
     """Of each series with enough rank counts: those up to half of the largest are fitted, the others held out."""
-    return tuple(found for series in evidence.series if (found := score_series(series, evidence)) is not None)
+    return tuple(own for series in evidence.series if (own := score_series(series, evidence)) is not None)
 
 
 def score_series(series: Series, evidence: Evidence) -> Score | None:

@@ -116,12 +116,12 @@ def gathered(pieces: Sequence[tuple[list[int], Evaluated]]) -> Evaluated:
     labels = [label for _, piece in pieces for label in piece.labels]
     return Evaluated(
         candidates=tuple(candidates[n] for n in order),
-        step=estimates(lambda one: one.step),
-        speed=estimates(lambda one: one.speed),
+        step=estimates(lambda piece: piece.step),
+        speed=estimates(lambda piece: piece.speed),
         parts={},
-        images=gathered_column(lambda one: one.images),
-        effective_steps=gathered_column(lambda one: one.effective_steps),
-        memory_bytes=gathered_column(lambda one: one.memory_bytes),
-        oom_chance=gathered_column(lambda one: one.oom_chance),
+        images=gathered_column(lambda piece: piece.images),
+        effective_steps=gathered_column(lambda piece: piece.effective_steps),
+        memory_bytes=gathered_column(lambda piece: piece.memory_bytes),
+        oom_chance=gathered_column(lambda piece: piece.oom_chance),
         labels=tuple(labels[n] for n in order),
     )

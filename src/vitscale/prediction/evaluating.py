@@ -108,7 +108,7 @@ class _Draws:
         some = slice(None, None, DRAWS // count)
         self.asked, self.base = asked, base
         # Of points alike the first counts.
-        self.measured = {Candidate.of(one.trial): measured_step(measured, one) for one in reversed(measured)}
+        self.measured = {Candidate.of(point.trial): measured_step(measured, point) for point in reversed(measured)}
         self.draws = {name: rows[some] for name, rows in asked.draws.items()}
         self.job_spread = asked.fitted.job_spread[some]
         count = len(self.job_spread)
@@ -128,8 +128,8 @@ class _Draws:
             middles = Estimates(np.median(mean, axis=0), unknown, unknown, unknown, unknown)
             return middles, Estimates(unknown, unknown, unknown, unknown, unknown), {}
         bases = [candidate.alone for candidate in candidates] if self.base is None else [self.base]
-        distinct = {one: n for n, one in enumerate(dict.fromkeys(bases))}
-        of_base = self._mean(list(distinct), *self._of_base())[0][:, [distinct[one] for one in bases]]
+        distinct = {base: n for n, base in enumerate(dict.fromkeys(bases))}
+        of_base = self._mean(list(distinct), *self._of_base())[0][:, [distinct[base] for base in bases]]
         if self.base is None:  # of the images of a model's ranks, against one rank's
             of_base = of_base / self.asked.model.parallel.ranks_per_model
         future = self._future(mean, self.jobs)
@@ -138,12 +138,12 @@ class _Draws:
         itself = np.array(
             [candidate == base for candidate, base in zip(candidates, bases * len(candidates), strict=False)]
         )
-        speed = Estimates(*(np.where(itself, 1.0, getattr(speed, one.name)) for one in fields(speed)))
+        speed = Estimates(*(np.where(itself, 1.0, getattr(speed, field.name)) for field in fields(speed)))
         step = _estimates(mean, future)
-        for n, one in enumerate(candidates):
-            if one in self.measured:
+        for n, candidate in enumerate(candidates):
+            if candidate in self.measured:
                 for field in fields(step):
-                    getattr(step, field.name)[n] = getattr(self.measured[one], field.name)
+                    getattr(step, field.name)[n] = getattr(self.measured[candidate], field.name)
         # A future run has a part of its step as the mean has it.
         return step, speed, {name: _estimates(part) for name, part in parts.items()} if with_parts else {}
 
@@ -194,8 +194,8 @@ def measured_step(points: Sequence[Point], point: Point) -> Estimate:
     """
     prior = JOB_DEVIATION * job_scale(point.trial)
     squares, freedom = JOB_TO_JOB_RUNS * prior**2, JOB_TO_JOB_RUNS
-    for one in points:
-        logs = [math.log(seconds) for seconds in one.step_seconds]
+    for each in points:
+        logs = [math.log(seconds) for seconds in each.step_seconds]
         squares += sum((log - statistics.fmean(logs)) ** 2 for log in logs)
         freedom += len(logs) - 1
     count = len(point.step_seconds)
@@ -238,7 +238,7 @@ def slower_added_hosts(fitted: FittedSeries, worlds: Worlds, normal: Array) -> A
     if types_are_known(fitted) or not beyond.any():
         return np.ones_like(normal * worlds.ranks)
     chance = _SLOWER_HOSTS_CHANCE[any(point.devices for point in fitted.points)]
-    one_sided = np.reshape([_one_sided(float(one), chance) for one in normal.flat], normal.shape)
+    one_sided = np.reshape([_one_sided(float(draw), chance) for draw in normal.flat], normal.shape)
     slower: Array = np.exp(_SLOWER_HOSTS_SPREAD * one_sided * beyond)
     return slower
 
@@ -284,10 +284,10 @@ def _labels(
     batches = micro_batches or frozenset(largest_micro_batch(point.trial.train) for point in points)
     largest = max(point.gpus for point in points)
     known: dict[tuple[int, int], Label] = {}
-    found: list[Label] = []
+    labels: list[Label] = []
     for candidate in candidates:
         if candidate in measured:
-            found.append("measured")
+            labels.append("measured")
             continue
         key = (candidate.gpus, min(candidate.gpus, candidate.ranks_per_node))
         if key not in known:
@@ -297,5 +297,5 @@ def _labels(
             )  # fmt: skip
             known[key] = label(asked, there, assumptions(asked, there))
         within = min(batches) <= candidate.micro_batch <= max(batches)
-        found.append("extrapolated" if known[key] == "interpolated" and not within else known[key])
-    return tuple(found)
+        labels.append("extrapolated" if known[key] == "interpolated" and not within else known[key])
+    return tuple(labels)

@@ -133,12 +133,12 @@ def gather(analysis: Analysis, network: Network, loader_images_per_second: float
     """The evidence in an analysed results folder. Trials that drift do other work than the rest and are left out."""
     names = [curve.name for curve in analysis.curves]
     shared: set[str] = set()
-    found = []
+    series = []
     for curve in analysis.curves:
         usable = [
             result
-            for place in curve.points
-            if (result := analysis.trials[place.trial_id]).runs and not result.drifts and _costs(result)
+            for point in curve.points
+            if (result := analysis.trials[point.trial_id]).runs and not result.drifts and _costs(result)
         ]
         unknown = {
             result.trial_id
@@ -149,9 +149,9 @@ def gather(analysis: Analysis, network: Network, loader_images_per_second: float
         shared |= unknown
         if points:
             name = curve.name if names.count(curve.name) == 1 else f"{curve.name}, {curve.mode}"
-            found.append(Series(name, curve.mode, curve.labels, points))
+            series.append(Series(name, curve.mode, curve.labels, points))
     completed = any(result.runs for result in analysis.trials.values())
-    return Evidence(tuple(found), network, loader_images_per_second, completed, len(shared))
+    return Evidence(tuple(series), network, loader_images_per_second, completed, len(shared))
 
 
 def _costs(result: TrialResult) -> tuple[float, ...]:
@@ -183,8 +183,8 @@ def _point(result: TrialResult) -> Point:
         steps_per_epoch=steps or None,
         step_seconds=_costs(result),
         parts=_parts(result.breakdown, train.device),
-        sent_bytes={(one.operation, one.dtype): one.tensor_bytes for one in sent if one.tensor_bytes is not None},
-        sent_calls={(one.operation, one.dtype): one.calls for one in sent if one.tensor_bytes is not None},
+        sent_bytes={(row.operation, row.dtype): row.tensor_bytes for row in sent if row.tensor_bytes is not None},
+        sent_calls={(row.operation, row.dtype): row.calls for row in sent if row.tensor_bytes is not None},
         devices=tuple(device.name for device in devices),
         rank_speeds=rank_speeds(result) if result.breakdown else None,
         step_spread=statistics.median(spreads) / _QUARTILES_APART if spreads else None,
@@ -197,14 +197,14 @@ def _point(result: TrialResult) -> Point:
     )
 
 
-def _parts(found: Breakdown | None, device: str) -> StepParts | None:
+def _parts(breakdown: Breakdown | None, device: str) -> StepParts | None:
     """Of the typical rank, as light steps have it; None where the profile lacks more than a part or two.
 
     What explaining adds is taken off all parts alike on a host that computes, and on a GPU off its launch gaps.
     """
-    if found is None:
+    if breakdown is None:
         return None
-    rank, slower = found.typical, found.slowdown
+    rank, slower = breakdown.typical, breakdown.slowdown
     if rank.seconds <= 0 or rank.exposed_seconds is None:
         return None
     if device == "cuda":
@@ -255,9 +255,9 @@ def evidence_of(
             next_step=f"Run vitscale check --hostfile HOSTS -o {shown(str(folder))}, or say --network 25GbE",
         )
     link = None if declared in (None, "check") else declared_link(declared)
-    found = gather(analysis, network_of(record, link), _loader(record))
-    resolved = tuple(one for one in found.series if all(_is_resolved(point.trial.model) for point in one.points))
-    return replace(found, series=resolved)
+    gathered = gather(analysis, network_of(record, link), _loader(record))
+    resolved = tuple(own for own in gathered.series if all(_is_resolved(point.trial.model) for point in own.points))
+    return replace(gathered, series=resolved)
 
 
 def _is_resolved(spec: ModelSpec) -> bool:

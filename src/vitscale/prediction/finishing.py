@@ -213,13 +213,13 @@ def interruptions(
         checkpoint_seconds: as the user says.
         node_mtbf_seconds: of one host, as the user says.
     """
-    found: list[Assumption] = []
+    assumptions: list[Assumption] = []
     seconds = checkpoint_seconds
     if seconds is None:
-        seconds = timed.save_seconds if timed else _assumed_checkpoint(trial, found)
+        seconds = timed.save_seconds if timed else _assumed_checkpoint(trial, assumptions)
     if seconds is None:
         return None
-    found.append(
+    assumptions.append(
         Assumption(
             "restarts",
             f"{_NOTICED_SECONDS / 60:.0f} minutes to notice a failure and find a host, beside start-up and loading",
@@ -228,7 +228,7 @@ def interruptions(
     )
     mtbf = NODE_MTBF_SECONDS if node_mtbf_seconds is None else node_mtbf_seconds
     load = timed.load_seconds if timed else seconds
-    return Interruptions(seconds, load, mtbf, node_mtbf_seconds is None, tuple(found))
+    return Interruptions(seconds, load, mtbf, node_mtbf_seconds is None, tuple(assumptions))
 
 
 def checkpoint_of(series: Series, analysis: Analysis) -> CheckpointCost | None:
@@ -261,16 +261,16 @@ def finish(
     return tuple(_finish(asked, prediction, timed.get(prediction.series)) for prediction in predictions)
 
 
-def _finish(asked: Horizon, one: Prediction, timed: CheckpointCost | None) -> Finish:
+def _finish(asked: Horizon, prediction: Prediction, timed: CheckpointCost | None) -> Finish:
     between = interruptions(
-        one.trial, timed, checkpoint_seconds=asked.checkpoint_seconds, node_mtbf_seconds=asked.node_mtbf_seconds
+        prediction.trial, timed, checkpoint_seconds=asked.checkpoint_seconds, node_mtbf_seconds=asked.node_mtbf_seconds
     )
-    if one.epoch_seconds is None or between is None:
-        reason = one.reasons.get("epoch_seconds", "") if one.epoch_seconds is None else ""
+    if prediction.epoch_seconds is None or between is None:
+        reason = prediction.reasons.get("epoch_seconds", "") if prediction.epoch_seconds is None else ""
         return _unavailable(asked, reason or "the size of a checkpoint of this model is not known")
-    starts, epoch = one.startup_seconds, one.epoch_seconds
+    starts, epoch = prediction.startup_seconds, prediction.epoch_seconds
     middle, low, high = (
-        between.wall(asked.epochs * seconds, one.nodes, starts.value if starts else 0.0)
+        between.wall(asked.epochs * seconds, prediction.nodes, starts.value if starts else 0.0)
         for seconds in (epoch.value, *epoch.future_ends)
     )
     ends = math.isfinite(middle.wall_seconds)
@@ -284,18 +284,18 @@ def _finish(asked: Horizon, one: Prediction, timed: CheckpointCost | None) -> Fi
         failures=_finite(middle.failures),
         lost_share=middle.lost_share if ends else None,
         checkpoint_interval_seconds=middle.interval_seconds,
-        cost=one.cost_per_epoch.value * wall / epoch.value if one.cost_per_epoch and ends else None,
-        assumptions=between.assumed(one.nodes),
+        cost=prediction.cost_per_epoch.value * wall / epoch.value if prediction.cost_per_epoch and ends else None,
+        assumptions=between.assumed(prediction.nodes),
         reason="" if ends else "hosts fail so often that it would practically never end",
     )
 
 
-def _assumed_checkpoint(trial: Trial, found: list[Assumption]) -> float | None:
+def _assumed_checkpoint(trial: Trial, assumptions: list[Assumption]) -> float | None:
     parameters = model_cost.parameters(trial.model)
     if parameters is None:
         return None
     seconds = _CHECKPOINT_BYTES * parameters / _WRITTEN_BYTES_PER_SECOND
-    found.append(
+    assumptions.append(
         Assumption(
             "saving a checkpoint",
             f"{seconds:.2g} s: {_CHECKPOINT_BYTES} bytes a parameter at {_WRITTEN_BYTES_PER_SECOND / 1e9:g} GB/s",

@@ -84,11 +84,11 @@ class Fitted:
     series: Mapping[str, FittedSeries]
     """By name."""
 
-    def keep(self, found: Iterable[FittedSeries]) -> None:
+    def keep(self, fits: Iterable[FittedSeries]) -> None:
         """Takes over fits that were made of this evidence in forks of this process."""
         if isinstance(self.series, _OnDemand):
             by_name = self.series.by_name
-            self.series.known |= {one.series.name: replace(one, series=by_name[one.series.name]) for one in found}
+            self.series.known |= {fit.series.name: replace(fit, series=by_name[fit.series.name]) for fit in fits}
 
 
 class _OnDemand(Mapping[str, FittedSeries]):

@@ -50,10 +50,10 @@ class GpuType:
         Raises:
             RequestError: it has no such arithmetic.
         """
-        found = peak("cuda", self.name, _DTYPES[precision])
-        if not isinstance(found, Peak):
-            raise RequestError(f"{self.name} does not train in {precision}: {found}")
-        return found.flops_per_second
+        gpu_peak = peak("cuda", self.name, _DTYPES[precision])
+        if not isinstance(gpu_peak, Peak):
+            raise RequestError(f"{self.name} does not train in {precision}: {gpu_peak}")
+        return gpu_peak.flops_per_second
 
 
 def _type(name: str, gigabytes: float, gigabytes_per_second: float, *aliases: str) -> GpuType:
@@ -118,7 +118,7 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower().removeprefix("nvidia"))
 
 
-_BY_NAME = {_plain(name): one for one in TYPES for name in (one.name, *one.aliases)}
+_BY_NAME = {_plain(name): gpu for gpu in TYPES for name in (gpu.name, *gpu.aliases)}
 _NEAREST = 6
 
 
@@ -128,13 +128,13 @@ def gpu_type(name: str) -> GpuType:
     Raises:
         RequestError: it is not known here.
     """
-    found = _BY_NAME.get(_plain(name))
-    if found is None:
+    named = _BY_NAME.get(_plain(name))
+    if named is None:
         near = difflib.get_close_matches(_plain(name), _BY_NAME, _NEAREST, 0.0)
         raise RequestError(
-            f"the GPU {shown(name)} is unknown", valid=list(dict.fromkeys(_BY_NAME[one].name for one in near))
+            f"the GPU {shown(name)} is unknown", valid=list(dict.fromkeys(_BY_NAME[alias].name for alias in near))
         )
-    return found
+    return named
 
 
 def common_type(devices: Sequence[str]) -> GpuType:
@@ -168,9 +168,9 @@ def time_factors(old: GpuType, new: GpuType, precision: Precision, normals: tupl
     """
     operations = _OPERATIONS_A_BYTE * np.exp(_OPERATIONS_SPREAD * normals[0])
 
-    def seconds(one: GpuType) -> Array:
+    def seconds(gpu: GpuType) -> Array:
         """Of an operation."""
-        return np.maximum(1 / one.flops_per_second(precision), 1 / (operations * one.bytes_per_second))
+        return np.maximum(1 / gpu.flops_per_second(precision), 1 / (operations * gpu.bytes_per_second))
 
     factors: Array = np.log(seconds(new) / seconds(old)) + _PROGRAM_SPREAD * normals[1]
     return factors

@@ -52,27 +52,27 @@ def read_instances(path: Path) -> tuple[tuple[Instance, ...], tuple[str, ...]]:
     sky = "acceleratorname" in header
     column = {own: theirs if sky else own for own, theirs in _COLUMNS.items()}
     problems, unknown = Problems(path.name), dict[str, str]()
-    found: dict[tuple[str, int, str], Instance] = {}
+    cheapest: dict[tuple[str, int, str], Instance] = {}
     for row in tables.rows(path, [name for own, name in column.items() if own != "network"], problems):
         cells = {own: row[name] for own, name in column.items()}
         if not cells["gpu"]:
             continue
         try:
-            one = _instance(cells)
+            instance = _instance(cells)
         except ValueError as error:
             problems.line(row.line, str(error))
             continue
         except RequestError as error:
             unknown.setdefault(printable(cells["gpu"])[:60], str(error))
             continue
-        key = (one.gpu.name, one.gpus, cells["network"])
-        if key not in found or one.price_per_hour < found[key].price_per_hour:
-            found[key] = one
-    if not found:
+        key = (instance.gpu.name, instance.gpus, cells["network"])
+        if key not in cheapest or instance.price_per_hour < cheapest[key].price_per_hour:
+            cheapest[key] = instance
+    if not cheapest:
         why = "; ".join([*unknown.values(), *problems.told()][:1]) or "no row has a GPU"
         raise RequestError(f"{shown(path.name)} holds no instance that can be used: {why}")
     left = [f"{path.name}: GPUs that are unknown here are left out: {listed(sorted(unknown))}"] if unknown else []
-    return tuple(found.values()), (*left, *problems.told())
+    return tuple(cheapest.values()), (*left, *problems.told())
 
 
 def _instance(cells: dict[str, str]) -> Instance:

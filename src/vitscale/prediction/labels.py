@@ -41,25 +41,25 @@ PROFILER = "the profiler's cost"
 
 def assumptions(asked: Variant, placement: Placement) -> tuple[Assumption, ...]:
     """What nothing measured says anything about."""
-    found = [*_of_the_fit(asked.fitted), *_network(asked, placement), *asked.assumptions]
+    assumed = [*_of_the_fit(asked.fitted), *_network(asked, placement), *asked.assumptions]
     points = asked.fitted.points
     if asked.model.messages is None and placement.gpus > 1:
-        found.append(_what_is_sent(asked))
+        assumed.append(_what_is_sent(asked))
     elif asked.trial.model.unknown and placement.gpus > 1:
         count = f"{parameters(asked.trial.model) or 0:,}"
         taken = f"that of {asked.trial.train.engine} with {count} parameters, which come evenly through backward"
-        found.append(Assumption("what is sent", taken, "a study run by vitscale itself"))
+        assumed.append(Assumption("what is sent", taken, "a study run by vitscale itself"))
     measured = max(point.nodes for point in points)
     if placement.trial.world.nodes > measured:
         names = sorted({name for point in points for name in point.devices})
         alike = f"as those measured are ({', '.join(names) or 'GPU types not recorded'})"
         taken = alike if types_are_known(asked.fitted) else f"{alike}, or slower"
-        found.append(Assumption(FURTHER_HOSTS, taken, f"a run on more than {measured} host{'s' * (measured > 1)}"))
+        assumed.append(Assumption(FURTHER_HOSTS, taken, f"a run on more than {measured} host{'s' * (measured > 1)}"))
     if any(point.trace_steps for point in points):
         taken = "is in the measured steps, and taken for the training's own"
-        found.append(Assumption(PROFILER, taken, "a run without the profiler, `vitscale run` or its log"))
+        assumed.append(Assumption(PROFILER, taken, "a run without the profiler, `vitscale run` or its log"))
     if max(len(point.step_seconds) for point in points) < 2 and len(points) < 3:
-        found.append(
+        assumed.append(
             Assumption(
                 "job-to-job variation",
                 f"about {100 * job_scale(points[-1].trial):.2g} % from one run to the next",
@@ -67,12 +67,13 @@ def assumptions(asked: Variant, placement: Placement) -> tuple[Assumption, ...]:
             )
         )
     if asked.fitted.left_out:
-        found.append(Assumption("the mixture of devices", f"as measured; {asked.fitted.left_out}", "`vitscale check`"))
+        taken = f"as measured; {asked.fitted.left_out}"
+        assumed.append(Assumption("the mixture of devices", taken, "`vitscale check`"))
     if placement.host_size_assumed:
         world = placement.trial.world
         why = "for none were measured on several" if world.nodes > 1 else "more than were measured on one"
-        found.append(Assumption(HOST_SIZE, f"{world.ranks_per_node}, {why}", "say --nodes-of"))
-    return tuple(found)
+        assumed.append(Assumption(HOST_SIZE, f"{world.ranks_per_node}, {why}", "say --nodes-of"))
+    return tuple(assumed)
 
 
 def _of_the_fit(fitted: FittedSeries) -> Iterator[Assumption]:
@@ -120,19 +121,19 @@ def types_are_known(fitted: FittedSeries) -> bool:
 
 def _network(asked: Variant, placement: Placement) -> list[Assumption]:
     world, points, network = placement.trial.world, asked.fitted.points, asked.model.network
-    found = []
+    assumed = []
     unused = asked.model.messages is None  # transfers are then no messages over a link
     if world.nodes > 1 and (unused or network.across.source == "assumed") and not _spanning(points):
         measurement = "`vitscale check` on two hosts (--hostfile), or --network NAME"
         measurement = f"{_what_is_sent(asked).measurement}, and --network NAME" if unused else measurement
-        found.append(Assumption(ACROSS, _taken(network.across, asked), measurement))
+        assumed.append(Assumption(ACROSS, _taken(network.across, asked), measurement))
     if world.ranks_per_node > 1 and (unused or network.inside.source == "assumed") and not _sharing(points):
-        found.append(
+        assumed.append(
             Assumption(
                 INSIDE, _taken(network.inside, asked), "`vitscale check` on one host, or a run on two ranks of it"
             )
         )
-    return found
+    return assumed
 
 
 def _spanning(points: Sequence[Point]) -> bool:

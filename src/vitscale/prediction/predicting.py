@@ -62,9 +62,9 @@ def _chosen(fitted: Fitted, question: Question) -> list[FittedSeries]:
     those that have no way to so many ranks."""
     named = [fitted.series[name] for name in fitted.series if question.series in (None, name)]
     able = [
-        one
-        for one in named
-        if max(question.gpus) == 1 or question.changes.get("engine", one.points[-1].trial.train.engine) != "none"
+        series
+        for series in named
+        if max(question.gpus) == 1 or question.changes.get("engine", series.points[-1].trial.train.engine) != "none"
     ]
     return [series for series in able if not differing(series.points, question.changes)] or able
 
@@ -77,7 +77,7 @@ def _of_series(fitted: FittedSeries, question: Question) -> tuple[Prediction, ..
     base = placement_of(fitted.series, asked.trial, smallest, fitted.points[0].trial.world.ranks_per_node)
     candidates = [Candidate.of(placement.trial) for placement in placements]
     hosts_assumed = any(placement.host_size_assumed for placement in placements)
-    found = evaluate(
+    evaluated = evaluate(
         asked,
         candidates,
         base=Candidate.of(base.trial),
@@ -90,7 +90,7 @@ def _of_series(fitted: FittedSeries, question: Question) -> tuple[Prediction, ..
         variance = variance_by_part(asked, candidates, hosts_assumed)
         at = [{part: float(column[n]) for part, column in variance.items()} for n in range(len(placements))]
         assumed = [widest_first(some, own) for some, own in zip(assumed, at, strict=True)]
-    return tuple(_prediction(asked, question, base, at, found, n, assumed[n]) for n, at in enumerate(placements))
+    return tuple(_prediction(asked, question, base, at, evaluated, n, assumed[n]) for n, at in enumerate(placements))
 
 
 def _prediction(
@@ -98,14 +98,14 @@ def _prediction(
     question: Question,
     base: Placement,
     at: Placement,
-    found: Evaluated,
+    evaluated: Evaluated,
     n: int,
     assumed: tuple[Assumption, ...],
 ) -> Prediction:
     fitted, reasons = asked.fitted, dict[str, str]()
-    step = found.step.at(n)
+    step = evaluated.step.at(n)
     epoch = None if at.effective_steps is None else step.times(at.effective_steps)
-    scaling: tuple[Estimate | None, Estimate | None] = _scaling(fitted, base, at, found.speed.at(n))
+    scaling: tuple[Estimate | None, Estimate | None] = _scaling(fitted, base, at, evaluated.speed.at(n))
     rate: Estimate | None = step.into(at.trial.global_batch)
     if epoch is None:
         reasons["epoch_seconds"] = "how many images an epoch has is not recorded"
@@ -118,11 +118,11 @@ def _prediction(
         scaling, rate = (None, None), None
         why = f"{at.images:,} images do not fill one batch of {at.trial.global_batch:,}, and drop_last leaves them out"
         reasons |= dict.fromkeys(("epoch_seconds", "images_per_second", "speedup", "efficiency"), why)
-    memory = None if np.isnan(found.memory_bytes[n]) else int(found.memory_bytes[n])
+    memory = None if np.isnan(evaluated.memory_bytes[n]) else int(evaluated.memory_bytes[n])
     if memory is None:
         reasons["memory_bytes"] = "no forecast for this model or engine"
     capacity = question.memory_capacity_bytes or asked.memory_capacity_bytes
-    chance = None if np.isnan(found.oom_chance[n]) else float(found.oom_chance[n])
+    chance = None if np.isnan(evaluated.oom_chance[n]) else float(evaluated.oom_chance[n])
     if chance is None:
         reasons["oom_chance"] = reasons.get("memory_bytes") or "the device's memory is not recorded: say --gpu-memory"
     joules = _joules_per_epoch(asked, at, epoch)
@@ -149,7 +149,7 @@ def _prediction(
         gpu=None if asked.gpu is None else asked.gpu.name,
         gpus=at.gpus,
         nodes=at.trial.world.nodes,
-        label=found.labels[n],
+        label=evaluated.labels[n],
         images=at.images,
         steps_per_epoch=at.steps_per_epoch,
         step_seconds=step,
@@ -157,11 +157,11 @@ def _prediction(
         images_per_second=rate,
         speedup=scaling[0],
         efficiency=scaling[1],
-        compute_seconds=found.parts["compute"].at(n),
-        wait_seconds=found.parts["wait"].at(n),
-        wire_seconds=found.parts["wire"].at(n),
-        norm_seconds=found.parts["norm"].at(n),
-        bubble_seconds=found.parts["bubble"].at(n),
+        compute_seconds=evaluated.parts["compute"].at(n),
+        wait_seconds=evaluated.parts["wait"].at(n),
+        wire_seconds=evaluated.parts["wire"].at(n),
+        norm_seconds=evaluated.parts["norm"].at(n),
+        bubble_seconds=evaluated.parts["bubble"].at(n),
         memory_bytes=memory,
         memory_capacity_bytes=capacity,
         oom_chance=chance,

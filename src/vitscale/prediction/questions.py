@@ -50,13 +50,13 @@ def told(evidence: Evidence, changes: Changes) -> tuple[Evidence, Changes]:
         RequestError: parameters that are none, or where every model is known.
     """
     count = None if changes.parameters is None else counted(changes.parameters)
-    if count is not None and not any(one.points[-1].trial.model.unknown for one in evidence.series):
-        known = ", ".join(sorted({one.points[-1].trial.model.name or "a folder's" for one in evidence.series}))
+    if count is not None and not any(series.points[-1].trial.model.unknown for series in evidence.series):
+        known = ", ".join(sorted({series.points[-1].trial.model.name or "a folder's" for series in evidence.series}))
         what = f"--parameters {shown(changes.parameters)}: the model is known ({known})"
         raise RequestError(what, next_step="Leave it out; --model NAME asks for another")
     _check(changes)
     series = [
-        replace(one, points=tuple(_told(point, changes, count) for point in one.points)) for one in evidence.series
+        replace(own, points=tuple(_told(point, changes, count) for point in own.points)) for own in evidence.series
     ]
     return replace(evidence, series=tuple(series)), replace(changes, parameters=None)
 
@@ -86,14 +86,14 @@ def matching(names: Collection[str], series: str) -> list[str]:
     Raises:
         RequestError: there is none.
     """
-    found = [series] if series in names else [name for name in names if name.startswith(f"{series}, ")]
-    if not found:
+    matches = [series] if series in names else [name for name in names if name.startswith(f"{series}, ")]
+    if not matches:
         valid = [shown(name) for name in sorted(names)]
         step = "Name one of them, or what it begins with, with --series"
         raise RequestError(
             f"unknown series {shown(series)}", valid=valid, next_step=step, hint=nearest(series, [*names])
         )
-    return found
+    return matches
 
 
 def questions(
@@ -114,7 +114,7 @@ def questions(
     if not evidence.series:
         raise evidence.refusal("to predict from")
     _check(changes)
-    named = {one.name: one for one in evidence.series}
+    named = {each.name: each for each in evidence.series}
     asked = list(named) if series is None else matching(named, series)
     if nodes_of is not None and nodes_of < 1:
         raise RequestError(f"--nodes-of is {nodes_of}", valid=["1 or more"])
@@ -124,22 +124,22 @@ def questions(
         Question(
             gpus=gpus,
             nodes_of=nodes_of,
-            series=one.name,
-            changes=_changed(one, changes),
+            series=each.name,
+            changes=_changed(each, changes),
             price_per_gpu_hour=price_per_gpu_hour,
             memory_capacity_bytes=memory_capacity_bytes,
         )
-        for one in _chosen([named[name] for name in asked], gpus, changes)
+        for each in _chosen([named[name] for name in asked], gpus, changes)
     )
 
 
 def _chosen(series: Sequence[Series], gpus: tuple[int, ...], changes: Changes) -> list[Series]:
     """Of those that can have so many ranks the ones that were measured with the changes, else all."""
-    able = [one for one in series if max(gpus) == 1 or can_grow(one, changes.engine)]
+    able = [member for member in series if max(gpus) == 1 or can_grow(member, changes.engine)]
     if not able:
-        names = ", ".join(shown(one.name) for one in series)
+        names = ", ".join(shown(member.name) for member in series)
         raise RequestError(f"{names}: measured without an engine, so on one rank only", next_step="Add --engine ddp")
-    return [one for one in able if not differing(one.points, _changed(one, changes))] or able
+    return [member for member in able if not differing(member.points, _changed(member, changes))] or able
 
 
 def _check(changes: Changes) -> None:

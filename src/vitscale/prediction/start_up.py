@@ -66,13 +66,13 @@ def start_up(points: Sequence[Point], trial: Trial) -> StartUp | None:
         return StartUp(_estimate(nearest, spread, freedom, apart), "nearest")
     least = min(_doublings(point, trial) for point in alike)
     apart = math.hypot(_between_engines(alike), _PER_DOUBLING * least)
-    found = _estimate(alike, spread, freedom, apart)
+    seconds = _estimate(alike, spread, freedom, apart)
     return StartUp(
-        found,
+        seconds,
         "assumed",
         Assumption(
             "start-up",
-            f"{found.value:.3g} s, as of other engines ({found.future_low:.3g} to {found.future_high:.3g} s)",
+            f"{seconds.value:.3g} s, as of other engines ({seconds.future_low:.3g} to {seconds.future_high:.3g} s)",
             "one short run of it (measure.steps = 10)",
         ),
     )

@@ -35,17 +35,17 @@ def variance_by_part(asked: Variant, candidates: Sequence[Candidate], hosts_assu
     def logs(draws: Mapping[str, Array], where: Worlds) -> Array:
         return np.log(asked.model.times(draws, where).total * asked.model.left_out(draws, where, measured))
 
-    found = {
+    variances = {
         part: logs(still | {name: rows[name] for name in names}, worlds).var(axis=0) for part, names in PARTS.items()
     }
-    found["job-to-job"] = np.full(len(candidates), float((fitted.job_spread**2).mean()))
+    variances["job-to-job"] = np.full(len(candidates), float((fitted.job_spread**2).mean()))
     normals = spread_out_normals(np.random.default_rng(11), _FOR_VARIANCE)
-    found[FURTHER_HOSTS] = np.log(slower_added_hosts(fitted, worlds, normals)).var(axis=0)
+    variances[FURTHER_HOSTS] = np.log(slower_added_hosts(fitted, worlds, normals)).var(axis=0)
     if hosts_assumed:
         middle = {name: column[:1] for name, column in still.items()}
         sizes = [replace(worlds, ranks_per_node=np.maximum(1.0, worlds.ranks_per_node * n)) for n in (0.5, 1.0, 2.0)]
-        found[HOST_SIZE] = np.concatenate([logs(middle, size) for size in sizes]).var(axis=0)
-    return found
+        variances[HOST_SIZE] = np.concatenate([logs(middle, size) for size in sizes]).var(axis=0)
+    return variances
 
 
 _FOR_VARIANCE = 128
@@ -55,9 +55,9 @@ _FOR_VARIANCE = 128
 def spread_by_part(asked: Variant, at: Candidate) -> dict[str, float]:
     """Share of each part of the variance, by `variance_by_part`. The shares add up to 1; parts that trade off against
     each other are counted in each."""
-    found = variance_by_part(asked, [at])
-    whole = sum(float(one[0]) for one in found.values())
-    return {part: float(one[0]) / whole for part, one in found.items()}
+    variances = variance_by_part(asked, [at])
+    whole = sum(float(variance[0]) for variance in variances.values())
+    return {part: float(variance[0]) / whole for part, variance in variances.items()}
 
 
 OPENED_BY: Mapping[str, tuple[str, ...]] = {
@@ -78,12 +78,12 @@ OPENED_BY: Mapping[str, tuple[str, ...]] = {
 """An assumption (up to a bracket) -> what it leaves open (`variance_by_part`)."""
 
 
-def widest_first(found: Sequence[Assumption], variance: Mapping[str, float]) -> tuple[Assumption, ...]:
+def widest_first(assumed: Sequence[Assumption], variance: Mapping[str, float]) -> tuple[Assumption, ...]:
     """Assumptions by the variance of a step's logarithm that they leave open."""
 
-    def opened(one: Assumption) -> float:
-        if one.part in (MODEL, FIT):  # all others are small beside it
+    def opened(assumption: Assumption) -> float:
+        if assumption.part in (MODEL, FIT):  # all others are small beside it
             return math.inf
-        return sum(variance.get(part, 0.0) for part in OPENED_BY.get(one.part.partition(" (")[0], ()))
+        return sum(variance.get(part, 0.0) for part in OPENED_BY.get(assumption.part.partition(" (")[0], ()))
 
-    return tuple(sorted(found, key=opened, reverse=True))
+    return tuple(sorted(assumed, key=opened, reverse=True))

@@ -43,16 +43,15 @@ def evaluate_all(
         gpu, network = (
             (None, None) if candidate.instance is None else (candidate.instance.gpu, candidate.instance.network)
         )
-        one = candidate
-        kind = (one.engine, one.zero_stage, one.activation_checkpointing, one.parallel, gpu, network)
-        by_kind.setdefault(kind, []).append(n)
+        wrapper = (candidate.engine, candidate.zero_stage, candidate.activation_checkpointing, candidate.parallel)
+        by_kind.setdefault((*wrapper, gpu, network), []).append(n)
     pieces: list[tuple[list[int], Evaluated]] = []
     for (engine, zero_stage, checkpointing, parallel, gpu, network), members in by_kind.items():
         changes = {"engine": engine, "zero_stage": zero_stage, "activation_checkpointing": checkpointing}
         hosts = {name: value for name, value in (("gpu", gpu), ("network", network)) if value is not None}
         asked, points = _variant_of(fitted, base, changes, parallel, hosts)
         batches = frozenset(largest_micro_batch(point.trial.train) for point in points)
-        found = evaluate(
+        evaluated = evaluate(
             asked,
             [candidates[n] for n in members],
             with_memory=with_memory,
@@ -62,7 +61,7 @@ def evaluate_all(
             memory_capacity_bytes=memory_capacity_bytes,
             draws=draws,
         )
-        pieces.append((members, found))
+        pieces.append((members, evaluated))
     return gathered(pieces)
 
 
@@ -75,11 +74,15 @@ def _variant_of(
     work, own = workload(base.points[-1].trial), base.series
     ranked = sorted(
         fitted.evidence.series,
-        key=lambda one: (one.points[-1].trial.parallel != parallel, one.name != own.name, one.mode != own.mode),
+        key=lambda series: (
+            series.points[-1].trial.parallel != parallel,
+            series.name != own.name,
+            series.mode != own.mode,
+        ),
     )
     alike = [
-        one for one in ranked
-        if workload(trial := one.points[-1].trial) == work
+        series for series in ranked
+        if workload(trial := series.points[-1].trial) == work
         and all(getattr(trial.train, name) == value for name, value in changes.items())
     ]  # fmt: skip
     if not alike:
@@ -91,7 +94,7 @@ def _variant_of(
 def measured_like(series: Sequence[Series], trial: Trial) -> tuple[Point, ...]:
     """Points of the same workload that differ from a trial in world and batch alone."""
     same = (workload(trial), _of_a_step(trial))
-    points = (point for one in series for point in one.points if not point.trial.train.micro_batches)
+    points = (point for each in series for point in each.points if not point.trial.train.micro_batches)
     return tuple(point for point in points if (workload(point.trial), _of_a_step(point.trial)) == same)
 
 

@@ -77,7 +77,7 @@ class Published:
             weak: a tenth of the images per GPU instead of all images.
             cluster: None: any.
         """
-        found = [
+        facts = [
             fact
             for fact in self.facts
             if (fact.dataset, fact.micro_batch) == (dataset, micro_batch)
@@ -85,7 +85,7 @@ class Published:
             and (cluster is None or fact.cluster == cluster)
             and abs(fact.fraction - (fact.gpus / 10 if weak else 1.0)) < 1e-9
         ]
-        return tuple(sorted(found, key=lambda fact: (fact.cluster, fact.layout, fact.gpus)))
+        return tuple(sorted(facts, key=lambda fact: (fact.cluster, fact.layout, fact.gpus)))
 
 
 @functools.cache
@@ -102,18 +102,18 @@ def published() -> Published:
         tuple(str(name) for name, cluster in content["clusters"].items() if cluster["unlike"]),
         tuple(
             Fact(
-                cluster=str(one["cluster"]),
-                devices=tuple(map(str, one["devices"])),
-                layout=_LAYOUTS[_LAYOUTS.index(one["layout"])],
-                dataset=str(one["dataset"]),
-                fraction=float(one["fraction"]),
-                micro_batch=int(one["micro_batch"]),
-                precision=str(one["precision"]),
-                gpus=int(one["gpus"]),
-                runs=int(one["runs"]),
-                epochs=int(one["epochs"]),
-                epoch_seconds=float(one["epoch_seconds"]),
+                cluster=str(fact["cluster"]),
+                devices=tuple(map(str, fact["devices"])),
+                layout=_LAYOUTS[_LAYOUTS.index(fact["layout"])],
+                dataset=str(fact["dataset"]),
+                fraction=float(fact["fraction"]),
+                micro_batch=int(fact["micro_batch"]),
+                precision=str(fact["precision"]),
+                gpus=int(fact["gpus"]),
+                runs=int(fact["runs"]),
+                epochs=int(fact["epochs"]),
+                epoch_seconds=float(fact["epoch_seconds"]),
             )
-            for one in content["facts"]
+            for fact in content["facts"]
         ),
     )

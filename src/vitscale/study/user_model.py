@@ -102,8 +102,8 @@ def _check_type(model: ModelSpec, config: str) -> None:
 
 def _types_with_head(head: str) -> list[str]:
     """The model types in transformers' own table, read as text: to import it takes seconds, and torch."""
-    found = importlib.util.find_spec("transformers")
-    for folder in (found.submodule_search_locations or ()) if found is not None else ():
+    transformers = importlib.util.find_spec("transformers")
+    for folder in (transformers.submodule_search_locations or ()) if transformers is not None else ():
         file = Path(folder) / "models" / "auto" / "modeling_auto.py"
         text = file.read_text(encoding="utf-8") if file.is_file() else ""
         table = text.partition(f"\nMODEL_FOR_{head}_MAPPING_NAMES = OrderedDict(")[2].partition("\n)")[0]

@@ -97,7 +97,7 @@ def _block(stage: Stage, images: int, narrow: int, train: TrainSpec, waiting: in
     widest = (5 * stream, summed * scores - behind, scores + 4 * of_biases - behind)
     padded = images * narrow * stage.width * stage.padded
     held = 3 * stream + (3 * padded if padded > stream else 0)
-    return Part(kept, (held,), tuple(waiting + one for one in widest), model_counts.swin_block(stage).in_forward)
+    return Part(kept, (held,), tuple(waiting + own for own in widest), model_counts.swin_block(stage).in_forward)
 
 
 def _computed_again(parts: list[Part], taken: int) -> Part:
@@ -199,17 +199,17 @@ def moments_in_parts(model: Pieces, trial: Trial, holding: Holding) -> list[tupl
     def there(number: int) -> Parts:
         return added(base, {"activations": kept[number]})
 
-    found: list[tuple[str, Parts]] = []
+    moments: list[tuple[str, Parts]] = []
     for number, part in enumerate(model.parts):
         held = model.logits if number == len(kept) - 1 else 0
         in_forward = added(there(number), engine.forward[number], {"autocast's copies": copies[number]})
-        found += [("end of forward", added(in_forward, {"activations": held + own})) for own in part.forward]
+        moments += [("end of forward", added(in_forward, {"activations": held + own})) for own in part.forward]
         lasting = casts[number] if train.activation_checkpointing else copies[number]
         own_copies = {"autocast's copies": lasting, "logits": model.logits}
         in_backward = added(there(number), engine.backward[number], own_copies)
-        found += [("backward", added(in_backward, {"passed on in backward": own})) for own in part.backward]
+        moments += [("backward", added(in_backward, {"passed on in backward": own})) for own in part.backward]
     for number, gone, own in engine.between:
         lasting = 0 if train.activation_checkpointing else copies[number]
         left = added(there(number), {"activations": -round(gone * model.parts[number].kept)})
-        found.append(("backward", added(left, own, {"autocast's copies": lasting, "logits": model.logits})))
-    return [*found, ("exchange", added(base, engine.exchange)), ("step", added(base, holding.step))]
+        moments.append(("backward", added(left, own, {"autocast's copies": lasting, "logits": model.logits})))
+    return [*moments, ("exchange", added(base, engine.exchange)), ("step", added(base, holding.step))]

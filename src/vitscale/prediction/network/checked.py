@@ -38,7 +38,7 @@ def network_of(check: CheckRecord | None, declared: Link | None = None) -> Netwo
     """
     measured, of_two = ({}, {}) if check is None else _measured(check)
     if declared is not None:
-        measured, of_two = ({k: v for k, v in one.items() if k[0] == "inside"} for one in (measured, of_two))
+        measured, of_two = ({k: v for k, v in links.items() if k[0] == "inside"} for links in (measured, of_two))
     inside = _typical(measured, "inside") or ASSUMED_INSIDE
     across = declared or _typical(measured, "across") or ASSUMED_ACROSS
     return Network(inside, across, measured, of_two)
@@ -49,7 +49,7 @@ _Links = dict[tuple[Level, str], Link]
 
 def _typical(measured: _Links, level: Level) -> Link | None:
     """Of a level: of its all-reduce, else of whatever was measured."""
-    of_level = [link for (one, _), link in measured.items() if one == level]
+    of_level = [link for (of, _), link in measured.items() if of == level]
     return measured.get((level, "all_reduce")) or (of_level[0] if of_level else None)
 
 
@@ -68,15 +68,15 @@ def _measured(check: CheckRecord) -> tuple[_Links, _Links]:
             continue
         nodes, local = _spread_over(fit, world.nodes, world.ranks_per_node)
         level: Level = "across" if nodes > 1 else "inside"
-        found = of_two if fit.ranks == 2 else several
+        links = of_two if fit.ranks == 2 else several
         link = _link(check, fit, nodes, local)
-        other = found.get((level, fit.operation))
+        other = links.get((level, fit.operation))
         if other is None:
-            found[level, fit.operation] = link
+            links[level, fit.operation] = link
         elif fit.group == "all ranks" and link.bandwidth_bytes_per_second > other.bandwidth_bytes_per_second:
-            found[level, fit.operation] = replace(link, latency_seconds=other.latency_seconds)
-    two = {place: _between_two(link, place[0], of_two) for place, link in of_two.items()}
-    return {place: _beyond_two(link, place[0], of_two) for place, link in two.items()} | several, two
+            links[level, fit.operation] = replace(link, latency_seconds=other.latency_seconds)
+    two = {key: _between_two(link, key[0], of_two) for key, link in of_two.items()}
+    return {key: _beyond_two(link, key[0], of_two) for key, link in two.items()} | several, two
 
 
 def _between_two(link: Link, level: Level, of_two: _Links) -> Link:
@@ -132,15 +132,15 @@ def _link(check: CheckRecord, fit: CollectiveFit, nodes: int, local: int) -> Lin
             source="check",
             described=described,
         )
-    one, free = np.asarray(1.0), np.asarray(0.0)
+    unit, free = np.asarray(1.0), np.asarray(0.0)
     unhindered = np.asarray(np.inf)
-    hop = LinkDraws(unhindered, one)
-    pipe = LinkDraws(one, free)
+    hop = LinkDraws(unhindered, unit)
+    pipe = LinkDraws(unit, free)
     through_memory = LinkDraws(unhindered, free)
-    place = (fit.operation, np.asarray(float(fit.ranks)), np.asarray(float(local)))
-    hops = min(float(line.seconds) for line in lines(*place, hop, hop, backend))
+    transfer = (fit.operation, np.asarray(float(fit.ranks)), np.asarray(float(local)))
+    hops = min(float(line.seconds) for line in lines(*transfer, hop, hop, backend))
     volume = min(
-        float(line.seconds_per_byte) for line in lines(*place, through_memory if nodes > 1 else pipe, pipe, backend)
+        float(line.seconds_per_byte) for line in lines(*transfer, through_memory if nodes > 1 else pipe, pipe, backend)
     )
     bandwidth = fit.bandwidth_bytes_per_second * volume / bus_factor(fit.operation, fit.ranks)
     assumed = ASSUMED_ACROSS if nodes > 1 else ASSUMED_INSIDE

@@ -85,13 +85,13 @@ def collective_seconds(
     Raises:
         ValueError: an operation that has no cost here.
     """
-    found = lines(operation, ranks, ranks_per_node, inside, across, backend, tree_advantage)
-    return cheapest(found, tensor_bytes)
+    algorithms = lines(operation, ranks, ranks_per_node, inside, across, backend, tree_advantage)
+    return cheapest(algorithms, tensor_bytes)
 
 
-def cheapest(found: Iterable[Line], tensor_bytes: float | Array) -> Array:
+def cheapest(algorithms: Iterable[Line], tensor_bytes: float | Array) -> Array:
     """Seconds of the cheapest of some algorithms."""
-    return reduce(np.minimum, (line.seconds + line.seconds_per_byte * tensor_bytes for line in found))
+    return reduce(np.minimum, (line.seconds + line.seconds_per_byte * tensor_bytes for line in algorithms))
 
 
 def lines(
@@ -115,18 +115,19 @@ def lines(
         raise ValueError(f"no cost of {operation!r}")
     count = np.maximum(1.0, np.asarray(ranks, dtype=np.float64))
     local = np.clip(np.asarray(ranks_per_node, dtype=np.float64), 1.0, count)
-    place = _Place(count, local, np.ceil(count / local), inside, across, np.asarray(tree_advantage))
+    group = _Group(count, local, np.ceil(count / local), inside, across, np.asarray(tree_advantage))
     if backend == "gloo" and operation in ("reduce_scatter", "reduce"):
         operation = "all_reduce"
-    found = _of(operation, place, gloo=backend == "gloo")
-    hop = np.where(place.nodes > 1.0, across.latency_seconds, inside.latency_seconds)
+    algorithms = _of(operation, group, gloo=backend == "gloo")
+    hop = np.where(group.nodes > 1.0, across.latency_seconds, inside.latency_seconds)
     begin = 0.0 if backend == "gloo" else _CALL * hop
     alone = count <= 1.0
-    return tuple(Line(np.where(alone, 0.0, begin + f.seconds), np.where(alone, 0.0, f.seconds_per_byte)) for f in found)
+    costs = ((begin + line.seconds, line.seconds_per_byte) for line in algorithms)
+    return tuple(Line(np.where(alone, 0.0, fixed), np.where(alone, 0.0, per_byte)) for fixed, per_byte in costs)
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Group:
     """N ranks, g of them on each of n hosts."""
 
     ranks: Array
@@ -144,32 +145,32 @@ class _Place:
         return np.where(self.nodes > 1.0, both, b_in)
 
 
-def _of(operation: str, place: _Place, *, gloo: bool) -> tuple[Line, ...]:
+def _of(operation: str, group: _Group, *, gloo: bool) -> tuple[Line, ...]:
     if operation == "all_to_all":
-        return (_all_to_all(place),)
+        return (_all_to_all(group),)
     if operation == "send":
         # From each rank to the next: the slowest of those boundaries sets the pace.
-        hop = np.where(place.nodes > 1.0, place.across.latency_seconds, place.inside.latency_seconds)
-        return (Line(hop, 1.0 / place.slowest),)
+        hop = np.where(group.nodes > 1.0, group.across.latency_seconds, group.inside.latency_seconds)
+        return (Line(hop, 1.0 / group.slowest),)
     if operation == "all_reduce":
-        return (_ring(place, 2.0),) if gloo else (_ring(place, 2.0), _tree(place))
+        return (_ring(group, 2.0),) if gloo else (_ring(group, 2.0), _tree(group))
     if operation == "barrier":
         # Of gloo a dissemination barrier (gloo/barrier.cc), of NCCL an all-reduce of one element.
-        one = _tree(place)
-        return (Line(one.seconds, np.zeros_like(one.seconds)),)
-    return (_ring(place, 1.0),)
+        tree = _tree(group)
+        return (Line(tree.seconds, np.zeros_like(tree.seconds)),)
+    return (_ring(group, 1.0),)
 
 
-def _ring(place: _Place, turns: float) -> Line:
+def _ring(group: _Group, turns: float) -> Line:
     """`turns` x ((N - n) a_in + (n - 1) a_ax + (N - 1)/N S/B): an all-reduce goes around twice, all others once."""
-    hops_inside, hops_across = place.ranks - place.nodes, place.nodes - 1.0
+    hops_inside, hops_across = group.ranks - group.nodes, group.nodes - 1.0
     return Line(
-        turns * (hops_inside * place.inside.latency_seconds + hops_across * place.across.latency_seconds),
-        turns * (place.ranks - 1.0) / place.ranks / place.slowest,
+        turns * (hops_inside * group.inside.latency_seconds + hops_across * group.across.latency_seconds),
+        turns * (group.ranks - 1.0) / group.ranks / group.slowest,
     )
 
 
-def _tree(place: _Place) -> Line:
+def _tree(group: _Group) -> Line:
     """`2 ((g - 1) a_in + ceil(log2 n) a_ax)`, and the bytes: a chain inside each host, a tree of hosts, up and down.
 
     Inside, a rank sends 2 S. Of more than two hosts so does an adapter, at its worst; of two it sends as little as S,
@@ -177,19 +178,19 @@ def _tree(place: _Place) -> Line:
     about (nccl-tests, issue 196). Not every job gets that: in twelve published series exposed transfers grew 1.26 times
     from two to four hosts (median), and not twofold. So it is a parameter.
     """
-    depth = np.ceil(np.log2(place.nodes))
-    over = np.where(place.nodes > 2.0, 2.0, 2.0 - place.tree_advantage) / place.across.bandwidth_bytes_per_second
-    inside = np.where(place.local > 1.0, 2.0 / place.inside.bandwidth_bytes_per_second, 0.0)
+    depth = np.ceil(np.log2(group.nodes))
+    over = np.where(group.nodes > 2.0, 2.0, 2.0 - group.tree_advantage) / group.across.bandwidth_bytes_per_second
+    inside = np.where(group.local > 1.0, 2.0 / group.inside.bandwidth_bytes_per_second, 0.0)
     return Line(
-        2.0 * ((place.local - 1.0) * place.inside.latency_seconds + depth * place.across.latency_seconds),
-        np.maximum(inside, np.where(place.nodes > 1.0, over, 0.0)) / _TREE,
+        2.0 * ((group.local - 1.0) * group.inside.latency_seconds + depth * group.across.latency_seconds),
+        np.maximum(inside, np.where(group.nodes > 1.0, over, 0.0)) / _TREE,
     )
 
 
-def _all_to_all(place: _Place) -> Line:
+def _all_to_all(group: _Group) -> Line:
     """Each rank sends S/N to each other: (g - 1)/N S inside, and a host's g ranks together g (N - g)/N S across."""
-    ranks, local = place.ranks, place.local
-    within = (local - 1.0) / ranks / place.inside.bandwidth_bytes_per_second
-    beyond = local * (ranks - local) / ranks / place.across.bandwidth_bytes_per_second
-    hops = (local - 1.0) * place.inside.latency_seconds + (place.nodes - 1.0) * place.across.latency_seconds
+    ranks, local = group.ranks, group.local
+    within = (local - 1.0) / ranks / group.inside.bandwidth_bytes_per_second
+    beyond = local * (ranks - local) / ranks / group.across.bandwidth_bytes_per_second
+    hops = (local - 1.0) * group.inside.latency_seconds + (group.nodes - 1.0) * group.across.latency_seconds
     return Line(hops, np.maximum(within, beyond))

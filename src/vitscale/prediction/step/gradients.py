@@ -65,9 +65,9 @@ def tensors(shapes: ParameterShapes) -> list[Tensor]:
     ]
 
 
-def of_backward(found: Sequence[Tensor]) -> Iterator[Filled]:
+def of_backward(made: Sequence[Tensor]) -> Iterator[Filled]:
     """Gradients in the order in which backward makes them."""
-    return (Filled(tensor.elements, 1.0 - tensor.begins) for tensor in reversed(found))
+    return (Filled(tensor.elements, 1.0 - tensor.begins) for tensor in reversed(made))
 
 
 def closed_when_full(gradients: Iterable[Filled], limits: Sequence[int]) -> list[Filled]:
@@ -164,8 +164,8 @@ def fsdp2(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
     """
     train, ranks = trial.train, trial.layout.replicas
     everything = tensors(shapes)
-    blocks = [list(own) for number, own in groupby(everything, lambda one: one.block) if number is not None]
-    root = [one for one in everything if one.block is None]
+    blocks = [list(own) for number, own in groupby(everything, lambda tensor: tensor.block) if number is not None]
+    root = [tensor for tensor in everything if tensor.block is None]
     weights, gradients = weight_bytes(train), communicated_bytes(train)
     streams, staged = train.device == "cuda", trial.parallel.pipeline > 1
 
@@ -174,37 +174,37 @@ def fsdp2(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
         return Message(operation, size, 1, phase, ready, not staged, rows=_rows(some), padded_for=ranks)
 
     def gather(n: int, phase: Phase, ready: float, needed: float) -> Message:
-        found = message("all_gather", blocks[n], weights, phase, ready if streams else None)
-        return replace(found, needed=needed, every_micro_step=not staged or phase == "forward")
+        gathered = message("all_gather", blocks[n], weights, phase, ready if streams else None)
+        return replace(gathered, needed=needed, every_micro_step=not staged or phase == "forward")
 
     def scatter(some: Sequence[Tensor], ready: float) -> Message:
         phase: Phase = "after" if staged else "backward"
         return message("reduce_scatter", some, gradients, phase, ready if streams and not staged else None)
 
     begins = [block[0].begins for block in blocks]
-    found = [message("all_gather", root, weights, "forward", None)] if root else []
-    found += [
+    messages = [message("all_gather", root, weights, "forward", None)] if root else []
+    messages += [
         gather(n, "forward", begin if n == 0 else begins[n - 1], begin) for n, begin in enumerate(begins)
     ]  # the first while the embedding is computed would hide next to nothing
     starts = [1.0 - block[-1].ends for block in blocks]
     for n in reversed(range(len(blocks))):
         last = n == len(blocks) - 1
         if train.reshard_after_forward is not False:
-            found.append(gather(n, "backward", starts[n] if last else starts[n + 1], starts[n]))
+            messages.append(gather(n, "backward", starts[n] if last else starts[n + 1], starts[n]))
         if not last:
-            found.append(scatter(blocks[n + 1], 1.0 - begins[n + 1]))
-    found += [scatter(some, 1.0 - some[0].begins) for some in blocks[:1]]
-    return (*found, scatter(root, 1.0)) if root else tuple(found)
+            messages.append(scatter(blocks[n + 1], 1.0 - begins[n + 1]))
+    messages += [scatter(some, 1.0 - some[0].begins) for some in blocks[:1]]
+    return (*messages, scatter(root, 1.0)) if root else tuple(messages)
 
 
 def _padded(some: Sequence[Tensor], ranks: int) -> int:
     """Elements of what is gathered: every tensor's first dimension a multiple of the ranks."""
-    return sum(-(-one.shape[0] // ranks) * ranks * (one.elements // one.shape[0]) for one in some)
+    return sum(-(-tensor.shape[0] // ranks) * ranks * (tensor.elements // tensor.shape[0]) for tensor in some)
 
 
 def _rows(some: Sequence[Tensor]) -> tuple[tuple[int, int], ...]:
     """(rows, elements of a row) of all tensors, those of as many rows together."""
-    found: Counter[int] = Counter()
-    for one in some:
-        found[one.shape[0]] += one.elements // one.shape[0]
-    return tuple(found.items())
+    elements: Counter[int] = Counter()
+    for tensor in some:
+        elements[tensor.shape[0]] += tensor.elements // tensor.shape[0]
+    return tuple(elements.items())

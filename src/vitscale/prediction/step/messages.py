@@ -193,7 +193,7 @@ def messages(trial: Trial) -> tuple[Message, ...] | None:
         (*referred(sent)(trial, share.shapes(shapes)), *referred(_EXCHANGES)(trial, vit, share))
         for share in shares(trial)
     ]
-    return max(of_ranks, key=lambda own: sum(one.tensor_bytes * one.times(train.grad_accum) for one in own))
+    return max(of_ranks, key=lambda own: sum(message.tensor_bytes * message.times(train.grad_accum) for message in own))
 
 
 _PIECE, _MOST_PIECES = 2**18, 480
@@ -259,7 +259,7 @@ def _asks(value: object) -> bool:
 
 
 def rescaled(
-    found: Sequence[Message], sent_bytes: Mapping[tuple[str, str], int], grad_accum: int
+    by_arithmetic: Sequence[Message], sent_bytes: Mapping[tuple[str, str], int], grad_accum: int
 ) -> tuple[Message, ...]:
     """The same schedule with the bytes of each operation made equal to what was counted in an optimizer step.
 
@@ -274,12 +274,12 @@ def rescaled(
     for (operation, _), amount in sent_bytes.items():
         counted[operation] += amount
     planned: defaultdict[str, float] = defaultdict(float)
-    for one in found:
-        planned[one.operation] += one.tensor_bytes * one.times(grad_accum)
+    for message in by_arithmetic:
+        planned[message.operation] += message.tensor_bytes * message.times(grad_accum)
     kept = [
-        replace(one, tensor_bytes=one.tensor_bytes * counted[one.operation] / planned[one.operation])
-        for one in found
-        if counted[one.operation] > 0
+        replace(message, tensor_bytes=message.tensor_bytes * counted[message.operation] / planned[message.operation])
+        for message in by_arithmetic
+        if counted[message.operation] > 0
     ]
     missing = [
         Message(operation, amount, 1, "after", None, False)

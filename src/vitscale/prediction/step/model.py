@@ -148,12 +148,11 @@ class StepModel:
         wait = compute * late
         wire = exposed * np.exp(draws["overlap"])
         norm = np.zeros_like(wire)
-        for one in self.norms:
-            ranks, _, _ = self._group(worlds, one.group)
-            passes = cheapest(
-                self._lines(draws, worlds, one.operation, one.group), one.tensor_bytes_at(ranks, worlds.micro_batch)
-            )
-            norm = norm + passes * one.calls * worlds.grad_accum
+        for message in self.norms:
+            ranks, _, _ = self._group(worlds, message.group)
+            algorithms = self._lines(draws, worlds, message.operation, message.group)
+            passes = cheapest(algorithms, message.tensor_bytes_at(ranks, worlds.micro_batch))
+            norm = norm + passes * message.calls * worlds.grad_accum
         stages = self.parallel.stages // self.parallel.pipeline
         bubble = (self.parallel.pipeline - 1) / stages * (micro_step + filling * np.exp(draws["overlap"]))
         rest = compute + wait + wire + norm + optimizer + bubble
@@ -195,12 +194,13 @@ class StepModel:
             )  # fmt: skip
             slowest = micro_step[:, at] * some.slowdown
             kinds = {message.kind: message for message in self.messages}
-            of = {key: self._lines(draws, some, *key) for key in {(one.operation, one.group) for one in kinds.values()}}
-            ranks = {group: self._group(some, group)[0] for _, group in of}
-            seconds = {
-                kind: cheapest(of[one.operation, one.group], one.tensor_bytes_at(ranks[one.group], some.micro_batch))
-                for kind, one in kinds.items()
-            }
+            sorts = {(message.operation, message.group) for message in kinds.values()}
+            algorithms = {sort: self._lines(draws, some, *sort) for sort in sorts}
+            ranks = {group: self._group(some, group)[0] for _, group in sorts}
+            seconds = {}
+            for kind, message in kinds.items():
+                tensor_bytes = message.tensor_bytes_at(ranks[message.group], some.micro_batch)
+                seconds[kind] = cheapest(algorithms[message.operation, message.group], tensor_bytes)
             exposed[:, at] = exposed_seconds(
                 self.messages,
                 partial(_looked_up, seconds),
@@ -208,10 +208,10 @@ class StepModel:
                 slowest * self.backward_share,
                 int(accumulation),
             )
-            hidden[:, at] = sum(seconds[one.kind] * one.times(int(accumulation)) for one in self.messages)
+            hidden[:, at] = sum(seconds[message.kind] * message.times(int(accumulation)) for message in self.messages)
             if self.parallel.pipeline > 1:
-                per_step = (one for one in self.messages if one.every_micro_step and one.ready is None)
-                filling[:, at] = sum(seconds[one.kind] * one.calls for one in per_step)
+                per_step = (message for message in self.messages if message.every_micro_step and message.ready is None)
+                filling[:, at] = sum(seconds[message.kind] * message.calls for message in per_step)
         return exposed, np.maximum(0.0, hidden - exposed), filling
 
     def _lines(self, draws: Draws, worlds: Worlds, operation: str, group: Group) -> tuple[Line, ...]:
@@ -280,5 +280,5 @@ def _hosts(worlds: Worlds) -> Array:
     return np.asarray(np.ceil(worlds.ranks / worlds.ranks_per_node), dtype=np.float64)
 
 
-def _looked_up(known: Mapping[Kind, Array], one: Message) -> Array:
-    return known[one.kind]
+def _looked_up(known: Mapping[Kind, Array], message: Message) -> Array:
+    return known[message.kind]

@@ -45,8 +45,8 @@ def device_factors(points: Sequence[Point]) -> dict[str, float]:
             slower: dict[str, list[float]] = {}
             for name, speed in zip(point.devices, point.rank_speeds, strict=True):
                 slower.setdefault(name, []).append(1 / speed)
-            typical = {name: statistics.median(found) for name, found in slower.items()}
-            return {name: found / min(typical.values()) for name, found in typical.items()}
+            typical = {name: statistics.median(slowness) for name, slowness in slower.items()}
+            return {name: slowness / min(typical.values()) for name, slowness in typical.items()}
     return {}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from vitscale.prediction.memory.holding import communicated_bytes, sizes, weight_bytes
 from vitscale.prediction.memory.zero import ZeroSettings, section, zero_settings
@@ -44,8 +45,8 @@ def _stages_1_and_2(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...
     reduced = _reduced("all_reduce", train, tensors(shapes), settings, phase, overlap, every)
     if _to_owners(train):
         reduced = [
-            Message("reduce", one.tensor_bytes / ranks, one.calls * ranks, one.phase, one.ready, one.every_micro_step)
-            for one in reduced
+            replace(bucket, operation="reduce", tensor_bytes=bucket.tensor_bytes / ranks, calls=bucket.calls * ranks)
+            for bucket in reduced
         ]
     each = weight_bytes(train)
     return (*reduced, _scalars(3 if each == 2 else 2, 4), *_gathered_after(trial, shapes, each))
@@ -58,14 +59,14 @@ def _gathered_after(trial: Trial, shapes: ParameterShapes, each: int) -> list[Me
     if train.gather_bucket_mib is not None:
         limit = train.gather_bucket_mib * 2**20 // each
     limit = int(limit) if isinstance(limit, int | float) and limit >= 1 else _GATHERED_AT_MOST
-    found = []
+    gathers = []
     everything = tensors(shapes)
     for decayed in (True, False):
-        elements = sum(one.elements for one in everything if (len(one.shape) > 1) is decayed)
+        elements = sum(tensor.elements for tensor in everything if (len(tensor.shape) > 1) is decayed)
         padded = -(-elements // unit) * unit
         pieces = max(1, padded // limit)
-        found.append(Message("all_gather", padded * each / pieces, pieces, "after", None, False))
-    return found
+        gathers.append(Message("all_gather", padded * each / pieces, pieces, "after", None, False))
+    return gathers
 
 
 def _stage_3(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
@@ -79,19 +80,19 @@ def _stage_3(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
     settings = zero_settings(train)
     # Each is cut into equal parts, and so padded.
     everything = [tensor._replace(elements=-(-tensor.elements // ranks) * ranks) for tensor in tensors(shapes)]
-    rest = [one for one in everything if one.elements > settings.persistence_threshold]
-    kept = [one for one in everything if one.elements <= settings.persistence_threshold]
+    rest = [tensor for tensor in everything if tensor.elements > settings.persistence_threshold]
+    kept = [tensor for tensor in everything if tensor.elements <= settings.persistence_threshold]
     each = weight_bytes(train)
 
-    def gathered_bytes(one: Tensor) -> int:
-        return 2 if train.precision == "bf16" and one.cast else each
+    def gathered_bytes(tensor: Tensor) -> int:
+        return 2 if train.precision == "bf16" and tensor.cast else each
 
-    found = []
-    if sum(one.elements for one in rest) <= settings.max_kept:
-        found += _fetched(rest, settings, gathered_bytes, "forward")
+    messages = []
+    if sum(tensor.elements for tensor in rest) <= settings.max_kept:
+        messages += _fetched(rest, settings, gathered_bytes, "forward")
     else:
         for phase in ("forward", "backward"):
-            found += _fetched(rest, settings, gathered_bytes, phase)
+            messages += _fetched(rest, settings, gathered_bytes, phase)
     # Overlap is stage 3's default, and that of no other (`overlap_comm_valid` in runtime/zero/config.py).
     # On a CPU there is no second stream: a bucket's exchange holds backward up all the same (docs/calibration-lab.md).
     chosen = (
@@ -100,12 +101,12 @@ def _stage_3(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
         else section(train.deepspeed_config, "zero_optimization").get("overlap_comm")
     )
     overlap = chosen is not False and train.device == "cuda"
-    found += _reduced("reduce_scatter", train, everything, settings, "backward", overlap, True)
-    found.append(_scalars(2, 8))
+    messages += _reduced("reduce_scatter", train, everything, settings, "backward", overlap, True)
+    messages.append(_scalars(2, 8))
     if kept:
-        amount = sum(one.elements for one in kept) * each
-        found.append(Message("all_gather", amount / len(kept), len(kept), "after", None, False))
-    return tuple(found)
+        amount = sum(tensor.elements for tensor in kept) * each
+        messages.append(Message("all_gather", amount / len(kept), len(kept), "after", None, False))
+    return tuple(messages)
 
 
 def _fetched(
@@ -119,24 +120,24 @@ def _fetched(
     """
     ahead = settings.max_kept >= settings.prefetch_bucket
     if not ahead:
-        amount = sum(one.elements * gathered_bytes(one) for one in rest)
-        modules = len({one.module for one in rest})
+        amount = sum(tensor.elements * gathered_bytes(tensor) for tensor in rest)
+        modules = len({tensor.module for tensor in rest})
         return [Message("all_gather", amount / modules, modules, phase, None, True)]
     order = rest if phase == "forward" else rest[::-1]
-    found: list[Message] = []
+    gathers: list[Message] = []
     started = 0.0
     piece: list[Tensor] = []
-    for index, one in enumerate(order):
-        piece.append(one)
+    for index, tensor in enumerate(order):
+        piece.append(tensor)
         if sum(each.elements for each in piece) < settings.prefetch_bucket and index + 1 < len(order):
             continue
         needed = piece[0].begins if phase == "forward" else 1.0 - piece[0].ends
         kinds = {gathered_bytes(each) for each in piece}
         amount = sum(each.elements * gathered_bytes(each) for each in piece)
-        ready = started if found else needed
-        found.append(Message("all_gather", amount / len(kinds), len(kinds), phase, ready, True, needed))
+        ready = started if gathers else needed
+        gathers.append(Message("all_gather", amount / len(kinds), len(kinds), phase, ready, True, needed))
         started, piece = needed, []
-    return found
+    return gathers
 
 
 def _reduced(
@@ -150,15 +151,15 @@ def _reduced(
 ) -> list[Message]:
     """Buckets of gradients. Autocast makes two kinds: what it casts travels in bf16, all else in fp32."""
     if train.precision == "bf16":
-        kinds = [([one for one in everything if one.cast], 2), ([one for one in everything if not one.cast], 4)]
+        kinds = [([tensor for tensor in everything if tensor.cast is cast], 2 if cast else 4) for cast in (True, False)]
     else:
         kinds = [(list(everything), communicated_bytes(train))]
-    found = [
+    buckets = [
         Message(operation, filled.elements * each, 1, phase, filled.ready if overlap else None, every)
         for some, each in kinds
         for filled in _in_buckets(of_backward(some), settings.reduce_bucket)
     ]
-    return sorted(found, key=lambda one: one.ready or 0.0)
+    return sorted(buckets, key=lambda bucket: bucket.ready or 0.0)
 
 
 def _in_buckets(gradients: Iterable[Filled], limit: int) -> list[Filled]:

@@ -70,6 +70,10 @@ PROGRAMS: dict[str, list[str] | str] = {
 """Arguments with which a program is small, or the test that runs it so."""
 
 
+LONG = ("benchmarks/light_window_cost.py", "benchmarks/start_up.py")
+"""Of them those that train for long however small: by day only their options are read."""
+
+
 @dataclass(frozen=True)
 class Documented:
     page: Path
@@ -227,7 +231,18 @@ def named_programs() -> dict[str, set[str]]:
     return found
 
 
-@pytest.mark.parametrize("program", sorted(named_programs()))
+@pytest.mark.parametrize("program", LONG)
+def test_a_program_that_trains_for_long_has_the_options_it_is_run_with(program: str) -> None:
+    request = {"kind": "script", "argv": [program, "--help"], "environment": dict(os.environ), "cwd": str(ROOT)}
+    answer = prepared_here().run(request, 300)
+    assert answer.returncode == 0, answer.stderr[-2000:]
+    assert {word for word in PROGRAMS[program] if word.startswith("--")} <= {*re.findall(r"--\w+", answer.stdout)}
+
+
+@pytest.mark.parametrize(
+    "program",
+    [pytest.param(name, marks=[pytest.mark.nightly] if name in LONG else []) for name in sorted(named_programs())],
+)
 def test_a_named_program_is_executed_or_left_out_with_a_reason(program: str) -> None:
     assert (ROOT / program).exists(), f"{program} in {named_programs()[program]}"
     pages = named_programs()[program]

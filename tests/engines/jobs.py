@@ -102,6 +102,15 @@ RESUMED_SGD: dict[int, tuple[tuple[str, str], ...]] = {
     2: (("ddp", "ddp"), ("zero-1", "zero-1"), ("zero-3", "zero-3")),
     3: (("ddp", "zero-3"), ("zero-1", "fsdp2")),
 }
+RESUMED_BY_DAY: dict[int, tuple[tuple[str, str], ...]] = {
+    1: (("zero-3", "none"), ("ddp", "zero-3"), ("fsdp2", "zero-1"), ("zero-0", "zero-0"),
+        ("zero-2-offload", "zero-2-offload"), ("accelerate-zero-3", "accelerate-zero-3")),
+    2: tuple((name, name) for name in ("fsdp2", "zero-1", "zero-2", "zero-3", "zero-3-offload", "accelerate-ddp")),
+    3: (("ddp", "zero-3"), ("fsdp2", "ddp"), ("zero-1", "zero-1"), ("zero-3", "fsdp2"),
+        ("zero-2-offload", "zero-3-offload")),
+}  # fmt: skip
+"""Of `RESUMED`: every engine leaves a checkpoint for one that goes on, or goes on with one."""
+REHEARSED_BY_DAY = ("ddp", "fsdp2", "zero-1", "zero-3", "accelerate-zero-3")
 REHEARSED_STEPS = 3
 """An epoch, short last step included."""
 MEASURED = ("fsdp2", "zero-1", "zero-3")
@@ -228,10 +237,12 @@ def at_night(ranks: int, name: str) -> bool:
     with unequal shares.
     """
     engine, *setting = name.split()
+    if setting[:1] == ["from"] and setting[2:] == ["adamw-clipped"]:
+        return (setting[1], engine) not in RESUMED_BY_DAY[ranks]
     if engine in ENGINES and setting[-1:] == ["shares"]:
         return setting[0] == ("sgd-accumulated" if ranks == 2 else "adamw-clipped")
     if setting == ["rehearsed"]:
-        return engine in (*BEHIND_ACCELERATE, "zero-2-offload", "zero-3-offload")
+        return engine not in REHEARSED_BY_DAY
     if engine not in ENGINES or len(setting) != 1 or setting[0] not in SETTINGS:
         return False
     if engine in BEHIND_ACCELERATE:

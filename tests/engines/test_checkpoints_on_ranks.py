@@ -22,7 +22,8 @@ RESUMED = slice(jobs.SAVED_BEFORE, jobs.RESUMED_UNTIL)
 def test_training_goes_on_as_without_an_interruption(worlds: Worlds, ranks: int, setting: str) -> None:
     """Checkpoints of two ranks, restored on as many, fewer and more, by the same engine and by others."""
     uninterrupted = worlds[1][setting].losses
-    for saved, resumed in (jobs.RESUMED if setting == "adamw-clipped" else jobs.RESUMED_SGD)[ranks]:
+    pairs = {"adamw-clipped": jobs.RESUMED_BY_DAY if worlds.by_day else jobs.RESUMED, "sgd-clipped": jobs.RESUMED_SGD}
+    for saved, resumed in pairs[setting][ranks]:
         curve = worlds[ranks][f"{resumed} from {saved} {setting}"]
         assert curve.first == jobs.SAVED_BEFORE
         assert largest_difference(curve.losses, uninterrupted[RESUMED]) < EQUAL, (saved, resumed)

@@ -384,6 +384,14 @@ def test_an_array_of_tables_is_the_same_sweep(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_a_table_holds_fields_of_other_sections_by_their_dotted_names(tmp_path: Path) -> None:
+    table = '{ engine = "fsdp2", "parallel.tensor" = 2, "model.image_size" = 32 }'
+    (tmp_path / "study.toml").write_text(toml() + f'[sweep]\ntrain = [{{ engine = "none" }}, {table}]\n')
+    points = list(StudyFile.read(tmp_path / "study.toml").points())
+    assert [(study.train.engine, study.parallel.tensor) for _, study, _ in points] == [("none", 1), ("fsdp2", 2)]
+    assert points[1][0] == {"train.engine": "fsdp2", "parallel.tensor": 2, "model.image_size": 32}
+
+
 def test_modes_stand_in_tables_too(tmp_path: Path) -> None:
     text = toml() + "[sweep]\nscaling = [{ mode = 'weak' }, { mode = 'strong-global' }]\n"
     (tmp_path / "study.toml").write_text(text)

@@ -185,8 +185,7 @@ def _settled(
     slots: int | None,
     most_per_node: int | None,
 ) -> _Settled:
-    ranks = _rank_counts(study)
-    model_checks.check_ranks(study.parallel, study.scaling.gpus)
+    ranks = _rank_counts(study, split_varies=any(field.startswith("parallel.") for field in labels))
     _refuse_idle_values(study, by_hand)
     study, digest = _with_script(path, study, by_hand)
     study, config = resolve.with_deepspeed_config(path, study, by_hand)
@@ -264,11 +263,16 @@ def _located(path: Path, data: DataSpec) -> DataSpec:
     return data.model_copy(update=settled)
 
 
-def _rank_counts(study: Study) -> list[int]:
+def _rank_counts(study: Study, *, split_varies: bool) -> list[int]:
+    """Of one point. Counts below the ranks that share its model are those of other points, which share it less."""
     gpus = sorted(set(study.scaling.gpus))
     engines.known(study.train.engine)
     if study.train.engine != "none":
+        enough = [ranks for ranks in gpus if ranks >= study.parallel.ranks_per_model]
+        gpus = enough if split_varies and enough else gpus
+        model_checks.check_ranks(study.parallel, gpus)
         return gpus
+    model_checks.check_ranks(study.parallel, gpus)
     if 1 not in gpus:
         what = f"train.engine = 'none' trains on one rank, but scaling.gpus is {shown(gpus)}"
         raise RequestError(what, next_step="Add 1 to scaling.gpus, or use another engine")

@@ -55,7 +55,7 @@ def study_schema() -> dict[str, Any]:
 
 
 def _sweep() -> dict[str, Any]:
-    """A list of values for each field, or of tables of a section's fields."""
+    """A list of values for each field, or of tables of a section's fields, with others' by their dotted names."""
     fields = {
         field: {"$ref": f"#/$defs/{SECTIONS[section].__name__}/properties/{key}"}
         for field in SWEEPABLE
@@ -66,7 +66,7 @@ def _sweep() -> dict[str, Any]:
         section, _, key = field.partition(".")
         by_section.setdefault(section, {})[key] = value
     tables = {
-        section: {"type": "object", "additionalProperties": False, "properties": keys, "minProperties": 1}
+        section: {"type": "object", "additionalProperties": False, "properties": keys | fields, "minProperties": 1}
         for section, keys in by_section.items()
     }
     return {

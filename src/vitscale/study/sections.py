@@ -304,7 +304,8 @@ def _of_table(section: str, table: Any) -> Choice:
             f"{named} holds an empty table", next_step="Give each table at least one field, or leave it out"
         )
     for key in table:
-        if key not in fields:
+        if key not in fields and key not in SWEEPABLE:
             what = f"{named}: {shown(key)} is no field of [{section}] that can be swept"
             raise RequestError(what, valid=fields, hint=nearest(key, fields))
-    return {f"{section}.{key}": value for key, value in table.items()}
+    # A field of another section by its dotted name: an engine and a split that it takes.
+    return {key if key in SWEEPABLE else f"{section}.{key}": value for key, value in table.items()}

@@ -95,17 +95,24 @@ def test_kinds_are_told_apart_and_added_up() -> None:
     assert (found.calls, found.logical_bytes, found.physical_bytes) == (4, 28 * MILLION, 14 * MILLION)
 
 
+@pytest.mark.parametrize(("operation", "own", "result"), [("all_gather", 250, 250), ("reduce_scatter", 250, 250)])
+def test_where_parts_alone_are_recorded_the_whole_is_told(operation: str, own: int, result: int) -> None:
+    """As torch records DTensor's own exchanges: a gather among 4 ranks puts out 4 x 250 elements."""
+    parts = one(operation, ranks=4).model_copy(update={"input_elements": own, "output_elements": result})
+    assert [kind.elements for kind in alike(parts, ranks=4).sent] == [1000]
+
+
 def test_of_stages_the_rank_that_sends_most_is_told_and_each_must_send_the_same_in_every_step() -> None:
     """The middle one of three sends activations and gradients, 4 MB each; a message is no ring's."""
     sends, receives = one("send", ranks=3), one("recv", ranks=3)
     by_rank = [[sends, receives], [sends, sends, receives, receives], [sends, receives]]
     run = run_with([[sent(*own, step=8), sent(*own)] for own in by_rank])
-    found = traffic([run], [run_figures(run)], staged=True)
+    found = traffic([run], [run_figures(run)], unlike=True)
     assert found is not None
     assert (found.logical_bytes, found.physical_bytes, found.reason) == (8_000_000, 8e6, "")
     assert "differ" in told(run).reason
     other = run_with([[sent(sends, step=8), sent(receives)]] + [[sent(sends, step=8), sent(sends)]] * 2)
-    unlike = traffic([other], [run_figures(other)], staged=True)
+    unlike = traffic([other], [run_figures(other)], unlike=True)
     assert unlike is not None
     assert "rank 0 in step 8 of repeat 0 and rank 0 in step 9 of repeat 0 differ" in unlike.reason
 

@@ -98,7 +98,7 @@ def summarise(
         ),
         resources=resource_figures(used, figures, clusters),
         convergence=convergence(used, figures, clusters),
-        traffic=traffic(used, figures, clusters, staged=trial.parallel.pipeline > 1),
+        traffic=traffic(used, figures, clusters, unlike=trial.parallel.pipeline * trial.parallel.sequence > 1),
         checkpoint=checkpoint_cost(used),
         looked=looked,
         allocations=by_allocation,

@@ -79,8 +79,8 @@ class Sent:
 class Traffic:
     """An optimizer step of a trial. Each rank, counted step and run sends the same, or nothing is said.
 
-    Where ranks hold stages, each of them sends the same in every step and run, and what is said is of the one that
-    sends most.
+    Where ranks hold stages or tokens of one model, each of them sends the same in every step and run, and what is said
+    is of the one that sends most.
     """
 
     backend: str | None
@@ -125,7 +125,7 @@ class Traffic:
 
 
 def traffic(
-    runs: Sequence[Run], figures: Sequence[RunFigures], clusters: Clusters = None, *, staged: bool = False
+    runs: Sequence[Run], figures: Sequence[RunFigures], clusters: Clusters = None, *, unlike: bool = False
 ) -> Traffic | None:
     """What a trial sends in an optimizer step; None where none of its runs recorded it.
 
@@ -133,15 +133,15 @@ def traffic(
         runs: completed ones of one trial.
         figures: of the same runs.
         clusters: the runs of each observation.
-        staged: whether ranks hold stages of one model, and so send unlike things.
+        unlike: whether ranks hold stages or tokens of one model, and so send unlike things.
     """
     counted = [line for run in runs for rank in run.ranks for line in rank.traffic]
     if not counted:
         return None
     backend = counted[0].backend
-    if reason := _why_not(runs, staged=staged):
+    if reason := _why_not(runs, unlike=unlike):
         return Traffic(backend, (), None, None, None, reason)
-    of_ranks = [_sent(backend, _collectives(rank.traffic[0])) for rank in runs[0].ranks[: None if staged else 1]]
+    of_ranks = [_sent(backend, _collectives(rank.traffic[0])) for rank in runs[0].ranks[: None if unlike else 1]]
     sent = max(of_ranks, key=lambda own: sum(exchange.physical_bytes or 0.0 for exchange in own))
     logical = [exchange.logical_bytes for exchange in sent if exchange.logical_bytes is not None]
     physical = [exchange.physical_bytes for exchange in sent if exchange.physical_bytes is not None]
@@ -158,7 +158,7 @@ def traffic(
     )
 
 
-def _why_not(runs: Sequence[Run], *, staged: bool) -> str:
+def _why_not(runs: Sequence[Run], *, unlike: bool) -> str:
     """Why the counts are not those of every step, and of every rank or of the same one; empty where they are."""
     firsts: dict[int, tuple[str, Counter[Collective]]] = {}
     for run in runs:
@@ -174,7 +174,7 @@ def _why_not(runs: Sequence[Run], *, staged: bool) -> str:
                     return f"the recorder of {line.backend} was found empty, though {len(lines)} ranks trained together"
                 where = f"rank {rank} in step {line.step} of repeat {run.header.repeat}"
                 kinds = Counter(_nameless(collective) for collective in line.collectives)
-                first = firsts.setdefault(rank if staged else 0, (where, kinds))
+                first = firsts.setdefault(rank if unlike else 0, (where, kinds))
                 if kinds != first[1]:
                     return f"{first[0]} and {where} differ: {_difference(first[1], kinds)}"
     return ""
@@ -202,7 +202,7 @@ def _sent(backend: str, collectives: Iterable[Collective]) -> tuple[Sent, ...]:
     by_kind: dict[tuple[str, str, int], list[int]] = {}
     for collective in collectives:
         kind = (collective.operation, collective.dtype, collective.ranks)
-        by_kind.setdefault(kind, []).append(max(collective.input_elements, collective.output_elements))
+        by_kind.setdefault(kind, []).append(_whole(collective))
     sent = []
     for (operation, dtype, ranks), elements in by_kind.items():
         size = _BYTES.get(dtype)
@@ -212,6 +212,16 @@ def _sent(backend: str, collectives: Iterable[Collective]) -> tuple[Sent, ...]:
         physical = None if carried is None or size is None else carried * size * sum(elements) * share
         sent.append(Sent(operation, dtype, ranks, len(elements), sum(elements), logical, physical))
     return tuple(sent)
+
+
+def _whole(collective: Collective) -> int:
+    """Elements of the whole tensor. Of DTensor's own gathers and scatters torch records parts alone."""
+    own, result = collective.input_elements, collective.output_elements
+    if collective.operation == "all_gather":
+        own *= collective.ranks
+    elif collective.operation == "reduce_scatter":
+        result *= collective.ranks
+    return max(own, result)
 
 
 def _wire_seconds(runs: Sequence[Run], figures: Sequence[RunFigures], clusters: Clusters) -> Estimate | None:

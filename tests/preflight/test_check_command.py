@@ -26,6 +26,7 @@ name = "vit-ti16"
 image_size = 16
 patch_size = 8
 layers = 2
+heads = 4
 [data]
 name = "digits"
 workers = 1
@@ -34,8 +35,11 @@ micro_batch = 16
 epochs = 1
 device = "cpu"
 precision = "fp32"
+[parallel]
+pipeline = 2
+schedule = "gpipe"
 [scaling]
-gpus = [1, 2]
+gpus = [2]
 [launch]
 threads_per_rank = 1
 """
@@ -94,7 +98,7 @@ def test_ranks_of_a_check_are_forks_of_one_process_too(checked: tuple[Path, dict
 def test_every_operation_is_swept_inside_the_node_and_fitted(checked: tuple[Path, dict[str, Any], str]) -> None:
     """Fitted where its times grow with the size: on a busy machine those of an operation may not."""
     check = checked[1]["check"]
-    lines = [line for rank in check["ranks"] for line in rank["collectives"]]
+    lines = [line for rank in check["ranks"] for line in rank["collectives"] if line["group"] != "pipeline"]
     assert {line["group"] for line in lines} == {"inside nodes"}
     assert {line["ranks"] for line in lines} == {2}
     operations = {line["operation"] for line in lines}
@@ -113,7 +117,17 @@ def test_every_operation_is_swept_inside_the_node_and_fitted(checked: tuple[Path
         seconds = [point.seconds for point in found if point.size_bytes * 16 >= found[-1].size_bytes]
         if len(seconds) > 1 and all(shorter < longer for shorter, longer in pairwise(seconds)):
             grows.add(operation)
-    assert grows <= {fit["operation"] for fit in check["fits"]} <= operations
+    assert grows <= {fit["operation"] for fit in check["fits"] if fit["group"] != "pipeline"} <= operations
+
+
+@pytest.mark.ranks
+def test_stages_send_to_each_other(checked: tuple[Path, dict[str, Any], str]) -> None:
+    """The groups of [parallel], with the operation that they will train with, and no other group twice."""
+    for rank in checked[1]["check"]["ranks"]:
+        lines = [line for line in rank["collectives"] if line["group"] == "pipeline"]
+        assert {(line["operation"], line["ranks"]) for line in lines} == {("send_recv", 2)}
+        assert [line["size_bytes"] for line in lines] == SIZES[: len(lines)] != []
+        assert all(seconds > 0 for line in lines for seconds in line["seconds"])
 
 
 @pytest.mark.ranks

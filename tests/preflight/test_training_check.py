@@ -21,9 +21,11 @@ from vitscale.errors import RequestError
 from vitscale.preflight import training
 from vitscale.preflight.training_proofs import Proof, proofs
 from vitscale.profiles.timeline import LOST_KERNELS, NO_KERNELS, NO_LAUNCH, NO_NCCL
+from vitscale.runner import Plan
 from vitscale.store import bundles
 from vitscale.store.records import Device, RankRecord, StepLine
 from vitscale.store.results import Results, Run
+from vitscale.trial.trial import Trial
 
 Spoil = Callable[[RankRecord], RankRecord]
 
@@ -63,6 +65,35 @@ def test_two_real_ranks_prove_what_a_cpu_can(checked: tuple[Path, tuple[Proof, .
         ("none", 1),
         ("ddp", 2),
     }
+
+
+@pytest.mark.parametrize(("ranks", "splits"), [(2, 5), (3, 0)])
+def test_splits_over_two_ranks_are_checked_where_ranks_are_even(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, splits: int
+) -> None:
+    """What would be trained: each engine once, each split of a model once, on all ranks, as the plain one."""
+    planned = list[Trial]()
+
+    def stop(plan: Plan, *_: object) -> None:
+        planned.extend(trial for trial in plan.record.trials.values() if trial.parallel.ranks_per_model > 1)
+        assert {trial.global_batch for trial in plan.record.trials.values()} == {8 * ranks}
+        raise RequestError("planned")
+
+    monkeypatch.setattr("vitscale.runner.run", stop)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    overlay = {"launch": {"oversubscribe": True}}
+    with pytest.raises(RequestError, match="planned"):
+        training.check_training(overlay, ranks, tmp_path / "results", Console(file=io.StringIO()))
+    assert len(planned) == splits
+    assert {trial.world.size for trial in planned} <= {ranks}
+    if splits:
+        axes = {
+            axis
+            for trial in planned
+            for axis in ("tensor", "sequence", "pipeline")
+            if getattr(trial.parallel, axis) > 1
+        }
+        assert axes == {"tensor", "sequence", "pipeline"}
 
 
 def of_ddp(checked: tuple[Path, Any, Any], spoil: Spoil, device: str = "cpu") -> dict[str, Proof]:

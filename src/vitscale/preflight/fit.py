@@ -27,7 +27,8 @@ def points(
 ) -> tuple[int, list[Point]]:
     """(ranks in the group, its points by rising size): the slowest rank of each repeat, the median over repeats.
 
-    Inside nodes every host has a group of its own, and the slowest host counts.
+    Inside nodes every host has a group of its own, and along an axis of ranks that share a model there are several: the
+    slowest group counts, at the sizes that all of them came to.
     """
     by_size: dict[tuple[int, int], list[checks.CollectiveLine]] = {}
     for rank in ranks:
@@ -38,7 +39,10 @@ def points(
         return 0, []
     most = max(count for count, _ in by_size)  # hosts with fewer ranks have other sizes, and other factors
     measured = []
+    timed = max(len(lines) for (count, _), lines in by_size.items() if count == most)
     for (count, size), lines in sorted(by_size.items()):
+        if len(lines) < timed:
+            continue
         repeats = min(len(line.seconds) for line in lines)
         seconds = statistics.median(max(line.seconds[n] for line in lines) for n in range(repeats))
         if count == most and seconds > 0:

@@ -34,6 +34,8 @@ from vitscale.study.expand import expand
 from vitscale.study.file import Overlay, StudyFile
 from vitscale.study.resolve import device_of
 from vitscale.study.sections import AUTO, Study
+from vitscale.trial.engines import of_engine
+from vitscale.trial.parallel import RankLayout
 from vitscale.trial.trial import Device, Precision, Trial, World
 
 _NO_STUDY = 'name = "check"\n[model]\nname = "vit-b16"\n[data]\nname = "digits"\n'
@@ -59,7 +61,7 @@ class CheckTarget:
     """All of a hostfile; empty: this machine, or the allocation's own."""
     nodes: int
     trial: Trial | None
-    """The largest of the study; None without one."""
+    """The largest of the study, of those the one whose model most ranks share; None without one."""
     dataset_fingerprint: str | None = None
 
     @property
@@ -100,7 +102,9 @@ def check_target(path: Path | None, overlay: Overlay, overrides: Sequence[str] =
     if path is None:
         return CheckTarget(study, scheduler, hosts, nodes, None)
     expansion = expand(file, scheduler.machine(), sources.check, scheduler.slots(), scheduler.default_launcher)
-    trial_id, trial = max(expansion.trials.items(), key=lambda item: item[1].world.size)
+    trial_id, trial = max(
+        expansion.trials.items(), key=lambda item: (item[1].world.size, item[1].parallel.ranks_per_model)
+    )
     return CheckTarget(study, scheduler, hosts, nodes, trial, expansion.fingerprints[trial_id])
 
 
@@ -119,6 +123,10 @@ def request(target: CheckTarget, *, ranks_per_node: int | None, quick: bool) -> 
     device: Device = trial.train.device if trial else device_of(target.study, machine)
     threads = trial.world.threads_per_rank if trial and same_shape else machine.threads_for(on_each, device)
     precision: Precision = trial.train.precision if trial else "bf16" if machine.fast_bf16(device) else "fp32"
+    limits = _QUICK_LIMITS if quick else _LIMITS
+    shared = exchanges(trial, target.nodes * on_each) if trial else {}
+    if shared:
+        limits = limits | {"collectives": 2 * limits["collectives"]}
     return checks.CheckRequest(
         world=World(nodes=target.nodes, ranks_per_node=on_each, threads_per_rank=threads),
         device=device,
@@ -131,10 +139,29 @@ def request(target: CheckTarget, *, ranks_per_node: int | None, quick: bool) -> 
         compute_repeats=3 if quick else 5,
         compute_seconds=0.3 if quick else 1.0,
         loader_seconds=0.5 if quick else 2.0,
-        limits=_QUICK_LIMITS if quick else _LIMITS,
+        limits=limits,
         trial=trial,
         dataset_fingerprint=target.dataset_fingerprint,
+        exchanges=shared,
     )
+
+
+def exchanges(trial: Trial, ranks: int) -> dict[checks.SplitGroup, tuple[checks.Operation, ...]]:
+    """What so many ranks would exchange in groups to train a trial whose model they share, as `engines.splits` and
+    `engines.stages` do it; empty where they share none, or cannot."""
+    parallel = trial.parallel
+    if parallel.ranks_per_model == 1 or ranks % parallel.ranks_per_model:
+        return {}
+    halves: tuple[checks.Operation, ...] = ("all_gather", "reduce_scatter")
+    of_groups: dict[checks.SplitGroup, tuple[checks.Operation, ...]] = {
+        "replicas": halves if of_engine(trial.train.engine).shards(trial.train) else ("all_reduce",),
+        "sequence": ("all_to_all",),
+        "tensor": halves if parallel.shard_norms else ("all_reduce",),
+        "pipeline": ("send_recv",),
+    }
+    replicas = RankLayout.of(ranks, parallel).replicas
+    sizes = {"replicas": replicas} | {axis: getattr(parallel, axis) for axis in ("sequence", "tensor", "pipeline")}
+    return {name: operations for name, operations in of_groups.items() if sizes[name] > 1}
 
 
 def _usual_ranks(target: CheckTarget, machine: Machine) -> int:

@@ -32,7 +32,14 @@ _ENGINES: tuple[dict[str, Any], ...] = (
     *({"engine": "deepspeed", "zero_stage": stage} for stage in range(4)),
     {"engine": "accelerate", "accelerate_backend": "ddp"},
     {"engine": "megatron"},
+    {"engine": "fsdp2", "parallel.tensor": 2},
+    {"engine": "fsdp2", "parallel.tensor": 2, "parallel.shard_norms": True},
+    {"engine": "ddp", "parallel.sequence": 2},
+    {"engine": "deepspeed", "zero_stage": 2, "parallel.sequence": 2},
+    {"engine": "ddp", "parallel.pipeline": 2, "parallel.schedule": "gpipe"},
 )
+"""Fields of [train], and by their dotted names of [parallel]; those of two ranks that share a model where ranks are
+even."""
 _MOST_RANKS = 64
 _MEANING = f"In brackets: how far apart. {UNKNOWN}: cannot be told here (--verbose says why)."
 _IMAGES = 8
@@ -42,16 +49,16 @@ _STUDY = """# A tiny run of each engine, made by vitscale check --training.
 name = "training-check"
 [model]
 name = "vit-ti16"
-image_size = 32
+image_size = 40             # 26 tokens, which two ranks share evenly
 patch_size = 8
 layers = 2
 hidden_size = 96
-heads = 3
+heads = 4
 mlp_size = 384
 [data]
 name = "synthetic"
 samples = {samples}
-source_size = 32
+source_size = 40
 classes = 10
 [train]
 precision = "fp32"
@@ -109,7 +116,7 @@ def check_training(
             f"{size} ranks are asked for", valid=[f"1 to {_MOST_RANKS}"], next_step="Say --ranks-per-node"
         )
     results = results or Path("results") / f"training-check-{time.strftime('%Y%m%dT%H%M%S')}"
-    missing = {_name(fields): why for fields in _ENGINES if (why := _unavailable(fields["engine"], device))}
+    missing = {_name(fields): why for fields in _ENGINES if (why := _unavailable(fields, device, size))}
     fields = [{"engine": "none"}, *(fields for fields in _ENGINES if _name(fields) not in missing)]
     text = _STUDY.format(
         samples=_IMAGES * size * _STEPS,
@@ -117,7 +124,7 @@ def check_training(
         epochs=_EPOCHS,
         gpus=sorted({1, size}),
         engines="\n".join(
-            "  { " + ", ".join(f"{k} = {json.dumps(v)}" for k, v in each.items()) + " }," for each in fields
+            "  { " + ", ".join(f'"{k}" = {json.dumps(v)}' for k, v in each.items()) + " }," for each in fields
         ),
     )
     with tempfile.TemporaryDirectory() as folder:
@@ -131,11 +138,15 @@ def check_training(
 
 
 def _name(fields: dict[str, Any]) -> str:
-    return " ".join(map(str, fields.values()))
+    return " ".join(
+        f"{key.partition('.')[2]} {value}".strip() if "." in key else str(value) for key, value in fields.items()
+    )
 
 
-def _unavailable(engine: str, device: Device) -> str | None:
-    facts = of_engine(engine)
+def _unavailable(fields: dict[str, Any], device: Device, ranks: int) -> str | None:
+    if ranks % 2 and any(key.startswith("parallel.") for key in fields):
+        return f"two ranks share a model, and {counted(ranks, 'rank')} are checked"
+    facts = of_engine(fields["engine"])
     for package in facts.packages:
         try:
             metadata.version(package)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vitscale.analysis import TrialResult
-from vitscale.analysis.scaling import engine_name
+from vitscale.analysis.scaling import engine_name, split_name
 from vitscale.prediction.step.messages import messages
 from vitscale.present import units
 from vitscale.profiles.timeline import LOST_KERNELS, NO_KERNELS, NO_LAUNCH, NO_NCCL
@@ -53,7 +53,7 @@ class Proof:
 
 def proofs(result: TrialResult) -> tuple[Proof, ...]:
     """All that one trial's first completed run shows; that it did not complete, where none did."""
-    name = engine_name(result.trial.train)
+    name = ", ".join(filter(None, (engine_name(result.trial.train), split_name(result.trial.parallel))))
     if not result.records:
         why = result.reason or "it did not end"
         return (Proof("run", name, "fails", f"{result.outcome or 'not run'}: {why}"),)
@@ -111,7 +111,8 @@ def _losses(name: str, result: TrialResult) -> Proof:
 
 
 def _traffic(name: str, result: TrialResult) -> Proof:
-    """Bytes of each operation in an optimizer step, counted, against what the engine sends by arithmetic."""
+    """Bytes of each operation in an optimizer step, counted, against what the engine sends by arithmetic: among all
+    ranks, and in groups of ranks that share a model."""
     planned, told = messages(result.trial), result.traffic
     if result.trial.world.size == 1:
         return Proof("traffic", name, "untold", "one rank has nobody to send to")
@@ -120,10 +121,18 @@ def _traffic(name: str, result: TrialResult) -> Proof:
     if planned is None:
         return Proof("traffic", name, "untold", "what this engine sends is not known by arithmetic")
     expected, counted = Counter[str](), Counter[str]()
+    layout, world = result.trial.layout, result.trial.world.size
+    sizes = {"replicas": layout.replicas, "all": world} | layout.by_axis
     for message in planned:
-        expected[message.operation] += round(message.tensor_bytes * message.times(result.trial.train.grad_accum))
+        operation, ranks = message.operation, sizes[message.group]
+        if message.group == "tensor" and operation == "reduce_scatter" and told.backend == "gloo":
+            operation = "all_reduce"  # which DTensor asks for there
+        if ranks > 1:
+            sent_bytes = message.tensor_bytes * message.times(result.trial.train.grad_accum)
+            expected[_among(operation, ranks, world)] += round(sent_bytes)
     for sent in told.sent:
-        counted[sent.operation] += sent.tensor_bytes or 0
+        if sent.ranks > 1 and sent.operation != "recv":  # the other end of a send
+            counted[_among(sent.operation, sent.ranks, world)] += sent.tensor_bytes or 0
     kinds = sorted(expected.keys() | counted.keys())
     off = {kind: counted[kind] - expected[kind] for kind in kinds}
     worst = max(kinds, key=lambda kind: abs(off[kind]), default="")
@@ -132,6 +141,10 @@ def _traffic(name: str, result: TrialResult) -> Proof:
         f"{kind} {units.size(counted[kind])} (by arithmetic {units.size(expected[kind])})" for kind in kinds
     )
     return Proof("traffic", name, "holds" if figure <= _BYTES_OFF else "fails", listed or "nothing", figure, _BYTES_OFF)
+
+
+def _among(operation: str, ranks: int, world: int) -> str:
+    return operation if ranks == world else f"{operation} in groups of {ranks}"
 
 
 def _launches(name: str, run: Run) -> Proof:

@@ -31,9 +31,14 @@ _MEMORY_SHARE = 0.5
 
 
 def sweep(
-    plan: SweepPlan, name: Group, group: dist.ProcessGroup, device: torch.device, sharing: int
+    plan: SweepPlan,
+    name: Group,
+    group: dist.ProcessGroup,
+    device: torch.device,
+    sharing: int,
+    operations: tuple[Operation, ...] = SWEPT,
 ) -> Iterator[CollectiveLine]:
-    """Times every operation at every size that is short enough; called on all ranks of `group` at once.
+    """Times each operation at every size that is short enough; called on all ranks of `group` at once.
 
     Args:
         plan: sizes and limits.
@@ -41,10 +46,11 @@ def sweep(
         group: the ranks that take part, two at least.
         device: of this rank.
         sharing: ranks that share this rank's memory.
+        operations: which.
     """
     ranks = dist.get_world_size(group)
     room = -_agreed(-_free_bytes(device, sharing), group, device)
-    for operation in SWEPT:
+    for operation in operations:
         for size in plan.sizes_bytes:
             elements = max(1, size // _ELEMENT_BYTES // ranks) * ranks
             size_bytes = elements * _ELEMENT_BYTES
@@ -85,7 +91,22 @@ def _call(operation: Operation, elements: int, ranks: int, group: dist.ProcessGr
         mine, all_of_it = zeros(part), zeros(elements)
         return lambda: _reduce_scatter(mine, all_of_it, group=group)
     sent, received = zeros(elements), zeros(elements)
+    if operation == "send_recv":
+        return lambda: _to_the_next(sent, received, group)
     return lambda: dist.all_to_all_single(received, sent, group=group)
+
+
+def _to_the_next(sent: Tensor, received: Tensor, group: dist.ProcessGroup) -> None:
+    """Each rank sends to the next one, and the last to the first."""
+    ranks, rank = group.size(), group.rank()
+    exchanged = dist.batch_isend_irecv(
+        [
+            dist.P2POp(dist.isend, sent, group=group, group_peer=(rank + 1) % ranks),
+            dist.P2POp(dist.irecv, received, group=group, group_peer=(rank - 1) % ranks),
+        ]
+    )
+    for work in exchanged:
+        work.wait()
 
 
 def _timed(call: Call, calls: int, device: torch.device) -> float:

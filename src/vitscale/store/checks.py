@@ -9,6 +9,7 @@ Format history (`FORMAT`):
   2  what others' tools measured: CheckRecord.imported, empty in format 1, and operations that `vitscale check` does not
      sweep; CollectiveFit.latency_known, true in format 1. World.ranks, null in format 1.
   3  what ended a rank outside all stages: the line error, CheckedRank.error; null in older formats.
+  4  what groups of ranks that share a model exchange: CheckRequest.exchanges, empty in older formats, and groups by it.
 
 A reader accepts its own format and older ones; a newer one is refused by name.
 """
@@ -28,9 +29,10 @@ from vitscale.errors import StoreError, shown
 from vitscale.store.lines import IfThere, RankLine, RankLines, Record, first_reason, rank_files, read_lines
 from vitscale.store.records import EndLine, Environment, ErrorLine, GpuSamples, MatmulLine
 from vitscale.store.writing import write_whole
+from vitscale.trial.parallel import RankLayout
 from vitscale.trial.trial import Device, Precision, Trial, World
 
-FORMAT = 3
+FORMAT = 4
 
 # Bounded, so that arithmetic on what a file says never overflows.
 Seconds = Annotated[float, Field(ge=0.0, le=1e9, allow_inf_nan=False)]
@@ -39,13 +41,18 @@ Rate = Annotated[float, Field(ge=0.0, le=MOST_RATE, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 Bytes = Annotated[int, Field(ge=0, lt=2**60)]
 
-Group = Literal["inside nodes", "across nodes", "all ranks"]
+SplitGroup = Literal["replicas", "sequence", "tensor", "pipeline"]
+"""Of a study with [parallel]: the ranks that exchange along one of its axes, all such groups at once. replicas: those
+among which gradients are averaged, data x sequence."""
+SPLIT_GROUPS: tuple[SplitGroup, ...] = get_args(SplitGroup)
+Group = Literal["inside nodes", "across nodes", "all ranks"] | SplitGroup
 """inside nodes: the ranks of each host, all hosts at once. across nodes: one rank of each host."""
-GROUPS: tuple[Group, ...] = ("inside nodes", "across nodes", "all ranks")
+GROUPS: tuple[Group, ...] = ("inside nodes", "across nodes", "all ranks", *SPLIT_GROUPS)
 Operation = Literal[
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_recv", "rdma"
 ]
-"""The last four are of others' tools alone. rdma: one host writes to another, without any library."""
+"""The last four are of others' tools; send_recv of stages, too, each of which sends to the next at once. rdma: one host
+writes to another, without any library."""
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 SWEPT: tuple[Operation, ...] = OPERATIONS[:4]
 """By `vitscale check`."""
@@ -81,6 +88,16 @@ class CheckRequest(Record):
     trial: Trial | None = None
     """Of the study, for its loader; null without a study."""
     dataset_fingerprint: str | None = None
+    exchanges: dict[SplitGroup, tuple[Operation, ...]] = Field(default={})
+    """What ranks that share the trial's model exchange with whom; empty where none do, or this world has no such
+    groups."""
+
+    def split_groups(self, name: SplitGroup) -> tuple[tuple[int, ...], ...]:
+        """The ranks of each such group of this world."""
+        if name not in self.exchanges or self.trial is None:
+            return ()
+        layout = RankLayout.of(self.world.size, self.trial.parallel)
+        return layout.groups("data", "sequence") if name == "replicas" else layout.groups(name)
 
     @property
     def longest_seconds(self) -> float:

@@ -100,6 +100,11 @@ class RankLayout:
         return self.pipeline, self.data, self.sequence, self.tensor
 
     @property
+    def by_axis(self) -> dict[Axis, int]:
+        """The size of a group along each axis."""
+        return dict(zip(get_args(Axis), self.sizes, strict=True))
+
+    @property
     def replicas(self) -> int:
         """Ranks over which the gradient of what each of them holds is averaged: data x sequence."""
         return self.data * self.sequence

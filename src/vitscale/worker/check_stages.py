@@ -188,6 +188,8 @@ class _Rank:
         """Every group of ranks that is another one."""
         for line in sweep_groups(self.request.sweep, self.own, self.device):
             self.log.write(line)
+        for line in sweep_split(self.request, self.device):
+            self.log.write(line)
 
     def measure_matmul(self) -> None:
         """Of this rank's device."""
@@ -267,6 +269,15 @@ def sweep_groups(plan: SweepPlan, own: RankInfo, device: torch.device) -> Iterat
         name: Group = "across nodes" if first_of_each == everybody else "all ranks"
         yield from sweep(plan, name, dist.group.WORLD, device, sharing)
     group.barrier()
+
+
+def sweep_split(request: CheckRequest, device: torch.device) -> Iterator[CollectiveLine]:
+    """Sweeps what ranks that share the study's model exchange, one axis after the other and all groups of an axis at
+    once, as training does. Called on all ranks at once."""
+    for name, operations in request.exchanges.items():
+        shared_by, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in request.split_groups(name)])
+        yield from sweep(request.sweep, name, shared_by, device, request.world.ranks_per_node, operations)
+        group.barrier()
 
 
 def _ranks_by_host(own: RankInfo, device: torch.device) -> list[list[int]]:

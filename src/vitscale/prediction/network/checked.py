@@ -10,7 +10,7 @@ import numpy as np
 
 from vitscale.prediction.network.collectives import LinkDraws, lines
 from vitscale.prediction.network.links import Level, Link, Network
-from vitscale.store.checks import CheckRecord, CollectiveFit, bus_factor
+from vitscale.store.checks import SPLIT_GROUPS, CheckRecord, CollectiveFit, bus_factor
 
 ASSUMED_INSIDE = Link(16e9, 10e-6, 1.2, 1.0, "assumed", "nothing measured inside a host")
 """Within two standard deviations: 1.5 to 180 GB/s. PCIe 3 through a host's memory reaches 3, NVLink 100 and more."""
@@ -64,7 +64,8 @@ def _measured(check: CheckRecord) -> tuple[_Links, _Links]:
     several: _Links = {}
     of_two: _Links = {}
     for fit in check.fits:
-        if fit.ranks < 2 or fit.bandwidth_bytes_per_second <= 0:
+        # Several groups along an axis share links: what they reach is not what a link has.
+        if fit.ranks < 2 or fit.bandwidth_bytes_per_second <= 0 or fit.group in SPLIT_GROUPS:
             continue
         nodes, local = _spread_over(fit, world.nodes, world.ranks_per_node)
         level: Level = "across" if nodes > 1 else "inside"

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from cifar_factory import pack, write_cifar10
 from driving import vitscale
 from image_files import blocks, encoded, photograph, write_scene
-from vitscale import store
+from vitscale import models, store
+from vitscale.engines.stages import Stage, stage_plan
+from vitscale.trial.model_spec import ModelSpec
+from vitscale.trial.parallel import ParallelSpec
+from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 
 pytestmark = pytest.mark.ranks
 
@@ -43,6 +52,7 @@ def changed(example: str, **changes: str) -> str:
 def test_every_example_is_tested() -> None:
     """Those for several hosts under tests/lab and tests/runner."""
     assert {path.name for path in EXAMPLES.iterdir()} == {
+        "own_models",
         "own_script",
         "packed_and_spread.toml",
         "two_hosts.toml",
@@ -78,6 +88,91 @@ def test_each_way_to_tell_a_probe_leaves_the_same_steps(tmp_path: Path) -> None:
             assert [(line.step, line.images) for line in rank.steps] == [(step, 16) for step in range(12)]
             assert [line.step for line in rank.traffic] == [12, 13]
             assert all(line.collectives for line in rank.traffic)
+
+
+# --- own models ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own_models(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """Imports a module of examples/own_models."""
+    monkeypatch.syspath_prepend(str(EXAMPLES / "own_models"))
+    return importlib.import_module
+
+
+@pytest.mark.parametrize("name", ["hsvit", "sparse_vit"])
+def test_stages_of_an_own_model_are_its_forward(own_models: Callable[[str], Any], name: str) -> None:
+    """Cut for two and three ranks into stages with all of its parameters, each once, that give the same logits."""
+    torch.manual_seed(0)
+    spec = ModelSpec(factory=f"{name}:tiny", image_size=16, num_classes=10)
+    model = models.build(spec)
+    images = torch.randn(2, 3, 16, 16)
+    widths = set[tuple[int, ...]]()
+    for ranks in (2, 3):
+        split = ParallelSpec(pipeline=ranks, schedule="gpipe")
+        world = World(ranks_per_node=ranks, threads_per_rank=1)
+        train = TrainSpec(engine="ddp", precision="fp32", device="cpu", micro_batch=2)
+        trial = Trial(
+            model=spec, data=DataSpec(name="synthetic"), train=train, world=world, window=WindowSpec(), parallel=split,
+            launcher="torchrun",
+        )  # fmt: skip
+        plan = stage_plan(model, trial)
+        assert plan is not None
+        cut = [Stage(model, parts) for parts in plan.parts]
+        names = [name for stage in cut for name, _ in stage.named_parameters()]
+        assert sorted(names) == sorted(name for name, _ in model.named_parameters())
+        hidden = images
+        for stage, shape in zip(cut, [*plan.shapes, (10,)], strict=True):
+            hidden = stage(hidden)
+            assert hidden.shape[1:] == shape
+        assert torch.equal(hidden, model(images))
+        widths |= set(plan.shapes)
+    assert len(widths) > 1 if name == "hsvit" else len(widths) == 1
+
+
+def test_frames_of_a_sequence_on_two_ranks_give_its_logits(
+    own_models: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    own = own_models("clip_sequence")
+    model = own.tiny(num_classes=10, image_size=16, channels=12).eval()
+    images = torch.randn(2, 12, 16, 16)
+    whole, parts = model(images), list[torch.Tensor]()
+
+    def summed(pooled: torch.Tensor, group: object) -> torch.Tensor:
+        """What the ranks before this one have pooled, too."""
+        parts.append(pooled)
+        return sum(parts, torch.zeros_like(pooled))
+
+    monkeypatch.setattr(own, "all_reduce", summed)
+    for rank in range(2):
+        model.split_tokens(SimpleNamespace(size=lambda: 2, rank=lambda rank=rank: rank))
+        logits = model(images)
+    torch.testing.assert_close(logits, whole)
+    with pytest.raises(ValueError, match="4 frames are too few for 5 ranks"):
+        model.split_tokens(SimpleNamespace(size=lambda: 5))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["hsvit", "sparse_vit", "clip_sequence"])
+def test_own_models_train_split_and_whole(tmp_path: Path, name: str) -> None:
+    """Each study at its smallest: all of its trials complete, and the report explains them."""
+    shutil.copytree(EXAMPLES / "own_models", tmp_path / "own")
+    study = changed(
+        f"own_models/{name}.toml", image_size="image_size = 16", source_size="source_size = 16",
+        samples="samples = 64", classes="classes = 10", repeats="repeats = 1", steps="steps = 4",
+    )  # fmt: skip
+    for factory in ("build", "dense"):
+        study = study.replace(f":{factory}", ":tiny")
+    study = study.replace(', { factory = "sparse_vit:sparse" }', "")
+    (tmp_path / "own" / "study.toml").write_text(study)
+    answer = vitscale("run", "own/study.toml", "-o", "results", cwd=tmp_path, timeout=550)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert {run.outcome.kind for run in store.load(tmp_path / "results").runs} == {"completed"}
+    answer = vitscale("report", "results", "--format", "json", cwd=tmp_path)
+    trials = json.loads(answer.stdout)["trials"]
+    assert {trial["drift"] for trial in trials} <= {"reference", "agrees", "unknown"}
+    assert all(trial["breakdown"]["ranks"] for trial in trials)
 
 
 # --- quickstart ------------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from vitscale.engines import base, deepspeed
 from vitscale.engines.deepspeed import configuration
 from vitscale.engines.splits import clip
 from vitscale.probes.steps import no_phase
+from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.parallel import ParallelSpec
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 from vitscale.worker import passes
@@ -40,6 +41,7 @@ from vitscale.worker.rank_process import RankInfo
 from vitscale.worker.session import measured_checkpoint
 from vitscale.worker.training import counted_traffic
 
+OWN_MODELS = str(Path(__file__).parents[2] / "examples" / "own_models")
 PLACE = RankInfo(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"]), None)
 
 
@@ -53,6 +55,12 @@ def trial_of(job: Job) -> Trial:
     if job.get("many_heads"):
         model = curves.MANY_HEADS.model_copy(update={"layers": job["layers"]} if "layers" in job else {})
     data = DataSpec(name="synthetic", samples=curves.SAMPLES, source_size=16, augment=True)
+    if "factory" in job:
+        if OWN_MODELS not in sys.path:
+            sys.path.append(OWN_MODELS)
+        channels = 12 if job["factory"].startswith("clip") else 3
+        data = data.model_copy(update={"channels": channels})
+        model = ModelSpec(factory=job["factory"], image_size=16, num_classes=10, channels=channels)
     if "segments" in job:
         model = {"swin": curves.SEGMENTER, "vit": curves.PYRAMID}[job["segments"]]
         batch = curves.SEGMENTED_BATCH

@@ -59,6 +59,8 @@ class Job(TypedDict):
     """Trains `MANY_HEADS`."""
     layers: NotRequired[int]
     """Of that, for stages."""
+    factory: NotRequired[str]
+    """Trains what a factory of examples/own_models makes."""
     evaluate: NotRequired[bool]
     """Measures held-out loss and accuracy at the end."""
     gradients: NotRequired[bool]

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from engines.curves import GLOBAL_BATCH, MANY_HEADS, Curve, Job, largest_difference, train
 from engines.jobs import ADAMW, CLIPPED, ENGINES, SGD, Train
-from forks import prepared_here
+from forks import Starts, prepared_here
 from vitscale.prediction.step.messages import messages
 from vitscale.trial.model_cost import parameters
 from vitscale.trial.parallel import ParallelSpec
@@ -37,6 +37,12 @@ PIPELINED = {
     2: ("ddp pipeline=2", "fsdp2 pipeline=2 schedule=interleaved", "ddp pipeline=2 schedule=gpipe"),
     4: ("fsdp2 pipeline=2 tensor=2", "ddp pipeline=2"),
 }
+OWN_BY_DAY = ("hsvit:tiny ddp pipeline=2", "sparse_vit:tiny fsdp2 tensor=2")
+OWN_AT_NIGHT = (
+    "hsvit:tiny fsdp2 tensor=2", "hsvit:tiny fsdp2 pipeline=2 schedule=interleaved", "sparse_vit:tiny ddp pipeline=2",
+    "clip_sequence:tiny ddp sequence=2", "clip_sequence:tiny zero-1 sequence=2", "clip_sequence:tiny fsdp2 tensor=2",
+)  # fmt: skip
+"""Of examples/own_models: what factories offer to be split."""
 ZERO_BY_DAY = ("zero-2 sequence=2", "zero-3 sequence=2")
 AT_NIGHT = {
     2: ("zero-0 sequence=2", "zero-1 sequence=2", "zero-2 sequence=2", "zero-3 sequence=2"),
@@ -48,13 +54,14 @@ AT_NIGHT = {
     6: ("ddp pipeline=3", "fsdp2 pipeline=3 tensor=2", "fsdp2 tensor=3", "fsdp2 sequence=3 tensor=2",
         "fsdp2 sequence=2 tensor=3 shard_norms=1", "ddp sequence=3"),
     8: ("fsdp2 pipeline=2 sequence=2 tensor=2", "fsdp2 tensor=4 shard_norms=1", "fsdp2 sequence=2 tensor=2",
-        "ddp sequence=4"),
+        "ddp sequence=4", "ddp pipeline=4 schedule=gpipe", "fsdp2 pipeline=4 tensor=2 schedule=gpipe"),
 }  # fmt: skip
 """Ranks -> engine and split; what is left of the ranks is data parallel."""
 
 
 def job_of(name: str, setting: str, steps: int = STEPS) -> Job:
-    engine, *split = name.split()
+    factory, _, known = name.rpartition(":tiny ")
+    engine, *split = known.split()
     fields: dict[str, Any] = dict(s.split("=") for s in split)
     fields = {key: value if key == "schedule" else int(value) for key, value in fields.items()}
     own = ENGINES.get(engine, {"engine": engine}) | SETTINGS[setting]
@@ -66,6 +73,8 @@ def job_of(name: str, setting: str, steps: int = STEPS) -> Job:
         fields["shard_norms"] = True
     if "pipeline" in fields:
         job["layers"], job["evaluate"], job["train"] = BLOCKS, True, IN_SIX | own
+    if factory:
+        job["factory"] = f"{factory}:tiny"
     return job
 
 
@@ -76,20 +85,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> dict[str, Curve]:
-    return in_one_piece(folder / "1", STEPS)
+    return in_one_piece(folder / "1", STEPS, prepared_here())
 
 
-def in_one_piece(world: Path, steps: int) -> dict[str, Curve]:
-    """The single process."""
+def in_one_piece(world: Path, steps: int, starts: Starts | None = None) -> dict[str, Curve]:
+    """The single process; `starts` as `curves.train` takes it."""
     jobs = [job_of("none", setting, steps) for setting in SETTINGS]
     for deep in [job_of("none", setting, steps) for setting in SETTINGS]:
         deep["name"], deep["layers"], deep["evaluate"] = f"pipeline {deep['name']}", BLOCKS, True
         jobs.append(deep)
     jobs.append(job_of("none", "sgd-clipped-3", STEPS_AT_NIGHT))
     jobs[-1]["name"] = "longer"
+    own = dict.fromkeys(name.partition(" ")[0] for name in OWN_BY_DAY + (OWN_AT_NIGHT if steps > STEPS else ()))
+    jobs += [job_of(f"{factory} none", setting, steps) for factory in own for setting in SETTINGS]
+    for job in jobs:
+        job["evaluate"] = job.get("evaluate", False) or "factory" in job
     for job in jobs:
         job["train"] = job["train"] | {"grad_accum": 1}
-    return train(jobs, 1, world, prepared_here())
+    return train(jobs, 1, world, starts)
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +111,7 @@ def two(folder: Path, alone: dict[str, Curve]) -> dict[str, Curve]:
     jobs = [job_of(name, setting) for name in BY_DAY[2] for setting in SETTINGS]
     jobs += [job_of(name, "sgd-clipped-3") for name in ZERO_BY_DAY]
     jobs += [job_of(name, list(SETTINGS)[place > 1]) for place, name in enumerate(PIPELINED[2])]
+    own = [job_of(name, setting) for name, setting in zip(OWN_BY_DAY, SETTINGS, strict=True)]
     for job in jobs:
         if job["name"].endswith("adamw-clipped"):
             job["save_before"], job["traffic"] = SAVED_BEFORE, True
@@ -105,7 +119,7 @@ def two(folder: Path, alone: dict[str, Curve]) -> dict[str, Curve]:
     wrong["name"], wrong["wrong"] = "local norm", "local-norm"
     of_a_stage = job_of("ddp pipeline=2", "sgd-clipped-3")
     of_a_stage["name"], of_a_stage["wrong"] = "stage norm", "stage-norm"
-    return train([*jobs, wrong, of_a_stage], 2, folder / "2", prepared_here())
+    return train([*jobs, *own, wrong, of_a_stage], 2, folder / "2", prepared_here())
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +141,7 @@ def four(folder: Path, two: dict[str, Curve]) -> dict[str, Curve]:
 def gradient_difference(world: Path, name: str, setting: str) -> float:
     """Of the last step's whole gradient from the single process's, as a share of it, in the L2 norm; 0 of DeepSpeed,
     which keeps it in parts of its own."""
-    if name.startswith("zero"):
+    if "zero-" in name:
         return 0.0
     own = load_file(world / f"{name}.safetensors")
     reference = load_file(world.parent / "1" / f"{reference_of(name, setting)}.safetensors")
@@ -137,7 +151,8 @@ def gradient_difference(world: Path, name: str, setting: str) -> float:
 
 
 def reference_of(name: str, setting: str) -> str:
-    return f"pipeline none {setting}" if "pipeline" in name else f"none {setting}"
+    factory, own, _ = name.rpartition(":tiny ")
+    return f"{factory}{own}none {setting}" if own else f"{'pipeline ' * ('pipeline' in name)}none {setting}"
 
 
 def check(world: Path, curves: dict[str, Curve], alone: dict[str, Curve]) -> None:
@@ -287,6 +302,7 @@ def _counted(line: dict[str, Any]) -> Counter[str]:
 @pytest.mark.nightly
 @pytest.mark.parametrize("ranks", AT_NIGHT)
 def test_every_split(tmp_path: Path, ranks: int) -> None:
-    jobs = [job_of(name, setting, STEPS_AT_NIGHT) for name in AT_NIGHT[ranks] for setting in SETTINGS]
-    alone = in_one_piece(tmp_path / "1", STEPS_AT_NIGHT)
+    names = AT_NIGHT[ranks] + (OWN_AT_NIGHT if ranks == 2 else ())
+    jobs = [job_of(name, setting, STEPS_AT_NIGHT) for name in names for setting in SETTINGS]
+    alone = in_one_piece(tmp_path / "1", STEPS_AT_NIGHT, prepared_here())
     check(tmp_path / "many", train(jobs, ranks, tmp_path / "many", prepared_here()), alone)

@@ -57,6 +57,36 @@ def test_splits_are_swept_and_named(tmp_path: Path) -> None:
     assert found.curves[0].points[0].trial_id == plain
 
 
+def test_counts_below_a_swept_split_are_those_of_other_points(tmp_path: Path) -> None:
+    """One study holds one GPU alone and models that two share; a count that is no multiple is refused as ever."""
+    swept = {"parallel.tensor": [1, 2]}
+    found = study(tmp_path, {}, sweep=swept, scaling={"gpus": [1, 2, 4]}, model={"heads": 12})
+    assert [[point.gpus for point in curve.points] for curve in found.curves] == [[1, 2, 4], [2, 4]]
+    with pytest.raises(RequestError, match="gpus holds 3"):
+        study(tmp_path, {}, sweep=swept, scaling={"gpus": [1, 2, 3]}, model={"heads": 12})
+    with pytest.raises(RequestError, match="gpus holds 1"):
+        study(tmp_path, {}, sweep=swept, scaling={"gpus": [1]}, model={"heads": 12})
+
+
+def test_a_factory_may_be_split_as_its_ranks_will_tell(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def build(num_classes, image_size): ...\n")
+    model = {"name": None, "patch_size": None, "factory": "mine:build"}
+
+    def own(parallel: dict[str, Any], gpus: int) -> Any:
+        given: dict[str, dict[str, Any]] = {
+            "model": model, "train": {"engine": "fsdp2"}, "scaling": {"gpus": [gpus]}, "parallel": parallel,
+        }  # fmt: skip
+        return expanded(tmp_path, given)
+
+    stages = {"pipeline": 2, "schedule": "gpipe"}
+    for split in ({"tensor": 2}, {"sequence": 2}, stages):
+        (trial,) = own(split, 2).trials.values()
+        assert forecast(trial) is None
+        assert messages(trial) is None
+    with pytest.raises(RequestError, match="do not go together for model"):
+        own(stages | {"sequence": 2}, 4)
+
+
 def test_stages_are_named_and_take_the_micro_batches(tmp_path: Path) -> None:
     """Of four ranks that hold stages by twos two are data parallel; a step's micro-batches are those that flow."""
     swept = {"parallel.schedule": ["gpipe", "1f1b"]}

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from vitscale.engines.base import TorchEngine, compressed_to, weight_dtype, with_options
 from vitscale.engines.splits import split
-from vitscale.engines.stages import in_stages
+from vitscale.engines.stages import in_stages, stage_plan
 from vitscale.trial.trial import Trial
 
 _COMPRESSED = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
@@ -38,6 +38,7 @@ class DdpEngine(TorchEngine):
         """
         train = trial.train
         model = model.to(device, weight_dtype(train))
+        plan = stage_plan(model, trial)
         mesh = split(model, trial, device) if trial.parallel.ranks_per_model > 1 else None
 
         def distributed(module: nn.Module) -> nn.Module:
@@ -53,7 +54,7 @@ class DdpEngine(TorchEngine):
                 wrapped.register_comm_hook(None, _COMPRESSED[dtype])
             return wrapped
 
-        return in_stages(with_options(model, train), trial, distributed)
+        return in_stages(with_options(model, train), plan, trial, distributed)
 
     @override
     def accumulating(self, *, last: bool) -> AbstractContextManager[None]:

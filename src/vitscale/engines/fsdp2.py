@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from vitscale.engines.base import COMMUNICATED, TorchEngine, blocks_of, weight_dtype, with_options
 from vitscale.engines.splits import split
-from vitscale.engines.stages import in_stages
+from vitscale.engines.stages import in_stages, stage_plan
 from vitscale.trial.trial import Trial
 
 
@@ -39,6 +39,7 @@ class Fsdp2Engine(TorchEngine):
         train = trial.train
         computed = weight_dtype(train)
         model = model.to(device, torch.float32 if train.master_weights else computed)
+        plan = stage_plan(model, trial)
         mesh = split(model, trial, device)
         model = with_options(model, train)
         reduced = COMMUNICATED[train.gradient_dtype] if train.gradient_dtype else None
@@ -55,4 +56,4 @@ class Fsdp2Engine(TorchEngine):
             fully_shard(module, mesh=mesh, mp_policy=mixed, offload_policy=offloaded)
             return module
 
-        return in_stages(model, trial, sharded)
+        return in_stages(model, plan, trial, sharded)

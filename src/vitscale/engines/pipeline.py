@@ -6,7 +6,7 @@ runs all of them, each rank its own stages. The rank of the last stage has the l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -61,7 +61,7 @@ class PipelineEngine(TorchEngine):
         count, size = len(self._images), len(images)
         if size not in self._schedules:
             self._schedules[size] = self._schedule(size, count)
-        first = [torch.cat(self._images)] if self.wrapped.own.first else []
+        first = [torch.cat(self._images)] if self.wrapped.first else []
         losses: list[Tensor] = []
         try:
             self._bubble.enter_context(phase("bubble"))
@@ -87,9 +87,8 @@ class PipelineEngine(TorchEngine):
     def _schedule(self, size: int, count: int) -> Any:
         """For micro-batches of `size` images: torch's keep buffers of one shape."""
         parallel, held = self.parallel, self.wrapped
-        hidden = torch.empty(
-            size, *held.hidden_shape, dtype=weight_dtype(self.train_spec), device="meta"
-        ).requires_grad_()
+        dtype = weight_dtype(self.train_spec)
+        hidden = [torch.empty(size, *shape, dtype=dtype, device="meta").requires_grad_() for shape in held.shapes]
         stages = [
             _Stage(self, wrapped, held.group.rank() + index * parallel.pipeline, hidden)
             for index, wrapped in enumerate(held.wrapped)
@@ -113,14 +112,14 @@ class PipelineEngine(TorchEngine):
         for index, stage in enumerate(held.wrapped):
             number = held.group.rank() + index * ranks
             if number > 0:
-                hidden = torch.empty(len(images), *held.hidden_shape, dtype=self.input_dtype, device=self.device)
+                hidden = torch.empty(len(images), *held.shapes[number - 1], dtype=self.input_dtype, device=self.device)
                 dist.recv(hidden, group=held.group, group_src=(number - 1) % ranks)
             with torch.no_grad(), self.autocast():
                 hidden = (stage.module if isinstance(stage, DistributedDataParallel) else stage)(hidden)
             if number < last:
                 dist.send(hidden, group=held.group, group_dst=(number + 1) % ranks)
         held.train()
-        return hidden.float() if held.own.last else None
+        return hidden.float() if held.last else None
 
     @property
     @override
@@ -152,10 +151,11 @@ def pipelined(kind: type[Engine]) -> type[Engine]:
 class _Stage(PipelineStage):
     """torch's stage, which says when it computes."""
 
-    def __init__(self, engine: PipelineEngine, wrapped: nn.Module, number: int, hidden: Tensor) -> None:
-        """`hidden`: like what stages hand on; known, it need not be found out by passes that train nothing."""
-        count = engine.parallel.stages
-        super().__init__(wrapped, number, count, engine.device, hidden, hidden, group=engine.wrapped.group)
+    def __init__(self, engine: PipelineEngine, wrapped: nn.Module, number: int, hidden: Sequence[Tensor]) -> None:
+        """`hidden`: like what each stage but the last hands on; known, it need not be found out by passes that train
+        nothing. Of what the first takes and the last gives nothing is sent, and any of them will do."""
+        taken, given = hidden[max(number - 1, 0)], hidden[min(number, len(hidden) - 1)]
+        super().__init__(wrapped, number, len(hidden) + 1, engine.device, taken, given, group=engine.wrapped.group)
         self._engine = engine
 
     @override

@@ -11,7 +11,7 @@ that gradients are right once a data-parallel wrapper has averaged them over dat
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor import parallel as tp
 from torch.nn.functional import scaled_dot_product_attention
 
+from vitscale.errors import RequestError, shown
 from vitscale.models.named import Attention, VisionTransformer
 from vitscale.trial.trial import Trial
 
@@ -42,12 +43,56 @@ def split(model: nn.Module, trial: Trial, device: torch.device) -> DeviceMesh:
     axes = tuple(axis for axis, size in sizes.items() if size > 1 or axis == REPLICAS)
     mesh = init_device_mesh(device.type, tuple(map(sizes.__getitem__, axes)), mesh_dim_names=axes)
     if layout.sequence > 1:
-        split_tokens(model, own_group(layout.groups("sequence")))
+        group = own_group(layout.groups("sequence"))
+        if isinstance(model, VisionTransformer):
+            split_tokens(model, group)
+        else:
+            _asked(offered(model, "split_tokens", trial), trial, group)
     if layout.tensor > 1:
-        tp.parallelize_module(
-            model, mesh[TENSOR], tensor_plan(shard_norms=trial.parallel.shard_norms), src_data_rank=None
-        )
+        norms = trial.parallel.shard_norms
+        if isinstance(model, VisionTransformer):
+            plan = tensor_plan(shard_norms=norms)
+        else:
+            plan = _asked(offered(model, "tensor_plan", trial), trial, layout.tensor, shard_norms=norms)
+        tp.parallelize_module(model, mesh[TENSOR], plan, src_data_rank=None)
     return mesh[REPLICAS]
+
+
+_OFFERS = {
+    "tensor": (
+        "tensor_plan",
+        "a method tensor_plan(ranks, shard_norms) that returns styles of torch's DTensor by module",
+    ),
+    "sequence": ("split_tokens", "a method split_tokens(group) after which each rank of it takes its own tokens"),
+    "pipeline": ("in_order", "a list in_order of names of modules that make up its forward, one after the other"),
+}
+"""What a model of a factory has to offer, to be split along an axis."""
+
+
+def offered(model: nn.Module, name: str, trial: Trial) -> Any:
+    """What a model of a factory offers by this name, one of `_OFFERS`.
+
+    Raises:
+        RequestError: it does not, with the axes along which it can be split.
+    """
+    if hasattr(model, name):
+        return getattr(model, name)
+    axis, what = next((axis, what) for axis, (offer, what) in _OFFERS.items() if offer == name)
+    raise RequestError(
+        f"parallel.{axis} = {getattr(trial.parallel, axis)}: the model of {shown(trial.model.factory)}, "
+        f"{type(model).__name__}, does not say how it is split",
+        valid=[f"parallel.{axis}" for axis, (offer, _) in _OFFERS.items() if hasattr(model, offer)],
+        next_step=f"Give it {what} (docs/parallelism.md), or leave parallel.{axis} out",
+    )
+
+
+def _asked(offer: Callable[..., Any], trial: Trial, *arguments: Any, **named: Any) -> Any:
+    """What a model answers; a ValueError is its refusal, of ranks that do not divide its heads."""
+    try:
+        return offer(*arguments, **named)
+    except ValueError as error:
+        what = f"model.factory {shown(trial.model.factory)} cannot be split over these ranks: {error}"
+        raise RequestError(what, next_step="Change [parallel], or the model") from error
 
 
 def tensor_plan(*, shard_norms: bool) -> dict[str, tp.ParallelStyle]:
@@ -127,14 +172,12 @@ def clip(parameters: Iterable[nn.Parameter], largest: float, ranks: int) -> None
             local.mul_(factor.to(local.dtype))
 
 
-def split_tokens(model: nn.Module, group: dist.ProcessGroup) -> None:
+def split_tokens(model: VisionTransformer, group: dist.ProcessGroup) -> None:
     """Gives each rank of `group` a run of every image's tokens, in order; the class token lies with the first rank.
 
     Attention exchanges them: tokens of one rank and all heads become all tokens and some heads, and back. Tokens need
     not divide evenly. Before the classifier the class token goes to all ranks.
     """
-    if not isinstance(model, VisionTransformer):
-        raise TypeError(f"tokens of {type(model).__name__} cannot be shared by ranks")
     ranks, rank = group.size(), group.rank()
     tokens = model.vit.embeddings.position_embeddings.shape[1]
     sizes = [tokens // ranks + (other < tokens % ranks) for other in range(ranks)]
@@ -142,7 +185,7 @@ def split_tokens(model: nn.Module, group: dist.ProcessGroup) -> None:
     for module in model.modules():
         if isinstance(module, Attention):
             module.attend = functools.partial(_attend, sizes=sizes, group=group)
-    model.class_token_of = functools.partial(_first_token_to_all, group=group)
+    model.class_token.taken_of = functools.partial(_first_token_to_all, group=group)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, *, sizes: list[int], group: dist.ProcessGroup) -> Tensor:

@@ -35,16 +35,34 @@ class VisionTransformer(nn.Module):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
         self.vit = Encoder(spec)
-        self.class_token_of: Callable[[Tensor], Tensor] = _first_token
-        """Of hidden states [b, tokens, h]; another where ranks share the tokens."""
+        self.class_token = ClassToken()
         self.classifier = nn.Linear(self.vit.width, spec.num_classes or 0)
         draw(self.classifier)
 
     @override
     def forward(self, images: Tensor) -> Tensor:
         """Logits [b, classes] of float images [b, c, H, W]."""
-        logits: Tensor = self.classifier(self.class_token_of(self.vit(images)))
+        logits: Tensor = self.classifier(self.class_token(self.vit(images)))
         return logits
+
+    @property
+    def in_order(self) -> list[str]:
+        """The modules that `forward` takes an image through, one after the other."""
+        blocks = [f"vit.layers.{block}" for block in range(len(self.vit.layers))]
+        return ["vit.embeddings", *blocks, "vit.layernorm", "class_token", "classifier"]
+
+
+class ClassToken(nn.Module):
+    """The class token [b, h] of hidden states [b, tokens, h]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken_of: Callable[[Tensor], Tensor] = _first_token
+        """Another where ranks share the tokens."""
+
+    @override
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.taken_of(hidden)
 
 
 def _first_token(hidden: Tensor) -> Tensor:

@@ -86,7 +86,7 @@ def _check_stages(parallel: ParallelSpec, train: TrainSpec, model: ModelSpec) ->
         raise RequestError(what, next_step="Remove shard_norms, or set pipeline = 1")
     layers, stages, ranks, count = model.layers or 0, parallel.stages, parallel.pipeline, train.grad_accum
     each = stages // ranks
-    if layers < stages:
+    if layers < stages and model.factory is None:  # of which its ranks tell
         raise RequestError(
             f"{_product(parallel)}{f' with {each} stages each' if each > 1 else ''} is {stages} stages, and "
             f"{model.name} has {layers} blocks",
@@ -151,6 +151,11 @@ def _check_options(parallel: ParallelSpec, train: TrainSpec) -> None:
 
 
 def _check_shape(parallel: ParallelSpec, model: ModelSpec) -> None:
+    if model.factory is not None and model.task == "classification":
+        if parallel.sequence > 1 and parallel.pipeline > 1:
+            what = f"{_product(parallel)} do not go together for model.factory = {shown(model.factory)}"
+            raise RequestError(f"{what}: what stages of a part of the tokens hand on is not known", next_step="Set one")
+        return  # what it offers, and for how many ranks, only its ranks can tell
     if model.name is None or model.depths is not None or model.task != "classification" or model.heads is None:
         named = [(key, value) for key in ("name", "hf", "factory") if (value := getattr(model, key)) is not None]
         what = (f"model.{named[0][0]} = {shown(named[0][1])}" if named else "a model of train.script's own") + (
@@ -159,7 +164,7 @@ def _check_shape(parallel: ParallelSpec, model: ModelSpec) -> None:
         raise RequestError(
             f"{what} cannot be split: {_product(parallel)} is known to train the same for vitscale's own vision "
             "transformers that classify",
-            valid=["vit-ti16, vit-s16, vit-b16 and their like, of any shape"],
+            valid=["vit-ti16, vit-s16, vit-b16 and their like, of any shape", "a factory that says how it is split"],
             next_step="Use one of these, or leave [parallel] out",
         )
     ranks = parallel.tensor * parallel.sequence

@@ -2,8 +2,9 @@
 
     python benchmarks/split_equality.py [RANKS ...]
 
-fp32, clipped: AdamW in one piece and SGD in three; and autocast to bf16 with AdamW. Starts gloo ranks here, as
-tests/engines/test_parallel.py does, and writes the table into docs/parallelism.md. Ten minutes on two cores.
+20 steps in fp32, clipped: AdamW in one piece (of stages in six) and SGD in three; and autocast to bf16 with AdamW.
+Starts gloo ranks here, as tests/engines/test_parallel.py does, and writes the rows of these RANKS, all by default, into
+the table of docs/parallelism.md. MINUTES on two cores.
 """
 
 from __future__ import annotations
@@ -20,63 +21,93 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from engines.curves import Curve, Job, largest_difference, train  # noqa: E402 - the path to it stands above
 from engines.jobs import AUTOCAST  # noqa: E402 - so does this
-from engines.test_parallel import AT_NIGHT, BY_DAY, SETTINGS, gradient_difference, job_of  # noqa: E402 - and this
+from engines.test_parallel import (  # noqa: E402 - and this
+    AT_NIGHT,
+    BLOCKS,
+    BY_DAY,
+    PIPELINED,
+    SETTINGS,
+    STEPS_AT_NIGHT,
+    ZERO_BY_DAY,
+    gradient_difference,
+    in_one_piece,
+    job_of,
+    reference_of,
+)  # fmt: skip
 
+BY_DAY[2] += ZERO_BY_DAY
 SPLITS = {
-    ranks: tuple(dict.fromkeys((*BY_DAY.get(ranks, ()), *AT_NIGHT.get(ranks, ()))))
+    ranks: tuple(dict.fromkeys(name for known in (BY_DAY, PIPELINED, AT_NIGHT) for name in known.get(ranks, ())))
     for ranks in sorted(BY_DAY.keys() | AT_NIGHT.keys())
 }
-PARTS = (1, 2, 3, 4)
+PARTS = (1, 2, 3, 4, 6)
+"""Micro-batches of the single process in bf16, whose own runs differ by their rounding."""
+PAGE, MARK = ROOT / "docs/parallelism.md", "split equality"
+COLUMNS = (
+    "| ranks | engine and split, the rest data parallel | losses, fp32 | last gradient, fp32 | losses, bf16 |\n"
+    "| ---: | --- | ---: | ---: | ---: |"
+)
 
 
-def jobs_of(name: str, autocast: tuple[int, ...] = (1,)) -> list[Job]:
-    """In every setting; of autocast in so many micro-steps."""
-    jobs = [job_of(name, setting) for setting in SETTINGS]
-    for parts in autocast:
-        rounded = job_of(name, next(iter(SETTINGS)))
-        jobs.append(
-            rounded | {"name": f"{name} autocast-{parts}", "train": rounded["train"] | {"gradient_clipping": 0.0}}
-        )
-        jobs[-1]["train"] |= AUTOCAST | {"grad_accum": parts}
-        jobs[-1]["gradients"] = False
-    return jobs
+def rounded(name: str, parts: int | None = None, layers: int | None = None) -> Job:
+    """Under autocast to bf16; unclipped, for the largest difference is then that of products alone."""
+    job = job_of(name, "adamw-clipped", STEPS_AT_NIGHT)
+    job["name"], job["gradients"] = f"{'pipeline ' if layers else ''}{name} autocast-{parts}", False
+    job["train"] = job["train"] | AUTOCAST | {"gradient_clipping": 0.0} | ({"grad_accum": parts} if parts else {})
+    if layers:
+        job["layers"] = layers
+    return job
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        reference = jobs_of("none", PARTS)
-        for job in reference:
-            if "autocast" not in job["name"]:
-                job["train"] |= {"grad_accum": 1}
-        alone = train(reference, 1, folder / "1", timeout=3600)
-        runs = [alone[f"none autocast-{parts}"].losses for parts in PARTS]
-        bound = 2 * max(largest_difference(left, right) for left in runs for right in runs)
-        lines = [
-            f"torch {importlib.metadata.version('torch')}. bf16 is autocast under AdamW; twice the largest difference "
-            f"among the single process's own runs in 1 to 4 micro-batches is {bound:.1e}.",
-            "",
-            "| ranks | engine and split, the rest data parallel | loss, fp32 | last gradient, fp32 | loss, bf16 |",
-            "| ---: | --- | ---: | ---: | ---: |",
-        ]
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        alone = in_one_piece(folder / "1", STEPS_AT_NIGHT)
+        references = [rounded("none", parts, layers) for parts in PARTS for layers in (None, BLOCKS)]
+        alone |= train(references, 1, folder / "rounded", timeout=3600)
+        bounds = []
+        for model in ("none", "pipeline none"):
+            runs = [alone[f"{model} autocast-{parts}"].losses for parts in PARTS]
+            bounds.append(2 * max(largest_difference(left, right) for left in runs for right in runs))
+        said = (
+            f"torch {importlib.metadata.version('torch')}; largest difference of a step's loss, as a share of it, and "
+            "of the last step's whole gradient in the L2 norm. bf16 is autocast under AdamW, where twice the largest "
+            f"difference among the single process's own runs in 1 to 6 micro-batches is {bounds[0]:.1e}, of the four "
+            f"blocks of stages {bounds[1]:.1e}."
+        )
+        rows = written()
         for ranks in map(int, sys.argv[1:] or SPLITS):
-            splits = SPLITS[ranks]
-            world = folder / str(ranks)
-            curves = train([job for name in splits for job in jobs_of(name)], ranks, world, timeout=3600)
-            lines += [_row(ranks, name, curves, alone, world) for name in splits]
-            print("\n".join(lines[-len(splits) :]), flush=True)
-    write_between(ROOT / "docs/parallelism.md", "split equality", "\n" + "\n".join(lines) + "\n")
+            splits, world = SPLITS[ranks], folder / f"of-{ranks}"
+            jobs = [job_of(name, setting, STEPS_AT_NIGHT) for name in splits for setting in SETTINGS]
+            curves = train([*jobs, *map(rounded, splits)], ranks, world, timeout=3600)
+            rows[ranks] = [_row(ranks, name, curves, alone, world) for name in splits]
+            print("\n".join(rows[ranks]), flush=True)
+    lines = [said, "", COLUMNS, *(row for ranks in sorted(rows) for row in rows[ranks])]
+    write_between(PAGE, MARK, "\n" + "\n".join(lines) + "\n")
+
+
+def written() -> dict[int, list[str]]:
+    """The rows that the page has, by their number of ranks."""
+    table = PAGE.read_text(encoding="utf-8").partition(f"{MARK}: begin")[2].partition(f"{MARK}: end")[0]
+    rows: dict[int, list[str]] = {}
+    for line in table.splitlines():
+        cells = line.split("|")
+        if len(cells) > 2 and cells[1].strip().isdecimal():
+            rows.setdefault(int(cells[1]), []).append(line)
+    return rows
 
 
 def _row(ranks: int, name: str, curves: dict[str, Curve], alone: dict[str, Curve], world: Path) -> str:
     losses = max(
-        largest_difference(curves[f"{name} {setting}"].losses, alone[f"none {setting}"].losses) for setting in SETTINGS
+        largest_difference(curves[f"{name} {setting}"].losses, alone[reference_of(name, setting)].losses)
+        for setting in SETTINGS
     )
     gradient = max(gradient_difference(world, f"{name} {setting}", setting) for setting in SETTINGS)
-    rounded = largest_difference(curves[f"{name} autocast-1"].losses, alone["none autocast-1"].losses)
+    reference = alone[f"{'pipeline ' if 'pipeline' in name else ''}none autocast-1"]
+    bf16 = largest_difference(curves[f"{name} autocast-None"].losses, reference.losses)
     told = f"{gradient:.1e}" if gradient else "in parts of its own"
-    split = name.replace("=", " ").replace(" shard_norms 1", ", sharded norms")
-    return f"| {ranks} | {split} | {losses:.1e} | {told} | {rounded:.1e} |"
+    split = name.replace("=", " ").replace(" shard_norms 1", ", sharded norms").replace(" schedule ", ", ")
+    return f"| {ranks} | {split} | {losses:.1e} | {told} | {bf16:.1e} |"
 
 
 if __name__ == "__main__":

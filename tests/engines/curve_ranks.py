@@ -60,7 +60,8 @@ def trial_of(job: Job) -> Trial:
             sys.path.append(OWN_MODELS)
         channels = 12 if job["factory"].startswith("clip") else 3
         data = data.model_copy(update={"channels": channels})
-        model = ModelSpec(factory=job["factory"], image_size=16, num_classes=10, channels=channels)
+        own = ModelSpec(factory=job["factory"], image_size=16, num_classes=10, channels=channels)
+        model = curves.SWIN if job["factory"].startswith("swin") else own
     if "segments" in job:
         model = {"swin": curves.SEGMENTER, "vit": curves.PYRAMID}[job["segments"]]
         batch = curves.SEGMENTED_BATCH

@@ -19,6 +19,10 @@ MANY_HEADS = resolve(
     ModelSpec(name="vit-ti16", image_size=24, patch_size=8, layers=2, hidden_size=48, heads=12, mlp_size=96), 10
 )
 """Heads for 1, 2, 3 and 4 ranks and pairs of them, and 10 tokens, which 3 and 4 do not divide."""
+SWIN = resolve(
+    ModelSpec(name="swinv2-t", image_size=16, patch_size=2, hidden_size=32, heads=4, depths=(2, 1), window_size=4), 10
+)
+"""Heads for 1, 2 and 4 ranks in its first stage; the second block's windows are shifted."""
 SEGMENTER = resolve(
     ModelSpec(
         task="segmentation", name="swinv2-t", image_size=32, patch_size=2, hidden_size=8, heads=1, depths=(1, 1, 1),
@@ -60,7 +64,7 @@ class Job(TypedDict):
     layers: NotRequired[int]
     """Of that, for stages."""
     factory: NotRequired[str]
-    """Trains what a factory of examples/own_models makes."""
+    """Trains what a factory of examples/own_models makes; "swinv2:tiny" is `SWIN`."""
     evaluate: NotRequired[bool]
     """Measures held-out loss and accuracy at the end."""
     gradients: NotRequired[bool]

@@ -40,7 +40,10 @@ def test_ranks_of_one_model_take_the_same_images(tmp_path: Path) -> None:
     assert {one.group for one in messages(last) or ()} == {"replicas", "tensor"}
     assert {one.group for one in messages(whole) or ()} == {"replicas"}
     # What is not known of it is not told.
-    staged = last.model_copy(update={"parallel": ParallelSpec(pipeline=2)})
+    checkpointing = {"grad_accum": 4, "activation_checkpointing": True}
+    staged = last.model_copy(
+        update={"parallel": ParallelSpec(pipeline=2), "train": last.train.model_copy(update=checkpointing)}
+    )
     assert forecast(staged) is None
     assert "stages (parallel.pipeline)" in unavailable(staged)
     assert "hold parts of the gradient" in str(norms_unknown(last))
@@ -156,7 +159,15 @@ def test_stages_are_named_and_take_the_micro_batches(tmp_path: Path) -> None:
         ({"tensor": 2}, {"train": {"rank_speeds": [1.0, 0.5, 1.0, 0.5]}}, ["rank_speeds", "share one model"]),
         (
             {"sequence": 2}, {"model": {"name": "swinv2-t", "image_size": 64}},
-            ["model.name = 'swinv2-t' cannot be split", "vision transformers that classify"],
+            ["parallel.sequence = 2 cannot be trained of swinv2-t", "parallel.tensor alone"],
+        ),
+        (
+            {"tensor": 2}, {"model": {"name": "swinv2-s", "image_size": 64}},
+            ["parallel.tensor = 2 ranks share swinv2-s's 3 heads of its first stage", "tensor x sequence of 1, 3"],
+        ),
+        (
+            {"tensor": 2}, {"model": {"task": "segmentation", "image_size": 64}, "data": {"name": "synthetic-masks"}},
+            ["'vit-ti16' with model.task = 'segmentation' cannot be split", "a factory that says how it is split"],
         ),
         ({"tensor": 0}, {}, ["parallel.tensor is 0"]),
         ({"tensors": 2}, {}, ["unknown key 'tensors' in [parallel]", "Did you mean 'tensor'?"]),
@@ -167,7 +178,7 @@ def test_what_cannot_be_is_refused(
 ) -> None:
     given: dict[str, dict[str, Any]] = {"model": MODEL, "train": {"engine": "fsdp2"}, "scaling": {"gpus": [2, 4]}}
     for section, keys in sections.items():
-        given[section] = keys if section == "model" else given[section] | keys
+        given[section] = keys if section == "model" else given.get(section, {}) | keys
     with pytest.raises(RequestError) as caught:
         expanded(tmp_path, given | {"parallel": parallel})
     for words in said:

@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor import parallel as tp
 from torch.nn.functional import scaled_dot_product_attention
 
+from vitscale.engines.swin_split import swin_tensor_plan
 from vitscale.errors import RequestError, shown
 from vitscale.models.named import Attention, VisionTransformer
 from vitscale.trial.trial import Trial
@@ -52,6 +53,8 @@ def split(model: nn.Module, trial: Trial, device: torch.device) -> DeviceMesh:
         norms = trial.parallel.shard_norms
         if isinstance(model, VisionTransformer):
             plan = tensor_plan(shard_norms=norms)
+        elif trial.model.depths is not None:
+            plan = swin_tensor_plan()
         else:
             plan = _asked(offered(model, "tensor_plan", trial), trial, layout.tensor, shard_norms=norms)
         tp.parallelize_module(model, mesh[TENSOR], plan, src_data_rank=None)

@@ -83,11 +83,13 @@ def shares(trial: Trial) -> tuple[Share, ...]:
 
 
 def compute_share(trial: Trial) -> float:
-    """A rank's share of the products that an image takes, by arithmetic: of the largest stage; 1 where no ranks share a
-    model, or only building the model could tell."""
+    """A rank's share of the products that an image takes, by arithmetic: of the largest stage; of Swin V2 as if all
+    were cut. 1 where no ranks share a model, or only building the model could tell."""
     whole, parallel = recorded_shapes(trial.model), trial.parallel
     if whole is None or parallel.ranks_per_model == 1:
         return 1.0
+    if trial.model.depths is not None:
+        return 1 / parallel.tensor
     most = max(_macs(share.shapes(whole)) for share in shares(trial))
     return most / parallel.sequence / _macs(whole)
 

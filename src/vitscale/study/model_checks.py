@@ -156,22 +156,34 @@ def _check_shape(parallel: ParallelSpec, model: ModelSpec) -> None:
             what = f"{_product(parallel)} do not go together for model.factory = {shown(model.factory)}"
             raise RequestError(f"{what}: what stages of a part of the tokens hand on is not known", next_step="Set one")
         return  # what it offers, and for how many ranks, only its ranks can tell
-    if model.name is None or model.depths is not None or model.task != "classification" or model.heads is None:
+    if model.name is None or model.task != "classification" or model.heads is None:
         named = [(key, value) for key in ("name", "hf", "factory") if (value := getattr(model, key)) is not None]
         what = (f"model.{named[0][0]} = {shown(named[0][1])}" if named else "a model of train.script's own") + (
             " with model.task = 'segmentation'" if model.task == "segmentation" else ""
         )
         raise RequestError(
-            f"{what} cannot be split: {_product(parallel)} is known to train the same for vitscale's own vision "
-            "transformers that classify",
-            valid=["vit-ti16, vit-s16, vit-b16 and their like, of any shape", "a factory that says how it is split"],
+            f"{what} cannot be split: {_product(parallel)} is known to train the same for vitscale's own "
+            "models that classify",
+            valid=[
+                "vit-ti16, vit-s16, vit-b16 and their like, of any shape",
+                "swinv2-t and its like with parallel.tensor",
+                "a factory that says how it is split",
+            ],
             next_step="Use one of these, or leave [parallel] out",
+        )
+    if model.depths is not None and (parallel.ranks_per_model > parallel.tensor or parallel.shard_norms):
+        what = f"{_product(parallel)}{' with shard_norms' * parallel.shard_norms} cannot be trained of {model.name}"
+        raise RequestError(
+            f"{what}: windows join tokens of several ranks, and its stages hand on maps of several shapes",
+            valid=["parallel.tensor alone, shard_norms = false"],
+            next_step="Use one of these, or a vision transformer",
         )
     ranks = parallel.tensor * parallel.sequence
     if model.heads % ranks:
         splits = ", ".join(str(n) for n in range(1, model.heads + 1) if model.heads % n == 0)
+        of_stage = " of its first stage" * (model.depths is not None)
         raise RequestError(
-            f"{_product(parallel)} ranks share {model.name}'s {model.heads} heads, which they do not divide",
+            f"{_product(parallel)} ranks share {model.name}'s {model.heads} heads{of_stage}, which they do not divide",
             valid=[f"tensor x sequence of {splits}"],
             next_step="Or take a model with other heads (model.heads)",
         )

@@ -1,0 +1,62 @@
+"""Swin V2's heads and MLPs over tensor ranks.
+
+Its classifier is transformers' own, whose attention reads how many heads there are, and the scale of each head's
+logits, from itself: both are cut with the heads, and the small network of position biases by what it gives each head.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import parallel as tp
+from typing_extensions import override
+
+_SCALE = "logit_scale"
+
+
+def swin_tensor_plan() -> dict[str, tp.ParallelStyle]:
+    """How DTensor cuts a `Swinv2ForImageClassification`: in each block attention by heads and the MLP by its width, and
+    the classifier by classes. Embedding, norms and what merges patches stay whole."""
+    block = "swinv2.encoder.layers.*.blocks.*"
+    attention = f"{block}.attention.self"
+    by_heads = ("query", "key", "value", "continuous_position_bias_mlp.2")
+    plan: dict[str, tp.ParallelStyle] = {f"{attention}.{name}": tp.ColwiseParallel() for name in by_heads}
+    plan[attention] = _Heads()
+    plan |= {
+        f"{block}.attention.output.dense": tp.RowwiseParallel(),
+        f"{block}.intermediate.dense": tp.ColwiseParallel(),
+        f"{block}.output.dense": tp.RowwiseParallel(),
+    }
+    return plan | {"classifier": tp.ColwiseParallel(output_layouts=Replicate())}
+
+
+class _Heads(tp.ParallelStyle):
+    """Attention that has a part of the heads; its input becomes one DTensor for the three matrices that read it, whose
+    gradients are then reduced once."""
+
+    @override
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        heads: Any = module
+        heads.num_attention_heads //= device_mesh.size()
+        heads.all_head_size //= device_mesh.size()
+        whole: nn.Parameter = heads.logit_scale
+        shared = distribute_tensor(whole.data, device_mesh, [Shard(0)], src_data_rank=None)
+        module.register_parameter(_SCALE, nn.Parameter(shared, whole.requires_grad))
+
+        def take_parts(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            scale = module.get_parameter(_SCALE)
+            if isinstance(scale, DTensor):
+                # An attribute hides the parameter for as long as forward takes.
+                module.__dict__[_SCALE] = scale.to_local()
+            hidden: Tensor = inputs[0]
+            return DTensor.from_local(hidden, device_mesh, [Replicate()], run_check=False), *inputs[1:]
+
+        def leave_parts(module: nn.Module, *_: object) -> None:
+            module.__dict__.pop(_SCALE, None)
+
+        module.register_forward_pre_hook(take_parts)
+        module.register_forward_hook(leave_parts, always_call=True)
+        return module

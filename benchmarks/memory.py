@@ -97,6 +97,9 @@ SPLITS: dict[str, tuple[str, dict[str, Any]]] = {
     "pipeline 2, gpipe": ("ddp", {"pipeline": 2, "schedule": "gpipe"}),
     "pipeline 2, interleaved": ("ddp", {"pipeline": 2, "schedule": "interleaved"}),
     "pipeline 3": ("ddp", {"pipeline": 3}),
+    "pipeline 2, sharded weights": ("fsdp2", {"pipeline": 2}),
+    "pipeline 2, gpipe, sharded weights": ("fsdp2", {"pipeline": 2, "schedule": "gpipe"}),
+    "pipeline 2, interleaved, sharded weights": ("fsdp2", {"pipeline": 2, "schedule": "interleaved"}),
 }
 """Engine and [parallel]; of 6 heads, in 4 micro-batches where there are stages."""
 

@@ -195,6 +195,7 @@ def test_stages_hold_activations_of_as_many_micro_batches_as_are_under_way() -> 
     [
         ("fsdp2", ParallelSpec(tensor=2), 1), ("fsdp2", ParallelSpec(sequence=2), 1),
         ("ddp", ParallelSpec(pipeline=4), 4), ("ddp", ParallelSpec(pipeline=4), 32),
+        ("fsdp2", ParallelSpec(pipeline=4), 32),
     ],
 )  # fmt: skip
 def test_many_at_once_are_what_each_is(engine: str, parallel: ParallelSpec, accum: int) -> None:
@@ -205,7 +206,23 @@ def test_many_at_once_are_what_each_is(engine: str, parallel: ParallelSpec, accu
     assert at_once.tolist() == each
 
 
+def test_sharded_stages_hold_whole_gradients_but_not_whole_weights() -> None:
+    """Of two replicas, in the micro-batch before which another's backward was: less than under DDP, by half of the
+    weights and states and all of its buckets; more than half of it, by gradients."""
+    how: dict[str, Any] = {"grad_accum": 8, "parallel": ParallelSpec(pipeline=2)}
+    whole, cut = (forecast(make_trial(4, engine=engine, **how)) for engine in ("ddp", "fsdp2"))
+    assert whole is not None
+    assert cut is not None
+    by_ddp, by_fsdp2 = whole.moments["step"], cut.moments["step"]
+    for part in ("weights", "optimizer states", "gradients"):
+        assert by_fsdp2[part] == pytest.approx(by_ddp[part] / 2, rel=1e-3)
+    assert cut.moments["exchange"]["gradients"] == by_ddp["gradients"]
+    assert 0 < cut.moments["exchange"]["gathered weights"] < by_ddp["weights"]
+    assert cut.peak_bytes < whole.peak_bytes
+
+
 def test_what_is_not_modelled_is_unavailable() -> None:
-    trial = make_trial(4, engine="fsdp2", grad_accum=4, parallel=ParallelSpec(pipeline=2))
+    how: dict[str, Any] = {"grad_accum": 4, "parallel": ParallelSpec(pipeline=2), "activation_checkpointing": True}
+    trial = make_trial(4, engine="fsdp2", **how)
     assert forecast(trial) is None
     assert "pipeline" in unavailable(trial)

@@ -30,6 +30,7 @@ AT_NIGHT = [
     "ZeRO-2, fp32, overlap",
     "ddp, fp32, checkpointing",
     "ddp, sequence 2, fp32, 32 images",
+    "fsdp2, pipeline 2, sharded weights, fp32, 32 images",
     "ddp, Swin V2, fp32",
     "ddp, ViT with UperNet, bf16-params",
     "fsdp2, Swin V2 with UperNet, fp32",

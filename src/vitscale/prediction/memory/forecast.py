@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, overload
 from vitscale.base.plugins import referred
 from vitscale.machine.cores import multiplies_in_tiles
 from vitscale.prediction.memory.activations import AUTOCAST, Activations, activations
-from vitscale.prediction.memory.holding import STATE_BYTES, Holding, Parts, added, weight_bytes
+from vitscale.prediction.memory.holding import STATE_BYTES, Holding, Parts, added, fsdp2_in_stages, weight_bytes
 from vitscale.prediction.memory.in_parts import moments_in_parts, pieces
 from vitscale.prediction.memory.moments import all_totals, moments
 from vitscale.prediction.memory.zero import modelled
@@ -98,8 +98,6 @@ def unavailable(trial: Trial) -> str:
     what a DeepSpeed file of the user's own may ask for beyond bucket sizes (`zero.modelled`).
     """
     train = trial.train
-    if trial.parallel.pipeline > 1 and train.wrapper == "fsdp2":
-        return "what FSDP2 holds of stages (parallel.pipeline) is not modelled"
     if trial.parallel.pipeline > 1 and train.activation_checkpointing:
         return "what stages (parallel.pipeline) hold with activation checkpointing differs from run to run by a tenth"
     if not of_engine(train.wrapper).memory:
@@ -113,6 +111,8 @@ def unavailable(trial: Trial) -> str:
         return "only building this model could count it"
     if _classifier(trial) is not None:
         return ""
+    if trial.parallel != NO_SPLIT:
+        return "what ranks hold of a Swin V2 that they share is not modelled"
     if train.wrapper == "fsdp2" and shapes.wrapped_in_decoder:
         return "FSDP2 wraps the decoder's convolutions here, which outweigh the blocks, and that is not modelled"
     # Of a shape that nothing was found on it came out 2.3 % low.
@@ -193,20 +193,25 @@ def _wrapped(trial: Trial, shapes: ParameterShapes) -> Holding:
 
 def _of_ranks(trial: Trial, vit: VitShape) -> Iterator[tuple[Holding, Activations, ParameterShapes]]:
     """What each rank holds that may take most: of several that share a model one for each place in the pipeline, and
-    there before it has made any gradient and after."""
+    there before it has made any gradient and after, with a forward just before that backward or without."""
     _, whole = _held(trial)
     for share in shares(trial):
         kept, shapes = _kept(trial, vit, share), share.shapes(whole)
         if not share.chunks:
             yield _wrapped(trial, shapes), kept, shapes
             continue
-        count = trial.train.grad_accum
-        flights = share.in_flight(count)
-        for later in (False, True)[: min(2, count)]:
+        count, stages = trial.train.grad_accum, len(share.chunks)
+        under_way = share.in_flight(count)
+        in_a_row = under_way == count * stages  # no forward after the first backward
+        moments_of_step = [(False, False, 0), (True, in_a_row, in_a_row), (True, True, 1)]
+        for later, directly, over in moments_of_step[: min(3 if under_way > stages else 2, count)]:
             steps = trial.train.model_copy(update={"grad_accum": 1 + later})
-            others = flights - len(share.chunks) - (later and flights == count * len(share.chunks))
-            holding = _wrapped(trial.model_copy(update={"train": steps}), shapes)
-            yield _in_stages(holding, kept, trial, share, max(0, others), shapes), kept, shapes
+            step = trial.model_copy(update={"train": steps})
+            if trial.train.wrapper == "fsdp2":
+                holding = fsdp2_in_stages(step, shapes, later=later, directly=directly)
+            else:
+                holding = _wrapped(step, shapes)
+            yield _in_stages(holding, kept, trial, share, max(0, under_way - stages - over), shapes), kept, shapes
 
 
 def _in_stages(

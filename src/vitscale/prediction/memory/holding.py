@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -64,8 +64,9 @@ class Holding:
     """When the last block's forward is over."""
     backward: Parts = field(default_factory=dict)
     """During all of backward."""
-    kept_gathered_per_block: int = 0
-    """Gathered weights of each block whose backward is still to come."""
+    gathered_blocks: tuple[int, ...] = ()
+    """Weights of blocks that are gathered in backward, by the number of blocks whose backward is not over; empty: none,
+    or as many throughout, which are then in `backward`."""
     bucket: int = 0
     """Elements of a bucket that is exchanged during backward as soon as it is full; 0: there is none."""
     flush: Parts = field(default_factory=dict)
@@ -182,7 +183,7 @@ def fsdp2(trial: Trial, shapes: ParameterShapes) -> Holding:
         forward={"gathered weights": root + earlier + fetched, "gloo's copies": copied},
         forward_end={"gathered weights": root + earlier + fetched},
         backward={"gathered weights": root + (0 if stays else fetched)},
-        kept_gathered_per_block=block if stays else 0,
+        gathered_blocks=tuple(left * block for left in range(len(count.blocks) + 1)) if stays and block else (),
         first_block={"buckets": scattered},
         between_blocks={
             "gloo's copies": (scattered if copied else 0) + (0 if stays else copied),
@@ -190,4 +191,43 @@ def fsdp2(trial: Trial, shapes: ParameterShapes) -> Holding:
         },
         exchange={"gradients": gradients, "gathered weights": root},
         step={"gradients": gradients},
+    )
+
+
+def fsdp2_in_stages(trial: Trial, shapes: ParameterShapes, *, later: bool, directly: bool) -> Holding:
+    """What FSDP2 holds of a rank's stages during one micro-batch.
+
+    torch's schedules leave whole gradients, and the weights that backward has gathered, until the step's last backward
+    is over, and scatter then (`backward_maybe_with_nosync` and `perform_reduce_grad` in
+    torch/distributed/pipelining/stage.py). A forward between two backwards frees each block's weights again.
+
+    Args:
+        trial: of one micro-step.
+        shapes: of this rank's stages.
+        later: whether another micro-batch's backward came before.
+        directly: whether no forward lies between the two.
+    """
+    train, ranks, count = trial.train, trial.layout.replicas, sizes(shapes)
+    alone = fsdp2(trial, shapes)
+    each, summed = weight_bytes(train), communicated_bytes(train)
+    blocks, block = len(count.blocks), (count.blocks[-1] if count.blocks else 0) * each
+    buffer = block if ranks > 1 else 0
+    copied = buffer if train.device == "cpu" else 0
+    stay = directly or train.reshard_after_forward is False
+    by_left = (min(blocks, blocks - left + 1) * block + buffer for left in range(blocks + 1))
+    whole, scattered = count.all * summed, max(count.root, *count.blocks) * summed
+    return replace(
+        alone,
+        gradient_bytes=0 if later else summed,
+        held={"gradients": whole} if later else {},
+        backward={"gathered weights": count.root * each},
+        gathered_blocks=() if not block else (blocks * block + buffer,) * (blocks + 1) if stay else tuple(by_left),
+        first_block={},
+        between_blocks={"gloo's copies": 0 if stay else copied},
+        exchange={
+            "gradients": whole,
+            "gathered weights": blocks * block,
+            "buckets": scattered,
+            "gloo's copies": scattered if copied else 0,
+        },
     )

@@ -184,7 +184,7 @@ def _parts(holding: Holding, kept: Activations, moment: _Backward) -> Parts:
             "activations": moment.stored,
             "passed on in backward": moment.passed,
             "autocast's copies": moment.left * kept.cast_weights_of_block + kept.cast_weights_of_ends,
-            "gathered weights": moment.left * holding.kept_gathered_per_block,
+            "gathered weights": holding.gathered_blocks[moment.left] if holding.gathered_blocks else 0,
             "gradients": made,
         },
     )
@@ -193,16 +193,17 @@ def _parts(holding: Holding, kept: Activations, moment: _Backward) -> Parts:
 def _backward_totals(holding: Holding, kept: Activations, shapes: ParameterShapes) -> list[int]:
     """The sum of `_parts` at each of `_backward`, without the parts."""
     nothing = _Backward(0, 0, 0)
-    always = sum(_parts(holding, kept, nothing).values())
+    gathered = holding.gathered_blocks or (0,) * (shapes.blocks[1].repeats + 1)
+    always = sum(_parts(holding, kept, nothing).values()) - gathered[0]
     flush, after_bucket, after_block, between = (
         sum(parts.values())
         for parts in (holding.flush, holding.from_first_flush, holding.first_block, holding.between_blocks)
     )
-    per_block = kept.cast_weights_of_block + holding.kept_gathered_per_block
     made, new = holding.gradient_bytes, holding.new_gradient_bytes
     return [
         always
-        + at.left * per_block + at.stored + at.passed + int(at.done * made) + at.new * new
+        + gathered[at.left] + at.left * kept.cast_weights_of_block
+        + at.stored + at.passed + int(at.done * made) + at.new * new
         + at.flushed * (flush + (new if at.flushed > holding.bucket else 0))
         + at.after_bucket * after_bucket + at.after_block * after_block + at.between * between
         for at in _moments_of(holding, kept, shapes)

@@ -191,7 +191,7 @@ def _stage_3(trial: Trial, shapes: ParameterShapes) -> holding.Holding:
         forward=holding.added(lasting, {"gathered weights": fetched + arriving, "gloo's copies": copied}),
         forward_end=holding.added(lasting, {"gathered weights": fetched}),
         backward=lasting if kept else holding.added(lasting, {"gathered weights": fetched + arriving}),
-        kept_gathered_per_block=rest_of_block if kept else 0,
+        gathered_blocks=tuple(left * rest_of_block for left in range(shapes.blocks[1].repeats + 1)) if kept else (),
         bucket=settings.reduce_bucket,
         flush=flush,
         exchange=holding.added(lasting, {part: filled * each for part, each in flush.items()}),

@@ -125,7 +125,7 @@ def series_of(analysis: Analysis, name: str = "ddp") -> Series:
     return Series(name, curve.mode, curve.labels, tuple(points))
 
 
-def make_outlook(
+def make_forecast(
     analysis: Analysis, predictions: Sequence[Prediction] | None = None, scores: Sequence[Score] = ()
 ) -> Forecast:
     """Of a study's first curve: 1, 2 and 4 ranks interpolated, 8 and 16 beyond."""

@@ -15,12 +15,12 @@ from vitscale.report.answers import terminal_document
 from vitscale.report.document import charts, report_document
 
 
-def page(analysis: Analysis, outlook: Forecast | None = None) -> str:
-    return to_html(report_document(analysis, outlook))
+def page(analysis: Analysis, forecast: Forecast | None = None) -> str:
+    return to_html(report_document(analysis, forecast))
 
 
-def markdown(analysis: Analysis, outlook: Forecast | None = None) -> str:
-    return to_markdown(report_document(analysis, outlook))
+def markdown(analysis: Analysis, forecast: Forecast | None = None) -> str:
+    return to_markdown(report_document(analysis, forecast))
 
 
 def latex(analysis: Analysis) -> str:
@@ -31,9 +31,9 @@ def terminal(analysis: Analysis, width: int = 80, *, verbose: bool = False) -> l
     return [line.plain for line in lines(terminal_document(analysis, ["Report: x"]), width, verbose)]
 
 
-def views(analysis: Analysis, outlook: Forecast | None = None) -> dict[str, View]:
+def views(analysis: Analysis, forecast: Forecast | None = None) -> dict[str, View]:
     """All views of all charts, by the name of their file."""
-    return {view.name: view for figure in charts(analysis, outlook).values() for view in figure.views}
+    return {view.name: view for figure in charts(analysis, forecast).values() for view in figure.views}
 
 
 def of(figure: Figure | None) -> dict[str, View]:

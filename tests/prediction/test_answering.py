@@ -9,7 +9,7 @@ from results_factory import make_results
 from vitscale.analysis import analyse
 from vitscale.errors import RequestError
 from vitscale.prediction import answering, fitting
-from vitscale.prediction.answering import answer, outlook
+from vitscale.prediction.answering import answer, forecast
 from vitscale.prediction.evidence import Evidence, Series, gather
 from vitscale.prediction.fitting import FittedSeries, fit, fit_series
 from vitscale.prediction.network.checked import network_of
@@ -24,7 +24,7 @@ def evidence(mode: Mode = "strong-micro") -> Evidence:
 
 
 def test_a_report_looks_eight_times_as_far_as_was_measured() -> None:
-    found = outlook(fit(evidence()))
+    found = forecast(fit(evidence()))
     assert found is not None
     gpus = [one.gpus for one in found.predictions]
     assert {1, 2, 4, 6, 8, 16, 24, 32} <= set(gpus)
@@ -48,12 +48,12 @@ def test_the_series_that_is_named_is_fitted_and_no_other(monkeypatch: pytest.Mon
 
 
 def test_twice_the_same() -> None:
-    assert outlook(fit(evidence())) == outlook(fit(evidence()))
+    assert forecast(fit(evidence())) == forecast(fit(evidence()))
 
 
 def test_nothing_measured_has_no_outlook() -> None:
     empty = gather(analyse(make_results([], [])), network_of(None))
-    assert outlook(fit(empty)) is None
+    assert forecast(fit(empty)) is None
 
 
 def test_rank_counts_that_a_global_batch_does_not_divide_over_are_left_out() -> None:
@@ -68,7 +68,7 @@ def test_rank_counts_that_a_global_batch_does_not_divide_over_are_left_out() -> 
         for point in series.points
     )
     fixed = dataclasses.replace(evidence(), series=(dataclasses.replace(series, mode="strong-global", points=points),))
-    found = outlook(fit(fixed))
+    found = forecast(fit(fixed))
     assert found is not None
     assert [one.gpus for one in found.predictions] == [1, 2, 4, 8]
     answered = answer(
@@ -97,4 +97,4 @@ def test_a_plain_series_has_no_outlook() -> None:
         for point in series.points[:1]
     )
     plain = dataclasses.replace(evidence(), series=(dataclasses.replace(series, points=points),))
-    assert outlook(fit(plain)) is None
+    assert forecast(fit(plain)) is None

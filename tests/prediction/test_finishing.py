@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from prediction_factory import estimate, make_outlook, make_prediction, study
+from prediction_factory import estimate, make_forecast, make_prediction, study
 from vitscale.analysis import Analysis
 from vitscale.analysis.trials import CheckpointCost
 from vitscale.errors import RequestError
@@ -20,7 +20,7 @@ def finished(asked: Horizon, *predictions: Prediction, analysis: Analysis | None
         dataclasses.replace(one, trial=one.trial.model_copy(update={"model": resolve(one.trial.model, 10)}))
         for one in predictions
     ]
-    return list(finish(asked, rows, make_outlook(found, rows).evidence, found))
+    return list(finish(asked, rows, make_forecast(found, rows).evidence, found))
 
 
 def test_all_is_as_the_user_says_and_the_start_comes_first() -> None:

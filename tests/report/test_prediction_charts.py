@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from prediction_factory import estimate, make_outlook, make_prediction, series_of, study
+from prediction_factory import estimate, make_forecast, make_prediction, series_of, study
 from vitscale.prediction.evidence import Evidence
 from vitscale.present.document import View
 from vitscale.report.charts.prediction import AMDAHL, IDEAL, TRANSFERS, drawn, prediction_chart
 from vitscale.report.document import charts
 
 
-def prediction_figures(analysis: Any, outlook: Any) -> tuple[View, ...]:
-    found = prediction_chart(analysis, outlook)
+def prediction_figures(analysis: Any, forecast: Any) -> tuple[View, ...]:
+    found = prediction_chart(analysis, forecast)
     return found.views if found else ()
 
 
@@ -71,13 +71,13 @@ def test_without_images_steps_are_drawn() -> None:
     assert not rows.of_epoch
     assert rows.measured[0]["value"] == pytest.approx(0.102, rel=1e-3)
     assert rows.predicted[0]["value"] == pytest.approx(0.136)
-    outlook = make_outlook(analysis, [make_prediction(8, epoch_seconds=None)])
-    assert prediction_figures(analysis, outlook)[0].title.startswith("Predicted step time")
+    forecast = make_forecast(analysis, [make_prediction(8, epoch_seconds=None)])
+    assert prediction_figures(analysis, forecast)[0].title.startswith("Predicted step time")
 
 
 def test_the_chart_shows_both_bands_and_never_a_measured_count_as_predicted() -> None:
     analysis = study()
-    (figure,) = prediction_figures(analysis, make_outlook(analysis))
+    (figure,) = prediction_figures(analysis, make_forecast(analysis))
     assert figure.name == "strong-micro-prediction"
     areas = [layer for layer in figure.spec["layer"] if layer["mark"]["type"] == "area"]
     assert [(area["encoding"]["y"]["field"], area["encoding"]["y2"]["field"]) for area in areas] == [
@@ -93,17 +93,17 @@ def test_the_chart_shows_both_bands_and_never_a_measured_count_as_predicted() ->
 
 def test_series_have_a_chart_each_named_apart() -> None:
     analysis = study()
-    outlook = make_outlook(analysis, [make_prediction(8), make_prediction(8, series="fsdp2")])
+    forecast = make_forecast(analysis, [make_prediction(8), make_prediction(8, series="fsdp2")])
     two = (series_of(analysis), series_of(analysis, "fsdp2"))
-    outlook = dataclasses.replace(outlook, evidence=Evidence(two, outlook.evidence.network))
-    found = prediction_figures(analysis, outlook)
+    forecast = dataclasses.replace(forecast, evidence=Evidence(two, forecast.evidence.network))
+    found = prediction_figures(analysis, forecast)
     assert [figure.name for figure in found] == ["strong-micro-prediction", "strong-micro-prediction-2"]
 
 
 def test_a_prior_as_wide_as_the_world_does_not_squeeze_the_points() -> None:
     analysis = study()
     vast = make_prediction(8, epoch_seconds=dataclasses.replace(estimate(2.0), future_low=1e-6, future_high=1e9))
-    (figure,) = prediction_figures(analysis, make_outlook(analysis, [vast]))
+    (figure,) = prediction_figures(analysis, make_forecast(analysis, [vast]))
     (line,) = [
         layer
         for layer in figure.spec["layer"]
@@ -116,6 +116,6 @@ def test_a_prior_as_wide_as_the_world_does_not_squeeze_the_points() -> None:
 
 def test_with_an_outlook_the_report_has_the_charts() -> None:
     analysis = study({4: [0.1]})
-    outlook = make_outlook(analysis, [make_prediction(8)])
-    assert "prediction" in charts(analysis, outlook)
+    forecast = make_forecast(analysis, [make_prediction(8)])
+    assert "prediction" in charts(analysis, forecast)
     assert "prediction" not in charts(analysis)

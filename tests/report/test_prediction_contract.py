@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from prediction_factory import NETWORK, estimate, make_outlook, make_prediction, make_score, study
+from prediction_factory import NETWORK, estimate, make_forecast, make_prediction, make_score, study
 from vitscale.prediction.results import Forecast
 from vitscale.present.data import envelope
 from vitscale.report.contract import to_json
@@ -26,22 +26,22 @@ def strict(text: str) -> Any:
     return json.loads(text, parse_constant=refuse)
 
 
-def told(outlook: Forecast) -> list[dict[str, Any]]:
+def told(forecast: Forecast) -> list[dict[str, Any]]:
     """The predictions that `vitscale predict --json` prints."""
-    found: list[dict[str, Any]] = strict(envelope("predict", predict_fields(outlook)))["predictions"]
+    found: list[dict[str, Any]] = strict(envelope("predict", predict_fields(forecast)))["predictions"]
     return found
 
 
 def objects(*changes: dict[str, Any]) -> list[dict[str, Any]]:
     rows = [make_prediction(8, **change) for change in changes or ({},)]
-    found: list[dict[str, Any]] = strict(envelope("predict", predict_fields(make_outlook(study(), rows))))[
+    found: list[dict[str, Any]] = strict(envelope("predict", predict_fields(make_forecast(study(), rows))))[
         "predictions"
     ]
     return found
 
 
 def test_an_object_for_each_series_and_rank_count() -> None:
-    found = told(make_outlook(study()))
+    found = told(make_forecast(study()))
     assert [(one["series"], one["gpus"], one["nodes"], one["label"]) for one in found] == [
         ("ddp", 1, 1, "interpolated"), ("ddp", 2, 1, "interpolated"), ("ddp", 4, 1, "interpolated"),
         ("ddp", 8, 2, "extrapolated"), ("ddp", 16, 4, "prior-driven"),
@@ -79,9 +79,9 @@ def test_what_is_unavailable_is_null_with_its_reason_and_never_nan() -> None:
 
 def test_the_report_holds_the_same_objects_and_the_scores() -> None:
     analysis = study()
-    outlook = make_outlook(analysis, scores=[make_score(baseline_interval_score=math.inf)])
-    content = strict(to_json(analysis, outlook))
-    assert content["predictions"] == told(outlook)
+    forecast = make_forecast(analysis, scores=[make_score(baseline_interval_score=math.inf)])
+    content = strict(to_json(analysis, forecast))
+    assert content["predictions"] == told(forecast)
     (score,) = content["prediction_scores"]
     assert (score["fitted_gpus"], score["held_out_gpus"], score["held"], score["runs"]) == ([1, 2, 4], [8], 3, 4)
     assert score["baseline_interval_score"] is None

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from prediction_factory import NETWORK, make_outlook, make_prediction, study
+from prediction_factory import NETWORK, make_forecast, make_prediction, study
 from vitscale.prediction.finishing import Finish
 from vitscale.present.terminal import lines
 from vitscale.report.predicted import predict_document, predict_fields
@@ -15,7 +15,7 @@ UNKNOWN = Finish(100, None, None, None, None, None, None, None, None, (), "no im
 
 def printed(*ends: Finish, series: tuple[str, ...] = ("ddp",)) -> str:
     rows = [make_prediction(8, series=series[place % len(series)]) for place in range(len(ends))]
-    text = "\n".join(line.plain for line in lines(predict_document(make_outlook(study(), rows), ends), verbose=True))
+    text = "\n".join(line.plain for line in lines(predict_document(make_forecast(study(), rows), ends), verbose=True))
     return text.partition("Time to finish")[2].partition("\n\n")[0]
 
 
@@ -44,8 +44,8 @@ def test_series_are_told_apart_where_there_are_several() -> None:
 
 
 def test_fields_of_the_json() -> None:
-    outlook = make_outlook(study(), [make_prediction(8), make_prediction(16)])
-    fields, never = predict_fields(outlook, (ENDS, NEVER))["predictions"]
+    forecast = make_forecast(study(), [make_prediction(8), make_prediction(16)])
+    fields, never = predict_fields(forecast, (ENDS, NEVER))["predictions"]
     assert (fields["gpus"], never["gpus"]) == (8, 16)
     assert (fields["finish_seconds"], fields["finish_seconds_low"], fields["finish_seconds_high"]) == (
         3 * DAY, 2.5 * DAY, 4 * DAY,

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from prediction_factory import NETWORK, make_outlook, make_prediction, make_score, series_of, study
+from prediction_factory import NETWORK, make_forecast, make_prediction, make_score, series_of, study
 from vitscale.prediction.results import Assumption
 from vitscale.report import prediction_words
 
@@ -35,14 +35,14 @@ def test_a_score_is_a_sentence(changes: dict[str, object], said: str) -> None:
 
 def test_three_scores_and_more_are_summed_up_by_their_runs() -> None:
     three = [make_score(), make_score(runs=2, held=1), make_score(runs=2, held=2, mean_absolute_percentage_error=0.061)]
-    said = prediction_words.scores(make_outlook(study(), scores=three))
+    said = prediction_words.scores(make_forecast(study(), scores=three))
     # (4 x 2.1 % + 2 x 2.1 % + 2 x 6.1 %) / 8
     assert said[0] == (
         "Of 8 runs on more ranks than were fitted, in 3 series, 6 lay inside the 90 % interval of a run; predictions "
         "were off by 3.1 % in the mean."
     )
     assert len(said) == 4
-    assert len(prediction_words.scores(make_outlook(study(), scores=three[:2]))) == 2
+    assert len(prediction_words.scores(make_forecast(study(), scores=three[:2]))) == 2
 
 
 def test_neighbouring_rank_counts_are_a_range() -> None:
@@ -131,6 +131,6 @@ def test_the_unit_of_energy(joules: float, sign: str) -> None:
 
 
 def test_the_network_says_where_it_is_from() -> None:
-    assert prediction_words.network(make_outlook(study()).evidence) == (
+    assert prediction_words.network(make_forecast(study()).evidence) == (
         "Network: inside a host check of 2026-11-20, all_reduce over 4 ranks; nothing measured between hosts."
     )

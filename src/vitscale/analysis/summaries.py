@@ -47,12 +47,12 @@ def summarise(
     completed.sort(key=lambda run: run.header.repeat)
     environments = run_environments(completed)
     alike = [*range(len(completed))] if combine_unlike else largest_like_group(environments)
-    used, together = [completed[place] for place in alike], set(alike)
+    used, together = [completed[index] for index in alike], set(alike)
     around = environments[alike[0]] if used else None
     left_out = [
         f"repeat {run.header.repeat}: {'; '.join(differences(around, environment))}"
-        for place, (run, environment) in enumerate(zip(completed, environments, strict=True))
-        if place not in together
+        for index, (run, environment) in enumerate(zip(completed, environments, strict=True))
+        if index not in together
     ]
     figures = tuple(run_figures(run) for run in used)
     outcome, reason = _outcome(all_runs)
@@ -136,10 +136,10 @@ def without_one_off(trials: Mapping[str, TrialResult]) -> dict[str, TrialResult]
 
 def _median_without(ordered: Sequence[float], value: float) -> float | None:
     """The median of all but one `value` of them; None where there is no other."""
-    place, count = bisect.bisect_left(ordered, value), len(ordered) - 1
+    rank, count = bisect.bisect_left(ordered, value), len(ordered) - 1
     if not count:
         return None
-    low, high = (ordered[k + (k >= place)] for k in ((count - 1) // 2, count // 2))
+    low, high = (ordered[k + (k >= rank)] for k in ((count - 1) // 2, count // 2))
     return low if count % 2 else (low + high) / 2
 
 
@@ -221,9 +221,9 @@ def _mean_losses(figures: Sequence[RunFigures]) -> LossByStep:
     of_runs = [figure.loss_by_step for figure in figures]
     if of_runs and all(np.array_equal(losses.step, of_runs[0].step) for losses in of_runs):
         return LossByStep.mean(of_runs[0].step, np.stack([losses.loss for losses in of_runs]))
-    step, place = np.unique(
+    step, position = np.unique(
         np.concatenate([np.array([], dtype=np.int64), *(r.step for r in of_runs)]), return_inverse=True
     )
     losses = np.concatenate([np.array([]), *(r.loss for r in of_runs)])
-    total = np.bincount(place, weights=losses, minlength=len(step))
-    return LossByStep.mean(step, (total / np.bincount(place, minlength=len(step)))[np.newaxis])
+    total = np.bincount(position, weights=losses, minlength=len(step))
+    return LossByStep.mean(step, (total / np.bincount(position, minlength=len(step)))[np.newaxis])

@@ -41,10 +41,10 @@ def spread(work: Callable[[Item], Done], items: Sequence[Item], *, fewest: int) 
                     os.close(write)
                     break
             if not child:
-                _answer(write, work, [items[place] for place in share])
+                _answer(write, work, [items[index] for index in share])
             os.close(write)
             children.append((child, answer, share))
-        done |= {place: work(items[place]) for place in shares[0]}
+        done |= {index: work(items[index]) for index in shares[0]}
         for _, answer, share in children:
             # Without an answer, or with a part of one where the fork was ended.
             with suppress(EOFError, pickle.UnpicklingError), os.fdopen(answer, "rb", closefd=False) as file:
@@ -54,7 +54,7 @@ def spread(work: Callable[[Item], Done], items: Sequence[Item], *, fewest: int) 
             os.close(answer)
             os.kill(child, signal.SIGKILL)  # it has answered, or nobody wants its answer any more
             os.waitpid(child, 0)
-    return [done[place] if place in done else work(items[place]) for place in range(len(items))]
+    return [done[index] if index in done else work(items[index]) for index in range(len(items))]
 
 
 def _answer(write: int, work: Callable[[Item], Done], items: Sequence[Item]) -> None:

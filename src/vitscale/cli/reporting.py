@@ -83,7 +83,7 @@ def report(
     console = base.ProgramConsole(stderr=bool({*outputs.TO_STANDARD_OUTPUT} & set(wanted)) and output is None)
     evidence = evidence_of(results, loaded, analysed)
     fitted = fitting.fit(evidence)
-    ahead = answering.outlook(fitted) if set(wanted) - {*outputs.WITHOUT_PREDICTIONS} else None
+    ahead = answering.forecast(fitted) if set(wanted) - {*outputs.WITHOUT_PREDICTIONS} else None
     brought = outputs.brought(charts or (), analysed)
     # The forms of data have no advice, which takes as long as all predictions do.
     advice = _advice(fitted, analysed) if set(wanted) - {*outputs.OF_DATA} else None

@@ -18,7 +18,7 @@ workloads     trials that train the same, and configurations answered from the n
 labels        what an answer rests on, and what was assumed
 questions     what is to differ from the measured series, as a user names it
 predicting    a question answered: figures with their intervals
-answering     all questions answered, the outlook of a report, and how well such answers did
+answering     all questions answered, the forecast of a report, and how well such answers did
 finishing     hosts that fail, and checkpoints: from time of work to time to finish
 gpu_types, instances   other types of GPU, and tables of what they rent for
 start_up      what it takes until the first step

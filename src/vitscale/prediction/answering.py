@@ -48,7 +48,7 @@ def answer(fitted: Fitted, questions: Sequence[Question]) -> Forecast:
     return Forecast(evidence, tuple(answered), score(judged), tuple(dict.fromkeys(map(str, refused))))
 
 
-def outlook(fitted: Fitted) -> Forecast | None:
+def forecast(fitted: Fitted) -> Forecast | None:
     """What a report shows unasked: each series from its smallest measured rank count to eight times its largest.
 
     None where nothing was measured, or nothing lies beyond it. Rank counts at which a series cannot be (a global batch

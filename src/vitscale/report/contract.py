@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     import polars
 
 
-def to_json(analysis: Analysis, outlook: Forecast | None = None, verb: Literal["report", "run"] = "report") -> str:
+def to_json(analysis: Analysis, forecast: Forecast | None = None, verb: Literal["report", "run"] = "report") -> str:
     """The whole analysis as strict JSON, one object per trial."""
     content = {
         "study": {"name": analysis.study.name, "repeats": analysis.study.repeats, "versions": analysis.study.versions},
@@ -68,8 +68,8 @@ def to_json(analysis: Analysis, outlook: Forecast | None = None, verb: Literal["
         "comparisons": [_comparison(comparison) for comparison in analysis.comparisons],
         "verdicts": [finding_fields(finding) for finding in analysis.findings],
         "problems": list(analysis.problems),
-        "predictions": list(map(prediction_table.prediction, outlook.predictions if outlook else ())),
-        "prediction_scores": prediction_table.scores(outlook) if outlook else [],
+        "predictions": list(map(prediction_table.prediction, forecast.predictions if forecast else ())),
+        "prediction_scores": prediction_table.scores(forecast) if forecast else [],
     }
     return envelope(verb, content)
 

@@ -38,7 +38,7 @@ _MOST_FAILED = 5
 
 def report_document(
     analysis: Analysis,
-    outlook: Forecast | None = None,
+    forecast: Forecast | None = None,
     advice: Advice | None = None,
     results: Path | None = None,
     brought: Sequence[doc.Figure] = (),
@@ -47,12 +47,12 @@ def report_document(
 
     Args:
         analysis: the results.
-        outlook: what is predicted from them; None leaves it out.
+        forecast: what is predicted from them; None leaves it out.
         advice: what to do; None leaves it out.
         results: the folder, for commands and paths of logs.
         brought: charts of other packages.
     """
-    drawn = charts(analysis, outlook, advice)
+    drawn = charts(analysis, forecast, advice)
     first = (
         answers.how_it_scales(analysis, drawn.get("scaling")),
         answers.what_to_choose(analysis),
@@ -67,7 +67,7 @@ def report_document(
         _engines(analysis),
         _accuracy(analysis, drawn),
         _resources(analysis, drawn),
-        _ahead(outlook, advice, drawn),
+        _ahead(forecast, advice, drawn),
         _section("From other packages", brought),
         _runs(analysis, results),
         _environment(analysis),
@@ -78,7 +78,7 @@ def report_document(
     return doc.Document(analysis.study.name, (*first, *(section for section in rest if section is not None)))
 
 
-def charts(analysis: Analysis, outlook: Forecast | None = None, advice: Advice | None = None) -> dict[str, doc.Figure]:
+def charts(analysis: Analysis, forecast: Forecast | None = None, advice: Advice | None = None) -> dict[str, doc.Figure]:
     """Name to chart of all that have data, in the order of the report."""
     measured = [c for c in analysis.curves if any(analysis.trials[point.trial_id].runs for point in c.points)]
     best = answers.best_measured(analysis)
@@ -92,7 +92,7 @@ def charts(analysis: Analysis, outlook: Forecast | None = None, advice: Advice |
         resource_chart(analysis, measured),
         resolution_chart(analysis),
         startup_chart(analysis),
-        prediction_chart(analysis, outlook) if outlook is not None else None,
+        prediction_chart(analysis, forecast) if forecast is not None else None,
         advice_chart(advice) if advice is not None else None,
     )
     return {chart.name: chart for chart in figures if chart is not None}
@@ -196,20 +196,20 @@ def _engines(analysis: Analysis) -> doc.Section | None:
     )
 
 
-def _ahead(outlook: Forecast | None, advice: Advice | None, drawn: dict[str, doc.Figure]) -> doc.Section | None:
+def _ahead(forecast: Forecast | None, advice: Advice | None, drawn: dict[str, doc.Figure]) -> doc.Section | None:
     blocks: list[doc.Block | None] = []
-    if outlook is not None:
-        tables, alike = prediction_tables(outlook)
+    if forecast is not None:
+        tables, alike = prediction_tables(forecast)
         blocks += [
             doc.Paragraph(prediction_words.INTERVALS_MEANING, "quiet"),
-            bullets(prediction_words.scores(outlook)),
+            bullets(prediction_words.scores(forecast)),
             drawn.get("prediction"),
             *tables,
             bullets(
                 (
                     *alike,
-                    prediction_words.network(outlook.evidence),
-                    *prediction_words.labels(outlook.predictions),
+                    prediction_words.network(forecast.evidence),
+                    *prediction_words.labels(forecast.predictions),
                     prediction_words.ASK_FOR_MORE,
                 )
             ),

@@ -57,7 +57,7 @@ class Reported:
     """All that a report is made of."""
 
     analysis: Analysis
-    outlook: Forecast | None = None
+    forecast: Forecast | None = None
     """What is predicted beside it; None leaves that out."""
     advice: Advice | None = None
     results: Path | None = None
@@ -68,13 +68,13 @@ class Reported:
     def text(self, kind: str) -> str:
         """The report as html, md, latex or json; or its methods alone, as Markdown."""
         if kind == "json":
-            return to_json(self.analysis, self.outlook)
+            return to_json(self.analysis, self.forecast)
         from vitscale.present.latex import to_latex
         from vitscale.present.markdown import to_markdown
 
         if kind == "methods":
             return to_markdown(Document(self.analysis.study.name, (methods_section(self.analysis, folded=False),)))
-        document = report_document(self.analysis, self.outlook, self.advice, self.results, self.brought)
+        document = report_document(self.analysis, self.forecast, self.advice, self.results, self.brought)
         if kind == "html":
             return to_html(document, brand="vitscale scaling report", subtitle=counts(self.analysis))
         return to_latex(document) if kind == "latex" else to_markdown(document)
@@ -145,7 +145,7 @@ def _write(reported: Reported, results: Path, formats: Sequence[str], output: Pa
             written.append(file or folder / _NAMES[kind])
             write_bytes(written[-1], text.encode())
     if pictures := [kind for kind in formats if kind in FIGURE_FORMATS]:
-        drawn = (*charts(reported.analysis, reported.outlook, reported.advice).values(), *reported.brought)
+        drawn = (*charts(reported.analysis, reported.forecast, reported.advice).values(), *reported.brought)
         views = [view for figure in drawn for view in figure.views]
         written += draw(views, output or results / "figures", pictures)
     if "trace" in formats:

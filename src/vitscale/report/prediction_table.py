@@ -21,22 +21,22 @@ from vitscale.trial.trial import Mode
 _WIDE_RANGE = 100
 
 
-def prediction_tables(outlook: Forecast) -> tuple[tuple[Table, ...], tuple[str, ...]]:
+def prediction_tables(forecast: Forecast) -> tuple[tuple[Table, ...], tuple[str, ...]]:
     """One table for each series, in the order of the predictions, and the notes that hold of all series alike.
 
     A row is a rank count; small in a cell stand 90 % of the mean, then of one run. Below: what is assumed, what would
     replace most of it, what is unavailable.
     """
-    series = dict.fromkeys((prediction.series, prediction.mode) for prediction in outlook.predictions)
-    tables = [_table([p for p in outlook.predictions if (p.series, p.mode) == key], outlook) for key in series]
+    series = dict.fromkeys((prediction.series, prediction.mode) for prediction in forecast.predictions)
+    tables = [_table([p for p in forecast.predictions if (p.series, p.mode) == key], forecast) for key in series]
     several = tables if len(tables) > 1 else []
     alike = tuple(note for own in several[:1] for note in own.notes if all(note in other.notes for other in several))
     return tuple(replace(own, notes=tuple(note for note in own.notes if note not in alike)) for own in tables), alike
 
 
-def _table(predictions: Sequence[Prediction], outlook: Forecast) -> Table:
+def _table(predictions: Sequence[Prediction], forecast: Forecast) -> Table:
     first = predictions[0]
-    known = next((series for series in outlook.evidence.series if series.name == first.series), None)
+    known = next((series for series in forecast.evidence.series if series.name == first.series), None)
     title = prediction_words.title(first.series, first.mode)
     if changed := prediction_words.changed(first, known) if known else "":
         title = f"{title}; {changed}"
@@ -129,10 +129,10 @@ def _figures(name: str, estimates: Sequence[Estimate | None], show: Callable[[fl
 Object = dict[str, Any]
 
 
-def scores(outlook: Forecast) -> list[Object]:
+def scores(forecast: Forecast) -> list[Object]:
     """How well such predictions did where it is known."""
-    modes = {series.name: series.mode for series in outlook.evidence.series}
-    return [_score(score, modes.get(score.series)) for score in outlook.scores]
+    modes = {series.name: series.mode for series in forecast.evidence.series}
+    return [_score(score, modes.get(score.series)) for score in forecast.scores]
 
 
 def prediction(predicted: Prediction) -> Object:

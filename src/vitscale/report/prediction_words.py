@@ -159,15 +159,15 @@ def _counted(gpus: Sequence[int]) -> str:
     return listed(parts, len(parts))
 
 
-def scores(outlook: Forecast) -> tuple[str, ...]:
+def scores(forecast: Forecast) -> tuple[str, ...]:
     """All of them as sentences; of three or more first what they come to."""
-    modes = {series.name: series.mode for series in outlook.evidence.series}
-    single = tuple(score(scored, modes.get(scored.series)) for scored in outlook.scores)
+    modes = {series.name: series.mode for series in forecast.evidence.series}
+    single = tuple(score(scored, modes.get(scored.series)) for scored in forecast.scores)
     if len(single) < 3:
         return single
-    runs = sum(scored.runs for scored in outlook.scores)
-    error = sum(scored.runs * scored.mean_absolute_percentage_error for scored in outlook.scores) / runs
-    held = sum(scored.held for scored in outlook.scores)
+    runs = sum(scored.runs for scored in forecast.scores)
+    error = sum(scored.runs * scored.mean_absolute_percentage_error for scored in forecast.scores) / runs
+    held = sum(scored.held for scored in forecast.scores)
     return (
         f"Of {runs} runs on more ranks than were fitted, in {len(single)} series, {held} lay inside the 90 % interval "
         f"of a run; predictions were off by {percent(error, 1)} in the mean.",

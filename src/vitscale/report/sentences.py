@@ -304,9 +304,9 @@ def whole(values: Sequence[float], total: int) -> list[int]:
         total: what is to come out.
     """
     rounded = [math.floor(value) for value in values]
-    by_remainder = sorted(range(len(values)), key=lambda place: rounded[place] - values[place])
-    for place in by_remainder[: total - sum(rounded)]:
-        rounded[place] += 1
+    by_remainder = sorted(range(len(values)), key=lambda index: rounded[index] - values[index])
+    for index in by_remainder[: total - sum(rounded)]:
+        rounded[index] += 1
     return rounded
 
 

@@ -56,10 +56,10 @@ def side_by_side(named: Sequence[tuple[str, Analysis]]) -> tuple[Pair, ...]:
     (_, first), *others = named
     pairs = []
     for name, other in others:
-        counterparts = _by_place(other)
-        for place, (curve, gpus, trial_id) in _by_place(first).items():
+        counterparts = _by_point(other)
+        for key, (curve, gpus, trial_id) in _by_point(first).items():
             ours = first.trials[trial_id]
-            same = trial_id if trial_id in other.trials else counterparts.get(place, ("", 0, ""))[2]
+            same = trial_id if trial_id in other.trials else counterparts.get(key, ("", 0, ""))[2]
             if theirs := other.trials.get(same):
                 pairs.append(_pair(name, curve, gpus, ours, theirs))
     tested = [pair.result for pair in pairs if pair.result is not None]
@@ -74,22 +74,22 @@ def unmatched(named: Sequence[tuple[str, Analysis]], pairs: Sequence[Pair]) -> t
     told = []
     for name, _ in others:
         held = {pair.first.trial_id for pair in pairs if pair.results == name}
-        lacking = [place for place in _by_place(first).values() if place[2] not in held]
+        lacking = [compared for compared in _by_point(first).values() if compared[2] not in held]
         told += [f"{name} has nothing like {curve} on {gpus} ranks" for curve, gpus, _ in lacking]
     return tuple(told)
 
 
-def _by_place(analysis: Analysis) -> dict[str, tuple[str, int, str]]:
+def _by_point(analysis: Analysis) -> dict[str, tuple[str, int, str]]:
     """Place on a curve -> (curve's name, ranks, trial); a trial on several curves stands once."""
-    places: dict[str, tuple[str, int, str]] = {}
+    points: dict[str, tuple[str, int, str]] = {}
     seen: set[str] = set()
     for curve in analysis.curves:
         for point in curve.points:
-            place = json.dumps([curve.mode, dict(curve.labels), point.gpus], sort_keys=True, default=str)
+            key = json.dumps([curve.mode, dict(curve.labels), point.gpus], sort_keys=True, default=str)
             if point.trial_id not in seen:
-                places[place] = (f"{curve.name} ({curve.mode})", point.gpus, point.trial_id)
+                points[key] = (f"{curve.name} ({curve.mode})", point.gpus, point.trial_id)
                 seen.add(point.trial_id)
-    return places
+    return points
 
 
 def _pair(name: str, curve: str, gpus: int, first: TrialResult, other: TrialResult) -> Pair:

@@ -45,20 +45,20 @@ class Lineup:
         """The run that may begin now, and where; None where one under way must end before, or none is left."""
         if len(self.under_way) >= self.most or self.under_way & self._plan.alone:
             return None
-        place = 0
-        while place < len(self._waiting) or self._another():
-            task = self._waiting[place]
+        index = 0
+        while index < len(self._waiting) or self._another():
+            task = self._waiting[index]
             if task.repeat != self._waiting[0].repeat:
                 return None
             if not self._blocked(task):
                 if not self._added.wants(task):
-                    del self._waiting[place]
+                    del self._waiting[index]
                     continue
                 if (where := self._where(task)) is not None:
                     return task, where
             if self._overtaken[task] >= len(self._hosts):
                 return None
-            place += 1
+            index += 1
         return None
 
     def begin(self, task: Task, where: Placement) -> None:

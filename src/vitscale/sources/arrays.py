@@ -318,7 +318,7 @@ def _volume(file: Any, name: str) -> Any:
 
 def _filters(volume: Any) -> list[int]:
     packing = volume.id.get_create_plist()
-    return [packing.get_filter(place)[0] for place in range(packing.get_nfilters())]
+    return [packing.get_filter(number)[0] for number in range(packing.get_nfilters())]
 
 
 def _verify_chunks(volume: Any, part: int, name: str) -> None:

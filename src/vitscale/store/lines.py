@@ -254,13 +254,13 @@ class Steps(Sequence[StepLine]):
         return len(self.step)
 
     @overload
-    def __getitem__(self, place: int) -> StepLine: ...
+    def __getitem__(self, index: int) -> StepLine: ...
     @overload
-    def __getitem__(self, place: slice) -> Steps: ...
-    def __getitem__(self, place: int | slice) -> StepLine | Steps:
-        if isinstance(place, slice):
-            return self.at(place)
-        return self._line([column[place].item() for column in self.columns().values()])
+    def __getitem__(self, index: slice) -> Steps: ...
+    def __getitem__(self, index: int | slice) -> StepLine | Steps:
+        if isinstance(index, slice):
+            return self.at(index)
+        return self._line([column[index].item() for column in self.columns().values()])
 
     def __iter__(self) -> Iterator[StepLine]:
         return map(self._line, zip(*(column.tolist() for column in self.columns().values()), strict=True))

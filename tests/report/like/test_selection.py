@@ -25,7 +25,7 @@ def chosen(number: int | None, results: Results) -> Selection | Lack:
 def workloads(number: int, results: Results) -> list[tuple[str, int, str]]:
     found = chosen(number, results)
     assert isinstance(found, Selection)
-    return [(one.dataset, one.micro_batch, one.place) for one in found.series]
+    return [(one.dataset, one.micro_batch, one.hosts) for one in found.series]
 
 
 def test_the_catalogue_has_every_figure_once_and_says_what_it_draws() -> None:

@@ -24,7 +24,7 @@ def test_curves_are_placed_by_their_hosts() -> None:
         paper_curve(cells, dataset="cifar100", spread=True),
         paper_curve(cells, dataset="digits", spread=True, devices=("Slow GPU", "Fast GPU")),
     )
-    assert [(one.dataset, one.place) for one in series(study)] == [
+    assert [(one.dataset, one.hosts) for one in series(study)] == [
         ("cifar10", "one host"),
         ("cifar100", "several like hosts"),
         ("digits", "several unlike hosts"),
@@ -61,7 +61,7 @@ def test_a_curve_that_grows_out_of_one_host_is_two_series() -> None:
         for run in runs
     ]
     found = series(paper_study((curve, out, runs)))
-    assert [(one.place, [member.gpus for member in one.members]) for one in found] == [
+    assert [(one.hosts, [member.gpus for member in one.members]) for one in found] == [
         ("one host", [1, 2]),
         ("several like hosts", [1, 2, 4]),
     ]
@@ -91,7 +91,7 @@ def test_unlike_devices_are_not_held_against_each_other_and_the_reason_is_told()
 def test_strong_series_have_speedups_and_weak_ones_efficiencies_as_the_analysis_has_them() -> None:
     analysis = analyse(whole_study())
     for one in all_series(analysis):
-        if one.place != "one host":
+        if one.hosts != "one host":
             continue
         for member, point in zip(one.members, one.curve.points, strict=True):
             assert member.against_base == (point.efficiency if one.mode == "weak" else point.speedup)
@@ -120,7 +120,7 @@ def test_published_measurements_of_unlike_hosts_are_known_though_their_devices_h
     curve, trials, runs = paper_curve({1: [0.8], 2: [0.8]}, spread=True)
     curve = curve.model_copy(update={"labels": {**curve.labels, "cluster": "tesla"}})
     analysis = analyse(paper_study((curve, trials, runs)))
-    assert [one.place for one in all_series(analysis)] == ["several like hosts"]
+    assert [one.hosts for one in all_series(analysis)] == ["several like hosts"]
     published = {1: 712.92, 2: 916.4}
     timed = {
         identity: dataclasses.replace(
@@ -130,4 +130,4 @@ def test_published_measurements_of_unlike_hosts_are_known_though_their_devices_h
         if trial.epoch_seconds is not None
     }
     known = all_series(dataclasses.replace(analysis, trials=timed))
-    assert [one.place for one in known] == ["several unlike hosts"]
+    assert [one.hosts for one in known] == ["several unlike hosts"]

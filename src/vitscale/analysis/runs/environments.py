@@ -170,12 +170,12 @@ def differences(first: RunEnvironment | None, other: RunEnvironment | None) -> t
 def largest_like_group(around: Sequence[RunEnvironment | None]) -> list[int]:
     """The places in `around` of the largest group of runs that may be combined; of equally large ones the first."""
     groups: list[list[int]] = []
-    for place, environment in enumerate(around):
+    for index, environment in enumerate(around):
         home = next((group for group in groups if not differences(around[group[0]], environment)), None)
         if home is None:
-            groups.append([place])
+            groups.append([index])
         else:
-            home.append(place)
+            home.append(index)
     return max(groups, key=len, default=[])
 
 

@@ -78,14 +78,14 @@ class LossByStep(Sequence[tuple[int, float | None]]):
         return len(self.step)
 
     @overload
-    def __getitem__(self, place: int) -> tuple[int, float | None]: ...
+    def __getitem__(self, index: int) -> tuple[int, float | None]: ...
     @overload
-    def __getitem__(self, place: slice) -> LossByStep: ...
-    def __getitem__(self, place: int | slice) -> tuple[int, float | None] | LossByStep:
-        if isinstance(place, slice):
-            return self._at(place)
-        loss = float(self.loss[place])
-        return int(self.step[place]), None if math.isnan(loss) else loss
+    def __getitem__(self, index: slice) -> LossByStep: ...
+    def __getitem__(self, index: int | slice) -> tuple[int, float | None] | LossByStep:
+        if isinstance(index, slice):
+            return self._at(index)
+        loss = float(self.loss[index])
+        return int(self.step[index]), None if math.isnan(loss) else loss
 
     def __iter__(self) -> Iterator[tuple[int, float | None]]:
         for step, loss in zip(self.step.tolist(), self.loss.tolist(), strict=True):

@@ -313,8 +313,8 @@ def _overheads(run: Run, steady_from: int) -> tuple[float | None, float | None]:
     place_of = dict(zip(steps.step.tolist(), range(len(steps)), strict=True))
     blocks: dict[tuple[int, int], list[int]] = {}
     for line in run.ranks[0].explained:
-        if line.step >= steady_from and (place := place_of.get(line.step)) is not None:
-            blocks.setdefault((line.block, int(kinds[place])), []).append(place)
+        if line.step >= steady_from and (index := place_of.get(line.step)) is not None:
+            blocks.setdefault((line.block, int(kinds[index])), []).append(index)
     light, attached = timed(step_figures.LIGHT), timed(step_figures.ATTACHED)
     ratios = []
     for (_, kind), block in blocks.items():

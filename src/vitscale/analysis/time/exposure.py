@@ -110,18 +110,18 @@ def _transfers(lines: Sequence[ExplainedLine]) -> list[_Transfers]:
     """The transfer of every collective, for each rank."""
     transfers = [_Transfers() for _ in lines]
     for communicator in sorted({collective[0] for collective in lines[0].collectives}):
-        places = [at for at, collective in enumerate(lines[0].collectives) if collective[0] == communicator]
+        indices = [at for at, collective in enumerate(lines[0].collectives) if collective[0] == communicator]
         issued = [[start for name, _, start, _ in line.collectives if name == communicator] for line in lines]
         ended = [[end for name, _, _, end in line.collectives if name == communicator] for line in lines]
         # How far each clock is from the first rank's, by the ends they share; and when a collective truly ended: a
         # thread that is scheduled late sees it late, and would make the next one seem short.
-        together = [at for at, place in enumerate(places) if lines[0].collectives[place][1] not in ROOTED] or [0]
+        together = [at for at, index in enumerate(indices) if lines[0].collectives[index][1] not in ROOTED] or [0]
         apart = [statistics.median(own[at] - ended[0][at] for at in together) for own in ended]
         seen = [list(map(sub, same, apart)) for same in zip(*ended, strict=True)]
         ends = list(map(min, seen))
         done = [-math.inf]
         for at, end in enumerate(ends):
-            if lines[0].collectives[places[at]][1] in ROOTED:  # brief: `_why_not` has looked
+            if lines[0].collectives[indices[at]][1] in ROOTED:  # brief: `_why_not` has looked
                 for own, starts, stops in zip(transfers, issued, ended, strict=True):
                     own.all.append((starts[at], stops[at]))
                 bisect.insort(done, end)
@@ -132,7 +132,7 @@ def _transfers(lines: Sequence[ExplainedLine]) -> list[_Transfers]:
             for own, offset in zip(transfers, apart, strict=True):
                 transfer = (end + offset - wire, max(seen[at]) + offset)
                 own.all.append(transfer)
-                if places[at] in lines[0].norms:
+                if indices[at] in lines[0].norms:
                     own.of_norms.append(transfer)
             bisect.insort(done, end)
     return transfers

@@ -182,12 +182,12 @@ def _fsdp2(trial: Trial, holding: Holding, parts: Sequence[Part]) -> Around:
             forward.append(gathered(last if stays else 0, 0))
             backward.append(forward[-1])
             continue
-        place = block if block >= 0 else last + 1
+        index = block if block >= 0 else last + 1
         done = sum(other.elements for other in parts[number + 1 :] if other.block == block)
-        fetched = 0 if stays or place < 1 else sizes[place - 1]
-        whole = place if stays or block > 0 else 0
+        fetched = 0 if stays or index < 1 else sizes[index - 1]
+        whole = index if stays or block > 0 else 0
         now = added(gathered(min(whole, last), fetched), made(block, done, max(part.tensors)))
-        backward.append(added(now, scattered(place + 1)) if block >= 0 else now)
+        backward.append(added(now, scattered(index + 1)) if block >= 0 else now)
         if block > 0 and (number + 1 == len(parts) or parts[number + 1].block != block):
             own = (
                 sizes[block] if block == last else 0

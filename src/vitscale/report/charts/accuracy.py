@@ -71,8 +71,8 @@ def _training_view(mode: Mode, name: str, x_title: str, gpus: int, rows: list[ax
     dash = axes.nominal("split", scale=scale, legend=stroke if len(splits) > 1 else None)
     # Engines that compute the same have the same curve: each later one is thinner, so that none hides another.
     for row in rows:
-        place = names.index(row["series"])
-        row["weight"] = 1.6 + 2.4 * (len(names) - 1 - place) / max(1, len(names) - 1)
+        index = names.index(row["series"])
+        row["weight"] = 1.6 + 2.4 * (len(names) - 1 - index) / max(1, len(names) - 1)
     plot = axes.Plot({"rows": rows})
     weight = axes.quantity("weight", scale=None, legend=None)
     colour, shape = axes.colour_of(names), axes.shape_of(names)
@@ -109,10 +109,10 @@ def accuracy_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure 
         rows = accuracies(analysis, own)
         for field, title in (("batch", "global batch"), ("gpus", "ranks")):
             if len({row[field] for row in rows}) > 1:
-                for place, panel in sorted({(row["place"], row["panel"]) for row in rows}):
+                for index, panel in sorted({(row["place"], row["panel"]) for row in rows}):
                     some = [row for row in rows if row["panel"] == panel]
                     noise = noise_scales(analysis, own) if field == "batch" else []
-                    views.append(_accuracy_view(mode, field, title, Choice(f"accuracy-{place}", panel), some, noise))
+                    views.append(_accuracy_view(mode, field, title, Choice(f"accuracy-{index}", panel), some, noise))
         for quantity_ in ("seconds", "images"):
             if some := [row for row in targets(analysis, own) if row["quantity"] == quantity_]:
                 views.append(_accuracy_view(mode, "batch", "global batch", _target_choice(some[0]), some, []))

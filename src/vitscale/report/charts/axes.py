@@ -132,7 +132,7 @@ def along(name: str, title: str, values: Sequence[float], *, log: bool = True, n
 
 def colour_of(names: Sequence[str], *, ordered: bool = False) -> Spec:
     """Each series' colour, by its place among `names`; `ordered`: from dark to light."""
-    colours: Spec = {"range": [SERIES_COLOURS[place % len(SERIES_COLOURS)] for place in range(len(names))]}
+    colours: Spec = {"range": [SERIES_COLOURS[index % len(SERIES_COLOURS)] for index in range(len(names))]}
     if ordered:
         colours = {"scheme": {"name": "cividis", "extent": _ORDERED_EXTENT}}
     return nominal("series", scale={"domain": list(names), **colours}, legend=_legend(names))
@@ -140,7 +140,7 @@ def colour_of(names: Sequence[str], *, ordered: bool = False) -> Spec:
 
 def shape_of(names: Sequence[str]) -> Spec:
     """Each series' shape, by its place among `names`."""
-    shapes = [SERIES_SHAPES[place % len(SERIES_SHAPES)] for place in range(len(names))]
+    shapes = [SERIES_SHAPES[index % len(SERIES_SHAPES)] for index in range(len(names))]
     return nominal("series", scale={"domain": list(names), "range": shapes}, legend=_legend(names))
 
 

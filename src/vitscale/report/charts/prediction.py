@@ -144,19 +144,19 @@ _FURTHEST = 30
 _TIMES = ("value", "low", "high", "future_low", "future_high")
 
 
-def prediction_chart(analysis: Analysis, outlook: Forecast) -> Figure | None:
+def prediction_chart(analysis: Analysis, forecast: Forecast) -> Figure | None:
     """A view for each series that has a measured point, by batch policy."""
     by_series: dict[tuple[str, Mode], list[Prediction]] = {}
-    for prediction in outlook.predictions:
+    for prediction in forecast.predictions:
         by_series.setdefault((prediction.series, prediction.mode), []).append(prediction)
-    drawable = [series for series in outlook.evidence.series if (series.name, series.mode) in by_series][:_MOST]
+    drawable = [series for series in forecast.evidence.series if (series.name, series.mode) in by_series][:_MOST]
     numbers: dict[Mode, int] = {}
     views = []
     for series in drawable:
-        numbers[series.mode] = place = numbers.get(series.mode, 0) + 1
+        numbers[series.mode] = number = numbers.get(series.mode, 0) + 1
         rows = drawn(analysis, series, by_series[series.name, series.mode])
-        name = f"{series.mode}-prediction{'' if place == 1 else f'-{place}'}"
-        choice = Choice(str(place), prediction_words.title(series.name, series.mode).removesuffix(f", {series.mode}"))
+        name = f"{series.mode}-prediction{'' if number == 1 else f'-{number}'}"
+        choice = Choice(str(number), prediction_words.title(series.name, series.mode).removesuffix(f", {series.mode}"))
         views.append(_view(name, series.mode, choice, rows))
     return Figure("prediction", "Predicted time", tuple(views)) if views else None
 

@@ -162,7 +162,7 @@ def measured(
             told = point_row(value, measure.show, len(trial.runs))
             rows.append(where | told | {"trial": trial.trial_id, "drift": drift})
             if _of_few(value, len(trial.runs)):
-                runs += [where | {"value": each, "run": place} for place, each in _of_runs(trial, value, measure)]
+                runs += [where | {"value": each, "run": number} for number, each in _of_runs(trial, value, measure)]
     if axis.field:
         rows.sort(key=lambda row: (row["series"], row["x"]))
     return rows, runs
@@ -191,8 +191,8 @@ def _of_runs(trial: TrialResult, value: Estimate, measure: Measure) -> list[tupl
     if trial.epoch_seconds is None or len(trial.runs) < 2:
         return []
     known = [(index, run.epoch_seconds) for index, run in enumerate(trial.runs, 1) if run.epoch_seconds]
-    times = [(place, seconds / trial.epoch_seconds.value) for place, seconds in known]
-    return [(place, value.value * (share if measure.slower_is_more else 1 / share)) for place, share in times]
+    times = [(number, seconds / trial.epoch_seconds.value) for number, seconds in known]
+    return [(number, value.value * (share if measure.slower_is_more else 1 / share)) for number, share in times]
 
 
 def ideal(analysis: Analysis, curves: Sequence[CurveResult], measure: Measure) -> list[Row]:

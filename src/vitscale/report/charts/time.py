@@ -154,9 +154,9 @@ def stacked(bars: Sequence[Bar], *, unit: units.Unit | None = None) -> list[axes
             seconds = bar.parts.get(part, 0.0)
             if seconds > 0:
                 where = {"bar": f"{bar.family}, {units.ranks(bar.gpus)}", "family": bar.family, "gpus": bar.gpus}
-                place = {"start": length * scale, "end": (length + seconds) * scale}
+                span = {"start": length * scale, "end": (length + seconds) * scale}
                 told = {"shown": units.seconds(seconds), "share": units.percent(seconds / bar.seconds)}
-                rows.append(where | {"trial": bar.trial_id, "part": name, "order": order} | place | told)
+                rows.append(where | {"trial": bar.trial_id, "part": name, "order": order} | span | told)
             length += seconds
     return rows
 

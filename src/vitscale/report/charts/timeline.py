@@ -124,7 +124,7 @@ def _spread(items: Sequence[int], most: int) -> list[int]:
     """At most so many, evenly spread from the first to the last."""
     if len(items) <= most:
         return list(items)
-    return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
+    return [items[round(index * (len(items) - 1) / (most - 1))] for index in range(most)]
 
 
 def _sums(parts: dict[str, list[Interval]]) -> str:

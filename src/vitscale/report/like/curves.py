@@ -166,7 +166,7 @@ def _published(published: PublishedPoints, chosen: Selection, labels: Sequence[s
 
 def _notes(figure: StudyFigure, chosen: Selection, rows: Sequence[Row], published: PublishedPoints) -> list[str]:
     bases = {base.gpus for series in chosen.series if (base := series.base) is not None}
-    unlike = figure.place == "several unlike hosts"
+    unlike = figure.hosts == "several unlike hosts"
     return [
         *chosen.notes,
         bars_note(rows),
@@ -245,7 +245,7 @@ def accuracy_by_micro_batch(figure: StudyFigure, chosen: Selection) -> Figure | 
 
 def _first(series: Sequence[Series]) -> list[Series]:
     """As many as have room: those of several GPU counts first, those in one host before the others."""
-    return sorted(series, key=lambda curve: (len(curve.members) < 2, curve.place != "one host"))[:_MOST_PANELS]
+    return sorted(series, key=lambda curve: (len(curve.members) < 2, curve.hosts != "one host"))[:_MOST_PANELS]
 
 
 def _with_accuracy(series: Sequence[Series]) -> tuple[list[tuple[Series, str]], Split]:

@@ -147,8 +147,8 @@ def doublings_figure(figure: StudyFigure, chosen: Selection, network: Network | 
     rows = [_row(doubling, doubling.test.gain.ratio) for doubling in tests]
     # A short line for each, for a single doubling would have no length.
     left = [
-        {"series": f"{place} transfers", "x": 2 * doubling.gpus * end, "value": doubling.test.left}
-        for place, doubling in enumerate(tests)
+        {"series": f"{index} transfers", "x": 2 * doubling.gpus * end, "value": doubling.test.left}
+        for index, doubling in enumerate(tests)
         if doubling.test.left is not None
         for end in (0.94, 1.06)
     ]

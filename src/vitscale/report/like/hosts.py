@@ -32,8 +32,8 @@ def host_pairs(series: Sequence[Series]) -> list[HostPair]:
     """Every strong-scaling workload that was measured both ways, on like hardware, at a count of two GPUs or more."""
     strong = [curve for curve in series if curve.mode == "strong-micro"]
     pairs = []
-    for inside in (curve for curve in strong if curve.place == "one host"):
-        for spread in (curve for curve in strong if curve.place != "one host" and curve.group == inside.group):
+    for inside in (curve for curve in strong if curve.hosts == "one host"):
+        for spread in (curve for curve in strong if curve.hosts != "one host" and curve.group == inside.group):
             test = _test(inside, spread)
             if test is not None:
                 pairs.append((inside, spread, test))

@@ -17,11 +17,11 @@ from vitscale.present.estimate import Estimate
 from vitscale.published import Fact, Layout, published
 from vitscale.trial.trial import Mode
 
-Place = Literal["one host", "several like hosts", "several unlike hosts"]
+Hosts = Literal["one host", "several like hosts", "several unlike hosts"]
 _SAID_OTHERWISE = ("data.name", "train.micro_batch", "train.grad_accum")
 SAME = 1e-3
 """Epoch times closer than this, as a share, are the published measurement itself, imported."""
-_OF_PLACE = ("layout", "scaling.gpus_per_node")
+_OF_HOSTS = ("layout", "scaling.gpus_per_node")
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Series:
     mode: Mode
     dataset: str
     micro_batch: int
-    place: Place
+    hosts: Hosts
     members: tuple[Member, ...]
     """Those with an epoch time or an accuracy, by rank count."""
 
@@ -63,7 +63,7 @@ class Series:
     @property
     def group(self) -> tuple[Any, ...]:
         """What two series share whose only difference is where their GPUs are."""
-        labels = {k: v for k, v in self.curve.labels.items() if k not in _OF_PLACE}
+        labels = {k: v for k, v in self.curve.labels.items() if k not in _OF_HOSTS}
         return self.mode, self.dataset, self.micro_batch, tuple(sorted((k, str(v)) for k, v in labels.items()))
 
 
@@ -73,11 +73,11 @@ def all_series(analysis: Analysis) -> list[Series]:
     A series over several hosts that lacks one GPU borrows it from its twin in one host: on one GPU both are the same.
     """
     measured = [series for curve in analysis.curves for series in _of_curve(analysis, curve)]
-    single = {s.group: s.members[0] for s in measured if s.place == "one host" and s.members[0].gpus == 1}
+    single = {s.group: s.members[0] for s in measured if s.hosts == "one host" and s.members[0].gpus == 1}
     whole = []
     for series in measured:
         twin = single.get(series.group)
-        if series.place != "one host" and twin is not None and series.members[0].gpus > 1:
+        if series.hosts != "one host" and twin is not None and series.members[0].gpus > 1:
             series = replace(series, members=(twin, *series.members))
         whole.append(_compared(series))
     return whole
@@ -85,8 +85,8 @@ def all_series(analysis: Analysis) -> list[Series]:
 
 def names(some: Sequence[Series]) -> list[str]:
     """What tells these series apart, as a reader would say it; in full where that is not enough."""
-    places = {series.place for series in some}
-    said = (*_SAID_OTHERWISE, *(_OF_PLACE if len(places) > 1 else ()))
+    hosts = {series.hosts for series in some}
+    said = (*_SAID_OTHERWISE, *(_OF_HOSTS if len(hosts) > 1 else ()))
     varied = [
         field
         for field in dict.fromkeys(field for series in some for field in series.curve.labels)
@@ -101,7 +101,7 @@ def names(some: Sequence[Series]) -> list[str]:
         parts += [f"micro-batch {series.micro_batch:,}"] if len({s.micro_batch for s in some}) > 1 else []
         parts += filter(None, (_said(field, series.curve.labels.get(field)) for field in varied))
         parts += [" and ".join(series.devices) or "unknown device"] if len(kinds) > 1 else []
-        parts += ["one host" if series.place == "one host" else "several hosts"] if len(places) > 1 else []
+        parts += ["one host" if series.hosts == "one host" else "several hosts"] if len(hosts) > 1 else []
         shorts.append(", ".join(parts) or f"{dataset}, micro-batch {series.micro_batch:,}")
     counts = Counter(shorts)
     unclear = [series.curve.name if counts[short] > 1 else short for series, short in zip(some, shorts, strict=True)]
@@ -116,7 +116,7 @@ def apart_in_micro_batch(some: Sequence[Series]) -> list[tuple[str, list[Series]
     sets: dict[tuple[Any, ...], list[Series]] = {}
     for series in some:
         labels = tuple((k, str(v)) for k, v in series.curve.labels.items() if k != "train.micro_batch")
-        sets.setdefault((series.mode, series.dataset, series.place, labels), []).append(series)
+        sets.setdefault((series.mode, series.dataset, series.hosts, labels), []).append(series)
     several = [members for members in sets.values() if len({member.micro_batch for member in members}) > 1]
     labelled = names([replace(members[0], micro_batch=0) for members in several])
     return [(name.partition(", micro-batch")[0], members) for name, members in zip(labelled, several, strict=True)]
@@ -140,7 +140,7 @@ def _of_curve(analysis: Analysis, curve: CurveResult) -> list[Series]:
     ]
     several = any(member.trial.trial.world.nodes > 1 for member in members)
     inside = [member for member in members if member.trial.trial.world.nodes == 1]
-    parts: list[tuple[Place, list[Member]]] = []
+    parts: list[tuple[Hosts, list[Member]]] = []
     if inside and (len(inside) > 1 or not several):
         parts.append(("one host", inside))
     if several:
@@ -149,8 +149,8 @@ def _of_curve(analysis: Analysis, curve: CurveResult) -> list[Series]:
         parts.append(("several unlike hosts" if unlike else "several like hosts", members))
     train = members[-1].trial.trial if members else None
     return [
-        Series(curve, curve.mode, train.data.name, train.train.micro_batch, place, tuple(some))
-        for place, some in parts
+        Series(curve, curve.mode, train.data.name, train.train.micro_batch, hosts, tuple(some))
+        for hosts, some in parts
         if train is not None
     ]
 
@@ -260,11 +260,11 @@ def published_points(series: Sequence[Series]) -> PublishedPoints:
 
 
 def _facts(series: Series) -> tuple[Fact, ...]:
-    layout: Layout = "single-node" if series.place == "one host" else "one-gpu-per-node"
+    layout: Layout = "single-node" if series.hosts == "one host" else "one-gpu-per-node"
     if series.mode == "strong-global":
         return ()
     weak = series.mode == "weak"
-    unlike = series.place == "several unlike hosts"
+    unlike = series.hosts == "several unlike hosts"
     clusters = dict.fromkeys(fact.cluster for fact in published().facts)
     cluster = next(name for name in clusters if (name in published().unlike_clusters) == unlike)
     measured = published().of(

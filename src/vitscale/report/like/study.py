@@ -12,7 +12,7 @@ from typing import Any, Literal
 from vitscale.analysis import Analysis
 from vitscale.prediction.network.links import Network
 from vitscale.present.document import Table
-from vitscale.report.like.series import DATASET_NAMES, Place, PublishedPoints, Series, all_series, no_points
+from vitscale.report.like.series import DATASET_NAMES, Hosts, PublishedPoints, Series, all_series, no_points
 from vitscale.trial.trial import Mode
 
 Kind = Literal[
@@ -35,7 +35,7 @@ class StudyFigure:
     kind: Kind
     mode: Mode | None = None
     """strong-micro is what the studies call strong or weak scaling of a fixed batch per GPU. None: any."""
-    place: Place | None = None
+    hosts: Hosts | None = None
     """Where the GPUs are. None: anywhere."""
     dataset: str | None = None
     """None: each one separately. Results that hold no dataset of the study show their own in its place."""
@@ -138,7 +138,7 @@ class Lack:
 
 def select(figure: StudyFigure, series: Sequence[Series]) -> Selection | Lack:
     """The series of a figure, or what is missing."""
-    fitting = [curve for curve in series if figure.mode in (None, curve.mode) and figure.place in (None, curve.place)]
+    fitting = [curve for curve in series if figure.mode in (None, curve.mode) and figure.hosts in (None, curve.hosts)]
     if figure.kind == "scaling":
         fitting = [curve for curve in fitting if len({member.gpus for member in curve.members}) > 1]
     fitting = _lightest(fitting) if figure.mode is None else fitting
@@ -151,13 +151,13 @@ def select(figure: StudyFigure, series: Sequence[Series]) -> Selection | Lack:
         notes += note
     if not fitting:
         return Lack(_reason(figure, series), steps_for(figure))
-    in_order = sorted(fitting, key=lambda curve: (curve.place != "one host", curve.dataset, curve.micro_batch))
+    in_order = sorted(fitting, key=lambda curve: (curve.hosts != "one host", curve.dataset, curve.micro_batch))
     return Selection(tuple(in_order), tuple(notes))
 
 
 def steps_for(figure: StudyFigure) -> tuple[str, ...]:
     """What to write into a study file (valid TOML), and what to run then."""
-    spread = figure.place not in (None, "one host")
+    spread = figure.hosts not in (None, "one host")
     lines = [] if figure.dataset is None else ["[data]", f'name = "{figure.dataset}"']
     if figure.micro_batch is not None:
         lines += ["[train]", f"micro_batch = {figure.micro_batch}"]
@@ -201,7 +201,7 @@ def _of_micro_batch(fitting: list[Series], micro_batch: int) -> tuple[list[Serie
     return [curve for curve in fitting if curve.micro_batch == stand_in], [f"{stand_in} in place of {micro_batch}"]
 
 
-_PLACES: dict[Place, str] = {
+_HOSTS: dict[Hosts, str] = {
     "one host": "in one host",
     "several like hosts": "over several hosts with GPUs of one kind",
     "several unlike hosts": "over several hosts with GPUs of unlike kinds",
@@ -219,11 +219,11 @@ def _reason(figure: StudyFigure, series: Sequence[Series]) -> str:
         parts.append(f"on {DATASET_NAMES[figure.dataset]}")
     if figure.micro_batch is not None:
         parts.append(f"at micro-batch {figure.micro_batch}")
-    if figure.place is not None:
-        parts.append(_PLACES[figure.place])
+    if figure.hosts is not None:
+        parts.append(_HOSTS[figure.hosts])
     own = sorted(
         {
-            f"{'weak' if curve.mode == 'weak' else curve.mode} {_PLACES[curve.place]} on "
+            f"{'weak' if curve.mode == 'weak' else curve.mode} {_HOSTS[curve.hosts]} on "
             f"{DATASET_NAMES.get(curve.dataset, curve.dataset)} (micro-batch {curve.micro_batch})"
             for curve in series
         }

@@ -33,6 +33,7 @@ test: install
 nightly: install
 	$(BIN)/python -m pytest -m 'nightly or hypothesis'
 	$(BIN)/python tests/fuzzing.py --inputs 100000
+	$(BIN)/python tests/kills.py --kills 10000
 
 # On a machine that does nothing else; rewrites docs/benchmarks/README.md and what docs/calibration.md says of time.
 bench: install

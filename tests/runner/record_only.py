@@ -1,6 +1,7 @@
 """The command line with one launcher more, whose ranks only write records: a run takes a fraction of a second.
 
-Everything else is the product: driver, lock, folders, watching, outcomes. As the agent: `record_only.py FOLDER RANKS`.
+Everything else is the product: driver, lock, folders, watching, outcomes. As the agent of a host:
+`record_only.py FOLDER FIRST RANKS`.
 """
 
 from __future__ import annotations
@@ -25,10 +26,15 @@ STEP_SECONDS = "VITSCALE_TEST_STEP_SECONDS"
 
 
 class RecordOnly:
-    """Starts a process that starts the ranks, as torchrun does."""
+    """Starts a process on each host that starts its ranks, as torchrun does."""
 
     def launch(self, world: World, spawn: Spawn) -> Spawn:
-        return replace(spawn, commands=((sys.executable, __file__, str(spawn.run_folder), str(world.size)),))
+        local = world.ranks_per_node
+        agents = tuple(
+            (sys.executable, __file__, str(spawn.run_folder), str(node * local), str(local))
+            for node in range(world.nodes)
+        )
+        return replace(spawn, commands=agents, per_host=bool(spawn.hosts))
 
     def unavailable(self) -> str | None:
         return None
@@ -37,12 +43,12 @@ class RecordOnly:
         return None
 
 
-def agent(run_folder: Path, ranks: int) -> int:
-    """Forks the ranks into sessions of their own and waits for them."""
+def agent(run_folder: Path, first: int, ranks: int) -> int:
+    """Forks so many ranks, from the first one on, into sessions of their own and waits for them."""
     launch = launch_file.read(run_folder)
     die_with_parent(launch)
     children = []
-    for number in range(ranks):
+    for number in range(first, first + ranks):
         child = os.fork()
         if child == 0:
             os.setsid()
@@ -91,4 +97,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "cli":
         cli(sys.argv[2:])
     else:
-        sys.exit(agent(Path(sys.argv[1]), int(sys.argv[2])))
+        sys.exit(agent(Path(sys.argv[1]), *map(int, sys.argv[2:])))

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import needs
+from kills import RUNS, STUDY
 from processes import wait_until
-from runner.test_kills import RUNS, STUDY
 from vitscale import store
 
 DRIVE = (

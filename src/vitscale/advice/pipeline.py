@@ -15,17 +15,11 @@ from vitscale.advice.forecast_table import MOST_OOM_CHANCE, Forecaster, Forecast
 from vitscale.advice.next_measurement import Measurement, measurements
 from vitscale.advice.request import NoiseScale, Option, Request, Work
 from vitscale.analysis import Analysis
+from vitscale.prediction import evaluating, finishing, labels, layouts, variance, variants, workloads
 from vitscale.prediction.configurations import Candidate, Evaluated
-from vitscale.prediction.evaluating import ROUGH
 from vitscale.prediction.evidence import Evidence
-from vitscale.prediction.finishing import Interruptions, checkpoint_of, interruptions
 from vitscale.prediction.fitting import DRAWS, Fitted, FittedSeries
-from vitscale.prediction.labels import assumptions
-from vitscale.prediction.layouts import Placement, host_size
 from vitscale.prediction.results import Assumption
-from vitscale.prediction.variance import spread_by_part
-from vitscale.prediction.variants import Variant, variant
-from vitscale.prediction.workloads import evaluate_all
 from vitscale.trial.trial import Trial, World
 
 
@@ -95,7 +89,7 @@ def advise(
     asked: Request,
     noise: NoiseScale,
     forecaster: Forecaster,
-    interrupted: Mapping[str, Interruptions] | None = None,
+    interrupted: Mapping[str, finishing.Interruptions] | None = None,
 ) -> Advice:
     """Looks at every candidate and answers.
 
@@ -218,20 +212,20 @@ def advised_from(fitted: Fitted, analysis: Analysis, asked: Request) -> Advice:
 
     def forecaster(series: str, candidates: Sequence[Candidate], rough: bool) -> Evaluated:
         own = fitted.series[series]
-        return evaluate_all(
+        return workloads.evaluate_all(
             fitted,
             series,
             candidates,
-            hosts_assumed=hosts_assumed and host_size(own.points)[1],
+            hosts_assumed=hosts_assumed and layouts.host_size(own.points)[1],
             memory_capacity_bytes=asked.memory_capacity_bytes,
             with_memory=rough,  # of all, so that it need not be asked again
-            draws=ROUGH if rough else DRAWS,
+            draws=evaluating.ROUGH if rough else DRAWS,
         )
 
     by_series = {
-        own.name: interruptions(
+        own.name: finishing.interruptions(
             own.points[-1].trial,
-            checkpoint_of(own, analysis),
+            finishing.checkpoint_of(own, analysis),
             checkpoint_seconds=asked.checkpoint_seconds,
             node_mtbf_seconds=asked.node_mtbf_seconds,
         )
@@ -244,7 +238,7 @@ def advised_from(fitted: Fitted, analysis: Analysis, asked: Request) -> Advice:
         return advice
     own = fitted.series[option.series]
     changed = _as_run(own, option)
-    shares = spread_by_part(changed, option.candidate)
+    shares = variance.spread_by_part(changed, option.candidate)
     return replace(
         advice,
         measurements=measurements(option, own.series, evidence.network, shares),
@@ -260,14 +254,14 @@ _WORTH_TELLING = 0.01
 """Of the time: what failures and checkpoints must take for their assumptions to be told."""
 
 
-def _of_failures(between: Interruptions | None, option: Option) -> tuple[Assumption, ...]:
+def _of_failures(between: finishing.Interruptions | None, option: Option) -> tuple[Assumption, ...]:
     startup = 0.0 if option.startup is None else option.startup.value
     if between is None or between.wall(option.training.value, option.nodes, startup).lost_share < _WORTH_TELLING:
         return ()
     return between.assumed(option.nodes)
 
 
-def _as_run(fitted: FittedSeries, option: Option) -> Variant:
+def _as_run(fitted: FittedSeries, option: Option) -> variants.Variant:
     candidate = option.candidate
     changes: dict[str, Any] = {
         "engine": candidate.engine,
@@ -278,16 +272,16 @@ def _as_run(fitted: FittedSeries, option: Option) -> Variant:
     if candidate.instance is not None:
         changes["gpu"] = candidate.instance.gpu
         changes |= {} if candidate.instance.network is None else {"network": candidate.instance.network}
-    return variant(fitted, changes)
+    return variants.variant(fitted, changes)
 
 
-def _assumptions(changed: Variant, option: Option, advice: Advice) -> tuple[Assumption, ...]:
+def _assumptions(changed: variants.Variant, option: Option, advice: Advice) -> tuple[Assumption, ...]:
     """Of the option as it would be run; none where it was."""
     if option.label == "measured":
         return ()
     candidate, points = option.candidate, changed.fitted.points
     world = World(nodes=option.nodes, ranks_per_node=candidate.ranks_per_node, threads_per_rank=1)
     beyond = candidate.gpus > max(point.gpus for point in points) and candidate.instance is None
-    assumed_hosts = advice.asked.ranks_per_node is None and host_size(points)[1] and beyond
-    there = Placement(changed.trial.model_copy(update={"world": world}), None, None, assumed_hosts)
-    return assumptions(changed, there)
+    assumed_hosts = advice.asked.ranks_per_node is None and layouts.host_size(points)[1] and beyond
+    there = layouts.Placement(changed.trial.model_copy(update={"world": world}), None, None, assumed_hosts)
+    return labels.assumptions(changed, there)

@@ -15,12 +15,9 @@ from vitscale.importers.contents import MOST_GPUS, LogContents, LogRank, LogRun,
 from vitscale.importers.files import identified
 from vitscale.importers.step_traces import exported_run
 from vitscale.present.units import listed
-from vitscale.profiles.kernels import UNKNOWN
-from vitscale.profiles.step_trace import is_step_trace
-from vitscale.profiles.timeline import steps_on_cuda
+from vitscale.profiles import kernels, step_trace, timeline, trace_steps
 from vitscale.profiles.trace_figures import DeviceTime, TimeShares, product_rate, step_spans, traffic_lines
 from vitscale.profiles.trace_file import Group, Trace, read_trace
-from vitscale.profiles.trace_steps import UNTOLD, Steps, steps_of
 from vitscale.store.reading import without_collection
 from vitscale.store.records import ExplainedLine, StepLine, TrafficLine
 from vitscale.store.results import ImportedFile
@@ -99,7 +96,7 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
         RequestError: two files are of one rank of one job, or a rank cannot be in its job.
         StoreError: a file cannot be read, is no trace, or holds nothing that ran on a GPU.
     """
-    own = {path for path in paths if is_step_trace(path)}
+    own = {path for path in paths if step_trace.is_step_trace(path)}
     ranks = _read_all([path for path in paths if path not in own])
     jobs = [_numbered(job, options) for job in _jobs(ranks)]
     labels = _labels(jobs, options)
@@ -173,7 +170,7 @@ def rank_trace(path: Path) -> RankTrace:
     if device.span is None:
         what = f"nothing in {shown(path.name)} ran on a GPU"
         raise StoreError(what, next_step="Profile with ProfilerActivity.CUDA, with no other profiler attached")
-    steps = steps_of(trace)
+    steps = trace_steps.steps_of(trace)
     named = _IN_THE_NAME.search(path.name)
     told = int((named[1] or named[2])[:12]) if named else None
     return RankTrace(
@@ -200,10 +197,10 @@ def rank_trace(path: Path) -> RankTrace:
     )
 
 
-def _explained(trace: Trace, steps: Steps) -> tuple[ExplainedLine, ...]:
+def _explained(trace: Trace, steps: trace_steps.Steps) -> tuple[ExplainedLine, ...]:
     events = [*(event for event in trace.events if event.kind != "annotation"), *steps.annotations]
     world = trace.world_size or 1
-    return tuple(steps_on_cuda(events, steps.numbers, 0, world, first_is_whole=steps.first_is_whole))
+    return tuple(timeline.steps_on_cuda(events, steps.numbers, 0, world, first_is_whole=steps.first_is_whole))
 
 
 def _micro_batch(trace: Trace) -> int | None:
@@ -307,7 +304,7 @@ def _log_rank(number: int, rank: RankTrace, images: int, *, some: bool) -> LogRa
     steps = tuple(  # a whole trace may be of any number of steps: where its time went is known, and no step's time
         StepLine(step=line.step, epoch=0, seconds=line.seconds, images=images, loss=None, warmup=False)
         for line in lines
-        if rank.found_by != UNTOLD
+        if rank.found_by != trace_steps.UNTOLD
     )
     return LogRank(number, rank.device, None, steps, explained=lines, traffic=rank.traffic)
 
@@ -324,7 +321,7 @@ def _notes_on(job: Sequence[tuple[int, RankTrace]], world: int) -> Iterable[str]
             yield f"{rank.file.name} does not tell its rank: it stands alone (ranks may be named in files: rank0.json)"
         if rank.devices > 1:
             yield f"{rank.file.name}: {rank.devices} GPUs are in one file; together they stand as one, busy when any is"
-        if seconds := rank.kernel_seconds.get(UNKNOWN, 0.0):
+        if seconds := rank.kernel_seconds.get(kernels.UNKNOWN, 0.0):
             share = 100 * seconds / sum(rank.kernel_seconds.values())
             yield f"{rank.file.name}: kernels of no known kind took {seconds:.3g} s, {share:.2g} % of what ran"
 

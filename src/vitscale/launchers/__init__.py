@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from vitscale.base.plugins import known
 from vitscale.errors import RequestError
+from vitscale.launchers import deepspeed, local, mpirun, srun, torchrun
 from vitscale.launchers.base import Launcher, Spawn
-from vitscale.launchers.deepspeed import DeepSpeed
-from vitscale.launchers.local import InProcess, Local
-from vitscale.launchers.mpirun import Mpirun
-from vitscale.launchers.srun import Srun
-from vitscale.launchers.torchrun import Torchrun
 from vitscale.machine.hosts import Host
 from vitscale.trial.hints import meant_value
 from vitscale.trial.trial import World
 
 LOCAL = "local"
 LAUNCHERS: dict[str, Launcher] = {
-    LOCAL: Local(),
-    "torchrun": Torchrun(),
-    "deepspeed": DeepSpeed(),
-    "mpirun": Mpirun(),
-    "srun": Srun(),
+    LOCAL: local.Local(),
+    "torchrun": torchrun.Torchrun(),
+    "deepspeed": deepspeed.DeepSpeed(),
+    "mpirun": mpirun.Mpirun(),
+    "srun": srun.Srun(),
 }
-_OLD: dict[str, Launcher] = {"in-process": InProcess()}
+_OLD: dict[str, Launcher] = {"in-process": local.InProcess()}
 """Names that results and studies of earlier versions have."""
 
 

@@ -12,17 +12,13 @@ from statistics import NormalDist
 import numpy as np
 
 from vitscale.analysis.statistics import t_quantile
-from vitscale.prediction.amdahl import amdahl_of, factor_towards
+from vitscale.prediction import amdahl, layouts, parameters, sampling, shares
 from vitscale.prediction.configurations import Candidate, Estimates, Evaluated, column, joined
 from vitscale.prediction.evidence import Point
 from vitscale.prediction.fitting import DRAWS, FittedSeries
 from vitscale.prediction.labels import assumptions, label, types_are_known
-from vitscale.prediction.layouts import Placement, images_at, whole_steps
 from vitscale.prediction.memory.forecast import oom_chance, peak_bytes_of_many
-from vitscale.prediction.parameters import JOB_DEVIATION, JOB_TO_JOB_RUNS, job_scale
 from vitscale.prediction.results import CONFIDENCE, REACH, Label, predicted
-from vitscale.prediction.sampling import spread_out_jobs, spread_out_normals
-from vitscale.prediction.shares import compute_share
 from vitscale.prediction.step import of_series
 from vitscale.prediction.step.model import Array, Draws, StepModel, Worlds
 from vitscale.prediction.step.of_series import device_factors, slowdown
@@ -83,8 +79,8 @@ def evaluate(
         known = oom_chance(np.nan_to_num(memory), capacity, asked.trial.train.device)
         chance = np.where(np.isnan(memory), np.nan, known)
     step, speed = joined([step for step, _, _ in pieces]), joined([speed for _, speed, _ in pieces])
-    if draws > ROUGH and (terms := amdahl_of(asked)) is not None:
-        factor = factor_towards(terms, max(point.gpus for point in asked.fitted.points), candidates, step)
+    if draws > ROUGH and (terms := amdahl.amdahl_of(asked)) is not None:
+        factor = amdahl.factor_towards(terms, max(point.gpus for point in asked.fitted.points), candidates, step)
         step = replace(step, value=step.value * factor)
         speed = replace(speed, value=np.clip(speed.value / factor, speed.low, speed.high))
     return Evaluated(
@@ -112,11 +108,11 @@ class _Draws:
         self.draws = {name: rows[some] for name, rows in asked.draws.items()}
         self.job_spread = asked.fitted.job_spread[some]
         count = len(self.job_spread)
-        self.of_runs, self.of_misfit = spread_out_normals(rng, count), spread_out_normals(rng, count)
+        self.of_runs, self.of_misfit = sampling.spread_out_normals(rng, count), sampling.spread_out_normals(rng, count)
         self.jobs, self.jobs_of_base = (
-            np.hstack([spread_out_jobs(rng, count) for _ in range(_FUTURES)]).T[:, :, None] for _ in range(2)
+            np.hstack([sampling.spread_out_jobs(rng, count) for _ in range(_FUTURES)]).T[:, :, None] for _ in range(2)
         )
-        self.added = spread_out_normals(rng, count)
+        self.added = sampling.spread_out_normals(rng, count)
 
     def of(
         self, candidates: Sequence[Candidate], with_parts: bool
@@ -152,7 +148,7 @@ class _Draws:
         model = self.asked.model
         if self.base is not None or model.parallel == NO_SPLIT:
             return model, self.draws
-        whole = self.draws["compute"] - math.log(compute_share(self.asked.trial))
+        whole = self.draws["compute"] - math.log(shares.compute_share(self.asked.trial))
         return replace(model, messages=(), parallel=NO_SPLIT), {**self.draws, "compute": whole}
 
     def _mean(self, candidates: Sequence[Candidate], model: StepModel, draws: Draws) -> tuple[Array, dict[str, Array]]:
@@ -192,8 +188,8 @@ def measured_step(points: Sequence[Point], point: Point) -> Estimate:
 
     How far runs differ is what all runs of `points` say, with a prior as in `fitting`; intervals are of Student's t.
     """
-    prior = JOB_DEVIATION * job_scale(point.trial)
-    squares, freedom = JOB_TO_JOB_RUNS * prior**2, JOB_TO_JOB_RUNS
+    prior = parameters.JOB_DEVIATION * parameters.job_scale(point.trial)
+    squares, freedom = parameters.JOB_TO_JOB_RUNS * prior**2, parameters.JOB_TO_JOB_RUNS
     for each in points:
         logs = [math.log(seconds) for seconds in each.step_seconds]
         squares += sum((log - statistics.fmean(logs)) ** 2 for log in logs)
@@ -253,10 +249,10 @@ def _one_sided(normal: float, chance: float) -> float:
 def _epochs(asked: Variant, candidates: Sequence[Candidate]) -> tuple[Array, Array]:
     """(images of an epoch, whole steps that it comes to) of each."""
     series = asked.fitted.series
-    known = {gpus: images_at(series, gpus)[0] for gpus in {candidate.gpus for candidate in candidates}}
+    known = {gpus: layouts.images_at(series, gpus)[0] for gpus in {candidate.gpus for candidate in candidates}}
     images = np.array([known[candidate.gpus] or np.nan for candidate in candidates], dtype=float)
     batch, micro_batch = column(candidates, "global_batch"), column(candidates, "micro_batch")
-    return images, whole_steps(images, batch, micro_batch, asked.trial.train.drop_last)
+    return images, layouts.whole_steps(images, batch, micro_batch, asked.trial.train.drop_last)
 
 
 def _memory(template: Trial, candidates: Sequence[Candidate]) -> Array:
@@ -292,7 +288,7 @@ def _labels(
         key = (candidate.gpus, min(candidate.gpus, candidate.ranks_per_node))
         if key not in known:
             world = World(nodes=-(-candidate.gpus // key[1]), ranks_per_node=key[1], threads_per_rank=1)
-            there = Placement(
+            there = layouts.Placement(
                 asked.trial.model_copy(update={"world": world}), None, None, hosts_assumed and candidate.gpus > largest
             )  # fmt: skip
             known[key] = label(asked, there, assumptions(asked, there))

@@ -14,16 +14,10 @@ from vitscale.analysis.summaries import NOT_RUN_YET
 from vitscale.prediction.results import Forecast
 from vitscale.present import document as doc
 from vitscale.present import units
-from vitscale.report import answers, detail_tables, prediction_words, sentences
+from vitscale.report import answers, detail_tables, methods, prediction_words, sentences
 from vitscale.report.answers import bullets, engine_sentences
-from vitscale.report.charts.accuracy import accuracy_chart, training_chart
+from vitscale.report.charts import accuracy, prediction, resources, scaling, time, timeline
 from vitscale.report.charts.advice import advice_chart
-from vitscale.report.charts.prediction import prediction_chart
-from vitscale.report.charts.resources import resolution_chart, resource_chart, startup_chart
-from vitscale.report.charts.scaling import scaling_chart
-from vitscale.report.charts.time import breakdown_chart, waterfall_chart
-from vitscale.report.charts.timeline import timeline_chart
-from vitscale.report.methods import methods_section
 from vitscale.report.prediction_table import prediction_tables
 from vitscale.report.resolutions import resolution_table
 from vitscale.report.tables import batch_text, comparison_tables, mode_tables, trial_label
@@ -73,7 +67,7 @@ def report_document(
         _environment(analysis),
         _problems(analysis),
         _reproduce(analysis),
-        methods_section(analysis),
+        methods.methods_section(analysis),
     )
     return doc.Document(analysis.study.name, (*first, *(section for section in rest if section is not None)))
 
@@ -83,16 +77,16 @@ def charts(analysis: Analysis, forecast: Forecast | None = None, advice: Advice 
     measured = [c for c in analysis.curves if any(analysis.trials[point.trial_id].runs for point in c.points)]
     best = answers.best_measured(analysis)
     figures = (
-        scaling_chart(analysis, measured),
-        waterfall_chart(analysis.waterfalls, chosen=best.trial_id if best else ""),
-        breakdown_chart(analysis, measured),
-        timeline_chart(analysis),
-        training_chart(analysis, measured),
-        accuracy_chart(analysis, measured),
-        resource_chart(analysis, measured),
-        resolution_chart(analysis),
-        startup_chart(analysis),
-        prediction_chart(analysis, forecast) if forecast is not None else None,
+        scaling.scaling_chart(analysis, measured),
+        time.waterfall_chart(analysis.waterfalls, chosen=best.trial_id if best else ""),
+        time.breakdown_chart(analysis, measured),
+        timeline.timeline_chart(analysis),
+        accuracy.training_chart(analysis, measured),
+        accuracy.accuracy_chart(analysis, measured),
+        resources.resource_chart(analysis, measured),
+        resources.resolution_chart(analysis),
+        resources.startup_chart(analysis),
+        prediction.prediction_chart(analysis, forecast) if forecast is not None else None,
         advice_chart(advice) if advice is not None else None,
     )
     return {chart.name: chart for chart in figures if chart is not None}

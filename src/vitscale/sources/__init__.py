@@ -10,16 +10,9 @@ import numpy as np
 
 from vitscale.base.plugins import known
 from vitscale.errors import RequestError
-from vitscale.sources import base
-from vitscale.sources.ade20k import list_ade20k
+from vitscale.sources import ade20k, base, cifar, digits, hf_datasets, image_folder, shards, synthetic
 from vitscale.sources.base import ChannelStatistics, Dataset, Progress, Source, Split, Summary, default_cache_root
-from vitscale.sources.cifar import CIFAR10, CIFAR100, Cifar
-from vitscale.sources.digits import Digits
-from vitscale.sources.hf_datasets import list_hf
-from vitscale.sources.image_folder import list_folder
 from vitscale.sources.image_set import ImageSet
-from vitscale.sources.shards import list_shards
-from vitscale.sources.synthetic import Synthetic
 from vitscale.trial import script
 from vitscale.trial.hints import meant_value
 from vitscale.trial.trial import DataSpec
@@ -27,15 +20,15 @@ from vitscale.trial.trial import DataSpec
 __all__ = ["SOURCES", "ChannelStatistics", "Dataset", "Source", "Split", "Summary", "check", "load", "prepare"]
 
 SOURCES: Mapping[str, Source] = {
-    "ade20k": ImageSet(list_ade20k, ("evaluation",)),
-    "cifar10": Cifar(CIFAR10),
-    "cifar100": Cifar(CIFAR100),
-    "digits": Digits(),
-    "folder": ImageSet(list_folder),
-    "hf": ImageSet(list_hf, ("channels", "dtype", "hf", "columns")),
-    "shards": ImageSet(list_shards),
-    "synthetic": Synthetic(),
-    "synthetic-masks": Synthetic("segmentation"),
+    "ade20k": ImageSet(ade20k.list_ade20k, ("evaluation",)),
+    "cifar10": cifar.Cifar(cifar.CIFAR10),
+    "cifar100": cifar.Cifar(cifar.CIFAR100),
+    "digits": digits.Digits(),
+    "folder": ImageSet(image_folder.list_folder),
+    "hf": ImageSet(hf_datasets.list_hf, ("channels", "dtype", "hf", "columns")),
+    "shards": ImageSet(shards.list_shards),
+    "synthetic": synthetic.Synthetic(),
+    "synthetic-masks": synthetic.Synthetic("segmentation"),
 }
 """`data.name` -> what reads it."""
 

@@ -20,12 +20,9 @@ from vitscale.store.results import Curve, CurvePoint
 from vitscale.study import model_checks, resolve, user_model
 from vitscale.study.file import StudyFile
 from vitscale.study.sections import AUTO, Study, TrainSection
-from vitscale.trial import deepspeed_config, engines, model_spec, script
-from vitscale.trial.facts import fact_of
+from vitscale.trial import deepspeed_config, engines, facts, model_spec, rank_batches, script, step_schedule
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.parallel import RankLayout
-from vitscale.trial.rank_batches import needless_micro_steps
-from vitscale.trial.step_schedule import shortest_run
 from vitscale.trial.trial import (
     DataSpec,
     TrainFields,
@@ -130,7 +127,7 @@ def _micro_step_notes(point: _Settled) -> Iterator[str]:
     if point.study.scaling.mode != "strong-global" or train.micro_batch is None:
         return
     for spec, world, _ in point.worlds:
-        if cut := needless_micro_steps(spec, train.micro_batch):
+        if cut := rank_batches.needless_micro_steps(spec, train.micro_batch):
             yield (
                 f"{world.size} ranks take {cut}: small micro-batches are slow, and the curve shows that as a loss of "
                 f"scaling. Choose train.global_batch so that its share of {world.size} ranks has a larger divisor"
@@ -159,7 +156,7 @@ def _refuse_idle_values(study: Study, by_hand: frozenset[str]) -> None:
     """A value set by hand that another one leaves nothing to do."""
     idle = None
     for name in TrainSection.model_fields if study.train.script is None else ():
-        field, values = fact_of(TrainSection, name).needs or ("", ())
+        field, values = facts.fact_of(TrainSection, name).needs or ("", ())
         if f"train.{name}" in by_hand and values and (value := getattr(study.train, field)) not in values:
             valid = " or ".join(f'"{valid}"' for valid in values)
             idle = (f"train.{name}", f"train.{field} = {shown(value)}", f"set {field} = {valid}")
@@ -308,7 +305,7 @@ def _trial(
     )
     per_epoch = _steps_per_epoch(trial, summary)
     if auto:
-        window = trial.window.model_copy(update={"steps": shortest_run(trial, per_epoch)})
+        window = trial.window.model_copy(update={"steps": step_schedule.shortest_run(trial, per_epoch)})
         trial = trial.model_copy(update={"window": window})
     if trial.train.script is None:
         model_checks.check_labels(trial, summary)

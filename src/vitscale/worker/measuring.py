@@ -27,11 +27,9 @@ from vitscale.store.records import EpochLine, ModelLine, PhaseLine, PhaseName, R
 from vitscale.store.results import RunHeader
 from vitscale.trial.step_schedule import StepWindow, timed_stretch, windows
 from vitscale.trial.trial import samples_used, steps_per_epoch
-from vitscale.worker.environment import start_line
-from vitscale.worker.extensions import watched
+from vitscale.worker import environment, extensions, rank_process
 from vitscale.worker.group import barrier
 from vitscale.worker.probe import images_of
-from vitscale.worker.rank_process import RankInfo
 
 _UNNAMED = "the script does not name this phase of its steps: probe.phase({phase!r})"
 _PART_OF_PHASE = {"data": "data_wait", "forward": "forward", "backward": "backward", "optimizer": "optimizer"}
@@ -41,7 +39,7 @@ _NOT_TOLD = math.nan
 class Measuring:
     """One rank's measurement of a script."""
 
-    def __init__(self, header: RunHeader, own: RankInfo, log: RankLog, began: float) -> None:
+    def __init__(self, header: RunHeader, own: rank_process.RankInfo, log: RankLog, began: float) -> None:
         """`began`: `time.perf_counter()` when the script did."""
         self._header, self._trial, self._own, self._log, self._began = header, header.trial, own, log, began
         trial = self._trial
@@ -188,7 +186,7 @@ class Measuring:
                 self._met = self.step
             self._clock.start()
         if self.step == 0:
-            self._first = (time.perf_counter(), self._open.enter_context(watched()))
+            self._first = (time.perf_counter(), self._open.enter_context(extensions.watched()))
         self._open.enter_context(self._explainer.step(self.step))
         PROGRESS.phase = "script"
 
@@ -276,7 +274,7 @@ class Measuring:
         self._device = device_of(self._header)
         self._counter = TrafficCounter()
         backend = None if self._counter.backend == NO_GROUP else self._counter.backend
-        self._log.write(start_line(self._header, own, self._device, backend))
+        self._log.write(environment.start_line(self._header, own, self._device, backend))
         self._log.write(PhaseLine(name="script", seconds=time.perf_counter() - self._began))
         self._log.write(self._model)
         self._clock: StepClock[StepMark] = step_clock(self._device)

@@ -10,7 +10,7 @@ inverse chi-squared prior, cut off at 8 %.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,7 @@ _CLOSE = 1e-3
 """Of a log density: the maximum is a place to begin at."""
 _TRIED = 64
 _COMPUTE = NAMES.index("compute")
+_SETS_AT_ONCE = 64
 
 
 def by_name(rows: Array) -> Draws:
@@ -69,26 +70,48 @@ class Likelihood:
 
     def log_density(self, standard: Array) -> Array:
         """(sets,): of the posterior, up to a constant that is the same for all models of the same points."""
-        residuals, others = self.residuals(standard)
+        of_points, others = self._log_model(standard)
         log_scale = standard[:, -1]
-        runs = residuals / np.exp(log_scale)[:, None]
-        for change, by in ((np.multiply, runs), (np.divide, JOB_FREEDOM)):  # in place: of many runs these are large
-            change(runs, by, out=runs)
-        runs = np.multiply(np.log1p(runs, out=runs), (JOB_FREEDOM + 1) / 2, out=runs)
-        density = -0.5 * (others**2).sum(axis=1) - runs.sum(axis=1) - residuals.shape[1] * log_scale
+        scale = np.exp(log_scale)
+        of_runs = np.empty(len(standard))
+        for rows in _in_parts(len(standard)):
+            runs = self._residuals(of_points[rows])
+            np.divide(runs, scale[rows, None], out=runs)
+            for change, by in ((np.multiply, runs), (np.divide, JOB_FREEDOM)):
+                change(runs, by, out=runs)
+            of_runs[rows] = np.multiply(np.log1p(runs, out=runs), (JOB_FREEDOM + 1) / 2, out=runs).sum(axis=1)
+        density = -0.5 * (others**2).sum(axis=1) - of_runs - len(self.of_point) * log_scale
         density += self._of_scale(log_scale) - 0.5 * len(self.active) * math.log(2 * math.pi)
         return np.asarray(np.where(log_scale < math.log(_MOST_JOB_TO_JOB), density, -np.inf), dtype=np.float64)
 
     def residuals(self, standard: Array) -> tuple[Array, Array]:
         """((sets, runs) logarithm of each run's step over the model's; (sets, ...) residuals of parameters and of
         explained parts, in their standard deviations)."""
+        of_points, others = self._log_model(standard)
+        return self._residuals(of_points), others
+
+    def median_residuals(self, standard: Array) -> Array:
+        """(sets,): of `residuals` the median over the runs."""
+        of_points, _ = self._log_model(standard)
+        medians = np.empty(len(standard))
+        for rows in _in_parts(len(standard)):
+            # A set's runs side by side, as they are to be sorted.
+            runs = np.take(of_points[rows], self.of_point, axis=1)
+            medians[rows] = _medians(np.subtract(self.log_steps, runs, out=runs))
+        return medians
+
+    def _log_model(self, standard: Array) -> tuple[Array, Array]:
+        """((sets, points) logarithm of the model's step; the residuals of all but the runs)."""
         times = self.model.times(by_name(self.rows(standard)), self.worlds)
         others = [standard[:, :-1]]
         for n, point in self.explained:
             others += self._parts(times, point, n)
-        steps = np.log(times.total)[:, self.of_point]
-        np.subtract(self.log_steps, steps, out=steps)
-        return np.asarray(steps, dtype=np.float64), np.concatenate(others, axis=1)
+        return np.log(times.total), np.concatenate(others, axis=1)
+
+    def _residuals(self, of_points: Array) -> Array:
+        """(sets, runs)."""
+        runs = of_points[:, self.of_point]
+        return np.asarray(np.subtract(self.log_steps, runs, out=runs), dtype=np.float64)
 
     def proposals(self) -> tuple[Proposal, ...]:
         """To begin with: around the best explanation of all runs, around one that may leave some out, and the prior."""
@@ -214,18 +237,24 @@ class _FromThePrior:
         at = rows.copy()
         at[:, self.column] = 0.0
         by_one = self.likelihood.spread[_COMPUTE]
-        apart = _medians(self.likelihood.residuals(at)[0])
+        apart = self.likelihood.median_residuals(at)
         moved = np.clip(apart, -1.0, 1.0)
         at[:, self.column] = moved / by_one
-        left = _medians(self.likelihood.residuals(at)[0])
+        left = self.likelihood.median_residuals(at)
         slope = np.divide(apart - left, moved, out=np.ones_like(moved), where=moved != 0)
         at[:, self.column] += np.clip(left / np.maximum(slope, 0.05), -1.0, 1.0) / by_one
         return np.asarray(at[:, self.column], dtype=np.float64)
 
 
 def _medians(values: Array) -> Array:
-    """Of each row, as `np.median` has it, in two thirds of the time: that asks for both of the middle ones at once."""
+    """Of each row, which is reordered, as `np.median` has it: that takes longer, for it asks for both of the middle
+    ones at once."""
     half = values.shape[1] // 2
-    parted = np.partition(values, half, axis=1)
-    below = parted[:, half] if values.shape[1] % 2 else parted[:, :half].max(axis=1)
-    return np.where(np.isnan(values).any(axis=1), np.nan, (below + parted[:, half]) / 2)
+    values.partition(half, axis=1)
+    below = values[:, half] if values.shape[1] % 2 else values[:, :half].max(axis=1)
+    return np.where(np.isnan(values).any(axis=1), np.nan, (below + values[:, half]) / 2)
+
+
+def _in_parts(sets: int) -> Iterator[slice]:
+    """Of many runs an array of all sets is larger than a processor's caches."""
+    return (slice(first, first + _SETS_AT_ONCE) for first in range(0, sets, _SETS_AT_ONCE))

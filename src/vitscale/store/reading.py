@@ -228,13 +228,14 @@ def load(results: Path, only: str | None = None, known: Mapping[str, Run] = Mapp
         if index.pack_of(name) is None:
             problems += [f"{line}: line left out" for record in run.ranks for line in record.broken]
             runs[name] = run
+    asked = frozenset(wanted)
     for pack in sorted({index.packs[name] for name in wanted if name in index.packs and name not in runs}):
         try:
             packed = read_pack(pack)
         except StoreError as error:
             problems.append(f"{error}: its runs are left out")
         else:
-            runs |= {name: packed[name] for name in wanted if name in packed and name not in runs}
+            runs |= {name: run for name, run in packed.items() if name in asked and name not in runs}
     for name in [name for name in wanted if name in runs]:
         header = runs[name].header
         if not name.startswith(f"{header.trial_id}-r{header.repeat}-"):

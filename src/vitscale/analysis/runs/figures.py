@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import overload
 
@@ -19,7 +19,7 @@ from vitscale.analysis.runs import steps as step_figures
 from vitscale.analysis.runs.warmup import WarmUp, warm_up
 from vitscale.analysis.statistics import finite_or_none, quantile
 from vitscale.store.lines import Steps
-from vitscale.store.records import ModelLine, PhaseLine, RankRecord
+from vitscale.store.records import ModelLine, RankRecord
 from vitscale.store.results import Run
 from vitscale.trial.trial import Trial
 
@@ -328,12 +328,14 @@ def _elapsed_epochs(
 
 
 def _startup(ranks: Sequence[RankRecord]) -> dict[str, float]:
-    def seconds(phases: Iterable[PhaseLine], name: str) -> float | None:
-        same = [phase.seconds for phase in phases if phase.name == name]
-        return sum(same) if same else None
-
-    by_phase = {name: [s for rank in ranks if (s := seconds(rank.phases, name)) is not None] for name in PHASES}
-    return {name: max(of_ranks) for name, of_ranks in by_phase.items() if of_ranks}
+    slowest: dict[str, float] = {}
+    for rank in ranks:
+        own: dict[str, float] = {}
+        for phase in rank.phases:
+            own[phase.name] = own.get(phase.name, 0) + phase.seconds
+        for name, seconds in own.items():
+            slowest[name] = max(slowest.get(name, seconds), seconds)
+    return {name: slowest[name] for name in PHASES if name in slowest}
 
 
 def _evaluation(ranks: Sequence[RankRecord]) -> float | None:

@@ -186,8 +186,10 @@ class StepModel:
         hidden, filling = np.zeros_like(exposed), np.zeros_like(exposed)
         if self.messages is None:
             return self._as_a_ring(draws, worlds), hidden, filling
-        for accumulation in sorted(set(worlds.grad_accum.tolist())):
-            at = worlds.grad_accum == accumulation
+        accumulations = sorted(set(worlds.grad_accum.tolist()))
+        for accumulation in accumulations:
+            # Most often all are alike: a mask would copy every array.
+            at = worlds.grad_accum == accumulation if len(accumulations) > 1 else slice(None)
             some = Worlds(
                 worlds.ranks[at], worlds.ranks_per_node[at], worlds.micro_batch[at], worlds.grad_accum[at],
                 worlds.slowdown[at],

@@ -254,9 +254,10 @@ def checked(results: Path, kept: dict[str, dict[str, bytes]]) -> dict[str, dict[
 
 def _below(pid: int) -> list[psutil.Process]:
     try:
-        return psutil.Process(pid).children(recursive=True)
+        below: list[psutil.Process] = psutil.Process(pid).children(recursive=True)
     except psutil.Error:
         return []
+    return below
 
 
 def _number_of_entries(results: Path) -> int:

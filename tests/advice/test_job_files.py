@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from advice.test_study_text import scripted
 from advice_factory import advised
 from vitscale.advice.job_files import JOB_FORMATS, job_text
 from vitscale.advice.request import Option
@@ -104,6 +105,19 @@ def test_a_hostile_study_stays_a_text(tmp_path: Path) -> None:
         subprocess.run(["bash", "-c", documents[0]["run"]], cwd=tmp_path, env={"PATH": "/usr/bin:/bin"}, check=False)
         assert [path.name for path in tmp_path.iterdir()] == ["study.toml"]
         assert (tmp_path / "study.toml").read_text() == text
+
+
+def test_a_script_goes_along(tmp_path: Path) -> None:
+    """With its folder, or as what the image must have; the study names it as it lies there."""
+    advice = advised()
+    option = advice.chosen
+    assert option is not None
+    trial = scripted(advice.trial, tmp_path / "own.py")
+    study = study_text("own", option, trial, advice.work)
+    task = yaml.safe_load(job_text("skypilot", study, option, trial, ()))
+    assert task["workdir"] == str(tmp_path)
+    assert '\nscript = "own.py"\n' in task["run"]
+    assert f"the script '{tmp_path}/own.py'" in job_text("jobset", study, option, trial, ()).splitlines()[0]
 
 
 def test_an_unknown_format_is_named() -> None:

@@ -15,7 +15,8 @@ from vitscale.advice.study_text import advised_trial, launch_lines, study_text
 from vitscale.errors import RequestError
 from vitscale.machine.hardware import Machine
 from vitscale.prediction.configurations import Candidate
-from vitscale.trial.trial import Trial
+from vitscale.trial.model_spec import ModelSpec
+from vitscale.trial.trial import DataSpec, Trial
 
 ONE_HOST = Machine(cores=64, cpu_quota_cores=None, gpus=gpus(20), cpu_has_fast_bf16=False)
 
@@ -30,6 +31,17 @@ def planned(tmp_path: Path, text: str, **overlay: Any) -> runner.Plan:
     path = tmp_path / "STUDY.toml"
     path.write_text(text, encoding="utf-8")
     return runner.plan(path, machine=ONE_HOST, check_data=lambda _: summary(6400), overlay=overlay or None)
+
+
+def scripted(trial: Trial, script: Path, *arguments: str) -> Trial:
+    """The trial as if a script had trained it, for 50 steps."""
+    script.write_text("pass\n")
+    train = trial.train.model_copy(
+        update={"engine": "script", "script": str(script), "arguments": arguments, "epochs": None}
+    )
+    data = DataSpec(name="script", samples=6400)
+    window = trial.window.model_copy(update={"steps": 50})
+    return trial.model_copy(update={"model": ModelSpec(), "data": data, "train": train, "window": window})
 
 
 def only_trial(plan: runner.Plan) -> Trial:
@@ -106,6 +118,21 @@ def test_a_name_that_no_study_may_have_is_mended(tmp_path: Path) -> None:
     text = study_text('my "study"\n[model]', option, advice.trial, advice.work)
 
     assert planned(tmp_path, text).record.name == "my--study---model-"
+
+
+@pytest.mark.parametrize("told", [(), ("--epochs", "{epochs}")])
+def test_a_script_is_told_what_it_takes_and_plan_gets_the_same(tmp_path: Path, told: tuple[str, ...]) -> None:
+    """Epochs only where an argument hands them on; else as many steps as were measured."""
+    advice = advised()
+    own = scripted(advice.trial, tmp_path / "own.py", "--batch-size", "{micro_batch}", *told)
+
+    text = text_of(advice, own)
+    trial = only_trial(planned(tmp_path, text))
+
+    assert "[model]" not in text
+    assert (trial.train.engine, trial.train.script) == ("script", own.train.script)
+    assert trial.train.arguments == own.train.arguments
+    assert (trial.train.epochs, trial.window.steps) == ((EPOCHS, None) if told else (None, 50))
 
 
 def test_what_only_its_author_can_repeat_is_refused() -> None:

@@ -49,6 +49,14 @@ def test_runs_and_trials_have_the_report_s_figures(folder: Path) -> None:
     assert isinstance(loaded.trials, polars.LazyFrame)
 
 
+def test_what_the_page_shows_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "comparing.md").read_text()
+    code = page.partition("```python\n")[2].partition("```")[0]
+    folder.with_name("main").symlink_to(folder)
+    monkeypatch.chdir(folder.parent)
+    exec(code, {})  # noqa: S102 - our own page
+
+
 def test_a_notebook_shows_its_tables(folder: Path) -> None:
     loaded = vitscale.load(folder)
     assert "2 trials, 4 runs" in repr(loaded)

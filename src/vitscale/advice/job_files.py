@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import yaml
 
 from vitscale.advice.request import Option
-from vitscale.errors import unknown
+from vitscale.advice.study_text import toml_value
+from vitscale.errors import shown, unknown
 from vitscale.trial.trial import Trial
 
 _ACCELERATORS = (
@@ -28,7 +30,7 @@ _STUDY_END = "END_OF_STUDY"
 
 
 def job_text(kind: str, study: str, option: Option, trial: Trial, devices: tuple[str, ...]) -> str:
-    """The file of a kind ("skypilot", "jobset").
+    """The file of a kind of `JOB_FORMATS`.
 
     Args:
         kind: whose.
@@ -42,7 +44,7 @@ def job_text(kind: str, study: str, option: Option, trial: Trial, devices: tuple
     """
     if kind not in JOB_FORMATS:
         raise unknown("format of a job", kind, ("study", *JOB_FORMATS))
-    return JOB_FORMATS[kind](study, option, trial, devices)
+    return JOB_FORMATS[kind].text(study, option, trial, devices)
 
 
 def _sky_task(study: str, option: Option, trial: Trial, devices: tuple[str, ...]) -> str:
@@ -52,6 +54,11 @@ def _sky_task(study: str, option: Option, trial: Trial, devices: tuple[str, ...]
         name = candidate.instance.gpu.name if candidate.instance is not None else next(iter(devices), "")
         known = next((theirs for pattern, theirs in _ACCELERATORS if re.search(pattern, name)), None)
         resources["accelerators"] = f"{known or 'REPLACE-BY-A-GPU'}:{candidate.ranks_per_node}"
+    folder = {}
+    if (script := trial.train.script) is not None:
+        # Its folder goes along, with what it imports, and is where the task's commands start.
+        folder = {"workdir": str(Path(script).parent)}
+        study = study.replace(f"\nscript = {toml_value(script)}\n", f"\nscript = {toml_value(Path(script).name)}\n")
     write = f"cat > study.toml <<'{_STUDY_END}'\n{study}{_STUDY_END}\n"
     if option.nodes == 1:
         run = f"{write}vitscale run study.toml -o ~/results\n"
@@ -65,6 +72,7 @@ def _sky_task(study: str, option: Option, trial: Trial, devices: tuple[str, ...]
         volumes = {"volumes": {"/shared": "REPLACE-BY-A-VOLUME"}}
     task = {
         "name": _label(study),
+        **folder,
         "num_nodes": option.nodes,
         "resources": resources,
         **volumes,
@@ -97,8 +105,9 @@ def _job_set(study: str, option: Option, trial: Trial, _: tuple[str, ...]) -> st
         "metadata": {"name": name},
         "spec": spec,
     }
+    own = f" and the script {shown(trial.train.script)}" if trial.train.script is not None else ""
     head = (
-        "Written by vitscale advise. Name an image with vitscale[train] in it and a claim for /shared"
+        f"Written by vitscale advise. Name an image with vitscale[train]{own} in it and a claim for /shared"
         + (" that all hosts may write to; the image has sshd, and the secret the keys of ~/.ssh" if several else "")
         + ". Then: kubectl apply -f FILE"
     )
@@ -133,9 +142,16 @@ def _job(name: str, pods: int, command: str, option: Option, trial: Trial, job_s
     return {"name": name, "replicas": 1, "template": {"spec": job}}
 
 
-JOB_FORMATS: Mapping[str, Callable[[str, Option, Trial, tuple[str, ...]], str]] = {
-    "skypilot": _sky_task,
-    "jobset": _job_set,
+class JobFormat(NamedTuple):
+    """A file of another project's, and its command that starts what the file says."""
+
+    text: Callable[[str, Option, Trial, tuple[str, ...]], str]
+    start: str
+
+
+JOB_FORMATS: Mapping[str, JobFormat] = {
+    "skypilot": JobFormat(_sky_task, "sky launch"),
+    "jobset": JobFormat(_job_set, "kubectl apply -f"),
 }
 
 

@@ -24,13 +24,13 @@ _BRACKETS = (
 )
 
 
-def advice_document(advice: Advice, launch: Sequence[str], written: str | None) -> doc.Document:
+def advice_document(advice: Advice, launch: Sequence[str], start: str | None) -> doc.Document:
     """The answers, what would narrow them, what must be known; the Pareto front and all else folded.
 
     Args:
         advice: what was found.
         launch: the commands that would start it.
-        written: the study file that was written; None: none.
+        start: the command that starts the file that was written; None: none was.
     """
     work = advice.work
     head = (
@@ -48,7 +48,7 @@ def advice_document(advice: Advice, launch: Sequence[str], written: str | None) 
     ]
     last = []
     if advice.chosen is not None:
-        next_step = f"  vitscale run {written}" if written else "  -o STUDY.toml writes it as a study"
+        next_step = f"  {start}" if start else "  -o STUDY.toml writes it as a study"
         refused = [line for line in launch if line.startswith("unavailable: ")]
         last += [f"To run {sentences.in_short(advice.chosen)}:", *(refused or [next_step])]
         launch = () if refused else launch

@@ -16,6 +16,7 @@ from vitscale.machine.hosts import Host
 from vitscale.present import units
 from vitscale.present.units import number
 from vitscale.study.sections import TrainSection
+from vitscale.trial import script
 from vitscale.trial.parallel import ParallelSpec
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, World
 
@@ -46,10 +47,13 @@ def advised_trial(option: Option, trial: Trial, work: Work) -> Trial:
             "micro_batches": None,
         }
     )
+    window = trial.window.model_copy(update={"steps": None})
+    if own.script is not None and "epochs" not in script.placeholders(own.arguments):
+        # How long it trains is its own affair: the study measures as many steps as the one before.
+        train, window = train.model_copy(update={"epochs": own.epochs}), trial.window
     world = World(
         nodes=option.nodes, ranks_per_node=chosen.ranks_per_node, threads_per_rank=trial.world.threads_per_rank
     )
-    window = trial.window.model_copy(update={"steps": None})
     return trial.model_copy(
         update={"train": train, "world": world, "window": window, "parallel": chosen.parallel}
     )  # fmt: skip
@@ -68,14 +72,16 @@ def study_text(name: str, option: Option, trial: Trial, work: Work) -> str:
         RequestError: as `advised_trial`.
     """
     advised = advised_trial(option, trial, work)
+    window = advised.window
     sections: dict[str, dict[str, Any]] = {
-        "model": advised.model.model_dump(exclude_none=True),
+        **({} if advised.model.unknown else {"model": advised.model.model_dump(exclude_none=True)}),
         "data": {"name": advised.data.name} | _changed(advised.data, DataSpec),
         "train": _train(advised.train),
         **({"parallel": split} if (split := _changed(advised.parallel, ParallelSpec)) else {}),
         "scaling": {"mode": "strong-micro", "gpus": [option.gpus], "gpus_per_node": option.candidate.ranks_per_node},
         "launch": {"launcher": advised.launcher, "threads_per_rank": advised.world.threads_per_rank},
-        "measure": {"repeats": 1, "warmup_steps": advised.window.warmup_steps, "evaluate": advised.window.evaluate},
+        "measure": {"repeats": 1, "warmup_steps": window.warmup_steps, "evaluate": window.evaluate}
+        | ({} if window.steps is None else {"steps": window.steps}),
     }
     lines = [
         "# Written by vitscale advise.",
@@ -94,13 +100,13 @@ def study_text(name: str, option: Option, trial: Trial, work: Work) -> str:
 def _train(train: TrainSpec) -> dict[str, Any]:
     """What a [train] section knows of, where it is not at its default; precision and device in any case."""
     always = {
-        "engine": train.engine,
+        **({"engine": train.engine} if train.script is None else {}),
         "precision": train.precision,
         "device": train.device,
         "micro_batch": train.micro_batch,
     }
     taken = {key: value for key, value in _changed(train, TrainSpec).items() if key in TrainSection.model_fields}
-    return always | {key: value for key, value in taken.items() if key not in ("deepspeed_config", *always)}
+    return always | {key: value for key, value in taken.items() if key not in ("deepspeed_config", "engine", *always)}
 
 
 def _changed(

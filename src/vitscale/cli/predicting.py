@@ -209,7 +209,7 @@ def _answer(
     evidence, _ = told(evidence_of(results, records, analysed, declared=network), Changes(parameters=parameters))
     advice = advised_from(fit(evidence), analysed, asked)
     option = advice.chosen
-    study, launch = None, []
+    study, launch, start = None, [], None
     if option is not None:
         try:
             trial = advice.trials[option.series]
@@ -220,19 +220,21 @@ def _answer(
                 raise
             launch = [f"unavailable: {error}"]
     if output is not None:
-        written = study
+        written, start = study, "vitscale run"
         if study is not None and option is not None and output_format != "study":
-            from vitscale.advice.job_files import job_text
+            from vitscale.advice.job_files import JOB_FORMATS, job_text
 
             around = [result.environment for result in analysed.trials.values() if result.environment is not None]
             devices = tuple(dict.fromkeys(device for environment in around for device in environment.devices))
+            start = JOB_FORMATS[output_format].start
             written = job_text(output_format, study, option, advice.trials[option.series], devices)
         _write(output, written)
+        start += f" {output}"
     if chart is not None:
         from vitscale.report.charts.advice import write_advice_chart
 
         write_advice_chart(advice, chart)
-    document = partial(advice_document, advice, launch, None if output is None else str(output))
+    document = partial(advice_document, advice, launch, start)
     base.answer("advise", partial(advice_fields, advice, study), document, json=json, verbose=verbose)
     return advice.met
 

@@ -19,6 +19,8 @@ from vitscale.present import units
 from vitscale.present.document import Cell, Column, Group, Paragraph, Section, Table
 from vitscale.present.units import counted, listed
 from vitscale.report import sentences
+from vitscale.trial import script
+from vitscale.trial.trial import Trial
 
 Kept = Literal["yes", "in part", "no", "does not apply"]
 _FEWEST_TO_TEST = 8
@@ -68,8 +70,8 @@ def paragraph(analysis: Analysis) -> str:
     if not measured:
         return f"No run of {analysis.study.name} has completed, so there is nothing to describe."
     trials = [result.trial for result in measured]
-    models = dict.fromkeys(t.model.name or t.model.hf or t.model.factory or "a model of its own script" for t in trials)
-    data = dict.fromkeys(f"{t.data.name} ({counted(t.model.image_size, 'pixel')} a side)" for t in trials)
+    models = dict.fromkeys(map(_model, trials))
+    data = dict.fromkeys(map(_data, trials))
     engines = dict.fromkeys(curve.name for curve in analysis.curves)
     precisions = dict.fromkeys(t.train.precision for t in trials)
     ranks = sorted({t.world.size for t in trials})
@@ -94,6 +96,18 @@ def paragraph(analysis: Analysis) -> str:
             f"Software: {listed(versions, 30) if versions else 'not recorded'}; figures by vitscale {__version__}.",
         )
     )
+
+
+def _model(trial: Trial) -> str:
+    name = trial.model_name or "a model that is not named"
+    return f"the model of {name}" if trial.model.unknown and trial.train.script is not None else name
+
+
+def _data(trial: Trial) -> str:
+    """A script's images are as large as it makes them, and may be of a dataset that nobody names."""
+    if trial.train.script is None:
+        return f"{trial.data.name} ({counted(trial.model.image_size, 'pixel')} a side)"
+    return "images of its own" if trial.data.name == script.NAME else trial.data.name
 
 
 def _measured(analysis: Analysis) -> list[TrialResult]:

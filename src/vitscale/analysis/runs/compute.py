@@ -83,7 +83,7 @@ def flops_per_image(trial: Trial) -> int | str:
     except VitscaleError as error:  # a Hugging Face configuration that is not here any more
         return f"the model's FLOPs are unknown here: {error}"
     if flops is None and trial.train.script is not None:
-        return "the script does not tell the FLOPs of its model: probe.describe(flops_per_image=...)"
+        return "a script tells the FLOPs of its model, if at all, as it runs: probe.describe(flops_per_image=...)"
     return "the FLOPs of this architecture are not known here" if flops is None else flops
 
 

@@ -26,7 +26,6 @@ from typing import Any, Self
 
 from vitscale.launchers.base import Spawn
 from vitscale.processes.heartbeat_server import HeartbeatServer
-from vitscale.processes.host_agent import end_all
 from vitscale.processes.launch_file import ALL_NAMES, TOKEN_VARIABLE
 from vitscale.trial.engines import ENGINES
 from vitscale.trial.trial import Trial
@@ -322,7 +321,7 @@ class Job:
             # Not all could be started, or Ctrl-C came meanwhile: nobody will watch those that were.
             if prepared is not None:
                 prepared.close()  # it may be about to start one
-            end_all(self.token, self._first_signal)
+            _end_all(self.token, self._first_signal)
             raise
 
     @property
@@ -363,7 +362,7 @@ class Job:
         """
         exit_code = self.exit_code
         try:
-            end_all(self.token, self._first_signal)
+            _end_all(self.token, self._first_signal)
             for process in self._processes:
                 self._reap(process)
             return self._end_elsewhere(exit_code)
@@ -378,6 +377,12 @@ class Job:
             if self._prepared is None:
                 raise
             self._prepared.close()  # stopped: it cannot tell that what it had started is gone
+
+
+def _end_all(token: str, first_signal: signal.Signals) -> None:
+    from vitscale.processes.host_agent import end_all  # with psutil: a plan starts nothing, and need not wait for it
+
+    end_all(token, first_signal)
 
 
 def _started(command: Sequence[str], spawn: Spawn, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:

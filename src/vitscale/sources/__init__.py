@@ -8,29 +8,28 @@ from pathlib import Path
 
 import numpy as np
 
-from vitscale.base.plugins import known
+from vitscale.base.plugins import known, referred
 from vitscale.errors import RequestError
-from vitscale.sources import ade20k, base, cifar, digits, hf_datasets, image_folder, shards, synthetic
+from vitscale.sources import base
 from vitscale.sources.base import ChannelStatistics, Dataset, Progress, Source, Split, Summary, default_cache_root
-from vitscale.sources.image_set import ImageSet
 from vitscale.trial import script
 from vitscale.trial.hints import meant_value
 from vitscale.trial.trial import DataSpec
 
 __all__ = ["SOURCES", "ChannelStatistics", "Dataset", "Source", "Split", "Summary", "check", "load", "prepare"]
 
-SOURCES: Mapping[str, Source] = {
-    "ade20k": ImageSet(ade20k.list_ade20k, ("evaluation",)),
-    "cifar10": cifar.Cifar(cifar.CIFAR10),
-    "cifar100": cifar.Cifar(cifar.CIFAR100),
-    "digits": digits.Digits(),
-    "folder": ImageSet(image_folder.list_folder),
-    "hf": ImageSet(hf_datasets.list_hf, ("channels", "dtype", "hf", "columns")),
-    "shards": ImageSet(shards.list_shards),
-    "synthetic": synthetic.Synthetic(),
-    "synthetic-masks": synthetic.Synthetic("segmentation"),
+SOURCES: Mapping[str, str] = {
+    "ade20k": "vitscale.sources.ade20k:ADE20K",
+    "cifar10": "vitscale.sources.cifar:CIFAR10_FILES",
+    "cifar100": "vitscale.sources.cifar:CIFAR100_FILES",
+    "digits": "vitscale.sources.digits:DIGITS",
+    "folder": "vitscale.sources.image_folder:FOLDER",
+    "hf": "vitscale.sources.hf_datasets:HF",
+    "shards": "vitscale.sources.shards:SHARDS",
+    "synthetic": "vitscale.sources.synthetic:SYNTHETIC",
+    "synthetic-masks": "vitscale.sources.synthetic:SYNTHETIC_MASKS",
 }
-"""`data.name` -> what reads it."""
+"""`data.name` -> what reads it, as module:object: imported where it is named."""
 
 
 def check(spec: DataSpec) -> Summary:
@@ -47,6 +46,8 @@ def prepare(spec: DataSpec, progress: Progress | None = None) -> None:
 
     Raises `RequestError` as `load` does.
     """
+    from vitscale.sources.image_set import ImageSet
+
     source = _source(spec)
     if isinstance(source, ImageSet):
         source.prepare(spec, default_cache_root(), progress)
@@ -88,7 +89,9 @@ def _statistics(split: Split) -> ChannelStatistics:
 def _source(spec: DataSpec) -> Source:
     if spec.name == script.NAME:
         return _OfScript()
-    return known("dataset", spec.name, SOURCES, "check", "load", next_step=meant_value("data.name", spec.name))
+    own: Mapping[str, str | Source] = SOURCES
+    source = known("dataset", spec.name, own, "check", "load", next_step=meant_value("data.name", spec.name))
+    return referred(source) if isinstance(source, str) else source
 
 
 class _OfScript:

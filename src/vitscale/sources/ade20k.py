@@ -13,7 +13,7 @@ from vitscale.errors import RequestError, shown
 from vitscale.sources.arrays import ArrayShape
 from vitscale.sources.base import OUTSIDE, class_count, kind_of
 from vitscale.sources.image_folder import files_under, fingerprint_of, refuse_link_out, split_folders, stamp
-from vitscale.sources.image_set import FileSplit, Listing
+from vitscale.sources.image_set import FileSplit, ImageSet, Listing
 from vitscale.sources.pictures import EXTENSIONS
 from vitscale.sources.scenes import SCENE_CHANNELS, ScenePairs
 from vitscale.trial.trial import DataSpec
@@ -84,3 +84,6 @@ def _files(root: Path, kind: str, split: str, extensions: frozenset[str]) -> dic
     if not files:
         raise RequestError(f"{shown(str(folder))} holds no {'picture' if kind == 'images' else 'PNG'}", next_step=_HOW)
     return files
+
+
+ADE20K = ImageSet(list_ade20k, ("evaluation",))

@@ -321,3 +321,6 @@ def _class_names(layout: Layout, content: bytes) -> tuple[str, ...]:
 
 def _malformed(name: str, what: str) -> RequestError:
     return RequestError(f"the CIFAR file {name} is malformed: {what}", next_step="Get the official archive again")
+
+
+CIFAR10_FILES, CIFAR100_FILES = Cifar(CIFAR10), Cifar(CIFAR100)

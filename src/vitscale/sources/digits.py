@@ -63,3 +63,6 @@ def _read() -> tuple[Images, Labels]:
             "scikit-learn's digits are not the images that 'digits' stands for", next_step="Reinstall scikit-learn"
         )
     return grey, labels
+
+
+DIGITS = Digits()

@@ -12,7 +12,7 @@ import numpy as np
 from vitscale.errors import RequestError, shown
 from vitscale.sources.base import Labels, library, reason
 from vitscale.sources.image_folder import HELD_OUT_NAMES, fingerprint_of
-from vitscale.sources.image_set import Listing, chosen_classes, listing_of
+from vitscale.sources.image_set import ImageSet, Listing, chosen_classes, listing_of
 from vitscale.sources.pictures import BrokenImage
 from vitscale.trial.trial import DataSpec
 
@@ -134,3 +134,6 @@ def _columns(spec: DataSpec, features: Any) -> tuple[str, str]:
         what = f"data.hf {shown(spec.hf)} has {len(images)} columns of images and {len(labels)} of classes"
         raise RequestError(what, valid=sorted(features), next_step='Say which: columns = ["image", "label"]')
     return images[0], labels[0]
+
+
+HF = ImageSet(list_hf, ("channels", "dtype", "hf", "columns"))

@@ -15,7 +15,7 @@ import numpy as np
 from vitscale.errors import RequestError, shown
 from vitscale.sources.arrays import ARRAY_EXTENSIONS, acquisition_of, images_in
 from vitscale.sources.base import Labels, kind_of, reason, root_of
-from vitscale.sources.image_set import Listing, chosen_classes, listing_of
+from vitscale.sources.image_set import ImageSet, Listing, chosen_classes, listing_of
 from vitscale.sources.pictures import EXTENSIONS
 from vitscale.trial.trial import DataSpec
 
@@ -233,3 +233,6 @@ def stamp(path: str, folder: Path, status: os.stat_result) -> str:
 def _unreadable(path: Path, error: OSError) -> RequestError:
     what = f"cannot read {shown(str(error.filename or path))}: {reason(error)}"
     return RequestError(what, next_step="Repair or remove it")
+
+
+FOLDER = ImageSet(list_folder)

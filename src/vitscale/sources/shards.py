@@ -17,7 +17,7 @@ from vitscale.sources.arrays import ARRAY_EXTENSIONS, images_in
 from vitscale.sources.base import Labels, default_cache_root, reason, root_of, write_if_possible
 from vitscale.sources.cache import in_threads
 from vitscale.sources.image_folder import HELD_OUT_NAMES, files_under, fingerprint_of, split_folders, stamp
-from vitscale.sources.image_set import Listing, chosen_classes, listing_of
+from vitscale.sources.image_set import ImageSet, Listing, chosen_classes, listing_of
 from vitscale.sources.pictures import EXTENSIONS
 from vitscale.trial.trial import DataSpec
 
@@ -186,3 +186,6 @@ def _label(content: bytes, extension: str, path: str, name: str) -> str:
 
 def _damaged(path: str, what: str) -> RequestError:
     return RequestError(f"the shard {shown(path)} is damaged: {what}", next_step="Repair or remove it")
+
+
+SHARDS = ImageSet(list_shards)

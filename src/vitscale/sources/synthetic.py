@@ -156,3 +156,6 @@ class Synthetic:
             SyntheticSplit(of_held_out, spec.source_size, spec.channels, _HELD_OUT_STREAM),
             statistics,
         )
+
+
+SYNTHETIC, SYNTHETIC_MASKS = Synthetic(), Synthetic("segmentation")

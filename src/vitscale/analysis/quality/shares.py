@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 
 from vitscale.analysis.quality.wording import count, name, note, warning
 from vitscale.analysis.runs.environments import environments
-from vitscale.analysis.time.exposure import explained_steps, lanes
+from vitscale.analysis.runs.steps import common_steps, explained_ranks
+from vitscale.analysis.time.exposure import computing_seconds
 from vitscale.analysis.trials import TrialResult
-from vitscale.base.time_spans import length
 from vitscale.present.document import Finding
 from vitscale.present.units import rough_percent as percent
 from vitscale.store.lines import Steps
@@ -99,9 +100,6 @@ def _unlike(trial: TrialResult) -> str:
     return ""
 
 
-_COMPUTING = ("forward", "backward")
-
-
 def rank_speeds(result: TrialResult) -> tuple[float, ...] | None:
     """Each rank's speed against the fastest, 1.0, to two decimals; None where no full step was explained on all ranks.
 
@@ -111,8 +109,7 @@ def rank_speeds(result: TrialResult) -> tuple[float, ...] | None:
     by_step = [
         per_image
         for run, figures in zip(result.records, result.runs, strict=True)
-        for step in explained_steps(run)
-        if step >= (figures.steady_from or 0) and (per_image := _seconds_per_image(run, step)) is not None
+        for per_image in _seconds_per_image(run, figures.steady_from or 0)
     ]
     if not by_step:
         return None
@@ -128,17 +125,18 @@ def gain(result: TrialResult, speeds: Sequence[float]) -> float:
     return 1 - longest(shares(sum(taken), speeds), speeds) / longest(taken, speeds)
 
 
-def _seconds_per_image(run: Run, step: int) -> tuple[float, ...] | None:
-    """Seconds of forward and backward per image by rank; None where the step was not full or a rank's is missing."""
-    images: dict[int, int] = {}
-    for rank in run.ranks:
-        steps = Steps.of(rank.steps)
-        if len(own := steps.images[steps.step == step]):
-            images[rank.rank] = int(own[-1])
-    if sum(images.values()) != run.header.trial.global_batch or min(images.values()) < 1:
-        return None
-    seconds = [
-        sum(length(parts.get(part, ())) for part in _COMPUTING) / images[rank] if rank in images else 0.0
-        for rank, parts in lanes(run, step).items()
-    ]
-    return tuple(seconds) if min(seconds) > 0 else None
+def _seconds_per_image(run: Run, steady_from: int) -> Iterator[tuple[float, ...]]:
+    """Seconds of forward and backward per image by rank, of each full step that all explained from `steady_from` on."""
+    numbers = [rank.rank for rank in explained_ranks(run)]
+    of_ranks = {rank.rank: Steps.of(rank.steps) for rank in run.ranks}
+    for lines in common_steps(run, lambda rank: [line for line in rank.explained if line.step >= steady_from]):
+        images: dict[int, int] = {}
+        for rank, steps in of_ranks.items():
+            if len(own := steps.images[steps.step == lines[0].step]):
+                images[rank] = int(own[-1])
+        if sum(images.values()) != run.header.trial.global_batch or min(images.values()) < 1:
+            continue
+        by_rank = sorted(zip(numbers, lines, strict=True), key=itemgetter(0))
+        seconds = [computing_seconds(line) / images[rank] if rank in images else 0.0 for rank, line in by_rank]
+        if min(seconds) > 0:
+            yield tuple(seconds)

@@ -71,14 +71,19 @@ def exposures(lines: Sequence[tuple[int, ExplainedLine]]) -> tuple[RankExposure,
     return tuple(_exposure(rank, line, own, reason) for (rank, line), own in zip(lines, transfers, strict=True))
 
 
-def _exposure(rank: int, line: ExplainedLine, transfers: _Transfers, reason: str) -> RankExposure:
+def _exposed(line: ExplainedLine) -> tuple[list[Interval], list[Interval], tuple[Interval, ...]]:
+    """(idle, collectives in flight, both at once) of one rank's step."""
     idle = union(line.idle)
     in_flight = union((start, end) for _, _, start, end in line.collectives)
     if bubble := [(start, end) for phase, start, end in line.phases if phase == "bubble"]:
         # Between stages nothing is exposed but the bubble, in which a rank waits for the other end of each message.
         in_flight = union((start, end) for _, op, start, end in line.collectives if op not in _OF_STAGES)
         idle = intersection(idle, complement(union(bubble), (0.0, line.seconds)))
-    exposed = tuple(intersection(idle, in_flight))
+    return idle, in_flight, tuple(intersection(idle, in_flight))
+
+
+def _exposure(rank: int, line: ExplainedLine, transfers: _Transfers, reason: str) -> RankExposure:
+    idle, in_flight, exposed = _exposed(line)
     if reason:
         without_norms = not line.norms and "norm" not in line.unknown
         return RankExposure(rank, exposed, None, None, () if without_norms else None, None, None, reason)
@@ -200,11 +205,7 @@ def step_parts(line: ExplainedLine, exposure: RankExposure) -> dict[str, list[In
     """
     whole: Interval = (0.0, line.seconds)
     exposed = list(exposure.exposed)
-    busy = complement(union(line.idle) if line.device == "cuda" else exposed, whole)
-    parts: dict[str, list[Interval]] = {}
-    for phase, start, end in line.phases:
-        if name := _PART_OF_PHASE.get(phase):
-            parts.setdefault(name, []).extend(intersection(busy, [(start, end)]))
+    parts = _phases(line, exposed, whole)
     if line.device == "cuda":
         parts |= _idle_parts(line, exposed, whole)
     told_apart = {"wait": exposure.wait, "wire": exposure.wire, "norm": exposure.norm}
@@ -213,6 +214,22 @@ def step_parts(line: ExplainedLine, exposure: RankExposure) -> dict[str, list[In
     parts |= {name: intersection(own, [whole]) for name, own in told_apart.items() if own is not None}
     parts["other"] = complement(_all(parts), whole)
     return {name: union(own) for name, own in parts.items() if own and (name in EXPOSED or name not in line.unknown)}
+
+
+def computing_seconds(line: ExplainedLine) -> float:
+    """Seconds of forward and backward in one rank's step, as `step_parts` has them; 0 where they are unknown."""
+    parts = _phases(line, list(_exposed(line)[2]), (0.0, line.seconds))
+    return sum(length(union(parts.get(name, ()))) for name in ("forward", "backward") if name not in line.unknown)
+
+
+def _phases(line: ExplainedLine, exposed: list[Interval], whole: Interval) -> dict[str, list[Interval]]:
+    """Part to where it lies, of those in which a rank is busy."""
+    busy = complement(union(line.idle) if line.device == "cuda" else exposed, whole)
+    parts: dict[str, list[Interval]] = {}
+    for phase, start, end in line.phases:
+        if name := _PART_OF_PHASE.get(phase):
+            parts.setdefault(name, []).extend(intersection(busy, [(start, end)]))
+    return parts
 
 
 def _idle_parts(line: ExplainedLine, exposed: Sequence[Interval], whole: Interval) -> dict[str, list[Interval]]:

@@ -13,10 +13,10 @@ from evidence_factory import MEASURED, UNKNOWN, make_evidence, make_point
 from vitscale.prediction import fitting
 from vitscale.prediction.evidence import Point, StepParts
 from vitscale.prediction.fitting import DRAWS, Fitted, FittedSeries, fit
-from vitscale.prediction.likelihood import _medians
 from vitscale.prediction.network.links import Link, Network
 from vitscale.prediction.parameters import NAMES
 from vitscale.prediction.predicting import Question, predict
+from vitscale.prediction.sampling import medians, quantiles
 from vitscale.trial.model_spec import ModelSpec
 
 
@@ -289,7 +289,10 @@ def test_what_is_told_is_set_aside_where_steps_cannot_be_as_short(tokens: int) -
 
 
 @pytest.mark.parametrize("runs", range(1, 8))
-def test_the_middle_over_runs_is_numpys_median(runs: int) -> None:
+def test_medians_and_quantiles_are_numpys(runs: int) -> None:
     values = np.random.default_rng(runs).standard_normal((40, runs))
     values[0, 0], values[1, -1], values[2, runs // 2] = np.inf, -np.inf, np.nan
-    assert np.array_equal(_medians(values), np.median(values, axis=1), equal_nan=True)
+    shares = (0.0, 0.05, 0.3, 0.5, 0.77, 0.95, 1.0)
+    with np.errstate(invalid="ignore"):  # between two infinities
+        assert np.array_equal(medians(values.T), np.median(values, axis=1), equal_nan=True)
+        assert np.array_equal(quantiles(values.T, *shares), np.quantile(values, shares, axis=1), equal_nan=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import compress, product
 from typing import TYPE_CHECKING
 
 from vitscale.advice.comparable_series import ComparableSeries, measured_micro_batches
@@ -156,8 +156,10 @@ def candidates(
         and not (hosts_given and candidate.ranks_per_node != min(candidate.gpus, host))
         for checkpointing in (False, True)
     }
-    keeps = [kept or candidate in measured for candidate, kept in zip(every, keeps, strict=True)]
-    for candidate in sorted(measured - set(every), key=str):  # pairs stay together, without checkpointing first
+    known = [candidate in measured for candidate in every]
+    keeps = [kept or of_a_run for kept, of_a_run in zip(keeps, known, strict=True)]
+    # Pairs stay together, without checkpointing first.
+    for candidate in sorted(measured.difference(compress(every, known)), key=str):
         every.append(candidate)
         keeps.append(True)
     return Candidates(tuple(every), tuple(keeps), refused, tuple(indivisible))

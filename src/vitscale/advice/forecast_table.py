@@ -99,9 +99,10 @@ def forecast_table(
         price_per_gpu_hour: of what is no instance with a price of its own.
     """
     every = candidates.combinations
-    origins = {_origin(candidate): candidate for candidate in every}
-    nearest = {origin: comparable.nearest(candidate).name for origin, candidate in origins.items()}
-    series = [nearest[_origin(candidate)] for candidate in every]
+    origins = [_origin(candidate) for candidate in every]
+    distinct = dict(zip(origins, every, strict=True))
+    nearest = {origin: comparable.nearest(candidate).name for origin, candidate in distinct.items()}
+    series = [nearest[origin] for origin in origins]
 
     def forecast(wanted: Sequence[int], rough: bool) -> Evaluated:
         by_series: dict[str, list[int]] = {}
@@ -164,7 +165,7 @@ def forecast_table(
     return ForecastTable(
         candidates=every,
         series=tuple(
-            comparable.measured[candidate].name if candidate in comparable.measured else name
+            name if (member := comparable.measured.get(candidate)) is None else member.name
             for candidate, name in zip(every, series, strict=True)
         ),
         labels=tuple(labels),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
 from statistics import NormalDist
@@ -35,7 +35,7 @@ times as long, which is that side's 82nd to 92nd percentile."""
 _TAIL = (1 - CONFIDENCE) / 2
 _FUTURES = 4
 """Job effects drawn for each draw of the parameters."""
-_AT_ONCE = 1 << 16
+_AT_ONCE = 1 << 15
 """Draws x configurations: what stays in a core's cache."""
 ROUGH = 32
 """Draws of which the middle tells a configuration within a few per cent: enough to leave out the hopeless."""
@@ -121,7 +121,7 @@ class _Draws:
         mean, parts = self._mean(candidates, self.asked.model, self.draws)
         if len(self.job_spread) <= ROUGH:
             unknown = np.full(len(candidates), np.nan)
-            middles = Estimates(np.median(mean, axis=0), unknown, unknown, unknown, unknown)
+            middles = Estimates(sampling.medians(mean), unknown, unknown, unknown, unknown)
             return middles, Estimates(unknown, unknown, unknown, unknown, unknown), {}
         bases = [candidate.alone for candidate in candidates] if self.base is None else [self.base]
         distinct = {base: n for n, base in enumerate(dict.fromkeys(bases))}
@@ -136,10 +136,9 @@ class _Draws:
         )
         speed = Estimates(*(np.where(itself, 1.0, getattr(speed, field.name)) for field in fields(speed)))
         step = _estimates(mean, future)
-        for n, candidate in enumerate(candidates):
-            if candidate in self.measured:
-                for field in fields(step):
-                    getattr(step, field.name)[n] = getattr(self.measured[candidate], field.name)
+        for n, own in self._measured(candidates):
+            for field in fields(step):
+                getattr(step, field.name)[n] = getattr(own, field.name)
         # A future run has a part of its step as the mean has it.
         return step, speed, {name: _estimates(part) for name, part in parts.items()} if with_parts else {}
 
@@ -159,19 +158,23 @@ class _Draws:
         mean *= slower_added_hosts(fitted, worlds, self.added)
         mean *= np.exp(fitted.misfit_spread * self.of_misfit)
         if fitted.widening > 1:
-            middle = np.median(mean, axis=0)
+            middle = sampling.medians(mean)
             mean = middle * (mean / middle) ** fitted.widening
-        for n, candidate in enumerate(candidates):
-            if candidate in self.measured:
-                own = self.measured[candidate]
-                low, high = own.ends
-                spread = math.log(high / low) / (2 * REACH)
-                mean[:, [n]] = own.value * np.exp(spread * self.of_runs)
+        for n, own in self._measured(candidates):
+            low, high = own.ends
+            spread = math.log(high / low) / (2 * REACH)
+            mean[:, [n]] = own.value * np.exp(spread * self.of_runs)
         parts = {
             "compute": times.compute + times.optimizer, "wait": times.wait, "wire": times.wire, "norm": times.norm,
             "bubble": times.bubble,
         }  # fmt: skip
         return mean, parts
+
+    def _measured(self, candidates: Sequence[Candidate]) -> Iterator[tuple[int, Estimate]]:
+        """(place, seconds of a step) of those that are answered from their own runs."""
+        for n, candidate in enumerate(candidates if self.measured else ()):
+            if candidate in self.measured:
+                yield n, self.measured[candidate]
 
     def _future(self, mean: Array, jobs: Array) -> Array:
         """Of runs still to be made, (draws x job effects, configurations)."""
@@ -204,10 +207,10 @@ def measured_step(points: Sequence[Point], point: Point) -> Estimate:
 
 def _estimates(mean: Array, future: Array | None = None) -> Estimates:
     """Of (draws, configurations); without `future` a run's ends are those of the mean."""
-    low, middle, high = np.quantile(mean, [_TAIL, 0.5, 1 - _TAIL], axis=0)
+    low, middle, high = sampling.quantiles(mean, _TAIL, 0.5, 1 - _TAIL)
     if future is None:
         return Estimates(middle, low, high, low, high)
-    future_low, future_high = np.quantile(future, [_TAIL, 1 - _TAIL], axis=0)
+    future_low, future_high = sampling.quantiles(future, _TAIL, 1 - _TAIL)
     return Estimates(middle, low, high, np.minimum(low, future_low), np.maximum(high, future_high))
 
 
@@ -282,7 +285,7 @@ def _labels(
     known: dict[tuple[int, int], Label] = {}
     labels: list[Label] = []
     for candidate in candidates:
-        if candidate in measured:
+        if measured and candidate in measured:
             labels.append("measured")
             continue
         key = (candidate.gpus, min(candidate.gpus, candidate.ranks_per_node))

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vitscale.analysis.runs.steps import median
 from vitscale.prediction.evidence import Evidence, Point, Series
 from vitscale.prediction.likelihood import Likelihood, by_name
 from vitscale.prediction.parameters import priors
 from vitscale.prediction.results import REACH
-from vitscale.prediction.sampling import sample
+from vitscale.prediction.sampling import medians, sample
 from vitscale.prediction.step.model import Draws, StepModel
 from vitscale.prediction.step.of_series import fitted_points, model_of
 
@@ -158,13 +160,13 @@ def _misfits(points: tuple[Point, ...], steps: Array, job_to_job: float) -> tupl
         steps: (draws, points) of the model.
         job_to_job: known beforehand.
     """
-    apart = np.concatenate([np.log(point.step_seconds) - np.median(np.log(point.step_seconds)) for point in points])
+    apart = np.concatenate([np.log(point.step_seconds) - median(np.log(point.step_seconds)) for point in points])
     beyond_first = len(apart) - len(points)
     # Robustly: one run that hung is no reason to believe in nothing.
-    own = 1.4826 * float(np.median(np.abs(apart))) if beyond_first >= len(points) else job_to_job
+    own = 1.4826 * median(np.abs(apart)) if beyond_first >= len(points) else job_to_job
     misfits = []
-    for point, of_model in zip(points, np.median(steps, axis=0), strict=True):
-        measured = float(np.median(point.step_seconds))
+    for point, of_model in zip(points, medians(steps), strict=True):
+        measured = statistics.median(point.step_seconds)
         scale = math.hypot(max(own, job_to_job) / math.sqrt(len(point.step_seconds)), _MODEL_SPREAD)
         if abs(math.log(measured / of_model)) > _FAR * scale:
             misfits.append(Misfit(point.gpus, measured, float(of_model)))

@@ -10,6 +10,7 @@ inverse chi-squared prior, cut off at 8 %.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from vitscale.prediction.evidence import Point
 from vitscale.prediction.parameters import JOB_FREEDOM, JOB_TO_JOB_RUNS, NAMES, Prior, job_scale
-from vitscale.prediction.sampling import Proposal, StudentT, spread_out_normals
+from vitscale.prediction.sampling import Proposal, StudentT, medians, spread_out_normals
 from vitscale.prediction.step.model import Draws, StepModel, StepTimes, Worlds
 from vitscale.prediction.step.of_series import device_factors, typical_slowdown, worlds_of
 from vitscale.store.records import EXPOSED
@@ -93,12 +94,12 @@ class Likelihood:
     def median_residuals(self, standard: Array) -> Array:
         """(sets,): of `residuals` the median over the runs."""
         of_points, _ = self._log_model(standard)
-        medians = np.empty(len(standard))
+        middles = np.empty(len(standard))
         for rows in _in_parts(len(standard)):
             # A set's runs side by side, as they are to be sorted.
             runs = np.take(of_points[rows], self.of_point, axis=1)
-            medians[rows] = _medians(np.subtract(self.log_steps, runs, out=runs))
-        return medians
+            middles[rows] = medians(np.subtract(self.log_steps, runs, out=runs).T)
+        return middles
 
     def _log_model(self, standard: Array) -> tuple[Array, Array]:
         """((sets, points) logarithm of the model's step; the residuals of all but the runs)."""
@@ -148,7 +149,7 @@ class Likelihood:
             residuals.append(np.log(typical / times.compute[:, [n]]) / _PARTS_SPREAD["compute"])
         if parts.optimizer:
             residuals.append(np.log(parts.optimizer / times.optimizer[:, [n]]) / _PARTS_SPREAD["optimizer"])
-        floor = _EXPOSED_FLOOR * float(np.median(point.step_seconds))
+        floor = _EXPOSED_FLOOR * statistics.median(point.step_seconds)
         if point.gpus > 1 and self.worlds.slowdown[n] < 1.05:
             of_model = {name: getattr(times, name)[:, [n]] for name in EXPOSED if name != "norm" or self.model.norms}
             measured: dict[str, float | None] = {name: getattr(parts, name) for name in of_model}
@@ -244,15 +245,6 @@ class _FromThePrior:
         slope = np.divide(apart - left, moved, out=np.ones_like(moved), where=moved != 0)
         at[:, self.column] += np.clip(left / np.maximum(slope, 0.05), -1.0, 1.0) / by_one
         return np.asarray(at[:, self.column], dtype=np.float64)
-
-
-def _medians(values: Array) -> Array:
-    """Of each row, which is reordered, as `np.median` has it: that takes longer, for it asks for both of the middle
-    ones at once."""
-    half = values.shape[1] // 2
-    values.partition(half, axis=1)
-    below = values[:, half] if values.shape[1] % 2 else values[:, :half].max(axis=1)
-    return np.where(np.isnan(values).any(axis=1), np.nan, (below + values[:, half]) / 2)
 
 
 def _in_parts(sets: int) -> Iterator[slice]:

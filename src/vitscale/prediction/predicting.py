@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -196,6 +197,6 @@ def _joules_per_epoch(asked: Variant, at: Placement, epoch: Estimate | None) -> 
     known = next((point for point in reversed(asked.fitted.points) if point.joules_per_image is not None), None)
     if known is None or known.joules_per_image is None or epoch is None:
         return None
-    step = float(np.median(known.step_seconds))
+    step = statistics.median(known.step_seconds)
     watts = known.joules_per_image * known.trial.global_batch / known.gpus / step
     return epoch.times(watts * at.gpus)

@@ -156,10 +156,11 @@ def peak_bytes_of_many(
     holding, at_one = None, np.empty(0)
     for count in dict.fromkeys(gpus.tolist()):
         world = World.model_construct(nodes=1, ranks_per_node=count, threads_per_rank=one.world.threads_per_rank)
-        trials = [trial.model_copy(update={"world": world}) for trial in (one, two)]
-        before, (holding, shapes) = holding, _held(trials[0])
+        there = one.model_copy(update={"world": world})
+        before, (holding, shapes) = holding, _held(there)
         if vit is None:  # or ranks share it
-            at_one, at_two = (np.array(totals(trial), dtype=float) for trial in trials)
+            both = there, two.model_copy(update={"world": world})
+            at_one, at_two = (np.array(totals(trial), dtype=float) for trial in both)
         elif holding != before:  # of wrappers that hold the same on any number of ranks once
             at_one, at_two = (np.array(all_totals(holding, each, shapes), dtype=float) for each in kept)
         here = gpus == count

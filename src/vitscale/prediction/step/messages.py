@@ -89,7 +89,7 @@ def exposed_seconds(
     collective: Callable[[Message], Array],
     forward_seconds: Array,
     backward_seconds: Array,
-    grad_accum: int,
+    grad_accum: int | Array,
 ) -> Array:
     """Exposed transfer time of one optimizer step, (draws, configs): what the step takes longer than its computing.
 
@@ -105,7 +105,7 @@ def exposed_seconds(
         collective: seconds of one call of a message, (draws, configs).
         forward_seconds: of one micro-step.
         backward_seconds: of one micro-step.
-        grad_accum: micro-steps.
+        grad_accum: micro-steps, of all configurations or of each.
     """
     known: dict[tuple[Kind, float], Array] = {}
 
@@ -124,7 +124,7 @@ def exposed_seconds(
             total = total + grad_accum * _sticking_out(each, seconds, length)
             continue
         total = total + _sticking_out(of_phase, seconds, length)
-        if each and grad_accum > 1:
+        if each and np.any(np.greater(grad_accum, 1)):
             total = total + (grad_accum - 1) * _sticking_out(each, seconds, length)
     return total
 
@@ -145,7 +145,7 @@ def _sticking_out(messages: Iterable[Message], seconds: Callable[[Message], Arra
         begin = length * message.ready
         if isinstance(waited, np.ndarray):  # of thousands of configurations these are large
             begin = begin + waited
-        ended = np.maximum(begin, ended) + seconds(message)
+        ended = np.maximum(begin, ended, out=begin) + seconds(message)
         if message.needed is not None:
             waited = np.maximum(waited, ended - length * message.needed)
     exposed: Array = serial + np.maximum(waited, ended - length)

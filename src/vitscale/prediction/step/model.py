@@ -23,7 +23,7 @@ batches (AFIPS 1967). What no part tells is in `left_out`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache, partial
 from statistics import NormalDist
 
@@ -182,39 +182,45 @@ class StepModel:
 
     def _transfers(self, draws: Draws, worlds: Worlds, micro_step: Array) -> tuple[Array, Array, Array]:
         """(exposed, hidden) seconds of a step's transfers, and of them those of a micro-step that nothing hides."""
-        exposed = np.zeros(np.broadcast_shapes(micro_step.shape, worlds.ranks.shape))
-        hidden, filling = np.zeros_like(exposed), np.zeros_like(exposed)
+        shape = np.broadcast_shapes(micro_step.shape, worlds.ranks.shape)
+        hidden, filling = np.zeros(shape), np.zeros(shape)
         if self.messages is None:
             return self._as_a_ring(draws, worlds), hidden, filling
-        accumulations = sorted(set(worlds.grad_accum.tolist()))
-        for accumulation in accumulations:
-            # Most often all are alike: a mask would copy every array.
-            at = worlds.grad_accum == accumulation if len(accumulations) > 1 else slice(None)
-            some = Worlds(
-                worlds.ranks[at], worlds.ranks_per_node[at], worlds.micro_batch[at], worlds.grad_accum[at],
-                worlds.slowdown[at],
-            )  # fmt: skip
-            slowest = micro_step[:, at] * some.slowdown
-            kinds = {message.kind: message for message in self.messages}
-            sorts = {(message.operation, message.group) for message in kinds.values()}
-            algorithms = {sort: self._lines(draws, some, *sort) for sort in sorts}
-            ranks = {group: self._group(some, group)[0] for _, group in sorts}
-            seconds = {}
-            for kind, message in kinds.items():
-                tensor_bytes = message.tensor_bytes_at(ranks[message.group], some.micro_batch)
-                seconds[kind] = cheapest(algorithms[message.operation, message.group], tensor_bytes)
-            exposed[:, at] = exposed_seconds(
-                self.messages,
-                partial(_looked_up, seconds),
-                slowest * (1 - self.backward_share),
-                slowest * self.backward_share,
-                int(accumulation),
-            )
-            hidden[:, at] = sum(seconds[message.kind] * message.times(int(accumulation)) for message in self.messages)
-            if self.parallel.pipeline > 1:
-                per_step = (message for message in self.messages if message.every_micro_step and message.ready is None)
-                filling[:, at] = sum(seconds[message.kind] * message.calls for message in per_step)
+        slowest, seconds = micro_step * worlds.slowdown, self._calls(draws, worlds)
+        exposed = exposed_seconds(
+            self.messages,
+            partial(_looked_up, seconds),
+            slowest * (1 - self.backward_share),
+            slowest * self.backward_share,
+            worlds.grad_accum,
+        )
+        micro_steps = {True: worlds.grad_accum, False: np.ones_like(worlds.grad_accum)}
+        for message in self.messages:
+            hidden += seconds[message.kind] * (message.calls * micro_steps[message.every_micro_step])
+        if self.parallel.pipeline > 1:
+            per_step = (message for message in self.messages if message.every_micro_step and message.ready is None)
+            filling = filling + sum(seconds[message.kind] * message.calls for message in per_step)
         return exposed, np.maximum(0.0, hidden - exposed), filling
+
+    def _calls(self, draws: Draws, worlds: Worlds) -> dict[Kind, Array]:
+        """Seconds of one call of each kind of message, (draws, configurations): worked out once for all that lie alike,
+        where nothing that is sent grows with the images."""
+        kinds = {message.kind: message for message in self.messages or ()}
+        alike = worlds.ranks * (worlds.ranks.max() + 1) + worlds.ranks_per_node  # of a host no more than all ranks
+        _, first, again = np.unique(alike, return_index=True, return_inverse=True)
+        if once := len(first) < len(alike) and all(message.images is None for message in kinds.values()):
+            worlds = Worlds(*(getattr(worlds, field.name)[first] for field in fields(worlds)))
+        sorts = {(message.operation, message.group) for message in kinds.values()}
+        algorithms = {sort: self._lines(draws, worlds, *sort) for sort in sorts}
+        ranks = {group: self._group(worlds, group)[0] for _, group in sorts}
+        seconds = {}
+        for kind, message in kinds.items():
+            tensor_bytes = message.tensor_bytes_at(ranks[message.group], worlds.micro_batch)
+            seconds[kind] = cheapest(algorithms[message.operation, message.group], tensor_bytes)
+        if not once:
+            return seconds
+        shape = len(draws["compute"]), len(first)
+        return {kind: np.broadcast_to(of_kind, shape)[:, again] for kind, of_kind in seconds.items()}
 
     def _lines(self, draws: Draws, worlds: Worlds, operation: str, group: Group) -> tuple[Line, ...]:
         advantage = _share(draws["tree advantage"])

@@ -31,6 +31,8 @@ gradient_clipping = 0.5
 micro_batch = 16
 """
 EPOCHS = 2
+TARGET = 0.3
+"""Reached in the second epoch of one seed and in the fifth of the other."""
 IMAGES = 1007
 """Of 1438; with fewer a run has no room for all steps that take the gradients' norms."""
 STUDIES = {
@@ -45,7 +47,7 @@ grad_accum = 2
 [scaling]
 gpus = [1]
 [sweep]
-train = [{{ epochs = 30, target_accuracy = 0.5 }}, {{ epochs = {EPOCHS} }}]
+train = [{{ epochs = 30, target_accuracy = {TARGET} }}, {{ epochs = {EPOCHS} }}]
 [launch]
 threads_per_rank = 1
 [measure]
@@ -164,18 +166,18 @@ def test_every_engine_gives_the_same_noise_scale(results: Mapping[str, Results])
 
 
 def test_training_ends_in_the_epoch_that_reaches_the_target(results: Mapping[str, Results]) -> None:
-    runs = towards(0.5, results["one-rank"])
+    runs = towards(TARGET, results["one-rank"])
     assert len(runs) == 2
     for run in runs:
         accuracies = [line.held_out_accuracy for line in run.ranks[0].epochs]
         assert 1 < len(accuracies) < 30
         assert accuracies[-1] is not None
-        assert accuracies[-1] >= 0.5
-        assert all(accuracy is not None and accuracy < 0.5 for accuracy in accuracies[:-1])
+        assert accuracies[-1] >= TARGET
+        assert all(accuracy is not None and accuracy < TARGET for accuracy in accuracies[:-1])
 
 
 def test_with_a_target_each_repeat_has_a_seed_of_its_own(folder: Path, results: Mapping[str, Results]) -> None:
-    reached = towards(0.5, results["one-rank"])
+    reached = towards(TARGET, results["one-rank"])
     paths = [*(folder / "one-rank").glob(f"runs/{reached[0].header.trial_id}-*/trial.json")]
     headers = [json.loads(path.read_text()) for path in paths]
     assert sorted((header["repeat"], header["seed"]) for header in headers) == [(0, 0), (1, 1)]
@@ -184,7 +186,7 @@ def test_with_a_target_each_repeat_has_a_seed_of_its_own(folder: Path, results: 
 
 
 def test_what_the_target_took_is_told(results: Mapping[str, Results], analyses: Mapping[str, Analysis]) -> None:
-    reached = towards(0.5, results["one-rank"])
+    reached = towards(TARGET, results["one-rank"])
     found = analyses["one-rank"].trials[reached[0].header.trial_id].convergence
     assert found is not None
     epochs = {run.header.repeat: len(run.ranks[0].epochs) for run in reached}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vitscale.trial.model_cost import activation_bytes, forward_flops, parameters, training_flops
+from vitscale.trial.model_cost import forward_flops, parameters, training_flops, vit_shape
 from vitscale.trial.model_spec import ModelSpec
 
 
@@ -12,7 +12,7 @@ def test_every_count_is_unknown() -> None:
     assert parameters(spec) is None
     assert forward_flops(spec) is None
     assert training_flops(spec) is None
-    assert activation_bytes(spec, 8, "fp32") is None
+    assert vit_shape(spec) is None
 
 
 def test_a_named_model_is_known() -> None:

@@ -18,7 +18,7 @@ from vitscale.models.named import AuxiliaryLogits
 from vitscale.prediction.memory.in_parts import pieces
 from vitscale.trial import model_cost
 from vitscale.trial.model_spec import ModelSpec, resolve
-from vitscale.trial.trial import TrainSpec
+from vitscale.trial.trial import Precision, TrainSpec
 
 SWIN = ModelSpec(
     task="segmentation", name="swinv2-t", image_size=64, hidden_size=16, heads=2, depths=(1, 1, 1, 1), window_size=4,
@@ -65,37 +65,23 @@ def test_models_of_full_size_are_counted_exactly(name: str, size: int) -> None:
     assert model_cost.forward_flops(spec) == counted_flops(spec)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16-params"])
-@pytest.mark.parametrize("base", [SWIN, VIT, without(SWIN)], ids=["swin", "vit", "swin without"])
-def test_activation_bytes_are_what_autograd_saves(base: ModelSpec, precision: str) -> None:
-    """Of one image more: what comes before the blocks is left out, the image, and Swin's first norm."""
-
-    def kept(spec: ModelSpec) -> int:
-        return saved_bytes(spec, 3, precision) - saved_bytes(spec, 2, precision)
-
-    spec = resolve(base, 7)
-    element = 4 if precision == "fp32" else 2
-    before = element * 3 * 64 * 64
-    if spec.depths is not None:
-        before += 16 * 16 * (element * 16 + 2 * element)
-    else:
-        before += 17 * (4 * element + 2 * 4)  # of two norms and two heads, as in `test_model_spec`
-    assert (model_cost.activation_bytes(spec, 1, precision) or 0) + before == kept(spec)
-
-
+@pytest.mark.parametrize(("precision", "pixel_bytes"), [("fp32", 4), ("bf16", 2), ("bf16-params", 2)])
 @pytest.mark.parametrize(
     "base", [SWIN, VIT, without(SWIN), without(VIT)], ids=["swin", "vit", "swin without", "vit without"]
 )
-def test_what_is_forecast_to_be_kept_under_autocast_is_what_autograd_saves(base: ModelSpec) -> None:
-    """Of one image more: maps are cast for each convolution that takes them, and what pooling takes stays in fp32."""
+def test_what_is_forecast_to_be_kept_is_what_autograd_saves(
+    base: ModelSpec, precision: Precision, pixel_bytes: int
+) -> None:
+    """Of one image more. Under autocast maps are cast for each convolution that takes them, and what pooling takes
+    stays in fp32."""
     spec = resolve(base, 7)
 
     def forecast(images: int) -> int:
-        train = TrainSpec(engine="none", micro_batch=images, precision="bf16", device="cpu", batch_norm="local")
+        train = TrainSpec(engine="none", micro_batch=images, precision=precision, device="cpu", batch_norm="local")
         return sum(part.kept for part in pieces(spec, train).parts[:-1])  # but the loss
 
-    saved = saved_bytes(spec, 3, "bf16") - saved_bytes(spec, 2, "bf16")
-    assert forecast(3) - forecast(2) + 2 * 3 * 64 * 64 == saved
+    saved = saved_bytes(spec, 3, precision) - saved_bytes(spec, 2, precision)
+    assert forecast(3) - forecast(2) + pixel_bytes * 3 * 64 * 64 == saved
 
 
 @pytest.mark.parametrize("auxiliary", [True, False])

@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-from vitscale.errors import RequestError, VitscaleError, shown, unknown
+from vitscale.errors import RequestError, VitscaleError, shown
 from vitscale.trial import model_counts
 from vitscale.trial.model_counts import Block, DecoderShape, Module, SwinShape
 from vitscale.trial.model_spec import VIT_FIELDS, ModelSpec, hf_shape
@@ -223,35 +223,3 @@ def stage_blocks(spec: ModelSpec, stages: int) -> tuple[range, ...]:
         least = min(range(stages), key=lambda stage: (macs[stage], -stage))
         counts[least], macs[least] = counts[least] + 1, macs[least] + block
     return tuple(range(end - count, end) for count, end in zip(counts, accumulate(counts), strict=True))
-
-
-# Bytes an element saved for backward takes, and how many bytes more than that autocast keeps per token and unit of
-# hidden size: the inputs of both norms stay in fp32 (2 x 2), and q, k and v each cast the first norm's output anew,
-# which makes two copies more (2 x 2).
-_SAVED_BYTES: dict[str, tuple[int, int]] = {"fp32": (4, 0), "bf16": (2, 8), "bf16-params": (2, 0), "fp16": (2, 8)}
-
-
-def activation_bytes(spec: ModelSpec, micro_batch: int, precision: str) -> int | None:
-    """Bytes kept for backward at `micro_batch` images by the blocks, and by UperNet; None where unknown.
-
-    Of a ViT, with fused attention, per block and token 8h + 2m elements: the inputs of both layer norms (2h) and their
-    outputs (2h), q, k, v (3h), the attention's output (h), the input and the output of GELU (2m). With m = 4h and s
-    tokens this is `c * s * b * h * L` with c = 64 (fp32), 32 (bf16-params) and 40 (bf16, which is autocast; 36 where
-    one product makes q, k and v). Left out: the statistics of norms and softmax (16 bytes + 4 per head), embedding,
-    classifier and loss. Of Swin `model_counts.swin_kept_bytes`, of UperNet `model_counts.upernet_kept`.
-    """
-    if precision not in _SAVED_BYTES:
-        raise unknown("precision", precision, _SAVED_BYTES)
-    element_bytes, autocast_bytes = _SAVED_BYTES[precision]
-    swin, s, decoder = swin_shape(spec), vit_shape(spec), decoder_shape(spec)
-    if swin is not None:
-        kept = model_counts.swin_kept_bytes(swin, precision)
-    elif s is not None:
-        kept = (element_bytes * (8 * s.hidden + 2 * s.mlp) + autocast_bytes * s.hidden) * s.tokens * s.layers
-    else:
-        return None
-    if decoder is not None:
-        kept += element_bytes * sum(layer.kept for layer in model_counts.upernet_layers(decoder))
-        if s is not None:
-            kept += model_counts.pyramid_kept_bytes(s.hidden, decoder.sides[_OWN_MAP], element_bytes)
-    return kept * micro_batch

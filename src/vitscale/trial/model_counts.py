@@ -189,16 +189,8 @@ both norms' mean and deviation (4). Autocast casts softmax back from fp32; it wa
 """
 
 
-def swin_kept_bytes(shape: SwinShape, precision: str) -> int:
-    """Bytes that Swin's blocks and the merging between stages keep of one image for backward."""
-    built = stages(shape)
-    return sum(s.depth * block_kept_bytes(s, precision) for s in built) + sum(
-        merge_kept_bytes(s, precision) for s in built[:-1]
-    )
-
-
 def block_kept_bytes(s: Stage, precision: str) -> int:
-    """Of one block."""
+    """Bytes that a block keeps of one image for backward."""
     padded_width, padded_heads, scores, width, token = _KEPT[precision]
     of_padded = padded_width * s.width + (padded_heads + scores * s.window**2) * s.heads
     return s.padded * of_padded + s.side**2 * (width * s.width + token)

@@ -57,8 +57,11 @@ def activations(
 ) -> Activations:
     """The activations of a resolved ViT with fused attention, of one micro-batch.
 
-    Korthikanti et al., "Reducing Activation Recomputation" (arXiv 2205.05198), section 4.1 counts them per layer of a
-    language model; `model_cost.activation_bytes` does for a ViT without dropout. Added here: the norms' mean and
+    As Korthikanti et al., "Reducing Activation Recomputation" (arXiv 2205.05198), section 4.1 counts them per layer of
+    a language model, here without dropout. A block keeps 8h + 2m elements a token: the inputs of both norms (2h) and
+    their outputs (2h), q, k, v (3h), the attention's output (h), the input and the output of GELU (2m). With m = 4h
+    that is 64 bytes a token and unit of width in fp32, 32 under bf16-params, and 40 under autocast, where the residual
+    stream stays in fp32 and q, k and v each cast the first norm's output. Added: the norms' mean and
     deviation and the attention's log-sum-exp, the last norm, images and logits, and what backward holds for a moment:
     the gradients of a block's output and of GELU's, where a block is widest, and those at its other layers. Of ranks
     that share a model: matrices give each 1/T of what they give and attention 1/(T S), of all tokens; all else is of

@@ -59,8 +59,9 @@ def _swin(spec: ModelSpec, shape: SwinShape, train: TrainSpec, narrow: int) -> I
     stages = model_counts.stages(shape)
     width, tokens = shape.hidden_size, images * stages[0].side ** 2
     embedded = tokens * narrow * width
+    of_norm = 4 if train.precision == "bf16-params" else 8  # mean and deviation of a token
     embedding, *blocks = model_counts.swin(shape)
-    yield Part(embedded + 8 * tokens, (0,), (embedded,), embedding.modules)
+    yield Part(embedded + of_norm * tokens, (0,), (embedded,), embedding.modules)
     waiting = 0
     for number, stage in enumerate(stages, 1):
         parts = [_block(stage, images, narrow, train, waiting)] * stage.depth
@@ -78,7 +79,7 @@ def _swin(spec: ModelSpec, shape: SwinShape, train: TrainSpec, narrow: int) -> I
     last = stages[-1]
     if not segments:
         classes = spec.num_classes or 0
-        kept = images * last.side**2 * (narrow * last.width + 8) + images * (narrow * last.width + 8 * classes)
+        kept = images * last.side**2 * (narrow * last.width + of_norm) + images * (narrow * last.width + 8 * classes)
         yield Part(kept, modules=(model_counts.norm(last.width), model_counts.linear(last.width, classes, 1)), block=-1)
 
 

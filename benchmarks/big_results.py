@@ -275,27 +275,39 @@ Figures = Mapping[str, Mapping[str, Mapping[str, float]]]
 """What was done -> number of runs -> `Cost`'s fields."""
 
 
-def page_of(figures: Figures, page: Path, alone: bool) -> None:
-    """Puts the table into the page, with growth.json and growth.svg beside it."""
+GOALS = {
+    "report --json": "10 s",
+    "report": "20 s, 2 GB",
+    "resume, to the next run's start": "2 s",
+}
+"""Of 10,000 runs."""
+
+
+def page_of(figures: Figures, others: Sequence[str], page: Path, alone: bool) -> None:
+    """Puts the table, with `others` below it, into the page, with growth.json and growth.svg beside it."""
     measured, told = ("wall_seconds", "seconds") if alone else ("cpu_seconds", "processor seconds")
     machine = f"{len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}"
     raw = {"machine": machine, "alone": alone, "figures": figures}
     page.with_name("growth.json").write_text(json.dumps(raw, indent=1) + "\n", encoding="utf-8")
     counts = sorted({int(runs) for of_runs in figures.values() for runs in of_runs})
-    lines = [f"| {told}, memory | {' | '.join(f'{runs:,} runs' for runs in counts)} |", f"|---|{'---|' * len(counts)}"]
+    lines = [
+        f"| {told}, memory | {' | '.join(f'{runs:,} runs' for runs in counts)} | goal at 10,000 |",
+        f"|---|{'---|' * (len(counts) + 1)}",
+    ]
     rows, ideal = [], []
     for name, of_runs in figures.items():
         cells = [
             f"{cost[measured]:.1f} s, {cost['peak_bytes'] / 1e6:.0f} MB" if (cost := of_runs.get(str(runs))) else ""
             for runs in counts
         ]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+        lines.append(f"| {name} | {' | '.join(cells)} | {GOALS[name]} |")
         (first, least), *_ = of_runs.items()
         for runs, cost in of_runs.items():
             shown = f"{cost[measured]:.1f} s"
             rows.append({"series": name, "runs": int(runs), "value": cost[measured], "shown": shown, "low": None})
             linear = least[measured] * int(runs) / int(first)
             ideal.append({"series": name, "runs": int(runs), "value": linear})
+    lines += ["", f"On {machine}. {' '.join(others)}"]
     if not alone:
         lines += ["", "(Of the processor, all forks together, while other processes shared its cores.)"]
     write_between(page, "growth", "\n".join(lines))
@@ -334,10 +346,17 @@ def main() -> None:
         keep("report --json", runs, cost_of([*report, "--json"], folder))
         keep("report", runs, cost_of([*report, "-o", str(page)], folder))
         keep("resume, to the next run's start", runs, cost_of_resuming(study, results))
-        print(f"{runs:6} runs  page of {page.stat().st_size / 1e6:.1f} MB", flush=True)
-    print(f"import of {ROWS_IMPORTED:,} rows  {cost_of_importing(arguments.folder.absolute())}", flush=True)
+        page_megabytes = page.stat().st_size / 1e6
+        print(f"{runs:6} runs  page of {page_megabytes:.1f} MB", flush=True)
+    importing = cost_of_importing(arguments.folder.absolute())
+    print(f"import of {ROWS_IMPORTED:,} rows  {importing}", flush=True)
     if arguments.page is not None:
-        page_of(figures, arguments.page, arguments.alone)
+        seconds = importing.wall_seconds if arguments.alone else importing.cpu_seconds
+        others = (
+            f"The page of {runs:,} runs has {page_megabytes:.1f} MB (goal 5 MB).",
+            f"An import of {ROWS_IMPORTED:,} rows of a table takes {seconds:.1f} s (goal 5 s).",
+        )
+        page_of(figures, others, arguments.page, arguments.alone)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import importlib
+import importlib.util
 import json
 import shutil
 from collections.abc import Callable
@@ -73,21 +73,33 @@ def test_every_example_is_tested() -> None:
 @pytest.mark.timeout(1200)  # twelve ranks that each import everything anew; DeepSpeed may compile for minutes
 def test_each_way_to_tell_a_probe_leaves_the_same_steps(tmp_path: Path) -> None:
     """Plain, Accelerate, DeepSpeed, a Trainer's callback, Composer's events, torchtitan's loop: on two ranks each."""
-    shutil.copytree(EXAMPLES / "own_script", tmp_path / "own", ignore=shutil.ignore_patterns("__pycache__"))
-    text = changed("own_script/study.toml", gpus="gpus = [2]", steps="steps = 9", repeats="repeats = 1")
-    (tmp_path / "own" / "study.toml").write_text(text)
-    answer = vitscale("run", "own/study.toml", "-o", "results", cwd=tmp_path, timeout=1100)
+    scripts = {path.name for path in (EXAMPLES / "own_script").glob("*.py")} - {"tiny.py", "with_lightning.py"}
+    assert scripts_trained_alike(tmp_path) == scripts
+
+
+@pytest.mark.timeout(600)
+def test_lightning_s_callback_leaves_the_same_steps(tmp_path: Path) -> None:
+    if importlib.util.find_spec("lightning") is None:
+        pytest.skip("Lightning is not installed: pip install lightning")
+    alone = '"train.script" = ["with_lightning.py"]'
+    assert scripts_trained_alike(tmp_path, **{'"train.script"': alone}) == {"with_lightning.py"}
+
+
+def scripts_trained_alike(folder: Path, **changes: str) -> set[str]:
+    """The scripts of the study, after each has left the steps and traffic of two ranks that it is to."""
+    shutil.copytree(EXAMPLES / "own_script", folder / "own", ignore=shutil.ignore_patterns("__pycache__"))
+    text = changed("own_script/study.toml", gpus="gpus = [2]", steps="steps = 9", repeats="repeats = 1", **changes)
+    (folder / "own" / "study.toml").write_text(text)
+    answer = vitscale("run", "own/study.toml", "-o", "results", cwd=folder, timeout=1100)
     assert answer.returncode == 0, answer.stdout + answer.stderr
-    runs = store.load(tmp_path / "results").runs
-    assert {Path(str(run.header.trial.train.script)).name for run in runs} == {
-        path.name for path in (EXAMPLES / "own_script").glob("*.py")
-    } - {"tiny.py"}
+    runs = store.load(folder / "results").runs
     for run in runs:
         assert len(run.ranks) == 2
         for rank in run.ranks:
             assert [(line.step, line.images) for line in rank.steps] == [(step, 16) for step in range(12)]
             assert [line.step for line in rank.traffic] == [12, 13]
             assert all(line.collectives for line in rank.traffic)
+    return {Path(str(run.header.trial.train.script)).name for run in runs}
 
 
 # --- own models ------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 SRC = Path(__file__).parent.parent / "src/vitscale"
@@ -42,10 +43,16 @@ OF_UNITS = {
 }  # fmt: skip
 
 
+@cache
+def modules() -> dict[Path, ast.Module]:
+    """Path to what is written there, of every module."""
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(SRC.rglob("*.py"))}
+
+
 def classes() -> Iterator[tuple[str, str, set[str]]]:
     """(where it stands and its name, its name, its annotated fields) of every class of a module."""
-    for path in sorted(SRC.rglob("*.py")):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for path, module in modules().items():
+        for node in module.body:
             if isinstance(node, ast.ClassDef):
                 lines = [line.target for line in node.body if isinstance(line, ast.AnnAssign)]
                 fields = {target.id for target in lines if isinstance(target, ast.Name)}
@@ -54,8 +61,8 @@ def classes() -> Iterator[tuple[str, str, set[str]]]:
 
 def formatters() -> Iterator[str]:
     """Modules with a function that makes text of a quantity, by the names that such functions have."""
-    for path in sorted(SRC.rglob("*.py")):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for path, module in modules().items():
+        for node in module.body:
             if not isinstance(node, ast.FunctionDef) or node.name.lstrip("_") not in OF_UNITS:
                 continue
             if node.returns is not None and ast.unparse(node.returns) == "str":
@@ -82,3 +89,31 @@ def test_one_type_of_a_value_with_its_interval() -> None:
 
 def test_one_family_of_formatters() -> None:
     assert set(formatters()) <= FORMATTERS
+
+
+def raised_here(node: ast.AST) -> Iterator[ast.Raise]:
+    """What a function raises itself: neither in a function inside it, nor where it catches it again."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.Lambda):
+            continue
+        if isinstance(child, ast.Raise) and child.exc is not None:
+            yield child
+        elif isinstance(child, ast.Try) and child.handlers:
+            for part in (*child.handlers, *child.orelse, *child.finalbody):
+                yield from raised_here(part)
+        else:
+            yield from raised_here(child)
+
+
+def test_public_functions_say_what_they_raise() -> None:
+    """But verbs, whose docstrings are their help, and what is said where it is declared ("See `Encoded`.")."""
+    silent = []
+    for path, module in modules().items():
+        public = [node for node in module.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+        for function in (node for parent in (module, *public) for node in parent.body):
+            if not isinstance(function, ast.FunctionDef) or function.name.startswith("_") or path.parent.name == "cli":
+                continue
+            told = ast.get_docstring(function)
+            if told is not None and not told.startswith("See `") and "aises" not in told and any(raised_here(function)):
+                silent.append(f"{path.relative_to(SRC)}: {function.name}")
+    assert silent == []

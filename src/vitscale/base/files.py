@@ -49,7 +49,11 @@ def has_long_keys(text: str) -> bool:
 
 
 def beside(file: Path, named: str) -> Path:
-    """The path that `file` means by `named`: `~` is the home folder, a relative one starts at the folder of `file`."""
+    """The path that `file` means by `named`: `~` is the home folder, a relative one starts at the folder of `file`.
+
+    Raises:
+        RequestError: the home folder of `~name` is not known.
+    """
     try:
         path = Path(named).expanduser()
     except RuntimeError as error:  # "~nobody/data" where there is no such user

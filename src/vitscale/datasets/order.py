@@ -68,6 +68,9 @@ def stream(purpose: Purpose, seed: int, epoch: int = 0) -> int:
 
     From the highest bit down: 1 (the sources number their own streams from 0), seed, epoch, purpose. If two purposes
     shared a stream the images that come first in an epoch would all be shifted alike.
+
+    Raises:
+        ValueError: the seed or the epoch is out of its range.
     """
     if not (0 <= seed < 2**31 and 0 <= epoch < 2**28):
         raise ValueError(f"no stream for seed {seed}, epoch {epoch}")
@@ -133,7 +136,11 @@ class EpochOrder:
         self._ids = _shuffled(subset, stream(Purpose.ORDER, seed, epoch))
 
     def slot(self, step: int, micro_step: int, rank: int) -> Slot:
-        """The share of `rank` in `micro_step` of optimizer `step`, each counted from 0."""
+        """The share of `rank` in `micro_step` of optimizer `step`, each counted from 0.
+
+        Raises:
+            IndexError: the epoch has no such step, micro-step or rank.
+        """
         if not (0 <= step < self.steps and 0 <= micro_step < self.grad_accum and 0 <= rank < self.world_size):
             raise IndexError(f"no slot for step {step}, micro-step {micro_step}, rank {rank}")
         global_batch = sum(self.micro_batches) * self.grad_accum

@@ -145,6 +145,9 @@ def squared_gradient_norm(parameters: Iterable[nn.Parameter], ranks: int) -> Ten
     Args:
         parameters: of this rank; gradients have been averaged.
         ranks: N, those that hold any part of what this rank does: of a pipeline, those of its stages.
+
+    Raises:
+        RuntimeError: no parameter has a gradient.
     """
     total: Tensor | None = None
     for parameter in parameters:

@@ -21,6 +21,9 @@ def build_factory(spec: ModelSpec) -> nn.Module:
     """What `function(num_classes=..., image_size=...)` of `module` returns, for a factory "module:function".
 
     A function with a parameter `channels` is told those of the images too.
+
+    Raises:
+        RequestError: the function takes other arguments, raises, or returns no module.
     """
     function = _function(spec.factory or "")
     arguments = {"num_classes": spec.num_classes, "image_size": spec.image_size}
@@ -114,7 +117,11 @@ def preload(spec: ModelSpec) -> None:
 
 
 def logits_of(output: Tensor | object) -> Tensor:
-    """Logits `[b, classes]`, in segmentation `[b, classes, h, w]`, of a model's output: itself, or its `logits`."""
+    """Logits `[b, classes]`, in segmentation `[b, classes, h, w]`, of a model's output: itself, or its `logits`.
+
+    Raises:
+        TypeError: it is neither.
+    """
     logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     if not isinstance(logits, Tensor):
         raise TypeError(f"the model returned {type(output).__name__}: neither a tensor nor an object with .logits")

@@ -89,6 +89,9 @@ def build_hf(spec: ModelSpec) -> nn.Module:
 
     No code from the folder or the hub is run, and no weights are read. Parameters that classification does not use
     (DINOv2's mask token) are frozen, for DDP waits for the gradient of every other one.
+
+    Raises:
+        RequestError: the configuration describes no model that can be built.
     """
     transformers = quiet_transformers()
     config = _configuration(transformers, spec)

@@ -217,6 +217,9 @@ def swin_configuration(spec: ModelSpec, **fields: Any) -> Any:
     """transformers' `Swinv2Config` of a resolved spec.
 
     Nothing is dropped, as in the named ViTs: what a rank drops out would be another thing on every number of ranks.
+
+    Raises:
+        ValueError: the spec is not resolved.
     """
     if spec.depths is None or spec.heads is None:
         raise ValueError("a model is built of a resolved spec: call resolve(spec, dataset_classes) first")

@@ -90,7 +90,11 @@ class Explainer:
         return _NOTHING if self._profile is None else record_function(timeline.PHASE_PREFIX + name)
 
     def end_block(self, rank: int) -> list[ExplainedLine]:
-        """Stops the profiler and reads what it saw: tens of milliseconds, so a pause of the measurement."""
+        """Stops the profiler and reads what it saw: tens of milliseconds, so a pause of the measurement.
+
+        Raises:
+            RuntimeError: no block has begun.
+        """
         finished, self._profile = self._profile, None
         if finished is None:
             raise RuntimeError("no explained block has begun")

@@ -216,7 +216,11 @@ class SlurmCluster(Submitter):
         return batch_script(self._slurm, job)
 
     def submit(self, script: Path) -> str:
-        """By sbatch, which says JOB, or JOB;CLUSTER; a site's plugins may print lines of their own before it."""
+        """By sbatch, which says JOB, or JOB;CLUSTER; a site's plugins may print lines of their own before it.
+
+        Raises:
+            SchedulerError: sbatch refuses the script, or does not say the job's number.
+        """
         said = ask("sbatch", "--parsable", str(script))
         job_id = said.strip().rpartition("\n")[2].partition(";")[0]
         if not job_id.isdecimal():

@@ -203,7 +203,11 @@ _OF_SOME = {
 
 
 def refuse_other_keys(spec: DataSpec, taken: Collection[str] = ()) -> None:
-    """A key that means nothing to a source is said, not ignored; `taken` are those of `_OF_SOME` that it takes."""
+    """A key that means nothing to a source is said, not ignored; `taken` are those of `_OF_SOME` that it takes.
+
+    Raises:
+        RequestError: such a key is given; with what to do in its place.
+    """
     if "classes" not in taken:
         class_count(spec)
     wrong = [key for key in _OF_SOME if key not in taken and getattr(spec, key) != DataSpec.model_fields[key].default]
@@ -214,7 +218,11 @@ def refuse_other_keys(spec: DataSpec, taken: Collection[str] = ()) -> None:
 
 
 def class_count(spec: DataSpec) -> int:
-    """Classes of a dataset that is made: a number."""
+    """Classes of a dataset that is made: a number.
+
+    Raises:
+        RequestError: `classes` is no number.
+    """
     if isinstance(spec.classes, int):
         return spec.classes
     raise RequestError(f"data.classes of the dataset '{spec.name}' is {shown(spec.classes)}", valid=["a number from 2"])
@@ -286,7 +294,11 @@ def split_ids(labels: Labels, share: float) -> tuple[Labels, Labels]:
 
 
 def default_cache_root() -> Path:
-    """`$VITSCALE_CACHE`, else `$XDG_CACHE_HOME/vitscale`, else `~/.cache/vitscale`."""
+    """`$VITSCALE_CACHE`, else `$XDG_CACHE_HOME/vitscale`, else `~/.cache/vitscale`.
+
+    Raises:
+        RequestError: there is no home folder, and neither variable is set.
+    """
     if own := os.environ.get("VITSCALE_CACHE"):
         return Path(own)
     if xdg := os.environ.get("XDG_CACHE_HOME"):
@@ -298,7 +310,11 @@ def default_cache_root() -> Path:
 
 
 def root_of(spec: DataSpec) -> Path | None:
-    """`spec.root` with `~` expanded; None where it is not given."""
+    """`spec.root` with `~` expanded; None where it is not given.
+
+    Raises:
+        RequestError: the home folder of `~` is not known.
+    """
     if not spec.root:
         return None
     try:

@@ -155,7 +155,11 @@ class ImageSet:
         return listing.summary
 
     def prepare(self, spec: DataSpec, cache_root: Path, progress: Progress | None = None) -> None:
-        """Decodes what ranks will map, by processes on all cores; proves what is there already by its checksums."""
+        """Decodes what ranks will map, by processes on all cores; proves what is there already by its checksums.
+
+        Raises:
+            RequestError: images are wrong, or the cache has no room or cannot be written.
+        """
         listing = self._listing(spec, cache_root)
         if spec.source == "jpeg" or (spec.source is None and listing.decoded_bytes > MOST_CACHED_BYTES):
             return

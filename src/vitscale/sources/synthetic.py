@@ -113,7 +113,11 @@ class Synthetic:
         self.task = task
 
     def check(self, spec: DataSpec) -> Summary:
-        """Needs nothing but the numbers in `spec`."""
+        """Needs nothing but the numbers in `spec`.
+
+        Raises:
+            RequestError: more classes than a mask has values.
+        """
         base.refuse_other_keys(spec, ("channels",))
         masks = self.task == "segmentation"
         if masks and base.class_count(spec) > _MOST_CLASSES:

@@ -434,7 +434,11 @@ def read_checked_rank(path: Path) -> CheckedRank:
 
 
 def refuse_wild_numbers(content: Any) -> Any:
-    """Refuses what this program never writes: NaN, infinity, numbers beyond all measure, integers beyond 64 bits."""
+    """Refuses what this program never writes: NaN, infinity, numbers beyond all measure, integers beyond 64 bits.
+
+    Raises:
+        ValueError: it holds one.
+    """
     waiting = [content]
     while waiting:
         value = waiting.pop()

@@ -93,7 +93,11 @@ class StudyFile:
         return frozenset(field for its_choices in self._choices() for choice in its_choices for field in choice)
 
     def points(self) -> Iterator[tuple[Choice, Study, frozenset[str]]]:
-        """Each point of the sweep: the swept values, the study with them put in, and the dotted fields set by hand."""
+        """Each point of the sweep: the swept values, the study with them put in, and the dotted fields set by hand.
+
+        Raises:
+            RequestError: the sweep, rank counts and repeats make more runs than a study may have, or a point is wrong.
+        """
         swept = self._choices()
         self._check_repeats()
         measure = self.study.measure

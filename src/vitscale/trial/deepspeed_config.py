@@ -83,7 +83,11 @@ def read_json(path: Path, *, next_step: str) -> dict[str, Any]:
 
 
 def parse_json(text: str, named: str) -> dict[str, Any]:
-    """As `read_json`, from the text of the file `named`."""
+    """As `read_json`, from the text of the file `named`.
+
+    Raises:
+        RequestError: it is no JSON, nested too deeply, or no object.
+    """
     try:
         config = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
         _require_plain(config)

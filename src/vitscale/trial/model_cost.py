@@ -35,7 +35,11 @@ class VitShape(NamedTuple):
 
 
 def vit_shape(spec: ModelSpec) -> VitShape | None:
-    """A resolved ViT's, whatever stands on it; None of all else."""
+    """A resolved ViT's, whatever stands on it; None of all else.
+
+    Raises:
+        ValueError: the spec is not resolved.
+    """
     if spec.factory is not None or spec.unknown or spec.depths is not None:
         return None
     special_tokens, qkv_bias = 1, True
@@ -212,6 +216,9 @@ def stage_blocks(spec: ModelSpec, stages: int) -> tuple[range, ...]:
     Args:
         spec: with at least as many blocks as stages.
         stages: their number.
+
+    Raises:
+        ValueError: there are fewer blocks than stages.
     """
     shapes = parameter_shapes(spec)
     if shapes is None or spec.layers is None or spec.layers < stages:

@@ -309,7 +309,11 @@ class HfShape(BaseModel):
 
 
 def hf_shape(hf: str) -> HfShape | None:
-    """The configuration in folder `hf`; None for a hub name, and for an architecture that is not counted here."""
+    """The configuration in folder `hf`; None for a hub name, and for an architecture that is not counted here.
+
+    Raises:
+        RequestError: a field of config.json cannot be used.
+    """
     content = read_config(hf)
     # head_dim makes attention wider or narrower than hidden_size: such a model is built, but not counted.
     if content is None or content.get("model_type") not in ("vit", "deit") or "head_dim" in content:

@@ -28,6 +28,9 @@ def shares(images: int, speeds: Sequence[float]) -> tuple[int, ...]:
     Args:
         images: of all ranks together, at least as many as there are ranks.
         speeds: of each rank, above 0; only their ratios matter.
+
+    Raises:
+        ValueError: there are fewer images than ranks.
     """
     if images < len(speeds):
         raise ValueError(f"{images} images do not go round {len(speeds)} ranks")

@@ -96,7 +96,11 @@ class Measuring:
     def batches(
         self, loader: Iterable[Any], accumulate: int, images: int | Callable[[Any], int] | None
     ) -> Iterator[Any]:
-        """Hands a loader's batches on, and ends a step after every `accumulate` of them."""
+        """Hands a loader's batches on, and ends a step after every `accumulate` of them.
+
+        Raises:
+            ValueError: `accumulate` is not what the trial has.
+        """
         if accumulate != self._trial.train.grad_accum:
             raise ValueError(
                 f"probe.steps(accumulate={accumulate}), and this trial has train.grad_accum = "
@@ -151,7 +155,11 @@ class Measuring:
         self._losses.append(value.detach() if isinstance(value, Tensor) else value)
 
     def describe(self, parameters: int | None, flops_per_image: float | None, precision: str | None) -> None:
-        """What is trained."""
+        """What is trained.
+
+        Raises:
+            ValueError: `precision` is not what the trial has.
+        """
         if precision is not None and precision != self._trial.train.precision:
             raise ValueError(
                 f"probe.describe(precision={precision!r}), and this trial has train.precision = "

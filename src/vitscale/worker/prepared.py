@@ -68,7 +68,11 @@ class InitialMemory:
         return None
 
     def set_token(self, token: str | None) -> None:
-        """Writes a token as long as the placeholder; None: the placeholder."""
+        """Writes a token as long as the placeholder; None: the placeholder.
+
+        Raises:
+            ValueError: it is longer than the placeholder.
+        """
         text = self._placeholder if token is None else token.encode()
         if len(text) != len(self._placeholder):
             raise ValueError(f"a token of {len(text)} characters has no room in {len(self._placeholder)}")

@@ -43,6 +43,9 @@ def train(
         log: where it records.
         began: `time.perf_counter()` before torch was imported.
         mpi_discovery_port: let DeepSpeed find the ranks itself, and meet at this port.
+
+    Raises:
+        RuntimeError: the data has changed since the study was started.
     """
     trial = header.trial
     seed = trial.train.seed if header.seed is None else header.seed

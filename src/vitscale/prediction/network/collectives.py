@@ -110,6 +110,9 @@ def lines(
     host, grow with the ranks too and are left out. Bytes are those of the bus bandwidth (PERFORMANCE.md of nccl-tests).
     gloo has rings alone (gloo/allreduce.cc, allgather.cc; torch asks for no other), carries out a
     reduce-scatter as an all-reduce, and sends in a reduce nearly as much (docs/traffic.md).
+
+    Raises:
+        ValueError: an operation that has no cost here.
     """
     if operation not in OPERATIONS:
         raise ValueError(f"no cost of {operation!r}")

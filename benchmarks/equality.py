@@ -34,6 +34,7 @@ from engines.jobs import (  # noqa: E402 - so does this
     ENGINES,
     FAST,
     FINE_TUNED,
+    GROWN,
     LOCAL,
     MICRO_BATCHES,
     SEGMENTED,
@@ -146,6 +147,8 @@ def _once(jobs: list[Job], ranks: int, folder: Path) -> dict[str, Curve]:
 def _segmenting(name: str, fields: Train) -> Job:
     segmenting = job(name, fields)
     segmenting["segments"] = "swin"
+    if fields["learning_rate"] == FINE_TUNED["learning_rate"]:
+        segmenting["grown"] = GROWN
     return segmenting
 
 

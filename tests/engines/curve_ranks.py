@@ -101,7 +101,11 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
     trial = trial_of(job)
     device = device_of(trial.train.device, PLACE)
     torch.manual_seed(trial.train.seed)
-    engine = engines.build(models.build(trial.model), trial, device)
+    module = models.build(trial.model)
+    for name, weights in module.named_parameters():
+        if weights.dim() in (2, 4) and "position_bias" not in name:
+            weights.data *= job.get("grown", 1.0)
+    engine = engines.build(module, trial, device)
     own = Passes(trial, PLACE, sources.load(trial.data), engine, device, trial.train.seed)
     first = engine.load_checkpoint(Path(job["load"])) if "load" in job else 0
     if job.get("forget"):

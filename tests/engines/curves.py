@@ -71,6 +71,8 @@ class Job(TypedDict):
     """Writes the whole gradient of the last step to NAME.safetensors."""
     segments: NotRequired[str]
     """Labels pixels instead of images, by "swin" or "vit"."""
+    grown: NotRequired[float]
+    """Multiplies the weights of layers and convolutions that it begins with (not those of Swin's position biases)."""
     scenes: NotRequired[str]
     """Of files in ADE20K's layout: that folder."""
     evaluation: NotRequired[str]

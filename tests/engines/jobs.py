@@ -119,6 +119,9 @@ MEASURED = ("fsdp2", "zero-1", "zero-3")
 SEGMENTED: Train = {"batch_norm": "synchronised", "optimizer": "sgd", "learning_rate": 1e-4}
 """From random weights a larger rate amplifies rounding tenfold a step, in one process with torch's own norms too."""
 FINE_TUNED: Train = SEGMENTED | {"optimizer": "adamw", "learning_rate": 6e-5}
+GROWN = 3.0
+"""Times as large as fresh ones are the weights that are fine-tuned: beside fresh ones, of 0.02 before norms, each of
+AdamW's steps is so large that rounding grows to 1e-5 in twenty, in one process too."""
 FAST: Train = FINE_TUNED | {"learning_rate": 1e-3}
 """Of rounding it makes as much as one process does with torch's own norms, which a `local` one has."""
 LOCAL: Train = {"batch_norm": "local"}
@@ -180,6 +183,8 @@ def segmented(ranks: int, two_ranks: Path, *, by_day: bool) -> list[Job]:
     for job in jobs:
         job["traffic"] = ranks == 2 and job["name"] in COUNTED
         job["segments"] = "vit" if job["name"].endswith("vit") else "swin"
+        if job["train"]["learning_rate"] == FINE_TUNED["learning_rate"]:
+            job["grown"] = GROWN
     return [job for job in jobs if not by_day or job["name"] in SEGMENTED_BY_DAY[ranks]]
 
 

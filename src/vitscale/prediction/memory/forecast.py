@@ -115,9 +115,6 @@ def unavailable(trial: Trial) -> str:
         return "what ranks hold of a Swin V2 that they share is not modelled"
     if train.wrapper == "fsdp2" and shapes.wrapped_in_decoder:
         return "FSDP2 wraps the decoder's convolutions here, which outweigh the blocks, and that is not modelled"
-    # Of a shape that nothing was found on it came out 2.3 % low.
-    if train.wrapper == "fsdp2" and train.grad_accum > 1:
-        return "what FSDP2 holds of this model between micro-steps is not modelled well enough"
     return (
         ""
         if train.device == "cpu" or train.precision not in AUTOCAST

@@ -238,7 +238,7 @@ def test_between_micro_steps_fsdp2_keeps_its_shard_of_the_gradient_and_nothing_e
     once, twice = (
         known(trial(2, SWIN, "cpu", engine="fsdp2", grad_accum=count)).moments["end of forward"] for count in (1, 2)
     )
-    assert twice == once | {"gradients": once["weights"]}
+    assert twice == {**once, "gradients": once["weights"]}
 
 
 def test_checkpointing_keeps_the_inputs_of_blocks_and_one_block_whole() -> None:

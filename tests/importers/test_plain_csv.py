@@ -127,6 +127,35 @@ def test_a_batch_that_is_shared_out_is_one_curve_of_a_fixed_global_batch(tmp_pat
     assert [point.gpus for point in curve.points] == [8, 16, 32, 64]
 
 
+@pytest.mark.parametrize(
+    ("columns", "cells", "batches"),
+    [
+        ("global_batch", ("4096", "4096"), [(512, 1), (256, 1)]),
+        ("global_batch,micro_batch", ("4096,32", "4096,32"), [(32, 16), (32, 8)]),
+        ("global_batch,grad_accum", ("4096,4", "4096,2"), [(128, 4), (128, 2)]),
+        ("global_batch,micro_batch,grad_accum", ("4096,128,4", "4096,128,2"), [(128, 4), (128, 2)]),
+    ],
+)
+def test_a_global_batch_tells_what_of_a_gpus_is_not_told(
+    tmp_path: Path, columns: str, cells: tuple[str, str], batches: list[tuple[int, int]]
+) -> None:
+    text = f"gpus,step_seconds,{columns}\n8,2.0,{cells[0]}\n16,1.1,{cells[1]}\n"
+    found = imported(tmp_path, [table(tmp_path, text)], "csv")
+    (curve,) = found.curves
+    assert curve.mode == "strong-global"
+    trains = [found.trials[point.trial_id].trial.train for point in curve.points]
+    assert [(train.micro_batch, train.grad_accum) for train in trains] == batches
+
+
+@pytest.mark.parametrize("cells", ["100,,", "4096,24,", "4096,32,8", "16,32,"])
+def test_a_global_batch_that_does_not_share_out_is_told_with_its_row(tmp_path: Path, cells: str) -> None:
+    text = f"gpus,step_seconds,global_batch,micro_batch,grad_accum\n8,2.0,4096,,\n8,2.0,{cells}\n"
+    done = import_logs([table(tmp_path, text)], "csv", Options(), tmp_path / "results")
+    assert done.study.imported is not None
+    (problem,) = done.study.imported.problems
+    assert f"line 3 (global_batch {cells.split(',')[0]} does not share out over 8 GPUs" in problem
+
+
 def test_batches_that_were_each_measured_on_several_counts_make_no_global_one(tmp_path: Path) -> None:
     rows = "".join(f"{gpus},{1 + batch / 100},{batch}\n" for gpus in (1, 2) for batch in (32, 64))
     found = imported(tmp_path, [table(tmp_path, "gpus,step_seconds,micro_batch\n" + rows)], "csv")

@@ -16,10 +16,11 @@ from vitscale.trial.engines import ENGINES
 from vitscale.trial.model_cost import counted
 
 OF_A_SETTING = (
-    *("gpus", "nodes", "layout", "micro_batch", "grad_accum", "fraction", "dataset", "cluster", "gpu", "series"),
-    *("engine", "zero_stage", "precision", "model", "parameters"),
+    *("gpus", "nodes", "layout", "micro_batch", "grad_accum", "global_batch", "fraction", "dataset", "cluster", "gpu"),
+    *("series", "engine", "zero_stage", "precision", "model", "parameters"),
 )
 """Columns that every table may have."""
+_MOST_IN_BATCH = 1_000_000
 _MOST_COLUMNS = 1000
 _LONGEST_TEXT = 100
 _UNTOLD = re.compile(r"[^\w .,:;+/()-]+")
@@ -48,15 +49,16 @@ def setting_of(row: Row, options: Options) -> Setting:
         ValueError: a number or a name that no run can have, and why.
     """
     gpus = parse_whole(row["gpus"], 1, MOST_GPUS)
-    layout, batch = text_of(row["layout"]), row["micro_batch"]
+    layout = text_of(row["layout"])
     nodes = parse_whole(row["nodes"], 1, gpus) if row["nodes"] else nodes_of(layout, gpus) or 1
     if not hold(gpus, nodes):
         raise ValueError(f"{gpus} GPUs do not share out over {nodes} nodes")
+    micro_batch, grad_accum = _batches(row, gpus, options)
     return Setting(
         gpus=gpus,
         nodes=nodes,
-        micro_batch=parse_whole(batch, 1, 1_000_000) if batch else options.micro_batch,
-        grad_accum=parse_whole(row["grad_accum"] or "1", 1, 1_000_000),
+        micro_batch=micro_batch,
+        grad_accum=grad_accum,
         fraction=parse_share(row["fraction"] or "1.0"),
         cluster=text_of(row["cluster"]),
         layout=layout,
@@ -68,6 +70,20 @@ def setting_of(row: Row, options: Options) -> Setting:
         model=text_of(row["model"]),
         parameters=counted(row["parameters"]) if row["parameters"] else None,
     )
+
+
+def _batches(row: Row, gpus: int, options: Options) -> tuple[int | None, int]:
+    """(images per GPU and micro-step, micro-steps), what is not told of them from the batch of all GPUs together."""
+    micro_batch = parse_whole(row["micro_batch"], 1, _MOST_IN_BATCH) if row["micro_batch"] else options.micro_batch
+    grad_accum = parse_whole(row["grad_accum"], 1, _MOST_IN_BATCH) if row["grad_accum"] else None
+    if not row["global_batch"]:
+        return micro_batch, grad_accum or 1
+    whole = parse_whole(row["global_batch"], 1, gpus * _MOST_IN_BATCH)
+    rest, over = divmod(whole, gpus * (micro_batch or 1) * (grad_accum or 1))
+    if over or not rest or (rest > 1 and micro_batch and grad_accum):
+        shares = f" x {micro_batch} images" * bool(micro_batch) + f" x {grad_accum} micro-steps" * bool(grad_accum)
+        raise ValueError(f"global_batch {whole} does not share out over {gpus} GPUs{shares}")
+    return (rest, grad_accum or 1) if micro_batch is None else (micro_batch, grad_accum or rest)
 
 
 def header(path: Path) -> tuple[str, ...]:

@@ -58,6 +58,7 @@ def test_the_longer_of_arithmetic_and_memory_decides(old: str, new: str, precisi
     [
         ("NVIDIA A100-SXM4-80GB", "A100-SXM4-80GB"), ("A100-80GB", "A100-SXM4-80GB"), ("a100", "A100-SXM4-40GB"),
         ("RTX6000-Ada", "RTX 6000 Ada Generation"), ("h100 sxm", "H100 80GB HBM3"), ("Tesla T4", "Tesla T4"),
+        ("NVIDIA V100-SXM2-16GB", "Tesla V100-SXM2-16GB"), ("rtx 3090", "GeForce RTX 3090"),
         ("NVIDIA GeForce RTX 3070", "GeForce RTX 3070"),
     ],
 )  # fmt: skip

@@ -87,7 +87,7 @@ TYPES = (
     _type("A30", 24, 933),
     _type("A10", 24, 600),
     _type("A10G", 24, 600),
-    _type("Tesla T4", 16, 320, "T4"),
+    _type("Tesla T4", 16, 320),
     _type("Tesla V100-SXM2-16GB", 16, 900, "V100", "V100-16GB"),
     _type("Tesla V100-SXM2-32GB", 32, 900, "V100-32GB"),
     _type("Tesla V100-PCIE-16GB", 16, 900),
@@ -95,27 +95,27 @@ TYPES = (
     _type("Tesla V100S-PCIE-32GB", 32, 1134, "V100S"),
     _type("Tesla P100-SXM2-16GB", 16, 732, "P100"),
     _type("Tesla P100-PCIE-16GB", 16, 732),
-    _type("Tesla K80", 12, 240, "K80"),
+    _type("Tesla K80", 12, 240),
     _type("RTX PRO 6000 Blackwell Workstation Edition", 96, 1792, "RTXPRO6000WS"),
     _type("RTX 6000 Ada Generation", 48, 960, "RTX6000-Ada"),
     _type("RTX A6000", 48, 768, "A6000"),
     _type("RTX A5000", 24, 768, "A5000"),
-    _type("Quadro RTX 6000", 24, 672, "RTX6000"),
-    _type("Quadro RTX 8000", 48, 672, "RTX8000"),
+    _type("Quadro RTX 6000", 24, 672),
+    _type("Quadro RTX 8000", 48, 672),
     _type("TITAN RTX", 24, 672),
-    _type("GeForce RTX 5090", 32, 1792, "RTX5090"),
-    _type("GeForce RTX 5080", 16, 960, "RTX5080"),
-    _type("GeForce RTX 4090", 24, 1008, "RTX4090"),
-    _type("GeForce RTX 4080", 16, 716.8, "RTX4080"),
-    _type("GeForce RTX 3090 Ti", 24, 1008, "RTX3090Ti"),
-    _type("GeForce RTX 3090", 24, 936, "RTX3090"),
-    _type("GeForce RTX 3080", 10, 760, "RTX3080"),
-    _type("GeForce RTX 3070", 8, 448, "RTX3070"),
+    _type("GeForce RTX 5090", 32, 1792),
+    _type("GeForce RTX 5080", 16, 960),
+    _type("GeForce RTX 4090", 24, 1008),
+    _type("GeForce RTX 4080", 16, 716.8),
+    _type("GeForce RTX 3090 Ti", 24, 1008),
+    _type("GeForce RTX 3090", 24, 936),
+    _type("GeForce RTX 3080", 10, 760),
+    _type("GeForce RTX 3070", 8, 448),
 )
 
 
 def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower().removeprefix("nvidia"))
+    return re.sub(r"[^a-z0-9]|^ *(nvidia)? *(tesla|geforce|quadro)?", "", name.lower())
 
 
 _BY_NAME = {_plain(name): gpu for gpu in TYPES for name in (gpu.name, *gpu.aliases)}
@@ -123,7 +123,7 @@ _NEAREST = 6
 
 
 def gpu_type(name: str) -> GpuType:
-    """By the name that a driver, a cloud or a person gives it: case, blanks and "NVIDIA" do not matter.
+    """By the name that a driver, a cloud or a person gives it: case, blanks, "NVIDIA" and a brand ("Tesla") do not matter.
 
     Raises:
         RequestError: it is not known here.
@@ -150,7 +150,7 @@ def common_type(devices: Sequence[str]) -> GpuType:
     if names:
         ran_on = ", ".join(map(shown, names))
         what = f"the runs were on unlike devices ({ran_on})" if len(names) > 1 else f"{ran_on} is no GPU known here"
-        step = ""
+        step = "" if len(names) > 1 else "Name it in `gpu` as its driver does, such as Tesla V100-SXM2-16GB"
     raise RequestError(f"another GPU cannot be told from these results: {what}", next_step=step)
 
 

@@ -123,7 +123,7 @@ _NEAREST = 6
 
 
 def gpu_type(name: str) -> GpuType:
-    """By the name that a driver, a cloud or a person gives it: case, blanks, "NVIDIA" and a brand ("Tesla") do not matter.
+    """By the name that a driver, a cloud or a person gives it, whatever its case, blanks and brands ("NVIDIA Tesla").
 
     Raises:
         RequestError: it is not known here.

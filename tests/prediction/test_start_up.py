@@ -5,8 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from evidence_factory import make_point
+from evidence_factory import make_evidence, make_point
 from vitscale.prediction.evidence import Point
+from vitscale.prediction.fitting import fit
+from vitscale.prediction.predicting import Question, predict
+from vitscale.prediction.results import Prediction
 from vitscale.prediction.start_up import launcher_of, start_up
 from vitscale.trial.trial import Trial
 
@@ -74,6 +77,20 @@ def test_a_trial_that_stands_on_two_curves_ran_once() -> None:
     once = [point(1, 5.0, 7.0), point(2, 6.0)]
 
     assert start_up([*once, *once], trial(1)) == start_up(once, trial(1))
+
+
+def test_another_series_of_the_workload_tells_of_start_ups_and_of_another_data_set_none() -> None:
+    """As `advise` has it, whose figures are to be those of `predict`."""
+    own = make_evidence([point(1, 5.0), point(2, 6.0)])
+    eight = point(8, 30.0, micro_batch=16)
+    data = eight.trial.data.model_copy(update={"name": "cifar100"})
+    other = replace(eight, trial=eight.trial.model_copy(update={"data": data}))
+    found: list[Prediction] = []
+    for further in (eight, other):
+        (series,) = make_evidence([further], name="batch 16").series
+        both = replace(own, series=(*own.series, series))
+        found += predict(fit(both), Question((8,), series="ddp"))
+    assert [one.startup_seconds.value for one in found if one.startup_seconds] == [30.0, 6.0]
 
 
 def test_runs_that_differ_more_make_it_less_sure() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from vitscale.errors import RequestError, unknown
 from vitscale.prediction.configurations import Candidate, Evaluated
 from vitscale.prediction.evaluating import evaluate
+from vitscale.prediction.evidence import Point
 from vitscale.prediction.fitting import Fitted, FittedSeries
 from vitscale.prediction.labels import assumptions
 from vitscale.prediction.layouts import Placement, placement_of
@@ -19,7 +20,9 @@ from vitscale.prediction.results import Assumption, Prediction
 from vitscale.prediction.start_up import launcher_of, start_up
 from vitscale.prediction.variance import variance_by_part, widest_first
 from vitscale.prediction.variants import Variant, differing, variant
+from vitscale.prediction.workloads import workload
 from vitscale.present.estimate import Estimate
+from vitscale.trial.trial import Trial
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,18 @@ def predict(fitted: Fitted, question: Question) -> tuple[Prediction, ...]:
     if not chosen:
         what = "every measured series asked for is of engine 'none', which has no way to several ranks"
         raise RequestError(what, next_step="Add --engine ddp, or run the study with an engine")
-    return tuple(answered for series in chosen for answered in _of_series(series, question))
+    works = [(workload(series.points[-1].trial), series.points) for series in fitted.evidence.series]
+    return tuple(
+        answered
+        for series in chosen
+        for answered in _of_series(series, question, _of_workload(works, series.points[-1].trial))
+    )
+
+
+def _of_workload(works: Sequence[tuple[object, Sequence[Point]]], trial: Trial) -> list[Point]:
+    """The points of all series of a trial's workload: start-ups of each tell of the others', as `advise` has it."""
+    own = workload(trial)
+    return [point for work, points in works if work == own for point in points]
 
 
 def _chosen(fitted: Fitted, question: Question) -> list[FittedSeries]:
@@ -70,7 +84,7 @@ def _chosen(fitted: Fitted, question: Question) -> list[FittedSeries]:
     return [series for series in able if not differing(series.points, question.changes)] or able
 
 
-def _of_series(fitted: FittedSeries, question: Question) -> tuple[Prediction, ...]:
+def _of_series(fitted: FittedSeries, question: Question, started: Sequence[Point]) -> tuple[Prediction, ...]:
     asked = variant(fitted, question.changes)
     counts = sorted(set(question.gpus))
     placements = [placement_of(fitted.series, asked.trial, gpus, question.nodes_of) for gpus in counts]
@@ -91,7 +105,9 @@ def _of_series(fitted: FittedSeries, question: Question) -> tuple[Prediction, ..
         variance = variance_by_part(asked, candidates, hosts_assumed)
         at = [{part: float(column[n]) for part, column in variance.items()} for n in range(len(placements))]
         assumed = [widest_first(some, own) for some, own in zip(assumed, at, strict=True)]
-    return tuple(_prediction(asked, question, base, at, evaluated, n, assumed[n]) for n, at in enumerate(placements))
+    return tuple(
+        _prediction(asked, question, base, at, evaluated, n, assumed[n], started) for n, at in enumerate(placements)
+    )
 
 
 def _prediction(
@@ -102,6 +118,7 @@ def _prediction(
     evaluated: Evaluated,
     n: int,
     assumed: tuple[Assumption, ...],
+    started: Sequence[Point],
 ) -> Prediction:
     fitted, reasons = asked.fitted, dict[str, str]()
     step = evaluated.step.at(n)
@@ -137,7 +154,7 @@ def _prediction(
     else:
         cost = epoch.times(question.price_per_gpu_hour * at.gpus / 3600)
     launcher = launcher_of(fitted.points, at.gpus)
-    starts = start_up(fitted.points, at.trial.model_copy(update={"launcher": launcher}))
+    starts = start_up([*fitted.points, *started], at.trial.model_copy(update={"launcher": launcher}))
     if starts is None:
         reasons["startup_seconds"] = "no run under its launcher measured it"
     if starts is not None and starts.assumption is not None:

@@ -24,7 +24,7 @@ from vitscale.store.records import COMMUNICATION, EXPOSED, PARTS
 from vitscale.store.results import Results
 from vitscale.trial import model_cost
 from vitscale.trial.model_spec import ModelSpec
-from vitscale.trial.trial import Mode, Trial, samples_used, steps_per_epoch
+from vitscale.trial.trial import Mode, Trial, samples_used
 
 _QUARTILES_APART = 1.349
 """Of a normal distribution, in standard deviations."""
@@ -162,12 +162,7 @@ def _point(result: TrialResult) -> Point:
     trial = result.trial
     dataset = next((run.model.train_samples for run in result.runs if run.model is not None), None)
     images = None if dataset is None else samples_used(dataset, trial.data.fraction)
-    train = trial.train
-    steps = (
-        None
-        if images is None
-        else steps_per_epoch(images, trial.layout.data, train.micro_batch, train.grad_accum, train.drop_last)
-    )
+    train, steps = trial.train, None if images is None else trial.steps_per_epoch(images)
     spreads = [run.step_spread for run in result.runs if run.step_spread is not None]
     sent = result.traffic.sent if result.traffic else ()
     devices = [rank.start.environment.device for run in result.records[:1] for rank in run.ranks if rank.start]

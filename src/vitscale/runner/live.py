@@ -24,7 +24,7 @@ from vitscale.store.lines import STEP_PREFIX, parse_steps
 from vitscale.store.packs import RUN_FOLDER
 from vitscale.store.records import ModelLine, RankRecord, ResourcesLine, StartLine
 from vitscale.store.results import StudyRecord
-from vitscale.trial.trial import Trial, samples_used, steps_per_epoch
+from vitscale.trial.trial import Trial, samples_used
 
 _FRESH_SECONDS = 60.0
 """A run whose files changed within these goes on: ranks give a sign in a fraction of it, but while they compile."""
@@ -201,9 +201,7 @@ def _steps(trial: Trial, train_samples: int | None) -> int | None:
         return trial.window.steps + trial.window.warmup_steps
     if train_samples is None or not trial.train.epochs:
         return None
-    images, train = samples_used(train_samples, trial.data.fraction), trial.train
-    epoch = steps_per_epoch(images, trial.layout.data, train.micro_batch, train.grad_accum, train.drop_last)
-    return epoch * trial.train.epochs
+    return trial.steps_per_epoch(samples_used(train_samples, trial.data.fraction)) * trial.train.epochs
 
 
 def _pieces(path: Path) -> tuple[list[bytes], list[bytes]]:

@@ -24,7 +24,7 @@ from vitscale.study.expand import Expansion, expand
 from vitscale.study.file import Overlay, StudyFile
 from vitscale.study.sections import AUTO, LaunchSection, MeasureSection
 from vitscale.trial.engines import installed_versions
-from vitscale.trial.trial import DataSpec, Trial, samples_used, steps_per_epoch
+from vitscale.trial.trial import DataSpec, Trial, samples_used
 
 _ANY_FOLDER = Path("/RESULTS/runs/TRIAL")
 """Stands for a run's folder where only the form of a command matters."""
@@ -59,12 +59,10 @@ class Plan:
     def steps_of(self, trial_id: str) -> tuple[int, int]:
         """Optimizer steps of a trial: in an epoch, and in the run."""
         trial = self.record.trials[trial_id]
-        train = trial.train
-        images = samples_used(self.expansion.train_samples[trial_id], trial.data.fraction)
-        epoch = steps_per_epoch(images, trial.layout.data, train.micro_batch, train.grad_accum, train.drop_last)
+        epoch = trial.steps_per_epoch(samples_used(self.expansion.train_samples[trial_id], trial.data.fraction))
         if trial.window.steps is not None:
             return epoch, trial.window.steps + trial.window.warmup_steps
-        return epoch, epoch * (train.epochs or 0)
+        return epoch, epoch * (trial.train.epochs or 0)
 
     @property
     def most_runs(self) -> int:

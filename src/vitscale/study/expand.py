@@ -31,7 +31,6 @@ from vitscale.trial.trial import (
     WindowSpec,
     World,
     samples_used,
-    steps_per_epoch,
 )
 
 
@@ -330,7 +329,7 @@ def _steps_per_epoch(trial: Trial, summary: Summary) -> int:
     """Of a run with at least one step that counts; others are refused."""
     train, window = trial.train, trial.window
     images = samples_used(summary.train_samples, trial.data.fraction)
-    steps = steps_per_epoch(images, trial.layout.data, train.micro_batch, train.grad_accum, train.drop_last)
+    steps = trial.steps_per_epoch(images)
     if steps == 0:
         raise RequestError(
             f"{images} training images do not fill one global batch of {trial.global_batch}, and train.drop_last "

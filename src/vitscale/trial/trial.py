@@ -325,6 +325,11 @@ class Trial(Spec):
         """Images per optimizer step: data-parallel ranks x micro-batch x accumulation."""
         return self.layout.data * self.train.micro_batch * self.train.grad_accum
 
+    def steps_per_epoch(self, images: int) -> int:
+        """Optimizer steps in an epoch of so many images, already a fraction of the dataset (`steps_per_epoch`)."""
+        train = self.train
+        return steps_per_epoch(images, self.layout.data, train.micro_batch, train.grad_accum, train.drop_last)
+
     @property
     def peak_learning_rate(self) -> float:
         """The learning rate after warm-up, scaled with the global batch.
@@ -419,8 +424,7 @@ def last_step_share(trial: Trial, samples: int) -> float | None:
 
 def effective_steps(trial: Trial, samples: int) -> float:
     """Whole steps that an epoch of `samples` images comes to, its short last one by `last_step_share`."""
-    train = trial.train
-    count = steps_per_epoch(samples, trial.layout.data, train.micro_batch, train.grad_accum, train.drop_last)
+    count = trial.steps_per_epoch(samples)
     share = last_step_share(trial, samples)
     return float(count) if share is None else count - 1 + share
 

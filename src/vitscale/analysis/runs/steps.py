@@ -38,7 +38,7 @@ import numpy.typing as npt
 from vitscale.store.lines import COLUMNS, WINDOWS, Steps
 from vitscale.store.records import ModelLine, RankRecord
 from vitscale.store.results import Run
-from vitscale.trial.trial import Trial, last_step_share, samples_used, steps_per_epoch
+from vitscale.trial.trial import Trial, last_step_share, samples_used
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -359,9 +359,9 @@ def of_an_epoch(trial: Trial, model: ModelLine | None) -> tuple[int | None, int 
     """Images trained in an epoch and its optimizer steps; None where the size of the dataset is not known."""
     if model is None or model.train_samples is None:
         return None, None
-    samples, train = samples_used(model.train_samples, trial.data.fraction), trial.train
-    steps = steps_per_epoch(samples, trial.layout.data, train.micro_batch, train.grad_accum, train.drop_last)
-    return steps * trial.global_batch if train.drop_last else samples, steps
+    samples = samples_used(model.train_samples, trial.data.fraction)
+    steps = trial.steps_per_epoch(samples)
+    return steps * trial.global_batch if trial.train.drop_last else samples, steps
 
 
 def whole_epochs_alone(run: Run) -> bool:

@@ -40,14 +40,14 @@ def flushes(shapes: ParameterShapes, bucket: int) -> tuple[Flush, ...]:
         shapes: of the model.
         bucket: its size in elements.
     """
-    found = []
+    full = []
     filled = 0
     for left, layer, elements in _gradients(shapes):
         if filled + elements > bucket and filled:
-            found.append(Flush(left, layer, filled, elements))
+            full.append(Flush(left, layer, filled, elements))
             filled = 0
         filled += elements
-    return tuple(found)
+    return tuple(full)
 
 
 def _gradients(shapes: ParameterShapes) -> Iterator[tuple[int, int, int]]:
@@ -55,9 +55,9 @@ def _gradients(shapes: ParameterShapes) -> Iterator[tuple[int, int, int]]:
     repeated = shapes.blocks[1]
     left = repeated.repeats
     for block in reversed(list(shapes.each())):
-        for place in reversed(block.forward):
-            layer = _LAYERS.get(place, QKV) if block is repeated else HEAD if left else EMBEDDING
-            yield from ((left, layer, math.prod(shape)) for shape in block.modules[place].gradients)
+        for name in reversed(block.forward):
+            layer = _LAYERS.get(name, QKV) if block is repeated else HEAD if left else EMBEDDING
+            yield from ((left, layer, math.prod(shape)) for shape in block.modules[name].gradients)
         left -= block is repeated
 
 

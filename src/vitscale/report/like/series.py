@@ -219,14 +219,6 @@ class PublishedPoints:
     note: str = ""
     """What sets them apart, or why none are drawn; empty where there is nothing to say."""
 
-    def __bool__(self) -> bool:
-        return bool(self.facts)
-
-
-def no_points(_series: Sequence[Series]) -> PublishedPoints:
-    """Of a study that published none."""
-    return PublishedPoints()
-
 
 def published_points(series: Sequence[Series]) -> PublishedPoints:
     """What was published of the workloads of these series."""

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from vitscale.analysis import Analysis
 from vitscale.prediction.network.links import Network
 from vitscale.present.document import Table
-from vitscale.report.like.series import DATASET_NAMES, Hosts, PublishedPoints, Series, all_series, no_points
+from vitscale.report.like.series import DATASET_NAMES, Hosts, PublishedPoints, Series, all_series
 from vitscale.trial.trial import Mode
 
 Kind = Literal[
@@ -104,7 +104,7 @@ class PublishedStudy:
     """How the figures relate to the study's own, which is named in it."""
     figures: tuple[StudyFigure, ...]
     claims: tuple[Claim, ...]
-    published_points: Callable[[Sequence[Series]], PublishedPoints] = field(default=no_points)
+    published_points: Callable[[Sequence[Series]], PublishedPoints] = field(default=lambda _series: PublishedPoints())
     """Published points of the workloads of some series."""
     tables: Callable[[Material], Sequence[Table]] = field(default=lambda _material: ())
 

@@ -1,13 +1,17 @@
 """Predictions held against hosts on one machine: fitted on 1 and 2 hosts and a check, compared with 3 and 4.
 
     python benchmarks/lab_prediction.py [--bandwidths 100mbit,400mbit] [--repeats 1] [--keep FOLDER]
-                                        [--write docs/calibration-lab.md]
+                                        [--splits tensor sequence pipeline] [--write docs/calibration-lab.md]
 
 As root, on Linux, with Open MPI and OpenSSH: the hosts are those of `vitscale lab`, each with a fixed share of a core
 and a link of fixed rate, and every engine trains the same small ViT on them. At each bandwidth two results folders are
 made: `fit` (a check of two hosts, runs on 1 and 2) and `truth` (runs on 3 and 4), which the prediction never sees.
 About half an hour with one repeat; what lies in `--keep` already is not measured again. `--write` puts the table
 between the markers of a document. Exits with 1 where an error is above 10 %.
+
+`--splits` trains, instead of the engines, models that two ranks share, on hosts of two ranks: matrices and tokens are
+shared inside each host, stages lie on two wherever there are two. Its table has markers of its own. A split at one
+bandwidth takes four minutes.
 """
 
 from __future__ import annotations
@@ -25,7 +29,10 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from between_marks import write_between
+
 from vitscale import analysis, store
+from vitscale.analysis.scaling import split_name
 from vitscale.lab import Laboratory, laboratory
 from vitscale.prediction.evidence import evidence_of
 from vitscale.prediction.fitting import fit
@@ -33,7 +40,6 @@ from vitscale.prediction.predicting import Question, predict
 from vitscale.present.estimate import Estimate
 from vitscale.trial.trial import Trial
 
-BEGIN, END = "<!-- lab table: begin -->", "<!-- lab table: end -->"
 HOSTS = 4
 CORES_PER_HOST = 0.35
 """Four hosts take 1.4 cores: on two, what else runs on the machine finds room."""
@@ -50,7 +56,7 @@ name = "vit-ti16"           # 2.7 million parameters: 10.8 MB of gradients
 image_size = 32
 patch_size = 8
 layers = 6
-
+{heads}
 [data]
 name = "synthetic"
 
@@ -61,16 +67,11 @@ micro_batch = {micro_batch}
 [scaling]
 mode = "strong-micro"
 gpus = [{gpus}]
-gpus_per_node = 1
+gpus_per_node = {ranks_per_host}
 
 [sweep]
 train = [
-  {{ engine = "ddp", bucket_mib = 2 }},
-  {{ engine = "deepspeed", zero_stage = 1, bucket_mib = 4, gather_bucket_mib = 4 }},
-  {{ engine = "deepspeed", zero_stage = 2, bucket_mib = 4, gather_bucket_mib = 4 }},
-  {{ engine = "deepspeed", zero_stage = 3, bucket_mib = 4, gather_bucket_mib = 4 }},
-  {{ engine = "fsdp2" }},
-]
+{engines}]
 
 [launch]
 threads_per_rank = 1
@@ -81,6 +82,42 @@ warmup_steps = 2
 repeats = {repeats}
 evaluate = false
 """
+ENGINES = """\
+  { engine = "ddp", bucket_mib = 2 },
+  { engine = "deepspeed", zero_stage = 1, bucket_mib = 4, gather_bucket_mib = 4 },
+  { engine = "deepspeed", zero_stage = 2, bucket_mib = 4, gather_bucket_mib = 4 },
+  { engine = "deepspeed", zero_stage = 3, bucket_mib = 4, gather_bucket_mib = 4 },
+  { engine = "fsdp2" },
+"""
+SPLITS = {
+    "tensor": '  { engine = "fsdp2", "parallel.tensor" = 2 },\n',
+    "sequence": '  { engine = "ddp", bucket_mib = 2, "parallel.sequence" = 2 },\n',
+    "pipeline": '  { engine = "ddp", bucket_mib = 2, micro_batch = 8, grad_accum = 4, "parallel.pipeline" = 2 },\n',
+}
+"""Of four heads, which two ranks divide."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """What is trained on the hosts."""
+
+    engines: str
+    """Tables of [sweep]."""
+    ranks_per_host: int
+    heads: str = ""
+
+    def study(self, name: str, hosts: Sequence[int], repeats: int) -> str:
+        """Its study on so many hosts."""
+        return STUDY.format(
+            name=name,
+            micro_batch=MICRO_BATCH,
+            gpus=", ".join(str(count * self.ranks_per_host) for count in hosts),
+            steps=STEPS,
+            repeats=repeats,
+            engines=self.engines,
+            heads=self.heads,
+            ranks_per_host=self.ranks_per_host,
+        )
 
 
 @dataclass(frozen=True)
@@ -113,45 +150,43 @@ def main() -> None:
     parser.add_argument("--bandwidths", default="100mbit,400mbit")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--keep", type=Path, metavar="FOLDER")
+    parser.add_argument("--splits", nargs="*", choices=SPLITS, default=())
     parser.add_argument("--write", type=Path, metavar="DOCUMENT")
     asked = parser.parse_args()
+    every = {split: Series(SPLITS[split], 2, "heads = 4\n") for split in asked.splits} or {"": Series(ENGINES, 1)}
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as scratch:
         for bandwidth in asked.bandwidths.split(","):
-            folder = (asked.keep or Path(scratch)).resolve() / bandwidth
-            measure(folder, float(bandwidth.removesuffix("mbit")), asked.repeats)
-            rows += compared(folder, bandwidth)
+            for split, series in every.items():
+                folder = (asked.keep or Path(scratch)).resolve() / bandwidth / split
+                measure(folder, float(bandwidth.removesuffix("mbit")), series, asked.repeats)
+                rows += compared(folder, bandwidth, series.ranks_per_host)
     text = f"{machine(asked.repeats)}\n\n{table(rows)}\n\n{summary(rows)}"
     print(text)
     if asked.write:
-        page = asked.write.read_text(encoding="utf-8")
-        before, _, rest = page.partition(BEGIN)
-        _, _, after = rest.partition(END)
-        asked.write.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+        write_between(asked.write, "lab table of splits" if asked.splits else "lab table", f"\n{text}\n")
     if not all(abs(row.error) <= BOUND for row in rows):
         sys.exit(1)
 
 
-def measure(folder: Path, bandwidth_mbit: float, repeats: int) -> None:
+def measure(folder: Path, bandwidth_mbit: float, series: Series, repeats: int) -> None:
     """Makes the results folders `fit`, with a check of two hosts, and `truth`."""
     folder.mkdir(parents=True, exist_ok=True)
-    with laboratory(HOSTS, bandwidth_mbit, CORES_PER_HOST) as lab:
+    with laboratory(HOSTS, bandwidth_mbit, CORES_PER_HOST, series.ranks_per_host) as lab:
         two = folder / "two-hosts"
         hosts = lab.hostfile.read_text(encoding="utf-8").splitlines(keepends=True)
         two.write_text("".join(hosts[place] for place in SHARING))
         fitted = folder / "fit"
         if not list((fitted / "checks").glob("*.json")):
             on_host_0(lab, ["check", "--hostfile", str(two), "--launcher", "mpirun", "-o", str(fitted)])
-        run_study(lab, two, fitted, FITTED, repeats)
-        run_study(lab, lab.hostfile, folder / "truth", HELD_OUT, repeats)
+        run_study(lab, two, fitted, series.study("fit", FITTED, repeats))
+        run_study(lab, lab.hostfile, folder / "truth", series.study("truth", HELD_OUT, repeats))
 
 
-def run_study(lab: Laboratory, hostfile: Path, results: Path, gpus: Sequence[int], repeats: int) -> None:
+def run_study(lab: Laboratory, hostfile: Path, results: Path, study: str) -> None:
     """Runs what is not done yet."""
     file = results.with_suffix(".toml")
-    counts = ", ".join(map(str, gpus))
-    text = STUDY.format(name=results.name, micro_batch=MICRO_BATCH, gpus=counts, steps=STEPS, repeats=repeats)
-    file.write_text(text, encoding="utf-8")
+    file.write_text(study, encoding="utf-8")
     on_host_0(lab, ["run", str(file), "-o", str(results), "--hostfile", str(hostfile), "--launcher", "mpirun"])
 
 
@@ -162,11 +197,13 @@ def on_host_0(lab: Laboratory, arguments: Sequence[str]) -> None:
     print(f"vitscale {arguments[0]}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
 
 
-def compared(folder: Path, bandwidth: str) -> list[Row]:
+def compared(folder: Path, bandwidth: str, ranks_per_host: int) -> list[Row]:
     """Each engine on 3 and 4 hosts: predicted from `fit` alone, beside the measured runs of `truth`."""
     results = store.load(folder / "fit")
     known = analysis.analyse(results)
-    predictions = predict(fit(evidence_of(folder / "fit", results, known)), Question(HELD_OUT))
+    predictions = predict(
+        fit(evidence_of(folder / "fit", results, known)), Question(tuple(hosts * ranks_per_host for hosts in HELD_OUT))
+    )
     truth = analysis.analyse(store.load(folder / "truth"))
     measured = {
         (engine_of(one.trial), one.trial.world.size): statistics.median(run.step_seconds or 0.0 for run in one.runs)
@@ -178,8 +215,8 @@ def compared(folder: Path, bandwidth: str) -> list[Row]:
         Row(
             bandwidth=bandwidth,
             engine=(engine := engine_of(one.trial)),
-            hosts=one.gpus,
-            fitted=tuple(measured[engine, count] for count in FITTED),
+            hosts=one.gpus // ranks_per_host,
+            fitted=tuple(measured[engine, count * ranks_per_host] for count in FITTED),
             predicted=one.step_seconds,
             measured=measured[engine, one.gpus],
             label=one.label,
@@ -191,7 +228,8 @@ def compared(folder: Path, bandwidth: str) -> list[Row]:
 def engine_of(trial: Trial) -> str:
     """As the table has it."""
     train = trial.train
-    return {"ddp": "DDP", "fsdp2": "FSDP2"}.get(train.engine) or f"ZeRO-{train.zero_stage}"
+    engine = {"ddp": "DDP", "fsdp2": "FSDP2"}.get(train.engine) or f"ZeRO-{train.zero_stage}"
+    return ", ".join(filter(None, (engine, split_name(trial.parallel))))
 
 
 def machine(repeats: int) -> str:

@@ -172,7 +172,7 @@ def test_own_models_train_split_and_whole(tmp_path: Path, name: str) -> None:
     shutil.copytree(EXAMPLES / "own_models", tmp_path / "own")
     study = changed(
         f"own_models/{name}.toml", image_size="image_size = 16", source_size="source_size = 16",
-        samples="samples = 64", classes="classes = 10", repeats="repeats = 1", steps="steps = 4",
+        samples="samples = 64", classes="classes = 10", repeats="repeats = 1", steps="steps = 12",
     )  # fmt: skip
     for factory in ("build", "dense"):
         study = study.replace(f":{factory}", ":tiny")

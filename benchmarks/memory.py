@@ -136,6 +136,8 @@ def configurations() -> Iterator[tuple[str, str, dict[str, Any]]]:
             yield engine, f"{name}, bf16", whole | {"precision": "bf16"}
             yield engine, f"{name}, checkpointing", whole | {"activation_checkpointing": True}
             yield engine, f"{name}, 32 images", whole | {"micro_batch": 32}
+            if engine == "fsdp2":
+                yield engine, f"{name}, 2 micro-steps", whole | {"grad_accum": 2}
     for name, (engine, parallel) in SPLITS.items():
         staged = "pipeline" in parallel
         for variant, fields in SPLIT_VARIANTS.items():

@@ -34,6 +34,7 @@ AT_NIGHT = [
     "ddp, Swin V2, fp32",
     "ddp, ViT with UperNet, bf16-params",
     "fsdp2, Swin V2 with UperNet, fp32",
+    "fsdp2, Swin V2 with UperNet, 2 micro-steps",
     "ZeRO-3, Swin V2 with UperNet, checkpointing",
 ]
 UNLIKE_BLOCKS = [

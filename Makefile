@@ -39,6 +39,7 @@ nightly: install
 bench: install
 	$(BIN)/python benchmarks/training_loop.py --write docs/benchmarks/README.md
 	$(BIN)/python benchmarks/big_results.py $${TMPDIR:-/tmp}/vitscale-big --page docs/benchmarks/README.md --alone
+	$(BIN)/python benchmarks/study_cost.py $${TMPDIR:-/tmp}/vitscale-study-cost --write docs/benchmarks/README.md
 	$(BIN)/python benchmarks/soak.py $${TMPDIR:-/tmp}/vitscale-soak --write docs/benchmarks/README.md
 	$(BIN)/python benchmarks/configurations.py --write docs/calibration.md
 	[ "$$(id -u)" != 0 ] || $(BIN)/python benchmarks/engines_over_links.py --write docs/benchmarks/README.md

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from prediction_factory import resolved_study
 from results_factory import write_results
 from vitscale import cli
+from vitscale.report.side_by_side import _short
 
 SPREAD = (1.0, 1.004, 0.996, 1.002)
 
@@ -72,6 +73,12 @@ def test_all_comparisons_are_corrected_together(base: Path, tmp_path: Path) -> N
     smallest = min(told["pairs"], key=lambda pair: pair["p"])
     assert smallest["p_adjusted"] == pytest.approx(4 * p[0])
     assert len(told["pairs"]) == 4
+
+
+def test_of_digests_and_revisions_the_first_digits_are_told() -> None:
+    assert _short("24e6f5a0f5c4" + "0" * 52) == "24e6f5a0f5c4"
+    assert _short("de4a5cb40c3a" + "0" * 28 + ", changed") == "de4a5cb40c3a, changed"
+    assert [_short(value) for value in (1234567890123, None, "abcdef" * 5)] == ["1234567890123", "None", "abcdef" * 5]
 
 
 def test_what_has_no_counterpart_is_named_and_strict(base: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ Holm's correction for all trials of all results.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -108,10 +109,13 @@ def _pair(name: str, curve: str, gpus: int, first: TrialResult, other: TrialResu
     )
 
 
+_DIGEST = re.compile(r"\b[0-9a-f]{40}(?:[0-9a-f]{24})?\b")
+
+
 def _of_trials(first: TrialResult, other: TrialResult) -> list[str]:
     ours, theirs = (dotted(result.trial.model_dump(mode="json")) for result in (first, other))
     return [
-        f"{key}: {ours.get(key)} against {theirs.get(key)}"
+        f"{key}: {_short(ours.get(key))} against {_short(theirs.get(key))}"
         for key in dict.fromkeys([*ours, *theirs])
         if ours.get(key) != theirs.get(key)
     ]
@@ -121,8 +125,13 @@ def _of_environments(first: TrialResult, other: TrialResult) -> list[str]:
     told = list(differences(first.environment, other.environment))
     revisions = [result.environment.git_revision if result.environment else None for result in (first, other)]
     if revisions[0] != revisions[1]:
-        told.append(f"git revision: {revisions[0] or UNKNOWN} against {revisions[1] or UNKNOWN}")
+        told.append(f"git revision: {_short(revisions[0] or UNKNOWN)} against {_short(revisions[1] or UNKNOWN)}")
     return told
+
+
+def _short(value: object) -> str:
+    """Of a digest or a revision its first digits, as git has it."""
+    return _DIGEST.sub(lambda digest: digest[0][:12], str(value))
 
 
 def compared_document(first: str, pairs: Sequence[Pair], limit: float | None, missing: Sequence[str] = ()) -> Document:

@@ -75,7 +75,7 @@ train = [
 
 [launch]
 threads_per_rank = 1
-
+{oversubscribe}
 [measure]
 steps = {steps}
 warmup_steps = 2
@@ -116,6 +116,7 @@ class Series:
             repeats=repeats,
             engines=self.engines,
             heads=self.heads,
+            oversubscribe="oversubscribe = true\n" * (self.ranks_per_host > 1),
             ranks_per_host=self.ranks_per_host,
         )
 

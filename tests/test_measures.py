@@ -117,3 +117,15 @@ def test_public_functions_say_what_they_raise() -> None:
             if told is not None and not told.startswith("See `") and "aises" not in told and any(raised_here(function)):
                 silent.append(f"{path.relative_to(SRC)}: {function.name}")
     assert silent == []
+
+
+def test_no_variable_is_called_by_a_word_that_means_nothing() -> None:
+    """`found`, `one` and `place` fit anything: what a value is stands in the field's own words."""
+    empty = {"found", "one", "place"}
+    called = [
+        f"{path.relative_to(SRC)}:{node.lineno}"
+        for path, module in modules().items()
+        for node in ast.walk(module)
+        if (isinstance(node, ast.Name) and node.id in empty) or (isinstance(node, ast.arg) and node.arg in empty)
+    ]
+    assert called == []

@@ -72,7 +72,7 @@ def forecast(trial: Trial) -> MemoryForecast | None:
         missing["compile"] = "compiled blocks keep and fuse other activations than these, mostly fewer"
     if (vit := _classifier(trial)) is not None:
         of_ranks = [MemoryForecast(moments(*held), missing) for held in _of_ranks(trial, vit)]
-        return max(of_ranks, key=lambda one: one.peak_bytes)
+        return max(of_ranks, key=lambda of_rank: of_rank.peak_bytes)
     holding, _ = _held(trial)
     missing["convolutions"] = "what a convolution's backward takes for copies in another order of the axes"
     highest: dict[str, Parts] = {}
@@ -124,8 +124,8 @@ def unavailable(trial: Trial) -> str:
 
 def forecast_bytes(trial: Trial) -> int | None:
     """`forecast(trial).peak_bytes`; None where unknown."""
-    found = forecast(trial)
-    return None if found is None else found.peak_bytes
+    expected = forecast(trial)
+    return None if expected is None else expected.peak_bytes
 
 
 def peak_bytes_of_many(
@@ -145,18 +145,18 @@ def peak_bytes_of_many(
     import numpy as np
 
     peaks: Array = np.full(len(gpus), np.nan)
-    one, two = (_with_batch(template, grad_accum, micro_batch) for micro_batch in (1, 2))
-    if not len(gpus) or unavailable(one):
+    of_one, of_two = (_with_batch(template, grad_accum, micro_batch) for micro_batch in (1, 2))
+    if not len(gpus) or unavailable(of_one):
         return peaks
-    vit = _classifier(one) if one.parallel == NO_SPLIT else None
-    kept = [] if vit is None else [_kept(trial, vit, WHOLE) for trial in (one, two)]
+    vit = _classifier(of_one) if of_one.parallel == NO_SPLIT else None
+    kept = [] if vit is None else [_kept(trial, vit, WHOLE) for trial in (of_one, of_two)]
     holding, at_one = None, np.empty(0)
     for count in dict.fromkeys(gpus.tolist()):
-        world = World.model_construct(nodes=1, ranks_per_node=count, threads_per_rank=one.world.threads_per_rank)
-        there = one.model_copy(update={"world": world})
+        world = World.model_construct(nodes=1, ranks_per_node=count, threads_per_rank=of_one.world.threads_per_rank)
+        there = of_one.model_copy(update={"world": world})
         before, (holding, shapes) = holding, _held(there)
         if vit is None:  # or ranks share it
-            both = there, two.model_copy(update={"world": world})
+            both = there, of_two.model_copy(update={"world": world})
             at_one, at_two = (np.array(totals(trial), dtype=float) for trial in both)
         elif holding != before:  # of wrappers that hold the same on any number of ranks once
             at_one, at_two = (np.array(all_totals(holding, each, shapes), dtype=float) for each in kept)

@@ -63,7 +63,7 @@ def test_of_runs_without_noise_it_is_exact() -> None:
 def test_intervals_hold_the_truth_in_95_percent_of_studies(noise: float, of_host: float) -> None:
     """Where hosts differ too, for they are drawn for every run."""
     truth = {1: 1.0, 2: 1.03}
-    studies = [slowdowns(*studied(seed, truth, noise=noise, of_host=of_host)) for seed in range(400)]
+    studies = [slowdowns(*studied(seed, truth, each=4, noise=noise, of_host=of_host)) for seed in range(400)]
     for n, factor in enumerate(truth.values()):
         held = [told[n].low <= factor <= told[n].high for told in studies]
         assert 0.92 <= np.mean(held) <= 0.98

@@ -158,7 +158,7 @@ def test_one_run_each_of_a_few_trials_is_alone_first_and_last(tmp_path: Path) ->
 def test_hosts_are_drawn_for_runs_alone_as_for_others(tmp_path: Path) -> None:
     """Else what tells hosts apart would pass for what runs do to one another."""
     alone = set()
-    for seed in range(20):
+    for seed in range(10):
         planned = study(tmp_path, 8, [1], order_seed=seed)
         ran = simulated(planned, lambda _: 1.0)
         alone |= {host for run in ran if run.task in planned.alone for host in run.hosts}

@@ -21,6 +21,7 @@ def alarms() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # of files that are broken on purpose
 @pytest.mark.parametrize("reader", READERS)
 def test_a_reader_answers_or_raises_its_own_error(reader: str) -> None:
     for number in range(INPUTS):

@@ -14,9 +14,9 @@ from vitscale.lab import state
 def left_of(name: str, namespaces: Iterable[str] = ()) -> list[str]:
     """Everything that is left of the lab of this name and of its `namespaces` ("net:[4026532]")."""
     wanted = state.PREFIX + name
-    left = [
-        str(path) for path in (state.folder_of(name), *Path("/sys/fs/cgroup").glob(f"**/{wanted}")) if path.exists()
-    ]
+    # Not by Path.glob, which ends with an error where a folder goes while it looks.
+    groups = [Path(folder, wanted) for folder, below, _ in os.walk("/sys/fs/cgroup") if wanted in below]
+    left = [str(path) for path in (state.folder_of(name), *groups) if path.exists()]
     left += [line for line in Path("/proc/self/mounts").read_text().splitlines() if wanted in line]
     sought = set(namespaces)
     for process in Path("/proc").glob("[0-9]*"):

@@ -38,7 +38,7 @@ oversubscribe = true
 steps = 100000
 warmup_steps = 1
 repeats = 1
-hang_seconds = 20
+hang_seconds = 40
 evaluate = false
 """
 GROUPS = "rank 3 of pipeline 1+3, data 2+3"

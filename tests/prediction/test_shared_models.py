@@ -14,7 +14,7 @@ from vitscale.errors import RequestError
 from vitscale.prediction.configurations import Candidate
 from vitscale.prediction.evidence import Point
 from vitscale.prediction.fitting import fit
-from vitscale.prediction.memory.forecast import forecast, peak_bytes_of_many, unavailable
+from vitscale.prediction.memory.forecast import forecast, forecast_bytes, peak_bytes_of_many, unavailable
 from vitscale.prediction.predicting import Question, predict
 from vitscale.prediction.shares import compute_share, shares
 from vitscale.prediction.step.messages import messages
@@ -204,6 +204,21 @@ def test_many_at_once_are_what_each_is(engine: str, parallel: ParallelSpec, accu
     at_once = peak_bytes_of_many(trials[0], np.array([8, 8, 8]), accum, np.array([1, 8, 64]))
     each = [one.peak_bytes for trial in trials if (one := forecast(trial)) is not None]
     assert at_once.tolist() == each
+
+
+@pytest.mark.parametrize("accum", [1, 2, 3, 4, 8, 9, 32])
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved"])
+def test_ranks_that_are_left_out_hold_no_more(monkeypatch: pytest.MonkeyPatch, schedule: Any, accum: int) -> None:
+    """Of 2, 3, 3 and 2 blocks, so that ranks in the middle hold most."""
+    split, model = ParallelSpec(pipeline=4, schedule=schedule), HUGE.model_copy(update={"layers": 10})
+    trials = [
+        make_trial(8, model=model, engine=engine, micro_batch=size, grad_accum=accum, parallel=split)
+        for engine in ("ddp", "fsdp2")
+        for size in (1, 64)
+    ]
+    some = [forecast_bytes(trial) for trial in trials]
+    monkeypatch.setattr("vitscale.prediction.memory.forecast._that_may_take_most", shares)
+    assert some == [forecast_bytes(trial) for trial in trials]
 
 
 def test_sharded_stages_hold_whole_gradients_but_not_whole_weights() -> None:

@@ -193,7 +193,7 @@ def _of_ranks(trial: Trial, vit: VitShape) -> Iterator[tuple[Holding, Activation
     """What each rank holds that may take most: of several that share a model one for each place in the pipeline, and
     there before it has made any gradient and after, with a forward just before that backward or without."""
     _, whole = _held(trial)
-    for share in shares(trial):
+    for share in _that_may_take_most(trial):
         kept, shapes = _kept(trial, vit, share), share.shapes(whole)
         if not share.chunks:
             yield _wrapped(trial, shapes), kept, shapes
@@ -210,6 +210,16 @@ def _of_ranks(trial: Trial, vit: VitShape) -> Iterator[tuple[Holding, Activation
             else:
                 holding = _wrapped(step, shapes)
             yield _in_stages(holding, kept, trial, share, max(0, under_way - stages - over), shapes), kept, shapes
+
+
+def _that_may_take_most(trial: Trial) -> list[Share]:
+    """Of places in the pipeline with the same tensors the one with most micro-batches under way, and with most of those
+    that begin a backward before the last forward: what the others hold is less at every moment."""
+    most: dict[tuple[object, ...], Share] = {}
+    count = trial.train.grad_accum
+    for share in sorted(shares(trial), key=lambda share: share.in_flight(count)):
+        most[share.chunks, share.first, share.last, share.in_flight(count) == count * len(share.chunks)] = share
+    return list(most.values())
 
 
 def _in_stages(

@@ -189,9 +189,10 @@ def messages(trial: Trial) -> tuple[Message, ...] | None:
     vit = vit_shape(trial.model)
     if vit is None:
         return None
+    unlike = {(share.chunks, share.first, share.last): share for share in shares(trial)}
     of_ranks = [
         (*referred(sent)(trial, share.shapes(shapes)), *referred(_EXCHANGES)(trial, vit, share))
-        for share in shares(trial)
+        for share in unlike.values()
     ]
     return max(of_ranks, key=lambda own: sum(message.tensor_bytes * message.times(train.grad_accum) for message in own))
 

@@ -275,6 +275,14 @@ def test_what_is_varied_of_images_and_activations_stands_in_columns(tmp_path: Pa
     assert "image" not in printed(planned(tmp_path), PlanEstimate(), 200).split("Commands")[0]
 
 
+def test_models_with_alike_counts_of_parameters_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "makers.py").write_text("def small(): ...\ndef large(): ...\n")
+    factories = ["makers:small", "makers:large"]
+    model = {"name": None, "factory": factories[0], "patch_size": None}
+    unknown = planned(tmp_path, {"model": model, "sweep": {"model.factory": factories}})
+    assert "- makers:small, makers:large: number of parameters unavailable\n" in printed(unknown, PlanEstimate(), 200)
+
+
 def test_automatic_steps_are_told_beside_five_epochs_a_point(tmp_path: Path) -> None:
     train = LIKE_THE_RESULTS["train"] | {"epochs": None}
     measure = {"steps": "auto", "warmup_steps": 5, "explain": False, "target_ci": 0.02, "max_gpu_hours": 3}

@@ -31,11 +31,6 @@ _PLACEHOLDER = Path("RESULTS/runs/TRIAL")
 def plan_document(plan: Plan, estimate: PlanEstimate = NOTHING_KNOWN) -> doc.Document:
     """How much is to be run and what it takes, what its DeepSpeed file will do, the trials, and what starts them."""
     trials = plan.record.trials
-    models: dict[str, list[str]] = {}
-    for trial in trials.values():
-        count = model_cost.parameters(trial.model)
-        told = models.setdefault((trial.model_name or "model"), [])
-        told += [text for text in ["unavailable number of" if count is None else f"{count:,}"] if text not in told]
     rows = {
         trial_id: {"model": (trial.model_name or "model")}
         | _row(plan, trial_id, trial)
@@ -54,18 +49,30 @@ def plan_document(plan: Plan, estimate: PlanEstimate = NOTHING_KNOWN) -> doc.Doc
         *filter(None, [buckets_note(trials)]),
     )
     heading = f"{plan.record.name}: {counted(len(trials), 'trial')}, {_runs(plan, estimate)}"
-    counts = [f"{name}: {' or '.join(told)} parameters" for name, told in models.items()]
     commands = sorted({shlex.join(each) for trial in trials.values() for each in commands_of(plan, trial)})
     return doc.Document(
         "",
         (
             doc.Paragraph(heading, "strong"),
-            doc.Bullets((*_saving(plan), *estimate.lines(plan), *counts, *plan.expansion.notes)),
+            doc.Bullets((*_saving(plan), *estimate.lines(plan), *_parameters(trials), *plan.expansion.notes)),
             *(_in_a_study(plan, finding) for finding in findings_of(trials)),
             doc.Table(tuple(columns), (doc.Group("", tuple(map(tuple, cells))),), notes),
             doc.Section("Commands", (doc.Code(tuple(commands)),)),
         ),
     )
+
+
+def _parameters(trials: Mapping[str, Trial]) -> list[str]:
+    """How many parameters the models have, in one line all those alike in that."""
+    models: dict[str, dict[int | None, None]] = {}
+    for trial in trials.values():
+        models.setdefault(trial.model_name or "model", {})[model_cost.parameters(trial.model)] = None
+    alike: dict[str, list[str]] = {}
+    for name, counts in models.items():
+        known = " or ".join(f"{count:,}" for count in counts if count is not None)
+        told = f"{known} parameters" if known else "number of parameters unavailable"
+        alike.setdefault(f"{told}, unavailable for some" if known and None in counts else told, []).append(name)
+    return [f"{', '.join(names)}: {told}" for told, names in alike.items()]
 
 
 _COLUMNS = (

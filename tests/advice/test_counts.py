@@ -1,4 +1,4 @@
-"""Which rank counts advice looks at, and how their ranks lie on hosts."""
+"""Which rank counts advice looks at, how their ranks lie on hosts, and which batches a script can train there."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from evidence_factory import make_point
-from vitscale.advice.candidates import rank_counts
+from evidence_factory import make_evidence, make_point
+from vitscale.advice.candidates import candidates, rank_counts
+from vitscale.advice.comparable_series import comparable_series
 from vitscale.errors import RequestError
 from vitscale.prediction.evidence import Point, Series
 from vitscale.prediction.layouts import ranks_per_node
@@ -54,3 +55,34 @@ def test_hosts_of_a_size_that_was_said() -> None:
 def test_no_count_left() -> None:
     with pytest.raises(RequestError, match="no rank count is left"):
         looked_at(ONE_HOST, gpus=(8,), max_gpus=4)
+
+
+# --- the batches of a script of the user's own -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("told", "micro_batches", "accums", "recomputed"),
+    [
+        ((), {16, 32}, {1, 2}, {False}),
+        (("{micro_batch}",), {1, 2, 4, 8, 16, 32, 64, 128, 256}, {1, 2}, {False}),
+        (("{micro_batch}", "{grad_accum}"), {1, 2, 4, 8, 16, 32, 64, 128, 256}, {1, 2, 4, 8, 16, 32}, {False}),
+        (("{activation_checkpointing}",), {16, 32}, {1, 2}, {False, True}),
+    ],
+)
+def test_a_script_trains_what_it_trained_or_is_told_to(
+    told: tuple[str, ...], micro_batches: set[int], accums: set[int], recomputed: set[bool]
+) -> None:
+    """Measured: 16 and 32 images a rank, in one and in two micro-steps."""
+    points = [
+        make_point(
+            ranks, 1.0, engine="script", script="train.py", arguments=told, micro_batch=size, grad_accum=32 // size
+        )
+        for ranks, size in ((1, 32), (2, 32), (1, 16), (2, 16))
+    ]
+    every = candidates(comparable_series(make_evidence(points, name="script"), None), ((1, 1), (2, 2)))
+
+    assert every.refused == {}, "nobody asked for another engine"
+    assert {candidate.engine for candidate in every.combinations} == {"script"}
+    assert {candidate.micro_batch for candidate in every.combinations} == micro_batches
+    assert {candidate.grad_accum for candidate in every.combinations} == accums
+    assert {candidate.activation_checkpointing for candidate in every.combinations} == recomputed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress, product
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from vitscale.study.model_checks import check_split
 from vitscale.trial.engines import ENGINES, check
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.parallel import NO_SPLIT, ParallelSpec
+from vitscale.trial.script import placeholders
 from vitscale.trial.trial import OF_THE_WRAPPER, TrainSpec
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def candidates(
         hosts_given: whether ranks may lie on no other hosts than these; else they may as they were measured.
     """
     engines, refused = _engines(comparable)
-    ladder = _micro_batches(comparable)
+    ladder, trainable = _micro_batches(comparable), _trainable(comparable)
     every: list[Candidate] = []
     keeps: list[bool] = []
     indivisible = []
@@ -145,7 +146,7 @@ def candidates(
             if engine == "none" and gpus > 1:
                 continue
             for (micro_batch, accum), kept in batches.items():
-                for checkpointing in (False, True):
+                for checkpointing in trainable(micro_batch, accum):
                     every.append(Candidate(gpus, per_node, engine, stage, micro_batch, accum, checkpointing))
                     keeps.append(kept)
     per_host = dict(counts)
@@ -154,7 +155,7 @@ def candidates(
         for candidate in comparable.measured
         if (host := per_host.get(candidate.gpus)) is not None
         and not (hosts_given and candidate.ranks_per_node != min(candidate.gpus, host))
-        for checkpointing in (False, True)
+        for checkpointing in trainable(candidate.micro_batch, candidate.grad_accum)
     }
     known = [candidate in measured for candidate in every]
     keeps = [kept or of_a_run for kept, of_a_run in zip(keeps, known, strict=True)]
@@ -163,6 +164,24 @@ def candidates(
         every.append(candidate)
         keeps.append(True)
     return Candidates(tuple(every), tuple(keeps), refused, tuple(indivisible))
+
+
+def _trainable(comparable: ComparableSeries) -> Callable[[int, int], tuple[bool, ...]]:
+    """(micro-batch, accumulation) -> with and without recomputed activations, where both can be trained: a script of
+    the user's own trains what it trained, or what an argument tells it to."""
+    train = comparable.trial.train
+    told = placeholders(train.arguments)
+    batches = {(candidate.micro_batch, candidate.grad_accum) for candidate in comparable.measured}
+    micro_batches, accums = ({batch[place] for batch in batches} for place in (0, 1))
+
+    def of_batch(micro_batch: int, accum: int) -> tuple[bool, ...]:
+        if train.script is None:
+            return (False, True)
+        both = (False, True) if "activation_checkpointing" in told else (train.activation_checkpointing,)
+        can = micro_batch in micro_batches or not told.isdisjoint(("micro_batch", "global_batch"))
+        return both if can and (accum in accums or "grad_accum" in told) else ()
+
+    return of_batch
 
 
 _MOST_ALONG = 64
@@ -228,7 +247,7 @@ def rented(comparable: ComparableSeries, instances: Sequence[Instance], max_gpus
     Raises:
         RequestError: none of them trains in the study's precision.
     """
-    ladder = _micro_batches(comparable)
+    ladder, trainable = _micro_batches(comparable), _trainable(comparable)
     refused = {}
     for gpu in dict.fromkeys(instance.gpu for instance in instances):
         try:
@@ -245,7 +264,7 @@ def rented(comparable: ComparableSeries, instances: Sequence[Instance], max_gpus
         for batch in dict.fromkeys(
             b for share in sorted(shares_of_batch(comparable, gpus)) for b in _kept(share, ladder)
         )
-        for checkpointing in (False, True)
+        for checkpointing in trainable(*batch)
     ]
     if not on_instances:
         raise RequestError("no instance can train this", next_step="; ".join(refused.values()))
@@ -265,9 +284,11 @@ def _engines(comparable: ComparableSeries) -> tuple[list[tuple[str, int]], dict[
     """Measured ones first."""
     kept: list[tuple[str, int]] = sorted(comparable.engines)
     refused = {}
-    for engine, stage in _ENGINES:
-        if (engine, stage) in comparable.engines or comparable.trial.train.optimizer == "deepspeed_config":
-            continue  # the optimizer of the user's own DeepSpeed file is nobody else's
+    # A script distributes training itself; the optimizer of the user's own DeepSpeed file is nobody else's.
+    own = comparable.trial.train.script is not None or comparable.trial.train.optimizer == "deepspeed_config"
+    for engine, stage in () if own else _ENGINES:
+        if (engine, stage) in comparable.engines:
+            continue
         name = f"{engine} ZeRO-{stage}" if stage else engine
         train = with_engine(comparable.trial.train, engine, stage)
         try:

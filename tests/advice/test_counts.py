@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
+from advice_factory import ASKED, NO_NOISE, forecaster
 from evidence_factory import make_evidence, make_point
 from vitscale.advice.candidates import candidates, rank_counts
 from vitscale.advice.comparable_series import comparable_series
+from vitscale.advice.pipeline import advise
 from vitscale.errors import RequestError
 from vitscale.prediction.evidence import Point, Series
 from vitscale.prediction.layouts import ranks_per_node
@@ -79,10 +82,24 @@ def test_a_script_trains_what_it_trained_or_is_told_to(
         )
         for ranks, size in ((1, 32), (2, 32), (1, 16), (2, 16))
     ]
-    every = candidates(comparable_series(make_evidence(points, name="script"), None), ((1, 1), (2, 2)))
+    evidence = make_evidence(points, name="script")
+    every = candidates(comparable_series(evidence, None), ((1, 1), (2, 2)))
 
     assert every.refused == {}, "nobody asked for another engine"
     assert {candidate.engine for candidate in every.combinations} == {"script"}
     assert {candidate.micro_batch for candidate in every.combinations} == micro_batches
     assert {candidate.grad_accum for candidate in every.combinations} == accums
     assert {candidate.activation_checkpointing for candidate in every.combinations} == recomputed
+
+    advice = advise(evidence, replace(ASKED, gpus=(1, 2)), NO_NOISE, forecaster())
+    assert advice.looked_at == len(every.combinations)
+    chosen = advice.chosen
+    assert chosen is not None
+    assert (chosen.candidate.gpus, chosen.candidate.activation_checkpointing) == (2, False)
+
+
+def test_the_only_configuration_that_a_script_can_train_is_advised() -> None:
+    point = make_point(2, 1.0, engine="script", script="train.py")
+    advice = advise(make_evidence([point], name="script"), replace(ASKED, gpus=(2,)), NO_NOISE, forecaster())
+    assert advice.looked_at == 1
+    assert advice.chosen is not None

@@ -276,8 +276,11 @@ def images_to_same_loss(batch: Array, study_batch: int, noise: NoiseScale) -> Ar
 def _needless(every: Sequence[Candidate], oom: Array, as_measured: bool) -> Mask:
     """Checkpointing where nothing asks for it; where memory is unknown, anything but what was measured.
 
-    Candidates come in pairs, without checkpointing and with it: see `candidates`.
+    Candidates come in pairs, without checkpointing and with it, but those of a script that does as it was measured: see
+    `candidates`.
     """
     checkpointed = np.array([candidate.activation_checkpointing for candidate in every], dtype=bool)
+    if 2 * checkpointed.sum() != len(every):
+        return np.zeros(len(every), dtype=bool)
     without = oom[::2].repeat(2)
     return np.where(np.isnan(without), checkpointed != as_measured, checkpointed & ~(without > MOST_OOM_CHANCE))

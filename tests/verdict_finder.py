@@ -41,10 +41,14 @@ def three_repeats(environments: list[Any] | None = None, gpus: int = 2, **rank_f
 
 
 def explained_study(
-    *parts_by_rank: dict[str, Any], slowdown: float = 0.0, device: str = "cpu", **data: int | str
+    *parts_by_rank: dict[str, Any],
+    slowdown: float = 0.0,
+    device: str = "cpu",
+    script: str | None = None,
+    **data: int | str,
 ) -> Results:
-    """Three repeats of one trial, with explained steps of known parts."""
-    trial = make_trial("ddp", len(parts_by_rank), device=device)
+    """Three repeats of one trial, with explained steps of known parts; of a script, where one is named."""
+    trial = make_trial("ddp" if script is None else "script", len(parts_by_rank), device=device, script=script)
     trial = trial.model_copy(update={"data": trial.data.model_copy(update=data)})
     return of_one_trial(
         trial, *(explained_run(trial, parts_by_rank, repeat=repeat, slowdown=slowdown) for repeat in range(3))

@@ -87,6 +87,22 @@ def test_a_loss_that_is_not_told_is_not_a_loss_that_is_not_finite() -> None:
     assert len(run_figures(make_run(make_trial(), [rank])).loss_by_step) == 20
 
 
+@pytest.mark.parametrize(
+    ("told", "known"),
+    [
+        ([None] * 20, []),
+        ([2.0, *[None] * 9] * 2, [2.0, 2.0]),
+        ([None, *[2.0] * 19], [2.0] * 19),
+        ([2.0] * 15 + [None] * 5, [2.0] * 15 + [None] * 5),
+    ],
+    ids=["never", "every tenth", "not at first", "not finite from a step on"],
+)
+def test_a_script_tells_the_losses_that_it_likes(told: list[float | None], known: list[float | None]) -> None:
+    trial = make_trial(engine="script", script="train.py")
+    found = run_figures(make_run(trial, [make_rank(trial, 0, [0.1] * 20, losses=told)]))
+    assert [loss for _, loss in found.loss_by_step] == known
+
+
 def study(*runs: Run, **told: object) -> Results:
     trials = list({run.header.trial_id: run.header.trial for run in runs}.values())
     results = make_results([(make_curve(trials), trials)], list(runs), repeats=1)

@@ -116,3 +116,9 @@ def test_explaining_that_costs_half_a_step_is_a_warning() -> None:
 
 def test_a_fifth_of_a_step_in_no_part_is_a_warning() -> None:
     assert verdict(explained_study(STEP, STEP | {"other": 0.4}), "unaccounted-time").severity == "warning"
+
+
+def test_a_script_that_does_not_say_what_it_is_at_is_told_how_to() -> None:
+    found = verdict(explained_study(STEP, STEP | {"other": 20.0}, script="own.py"), "unaccounted-time")
+    assert found.severity == "note"
+    assert "probe.phase" in found.advice

@@ -124,13 +124,14 @@ def unaccounted(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Trials of whose step more than 3 % is in no part."""
     unclear = worst(measured, _other, _OTHER)
     if unclear:
-        imported = all(trial.trial.origin is not None for trial in unclear.trials)
-        more = (
-            "traces whose steps are marked tell more"
-            if imported
-            else "measure.traces = true keeps what the profiler saw"
-        )
-        yield (warning if unclear.value > _OTHER_MISLEADS else note)(
+        scripted = all(trial.trial.train.script is not None for trial in unclear.trials)
+        if all(trial.trial.origin is not None for trial in unclear.trials):
+            more = "traces whose steps are marked tell more"
+        elif scripted:
+            more = 'a script says what it is at by probe.phase("forward") and the like'
+        else:
+            more = "measure.traces = true keeps what the profiler saw"
+        yield (note if scripted or unclear.value <= _OTHER_MISLEADS else warning)(
             "unaccounted-time",
             f"unaccounted time: in {count(unclear.trials)} more than {percent(_OTHER)} of a step is in no part of the "
             f'breakdown ("other": {percent(unclear.value)} in {name(unclear.trial)})',

@@ -262,9 +262,13 @@ def _steps_of_all(run: Run, notes: list[str]) -> step_figures.RunSteps:
 
 
 def _loss_by_step(run: Run, steps: step_figures.RunSteps) -> LossByStep:
-    """Of an imported run the steps whose loss the log tells: elsewhere it is not known, rather than not finite."""
+    """Of an imported run and of a script the steps whose loss they tell: elsewhere it is not known, rather than not
+    finite. A script that told it of every step up to one, and of none from there on, told what is not finite."""
     losses = LossByStep.mean(steps.step, steps.loss)
-    return losses if run.header.imported is None else losses.known()
+    told = ~np.isnan(losses.loss)
+    from_the_first_on = told.any() and told[: told.sum()].all()
+    known = run.header.imported is not None or (run.header.trial.train.script is not None and not from_the_first_on)
+    return losses.known() if known else losses
 
 
 def _steady(light: step_figures.Integers, alike: step_figures.Integers, warm: WarmUp) -> step_figures.Integers:

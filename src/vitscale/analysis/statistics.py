@@ -265,6 +265,23 @@ def variance(values: Sequence[float]) -> float:
     return math.fsum((value - mean) ** 2 for value in shifted) / (len(values) - 1)
 
 
+def spread_within(costs: Iterable[Sequence[float]], prior: float, weight: float) -> tuple[float, float]:
+    """Standard deviation of logarithms about the mean of their own group, over all groups, and its degrees of freedom.
+
+    Args:
+        costs: of each group, positive.
+        prior: the standard deviation that is expected, and
+        weight: the degrees of freedom that it counts for.
+    """
+    squares, freedom = prior**2 * weight, weight
+    for own in costs:
+        logs = [math.log(cost) for cost in own]
+        mean = statistics.fmean(logs)
+        squares += sum((log - mean) ** 2 for log in logs)
+        freedom += len(logs) - 1
+    return math.sqrt(squares / freedom), freedom
+
+
 def _freedom(parts: Sequence[tuple[float, int]], squared_error: float) -> float:
     """Welch-Satterthwaite, in shares of the squared error so that tiny variances do not underflow when squared."""
     return 1 / sum((part / squared_error) ** 2 / degrees for part, degrees in parts)

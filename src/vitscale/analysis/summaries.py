@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from vitscale.analysis.learning.convergence import convergence
+from vitscale.analysis.quality.measurement import clock_anomalies
 from vitscale.analysis.runs.environments import differences, largest_like_group, run_environments
 from vitscale.analysis.runs.figures import LEARNED, PHASES, EpochFigures, LossByStep, RunFigures, run_figures
 from vitscale.analysis.runs.repeats import allocation_of, clusters_of, components, groups, looked_at, observations
@@ -103,6 +104,7 @@ def summarise(
         looked=looked,
         allocations=by_allocation,
         components=spread,
+        clock_anomalies=next(filter(None, map(clock_anomalies, reversed(used))), ()),
     )
 
 

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 from vitscale.analysis.learning.convergence import Convergence
@@ -129,6 +130,8 @@ class TrialResult:
     """The runs of each allocation, or of the same hosts, by their place in `runs`; empty where no run is."""
     components: Components | None = None
     """The spread between allocations and inside them; None where fewer than 2 of them have 2 runs."""
+    clock_anomalies: tuple[str, ...] = ()
+    """What cannot be right in the times of its last run that has such (`quality.measurement.clock_anomalies`)."""
 
     @property
     def batch_known(self) -> bool:
@@ -143,7 +146,7 @@ class TrialResult:
         """Whether it computes something else than the others: its times stand for other work than theirs."""
         return self.drift.status == "drifts"
 
-    @property
+    @cached_property
     def comparable_costs(self) -> list[float]:
         """What speedups, efficiencies and comparisons may rest on: of each observation its seconds for all images.
 
@@ -153,7 +156,7 @@ class TrialResult:
         trained = 1 - self.images_left_out
         return [] if self.drifts else [seconds / trained for seconds in self.observed_costs]
 
-    @property
+    @cached_property
     def observed_costs(self) -> list[float]:
         """Epoch seconds of each observation: a run, or an allocation with its runs where allocations differ."""
         return observations([run.epoch_seconds for run in self.runs], self.clusters)

@@ -11,7 +11,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from vitscale.analysis.statistics import t_quantile
+from vitscale.analysis.statistics import spread_within, t_quantile
 from vitscale.prediction import amdahl, layouts, parameters, sampling, shares
 from vitscale.prediction.configurations import Candidate, Estimates, Evaluated, column, joined
 from vitscale.prediction.evidence import Point
@@ -192,13 +192,9 @@ def measured_step(points: Sequence[Point], point: Point) -> Estimate:
     How far runs differ is what all runs of `points` say, with a prior as in `fitting`; intervals are of Student's t.
     """
     prior = parameters.JOB_DEVIATION * parameters.job_scale(point.trial)
-    squares, freedom = parameters.JOB_TO_JOB_RUNS * prior**2, parameters.JOB_TO_JOB_RUNS
-    for each in points:
-        logs = [math.log(seconds) for seconds in each.step_seconds]
-        squares += sum((log - statistics.fmean(logs)) ** 2 for log in logs)
-        freedom += len(logs) - 1
+    spread, freedom = spread_within((each.step_seconds for each in points), prior, parameters.JOB_TO_JOB_RUNS)
     count = len(point.step_seconds)
-    reach = t_quantile(freedom, 1 - _TAIL) * math.sqrt(squares / freedom)
+    reach = t_quantile(freedom, 1 - _TAIL) * spread
     error = (_OF_A_MEDIAN if count > 2 else 1.0) / math.sqrt(count)
     middle = math.exp(statistics.median(math.log(seconds) for seconds in point.step_seconds))
     mean, future = math.exp(reach * error), math.exp(reach * math.hypot(1.0, error))

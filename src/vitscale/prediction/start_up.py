@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vitscale.analysis.statistics import t_quantile
+from vitscale.analysis.statistics import spread_within, t_quantile
 from vitscale.prediction.evidence import Point
 from vitscale.prediction.results import Assumption, predicted
 from vitscale.present.estimate import Estimate
@@ -55,7 +55,8 @@ def start_up(points: Sequence[Point], trial: Trial) -> StartUp | None:
     }.values())  # fmt: skip
     if not alike:
         return None
-    spread, freedom = _run_to_run(alike)
+    # How far runs of one configuration differ, over all of them.
+    spread, freedom = spread_within((point.startup_seconds for point in alike), _RUN_TO_RUN, _RUN_TO_RUN_WEIGHT)
     engine = [point for point in alike if _engine(point.trial) == _engine(trial)]
     if own := [point for point in engine if _batch(point.trial) == _batch(trial) and point.trial.world == trial.world]:
         return StartUp(_estimate(own, spread, freedom, 0.0), "measured")
@@ -93,26 +94,17 @@ def _doublings(point: Point, trial: Trial) -> float:
     return abs(math.log2(point.gpus / trial.world.size))
 
 
-def _run_to_run(points: Sequence[Point]) -> tuple[float, int]:
-    """Standard deviation of the logarithm between runs of one configuration, over all of them; degrees of freedom."""
-    squares, freedom = _RUN_TO_RUN**2 * _RUN_TO_RUN_WEIGHT, _RUN_TO_RUN_WEIGHT
-    for point in points:
-        logs = [math.log(seconds) for seconds in point.startup_seconds]
-        squares += sum((log - statistics.fmean(logs)) ** 2 for log in logs)
-        freedom += len(logs) - 1
-    return math.sqrt(squares / freedom), freedom
-
-
 def _between_engines(points: Sequence[Point]) -> float:
     by_engine: dict[tuple[Any, ...], list[float]] = {}
     for point in points:
         by_engine.setdefault(_engine(point.trial), []).extend(map(math.log, point.startup_seconds))
     medians = [statistics.median(logs) for logs in by_engine.values()]
-    squares = _ENGINES**2 * _ENGINES_WEIGHT + sum((median - statistics.fmean(medians)) ** 2 for median in medians)
+    mean = statistics.fmean(medians)
+    squares = _ENGINES**2 * _ENGINES_WEIGHT + sum((median - mean) ** 2 for median in medians)
     return math.sqrt(squares / (_ENGINES_WEIGHT + len(medians) - 1))
 
 
-def _estimate(points: Sequence[Point], spread: float, freedom: int, apart: float) -> Estimate:
+def _estimate(points: Sequence[Point], spread: float, freedom: float, apart: float) -> Estimate:
     """The median of their runs; `spread`: from run to run, `apart`: of this configuration from those."""
     seconds = [start for point in points for start in point.startup_seconds]
     middle = statistics.median(seconds)

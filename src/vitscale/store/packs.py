@@ -76,12 +76,37 @@ def read_pack(path: Path) -> dict[str, Run]:
     Raises:
         StoreError: it is damaged, or no file of this program's.
     """
+    (runs,) = read_each([path])
+    if isinstance(runs, StoreError):
+        raise runs
+    return runs
+
+
+def read_each(paths: Sequence[Path]) -> Iterator[dict[str, Run] | StoreError]:
+    """The same of each, or why it cannot be read: the next one is decoded while a pack's records are made."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(max_workers=1) as decoding:
+        ahead = [decoding.submit(_decoded, path) for path in paths[:1]]
+        for number, path in enumerate(paths):
+            ahead += [decoding.submit(_decoded, following) for following in paths[number + 1 : number + 2]]
+            try:
+                with _named(path):
+                    runs = dict(_runs(*ahead.pop(0).result()))
+            except StoreError as error:
+                yield error
+            else:
+                yield runs
+
+
+def _decoded(path: Path) -> tuple[pl.DataFrame, bool]:
+    """A pack's rows, and whether a number in its lines may be none of vitscale's."""
     frame = _frame(path, [*_schema()], whole=True)
     with _named(path):
-        return dict(_runs(frame))
+        return frame, bool(frame["lines"].str.contains(_MAY_BE_WILD).any())
 
 
-def _runs(frame: pl.DataFrame) -> Iterator[tuple[str, Run]]:
+def _runs(frame: pl.DataFrame, wild: bool) -> Iterator[tuple[str, Run]]:
     import polars as pl
 
     steps = frame.select(*COLUMNS)
@@ -98,7 +123,7 @@ def _runs(frame: pl.DataFrame) -> Iterator[tuple[str, Run]]:
             raise ValueError(f"{name} lacks values")
         columns[name] = column.to_numpy().astype(kind, copy=False)
     _refuse_wild(columns)
-    ranks = iter(_rank_records(frame, columns, edges))
+    ranks = iter(_rank_records(frame, wild, columns, edges))
     texts = zip(*(frame[name].to_list() for name in ("folder", "rank", "header", "trial", "outcome")), strict=True)
     for folder, own in itertools.groupby(texts, key=lambda row: row[0]):
         rows = list(own)
@@ -111,10 +136,9 @@ def _runs(frame: pl.DataFrame) -> Iterator[tuple[str, Run]]:
 
 
 def _rank_records(
-    frame: pl.DataFrame, columns: Mapping[str, np.ndarray[Any, Any]], edges: Sequence[int]
+    frame: pl.DataFrame, wild: bool, columns: Mapping[str, np.ndarray[Any, Any]], edges: Sequence[int]
 ) -> Iterator[RankRecord]:
     """One for each row with a rank."""
-    wild = bool(frame["lines"].str.contains(_MAY_BE_WILD).any())
     rows = [
         # The first line says where the rank ran, at length and the same in all runs of a trial.
         (rank, *(lines or "").partition(_BETWEEN)[::2], begin, end)

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from vitscale.errors import StoreError, shown
 from vitscale.store import lines
-from vitscale.store.packs import PACK_RUNS, RUN_FOLDER, finish_removing, pack_files, pack_runs, read_outcomes, read_pack
+from vitscale.store.packs import PACK_RUNS, RUN_FOLDER, finish_removing, pack_files, pack_runs, read_each, read_outcomes
 from vitscale.store.records import FORMAT, RankRecord, StepLine
 from vitscale.store.results import Outcome, Results, Run, RunHeader, StudyRecord
 
@@ -118,12 +118,12 @@ class RunIndex:
         self._seen: set[Path] = set()
         runs = results / "runs"
         names = sorted(os.listdir(runs)) if runs.is_dir() else []  # noqa: PTH208 - a path for each takes ten times as long
-        self._read_packs()
+        self._read_each()
         for name in names:
             if name not in self.packs and RUN_FOLDER.fullmatch(name):
                 self.unpacked[name] = self._own_outcome(runs / name)
         if None in self.unpacked.values():
-            self._read_packs()  # it may have been packed just now
+            self._read_each()  # it may have been packed just now
         told: dict[tuple[str, int], list[tuple[int, str, Outcome]]] = {}
         for name in names:
             match = RUN_FOLDER.fullmatch(name)
@@ -140,7 +140,7 @@ class RunIndex:
             self.finished[key] = last[1:]
             self.earlier[key] = [each[1:] for each in before]
 
-    def _read_packs(self) -> None:
+    def _read_each(self) -> None:
         for path in pack_files(self._results):
             if path in self._seen:
                 continue
@@ -168,7 +168,7 @@ class RunIndex:
     def pack_of(self, name: str) -> Path | None:
         """The pack that holds a run, also where it was packed since; None where its folder has its files."""
         if name not in self.packs and not (self._results / "runs" / name / "outcome.json").exists():
-            self._read_packs()
+            self._read_each()
         return self.packs.get(name)
 
 
@@ -229,11 +229,10 @@ def load(results: Path, only: str | None = None, known: Mapping[str, Run] = Mapp
             problems += [f"{line}: line left out" for record in run.ranks for line in record.broken]
             runs[name] = run
     asked = frozenset(wanted)
-    for pack in sorted({index.packs[name] for name in wanted if name in index.packs and name not in runs}):
-        try:
-            packed = read_pack(pack)
-        except StoreError as error:
-            problems.append(f"{error}: its runs are left out")
+    packs = sorted({index.packs[name] for name in wanted if name in index.packs and name not in runs})
+    for packed in read_each(packs):
+        if isinstance(packed, StoreError):
+            problems.append(f"{packed}: its runs are left out")
         else:
             runs |= {name: run for name, run in packed.items() if name in asked and name not in runs}
     for name in [name for name in wanted if name in runs]:

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Callable
 from fractions import Fraction
+from functools import lru_cache
 from pathlib import PurePath
 from typing import Annotated, Any, Literal, Self
 
@@ -388,6 +389,7 @@ _ADDED_LATER = [
 """(Section, field, default in JSON): what came after the first results were written."""
 
 
+@lru_cache(maxsize=1 << 12)
 def samples_used(dataset_samples: int, fraction: float) -> int:
     """Training images used: `ceil(D * fraction)`, exact (0.1 * 3 of 50,000 is 15,000, not 15,001)."""
     return math.ceil(dataset_samples * exact(fraction))

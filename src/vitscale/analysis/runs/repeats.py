@@ -107,7 +107,8 @@ def components(costs: Sequence[Sequence[float]]) -> Components | None:
     count, runs = len(logs), sum(map(len, logs))
     mean = statistics.fmean(log for some in logs for log in some)
     squares_between = sum(len(some) * (statistics.fmean(some) - mean) ** 2 for some in logs) / (count - 1)
-    squares_within = sum((log - statistics.fmean(some)) ** 2 for some in logs for log in some) / (runs - count)
+    apart = (log - own for some in logs for own in [statistics.fmean(some)] for log in some)
+    squares_within = sum(residual**2 for residual in apart) / (runs - count)
     typical = (runs - sum(len(some) ** 2 for some in logs) / runs) / (count - 1)
     between = math.sqrt(max(0.0, squares_between - squares_within) / typical)
     if squares_within == 0:

@@ -113,12 +113,9 @@ class _RankUse:
     cores: tuple[int, ...]
     numa_nodes: tuple[int, ...] | None
 
-    def highest(self, field: Callable[[ResourcesLine], int | None]) -> int | None:
-        return _highest(field(line) for line in self.all_lines)
-
     @property
     def peak_bytes(self) -> int | None:
-        return self.highest(lambda line: line.cuda_allocated_bytes if self.on_gpu else line.peak_rss_bytes)
+        return _highest(line.cuda_allocated_bytes if self.on_gpu else line.peak_rss_bytes for line in self.all_lines)
 
     @property
     def seconds(self) -> float:
@@ -179,15 +176,16 @@ def resource_figures(
         return None
     used = [_use(run, own) for run, own in zip(runs, figures, strict=True)]
     ranks = [rank for use in used for rank in use.ranks]
+    lines = [line for rank in ranks for line in rank.all_lines]
     samples = [seen for rank in ranks for seen in rank.gpu]
     joules = [use.energy.joules_per_image for use in used]
     mfu = over_runs([use.compute.mfu for use in used], clusters)
     return ResourceFigures(
         by_rank=tuple(_rank_resources(number, used) for number in sorted({rank.rank for rank in ranks})),
-        peak_rss_bytes=_highest(rank.highest(lambda line: line.peak_rss_bytes) for rank in ranks),
-        cuda_allocated_bytes=_highest(rank.highest(lambda line: line.cuda_allocated_bytes) for rank in ranks),
-        cuda_reserved_bytes=_highest(rank.highest(lambda line: line.cuda_reserved_bytes) for rank in ranks),
-        cuda_device_bytes=_highest(rank.highest(lambda line: line.cuda_device_bytes) for rank in ranks),
+        peak_rss_bytes=_highest(line.peak_rss_bytes for line in lines),
+        cuda_allocated_bytes=_highest(line.cuda_allocated_bytes for line in lines),
+        cuda_reserved_bytes=_highest(line.cuda_reserved_bytes for line in lines),
+        cuda_device_bytes=_highest(line.cuda_device_bytes for line in lines),
         cpu_utilisation=known_median(use.mean(lambda rank: rank.cpu_utilisation) for use in used),
         cpu_utilisation_of_quota=known_median(use.of_quota for use in used),
         cpu_throttled_share=known_median(_highest(rank.throttled_share for rank in use.ranks) for use in used),
@@ -216,7 +214,7 @@ def resource_figures(
                 }
             )
         ),
-        gpu_reason="" if samples else _gpu_reason(ranks),
+        gpu_reason="" if samples else _gpu_reason(lines),
         joules_per_image=over_runs(joules, clusters),
         energy_source=next((use.energy.source for use in used if use.energy.source), None),
         energy_reason="" if any(value is not None for value in joules) else used[0].energy.reason,
@@ -312,10 +310,10 @@ def _of_format_6(samples: GpuSamples) -> GpuSamples:
     return samples.model_copy(update=told | {"throttle_reasons": (), "throttled_share": 0.0})
 
 
-def _gpu_reason(ranks: Sequence[_RankUse]) -> str:
-    if any(line.gpu for rank in ranks for line in rank.all_lines):
+def _gpu_reason(lines: Sequence[ResourcesLine]) -> str:
+    if any(line.gpu for line in lines):
         return "no sample lies among timed steps alone"
-    return next((line.gpu_reason for rank in ranks for line in rank.all_lines if line.gpu_reason), NOT_RECORDED)
+    return next((line.gpu_reason for line in lines if line.gpu_reason), NOT_RECORDED)
 
 
 _Number = TypeVar("_Number", int, float)

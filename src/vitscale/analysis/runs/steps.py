@@ -145,7 +145,8 @@ def elapsed_seconds(steps: RunSteps) -> Floats:
     with np.errstate(over="ignore", invalid="ignore"):
         for begin, end in itertools.pairwise(edges):
             passed = np.cumsum(steps.seconds[:, begin:end], axis=1).max(axis=0)
-            elapsed[begin:end] = np.diff(passed, prepend=0.0)
+            elapsed[begin] = passed[0]
+            np.subtract(passed[1:], passed[:-1], out=elapsed[begin + 1 : end])
     return elapsed
 
 

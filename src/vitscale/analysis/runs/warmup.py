@@ -67,7 +67,7 @@ def warm_up(times: Sequence[float] | Floats) -> WarmUp:
     def beyond(values: Floats, share: float, deviations: float) -> Flags:
         return (values > steady * (1 + share)) & (values > steady + deviations * noise)
 
-    slow = int(np.argmin([*beyond(seconds, _SLOWER_BY, _DEVIATIONS), False]))
+    slow = int(np.argmin(np.append(beyond(seconds, _SLOWER_BY, _DEVIATIONS), False)))
     if slow == 1 and not beyond(seconds[:1], _ALONE_SLOWER_BY, _ALONE_DEVIATIONS)[0]:
         slow = 0
     if slow > half:  # it did not get warm in time: what is left out is not all of it

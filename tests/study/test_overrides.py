@@ -87,6 +87,7 @@ def test_a_sweep_is_put_over_by_its_own_key(tmp_path: Path) -> None:
         ("tarin.x=3", "Did you mean 'train'?"),
         ("micro_batch", "'micro_batch' is no KEY=VALUE. Write train.micro_batch=16."),
         ("=3", "'=3' is no KEY=VALUE"),
+        ("sweep={}", "'sweep' is a section, and no key. Write sweep.KEY=VALUE."),
         ("train.engine=", "train.engine is '', which is no TOML value"),
         ("scaling.gpus=[1,", "scaling.gpus is '[1,', which is no TOML value. Quote it for the shell"),
         ("train.seed=" + "[" * 20_000, "which is no TOML value"),

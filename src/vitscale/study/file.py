@@ -328,6 +328,8 @@ def likely_overrides(key: str) -> list[str]:
 
 
 def _unknown_override(field: str, key: str) -> RequestError:
+    if field in (*SECTIONS, "sweep"):
+        return RequestError(f"{shown(field)} is a section, and no key", next_step=f"Write {field}.KEY=VALUE")
     likely = likely_overrides(key)
     return RequestError(
         f"unknown key {shown(field)} on the command line",

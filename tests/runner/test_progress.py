@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from results_factory import make_trial
-from vitscale.runner.progress import StudyProgress, decoding_progress
+from vitscale.runner.progress import StudyProgress, decoding_progress, describe
 
 
 def begun(terminal: bool) -> tuple[StudyProgress, io.StringIO]:
@@ -30,6 +30,13 @@ def test_a_terminal_shows_the_phase_of_start_up_until_the_first_step() -> None:
         tell(steps, phase)
         shown.append(live_line(progress).removeprefix(what).partition(";")[0])
     assert shown == [": starting", ": starting: engine", ": starting: compiling fused_adam", ": step 3"]
+
+
+def test_a_trial_is_named_after_its_model_or_its_script() -> None:
+    assert describe(make_trial("ddp", 2)) == "vit-ti16 ddp, 2 ranks, batch 8"
+    trial = make_trial("script", 2, script="studies/own.py", grad_accum=2)
+    unnamed = trial.model_copy(update={"model": trial.model.model_copy(update={"name": None})})
+    assert describe(unnamed) == "script own.py, 2 ranks, batch 8 x2"
 
 
 def test_elsewhere_a_compilation_is_said_at_once_and_once() -> None:

@@ -224,8 +224,8 @@ class PlanEstimate:
     def _memory_lines(self) -> list[str]:
         capacities = {fit.capacity_bytes for fit in self.fits.values()}
         known = sorted(size for size in capacities if size is not None)
-        if not known:
-            return []
+        if not known or all(fit.oom_chance is None for fit in self.fits.values()):
+            return []  # why it is unknown is said of each
         sizes = " or ".join(map(units.size, known))
         unfit = sum(fit.unfit for fit in self.fits.values())
         unsure = sum(fit.unsure for fit in self.fits.values())

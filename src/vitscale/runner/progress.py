@@ -24,11 +24,12 @@ def describe(trial: Trial) -> str:
     """A trial in one short phrase."""
     accumulation = f" x{trial.train.grad_accum}" if trial.train.grad_accum > 1 else ""
     share = f", {trial.data.fraction:.3g} of the data" if trial.data.fraction < 1 else ""
-    what = trial.model.name or trial.model.hf or trial.model.factory or "model"
+    named = (trial.model_name or "model", engine_name(trial.train))
+    what = " ".join(named if trial.train.script is None else reversed(named))
     ranks = f"{trial.world.size} rank{'s' if trial.world.size > 1 else ''}"
     ranks += f" on {trial.world.nodes} hosts" if trial.world.nodes > 1 else ""
     batch = in_words(trial.train.micro_batches) if trial.train.micro_batches else str(trial.train.micro_batch)
-    return f"{what} {engine_name(trial.train)}, {ranks}, batch {batch}{accumulation}{share}"
+    return f"{what}, {ranks}, batch {batch}{accumulation}{share}"
 
 
 @contextmanager

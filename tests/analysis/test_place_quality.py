@@ -17,11 +17,11 @@ from vitscale.trial.trial import Trial, World
     ("environments", "how"),
     [
         # Unpinned ranks see all cores: two threads each on a shared set of three.
-        ([make_environment(r, cores_allowed=(0, 1, 2), threads=2) for r in range(2)], "2 rank(s) x 2 thread(s) on 3"),
+        ([make_environment(r, cores_allowed=(0, 1, 2), threads=2) for r in range(2)], "2 ranks x 2 threads on 3"),
         # Pinned apart, but the quota gives them one core together.
-        ([make_environment(r, cpu_quota_cores=1.0) for r in range(2)], "2 rank(s) x 1 thread(s) on 1"),
+        ([make_environment(r, cpu_quota_cores=1.0) for r in range(2)], "2 ranks x 1 thread on 1"),
         # Both ranks on one GPU.
-        ([make_environment(r, device=Device(type="cuda", name="T4", uuid="GPU-1")) for r in range(2)], "1 GPU(s)"),
+        ([make_environment(r, device=Device(type="cuda", name="T4", uuid="GPU-1")) for r in range(2)], "1 GPU"),
     ],
 )
 def test_oversubscribed(environments: list[Any], how: str) -> None:
@@ -137,8 +137,8 @@ def on_cores(*logical: tuple[int, ...], physical: tuple[tuple[int, ...], ...], t
     ("environments", "how"),
     [
         # 0 and 16 are one core: each rank has one of its threads.
-        (on_cores((0,), (16,), physical=((0,), (0,))), "2 ranks with 2 threads on 1 physical core(s)"),
-        (on_cores((0, 1), (16, 17), physical=((0, 1), (0, 1)), threads=2), "4 threads on 2 physical core(s)"),
+        (on_cores((0,), (16,), physical=((0,), (0,))), "2 ranks with 2 threads on 1 physical core"),
+        (on_cores((0, 1), (16, 17), physical=((0, 1), (0, 1)), threads=2), "4 threads on 2 physical cores"),
     ],
 )
 def test_ranks_on_the_same_physical_cores_are_told(environments: list[Any], how: str) -> None:

@@ -81,7 +81,7 @@ def test_a_study_by_one_job_for_each_world(cluster: SlurmCluster, tmp_path: Path
     assert len(study.jobs()) == 2
     assert {name[-3:] for name in study.outcomes()} == {"-a0"}
     for job in study.jobs():
-        assert re.search(rf"^job {job['job_id']} submitted: 2 run\(s\) on [12] x 1 ranks$", output, re.MULTILINE)
+        assert re.search(rf"^job {job['job_id']} submitted: 2 runs on [12] x 1 ranks$", output, re.MULTILINE)
     assert len(list(study.results.glob("jobs/*.out"))) == 2
     # A second call finds nothing to do, and touches nothing.
     before = tree(study.results / "runs")
@@ -117,7 +117,7 @@ def test_a_logout_ends_the_watching_and_not_the_jobs(cluster: SlurmCluster, tmp_
     assert second.stdout is not None
     while not (lines and lines[-1].startswith("array ") and lines[-1].endswith(": 2 running\n")):
         lines.append(second.stdout.readline())
-    assert "was submitted before: 2 run(s) to come" in "".join(lines)
+    assert "was submitted before: 2 runs to come" in "".join(lines)
     second.kill()
     second.communicate()
 

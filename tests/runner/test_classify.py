@@ -238,7 +238,7 @@ def test_what_ranks_print_is_not_taken_for_torchrun_s_report(log: Path) -> None:
     found = outcome(log, ending(), rank(0), rank(1), text=chatter + REPORT)
     assert (found.rank, found.reason) == (1, "rank 1 was ended by SIGKILL without a word")
     found = outcome(log, ending(), rank(0), rank(1), text=chatter)
-    assert found.reason == "rank(s) 0, 1 did not finish; the launcher ended with exit code 1"
+    assert found.reason == "ranks 0, 1 did not finish; the launcher ended with exit code 1"
 
 
 @pytest.mark.parametrize(
@@ -263,8 +263,8 @@ def test_alone_and_killed_by_the_kernel_for_memory(log: Path) -> None:
     ("exit_code", "ranks", "reason"),
     [
         (1, (), "no rank started; the launcher ended with exit code 1"),
-        (0, (rank(0, ended=True),), "rank(s) 1 did not finish; the launcher ended with exit code 0"),
-        (0, (rank(0, ended=True), rank(1)), "rank(s) 1 did not finish; the launcher ended with exit code 0"),
+        (0, (rank(0, ended=True),), "rank 1 did not finish; the launcher ended with exit code 0"),
+        (0, (rank(0, ended=True), rank(1)), "rank 1 did not finish; the launcher ended with exit code 0"),
         (2, (rank(0, ended=True), rank(1, ended=True)), "all ranks finished, but the launcher ended with exit code 2"),
     ],
 )

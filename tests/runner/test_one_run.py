@@ -195,7 +195,7 @@ def test_a_dry_run_lists_what_the_next_run_does(make: Make) -> None:
     study = make(LASTING, WELL)
     run = study.results / "runs" / f"{study.trial}-r0"
     listed = command_list(study.plan, study.results)
-    assert listed.startswith(f"# {study.trial}: 1 x 1 ranks, 1 run(s)\n{sys.executable} -S -c 'raise SystemExit(")
+    assert listed.startswith(f"# {study.trial}: 1 x 1 ranks, 1 run\n{sys.executable} -S -c 'raise SystemExit(")
     assert listed.endswith(f" {run}-a0\n")
     study.run()
     nothing = "# Nothing to do: every run of this study has its outcome.\n"

@@ -248,7 +248,7 @@ def test_a_run_without_an_outcome_was_interrupted(small: Path) -> None:
     (run_folder(small) / "outcome.json").unlink()
     found = load(small)
     assert len(found.runs) == 1
-    assert found.problems == ("1 run(s) were interrupted; `vitscale run` does them again",)
+    assert found.problems == ("1 run interrupted; `vitscale run` does what is missing",)
 
 
 def test_a_run_of_another_trial_in_the_wrong_folder_is_left_out(small: Path) -> None:

@@ -251,7 +251,7 @@ def test_a_model_that_is_neither_is_refused_in_one_message(tmp_path: Path, hf: s
             {"train": {"drop_last": True, "micro_batch": 1000, "epochs": 9}},
             "1437 training images do not fill one global batch of 2000",
         ),
-        ({"train": {"epochs": 1, "micro_batch": 512}}, "1 epoch(s) of 3 step(s) on 1 rank(s) are all warm-up"),
+        ({"train": {"epochs": 1, "micro_batch": 512}}, "1 epoch of 3 steps on 1 rank: all of it is warm-up"),
         ({"model": {"num_classes": 9}}, "model.num_classes = 9 is fewer than the dataset's 10 classes"),
         ({"scaling": {"gpus": [1, 16]}}, "16 ranks need 16 cores, and this machine offers 8"),
     ],

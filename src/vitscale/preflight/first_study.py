@@ -14,6 +14,7 @@ from vitscale.errors import VitscaleError
 from vitscale.launchers import find_launcher
 from vitscale.machine.hardware import Machine, this_machine
 from vitscale.machine.hosts import read_hostfile
+from vitscale.present.units import counted
 from vitscale.schedulers.slurm import ask
 
 Line = tuple[str, object, str]
@@ -66,7 +67,7 @@ def look_around(hostfile: Path | None, folder: Path, machine: Machine | None = N
     lying = [Path(name) for name in _HOSTFILES if (folder / name).is_file()] if not inside else []
     if (chosen := hostfile or next(iter(lying), None)) is not None:
         hosts = read_hostfile(folder / chosen)
-        told = f"the {len(hosts)} host(s) of {chosen}; this machine has {_having(cores, gpus)}"
+        told = f"the {counted(len(hosts), 'host')} of {chosen}; this machine has {_having(cores, gpus)}"
         ranks = min((host.slots for host in hosts if host.slots is not None), default=gpus or cores)
         launch: list[Line] = [("hostfile", str(chosen), "its hosts are reached by ssh")]
         return Where(cores, gpus, ranks, len(hosts), (*launch, *_open_mpi()), (), told)
@@ -82,7 +83,7 @@ def look_around(hostfile: Path | None, folder: Path, machine: Machine | None = N
 
 
 def _having(cores: int, gpus: int) -> str:
-    return f"{cores} core(s) and {f'{gpus} GPU(s)' if gpus else 'no GPU'}"
+    return f"{counted(cores, 'core')} and {counted(gpus, 'GPU') if gpus else 'no GPU'}"
 
 
 def _open_mpi() -> list[Line]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from vitscale.errors import StoreError, VitscaleError, shown
+from vitscale.present.units import counted
 from vitscale.runner import batch_file
 from vitscale.runner.one_run import RunContext, Task
 from vitscale.runner.planning import Plan, Report
@@ -175,7 +176,8 @@ def submit_and_watch(
 
     try:
         for job in jobs:
-            say(f"job {job.job_id} was submitted before: {len(batch_file.waiting(results, job))} run(s) to come")
+            to_come = counted(len(batch_file.waiting(results, job)), "run")
+            say(f"job {job.job_id} was submitted before: {to_come} to come")
         submit_more()
         _watch(submitter, results, jobs, wanted, say, on_outcome, submit_more)
     except KeyboardInterrupt:
@@ -301,7 +303,8 @@ def submitted(
     job.write(context.results)
     world = context.record.trials[job.tasks[0].trial_id].world
     what = "array" if job.array else "job"
-    say(f"{what} {job.job_id} submitted: {len(job.tasks)} run(s) on {world.nodes} x {world.ranks_per_node} ranks")
+    runs = counted(len(job.tasks), "run")
+    say(f"{what} {job.job_id} submitted: {runs} on {world.nodes} x {world.ranks_per_node} ranks")
     return job
 
 

@@ -249,8 +249,8 @@ def _from_outside(evidence: Evidence) -> Verdict:
         return Verdict("failed", f"no rank started; {launcher}{why}", detail=tail, transient=passing)
     if not unfinished:
         return Verdict("failed", f"all ranks finished, but {launcher}", detail=tail)
-    which = ", ".join(str(rank) for rank in unfinished[:8])
-    return Verdict("failed", f"rank(s) {which} did not finish; {launcher}", unfinished[0], tail, transient=passing)
+    which = ("rank " if len(unfinished) == 1 else "ranks ") + ", ".join(str(rank) for rank in unfinished[:8])
+    return Verdict("failed", f"{which} did not finish; {launcher}", unfinished[0], tail, transient=passing)
 
 
 JUDGES: tuple[Callable[[Evidence], Verdict | None], ...] = (

@@ -257,6 +257,6 @@ def command_list(plan: Plan, results: Path | None, *, retry_failed: bool = False
         repeats = [task.repeat for task in tasks if task.trial_id == trial_id]
         attempt = attempts.get((trial_id, repeats[0]), -1) + 1
         commands = commands_of(plan, trial, where / "runs" / f"{trial_id}-r{repeats[0]}-a{attempt}")
-        head = f"# {trial_id}: {world.nodes} x {world.ranks_per_node} ranks, {len(repeats)} run(s)"
+        head = f"# {trial_id}: {world.nodes} x {world.ranks_per_node} ranks, {counted(len(repeats), 'run')}"
         blocks.append("\n".join([head, *(shlex.join(command) for command in commands)]) + "\n")
     return "\n".join(blocks)

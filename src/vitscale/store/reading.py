@@ -14,6 +14,7 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from vitscale.errors import StoreError, shown
+from vitscale.present.units import counted
 from vitscale.store import lines
 from vitscale.store.packs import PACK_RUNS, RUN_FOLDER, finish_removing, pack_files, pack_runs, read_each, read_outcomes
 from vitscale.store.records import FORMAT, RankRecord, StepLine
@@ -247,7 +248,7 @@ def load(results: Path, only: str | None = None, known: Mapping[str, Run] = Mapp
             ]
     interrupted = sum(1 for key in index.attempts if key not in index.finished and key[0] in study.trials)
     if interrupted:
-        problems.append(f"{interrupted} run(s) were interrupted; `vitscale run` does them again")
+        problems.append(f"{counted(interrupted, 'run')} interrupted; `vitscale run` does what is missing")
     return Results(study=study, runs=tuple(runs[name] for name in wanted if name in runs), problems=tuple(problems))
 
 

@@ -14,7 +14,7 @@ from vitscale.base import plugins
 from vitscale.base.files import beside, read_text
 from vitscale.errors import RequestError, shown, unknown
 from vitscale.machine.hardware import Machine
-from vitscale.present.units import listed
+from vitscale.present.units import counted, listed
 from vitscale.sources import Summary
 from vitscale.store.results import Curve, CurvePoint
 from vitscale.study import model_checks, resolve, user_model
@@ -337,9 +337,9 @@ def _steps_per_epoch(trial: Trial, summary: Summary) -> int:
             next_step="Use a smaller train.micro_batch, fewer ranks, or drop_last = false",
         )
     if train.epochs is not None and steps * train.epochs <= window.warmup_steps:
+        trained = f"{counted(train.epochs, 'epoch')} of {counted(steps, 'step')} on {counted(trial.world.size, 'rank')}"
         raise RequestError(
-            f"{train.epochs} epoch(s) of {steps} step(s) on {trial.world.size} rank(s) are all warm-up "
-            f"(measure.warmup_steps = {window.warmup_steps})",
+            f"{trained}: all of it is warm-up (measure.warmup_steps = {window.warmup_steps})",
             next_step="Train more epochs, or warm up for fewer steps",
         )
     return steps

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, get_args
 
 from vitscale.errors import RequestError, shown
+from vitscale.present.units import counted
 from vitscale.trial.engines import ENGINES, of_engine
 from vitscale.trial.model_cost import recorded_shapes
 from vitscale.trial.model_spec import ModelSpec, read_config
@@ -273,7 +274,7 @@ def _check_batch_norm(trial: Trial, samples: int) -> None:
     whose = "a rank's own images" if local else "the images of all ranks"
     other = ', or train.batch_norm = "synchronised" on two ranks or more' if local else ""
     raise RequestError(
-        f"on {trial.world.size} rank(s) {what} leaves a batch norm over {whose} only one of them, and UperNet "
+        f"on {counted(trial.world.size, 'rank')} {what} leaves a batch norm over {whose} only one of them, and UperNet "
         "pools each to a single pixel: one value has no variance",
         next_step=remedy + other,
     )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vitscale.present.units import counted
 from vitscale.store.records import Environment
 from vitscale.store.results import Run
 
@@ -190,14 +191,15 @@ def oversubscription(run: Run) -> str:
         if here[0].device.type == "cuda":
             uuids = [e.device.uuid for e in here if e.device.uuid is not None]
             if len(set(uuids)) < len(uuids):
-                return f"{len(uuids)} ranks on {len(set(uuids))} GPU(s)"
+                return f"{len(uuids)} ranks on {counted(len(set(uuids)), 'GPU')}"
             continue
         threads = sum(e.threads or 0 for e in here)
         cores: float = len({core for e in here for core in e.cores_allowed})
         quotas = [e.cpu_quota_cores for e in here if e.cpu_quota_cores is not None]
         cores = min([cores, *quotas])
         if threads > cores > 0:
-            return f"{len(here)} rank(s) x {here[0].threads} thread(s) on {cores:g} core(s)"
+            ranks, each = counted(len(here), "rank"), counted(here[0].threads or 0, "thread")
+            return f"{ranks} x {each} on {cores:g} core{'' if cores == 1 else 's'}"
     return ""
 
 
@@ -218,7 +220,7 @@ def shared_physical_cores(run: Run) -> str:
         for cores, members in groups:
             threads = sum(e.threads or 0 for e in members)
             if len(members) > 1 and threads > len(cores):
-                return f"{len(members)} ranks with {threads} threads on {len(cores)} physical core(s)"
+                return f"{len(members)} ranks with {threads} threads on {counted(len(cores), 'physical core')}"
     return ""
 
 

@@ -172,7 +172,7 @@ def _trainable(comparable: ComparableSeries) -> Callable[[int, int], tuple[bool,
     train = comparable.trial.train
     told = placeholders(train.arguments)
     batches = {(candidate.micro_batch, candidate.grad_accum) for candidate in comparable.measured}
-    micro_batches, accums = ({batch[place] for batch in batches} for place in (0, 1))
+    micro_batches, accums = ({batch[index] for batch in batches} for index in (0, 1))
 
     def of_batch(micro_batch: int, accum: int) -> tuple[bool, ...]:
         if train.script is None:

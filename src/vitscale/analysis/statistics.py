@@ -265,7 +265,7 @@ def variance(values: Sequence[float]) -> float:
     return math.fsum((value - mean) ** 2 for value in shifted) / (len(values) - 1)
 
 
-def spread_within(costs: Iterable[Sequence[float]], prior: float, weight: float) -> tuple[float, float]:
+def spread_within(costs: Iterable[tuple[float, ...]], prior: float, weight: float) -> tuple[float, float]:
     """Standard deviation of logarithms about the mean of their own group, over all groups, and its degrees of freedom.
 
     Args:
@@ -275,11 +275,17 @@ def spread_within(costs: Iterable[Sequence[float]], prior: float, weight: float)
     """
     squares, freedom = prior**2 * weight, weight
     for own in costs:
-        logs = [math.log(cost) for cost in own]
-        mean = statistics.fmean(logs)
-        squares += sum((log - mean) ** 2 for log in logs)
-        freedom += len(logs) - 1
+        squares += _squares_about_mean(own)
+        freedom += len(own) - 1
     return math.sqrt(squares / freedom), freedom
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _squares_about_mean(costs: tuple[float, ...]) -> float:
+    """Of their logarithms, added up: advice asks for those of each trial a hundred times."""
+    logs = [math.log(cost) for cost in costs]
+    mean = statistics.fmean(logs)
+    return sum((log - mean) ** 2 for log in logs)
 
 
 def _freedom(parts: Sequence[tuple[float, int]], squared_error: float) -> float:

@@ -57,7 +57,8 @@ def start_up(points: Sequence[Point], trial: Trial) -> StartUp | None:
         return None
     # How far runs of one configuration differ, over all of them.
     spread, freedom = spread_within((point.startup_seconds for point in alike), _RUN_TO_RUN, _RUN_TO_RUN_WEIGHT)
-    engine = [point for point in alike if _engine(point.trial) == _engine(trial)]
+    same = _engine(trial)
+    engine = [point for point in alike if _engine(point.trial) == same]
     if own := [point for point in engine if _batch(point.trial) == _batch(trial) and point.trial.world == trial.world]:
         return StartUp(_estimate(own, spread, freedom, 0.0), "measured")
     if engine:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from statistics import NormalDist
 
 import numpy as np
@@ -72,6 +72,18 @@ class Worlds:
     grad_accum: Array
     slowdown: Array
     """Of the slowest device type against the one that `compute` stands for: 1 where all are alike."""
+
+    @cached_property
+    def slowest(self) -> Array:
+        """`expected_slowest` of the ranks: a fit asks for it hundreds of times."""
+        return expected_slowest(self.ranks)
+
+    @cached_property
+    def alike(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(first, again): the first place of each sort whose ranks lie alike, and which of them each place is like."""
+        layout = self.ranks * (self.ranks.max() + 1) + self.ranks_per_node  # of a host no more than all ranks
+        _, first, again = np.unique(layout, return_index=True, return_inverse=True)
+        return first, again
 
 
 @dataclass(frozen=True)
@@ -140,8 +152,8 @@ class StepModel:
         # What backward hides it pays for in part: transfers take memory bandwidth, cores and multiprocessors from it.
         compute = micro_step * worlds.grad_accum + np.exp(draws["contention"]) * hidden
         spread = np.hypot(np.exp(draws["devices"]), np.exp(draws["jitter"]))
-        slowest = expected_slowest(worlds.ranks)
-        late = worlds.slowdown * (1 + spread * slowest) - 1 + np.exp(draws["lateness"]) * slowest / _SLOWER_OF_TWO
+        late = worlds.slowdown * (1 + spread * worlds.slowest) - 1
+        late += np.exp(draws["lateness"]) * worlds.slowest / _SLOWER_OF_TWO
         replicas = worlds.ranks * (self.parallel.sequence / self.parallel.ranks_per_model)
         shards = replicas if self.shards_optimizer else np.ones_like(worlds.ranks)
         optimizer = np.exp(draws["optimizer"]) / shards
@@ -206,9 +218,8 @@ class StepModel:
         """Seconds of one call of each kind of message, (draws, configurations): worked out once for all that lie alike,
         where nothing that is sent grows with the images."""
         kinds = {message.kind: message for message in self.messages or ()}
-        alike = worlds.ranks * (worlds.ranks.max() + 1) + worlds.ranks_per_node  # of a host no more than all ranks
-        _, first, again = np.unique(alike, return_index=True, return_inverse=True)
-        if once := len(first) < len(alike) and all(message.images is None for message in kinds.values()):
+        first, again = worlds.alike
+        if once := len(first) < len(again) and all(message.images is None for message in kinds.values()):
             worlds = Worlds(*(getattr(worlds, field.name)[first] for field in fields(worlds)))
         sorts = {(message.operation, message.group) for message in kinds.values()}
         algorithms = {sort: self._lines(draws, worlds, *sort) for sort in sorts}

@@ -20,6 +20,7 @@ from vitscale.runner import Plan
 from vitscale.study.file import StudyFile
 
 Call = Callable[..., tuple[int, str, str]]
+EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 @pytest.fixture
@@ -195,3 +196,43 @@ def test_what_train_leaves_is_a_study_of_one_trial(tmp_path: Path) -> None:
     assert [step.warmup for step in run.ranks[0].steps] == [True, False, False]
     answer = vitscale("report", "one", cwd=tmp_path)
     assert "1 of 1 trial completed, 1 run, strong-micro" in answer.stdout, answer.stdout + answer.stderr
+
+
+# --- a study for another machine ------------------------------------------------------------------------------------
+
+ELSEWHERE = ("node.cores=4096", "node.gpus=8", "scaling.gpus=[1, 8]", "train.device=cuda")
+
+
+def test_a_laptop_plans_for_a_node_of_gpus_and_runs_nothing_for_it(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "study.toml").write_text((EXAMPLES / "quickstart.toml").read_text())
+    code, said, _ = call("plan", "study.toml", *ELSEWHERE, "--gpu-memory", "80GB", "--json")
+    assert code == 0
+    trials = [trial["resolved"] for trial in json.loads(said)["trials"]]
+    assert {(trial["train"]["device"], trial["world"]["nodes"]) for trial in trials} == {("cuda", 1)}
+    assert {trial["world"]["ranks_per_node"] for trial in trials} == {1, 8}
+
+    assert call("check", "study.toml", *ELSEWHERE)[0] == 2
+    code, _, told = call("run", "study.toml", *ELSEWHERE, "-o", "results")
+    assert code == 2
+    assert "[node] describes 4,096 cores and 8 GPUs, and this machine offers" in told
+    assert "Run it on that machine, or name it in launch.hostfile." in told
+    assert not (tmp_path / "results").exists()
+
+
+def test_who_plans_for_more_than_there_is_is_told_how(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "study.toml").write_text((EXAMPLES / "quickstart.toml").read_text())
+    code, _, told = call("plan", "study.toml", "scaling.gpus=[1, 100000]")
+    assert code == 2
+    assert "To plan for another machine describe it: node.cores=64 node.gpus=8." in told
+
+
+def test_a_check_of_this_machine_says_nothing_of_another(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "study.toml").write_text((EXAMPLES / "quickstart.toml").read_text())
+    seen: list[object] = []
+    monkeypatch.setattr("vitscale.runner.expectation.latest", lambda *asked: seen.append(asked))
+    assert call("plan", "study.toml", *ELSEWHERE)[0] == 0
+    assert seen == []
+    assert call("plan", "study.toml")[0] == 0
+    assert len(seen) == 1

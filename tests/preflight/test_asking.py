@@ -19,20 +19,10 @@ def machine(cores: int = 8, gpus: int = 0) -> Machine:
     return Machine(cores, None, found, cpu_has_fast_bf16=False)
 
 
-class Given(Local):
-    """This machine, said to be another."""
-
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
-
-    def machine(self) -> Machine:
-        return self._machine
-
-
 def place(tmp_path: Path, found: Machine, hosts: str = "") -> CheckTarget:
     (tmp_path / "hosts").write_text(hosts or "unused\n")
     whole = check_target(None, {"launch": {"hostfile": str(tmp_path / "hosts")} if hosts else {"scheduler": "local"}})
-    return replace(whole, scheduler=Hostfile(whole.hosts, found) if hosts else Given(found))
+    return replace(whole, scheduler=Hostfile(whole.hosts, found) if hosts else Local(found))
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from vitscale.preflight.fit import fits
 from vitscale.preflight.reach_verdicts import ask
 from vitscale.runner.classify import outcome_of
 from vitscale.runner.evidence import Evidence, log_tail
-from vitscale.runner.one_run import RANK_MODULE, launch_plan, ranks_variables, refuse_without_torch, run_ranks
+from vitscale.runner.one_run import RANK_MODULE, launch_plan, ranks_variables, refuse_elsewhere, run_ranks
 from vitscale.schedulers import Hostfile, Placement, Submitter, described, scheduler_for
 from vitscale.schedulers.prepared import PreparedProcesses
 from vitscale.store import checks, write_whole
@@ -208,7 +208,7 @@ def run_check(
         StoreError: the folder cannot be written.
         CheckInterrupted: on Ctrl-C; no process is left.
     """
-    refuse_without_torch(target.scheduler)
+    refuse_elsewhere(target.scheduler)
     if target.trial is not None:
         # Decoded once and here: damage shows before anything starts.
         sources.prepare(target.trial.data.model_copy(update={"fraction": 1.0}))

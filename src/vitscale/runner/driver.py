@@ -17,7 +17,7 @@ from rich.console import Console
 from vitscale import sources
 from vitscale.errors import RequestError, StoreError, VitscaleError, shown
 from vitscale.runner.lineup import Lineup
-from vitscale.runner.one_run import Task, refuse_without_torch, run_task, skip_reason
+from vitscale.runner.one_run import Task, refuse_elsewhere, run_task, skip_reason
 from vitscale.runner.planning import Plan, Report, check_folder
 from vitscale.runner.progress import StudyProgress, decoding_progress
 from vitscale.runner.todo import AddedRuns, GpuHours, existing_outcomes, outstanding, skip_unfit
@@ -59,7 +59,7 @@ def run(plan: Plan, results: Path, options: Options, console: Console) -> Report
         Interrupted: on Ctrl-C; no process is left.
         DiskFullError: the disk filled up.
     """
-    refuse_without_torch(plan.scheduler, {trial.train.engine for trial in plan.record.trials.values()})
+    refuse_elsewhere(plan.scheduler, {trial.train.engine for trial in plan.record.trials.values()})
     check_folder(results, plan.record, allow_version_change=options.allow_version_change)
     results = results.absolute()
     made = [folder for folder in (results, *results.parents) if not folder.exists()]

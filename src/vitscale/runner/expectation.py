@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 
 from vitscale.advice.request import of_a_run
 from vitscale.errors import RequestError, StoreError
+from vitscale.machine.hardware import this_machine
 from vitscale.present.estimate import Estimate
 from vitscale.runner.planning import Plan
+from vitscale.schedulers import Submitter
 from vitscale.store.checks import latest
 from vitscale.trial.trial import Trial
 
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 ROUGHLY = "order of magnitude"
 _SHARE_OF_MATMUL = 1 / 3
 """Of the matrix-multiply rate, reached in training: between all of it and a ninth."""
-_NOTHING_TO_GO_BY = "no results to predict from (give --from RESULTS), and no stored `vitscale check` of this host"
+_NOTHING_TO_GO_BY = "no results to predict from (give --from RESULTS), and no stored `vitscale check` of its hosts"
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,11 @@ def _from_flops(plan: Plan, trial_ids: list[str]) -> tuple[dict[str, Expected], 
     from vitscale.analysis.runs.compute import flops_per_image
 
     largest = max((trial.world for trial in plan.record.trials.values()), key=lambda world: world.size)
-    hosts = tuple(host.name for host in plan.scheduler.hosts(largest)) or (socket.gethostname(),)
+    hosts = tuple(host.name for host in plan.scheduler.hosts(largest))
+    if not hosts:
+        if isinstance(plan.scheduler, Submitter) or plan.scheduler.machine() != this_machine():
+            return None  # of what [node] describes no check is known
+        hosts = (socket.gethostname(),)
     check = latest(None, hosts)
     rates = [rank.matmul.flops_per_second for rank in check.ranks if rank.matmul is not None] if check else []
     if check is None or not rates:

@@ -20,7 +20,9 @@ from pathlib import Path
 from vitscale.errors import RequestError
 from vitscale.launchers import LOCAL, launcher_named
 from vitscale.launchers.base import Spawn
+from vitscale.machine.hardware import this_machine
 from vitscale.machine.hosts import Host, is_this_machine
+from vitscale.present.units import counted
 from vitscale.processes import launch_file
 from vitscale.processes.heartbeat_server import HeartbeatServer
 from vitscale.processes.launch_file import LIBRARY_SETTINGS, LaunchFile
@@ -71,14 +73,24 @@ def launch_plan(
     return scheduler.adapt(chosen.launch(world, spawn))
 
 
-def refuse_without_torch(scheduler: Scheduler, engines: Iterable[str] = ()) -> None:
-    """Refuses what would start ranks on this machine where what they import is not installed: nothing has begun yet.
+def refuse_elsewhere(scheduler: Scheduler, engines: Iterable[str] = ()) -> None:
+    """Refuses what would start ranks on this machine where it offers less than was planned with ([node]), or where
+    what they import is not installed: nothing has begun yet.
 
     Raises:
-        RequestError: something is missing; the message names the extra that brings it.
+        RequestError: something is missing; of packages the message names the extra that brings them.
     """
     if scheduler.default_launcher != LOCAL:
         return  # on other hosts, or inside a job, there may be what is not here
+    planned, here = scheduler.machine(), this_machine()
+    if planned.cores > here.cores or len(planned.gpus) > len(here.gpus):
+        told, offered = (
+            f"{counted(each.cores, 'core')} and {counted(len(each.gpus), 'GPU')}" for each in (planned, here)
+        )
+        raise RequestError(
+            f"[node] describes {told}, and this machine offers {offered}: it can be planned here, and not run",
+            next_step="Run it on that machine, or name it in launch.hostfile",
+        )
     if missing := missing_packages(engines):
         are = "is" if len(missing) == 1 else "are"
         raise RequestError(

@@ -20,8 +20,8 @@ Factory = Callable[[LaunchSection, SlurmSection, NodeSection | None, Path], Plac
 
 
 def _local(launch: LaunchSection, slurm: SlurmSection, node: NodeSection | None, study_path: Path) -> Placement:
-    del launch, slurm, node, study_path
-    return Local()
+    del launch, slurm, study_path
+    return Local(described(node))
 
 
 def _hostfile(launch: LaunchSection, slurm: SlurmSection, node: NodeSection | None, study_path: Path) -> Placement:

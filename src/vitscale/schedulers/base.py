@@ -242,9 +242,13 @@ class Local(Placement):
 
     default_launcher = "local"
 
+    def __init__(self, machine: Machine | None = None) -> None:
+        """`machine`: what another one offers, that is planned for; nothing is started for it here."""
+        self._machine = machine
+
     def machine(self) -> Machine:
-        """This machine."""
-        return this_machine()
+        """What the study says ([node]), else this machine."""
+        return self._machine or this_machine()
 
     def refuses(self, launcher: str, world: World) -> str | None:
         """srun needs an allocation, and several nodes other hosts."""

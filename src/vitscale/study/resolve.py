@@ -87,7 +87,7 @@ def device_of(study: Study, machine: Machine) -> Device:
         raise RequestError(
             "train.device is 'cuda', but this machine offers no GPU",
             valid=["cpu", "auto"],
-            next_step="Check nvidia-smi and CUDA_VISIBLE_DEVICES if it should have one",
+            next_step=f"Check nvidia-smi and CUDA_VISIBLE_DEVICES if it should have one. {_ANOTHER}",
         )
     return study.train.device
 
@@ -154,8 +154,11 @@ def _refuse(what: str, fitting_ranks: int) -> None:
     raise RequestError(
         what,
         valid=[fitting],
-        next_step="Or set launch.oversubscribe = true to share them, which says nothing about scaling",
+        next_step=f"Or set launch.oversubscribe = true to share them, which says nothing about scaling. {_ANOTHER}",
     )
+
+
+_ANOTHER = "To plan for another machine describe it: node.cores=64 node.gpus=8"
 
 
 _MOST_IMAGES = 1_000_000

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engines.curves import GLOBAL_BATCH, MANY_HEADS, Curve, Job, largest_difference, train
+from engines.curves import GLOBAL_BATCH, MANY_HEADS, SWIN, Curve, Job, largest_difference, train
 from engines.jobs import ADAMW, CLIPPED, ENGINES, SGD, Train
 from forks import Starts, prepared_here
 from vitscale.prediction.step.messages import messages
@@ -48,6 +48,11 @@ OWN_AT_NIGHT = (
     "swinv2:tiny fsdp2 tensor=2",
 )  # fmt: skip
 """Of examples/own_models: what factories offer to be split; and Swin V2."""
+COUNTED = (
+    "swinv2:tiny fsdp2 tensor=2 activation_checkpointing=1", "fsdp2 tensor=2 shard_norms=1 activation_checkpointing=1",
+    "ddp sequence=2 activation_checkpointing=1", "swinv2:tiny fsdp2 tensor=2 precision=bf16",
+)  # fmt: skip
+"""Trained for a step, for what they send."""
 ZERO_BY_DAY = ("zero-2 sequence=2", "zero-3 sequence=2")
 AT_NIGHT = {
     2: ("zero-0 sequence=2", "zero-1 sequence=2", "zero-2 sequence=2", "zero-3 sequence=2"),
@@ -67,9 +72,10 @@ AT_NIGHT = {
 def job_of(name: str, setting: str, steps: int = STEPS) -> Job:
     factory, _, known = name.rpartition(":tiny ")
     engine, *split = known.split()
-    fields: dict[str, Any] = dict(s.split("=") for s in split)
-    fields = {key: value if key == "schedule" else int(value) for key, value in fields.items()}
-    own = ENGINES.get(engine, {"engine": engine}) | SETTINGS[setting]
+    given: dict[str, Any] = dict(s.split("=") for s in split)
+    given = {key: int(value) if value.isdigit() else value for key, value in given.items()}
+    fields = {key: given.pop(key) for key in tuple(given) if key in ParallelSpec.model_fields}
+    own = ENGINES.get(engine, {"engine": engine}) | SETTINGS[setting] | given
     job: Job = {
         "name": f"{name} {setting}", "train": own, "steps": steps, "parallel": fields, "many_heads": True,
         "gradients": own["engine"] != "deepspeed",
@@ -122,11 +128,14 @@ def two(folder: Path, alone: dict[str, Curve]) -> dict[str, Curve]:
     for job in jobs:
         if job["name"].endswith("adamw-clipped"):
             job["save_before"], job["traffic"] = SAVED_BEFORE, True
+    own[-1]["traffic"] = True  # Swin V2
+    for job in (counted := [job_of(name, "adamw-clipped", 1) for name in COUNTED]):
+        job["gradients"], job["traffic"] = False, True
     wrong = job_of("fsdp2 tensor=2", "sgd-clipped-3", STEPS_AT_NIGHT)
     wrong["name"], wrong["wrong"] = "local norm", "local-norm"
     of_a_stage = job_of("ddp pipeline=2", "sgd-clipped-3")
     of_a_stage["name"], of_a_stage["wrong"] = "stage norm", "stage-norm"
-    return train([*jobs, *own, wrong, of_a_stage], 2, folder / "2", prepared_here())
+    return train([*jobs, *own, *counted, wrong, of_a_stage], 2, folder / "2", prepared_here())
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +192,8 @@ def test_two_ranks_that_share_a_model_train_as_one(
     folder: Path, two: dict[str, Curve], alone: dict[str, Curve]
 ) -> None:
     """Tensors, with whole and with shared norms, tokens, and stages; clipped, in one piece, three and six, padded."""
-    check(folder / "2", {name: curve for name, curve in two.items() if name not in ("local norm", "stage norm")}, alone)
+    others = ("local norm", "stage norm", *(f"{name} adamw-clipped" for name in COUNTED))
+    check(folder / "2", {name: curve for name, curve in two.items() if name not in others}, alone)
 
 
 def test_four_ranks_share_models_and_images(folder: Path, four: dict[str, Curve], alone: dict[str, Curve]) -> None:
@@ -270,7 +280,7 @@ def test_what_is_predicted_to_be_sent_is_sent(two: dict[str, Curve], four: dict[
             of_ranks = [_counted(lines[-1]) for lines in curve.traffic]  # evaluation leaves FSDP2's root gathered
             assert planned in of_ranks, (name, planned, of_ranks)
             compared += 1
-    assert compared == 8
+    assert compared == 13
 
 
 def trial_of(job: Job, ranks: int) -> Trial:
@@ -278,8 +288,9 @@ def trial_of(job: Job, ranks: int) -> Trial:
     parallel = ParallelSpec.model_validate(job.get("parallel", {}))
     parts = ranks // parallel.ranks_per_model * job["train"].get("grad_accum", 1)
     fields = {"precision": "fp32", "device": "cpu", "micro_batch": GLOBAL_BATCH // parts} | job["train"]
+    own = MANY_HEADS.model_copy(update={"layers": job.get("layers", MANY_HEADS.layers)})
     return Trial(
-        model=MANY_HEADS.model_copy(update={"layers": job.get("layers", MANY_HEADS.layers)}),
+        model=SWIN if "factory" in job else own,
         data=DataSpec(name="synthetic"),
         train=TrainSpec.model_validate(fields),
         world=World(ranks_per_node=ranks, threads_per_rank=1),
@@ -290,7 +301,7 @@ def trial_of(job: Job, ranks: int) -> Trial:
 
 
 SMALL = 100
-"""Elements: fewer are a norm, or what stages agree on."""
+"""Elements of fp32: fewer are a norm, or what stages agree on."""
 
 
 def _counted(line: dict[str, Any]) -> Counter[str]:
@@ -299,9 +310,9 @@ def _counted(line: dict[str, Any]) -> Counter[str]:
         kind = "all_reduce" if call["operation"] == "reduce_scatter" else call["operation"]
         whole = call["ranks"] if kind == "all_gather" else 1
         elements = max(whole * call["input_elements"], call["output_elements"])
-        if kind != "recv" and call["ranks"] > 1 and elements >= SMALL:
-            assert call["dtype"] == "float32"
-            counted[kind] += 4 * elements
+        size = {"float32": 4, "bfloat16": 2, "float64": 8, "int64": 8}[call["dtype"]] * elements
+        if kind != "recv" and call["ranks"] > 1 and size >= 4 * SMALL:
+            counted[kind] += size
             counted[f"{kind}, calls"] += 1
     return counted
 

@@ -1,22 +1,15 @@
 """What a rank has of a model that several share, by arithmetic: its tensors, its blocks, its part of each matrix and of
-the tokens. As `engines.splits` and `engines.stages` cut a vision transformer that classifies."""
+the tokens. As `engines.splits` and `engines.stages` cut a model that classifies."""
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 from typing import NamedTuple
 
 from vitscale.trial.model_cost import ParameterShapes, recorded_shapes, stage_blocks
-from vitscale.trial.model_counts import Block, Module
+from vitscale.trial.model_counts import Block
 from vitscale.trial.parallel import NO_SPLIT, ParallelSpec
 from vitscale.trial.trial import Trial
-
-_BY_ROWS, _BY_COLUMNS = (0, 1, 2, 6), (3, 7)
-"""Places in a block of what is cut by what it gives (queries, keys, values, the MLP's first matrix), and of what is cut
-by what it takes."""
-_CLASSIFIER = 1
-"""Its place in the head."""
 
 
 class Share(NamedTuple):
@@ -83,13 +76,11 @@ def shares(trial: Trial) -> tuple[Share, ...]:
 
 
 def compute_share(trial: Trial) -> float:
-    """A rank's share of the products that an image takes, by arithmetic: of the largest stage; of Swin V2 as if all
-    were cut. 1 where no ranks share a model, or only building the model could tell."""
+    """A rank's share of the products that an image takes, by arithmetic: of the largest stage. 1 where no ranks share a
+    model, or only building the model could tell."""
     whole, parallel = recorded_shapes(trial.model), trial.parallel
     if whole is None or parallel.ranks_per_model == 1:
         return 1.0
-    if trial.model.depths is not None:
-        return 1 / parallel.tensor
     most = max(_macs(share.shapes(whole)) for share in shares(trial))
     return most / parallel.sequence / _macs(whole)
 
@@ -102,22 +93,10 @@ def _macs(shapes: ParameterShapes) -> int:
 def _shapes(whole: ParameterShapes, tensor: int, chunks: tuple[int, ...], first: bool, last: bool) -> ParameterShapes:
     if tensor == 1 and not chunks:
         return whole
-    embedding, block, head = whole.blocks
-    modules = tuple(
-        _cut(module, tensor, of_inputs=index in _BY_COLUMNS) if index in _BY_ROWS + _BY_COLUMNS else module
-        for index, module in enumerate(block.modules)
-    )
-    classifier = _cut(head.modules[_CLASSIFIER], tensor)
-    head = head._replace(modules=(*head.modules[:_CLASSIFIER], classifier))
-    own = block._replace(modules=modules, repeats=sum(chunks) if chunks else block.repeats)
-    nothing = Block((), ())
-    return whole._replace(blocks=(embedding if first else nothing, own, head if last else nothing))
-
-
-def _cut(module: Module, ranks: int, *, of_inputs: bool = False) -> Module:
-    """A linear layer by its outputs, its bias with them; or by its inputs, its bias whole."""
-    (outputs, inputs), *biases = module.tensors
-    if of_inputs:
-        return module._replace(tensors=((outputs, math.ceil(inputs / ranks)), *biases), macs=module.macs // ranks)
-    own = math.ceil(outputs / ranks)
-    return module._replace(tensors=((own, inputs), *((own,) for _ in biases)), macs=module.macs // ranks)
+    blocks = tuple(b._replace(modules=tuple(module.part(tensor) for module in b.modules)) for b in whole.blocks)
+    if chunks:
+        embedding, block, head = blocks
+        nothing = Block((), ())
+        own = block._replace(repeats=sum(chunks))
+        blocks = (embedding if first else nothing, own, head if last else nothing)
+    return whole._replace(blocks=blocks)

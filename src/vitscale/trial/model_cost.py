@@ -127,7 +127,9 @@ def _shapes(
         return None
     norm = model_counts.norm(width)
     if decoder is None:
-        return ParameterShapes((*blocks, model_counts.in_order([norm, model_counts.linear(width, classes, 1)])))
+        return ParameterShapes(
+            (*blocks, model_counts.in_order([norm, model_counts.linear(width, classes, 1, "outputs")]))
+        )
     before = [] if vit is None else [norm, *model_counts.pyramid(width, decoder.sides[_OWN_MAP])]
     wrapped = sum(block.repeats * block.elements for block in blocks if block.wrapped)
     return ParameterShapes(
@@ -144,11 +146,11 @@ def _vit_blocks(s: VitShape) -> list[Block]:
     )
     embedding = [Module(((1, 1, h),) * s.special_tokens + ((1, t, h),)), patches]
     projections = [
-        model_counts.linear(h, h, t, bias=s.qkv_bias, extra_macs=2 * t * t * h if values else 0)
+        model_counts.linear(h, h, t, "outputs", bias=s.qkv_bias, extra_macs=2 * t * t * h if values else 0)
         for values in (False, False, True)
     ]
-    out, norm = model_counts.linear(h, h, t), model_counts.norm(h)
-    mlp = (model_counts.linear(h, s.mlp, t), model_counts.linear(s.mlp, h, t))
+    out, norm = model_counts.linear(h, h, t, "inputs"), model_counts.norm(h)
+    mlp = (model_counts.linear(h, s.mlp, t, "outputs"), model_counts.linear(s.mlp, h, t, "inputs"))
     block = Block((*projections, out, norm, norm, *mlp), (4, 0, 1, 2, 3, 5, 6, 7), s.layers, wrapped=s.layers > 1)
     return [Block(tuple(embedding), (1, 0)), block]
 

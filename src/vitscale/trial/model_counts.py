@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-_BIAS_WIDTH = 512
+BIAS_WIDTH = 512
 """Of the small network that makes a window's position biases."""
 
 
@@ -24,6 +24,19 @@ class Module(NamedTuple):
     cast: bool = False
     """Whether it is a linear layer or a plain convolution: what DeepSpeed sends in 16 bits under autocast. (Autocast
     itself computes in 16 bits whatever has products.)"""
+    cut: Literal["", "outputs", "inputs"] = ""
+    """By what tensor ranks cut it (`engines.splits`, `engines.swin_split`); empty: each has it whole."""
+
+    def part(self, ranks: int) -> Module:
+        """What one of so many tensor ranks has of it: the bias goes with outputs, and stays whole beside inputs."""
+        if not self.cut or ranks == 1:
+            return self
+        (outputs, *rest), *biases = self.tensors
+        own = math.ceil(outputs / ranks)
+        tensors = ((own, *rest), *((own,) for _ in biases))
+        if self.cut == "inputs":
+            tensors = ((outputs, math.ceil(rest[0] / ranks)), *biases)
+        return self._replace(tensors=tensors, macs=self.macs // ranks)
 
     @property
     def elements(self) -> int:
@@ -65,10 +78,13 @@ def in_order(modules: Iterable[Module]) -> Block:
     return Block(listed, tuple(range(len(listed))))
 
 
-def linear(inputs: int, outputs: int, rows: int, *, bias: bool = True, extra_macs: int = 0) -> Module:
+def linear(
+    inputs: int, outputs: int, rows: int, cut: Literal["", "outputs", "inputs"] = "", *, bias: bool = True,
+    extra_macs: int = 0,
+) -> Module:  # fmt: skip
     """A linear layer on `rows` rows of an image."""
     own = ((outputs,),) if bias else ()
-    return Module(((outputs, inputs), *own), rows * inputs * outputs + extra_macs, cast=True)
+    return Module(((outputs, inputs), *own), rows * inputs * outputs + extra_macs, cast=True, cut=cut)
 
 
 def norm(width: int) -> Module:
@@ -111,6 +127,11 @@ class Stage(NamedTuple):
     def padded(self) -> int:
         """Tokens of an image in whole windows."""
         return (-(-self.side // self.window) * self.window) ** 2
+
+    @property
+    def positions(self) -> int:
+        """Of one token to another in its window."""
+        return (2 * self.window - 1) ** 2
 
 
 def stages(shape: SwinShape) -> list[Stage]:
@@ -157,18 +178,18 @@ def swin_block(s: Stage) -> Block:
     Of attention's products half are done with the values, and half before the small network that makes its biases,
     once for however many images, has a gradient.
     """
-    c, positions, attention = s.width, (2 * s.window - 1) ** 2, s.padded * s.window**2 * s.width
+    c, positions, attention = s.width, s.positions, s.padded * s.window**2 * s.width
     modules = (
-        Module(((s.heads, 1, 1),)),
-        linear(2, _BIAS_WIDTH, positions),
-        linear(_BIAS_WIDTH, s.heads, positions, bias=False, extra_macs=attention),
-        linear(c, c, s.padded),
-        linear(c, c, s.padded, bias=False),
-        linear(c, c, s.padded, extra_macs=attention),
-        linear(c, c, s.padded),
+        Module(((s.heads, 1, 1),), cut="outputs"),
+        linear(2, BIAS_WIDTH, positions),
+        linear(BIAS_WIDTH, s.heads, positions, "outputs", bias=False, extra_macs=attention),
+        linear(c, c, s.padded, "outputs"),
+        linear(c, c, s.padded, "outputs", bias=False),
+        linear(c, c, s.padded, "outputs", extra_macs=attention),
+        linear(c, c, s.padded, "inputs"),
         norm(c),
-        linear(c, 4 * c, s.side**2),
-        linear(4 * c, c, s.side**2),
+        linear(c, 4 * c, s.side**2, "outputs"),
+        linear(4 * c, c, s.side**2, "inputs"),
         norm(c),
     )
     return Block(modules, (3, 4, 5, 0, 1, 2, 6, 7, 8, 9, 10))
@@ -204,7 +225,7 @@ def merge_kept_bytes(s: Stage, precision: str) -> int:
 
 def bias_kept(s: Stage) -> int:
     """Elements that a block's position biases keep, however many the images: its small network's, and their sigmoid."""
-    return (2 * s.window - 1) ** 2 * _BIAS_WIDTH + s.heads * s.window**4
+    return s.positions * BIAS_WIDTH + s.heads * s.window**4
 
 
 class DecoderShape(NamedTuple):

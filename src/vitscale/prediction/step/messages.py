@@ -18,7 +18,7 @@ from vitscale.prediction.memory.zero import modelled, section
 from vitscale.prediction.shares import shares
 from vitscale.trial import model_counts
 from vitscale.trial.engines import of_engine
-from vitscale.trial.model_cost import ParameterShapes, batch_norms, recorded_shapes, vit_shape
+from vitscale.trial.model_cost import ParameterShapes, batch_norms, recorded_shapes, swin_shape, vit_shape
 from vitscale.trial.model_counts import Module
 from vitscale.trial.trial import TrainSpec, Trial
 
@@ -186,12 +186,11 @@ def messages(trial: Trial) -> tuple[Message, ...] | None:
     if trial.parallel.ranks_per_model == 1:
         made: tuple[Message, ...] = referred(sent)(trial, shapes)
         return made
-    vit = vit_shape(trial.model)
-    if vit is None:
+    if vit_shape(trial.model) is None and swin_shape(trial.model) is None:
         return None
     unlike = {(share.chunks, share.first, share.last): share for share in shares(trial)}
     of_ranks = [
-        (*referred(sent)(trial, share.shapes(shapes)), *referred(_EXCHANGES)(trial, vit, share))
+        (*referred(sent)(trial, share.shapes(shapes)), *referred(_EXCHANGES)(trial, share))
         for share in unlike.values()
     ]
     return max(of_ranks, key=lambda own: sum(message.tensor_bytes * message.times(train.grad_accum) for message in own))

@@ -5,40 +5,83 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from vitscale.prediction.shares import Share
 from vitscale.prediction.step.messages import Group, Message, Phase
-from vitscale.trial.model_cost import VitShape
+from vitscale.trial import model_counts
+from vitscale.trial.model_cost import VitShape, swin_shape, vit_shape
+from vitscale.trial.model_counts import SwinShape
 from vitscale.trial.rank_batches import largest_micro_batch
-from vitscale.trial.trial import Trial
+from vitscale.trial.trial import TrainSpec, Trial
 
 _NORM_BYTES = 8
 """A squared norm, in float64."""
 
 
-def exchanges(trial: Trial, vit: VitShape, share: Share) -> tuple[Message, ...]:
+def exchanges(trial: Trial, share: Share) -> tuple[Message, ...]:
     """Of a rank in an optimizer step, without those of its data-parallel engine.
 
     Tensors (Shoeybi et al., arXiv 1909.08053, section 3): an all-reduce of all activations after attention and after
     the MLP, in forward and in backward; with sharded norms a gather and a scatter instead of each (Korthikanti et al.,
     arXiv 2205.05198, section 4.2.2), and the gradients of norms. Tokens (Jacobs et al., arXiv 2309.14509, section 3.2):
     queries, keys and values to heads, what attention gives back to tokens. Stages: the activations of a micro-batch
-    across each boundary, and their gradients.
+    across each boundary, and their gradients. What is computed again in backward exchanges again, up to the last tensor
+    that backward needs: of a ViT's block all but the MLP's sum, of a stage of Swin, whose norms come last, everything.
     """
-    return tuple(_messages(trial, vit, share))
+    swin, vit = swin_shape(trial.model), vit_shape(trial.model)
+    exchanged = _of_vit(trial, vit, share) if vit is not None else _of_swin(trial, swin) if swin is not None else ()
+    parallel = trial.parallel
+    if trial.train.gradient_clipping > 0 and (parallel.tensor > 1 or parallel.pipeline > 1):
+        return *exchanged, Message("all_reduce", _NORM_BYTES, 1, "after", None, False, group="all")
+    return tuple(exchanged)
 
 
-def _messages(trial: Trial, vit: VitShape, share: Share) -> Iterator[Message]:
-    parallel, train = trial.parallel, trial.train
-    images, blocks = largest_micro_batch(train), sum(share.chunks) or vit.layers
-    weights = 2 if train.precision == "bf16-params" else 4
-    products = 2 if train.precision in ("bf16", "fp16", "bf16-params") else 4
+class _Made(NamedTuple):
+    """What makes messages of a trial's micro-batch; bytes of an element."""
+
+    images: int
+    weights: int
+    products: int
+
+    def message(self, operation: str, size: float, calls: float, phase: Phase, group: Group = "tensor") -> Message:
+        """Of `size` bytes for the micro-batch."""
+        return Message(operation, size, calls, phase, None, True, group=group, images=self.images)
+
+
+def _made(train: TrainSpec) -> _Made:
+    narrow = 2 if train.precision in ("bf16", "fp16", "bf16-params") else 4
+    return _Made(largest_micro_batch(train), 2 if train.precision == "bf16-params" else 4, narrow)
+
+
+def _of_swin(trial: Trial, swin: SwinShape) -> Iterator[Message]:
+    """Tensors alone: attention's tokens in whole windows; and the gradient of what each block's position biases are
+    made of, as large for any number of images."""
+    images, weights, products = made = _made(trial.train)
+    # On a CPU autocast's norms give 16 bits too.
+    passed = products if trial.train.device == "cpu" else weights
+    stages = model_counts.stages(swin)
+    for stage in stages:
+        for tokens in (stage.padded, stage.side**2):
+            row = images * tokens * stage.width
+            yield made.message("all_reduce", row * products, stage.depth, "forward")
+            yield made.message("all_reduce", row * passed, stage.depth, "backward")
+            if trial.train.activation_checkpointing:
+                yield made.message("all_reduce", row * products, stage.depth, "backward")
+        of_biases = stage.positions * model_counts.BIAS_WIDTH * products
+        yield Message("all_reduce", of_biases, stage.depth, "backward", None, True, group="tensor")
+    yield made.message("all_gather", images * (trial.model.num_classes or 0) * products, 1, "forward")
+    yield made.message("all_reduce", images * stages[-1].width * passed, 1, "backward")
+
+
+def _of_vit(trial: Trial, vit: VitShape, share: Share) -> Iterator[Message]:
+    parallel = trial.parallel
+    images, weights, products = made = _made(trial.train)
+    message, blocks = made.message, sum(share.chunks) or vit.layers
+    again = blocks * trial.train.activation_checkpointing
     tokens = math.ceil(vit.tokens / parallel.sequence)
     row = images * vit.hidden
     both: tuple[Phase, Phase] = ("forward", "backward")
-
-    def message(operation: str, size: float, calls: float, phase: Phase, group: Group) -> Message:
-        return Message(operation, size, calls, phase, None, True, group=group, images=images)
 
     if parallel.tensor > 1:
         # Autocast's products leave in 16 bits; their inputs' gradients are added up in the input's own dtype.
@@ -50,7 +93,12 @@ def _messages(trial: Trial, vit: VitShape, share: Share) -> Iterator[Message]:
                 continue
             yield message("reduce_scatter", size, calls, phase, "tensor")
             yield message("all_gather", row * tokens * weights, calls + share.last, phase, "tensor")
+        if again:
+            operation = "reduce_scatter" if parallel.shard_norms else "all_reduce"
+            yield message(operation, row * tokens * products, again, "backward", "tensor")
         if parallel.shard_norms:
+            if again:
+                yield message("all_gather", row * tokens * weights, 2 * again, "backward", "tensor")
             yield Message(
                 "all_reduce", vit.hidden * weights, 2 * (2 * blocks + 1), "backward", None, True, group="tensor"
             )
@@ -59,12 +107,11 @@ def _messages(trial: Trial, vit: VitShape, share: Share) -> Iterator[Message]:
             yield message("all_reduce", row * weights, 1, "backward", "tensor")
     if parallel.sequence > 1:
         for phase in both:
-            yield message("all_to_all", 3 * row * tokens * products // parallel.tensor, blocks, phase, "sequence")
-            yield message("all_to_all", row * tokens * products // parallel.tensor, blocks, phase, "sequence")
+            calls = blocks + (again if phase == "backward" else 0)
+            yield message("all_to_all", 3 * row * tokens * products // parallel.tensor, calls, phase, "sequence")
+            yield message("all_to_all", row * tokens * products // parallel.tensor, calls, phase, "sequence")
             if share.last:
                 yield message("all_to_all", parallel.sequence * row * weights, 1, phase, "sequence")
     if parallel.pipeline > 1:
         yield message("send", row * tokens * weights, share.handed_on, "forward", "pipeline")
         yield message("send", row * tokens * weights, share.received, "backward", "pipeline")
-    if train.gradient_clipping > 0 and (parallel.tensor > 1 or parallel.pipeline > 1):
-        yield Message("all_reduce", _NORM_BYTES, 1, "after", None, False, group="all")

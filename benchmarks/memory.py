@@ -102,6 +102,20 @@ SPLITS: dict[str, tuple[str, dict[str, Any]]] = {
     "pipeline 2, interleaved, sharded weights": ("fsdp2", {"pipeline": 2, "schedule": "interleaved"}),
 }
 """Engine and [parallel]; of 6 heads, in 4 micro-batches where there are stages."""
+SHARED_SWINS: dict[str, dict[str, Any]] = {
+    "fp32, 8 images": {},
+    "fp32, 32 images": {"micro_batch": 32},
+    "fp32, 2 micro-steps": {"grad_accum": 2},
+    "fp32, checkpointing": {"activation_checkpointing": True},
+    "bf16, 8 images": {"precision": "bf16"},
+    "bf16-params": {"precision": "bf16-params"},
+    "fp32, another shape": {
+        "model": {"image_size": 96, "hidden_size": 48, "depths": (1, 3), "window_size": 8}, "micro_batch": 5,
+    },
+    "fp32, padded windows": {"model": {"image_size": 72, "hidden_size": 36, "window_size": 5}},
+    "fp32, one image": {"micro_batch": 1},
+}  # fmt: skip
+"""Fields of `train`, and of Swin V2 with 6 heads under "model"; two tensor ranks, which three and six may be, too."""
 
 
 def configurations() -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -146,6 +160,11 @@ def configurations() -> Iterator[tuple[str, str, dict[str, Any]]]:
             whole = {"engine": engine, "parallel": parallel, "grad_accum": 4 if staged else 1} | fields
             model = {"heads": 6, "image_size": 64} | fields.get("model", {})
             yield f"{engine}, {name}", variant, whole | {"model": model | ({"layers": 5} if "layers" in model else {})}
+    for ranks in (2, 3):
+        for variant, fields in SHARED_SWINS.items():
+            spec = ModelSpec(**SWIN | {"heads": 6} | fields.get("model", {}))
+            whole = {"engine": "fsdp2", "parallel": {"tensor": ranks}} | fields
+            yield f"fsdp2, tensor {ranks}, Swin", variant, whole | {"model": resolve(spec, 10)}
     yield "accelerate, DDP", "fp32", {"engine": "accelerate", "accelerate_backend": "ddp", "bucket_mib": 1}
     through = {"engine": "accelerate", "accelerate_backend": "deepspeed", "zero_stage": 2}
     yield "accelerate, ZeRO-2", "fp32", through | BUCKETS

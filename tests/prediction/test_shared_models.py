@@ -21,10 +21,13 @@ from vitscale.prediction.step.messages import messages
 from vitscale.prediction.step.model import StepModel, Worlds
 from vitscale.prediction.variants import variant
 from vitscale.prediction.workloads import evaluate_all
+from vitscale.trial.model_cost import forward_flops
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.parallel import NO_SPLIT, ParallelSpec, RankLayout
 
 HUGE = ModelSpec(name="vit-h14", image_size=224)
+SHARED = ModelSpec(name="swinv2-b", image_size=256)
+"""Of 4 heads in its first stage."""
 SPLITS = [
     ParallelSpec(tensor=tensor, sequence=sequence, pipeline=pipeline)
     for tensor, sequence, pipeline in product((1, 2, 4), repeat=3)
@@ -91,6 +94,31 @@ def test_a_rank_multiplies_its_share() -> None:
         (ParallelSpec(pipeline=8), 1 / 8), (ParallelSpec(tensor=2, sequence=2, pipeline=2), 1 / 8),
     ):  # fmt: skip
         assert compute_share(trial.model_copy(update={"parallel": parallel})) == pytest.approx(share, rel=0.02)
+
+
+def test_tensor_ranks_of_a_swin_all_have_its_patches_its_mergings_and_what_its_biases_are_made_of() -> None:
+    """swinv2-b at 256 pixels: 64 x 64 patches, whose number halves along each side as their width of 128 doubles; 15 x
+    15 distances in a window, in 24 blocks."""
+    trial = make_trial(8, model=SHARED, engine="fsdp2", parallel=ParallelSpec(tensor=4))
+    whole = 64**2 * 48 * 128 + 3 * (32**2 * 512 * 256) + 24 * 15**2 * 2 * 512
+    macs = (forward_flops(trial.model) or 0) / 2
+    assert compute_share(trial) == pytest.approx((whole + (macs - whole) / 4) / macs, rel=1e-6)
+
+
+def test_autocasts_norms_give_gradients_of_16_bits_on_a_processor_and_of_32_on_a_gpu() -> None:
+    """Of swinv2-b's 24 blocks of 2 sums, each of 2^19 elements an image halved from stage to stage; and the gradient of
+    512 numbers of each of 15 x 15 distances."""
+    of_activations = 2 * 64 * sum(depth * 2**19 // 2**n for n, depth in enumerate((2, 2, 18, 2)))
+    for device, backward in (("cpu", 2), ("cuda", 4)):
+        trial = make_trial(2, model=SHARED, engine="fsdp2", device=device, parallel=ParallelSpec(tensor=2))
+        sent = [m for m in messages(trial) or () if m.group == "tensor" and m.operation == "all_reduce"]
+        of_phase = {
+            phase: sum(m.tensor_bytes * m.calls for m in sent if m.phase == phase and m.tensor_bytes > 2**20 / 3)
+            for phase in ("forward", "backward")
+        }
+        of_biases = [m for m in sent if m.images is None]
+        assert of_phase == {"forward": 2 * of_activations, "backward": backward * of_activations}
+        assert sum(m.tensor_bytes * m.calls for m in of_biases) == 24 * 15**2 * 512 * 2
 
 
 def test_activations_are_all_reduced_over_the_links_of_a_tensor_group() -> None:
@@ -191,15 +219,16 @@ def test_stages_hold_activations_of_as_many_micro_batches_as_are_under_way() -> 
 
 
 @pytest.mark.parametrize(
-    ("engine", "parallel", "accum"),
+    ("engine", "parallel", "accum", "model"),
     [
-        ("fsdp2", ParallelSpec(tensor=2), 1), ("fsdp2", ParallelSpec(sequence=2), 1),
-        ("ddp", ParallelSpec(pipeline=4), 4), ("ddp", ParallelSpec(pipeline=4), 32),
-        ("fsdp2", ParallelSpec(pipeline=4), 32),
+        ("fsdp2", ParallelSpec(tensor=2), 1, "vit-b16"), ("fsdp2", ParallelSpec(sequence=2), 1, "vit-b16"),
+        ("ddp", ParallelSpec(pipeline=4), 4, "vit-b16"), ("ddp", ParallelSpec(pipeline=4), 32, "vit-b16"),
+        ("fsdp2", ParallelSpec(pipeline=4), 32, "vit-b16"), ("fsdp2", ParallelSpec(tensor=4), 2, SHARED),
     ],
 )  # fmt: skip
-def test_many_at_once_are_what_each_is(engine: str, parallel: ParallelSpec, accum: int) -> None:
-    how: dict[str, Any] = {"engine": engine, "parallel": parallel, "grad_accum": accum}
+def test_many_at_once_are_what_each_is(engine: str, parallel: ParallelSpec, accum: int, model: str | ModelSpec) -> None:
+    how: dict[str, Any] = {"engine": engine, "parallel": parallel, "grad_accum": accum, "model": model}
+    how["precision"] = "bf16" if model == "vit-b16" else "bf16-params"
     trials = [make_trial(8, micro_batch=size, **how) for size in (1, 8, 64)]
     at_once = peak_bytes_of_many(trials[0], np.array([8, 8, 8]), accum, np.array([1, 8, 64]))
     each = [one.peak_bytes for trial in trials if (one := forecast(trial)) is not None]
@@ -241,3 +270,6 @@ def test_what_is_not_modelled_is_unavailable() -> None:
     trial = make_trial(4, engine="fsdp2", **how)
     assert forecast(trial) is None
     assert "pipeline" in unavailable(trial)
+    of_swin = make_trial(2, engine="fsdp2", model=SHARED, parallel=ParallelSpec(tensor=2))
+    assert "autocast" in unavailable(of_swin)
+    assert not unavailable(of_swin.model_copy(update={"train": of_swin.train.model_copy(update={"device": "cpu"})}))

@@ -195,26 +195,30 @@ def swin_block(s: Stage) -> Block:
     return Block(modules, (3, 4, 5, 0, 1, 2, 6, 7, 8, 9, 10))
 
 
-_KEPT: dict[str, tuple[int, int, int, int, int]] = {
-    "fp32": (28, 16, 8, 44, 16),
-    "bf16": (14, 8, 8, 22, 16),
-    "bf16-params": (14, 8, 4, 22, 8),
-    "fp16": (14, 8, 8, 22, 16),
+_KEPT: dict[str, tuple[int, int, int, int]] = {
+    "fp32": (4, 16, 8, 16),
+    "bf16": (2, 8, 8, 16),
+    "bf16-params": (2, 8, 4, 8),
+    "fp16": (2, 8, 8, 16),
 }
-"""Bytes of a block by precision: per padded token and width, padded token and head, score, token and width, token.
+"""Bytes that a block keeps by precision: of an element; per padded token and head, score, token.
 
-In elements: windows, q, k and v, q and k normalised, what attention gives (7); the lengths of q and k, twice each (4);
-scores before scaling and after softmax (2); what the norms and the MLP's two layers take, and GELU (1 + 1 + 1 + 4 + 4);
-both norms' mean and deviation (4). Autocast casts softmax back from fp32; it was held against a CPU's, where norms give
-16 bit.
+The lengths of q and k, twice each (4 elements); scores before scaling and after softmax (2); both norms' mean and
+deviation (4). Autocast casts softmax back from fp32; it was held against a CPU's, where norms give 16 bit.
 """
 
 
-def block_kept_bytes(s: Stage, precision: str) -> int:
-    """Bytes that a block keeps of one image for backward."""
-    padded_width, padded_heads, scores, width, token = _KEPT[precision]
-    of_padded = padded_width * s.width + (padded_heads + scores * s.window**2) * s.heads
-    return s.padded * of_padded + s.side**2 * (width * s.width + token)
+def block_kept_bytes(s: Stage, precision: str, ranks: int = 1) -> int:
+    """Bytes that a block keeps of one image for backward, on each of so many tensor ranks.
+
+    Elements per padded token and width: windows; by heads q, k and v, q and k normalised, what attention gives (6). Per
+    token and width: what the norms and the MLP's first layer take (3); by its width what GELU and the second take (8).
+    """
+    element, padded_heads, scores, token = _KEPT[precision]
+    of_heads = (padded_heads + scores * s.window**2) * (s.heads // ranks)
+    own = s.width // ranks
+    of_padded = element * (s.width + 6 * own) + of_heads
+    return s.padded * of_padded + s.side**2 * (element * (3 * s.width + 8 * own) + token)
 
 
 def merge_kept_bytes(s: Stage, precision: str) -> int:
@@ -223,9 +227,10 @@ def merge_kept_bytes(s: Stage, precision: str) -> int:
     return int(((s.side + 1) // 2) ** 2 * (element * (4 + 2) * s.width + 2 * statistics))
 
 
-def bias_kept(s: Stage) -> int:
-    """Elements that a block's position biases keep, however many the images: its small network's, and their sigmoid."""
-    return s.positions * BIAS_WIDTH + s.heads * s.window**4
+def bias_kept(s: Stage, ranks: int = 1) -> int:
+    """Elements that a block's position biases keep, however many the images: its small network's, and of the heads of
+    one of so many tensor ranks their sigmoid."""
+    return s.positions * BIAS_WIDTH + s.heads // ranks * s.window**4
 
 
 class DecoderShape(NamedTuple):

@@ -18,6 +18,7 @@ BY_DAY = [
     "ZeRO-1, bf16-params",
     "ZeRO-3, fp32, 32 images",
     "fsdp2, tensor 2, sharded norms, fp32, 32 images",
+    "fsdp2, tensor 2, Swin, fp32, checkpointing",
     "ddp, pipeline 2, fp32, 32 images",
     "ddp, Swin V2 with UperNet, checkpointing",
     "ZeRO-2, Swin V2, bf16-params",
@@ -37,6 +38,13 @@ AT_NIGHT = [
     "fsdp2, Swin V2 with UperNet, 2 micro-steps",
     "ZeRO-3, Swin V2 with UperNet, checkpointing",
 ]
+SHARED_SWIN = [
+    f"fsdp2, tensor 2, Swin, {variant}"
+    for variant in (
+        "fp32, 8 images", "fp32, 32 images", "fp32, 2 micro-steps", "bf16, 8 images", "bf16-params",
+        "fp32, another shape", "fp32, padded windows", "fp32, one image",
+    )
+]  # fmt: skip
 UNLIKE_BLOCKS = [
     f"{engine}, {model}, {variant}"
     for engine in ("fsdp2", "ZeRO-0", "ZeRO-1", "ZeRO-2", "ZeRO-3")
@@ -62,7 +70,8 @@ def off(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @pytest.mark.ranks
 @pytest.mark.timeout(2500)
 @pytest.mark.parametrize(
-    "configurations", [BY_DAY, *(pytest.param(each, marks=pytest.mark.nightly) for each in (AT_NIGHT, UNLIKE_BLOCKS))]
+    "configurations",
+    [BY_DAY, *(pytest.param(each, marks=pytest.mark.nightly) for each in (AT_NIGHT, SHARED_SWIN, UNLIKE_BLOCKS))],
 )
 def test_two_ranks_take_what_was_forecast(configurations: list[str]) -> None:
     """Gloo's threads let go of what they have sent when the machine lets them: what is off by that is off once, what

@@ -145,7 +145,7 @@ def _fsdp2(trial: Trial, holding: Holding, parts: Sequence[Part]) -> Around:
     there, and while what is behind the blocks runs that of the last block: in forward until the next gather, in
     backward because the last block is fetched ahead.
     """
-    train, ranks = trial.train, trial.world.size
+    train, ranks = trial.train, trial.layout.replicas
     each, sent = weight_bytes(train), communicated_bytes(train)
     kept = 0.0 if train.grad_accum > 1 else (4 if train.master_weights else each) / ranks
     buffers, gloo = ranks > 1, ranks > 1 and train.device == "cpu"

@@ -73,10 +73,9 @@ def forecast(trial: Trial) -> MemoryForecast | None:
     if (vit := _classifier(trial)) is not None:
         of_ranks = [MemoryForecast(moments(*held), missing) for held in _of_ranks(trial, vit)]
         return max(of_ranks, key=lambda of_rank: of_rank.peak_bytes)
-    holding, _ = _held(trial)
     missing["convolutions"] = "what a convolution's backward takes for copies in another order of the axes"
     highest: dict[str, Parts] = {}
-    for name, parts in _in_parts(trial, holding):
+    for name, parts in _in_parts(trial):
         if sum(parts.values()) > sum(highest.get(name, {}).values()):
             highest[name] = {part: size for part, size in parts.items() if size}
     return MemoryForecast(highest, missing)
@@ -87,8 +86,7 @@ def totals(trial: Trial) -> list[int]:
     micro-batch."""
     if (vit := _classifier(trial)) is not None:
         return [total for held in _of_ranks(trial, vit) for total in all_totals(*held)]
-    holding, _ = _held(trial)
-    return [sum(parts.values()) for _, parts in _in_parts(trial, holding)]
+    return [sum(parts.values()) for _, parts in _in_parts(trial)]
 
 
 def unavailable(trial: Trial) -> str:
@@ -111,8 +109,8 @@ def unavailable(trial: Trial) -> str:
         return "only building this model could count it"
     if _classifier(trial) is not None:
         return ""
-    if trial.parallel != NO_SPLIT:
-        return "what ranks hold of a Swin V2 that they share is not modelled"
+    if trial.parallel != NO_SPLIT and trial.model.task != "classification":
+        return "ranks do not share a model that segments"
     if train.wrapper == "fsdp2" and shapes.wrapped_in_decoder:
         return "FSDP2 wraps the decoder's convolutions here, which outweigh the blocks, and that is not modelled"
     return (
@@ -252,9 +250,12 @@ def _in_stages(
     )
 
 
-def _in_parts(trial: Trial, holding: Holding) -> list[tuple[str, Parts]]:
+def _in_parts(trial: Trial) -> list[tuple[str, Parts]]:
     """Moments of a trial whose model is counted part by part, several by one name; see `moments_in_parts`."""
-    return moments_in_parts(pieces(trial.model, trial.train), trial, holding)
+    (share,), (_, whole) = shares(trial), _held(trial)
+    return moments_in_parts(
+        pieces(trial.model, trial.train, trial.parallel.tensor), trial, _wrapped(trial, share.shapes(whole))
+    )
 
 
 def _kept(trial: Trial, vit: VitShape, share: Share) -> Activations:

@@ -27,13 +27,13 @@ class Pieces(NamedTuple):
     """Held by the loop from the model's output until backward is over."""
 
 
-def pieces(spec: ModelSpec, train: TrainSpec) -> Pieces:
-    """The parts of a resolved Swin, or of a ViT for segmentation."""
+def pieces(spec: ModelSpec, train: TrainSpec, ranks: int = 1) -> Pieces:
+    """The parts of a resolved Swin, on one of so many tensor ranks; or of a ViT for segmentation."""
     swin, images = swin_shape(spec), largest_micro_batch(train)
     narrow = 2 if train.precision != "fp32" else 4
     side = spec.image_size
     decoder = decoder_shape(spec)
-    body = _vit(spec, train, narrow, decoder) if swin is None else _swin(spec, swin, train, narrow)
+    body = _vit(spec, train, narrow, decoder) if swin is None else _swin(spec, swin, train, narrow, ranks)
     pixels = images * side**2 * (spec.channels * (4 if narrow == 4 else 4 + 2) + (0 if decoder is None else 8))
     if decoder is None:
         return Pieces(tuple(body), pixels, 0)
@@ -48,12 +48,12 @@ def pieces(spec: ModelSpec, train: TrainSpec) -> Pieces:
     return Pieces((*body, *head, loss), pixels, held * narrow)
 
 
-def _swin(spec: ModelSpec, shape: SwinShape, train: TrainSpec, narrow: int) -> Iterator[Part]:
+def _swin(spec: ModelSpec, shape: SwinShape, train: TrainSpec, narrow: int, ranks: int) -> Iterator[Part]:
     """Patches and their norm; blocks, and the merging between stages; a norm and a classifier.
 
-    Python holds the embedded patches until the last stage's forward is over. Maps that a decoder took wait with their
-    gradients. A stage whose activations are computed again keeps what it takes alone: checkpointing takes a stage for a
-    block.
+    Python holds the embedded patches until the last stage's forward is over, and what a stage gave before it was merged
+    until that of the next one is. Maps that a decoder took wait with their gradients. A stage whose activations are
+    computed again keeps what it takes alone: checkpointing takes a stage for a block.
     """
     images, segments = largest_micro_batch(train), spec.task == "segmentation"
     stages = model_counts.stages(shape)
@@ -62,51 +62,65 @@ def _swin(spec: ModelSpec, shape: SwinShape, train: TrainSpec, narrow: int) -> I
     of_norm = 4 if train.precision == "bf16-params" else 8  # mean and deviation of a token
     embedding, *blocks = model_counts.swin(shape)
     yield Part(embedded + of_norm * tokens, (0,), (embedded,), embedding.modules)
-    waiting = 0
+    waiting = unmerged = 0
     for number, stage in enumerate(stages, 1):
-        parts = [_block(stage, images, narrow, train, waiting)] * stage.depth
+        stream = images * narrow * stage.width * stage.side**2
+        parts = [_block(stage, n % 2 > 0, images, narrow, train, ranks, waiting) for n in range(stage.depth)]
         if stage is not stages[-1]:
             merged = images * ((stage.side + 1) // 2) ** 2
             kept = images * model_counts.merge_kept_bytes(stage, train.precision)
             passed = narrow * merged * 6 * stage.width
             parts.append(Part(kept, (0,), (passed + waiting,), model_counts.swin_merge(stage)))
         if train.activation_checkpointing:
-            parts = [_computed_again(parts, images * narrow * stage.width * stage.side**2)]
+            parts = [_computed_again(parts, stage.depth, stream, waiting)]
         for index, part in enumerate(parts, 1):
             block = 0 if not blocks[0].wrapped else index if len(stages) == 1 else number
-            yield part._replace(forward=tuple(embedded + own for own in part.forward), block=block)
-        waiting += images * narrow * stage.width * stage.side**2 if segments else 0
+            yield part._replace(forward=tuple(embedded + unmerged + own for own in part.forward), block=block)
+        unmerged = stream
+        waiting += stream if segments else 0
     last = stages[-1]
     if not segments:
         classes = spec.num_classes or 0
         kept = images * last.side**2 * (narrow * last.width + of_norm) + images * (narrow * last.width + 8 * classes)
-        yield Part(kept, modules=(model_counts.norm(last.width), model_counts.linear(last.width, classes, 1)), block=-1)
+        classifier = model_counts.linear(last.width, classes, 1, "outputs").part(ranks)
+        yield Part(kept, modules=(model_counts.norm(last.width), classifier), block=-1)
 
 
-def _block(stage: Stage, images: int, narrow: int, train: TrainSpec, waiting: int) -> Part:
+def _block(stage: Stage, odd: bool, images: int, narrow: int, train: TrainSpec, ranks: int, waiting: int) -> Part:
     """Widest in backward where its MLP's second layer is: what is passed on, and the gradient of what that layer takes,
     four times as wide. Or, when all behind the attention is gone, where its heads are scaled, whose gradient is a sum
-    over all scores (on a CPU in fp32); or at its position biases, whose in-place ReLU works on three copies. In forward
-    Python holds what goes through it, and where windows are padded the padded of it too.
+    over all scores (on a CPU in fp32); or at its position biases, whose in-place ReLU works on three copies. At the end
+    of forward Python holds what its stage takes, what it takes itself, what its last norm gives and what it gives; what
+    windows were joined from; and where they are padded or shifted (in odd blocks) what they were cut from, and what was
+    joined before it is shifted back.
     """
     stream = images * narrow * stage.width * stage.side**2
-    of_biases = narrow * model_counts.bias_kept(stage)
-    kept = images * model_counts.block_kept_bytes(stage, train.precision) + of_biases
-    scores = images * narrow * stage.padded * stage.window**2 * stage.heads
+    own = stream // ranks
+    of_biases = narrow * model_counts.bias_kept(stage, ranks)
+    kept = images * model_counts.block_kept_bytes(stage, train.precision, ranks) + of_biases
+    scores = images * narrow * stage.padded * stage.window**2 * stage.heads // ranks
     summed = 4 if narrow == 2 and train.device == "cpu" else 2
-    behind = 9 * stream  # 11 kept, and two gradients passed on
-    widest = (5 * stream, summed * scores - behind, scores + 4 * of_biases - behind)
+    behind = stream + 8 * own  # 3 and 8 kept, and two gradients passed on
+    widest = (stream + 4 * own, summed * scores - behind, scores + 4 * of_biases - behind)
     padded = images * narrow * stage.width * stage.padded
-    held = 3 * stream + (3 * padded if padded > stream else 0)
-    return Part(kept, (held,), tuple(waiting + own for own in widest), model_counts.swin_block(stage).in_forward)
+    modules = tuple(module.part(ranks) for module in model_counts.swin_block(stage).in_forward)
+    several = stage.side > stage.window
+    held = 4 * stream + padded * (3 if several and (odd or padded > stream) else several)
+    return Part(kept, (held,), tuple(waiting + own for own in widest), modules)
 
 
-def _computed_again(parts: list[Part], taken: int) -> Part:
-    kept = sum(part.kept for part in parts)
+def _computed_again(parts: list[Part], depth: int, taken: int, waiting: int) -> Part:
+    """A stage of so many blocks, and what merges them, that keeps what it takes alone. When its blocks have gone
+    forward again the gradient of what is merged, half as large, is there."""
+    kept, of_blocks = (sum(part.kept for part in own) for own in (parts, parts[:depth]))
+    again = of_blocks + waiting - (taken // 2 if depth < len(parts) else 0)
     return Part(
         kept=taken,
-        forward=tuple(part.kept + own for part in parts for own in part.forward),
-        backward=tuple(kept + own for part in parts for own in part.backward),
+        forward=tuple(part.kept + own - taken for part in parts for own in part.forward),
+        backward=(
+            *(kept + own for part in parts for own in part.backward),
+            *(again + own for part in parts[:depth] for own in part.forward),
+        ),
         modules=tuple(module for part in parts for module in part.modules),
     )
 

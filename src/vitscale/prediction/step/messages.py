@@ -190,8 +190,7 @@ def messages(trial: Trial) -> tuple[Message, ...] | None:
         return None
     unlike = {(share.chunks, share.first, share.last): share for share in shares(trial)}
     of_ranks = [
-        (*referred(sent)(trial, share.shapes(shapes)), *referred(_EXCHANGES)(trial, share))
-        for share in unlike.values()
+        (*referred(sent)(trial, share.shapes(shapes)), *referred(_EXCHANGES)(trial, share)) for share in unlike.values()
     ]
     return max(of_ranks, key=lambda own: sum(message.tensor_bytes * message.times(train.grad_accum) for message in own))
 

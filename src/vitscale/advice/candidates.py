@@ -157,7 +157,8 @@ def candidates(
         and not (hosts_given and candidate.ranks_per_node != min(candidate.gpus, host))
         for checkpointing in trainable(candidate.micro_batch, candidate.grad_accum)
     }
-    known = [candidate in measured for candidate in every]
+    counts_of_runs = {candidate.gpus for candidate in measured}
+    known = [candidate.gpus in counts_of_runs and candidate in measured for candidate in every]
     keeps = [kept or of_a_run for kept, of_a_run in zip(keeps, known, strict=True)]
     # Pairs stay together, without checkpointing first.
     for candidate in sorted(measured.difference(compress(every, known)), key=str):

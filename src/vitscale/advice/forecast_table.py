@@ -18,7 +18,7 @@ from vitscale.prediction.layouts import whole_steps
 from vitscale.prediction.results import Label
 from vitscale.prediction.start_up import StartUp, launcher_of, start_up
 from vitscale.prediction.step.model import Array
-from vitscale.trial.parallel import NO_SPLIT, ParallelSpec
+from vitscale.trial.parallel import ParallelSpec
 from vitscale.trial.trial import World
 
 Mask = NDArray[np.bool_]
@@ -122,7 +122,7 @@ def forecast_table(
     to_same_loss = images_to_same_loss(batch, study_batch, noise)
     known = np.isfinite(steps * roughly.step.value)
     # Models are shared so that they fit: of which nobody can say what a rank holds is no answer.
-    sharing = np.array([candidate.parallel != NO_SPLIT for candidate in every], dtype=bool)
+    sharing = np.array([candidate.parallel.ranks_per_model > 1 for candidate in every], dtype=bool)
     fits = ~(roughly.oom_chance > MOST_OOM_CHANCE) & ~(sharing & np.isnan(roughly.memory_bytes))
     needless = _needless(every, roughly.oom_chance, comparable.trial.train.activation_checkpointing)
     measured = np.array(

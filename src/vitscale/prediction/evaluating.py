@@ -280,8 +280,9 @@ def _labels(
     largest = max(point.gpus for point in points)
     known: dict[tuple[int, int], Label] = {}
     labels: list[Label] = []
+    counts_of_runs = {candidate.gpus for candidate in measured}
     for candidate in candidates:
-        if measured and candidate in measured:
+        if candidate.gpus in counts_of_runs and candidate in measured:
             labels.append("measured")
             continue
         key = (candidate.gpus, min(candidate.gpus, candidate.ranks_per_node))

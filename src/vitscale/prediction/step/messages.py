@@ -142,10 +142,11 @@ def _sticking_out(messages: Iterable[Message], seconds: Callable[[Message], Arra
         if message.ready is None:
             serial = serial + seconds(message)
             continue
-        begin = length * message.ready
+        begin, takes = length * message.ready, seconds(message)
         if isinstance(waited, np.ndarray):  # of thousands of configurations these are large
             begin = begin + waited
-        ended = np.maximum(begin, ended, out=begin) + seconds(message)
+        begin = np.maximum(begin, ended, out=begin)
+        ended = np.add(begin, takes, out=begin if takes.shape == begin.shape else None)
         if message.needed is not None:
             waited = np.maximum(waited, ended - length * message.needed)
     exposed: Array = serial + np.maximum(waited, ended - length)

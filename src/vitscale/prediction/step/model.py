@@ -206,9 +206,12 @@ class StepModel:
             slowest * self.backward_share,
             worlds.grad_accum,
         )
-        micro_steps = {True: worlds.grad_accum, False: np.ones_like(worlds.grad_accum)}
+        calls: dict[Kind, float | Array] = {}
         for message in self.messages:
-            hidden += seconds[message.kind] * (message.calls * micro_steps[message.every_micro_step])
+            micro_steps = worlds.grad_accum if message.every_micro_step else 1.0
+            calls[message.kind] = calls.get(message.kind, 0.0) + message.calls * micro_steps
+        for kind, count in calls.items():
+            hidden += seconds[kind] * count
         if self.parallel.pipeline > 1:
             per_step = (message for message in self.messages if message.every_micro_step and message.ready is None)
             filling = filling + sum(seconds[message.kind] * message.calls for message in per_step)

@@ -27,7 +27,10 @@ _TAIL = 1 << 16
 _CUT = re.compile(rb"\}\s*,\s*\{")
 _LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
 _NO_NUMBER = re.compile(r"(?<=:)(\s*)-?(?:inf|nan|N/A)(?=\s*[,}])")
-_ESCAPE = re.compile(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})?')
+_ESCAPE = re.compile(
+    r'\\(["\\/bfnrt]|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})?'
+)
+"""A backslash with what it escapes; half of a pair of surrogates is no text, and stays as it is written."""
 _RENAMED = {
     "external": "External id", "operation": "Collective name", "group": "Process Group Name", "dtype": "dtype",
     "inputs": "In msg nelems", "outputs": "Out msg nelems", "ranks": "Group size", "dims": "Input Dims",

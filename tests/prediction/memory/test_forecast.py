@@ -333,6 +333,8 @@ def test_the_parts_of_a_tiny_swin_by_hand() -> None:
     count = 204 + (12 * 16 + 3 * 4 + 5 * 4 + 4 * 4 + 1 + 2_048) + 8 + 15
     assert parameters(resolve(SWIN, 3)) == count
     assert found.moments["step"]["gradients"] == 4 * count
+    # Of the window's 4 x 4 pairs of tokens which of 9 distances they have, in 64 bits, and these, of two numbers each.
+    assert found.moments["step"]["buffers of the model"] == 8 * 16 + 4 * 2 * 9
     assert known(trial(model=SWIN, engine="ddp")).moments["step"]["buckets"] == 4 * count
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from vitscale.prediction.memory.activations import AUTOCAST, Activations, activations
 from vitscale.prediction.memory.around import Part, around
-from vitscale.prediction.memory.holding import Holding, Parts, added
+from vitscale.prediction.memory.holding import Holding, Parts, added, weight_bytes
 from vitscale.trial import model_counts
 from vitscale.trial.model_cost import decoder_shape, parameter_shapes, swin_shape, vit_shape
 from vitscale.trial.model_counts import DecoderLayer, DecoderShape, Stage, SwinShape
@@ -25,6 +25,8 @@ class Pieces(NamedTuple):
     """And labels, from before forward to after backward."""
     logits: int
     """Held by the loop from the model's output until backward is over."""
+    buffers: int
+    """That stay, and are no parameters: of Swin the distances in a block's windows, and which two tokens have which."""
 
 
 def pieces(spec: ModelSpec, train: TrainSpec, ranks: int = 1) -> Pieces:
@@ -33,10 +35,12 @@ def pieces(spec: ModelSpec, train: TrainSpec, ranks: int = 1) -> Pieces:
     narrow = 2 if train.precision != "fp32" else 4
     side = spec.image_size
     decoder = decoder_shape(spec)
+    windows = () if swin is None else model_counts.stages(swin)
+    buffers = sum(s.depth * (8 * s.window**4 + 2 * s.positions * weight_bytes(train)) for s in windows)
     body = _vit(spec, train, narrow, decoder) if swin is None else _swin(spec, swin, train, narrow, ranks)
     pixels = images * side**2 * (spec.channels * (4 if narrow == 4 else 4 + 2) + (0 if decoder is None else 8))
     if decoder is None:
-        return Pieces(tuple(body), pixels, 0)
+        return Pieces(tuple(body), pixels, 0, buffers)
     layers = model_counts.upernet_layers(decoder)
     if swin is None and train.precision in AUTOCAST:  # Swin's own maps are narrow
         layers = list(_casting_anew(layers, decoder))
@@ -45,7 +49,7 @@ def pieces(spec: ModelSpec, train: TrainSpec, ranks: int = 1) -> Pieces:
     whole, on_map = (images * decoder.classes * size**2 for size in (side, decoder.sides[0]))
     held = on_map if swin is None else whole
     loss = _loss(whole, held, images * side**2, decoder, train)
-    return Pieces((*body, *head, loss), pixels, held * narrow)
+    return Pieces((*body, *head, loss), pixels, held * narrow, buffers)
 
 
 def _swin(spec: ModelSpec, shape: SwinShape, train: TrainSpec, narrow: int, ranks: int) -> Iterator[Part]:
@@ -89,19 +93,20 @@ def _swin(spec: ModelSpec, shape: SwinShape, train: TrainSpec, narrow: int, rank
 def _block(stage: Stage, odd: bool, images: int, narrow: int, train: TrainSpec, ranks: int, waiting: int) -> Part:
     """Widest in backward where its MLP's second layer is: what is passed on, and the gradient of what that layer takes,
     four times as wide. Or, when all behind the attention is gone, where its heads are scaled, whose gradient is a sum
-    over all scores (on a CPU in fp32); or at its position biases, whose in-place ReLU works on three copies. At the end
-    of forward Python holds what its stage takes, what it takes itself, what its last norm gives and what it gives; what
-    windows were joined from; and where they are padded or shifted (in odd blocks) what they were cut from, and what was
-    joined before it is shifted back.
+    over all scores (of narrow ones on a CPU in fp32); or in the network of its position biases, whose in-place ReLU
+    takes four more of what it keeps. At the end of forward Python holds what its stage takes, what it takes itself,
+    what its last norm gives and what it gives; what windows were joined from; and where they are padded or shifted (in
+    odd blocks) what they were cut from, and what was joined before it is shifted back.
     """
     stream = images * narrow * stage.width * stage.side**2
     own = stream // ranks
     of_biases = narrow * model_counts.bias_kept(stage, ranks)
+    of_network = narrow * stage.positions * model_counts.BIAS_WIDTH
     kept = images * model_counts.block_kept_bytes(stage, train.precision, ranks) + of_biases
     scores = images * narrow * stage.padded * stage.window**2 * stage.heads // ranks
-    summed = 4 if narrow == 2 and train.device == "cpu" else 2
+    summed = 3 if narrow == 2 and train.device == "cpu" else 2
     behind = stream + 8 * own  # 3 and 8 kept, and two gradients passed on
-    widest = (stream + 4 * own, summed * scores - behind, scores + 4 * of_biases - behind)
+    widest = (stream + 4 * own, summed * scores - behind, 5 * of_network - of_biases - behind)
     padded = images * narrow * stage.width * stage.padded
     modules = tuple(module.part(ranks) for module in model_counts.swin_block(stage).in_forward)
     several = stage.side > stage.window
@@ -118,7 +123,8 @@ def _computed_again(parts: list[Part], depth: int, taken: int, waiting: int) -> 
         kept=taken,
         forward=tuple(part.kept + own - taken for part in parts for own in part.forward),
         backward=(
-            *(kept + own for part in parts for own in part.backward),
+            *(of_blocks + own for part in parts[:depth] for own in part.backward),
+            *(kept + own for part in parts[depth:] for own in part.backward),
             *(again + own for part in parts[:depth] for own in part.forward),
         ),
         modules=tuple(module for part in parts for module in part.modules),
@@ -208,7 +214,7 @@ def moments_in_parts(model: Pieces, trial: Trial, holding: Holding) -> list[tupl
     linear = not (train.wrapper == "deepspeed" and train.zero_stage == 3)
     casts = [(train.precision in AUTOCAST) * part.cast_bytes(linear=linear) for part in model.parts]
     copies = list(accumulate(casts))
-    base = added(holding.steady, {"images": model.images})
+    base = added(holding.steady, {"images": model.images, "buffers of the model": model.buffers})
     engine = around(trial, holding, model.parts)
 
     def there(number: int) -> Parts:

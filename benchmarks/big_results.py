@@ -228,6 +228,8 @@ def cost_of_resuming(study: Path, results: Path) -> Cost:
     begin = time.monotonic()
     with (study.parent / "out.txt").open("wb") as out:
         command = [_program(), "run", str(more), "-o", str(results)]
+        # What a shell starts in the background is deaf to Ctrl-C, and hands that on.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         process = subprocess.Popen(command, stdout=out, stderr=out, cwd=study.parent)
     try:
         while not any((results / "runs" / name / "launch.json").exists() for name in _new(results, before)):

@@ -25,6 +25,7 @@ from lab.ranks import make_trial, run_ranks
 from vitscale.analysis.statistics import ratio
 from vitscale.analysis.time.breakdown import Breakdown, breakdown
 from vitscale.analysis.time.exposure import RankExposure, exposures
+from vitscale.base.time_spans import length
 from vitscale.prediction.step.messages import messages
 from vitscale.store.records import PARTS
 from vitscale.store.results import Run
@@ -36,6 +37,8 @@ pytestmark = [pytest.mark.ranks, pytest.mark.alone]
 
 RATES = (300, 600)
 """Of the link, in megabits per second."""
+BURST_BYTES = 128 * 1024
+"""Of every message, what the shaper lets through at once where the link was idle before."""
 FRAME_BYTES, PAYLOAD_BYTES = 1514, 1448
 """Of a full Ethernet frame, which the shaper counts, and of what TCP with timestamps carries in it."""
 CONFIGURATIONS = {
@@ -55,20 +58,24 @@ LOADER_SECONDS = 0.15
 def explained(run: Run) -> Breakdown:
     """The run's breakdown, held to what every one must hold.
 
-    What is left over is small in most steps: in any of them a busy machine may leave a rank without a core.
+    What is left over is small in most steps: in any of them a busy machine may leave a rank without a core. Accelerate
+    takes DeepSpeed's optimizer step inside backward, where some of it is in no part.
     """
     found = breakdown(run)
     assert found is not None
+    train = run.header.trial.train
+    hidden = {"optimizer"} if (train.engine, train.wrapper) == ("accelerate", "deepspeed") else set()
     for rank in found.ranks:
         parts = sum(value for value in rank.parts.values() if value is not None)
-        assert parts == pytest.approx(rank.seconds, rel=1e-6)
+        assert parts <= (1 + 1e-6) * rank.seconds
+        assert parts >= (0.97 if hidden else 1 - 1e-6) * rank.seconds
     shares = [
         (rank.parts["other"] or 0.0) / rank.seconds
         for line in run.ranks[0].explained
         for rank in of_step(run, line.step).ranks
     ]
     assert statistics.median(shares) <= 0.03
-    assert found.reasons.keys() == {"h2d", "launch_gaps"}
+    assert found.reasons.keys() == {"h2d", "launch_gaps", *hidden}
     return found
 
 
@@ -93,6 +100,12 @@ def exposures_by_step(run: Run) -> list[tuple[RankExposure, ...]]:
 def link_seconds(volume_bytes: float, rate: int) -> float:
     """What so many bytes take over a link of so many megabits per second."""
     return volume_bytes * FRAME_BYTES / PAYLOAD_BYTES * 8 / (rate * 1e6)
+
+
+def beside_norms(run: Run, rank: int) -> float:
+    """The median over explained steps of a rank's transfers but those of norms, hidden behind compute or not."""
+    steps = [step[rank] for step in exposures_by_step(run)]
+    return statistics.median((one.wire_seconds or 0.0) - length(one.norm or ()) for one in steps)
 
 
 def wire_seconds(run: Run) -> float:
@@ -260,13 +273,14 @@ def test_what_norms_exchange_is_their_own_part_and_a_slow_rank_stays_waiting(
 ) -> None:
     """Of a known size over a link of a known rate, in each micro-step; the rank that computes longer is waited for at
     the first exchange behind it. What the engine sends stays the transfer that it is."""
-    slow = 1
+    slow = 1 if ranks == 2 else 0  # of three the first and the last share a core, and are slowed by that alike
     fault = {
         "norm_bytes": NORM_BYTES,
         "image_seconds": [SLOW_IMAGE_SECONDS[ranks] * (rank == slow) for rank in range(ranks)],
     }
     trial = segmenting(name, ranks)
-    found = explained(run_ranks(trial, tmp_path, link(ranks, rate), fault))
+    run = run_ranks(trial, tmp_path, link(ranks, rate), fault)
+    found = explained(run)
     of_engine = messages(trial) or ()
     # A rank sends 2 (N - 1)/N of what it reduces, which is how gloo scatters too, and half of that where it gathers.
     ring = 2 * (ranks - 1) / ranks
@@ -279,7 +293,8 @@ def test_what_norms_exchange_is_their_own_part_and_a_slow_rank_stays_waiting(
     for rank in found.ranks:
         # Of each the shaper lets a burst through at once: as much, nearly, as its frames are more than their payload.
         assert rank.sum_of("norm") == pytest.approx(ring * 2 * 11 * NORM_BYTES * 8 / (rate * 1e6), rel=0.15)
-        assert 0.8 * own_seconds < rank.sum_of("wire") < own_seconds + calls * CALL_SECONDS
+        least = 0.8 * (own_seconds - calls * link_seconds(BURST_BYTES, rate))
+        assert least < beside_norms(run, rank.rank) < own_seconds + calls * CALL_SECONDS
         if rank is guilty:
             continue
         # On a busy machine it is slowed by more than was put into it; waited for is what it really computed longer.

@@ -165,6 +165,7 @@ def test_larger_worlds_with_the_same_split_are_predicted(parallel: ParallelSpec,
         assert found.steps_per_epoch == point.steps_per_epoch
         assert found.bubble_seconds is not None
         assert (found.bubble_seconds.value > 0) is (parallel.pipeline > 1)
+        assert ("stages of a pipeline" in {one.part for one in found.assumptions}) is (parallel.pipeline > 1)
 
 
 def test_ranks_that_no_model_is_left_for_are_refused() -> None:

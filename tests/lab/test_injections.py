@@ -25,7 +25,6 @@ from lab.ranks import make_trial, run_ranks
 from vitscale.analysis.statistics import ratio
 from vitscale.analysis.time.breakdown import Breakdown, breakdown
 from vitscale.analysis.time.exposure import RankExposure, exposures
-from vitscale.base.time_spans import length
 from vitscale.prediction.step.messages import messages
 from vitscale.store.records import PARTS
 from vitscale.store.results import Run
@@ -100,12 +99,6 @@ def exposures_by_step(run: Run) -> list[tuple[RankExposure, ...]]:
 def link_seconds(volume_bytes: float, rate: int) -> float:
     """What so many bytes take over a link of so many megabits per second."""
     return volume_bytes * FRAME_BYTES / PAYLOAD_BYTES * 8 / (rate * 1e6)
-
-
-def beside_norms(run: Run, rank: int) -> float:
-    """The median over explained steps of a rank's transfers but those of norms, hidden behind compute or not."""
-    steps = [step[rank] for step in exposures_by_step(run)]
-    return statistics.median((one.wire_seconds or 0.0) - length(one.norm or ()) for one in steps)
 
 
 def wire_seconds(run: Run) -> float:
@@ -279,8 +272,7 @@ def test_what_norms_exchange_is_their_own_part_and_a_slow_rank_stays_waiting(
         "image_seconds": [SLOW_IMAGE_SECONDS[ranks] * (rank == slow) for rank in range(ranks)],
     }
     trial = segmenting(name, ranks)
-    run = run_ranks(trial, tmp_path, link(ranks, rate), fault)
-    found = explained(run)
+    found = explained(run_ranks(trial, tmp_path, link(ranks, rate), fault))
     of_engine = messages(trial) or ()
     # A rank sends 2 (N - 1)/N of what it reduces, which is how gloo scatters too, and half of that where it gathers.
     ring = 2 * (ranks - 1) / ranks
@@ -293,8 +285,9 @@ def test_what_norms_exchange_is_their_own_part_and_a_slow_rank_stays_waiting(
     for rank in found.ranks:
         # Of each the shaper lets a burst through at once: as much, nearly, as its frames are more than their payload.
         assert rank.sum_of("norm") == pytest.approx(ring * 2 * 11 * NORM_BYTES * 8 / (rate * 1e6), rel=0.15)
-        least = 0.8 * (own_seconds - calls * link_seconds(BURST_BYTES, rate))
-        assert least < beside_norms(run, rank.rank) < own_seconds + calls * CALL_SECONDS
+        # FSDP2's own messages are hardly larger than a burst.
+        at_once = calls * link_seconds(BURST_BYTES, rate) if name == "fsdp2" else 0.0
+        assert 0.8 * (own_seconds - at_once) < rank.sum_of("wire") < own_seconds + calls * CALL_SECONDS
         if rank is guilty:
             continue
         # On a busy machine it is slowed by more than was put into it; waited for is what it really computed longer.

@@ -55,10 +55,6 @@ def assumptions(asked: Variant, placement: Placement) -> tuple[Assumption, ...]:
         alike = f"as those measured are ({', '.join(names) or 'GPU types not recorded'})"
         taken = alike if types_are_known(asked.fitted) else f"{alike}, or slower"
         assumed.append(Assumption(FURTHER_HOSTS, taken, f"a run on more than {measured} host{'s' * (measured > 1)}"))
-    if asked.trial.parallel.pipeline > 1 and placement.gpus > max(point.gpus for point in points):
-        # docs/calibration-lab.md
-        taken = "wait for one another as on the measured ranks; hosts of a lab took a quarter to a third longer"
-        assumed.append(Assumption("stages of a pipeline", taken, "a run on as many ranks"))
     if any(point.trace_steps for point in points):
         taken = "is in the measured steps, and taken for the training's own"
         assumed.append(Assumption(PROFILER, taken, "a run without the profiler, `vitscale run` or its log"))

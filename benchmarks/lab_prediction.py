@@ -1,7 +1,7 @@
 """Predictions held against hosts on one machine: fitted on 1 and 2 hosts and a check, compared with 3 and 4.
 
     python benchmarks/lab_prediction.py [--bandwidths 100mbit,400mbit] [--repeats 1] [--keep FOLDER]
-                                        [--splits tensor sequence pipeline] [--write docs/calibration-lab.md]
+                                        [--splits tensor sequence pipeline sleeping] [--write docs/calibration-lab.md]
 
 As root, on Linux, with Open MPI and OpenSSH: the hosts are those of `vitscale lab`, each with a fixed share of a core
 and a link of fixed rate, and every engine trains the same small ViT on them. At each bandwidth two results folders are
@@ -10,8 +10,9 @@ About half an hour with one repeat; what lies in `--keep` already is not measure
 between the markers of a document. Exits with 1 where an error is above 10 %.
 
 `--splits` trains, instead of the engines, models that two ranks share: matrices and tokens inside each host of two
-ranks; stages on hosts of one rank, of which 2 and 4 are fitted to and 6 and 8 held out. Its table has markers of its
-own. A split at one bandwidth takes four to seven minutes.
+ranks; stages on hosts of one rank, of which 2 and 4 are fitted to and 6 and 8 held out, and the same with stages that
+sleep, so that what two cores do to eight hosts that compute is left out. Its table has markers of its own. A split at
+one bandwidth takes four to seven minutes.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ steps = {steps}
 warmup_steps = 2
 repeats = {repeats}
 evaluate = false
-"""
+{probes}"""
 ENGINES = """\
   { engine = "ddp", bucket_mib = 2 },
   { engine = "deepspeed", zero_stage = 1, bucket_mib = 4, gather_bucket_mib = 4 },
@@ -97,6 +98,8 @@ class Series:
     held_out: tuple[int, int] = (3, 4)
     cores_per_host: float = 0.35
     """All hosts take 1.4 cores: on two, what else runs on the machine finds room."""
+    stages_sleep: bool = False
+    """As `SLEEPING` has it."""
 
     @property
     def hosts(self) -> int:
@@ -120,19 +123,46 @@ class Series:
             heads=self.heads,
             oversubscribe="oversubscribe = true\n" * (self.ranks_per_host > 1),
             ranks_per_host=self.ranks_per_host,
+            probes='probes = ["sleeping-stages"]\n' * self.stages_sleep,
         )
 
 
+STAGES = '  { engine = "ddp", bucket_mib = 2, micro_batch = 8, grad_accum = 4, "parallel.pipeline" = 2 },\n'
 SPLITS = {
     "tensor": Series('  { engine = "fsdp2", "parallel.tensor" = 2 },\n', 2, "heads = 4\n"),
     "sequence": Series('  { engine = "ddp", bucket_mib = 2, "parallel.sequence" = 2 },\n', 2, "heads = 4\n"),
-    "pipeline": Series(
-        '  { engine = "ddp", bucket_mib = 2, micro_batch = 8, grad_accum = 4, "parallel.pipeline" = 2 },\n',
-        1, "heads = 4\n", (2, 4), (6, 8), 0.175,
-    ),
-}  # fmt: skip
+    "pipeline": Series(STAGES, 1, "heads = 4\n", (2, 4), (6, 8), 0.175),
+    "sleeping": Series(STAGES, 1, "heads = 4\n", (2, 4), (6, 8), 1.0, stages_sleep=True),
+}
 """Of four heads, which two ranks divide. Stages have a host each: of two that share a host's quota one computes at
 twice the pace while the other stands in the bubble."""
+SLEEPING = """\
+import time
+
+from torch.distributed.pipelining import PipelineStage
+
+
+class Stages:
+    def __init__(self):
+        for name, seconds in (("forward_one_chunk", 0.1), ("backward_one_chunk", 0.2)):
+            setattr(PipelineStage, name, sleeping(getattr(PipelineStage, name), seconds))
+
+    def begin(self, device):
+        pass
+
+    def end(self):
+        return {}
+
+
+def sleeping(compute, seconds):
+    def longer(*arguments, **named):
+        time.sleep(seconds)
+        return compute(*arguments, **named)
+
+    return longer
+"""
+"""A probe of another package: each stage sleeps in a micro-batch's forward, and twice as long in its backward, beside
+the little that it computes."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +216,12 @@ def main() -> None:
 
 def measure(folder: Path, bandwidth_mbit: float, series: Series, repeats: int) -> None:
     """Makes the results folders `fit`, with a check of its hosts, and `truth`."""
-    folder.mkdir(parents=True, exist_ok=True)
+    probe = folder / "sleeping_stages-1.dist-info"
+    probe.mkdir(parents=True, exist_ok=True)
+    (probe / "METADATA").write_text("Name: sleeping-stages\nVersion: 1\n")
+    (probe / "entry_points.txt").write_text("[vitscale.probes]\nsleeping-stages = sleeping_stages:Stages\n")
+    (folder / "sleeping_stages.py").write_text(SLEEPING)
+    os.environ["PYTHONPATH"] = str(folder)
     with laboratory(series.hosts, bandwidth_mbit, series.cores_per_host, series.ranks_per_host) as lab:
         some = folder / "some-hosts"
         hosts = lab.hostfile.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -245,7 +280,7 @@ def engine_of(trial: Trial) -> str:
     """As the table has it."""
     train = trial.train
     engine = {"ddp": "DDP", "fsdp2": "FSDP2"}.get(train.engine) or f"ZeRO-{train.zero_stage}"
-    return ", ".join(filter(None, (engine, split_name(trial.parallel))))
+    return ", ".join(filter(None, (engine, split_name(trial.parallel), "sleeping" * bool(trial.window.probes))))
 
 
 def machine(repeats: int, every: Iterable[Series]) -> str:

@@ -12,7 +12,6 @@ import pytest
 from report_forms import markdown, terminal, views
 from results_factory import make_curve, make_results, make_trial, steady_run
 from vitscale.analysis import Analysis, analyse
-from vitscale.analysis.comparisons import compare_curves
 from vitscale.analysis.learning.drift import judged
 from vitscale.analysis.scaling import scale
 from vitscale.present import units
@@ -45,8 +44,7 @@ def study(
     found = analyse(make_results(curves, runs))
     trials_judged = judged(found.trials)
     scaled = tuple(scale(curve, trials_judged, False) for curve in found.study.curves)
-    compared = compare_curves(scaled, trials_judged, False)
-    return dataclasses.replace(found, trials=trials_judged, curves=scaled, comparisons=compared)
+    return dataclasses.replace(found, trials=trials_judged, curves=scaled)
 
 
 EQUAL = study()

@@ -14,8 +14,9 @@ quality/      can this be trusted? what to do?
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from vitscale.analysis.comparisons import CurveComparison, compare_curves
 from vitscale.analysis.learning.drift import judged
@@ -46,12 +47,30 @@ class Analysis:
     trials: Mapping[str, TrialResult]
     """By identity, in the order of the curves; each trial once."""
     curves: tuple[CurveResult, ...]
-    comparisons: tuple[CurveComparison, ...]
-    findings: tuple[Finding, ...]
     problems: tuple[str, ...]
     """What of the records could not be used, and why."""
-    waterfalls: tuple[Waterfall, ...] = ()
-    """Of each trial on each curve, the baselines left out."""
+    runs: Sequence[Run]
+    combine_unlike: bool
+
+    # What reports alone show is worked out where it is asked for: plan, predict and advise begin sooner.
+
+    @cached_property
+    @without_collection()
+    def comparisons(self) -> tuple[CurveComparison, ...]:
+        """Curve against curve at equal rank count."""
+        return compare_curves(self.curves, self.trials, self.combine_unlike)
+
+    @cached_property
+    @without_collection()
+    def findings(self) -> tuple[Finding, ...]:
+        """What to know before trusting a figure, and what to do."""
+        return findings(list(self.trials.values()), self.curves, self.study, self.runs)
+
+    @cached_property
+    @without_collection()
+    def waterfalls(self) -> tuple[Waterfall, ...]:
+        """Of each trial on each curve, the baselines left out."""
+        return tuple(waterfall for curve in self.curves for waterfall in waterfalls(curve, self.trials))
 
     def curve_of(self, trial_id: str) -> tuple[CurveResult, Point] | None:
         """The first curve that holds a trial, and its place there."""
@@ -103,8 +122,7 @@ def analyse(results: Results, *, combine_unlike: bool = False) -> Analysis:
         study=study,
         trials=trials,
         curves=curves,
-        comparisons=compare_curves(curves, trials, combine_unlike),
-        findings=findings(list(trials.values()), curves, study, results.runs),
         problems=(*results.problems, *notes),
-        waterfalls=tuple(waterfall for curve in curves for waterfall in waterfalls(curve, trials)),
+        runs=results.runs,
+        combine_unlike=combine_unlike,
     )

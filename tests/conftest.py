@@ -92,7 +92,7 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
         return (yield)
     with Path(os.environ[FOLDER], "collected").open("a") as collected:
         fcntl.flock(collected, fcntl.LOCK_EX)
-        if collected.tell():
+        if os.fstat(collected.fileno()).st_size:  # not where it ended when it was opened
             fcntl.flock(collected, fcntl.LOCK_UN)
         result = yield
         collected.write("x")

@@ -1,10 +1,12 @@
 """What a study with `steps = "auto"` takes of one that trains five epochs a point, and whether it says the same.
 
-    python benchmarks/study_cost.py FOLDER [--samples 50000] [--image-size 64] [--ranks 1 2] [--write PAGE]
+    python benchmarks/study_cost.py FOLDER [--samples 50000] [--image-size 32] [--precision fp32] [--ranks 1 2]
+                                           [--write PAGE]
 
-Both train the same model. GPU time is what all runs of a trial took, start-up included, times its ranks; that of the
-published method is one run of five epochs, without an interval of its own. `--write` puts the table between the marks
-`study cost` of this page. A quarter of an hour with what is declared, on two cores that do nothing else.
+Both train the same model, and evaluate nothing. GPU time is what all runs of a trial took, start-up included, times
+its ranks; that of the published method is one run of five epochs, without an interval of its own. `--write` puts the
+table between the marks `study cost` of this page. A quarter of an hour with what is declared, on two cores that do
+nothing else.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ samples = {samples}
 source_size = {image_size}
 [train]
 engine = "ddp"
-precision = "bf16"
+precision = "{precision}"
 micro_batch = 32
 {epochs}
 [scaling]
@@ -43,6 +45,7 @@ gpus = {ranks}
 threads_per_rank = 1
 [measure]
 explain = false
+evaluate = false
 {measure}
 """
 WHOLE = ("epochs = 5", "repeats = 1")
@@ -122,7 +125,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--samples", type=int, default=50_000)
-    parser.add_argument("--image-size", type=int, default=64)
+    parser.add_argument("--image-size", type=int, default=32)
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--write", type=Path)
     asked = parser.parse_args(arguments)
@@ -132,14 +136,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
             asked.folder,
             name,
             STUDY.format(
-                image_size=asked.image_size, samples=asked.samples, ranks=asked.ranks, epochs=epochs, measure=measure
+                image_size=asked.image_size,
+                samples=asked.samples,
+                precision=asked.precision,
+                ranks=asked.ranks,
+                epochs=epochs,
+                measure=measure,
             ),
         )
         for name, (epochs, measure) in (("auto", AUTO), ("whole", WHOLE))
     )
     ranks = " ".join(map(str, asked.ranks))
-    options = f"--samples {asked.samples} --image-size {asked.image_size} --ranks {ranks}"
-    machine = f"vit-ti16, DDP, bf16, {os.cpu_count()} cores, a load of {os.getloadavg()[0]:.0f}"
+    options = f"--samples {asked.samples} --image-size {asked.image_size} --precision {asked.precision} --ranks {ranks}"
+    machine = f"vit-ti16, DDP, {os.cpu_count()} cores, a load of {os.getloadavg()[0]:.0f}"
     head = f"`python benchmarks/study_cost.py FOLDER {options}`: {machine}."
     text = "\n".join([head, "", *table(auto, whole)])
     print(text)

@@ -30,6 +30,7 @@ from engines.test_parallel import (  # noqa: E402 - and this
     PIPELINED,
     SETTINGS,
     STEPS_AT_NIGHT,
+    SWIN_BY_DAY,
     ZERO_BY_DAY,
     gradient_difference,
     in_one_piece,
@@ -37,7 +38,7 @@ from engines.test_parallel import (  # noqa: E402 - and this
     reference_of,
 )  # fmt: skip
 
-KNOWN = (BY_DAY, PIPELINED, AT_NIGHT, {2: (*ZERO_BY_DAY, *OWN_BY_DAY, *OWN_AT_NIGHT)})
+KNOWN = (BY_DAY, PIPELINED, AT_NIGHT, {2: (*ZERO_BY_DAY, *OWN_BY_DAY, SWIN_BY_DAY, *OWN_AT_NIGHT)})
 SPLITS = {
     ranks: tuple(dict.fromkeys(name for known in KNOWN for name in known.get(ranks, ())))
     for ranks in sorted(BY_DAY.keys() | AT_NIGHT.keys())

@@ -130,7 +130,7 @@ def test_stages_of_an_own_model_are_its_forward(own_models: Callable[[str], Any]
         )  # fmt: skip
         plan = stage_plan(model, trial)
         assert plan is not None
-        cut = [Stage(model, parts) for parts in plan.parts]
+        cut = [Stage(model, plan, number) for number in range(len(plan.parts))]
         names = [name for stage in cut for name, _ in stage.named_parameters()]
         assert sorted(names) == sorted(name for name, _ in model.named_parameters())
         hidden = images

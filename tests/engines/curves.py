@@ -23,6 +23,8 @@ SWIN = resolve(
     ModelSpec(name="swinv2-t", image_size=16, patch_size=2, hidden_size=32, heads=4, depths=(2, 1), window_size=4), 10
 )
 """Heads for 1, 2 and 4 ranks in its first stage; the second block's windows are shifted."""
+SWINS = {"swinv2:tiny": SWIN, "swinv2-4:tiny": SWIN.model_copy(update={"depths": (2, 2)})}
+"""The other has blocks for 4 stages."""
 SEGMENTER = resolve(
     ModelSpec(
         task="segmentation", name="swinv2-t", image_size=32, patch_size=2, hidden_size=8, heads=1, depths=(1, 1, 1),
@@ -64,7 +66,7 @@ class Job(TypedDict):
     layers: NotRequired[int]
     """Of that, for stages."""
     factory: NotRequired[str]
-    """Trains what a factory of examples/own_models makes; "swinv2:tiny" is `SWIN`."""
+    """Trains what a factory of examples/own_models makes, or one of `SWINS`."""
     evaluate: NotRequired[bool]
     """Measures held-out loss and accuracy at the end."""
     gradients: NotRequired[bool]

@@ -159,11 +159,27 @@ def test_stages_are_named_and_take_the_micro_batches(tmp_path: Path) -> None:
         ({"tensor": 2}, {"train": {"rank_speeds": [1.0, 0.5, 1.0, 0.5]}}, ["rank_speeds", "share one model"]),
         (
             {"sequence": 2}, {"model": {"name": "swinv2-t", "image_size": 64}},
-            ["parallel.sequence = 2 cannot be trained of swinv2-t", "parallel.tensor alone"],
+            ["parallel.sequence = 2 cannot be trained of swinv2-t", "parallel.tensor and parallel.pipeline"],
         ),
         (
             {"tensor": 2}, {"model": {"name": "swinv2-s", "image_size": 64}},
             ["parallel.tensor = 2 ranks share swinv2-s's 3 heads of its first stage", "tensor x sequence of 1, 3"],
+        ),
+        (
+            {"pipeline": 4},
+            {
+                "model": {"name": "swinv2-t", "image_size": 64, "depths": [1, 2]}, "scaling": {"gpus": [4]},
+                "train": {"grad_accum": 4},
+            },
+            ["4 stages, and swinv2-t has 3 blocks", "pipeline of 1 to 3", "model.depths"],
+        ),
+        (
+            {"pipeline": 2},
+            {
+                "model": {"task": "segmentation", "name": "swinv2-t", "image_size": 64},
+                "data": {"name": "synthetic-masks"},
+            },
+            ["'swinv2-t' with model.task = 'segmentation' cannot be split", "UperNet takes the feature maps of all"],
         ),
         (
             {"tensor": 2}, {"model": {"task": "segmentation", "image_size": 64}, "data": {"name": "synthetic-masks"}},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations, pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,6 +70,29 @@ def test_stages_are_balanced(layers: int, stages: int, classes: int) -> None:
     # With any less, the stages would hold fewer blocks in all, but for the one that each has at least.
     room = sum(max(1, (max(macs) - 1 - ends.get(stage, 0)) // block) for stage in range(stages))
     assert room < layers or max(macs) == max(block + ends.get(stage, 0) for stage in range(stages))
+
+
+@pytest.mark.parametrize("stages", [2, 3, 5, 8])
+def test_no_other_cut_of_a_swin_has_a_smaller_largest_stage(stages: int) -> None:
+    """All ways to cut eight blocks, each with what merges its stage behind it: of 32 x 32 patches of 12 pixels to
+    widths of 16, 32 and 64, their number halved along each side. MACs of a block, by hand: four products of c x c and
+    two of c x 4 c a token, windows of 4 x 4, and the two layers of the biases of 7 x 7 distances."""
+    model = ModelSpec(
+        name="swinv2-t", image_size=64, patch_size=2, hidden_size=16, heads=1, depths=(2, 5, 1), window_size=4
+    )
+    spec = resolve(model, 10)
+    macs = []
+    for number, depth in enumerate((2, 5, 1)):
+        tokens, width, heads = 32**2 // 4**number, 16 << number, 1 << number
+        macs += [tokens * (12 * width**2 + 2 * 16 * width) + 49 * 512 * (2 + heads)] * depth
+        macs[-1] += 0 if number == 2 else tokens // 4 * 4 * width * 2 * width
+    macs[0], macs[-1] = macs[0] + 32**2 * 12 * 16, macs[-1] + 64 * 10
+    assert 2 * sum(macs) == forward_flops(spec)
+    cut = stage_blocks(spec, stages)
+    assert [block for own in cut for block in own] == list(range(8))
+    ways = [pairwise((0, *ends, 8)) for ends in combinations(range(1, 8), stages - 1)]
+    least = min(max(sum(macs[begin:end]) for begin, end in way) for way in ways)
+    assert max(sum(macs[block] for block in own) for own in cut) == least
 
 
 def test_a_global_batch_is_of_the_data_parallel_ranks() -> None:

@@ -226,7 +226,7 @@ def _splits(model: ModelSpec, ranks_per_node: int) -> Iterator[ParallelSpec]:
         return [2**power for power in range(most.bit_length()) if 2**power <= most]
 
     for tensor, sequence, pipeline in product(
-        powers(ranks_per_node), powers(_MOST_ALONG), powers(min(_MOST_ALONG, model.layers or 1))
+        powers(ranks_per_node), powers(_MOST_ALONG), powers(min(_MOST_ALONG, model.blocks or 1))
     ):
         parallel = ParallelSpec(tensor=tensor, sequence=sequence, pipeline=pipeline)
         if parallel != NO_SPLIT and (model.heads or 1) % (tensor * sequence) == 0:

@@ -333,7 +333,7 @@ def blocks_of(model: nn.Module) -> Sequence[nn.Module]:
     return max(lists, key=lambda children: sum(map(_size, children)), default=[])
 
 
-def with_options(model: nn.Module, train: TrainSpec) -> nn.Module:
+def with_options(model: nn.Module, train: TrainSpec, own_blocks: Sequence[nn.Module] = ()) -> nn.Module:
     """Activation checkpointing, then compiling, block by block and in place; names of parameters stay as they are.
 
     1. checkpointing goes innermost: what wraps a block then sees one call in forward and its repetition in backward;
@@ -342,12 +342,17 @@ def with_options(model: nn.Module, train: TrainSpec) -> nn.Module:
 
     Block by block, because one compiled block serves all its like, and because FSDP2 and ZeRO-3 gather block by block.
 
+    Args:
+        model: the whole.
+        train: what is asked for.
+        own_blocks: where they are others than `blocks_of` has.
+
     Raises:
         RequestError: an option is set, and the model has no repeated blocks.
     """
     if not (train.activation_checkpointing or train.compile):
         return model
-    blocks = blocks_of(model)
+    blocks = own_blocks or blocks_of(model)
     if not blocks:
         option = "activation_checkpointing" if train.activation_checkpointing else "compile"
         raise RequestError(

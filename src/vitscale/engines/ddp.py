@@ -54,7 +54,8 @@ class DdpEngine(TorchEngine):
                 wrapped.register_comm_hook(None, _COMPRESSED[dtype])
             return wrapped
 
-        return in_stages(with_options(model, train), plan, trial, distributed)
+        model = with_options(model, train, plan.blocks_of(model) if plan else ())
+        return in_stages(model, plan, trial, distributed)
 
     @override
     def accumulating(self, *, last: bool) -> AbstractContextManager[None]:

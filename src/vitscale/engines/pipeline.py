@@ -17,7 +17,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
-from vitscale.engines.base import Engine, LossOf, TorchEngine, weight_dtype
+from vitscale.engines.base import Engine, LossOf, TorchEngine
 from vitscale.engines.stages import Stages
 from vitscale.engines.whole_tensors import TorchTensors, WholeTensors
 from vitscale.probes.steps import Phase, no_phase
@@ -87,8 +87,7 @@ class PipelineEngine(TorchEngine):
     def _schedule(self, size: int, count: int) -> Any:
         """For micro-batches of `size` images: torch's keep buffers of one shape."""
         parallel, held = self.parallel, self.wrapped
-        dtype = weight_dtype(self.train_spec)
-        hidden = [torch.empty(size, *shape, dtype=dtype, device="meta").requires_grad_() for shape in held.shapes]
+        hidden = [torch.empty(size, *shape, dtype=held.dtype, device="meta").requires_grad_() for shape in held.shapes]
         stages = [
             _Stage(self, wrapped, held.group.rank() + index * parallel.pipeline, hidden)
             for index, wrapped in enumerate(held.wrapped)
@@ -112,7 +111,7 @@ class PipelineEngine(TorchEngine):
         for index, stage in enumerate(held.wrapped):
             number = held.group.rank() + index * ranks
             if number > 0:
-                hidden = torch.empty(len(images), *held.shapes[number - 1], dtype=self.input_dtype, device=self.device)
+                hidden = torch.empty(len(images), *held.shapes[number - 1], dtype=held.dtype, device=self.device)
                 dist.recv(hidden, group=held.group, group_src=(number - 1) % ranks)
             with torch.no_grad(), self.autocast():
                 hidden = (stage.module if isinstance(stage, DistributedDataParallel) else stage)(hidden)

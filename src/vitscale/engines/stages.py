@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, field
 from itertools import chain, pairwise
 
 import torch
@@ -14,10 +13,13 @@ from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 from typing_extensions import override
 
+from vitscale.engines.base import weight_dtype
 from vitscale.engines.splits import offered, own_group
+from vitscale.engines.swin_split import swin_in_order, swin_through
 from vitscale.errors import RequestError, shown
 from vitscale.models.named import VisionTransformer
-from vitscale.trial.model_cost import stage_blocks
+from vitscale.trial.model_cost import balanced, stage_blocks, swin_shape
+from vitscale.trial.model_counts import swin_maps
 from vitscale.trial.trial import Trial
 
 
@@ -29,6 +31,16 @@ class StagePlan:
     """Names of the modules of each stage; one after the other, all of them are the model's forward."""
     shapes: tuple[tuple[int, ...], ...]
     """Of what each stage but the last hands on of an image, on this rank."""
+    dtype: torch.dtype
+    """Of that."""
+    through: Callable[[str, nn.Module, Tensor], Tensor] = field(default=lambda _, module, hidden: module(hidden))
+    """What the module of a name makes of hidden states."""
+    blocks: tuple[str, ...] = ()
+    """Names of what is wrapped one by one, where that is not what `base.blocks_of` has."""
+
+    def blocks_of(self, model: nn.Module) -> list[nn.Module]:
+        """`blocks` themselves."""
+        return [model.get_submodule(name) for name in self.blocks]
 
 
 def stage_plan(model: nn.Module, trial: Trial) -> StagePlan | None:
@@ -38,43 +50,43 @@ def stage_plan(model: nn.Module, trial: Trial) -> StagePlan | None:
     Raises:
         RequestError: it does not say what makes up its forward (`in_order`), or in too few modules.
     """
-    layout, stages = trial.layout, trial.parallel.stages
+    layout, stages, dtype = trial.layout, trial.parallel.stages, weight_dtype(trial.train)
     if layout.pipeline == 1:
         return None
     if isinstance(model, VisionTransformer):
         embedding, *blocks = model.in_order[: 1 + len(model.vit.layers)]
-        parts = [[blocks[block] for block in of_stage] for of_stage in stage_blocks(trial.model, stages)]
-        parts[0].insert(0, embedding)
-        parts[-1] += model.in_order[1 + len(blocks) :]
         tokens, at = model.vit.embeddings.position_embeddings.shape[1], layout.coordinates(dist.get_rank()).sequence
         own = tokens // layout.sequence + (at < tokens % layout.sequence)
-        return StagePlan(tuple(map(tuple, parts)), ((own, model.vit.width),) * (stages - 1))
+        parts = _parts(trial, [embedding], [[block] for block in blocks], model.in_order[1 + len(blocks) :])
+        return StagePlan(parts, ((own, model.vit.width),) * (stages - 1), dtype)
+    if swin := swin_shape(trial.model):
+        first, units, last = swin_in_order(swin.depths)
+        maps = swin_maps(swin)
+        handed_on = tuple(maps[blocks.stop - 1] for blocks in stage_blocks(trial.model, stages)[:-1])
+        if trial.train.precision == "bf16" and trial.train.device == "cpu":
+            dtype = torch.bfloat16  # of autocast's norms there, and so of all that they are added to
+        parts = _parts(trial, first, units, last)
+        return StagePlan(parts, handed_on, dtype, swin_through, tuple(chain(*units)))
     order = list(offered(model, "in_order", trial))
     if len(order) < stages:
         what = f"parallel.pipeline = {layout.pipeline} makes {stages} stages, and {shown(trial.model.factory)} offers "
         raise RequestError(f"{what}{len(order)} modules in_order", valid=[f"1 to {len(order)} stages"])
     flops, shapes = _outline(model, order, trial)
-    ends = balanced(flops, stages)
+    ends = balanced(tuple(flops), stages)
     return StagePlan(
         tuple(tuple(order[begin:end]) for begin, end in pairwise((0, *ends))),
         tuple(shapes[end - 1] for end in ends[:-1]),
+        dtype,
     )
 
 
-def balanced(costs: Sequence[int], groups: int) -> tuple[int, ...]:
-    """Where each of so many runs of `costs` ends, so that the largest sum of a run is least."""
-
-    @cache
-    def cut(begin: int, left: int) -> tuple[int, tuple[int, ...]]:
-        if left == 1:
-            return sum(costs[begin:]), (len(costs),)
-        tried = []
-        for end in range(begin + 1, len(costs) - left + 2):
-            largest, ends = cut(end, left - 1)
-            tried.append((max(sum(costs[begin:end]), largest), (end, *ends)))
-        return min(tried)
-
-    return cut(0, groups)[1]
+def _parts(
+    trial: Trial, first: Sequence[str], units: Sequence[Sequence[str]], last: Sequence[str]
+) -> tuple[tuple[str, ...], ...]:
+    """Names of each stage's modules; `units`: of each block and what goes with it."""
+    of_stages = stage_blocks(trial.model, trial.parallel.stages)
+    parts = [[name for block in blocks for name in units[block]] for blocks in of_stages]
+    return tuple(map(tuple, ([*first, *parts[0]], *parts[1:-1], [*parts[-1], *last])))
 
 
 def _outline(model: nn.Module, order: Sequence[str], trial: Trial) -> tuple[list[int], list[tuple[int, ...]]]:
@@ -96,11 +108,13 @@ def _outline(model: nn.Module, order: Sequence[str], trial: Trial) -> tuple[list
 class Stage(nn.Module):
     """Some of a model's modules, one after the other; they and their names are the model's own."""
 
-    def __init__(self, model: nn.Module, parts: Sequence[str]) -> None:
-        """`parts`: which, in order."""
+    def __init__(self, model: nn.Module, plan: StagePlan, *numbers: int) -> None:
+        """`numbers`: of the plan's stages, one after the other."""
         super().__init__()
-        self.parts = tuple(parts)
-        for part in parts:
+        self.parts, self.through = tuple(chain(*(plan.parts[number] for number in numbers))), plan.through
+        # What DDP is not to broadcast, by the same names.
+        self._ddp_params_and_buffers_to_ignore = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
+        for part in self.parts:
             *path, name = part.split(".")
             holder: nn.Module = self
             for step in path:
@@ -113,7 +127,7 @@ class Stage(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """Hidden states of hidden states; the first stage takes images, the last one makes logits."""
         for part in self.parts:
-            hidden = self.get_submodule(part)(hidden)
+            hidden = self.through(part, self.get_submodule(part), hidden)
         return hidden
 
 
@@ -137,8 +151,9 @@ class Stages(nn.Module):
         self.group = own_group(layout.groups("pipeline"))
         rank = layout.coordinates(dist.get_rank()).pipeline
         self.first, self.last = rank == 0, rank == ranks - 1
-        self.shapes = plan.shapes
-        holders = [Stage(model, list(chain(*plan.parts[other::ranks]))) for other in range(ranks)]
+        self.shapes, self.dtype = plan.shapes, plan.dtype
+        stages = range(len(plan.parts))
+        holders = [Stage(model, plan, *stages[other::ranks]) for other in range(ranks)]
         self.own = holders[rank]
         """All that lies here; nothing goes forward through it, but names and weights are right."""
         owners = {name: other for other, held in enumerate(holders) for name, _ in held.named_parameters()}
@@ -146,7 +161,7 @@ class Stages(nn.Module):
             name: Whole(nn.Parameter(torch.empty(own.shape, device="meta"), own.requires_grad), owners[name])
             for name, own in model.named_parameters()
         }
-        self.wrapped = nn.ModuleList(wrap(Stage(model, parts)) for parts in plan.parts[rank::ranks])
+        self.wrapped = nn.ModuleList(wrap(Stage(model, plan, number)) for number in stages[rank::ranks])
         """One for each stage of this rank, in the order of the model."""
 
 

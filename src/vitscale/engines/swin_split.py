@@ -1,4 +1,4 @@
-"""Swin V2's heads and MLPs over tensor ranks.
+"""Swin V2's heads and MLPs over tensor ranks, and its modules in a row for stages.
 
 Its classifier is transformers' own, whose attention reads how many heads there are, and the scale of each head's
 logits, from itself: both are cut with the heads, and the small network of position biases by what it gives each head.
@@ -6,6 +6,8 @@ logits, from itself: both are cut with the heads, and the small network of posit
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -31,6 +33,30 @@ def swin_tensor_plan() -> dict[str, tp.ParallelStyle]:
         f"{block}.output.dense": tp.RowwiseParallel(),
     }
     return plan | {"classifier": tp.ColwiseParallel(output_layouts=Replicate())}
+
+
+def swin_in_order(depths: Sequence[int]) -> tuple[list[str], list[list[str]], list[str]]:
+    """Names of the modules that make up a `Swinv2ForImageClassification`'s forward, one after the other: those before
+    its blocks, those of each block with what merges its stage behind the last one, and those behind."""
+    units = []
+    for stage, depth in enumerate(depths):
+        path = f"swinv2.encoder.layers.{stage}"
+        units += [[f"{path}.blocks.{block}"] for block in range(depth)]
+        if stage < len(depths) - 1:
+            units[-1].append(f"{path}.downsample")
+    return ["swinv2.embeddings"], units, ["swinv2.layernorm", "swinv2.pooler", "classifier"]
+
+
+def swin_through(name: str, module: nn.Module, hidden: Tensor) -> Tensor:
+    """What one of `swin_in_order` makes of [b, tokens, width], the embeddings of images, as transformers'
+    modeling_swinv2.py goes through it; maps are square."""
+    if ".layers." in name:
+        side = math.isqrt(hidden.shape[1])
+        given = module(hidden, (side, side))
+    else:
+        given = module(hidden.transpose(1, 2)).flatten(1) if name.endswith("pooler") else module(hidden)
+    whole: Tensor = given[0] if isinstance(given, tuple) else given
+    return whole
 
 
 class _Heads(tp.ParallelStyle):

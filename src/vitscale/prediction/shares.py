@@ -4,6 +4,7 @@ the tokens. As `engines.splits` and `engines.stages` cut a model that classifies
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import groupby
 from typing import NamedTuple
 
 from vitscale.trial.model_cost import ParameterShapes, recorded_shapes, stage_blocks
@@ -18,8 +19,13 @@ class Share(NamedTuple):
     parallel: ParallelSpec
     rank: int
     """Along the pipeline."""
-    chunks: tuple[int, ...]
+    chunks: tuple[range, ...]
     """Blocks of each of its stages, in the order of the model; empty: all blocks of a model without stages."""
+
+    @property
+    def blocks(self) -> int:
+        """Of all its stages; 0 without stages."""
+        return sum(map(len, self.chunks))
 
     @property
     def first(self) -> bool:
@@ -71,8 +77,8 @@ def shares(trial: Trial) -> tuple[Share, ...]:
     parallel = trial.parallel
     if parallel.pipeline == 1:
         return (Share(parallel, 0, ()),)
-    counts = [len(blocks) for blocks in stage_blocks(trial.model, parallel.stages)]
-    return tuple(Share(parallel, rank, tuple(counts[rank :: parallel.pipeline])) for rank in range(parallel.pipeline))
+    stages = stage_blocks(trial.model, parallel.stages)
+    return tuple(Share(parallel, rank, stages[rank :: parallel.pipeline]) for rank in range(parallel.pipeline))
 
 
 def compute_share(trial: Trial) -> float:
@@ -90,13 +96,16 @@ def _macs(shapes: ParameterShapes) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _shapes(whole: ParameterShapes, tensor: int, chunks: tuple[int, ...], first: bool, last: bool) -> ParameterShapes:
+def _shapes(whole: ParameterShapes, tensor: int, chunks: tuple[range, ...], first: bool, last: bool) -> ParameterShapes:
     if tensor == 1 and not chunks:
         return whole
-    blocks = tuple(b._replace(modules=tuple(module.part(tensor) for module in b.modules)) for b in whole.blocks)
+    blocks = whole.blocks
     if chunks:
-        embedding, block, head = blocks
+        embedding, *_, head = blocks
         nothing = Block((), ())
-        own = block._replace(repeats=sum(chunks))
-        blocks = (embedding if first else nothing, own, head if last else nothing)
-    return whole._replace(blocks=blocks)
+        row = [block for chunk in chunks for number in chunk for block in whole.in_a_row[number]]
+        alike = [block._replace(repeats=len(list(run))) for block, run in groupby(row)]
+        blocks = (embedding if first else nothing, *alike, head if last else nothing)
+    return whole._replace(
+        blocks=tuple(b._replace(modules=tuple(module.part(tensor) for module in b.modules)) for b in blocks), units=()
+    )

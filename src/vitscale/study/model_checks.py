@@ -85,14 +85,14 @@ def _check_stages(parallel: ParallelSpec, train: TrainSpec, model: ModelSpec) ->
     if parallel.shard_norms:
         what = "parallel.shard_norms does not go with parallel.pipeline: stages hand on whole tokens"
         raise RequestError(what, next_step="Remove shard_norms, or set pipeline = 1")
-    layers, stages, ranks, count = model.layers or 0, parallel.stages, parallel.pipeline, train.grad_accum
+    layers, stages, ranks, count = model.blocks or 0, parallel.stages, parallel.pipeline, train.grad_accum
     each = stages // ranks
     if layers < stages and model.factory is None:  # of which its ranks tell
         raise RequestError(
             f"{_product(parallel)}{f' with {each} stages each' if each > 1 else ''} is {stages} stages, and "
             f"{model.name} has {layers} blocks",
             valid=[f"pipeline of 1 to {layers // each}"] if layers >= 2 * each else [],
-            next_step="Set a smaller pipeline, or a model with more blocks (model.layers)",
+            next_step="Set a smaller pipeline, or a model with more blocks (model.layers, of Swin model.depths)",
         )
     rounds = max(1, count // ranks)
     what = f"train.grad_accum = {count} micro-batches are too few for parallel.schedule = '1f1b' on"
@@ -162,21 +162,23 @@ def _check_shape(parallel: ParallelSpec, model: ModelSpec) -> None:
         what = (f"model.{named[0][0]} = {shown(named[0][1])}" if named else "a model of train.script's own") + (
             " with model.task = 'segmentation'" if model.task == "segmentation" else ""
         )
+        segments_in_stages = model.task == "segmentation" and parallel.pipeline > 1
+        maps = ", and a head of UperNet takes the feature maps of all stages" * segments_in_stages
         raise RequestError(
             f"{what} cannot be split: {_product(parallel)} is known to train the same for vitscale's own "
-            "models that classify",
+            f"models that classify{maps}",
             valid=[
                 "vit-ti16, vit-s16, vit-b16 and their like, of any shape",
-                "swinv2-t and its like with parallel.tensor",
+                "swinv2-t and its like with parallel.tensor and parallel.pipeline",
                 "a factory that says how it is split",
             ],
             next_step="Use one of these, or leave [parallel] out",
         )
-    if model.depths is not None and (parallel.ranks_per_model > parallel.tensor or parallel.shard_norms):
+    if model.depths is not None and (parallel.sequence > 1 or parallel.shard_norms):
         what = f"{_product(parallel)}{' with shard_norms' * parallel.shard_norms} cannot be trained of {model.name}"
         raise RequestError(
-            f"{what}: windows join tokens of several ranks, and its stages hand on maps of several shapes",
-            valid=["parallel.tensor alone, shard_norms = false"],
+            f"{what}: windows join tokens of several ranks",
+            valid=["parallel.tensor and parallel.pipeline, sequence = 1, shard_norms = false"],
             next_step="Use one of these, or a vision transformer",
         )
     ranks = parallel.tensor * parallel.sequence

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from functools import lru_cache
-from itertools import accumulate
+from functools import cache, lru_cache
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from vitscale.errors import RequestError, VitscaleError, shown
@@ -100,6 +100,13 @@ class ParameterShapes(NamedTuple):
     blocks: tuple[Block, ...]
     wrapped_in_decoder: bool = False
     """Whether engines wrap a list of the decoder's convolutions, which has more parameters than that of the blocks."""
+    units: tuple[tuple[Block, ...], ...] = ()
+    """What a pipeline's stages take one by one, between embedding and head, where that is not `blocks[1]`."""
+
+    @property
+    def in_a_row(self) -> tuple[tuple[Block, ...], ...]:
+        """The units of a model that classifies."""
+        return self.units or ((self.blocks[1]._replace(repeats=1),),) * self.blocks[1].repeats
 
     def each(self) -> Iterator[Block]:
         """Every block by itself: like ones one after the other."""
@@ -121,15 +128,15 @@ def _shapes(
 ) -> ParameterShapes | None:
     if swin is not None:
         blocks, width = model_counts.swin(swin), model_counts.stages(swin)[-1].width
+        units = tuple(model_counts.swin_units(swin)) if len(swin.depths) > 1 else ()
     elif vit is not None:
-        blocks, width = _vit_blocks(vit), vit.hidden
+        blocks, width, units = _vit_blocks(vit), vit.hidden, ()
     else:
         return None
     norm = model_counts.norm(width)
     if decoder is None:
-        return ParameterShapes(
-            (*blocks, model_counts.in_order([norm, model_counts.linear(width, classes, 1, "outputs")]))
-        )
+        head = model_counts.in_order([norm, model_counts.linear(width, classes, 1, "outputs")])
+        return ParameterShapes((*blocks, head), units=units)
     before = [] if vit is None else [norm, *model_counts.pyramid(width, decoder.sides[_OWN_MAP])]
     wrapped = sum(block.repeats * block.elements for block in blocks if block.wrapped)
     return ParameterShapes(
@@ -210,10 +217,11 @@ def training_flops(spec: ModelSpec) -> int | None:
 
 
 def stage_blocks(spec: ModelSpec, stages: int) -> tuple[range, ...]:
-    """Which blocks of a resolved ViT each pipeline stage has, so that the largest stage has the fewest FLOPs.
+    """Which blocks of a resolved model that classifies each pipeline stage has, so that the largest stage has the
+    fewest FLOPs.
 
-    The first stage has the embedding as well and the last one the head. Block by block to the stage that has least,
-    which is optimal for blocks of one size; of equals to the last, for stages hold the fewer activations the later.
+    The first stage has the embedding as well and the last one the head. Blocks of one size go one by one to the stage
+    that has least, which is optimal; of equals to the last, for stages hold the fewer activations the later.
 
     Args:
         spec: with at least as many blocks as stages.
@@ -223,12 +231,35 @@ def stage_blocks(spec: ModelSpec, stages: int) -> tuple[range, ...]:
         ValueError: there are fewer blocks than stages.
     """
     shapes = parameter_shapes(spec)
-    if shapes is None or spec.layers is None or spec.layers < stages:
-        raise ValueError(f"{spec.layers} blocks do not make {stages} stages")
-    embedding, block, head = (sum(module.macs for module in own.modules) for own in shapes.blocks)
-    counts, macs = [1] * stages, [block] * stages
-    macs[0], macs[-1] = macs[0] + embedding, macs[-1] + head
-    for _ in range(spec.layers - stages):
-        least = min(range(stages), key=lambda stage: (macs[stage], -stage))
-        counts[least], macs[least] = counts[least] + 1, macs[least] + block
+    if shapes is None or len(shapes.in_a_row) < stages:
+        raise ValueError(f"{spec.blocks} blocks do not make {stages} stages")
+    macs = [sum(module.macs for block in unit for module in block.modules) for unit in shapes.in_a_row]
+    embedding, head = (sum(module.macs for module in own.modules) for own in (shapes.blocks[0], shapes.blocks[-1]))
+    if shapes.units:
+        macs[0], macs[-1] = macs[0] + embedding, macs[-1] + head
+        ends = balanced(tuple(macs), stages)
+        return tuple(range(begin, end) for begin, end in pairwise((0, *ends)))
+    block, of_stage = macs[0], [macs[0]] * stages
+    counts = [1] * stages
+    of_stage[0], of_stage[-1] = of_stage[0] + embedding, of_stage[-1] + head
+    for _ in range(len(macs) - stages):
+        least = min(range(stages), key=lambda stage: (of_stage[stage], -stage))
+        counts[least], of_stage[least] = counts[least] + 1, of_stage[least] + block
     return tuple(range(end - count, end) for count, end in zip(counts, accumulate(counts), strict=True))
+
+
+@lru_cache(maxsize=1024)
+def balanced(costs: tuple[int, ...], groups: int) -> tuple[int, ...]:
+    """Where each of so many runs of `costs` ends, so that the largest sum of a run is least."""
+
+    @cache
+    def cut(begin: int, left: int) -> tuple[int, tuple[int, ...]]:
+        if left == 1:
+            return sum(costs[begin:]), (len(costs),)
+        tried = []
+        for end in range(begin + 1, len(costs) - left + 2):
+            largest, ends = cut(end, left - 1)
+            tried.append((max(sum(costs[begin:end]), largest), (end, *ends)))
+        return min(tried)
+
+    return cut(0, groups)[1]

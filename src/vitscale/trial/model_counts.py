@@ -159,6 +159,28 @@ def swin(shape: SwinShape) -> list[Block]:
     return [in_order([patches, norm(shape.hidden_size)]), *blocks]
 
 
+def swin_units(shape: SwinShape) -> list[tuple[Block, ...]]:
+    """Its blocks one by one, as a pipeline's stages take them: with what merges its stage behind the last of it."""
+    built = stages(shape)
+    units = []
+    for s in built:
+        merge = () if s is built[-1] else (in_order(swin_merge(s))._replace(wrapped=True),)
+        block = swin_block(s)._replace(wrapped=True)
+        units += [(block,)] * (s.depth - 1) + [(block, *merge)]
+    return units
+
+
+def swin_maps(shape: SwinShape) -> list[tuple[int, int]]:
+    """(tokens, width) of what each of `swin_units` gives of an image."""
+    built = stages(shape)
+    following = [*built[1:], built[-1]]
+    return [
+        (given.side**2, given.width)
+        for s, after in zip(built, following, strict=True)
+        for given in [s] * (s.depth - 1) + [after]
+    ]
+
+
 def _stage(s: Stage, last: bool) -> Block:
     modules, forward = swin_block(s)[:2]
     indices = tuple(number * len(modules) + index for number in range(s.depth) for index in forward)

@@ -73,6 +73,11 @@ class ModelSpec(Spec):
         """Whether nothing says which model it is."""
         return self.name is None and self.hf is None and self.factory is None
 
+    @property
+    def blocks(self) -> int | None:
+        """Of a resolved ViT or Swin."""
+        return self.layers if self.depths is None else sum(self.depths)
+
 
 class _NamedShape(NamedTuple):
     patch_size: int

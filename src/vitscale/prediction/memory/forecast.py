@@ -111,6 +111,8 @@ def unavailable(trial: Trial) -> str:
         return ""
     if trial.parallel != NO_SPLIT and trial.model.task != "classification":
         return "ranks do not share a model that segments"
+    if trial.parallel.pipeline > 1:
+        return "what stages (parallel.pipeline) of Swin hold is not modelled"
     if train.wrapper == "fsdp2" and shapes.wrapped_in_decoder:
         return "FSDP2 wraps the decoder's convolutions here, which outweigh the blocks, and that is not modelled"
     return (
@@ -214,9 +216,10 @@ def _that_may_take_most(trial: Trial) -> list[Share]:
     """Of places in the pipeline with the same tensors the one with most micro-batches under way, and with most of those
     that begin a backward before the last forward: what the others hold is less at every moment."""
     most: dict[tuple[object, ...], Share] = {}
-    count = trial.train.grad_accum
+    count, (_, whole) = trial.train.grad_accum, _held(trial)
     for share in sorted(shares(trial), key=lambda share: share.in_flight(count)):
-        most[share.chunks, share.first, share.last, share.in_flight(count) == count * len(share.chunks)] = share
+        under_way = share.in_flight(count)
+        most[share.shapes(whole), under_way == count * len(share.chunks)] = share
     return list(most.values())
 
 

@@ -195,9 +195,9 @@ def messages(trial: Trial) -> tuple[Message, ...] | None:
         return made
     if vit_shape(trial.model) is None and swin_shape(trial.model) is None:
         return None
-    unlike = {(share.chunks, share.first, share.last): share for share in shares(trial)}
+    unlike = {(own, tuple(map(len, share.chunks))): share for share in shares(trial) for own in [share.shapes(shapes)]}
     of_ranks = [
-        (*referred(sent)(trial, share.shapes(shapes)), *referred(_EXCHANGES)(trial, share)) for share in unlike.values()
+        (*referred(sent)(trial, own), *referred(_EXCHANGES)(trial, share)) for (own, _), share in unlike.items()
     ]
     return max(of_ranks, key=lambda own: sum(message.tensor_bytes * message.times(train.grad_accum) for message in own))
 

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from vitscale.prediction.shares import Share
@@ -30,8 +31,12 @@ def exchanges(trial: Trial, share: Share) -> tuple[Message, ...]:
     that backward needs: of a ViT's block all but the MLP's sum, of a stage of Swin, whose norms come last, everything.
     """
     swin, vit = swin_shape(trial.model), vit_shape(trial.model)
-    exchanged = _of_vit(trial, vit, share) if vit is not None else _of_swin(trial, swin) if swin is not None else ()
     parallel = trial.parallel
+    exchanged: list[Message] = []
+    if vit is not None:
+        exchanged += _of_vit(trial, vit, share)
+    elif swin is not None:
+        exchanged += _of_swin(trial, swin, share)
     if trial.train.gradient_clipping > 0 and (parallel.tensor > 1 or parallel.pipeline > 1):
         return *exchanged, Message("all_reduce", _NORM_BYTES, 1, "after", None, False, group="all")
     return tuple(exchanged)
@@ -54,30 +59,46 @@ def _made(train: TrainSpec) -> _Made:
     return _Made(largest_micro_batch(train), 2 if train.precision == "bf16-params" else 4, narrow)
 
 
-def _of_swin(trial: Trial, swin: SwinShape) -> Iterator[Message]:
-    """Tensors alone: attention's tokens in whole windows; and the gradient of what each block's position biases are
-    made of, as large for any number of images."""
+def _of_swin(trial: Trial, swin: SwinShape, share: Share) -> Iterator[Message]:
+    """Tensors: attention's tokens in whole windows; and the gradient of what each block's position biases are made of,
+    as large for any number of images. Stages: a map that is another behind each merging."""
     images, weights, products = made = _made(trial.train)
     # On a CPU autocast's norms give 16 bits too.
     passed = products if trial.train.device == "cpu" else weights
-    stages = model_counts.stages(swin)
-    for stage in stages:
+    of_blocks = [stage for stage in model_counts.stages(swin) for _ in range(stage.depth)]
+    maps = [images * tokens * width * passed for tokens, width in model_counts.swin_maps(swin)]
+    yield from _of_stages(made, share, maps)
+    if trial.parallel.tensor == 1:
+        return
+    own = Counter(of_blocks[block] for chunk in share.chunks for block in chunk) or Counter(of_blocks)
+    for stage, blocks in own.items():
         for tokens in (stage.padded, stage.side**2):
             row = images * tokens * stage.width
-            yield made.message("all_reduce", row * products, stage.depth, "forward")
-            yield made.message("all_reduce", row * passed, stage.depth, "backward")
+            yield made.message("all_reduce", row * products, blocks, "forward")
+            yield made.message("all_reduce", row * passed, blocks, "backward")
             if trial.train.activation_checkpointing:
-                yield made.message("all_reduce", row * products, stage.depth, "backward")
+                yield made.message("all_reduce", row * products, blocks, "backward")
         of_biases = stage.positions * model_counts.BIAS_WIDTH * products
-        yield Message("all_reduce", of_biases, stage.depth, "backward", None, True, group="tensor")
-    yield made.message("all_gather", images * (trial.model.num_classes or 0) * products, 1, "forward")
-    yield made.message("all_reduce", images * stages[-1].width * passed, 1, "backward")
+        yield Message("all_reduce", of_biases, blocks, "backward", None, True, group="tensor")
+    if share.last:
+        yield made.message("all_gather", images * (trial.model.num_classes or 0) * products, 1, "forward")
+        yield made.message("all_reduce", images * of_blocks[-1].width * passed, 1, "backward")
+
+
+def _of_stages(made: _Made, share: Share, given: Sequence[float]) -> Iterator[Message]:
+    """Across each boundary of a rank's stages; `given`: bytes of what each of the model's blocks gives."""
+    handed_on = Counter(given[chunk.stop - 1] for chunk in share.chunks if chunk.stop < len(given))
+    received = Counter(given[chunk.start - 1] for chunk in share.chunks if chunk.start > 0)
+    for size, calls in handed_on.items():
+        yield made.message("send", size, calls, "forward", "pipeline")
+    for size, calls in received.items():
+        yield made.message("send", size, calls, "backward", "pipeline")
 
 
 def _of_vit(trial: Trial, vit: VitShape, share: Share) -> Iterator[Message]:
     parallel = trial.parallel
     images, weights, products = made = _made(trial.train)
-    message, blocks = made.message, sum(share.chunks) or vit.layers
+    message, blocks = made.message, share.blocks or vit.layers
     again = blocks * trial.train.activation_checkpointing
     tokens = math.ceil(vit.tokens / parallel.sequence)
     row = images * vit.hidden
@@ -112,6 +133,4 @@ def _of_vit(trial: Trial, vit: VitShape, share: Share) -> Iterator[Message]:
             yield message("all_to_all", row * tokens * products // parallel.tensor, calls, phase, "sequence")
             if share.last:
                 yield message("all_to_all", parallel.sequence * row * weights, 1, phase, "sequence")
-    if parallel.pipeline > 1:
-        yield message("send", row * tokens * weights, share.handed_on, "forward", "pipeline")
-        yield message("send", row * tokens * weights, share.received, "backward", "pipeline")
+    yield from _of_stages(made, share, [row * tokens * weights] * vit.layers)

@@ -116,11 +116,9 @@ def future_run(cluster: Cluster, ranks: int, random: np.random.Generator) -> flo
 
 def step_seconds(steps: Array) -> Array:
     """Of each run, (runs,), from its steps (runs, steps), as the product has it: their mean without rare slow ones."""
-    means = []
-    for run in steps:
-        aside = slow_steps(np.arange(len(run)), run, np.full(len(run), WHOLE, dtype=np.uint8)).set_aside
-        means.append(np.delete(run, list(aside)).mean())
-    return np.array(means)
+    count = steps.shape[1]
+    slow = slow_steps(np.arange(count), steps, np.full(count, WHOLE, dtype=np.uint8))
+    return np.array([np.delete(run, list(own.set_aside)).mean() for run, own in zip(steps, slow, strict=True)])
 
 
 def _point(cluster: Cluster, ranks: int, random: np.random.Generator) -> Point:

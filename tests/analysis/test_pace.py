@@ -43,11 +43,11 @@ def lines(
 
 
 def in_columns(ranks: Sequence[Sequence[StepLine]]) -> RunSteps:
-    return RunSteps.of([Steps.of(own) for own in ranks])
+    return RunSteps.of([[Steps.of(own) for own in ranks]])
 
 
 def elapsed_of(ranks: Sequence[Sequence[StepLine]]) -> list[float]:
-    elapsed: list[float] = elapsed_seconds(in_columns(ranks)).tolist()
+    elapsed: list[float] = elapsed_seconds(in_columns(ranks))[0].tolist()
     return elapsed
 
 
@@ -125,7 +125,7 @@ def test_a_step_that_a_rank_lacks_is_none_and_of_two_lines_the_last_counts() -> 
     again = first[0].model_copy(update={"seconds": 7.0})
     steps = in_columns([[*first, again], second[:1] + second[2:]])
     assert steps.step.tolist() == [0, 2]
-    assert steps.seconds.tolist() == [[7.0, 3.0], [1.0, 3.0]]
+    assert steps.seconds.tolist() == [[[7.0, 3.0], [1.0, 3.0]]]
 
 
 @given(

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import math
 import os
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from results_factory import (
     PHASE_SECONDS,
@@ -15,7 +19,7 @@ from results_factory import (
     steady_run,
 )
 from vitscale.analysis import analyse
-from vitscale.analysis.runs.figures import run_figures
+from vitscale.analysis.runs.figures import all_run_figures, run_figures
 
 # Two ranks, micro-batch 4, accumulation 2: a global batch of 16 images, 8 per rank. One warm-up step, then four timed.
 TWO_RANKS = make_trial("ddp", 2, micro_batch=4, grad_accum=2)
@@ -301,3 +305,22 @@ def test_many_runs_are_worked_out_in_forks_with_the_same_results(monkeypatch: py
         for result in forked.trials.values()
         for ours, theirs in zip(result.records, alone.trials[result.trial_id].records, strict=True)
     )
+
+
+@given(st.lists(st.tuples(st.integers(0, 99), st.sampled_from([3, 24, 60]), st.integers(0, 5)), min_size=1, max_size=6))
+def test_runs_worked_out_together_have_the_figures_that_each_has_alone(drawn: list[tuple[int, int, int]]) -> None:
+    """Runs of unlike lengths, first steps that are slow still, slow ones later on, and times that fall."""
+    runs = []
+    for seed, steps, slow in drawn:
+        random = np.random.default_rng(seed)
+        seconds = np.exp(0.02 * random.standard_normal((2, steps))) * np.linspace(1 + 0.3 * (seed % 3 == 0), 1, steps)
+        seconds[:, 1 : 1 + slow] *= 3.0
+        seconds[:, random.integers(0, steps, seed % 3)] *= 5.0
+        losses = random.choice([1.0, 2.0, math.nan], steps, p=[0.5, 0.49, 0.01])
+        told = [None if math.isnan(loss) else float(loss) for loss in losses]
+        ranks = [
+            make_rank(TWO_RANKS, rank, own, warmup=1, steps_in_epoch=-(-steps // 2), losses=told)
+            for rank, own in enumerate(seconds.tolist())
+        ]
+        runs.append(make_run(TWO_RANKS, ranks[: 2 - (seed == 7)]))
+    assert all_run_figures(runs) == [run_figures(run) for run in runs]

@@ -13,7 +13,7 @@ TWO_RANKS = make_trial("ddp", 2, warmup_steps=0)
 def found(seconds: list[float], **kinds: int) -> SlowSteps:
     """`s3=FIRST` makes step 3 one that begins an epoch."""
     of_steps = [kinds.get(f"s{k}", WHOLE) for k in range(len(seconds))]
-    return slow_steps(np.arange(len(seconds)), np.array(seconds), np.array(of_steps, dtype=np.uint8))
+    return slow_steps(np.arange(len(seconds)), np.array([seconds]), np.array(of_steps, dtype=np.uint8))[0]
 
 
 def test_one_sleep_of_8_seconds_among_80_steps_changes_no_figure() -> None:

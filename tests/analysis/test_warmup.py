@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitscale.analysis.runs.warmup import FEWEST_STEPS, NONE_SEEN, WarmUp, warm_up
+from vitscale.analysis.runs import warmup
+from vitscale.analysis.runs.warmup import FEWEST_STEPS, NONE_SEEN, WarmUp
 
 times = st.lists(st.floats(min_value=0.0, max_value=1e308), max_size=60)
 
@@ -15,6 +16,10 @@ times = st.lists(st.floats(min_value=0.0, max_value=1e308), max_size=60)
 def noisy(seed: int, sigma: float, steps: int, runs: int = 1) -> np.ndarray:
     """`runs` white-noise runs around 1."""
     return np.exp(sigma * np.random.default_rng(seed).standard_normal((runs, steps)))
+
+
+def warm_up(seconds: list[float]) -> WarmUp:
+    return warmup.warm_up(np.array([seconds], dtype=float))[0]
 
 
 def test_level_times_have_no_warm_up() -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from vitscale.analysis.learning.convergence import convergence
 from vitscale.analysis.quality.measurement import clock_anomalies
 from vitscale.analysis.runs.environments import differences, largest_like_group, run_environments
-from vitscale.analysis.runs.figures import LEARNED, PHASES, EpochFigures, LossByStep, RunFigures, run_figures
+from vitscale.analysis.runs.figures import LEARNED, PHASES, EpochFigures, LossByStep, RunFigures, all_run_figures
 from vitscale.analysis.runs.repeats import allocation_of, clusters_of, components, groups, looked_at, observations
 from vitscale.analysis.runs.resources import resource_figures
 from vitscale.analysis.statistics import interval, known_median
@@ -55,7 +55,7 @@ def summarise(
         for index, (run, environment) in enumerate(zip(completed, environments, strict=True))
         if index not in together
     ]
-    figures = tuple(run_figures(run) for run in used)
+    figures = tuple(all_run_figures(used))
     outcome, reason = _outcome(all_runs)
     by_allocation = groups([allocation_of(run) for run in used])
     spread = components([observations([f.epoch_seconds for f in figures], [[i] for i in own]) for own in by_allocation])
@@ -222,10 +222,10 @@ def _mean_epochs(figures: Sequence[RunFigures]) -> tuple[EpochFigures, ...]:
 def _mean_losses(figures: Sequence[RunFigures]) -> LossByStep:
     of_runs = [figure.loss_by_step for figure in figures]
     if of_runs and all(np.array_equal(losses.step, of_runs[0].step) for losses in of_runs):
-        return LossByStep.mean(of_runs[0].step, np.stack([losses.loss for losses in of_runs]))
+        return LossByStep.means(of_runs[0].step, np.stack([losses.loss for losses in of_runs])[np.newaxis])[0]
     step, position = np.unique(
         np.concatenate([np.array([], dtype=np.int64), *(r.step for r in of_runs)]), return_inverse=True
     )
     losses = np.concatenate([np.array([]), *(r.loss for r in of_runs)])
     total = np.bincount(position, weights=losses, minlength=len(step))
-    return LossByStep.mean(step, (total / np.bincount(position, minlength=len(step)))[np.newaxis])
+    return LossByStep.means(step, (total / np.bincount(position, minlength=len(step)))[np.newaxis, np.newaxis])[0]

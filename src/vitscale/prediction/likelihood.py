@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from vitscale.prediction.evidence import Point
 from vitscale.prediction.parameters import JOB_FREEDOM, JOB_TO_JOB_RUNS, NAMES, Prior, job_scale
 from vitscale.prediction.sampling import Proposal, StudentT, medians, spread_out_normals
-from vitscale.prediction.step.model import Draws, StepModel, StepTimes, Worlds
+from vitscale.prediction.step.model import Calls, Draws, StepModel, StepTimes, Worlds
 from vitscale.prediction.step.of_series import device_factors, typical_slowdown, worlds_of
 from vitscale.store.records import EXPOSED
 
@@ -36,6 +36,8 @@ _CLOSE = 1e-3
 _TRIED = 64
 _COMPUTE = NAMES.index("compute")
 _SETS_AT_ONCE = 64
+_TYPICAL_RUNS = 9
+"""Runs of a point by which its middle is told where proposals begin: of more, so many spread evenly over them."""
 
 
 def by_name(rows: Array) -> Draws:
@@ -54,8 +56,12 @@ class Likelihood:
         self.spread = np.array([max(1e-6, known[name].spread) for name in NAMES])
         self.of_point = np.concatenate([np.full(len(point.step_seconds), n) for n, point in enumerate(points)])
         self.log_steps = np.log(np.concatenate([np.asarray(point.step_seconds) for point in points]))
+        typical = [_evenly(np.log(point.step_seconds)) for point in points]
+        self.typical_steps = np.concatenate(typical)
+        self.of_typical = np.repeat(np.arange(len(points)), [len(steps) for steps in typical])
         self.factors = device_factors(points)
         self.explained = [(n, point) for n, point in enumerate(points) if point.parts is not None]
+        self._known_calls: tuple[Array, Calls] = np.empty(0), {}
         self.active = self._active()
 
     def rows(self, standard: Array, rng: np.random.Generator | None = None) -> Array:
@@ -92,18 +98,23 @@ class Likelihood:
         return self._residuals(of_points), others
 
     def median_residuals(self, standard: Array) -> Array:
-        """(sets,): of `residuals` the median over the runs."""
+        """(sets,): of `residuals` the median over the typical runs of each point."""
         of_points, _ = self._log_model(standard)
         middles = np.empty(len(standard))
         for rows in _in_parts(len(standard)):
             # A set's runs side by side, as they are to be sorted.
-            runs = np.take(of_points[rows], self.of_point, axis=1)
-            middles[rows] = medians(np.subtract(self.log_steps, runs, out=runs).T)
+            runs = np.take(of_points[rows], self.of_typical, axis=1)
+            middles[rows] = medians(np.subtract(self.typical_steps, runs, out=runs).T)
         return middles
 
     def _log_model(self, standard: Array) -> tuple[Array, Array]:
         """((sets, points) logarithm of the model's step; the residuals of all but the runs)."""
-        times = self.model.times(by_name(self.rows(standard)), self.worlds)
+        draws = by_name(self.rows(standard))
+        but_compute = np.delete(standard[:, :-1], np.searchsorted(self.active, _COMPUTE), axis=1)
+        if not np.array_equal(but_compute, self._known_calls[0]):
+            # The density of the prior's proposals asks for the same sets with other computes.
+            self._known_calls = but_compute, self.model.calls(draws, self.worlds)
+        times = self.model.times(draws, self.worlds, self._known_calls[1])
         others = [standard[:, :-1]]
         for n, point in self.explained:
             others += self._parts(times, point, n)
@@ -245,6 +256,13 @@ class _FromThePrior:
         slope = np.divide(apart - left, moved, out=np.ones_like(moved), where=moved != 0)
         at[:, self.column] += np.clip(left / np.maximum(slope, 0.05), -1.0, 1.0) / by_one
         return np.asarray(at[:, self.column], dtype=np.float64)
+
+
+def _evenly(values: Array) -> Array:
+    """At most `_TYPICAL_RUNS` of them, from the middles of as many equal parts of all in order; fewer as they are."""
+    if len(values) <= _TYPICAL_RUNS:
+        return values
+    return np.asarray(np.sort(values)[(2 * np.arange(_TYPICAL_RUNS) + 1) * len(values) // (2 * _TYPICAL_RUNS)])
 
 
 def _in_parts(sets: int) -> Iterator[slice]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import overload
 
 import numpy as np
+import numpy.typing as npt
 
 from vitscale.analysis.runs import steps as step_figures
 from vitscale.analysis.runs.warmup import WarmUp, warm_up
@@ -59,13 +60,13 @@ class LossByStep(Sequence[tuple[int, float | None]]):
     """NaN where it was not finite."""
 
     @classmethod
-    def mean(cls, step: step_figures.Integers, loss: step_figures.Floats) -> LossByStep:
-        """The mean over the rows of `loss`, (rows, steps): a value that is not finite makes it none."""
-        if not len(loss):
-            return cls(step, np.full(len(step), math.nan))
+    def means(cls, step: step_figures.Integers, loss: step_figures.Floats) -> list[LossByStep]:
+        """Of each run the mean over the rows of its `loss`, (runs, rows, steps): what is not finite makes it none."""
+        if not loss.shape[1]:
+            return [cls(step, np.full(len(step), math.nan)) for _ in loss]
         with np.errstate(over="ignore", invalid="ignore"):
-            mean = loss.mean(axis=0)
-        return cls(step, np.where(np.isfinite(mean), mean, math.nan))
+            means = loss.mean(axis=1)
+        return [cls(step, own) for own in np.where(np.isfinite(means), means, math.nan)]
 
     def known(self) -> LossByStep:
         """Those alone whose loss was finite."""
@@ -174,25 +175,76 @@ class RunFigures:
 
 
 def run_figures(run: Run) -> RunFigures:
-    """Works out the figures of one run from its record.
+    """The figures of one run; see `all_run_figures`."""
+    return all_run_figures([run])[0]
 
-    Of an imported run only the ranks that its files tell of are needed.
+
+def all_run_figures(runs: Sequence[Run]) -> list[RunFigures]:
+    """Works out the figures of each run from its record.
+
+    Runs whose steps differ in seconds and losses alone are worked out together. Of an imported run only the ranks that
+    its files tell of are needed.
     """
-    header = run.header
-    name = f"{header.trial_id} repeat {header.repeat}"
-    notes: list[str] = []
-    steps = _steps_of_all(run, notes)
+    figures: list[RunFigures | None] = [None] * len(runs)
+    recorded = [step_figures.recorded_steps(run) for run in runs]
+    for like in step_figures.in_like_groups(recorded):
+        together = _of_steps([runs[place] for place in like], [recorded[place] for place in like])
+        for place, own in zip(like, together, strict=True):
+            figures[place] = own
+    return [own for own in figures if own is not None]
+
+
+@dataclass(frozen=True)
+class _TimedSteps:
+    """What the light steps of one run come to."""
+
+    warm: WarmUp
+    slow: step_figures.SlowSteps
+    steady: step_figures.Integers
+    """Places of the light steps after warm-up."""
+    timed: step_figures.Integers
+    """Those of them that are not set aside; none where no time passed in them."""
+    tails: step_figures.Floats
+    """Of the slowest rank in each steady step, sorted."""
+
+
+def _of_steps(runs: Sequence[Run], recorded: Sequence[Sequence[Steps]]) -> list[RunFigures]:
+    """Of runs whose steps differ in seconds and losses alone."""
+    steps = step_figures.RunSteps.of(recorded)
     is_light = steps.in_window(step_figures.LIGHT)
     elapsed, kinds = step_figures.elapsed_seconds(steps), step_figures.step_kinds(steps)
     light = np.flatnonzero(is_light)
     alike = np.flatnonzero(is_light & (kinds == step_figures.WHOLE))
-    warm = warm_up(elapsed[alike])
-    steady = _steady(light, alike, warm)
-    slow = step_figures.slow_steps(steps.step[steady], elapsed[steady], kinds[steady])
-    timed = steady[~np.isin(steps.step[steady], slow.set_aside)] if slow.set_aside else steady
+    timed: dict[int, _TimedSteps] = {}
+    warm = warm_up(elapsed[:, alike])
+    for seen in sorted({own.steps for own in warm}):
+        own = [run for run in range(len(runs)) if warm[run].steps == seen]
+        steady = _steady(light, alike, seen)
+        slow = step_figures.slow_steps(steps.step[steady], elapsed[own][:, steady], kinds[steady])
+        tails = np.sort(steps.seconds[own][:, :, steady].max(axis=1, initial=0.0), axis=1)
+        for run, of_run, largest in zip(own, slow, tails, strict=True):
+            rest = steady[~np.isin(steps.step[steady], of_run.set_aside)] if of_run.set_aside else steady
+            timed[run] = _TimedSteps(warm[run], of_run, steady, rest, largest)
+    losses = LossByStep.means(steps.step, steps.loss)
+    return [_of_run(run, steps, elapsed[n], kinds, losses[n], timed[n], len(light)) for n, run in enumerate(runs)]
+
+
+def _of_run(
+    run: Run,
+    steps: step_figures.RunSteps,
+    elapsed: step_figures.Floats,
+    kinds: npt.NDArray[np.uint8],
+    losses: LossByStep,
+    own: _TimedSteps,
+    light: int,
+) -> RunFigures:
+    header = run.header
+    name = f"{header.trial_id} repeat {header.repeat}"
+    notes = _lacking(run, len(steps))
+    steady, timed, tails = own.steady, own.timed, own.tails
     passed: float = sum(elapsed[steady].tolist())
-    if sum(elapsed[timed].tolist()) <= 0:
-        timed = timed[:0]
+    if (passed if timed is steady else sum(elapsed[timed].tolist())) <= 0:
+        timed, tails = timed[:0], tails[:0]
         if not step_figures.whole_epochs_alone(run):
             notes.append("no timed step that all ranks recorded")
     steady_from = int(steps.step[steady[0]]) if len(steady) else None
@@ -211,7 +263,6 @@ def run_figures(run: Run) -> RunFigures:
         pace = step_figures.of_steps(run, elapsed[timed], kinds[timed], steps.images[:, timed], model)
     elif step_figures.whole_epochs_alone(run):
         pace = step_figures.of_epochs(header.trial, model, elapsed_epoch)
-    tails = np.sort(steps.seconds[:, steady].max(axis=0)) if len(timed) else np.array([])
 
     def share(of: Collection[int]) -> float | None:
         if not of or not len(timed):
@@ -221,12 +272,12 @@ def run_figures(run: Run) -> RunFigures:
     return RunFigures(
         run=name,
         timed_steps=len(timed),
-        detected_warmup_steps=len(light) - len(steady),
+        detected_warmup_steps=light - len(steady),
         steady_from=steady_from,
-        slow=slow,
-        slow_share=share(slow.set_aside),
-        kept_slow_share=share(slow.kept),
-        trend=warm.trend,
+        slow=own.slow,
+        slow_share=share(own.slow.set_aside),
+        kept_slow_share=share(own.slow.kept),
+        trend=own.warm.trend,
         step_spread=_spread(elapsed[timed[kinds[timed] == step_figures.WHOLE]]),
         pace=pace,
         step_seconds_p95=quantile(tails, 0.95) if len(tails) >= FEWEST_FOR_TAILS else None,
@@ -238,7 +289,7 @@ def run_figures(run: Run) -> RunFigures:
         startup=startup,
         evaluation_seconds=_evaluation(run.ranks),
         epochs=epochs,
-        loss_by_step=_loss_by_step(run, steps),
+        loss_by_step=_told(run, losses),
         peak_bytes=max((e.peak_bytes for r in run.ranks for e in r.epochs if e.peak_bytes is not None), default=None),
         model=model,
         notes=tuple(f"{name}: {note}" for note in notes),
@@ -246,36 +297,34 @@ def run_figures(run: Run) -> RunFigures:
     )
 
 
-def _steps_of_all(run: Run, notes: list[str]) -> step_figures.RunSteps:
-    """The steps that every rank needed recorded."""
+def _lacking(run: Run, common: int) -> list[str]:
+    """What is to be said of ranks and steps that are not there, where `common` steps are on all ranks."""
     present = {rank.rank for rank in run.ranks}
     if absent := [rank for rank in run.ranks_needed if rank not in present]:
-        notes.append(f"no record of {'rank' if len(absent) == 1 else 'ranks'} {', '.join(map(str, absent))}")
-        return step_figures.RunSteps.of([])
-    common = step_figures.run_steps(run)
+        return [f"no record of {'rank' if len(absent) == 1 else 'ranks'} {', '.join(map(str, absent))}"]
     counts = [len(rank.steps) for rank in run.ranks]
-    if any(count != len(common) for count in counts):
+    if any(count != common for count in counts):
         counts = [len(np.unique(Steps.of(rank.steps).step)) for rank in run.ranks]
-    if any(count != len(common) for count in counts):
-        notes.append(f"ranks disagree in their steps: only the {len(common)} of {max(counts)} that all recorded count")
-    return common
+    if any(count != common for count in counts):
+        return [f"ranks disagree in their steps: only the {common} of {max(counts)} that all recorded count"]
+    return []
 
 
-def _loss_by_step(run: Run, steps: step_figures.RunSteps) -> LossByStep:
+def _told(run: Run, losses: LossByStep) -> LossByStep:
     """Of an imported run and of a script the steps whose loss they tell: elsewhere it is not known, rather than not
     finite. A script that told it of every step up to one, and of none from there on, told what is not finite."""
-    losses = LossByStep.mean(steps.step, steps.loss)
+    if run.header.imported is None and run.header.trial.train.script is None:
+        return losses
     told = ~np.isnan(losses.loss)
     from_the_first_on = told.any() and told[: told.sum()].all()
-    known = run.header.imported is not None or (run.header.trial.train.script is not None and not from_the_first_on)
-    return losses.known() if known else losses
+    return losses.known() if run.header.imported is not None or not from_the_first_on else losses
 
 
-def _steady(light: step_figures.Integers, alike: step_figures.Integers, warm: WarmUp) -> step_figures.Integers:
-    """The light steps after the last of `alike` that is warm-up; at least half of them. All are places in the run."""
-    if not warm.steps:
+def _steady(light: step_figures.Integers, alike: step_figures.Integers, warm: int) -> step_figures.Integers:
+    """The light steps after the first `warm` of `alike`, which are warm-up; at least half. All are places."""
+    if not warm:
         return light
-    return light[min(int(np.searchsorted(light, alike[warm.steps - 1])) + 1, len(light) // 2) :]
+    return light[min(int(np.searchsorted(light, alike[warm - 1])) + 1, len(light) // 2) :]
 
 
 def _spread(seconds: step_figures.Floats) -> float | None:

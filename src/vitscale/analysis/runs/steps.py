@@ -26,6 +26,7 @@ was timed. t_last is the mean of the short steps that were timed, else its slots
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -62,31 +63,43 @@ _AS_LONG = 0.5
 
 @dataclass(frozen=True, eq=False)
 class RunSteps:
-    """The steps that every rank needed recorded, in rising order: arrays of S steps, or of R ranks x S steps."""
+    """The steps that every rank needed recorded, in rising order: arrays of S steps, or of R ranks x S steps.
+
+    They may be those of B runs that differ in seconds and losses alone: runs of a trial mostly do.
+    """
 
     step: Integers
     """Numbers, (S,)."""
     epoch: Integers
-    """(R, S), as the following."""
+    """(R, S), as images, warmup and window."""
     seconds: Floats
+    """(B, R, S)."""
     images: Integers
     loss: Floats
-    """NaN where a line has null."""
+    """(B, R, S). NaN where a line has null."""
     warmup: Flags
     window: npt.NDArray[np.uint8]
 
     @classmethod
-    def of(cls, ranks: Sequence[Steps]) -> RunSteps:
-        """The steps that all of `ranks` have; of lines of one number a rank's last one counts."""
-        own = list(ranks)
-        if not _alike(own):
-            own = [_each_once(steps) for steps in own]
-            common = own[0].step
-            for steps in own[1:]:
-                common = np.intersect1d(common, steps.step, assume_unique=True)
-            own = [steps.at(np.isin(steps.step, common, assume_unique=True)) for steps in own]
-        step = own[0].step if own else np.array([], dtype=np.int64)
-        return cls(step, **{name: _stacked([getattr(steps, name) for steps in own], name) for name in _PER_RANK})
+    def of(cls, runs: Sequence[Sequence[Steps]]) -> RunSteps:
+        """The steps that all ranks have; of lines of one number a rank's last one counts.
+
+        Args:
+            runs: of each its ranks' steps, with the same columns in all runs but for `seconds` and `loss`.
+        """
+        if not _alike(runs[0]):
+            places = _common_places(runs[0])
+            runs = [[steps.at(own) for steps, own in zip(ranks, places, strict=True)] for ranks in runs]
+        ranks = runs[0]
+        columns: dict[str, npt.NDArray[Any]] = {}
+        for name, kind in COLUMNS.items():
+            of_all = name in _OF_EACH_RUN
+            rows = [getattr(steps, name) for some in (runs if of_all else runs[:1]) for steps in some]
+            shape = (len(runs), len(ranks), -1) if of_all else (len(ranks), -1)
+            # As np.stack, in a third of the time.
+            columns[name] = np.concatenate(rows).reshape(shape) if rows else np.empty((*shape[:-1], 0), dtype=kind)
+        step = columns.pop("step")
+        return cls(step[0] if ranks else np.array([], dtype=np.int64), **columns)
 
     def in_window(self, window: int) -> Flags:
         """Which steps lie after warm-up and in a window on all ranks, (S,)."""
@@ -96,12 +109,7 @@ class RunSteps:
         return len(self.step)
 
 
-_PER_RANK = tuple(name for name in COLUMNS if name != "step")
-
-
-def _stacked(rows: Sequence[npt.NDArray[Any]], name: str) -> npt.NDArray[Any]:
-    # As np.stack, in a third of the time.
-    return np.concatenate(rows).reshape(len(rows), -1) if rows else np.empty((0, 0), dtype=COLUMNS[name])
+_OF_EACH_RUN = ("seconds", "loss")
 
 
 def _alike(ranks: Sequence[Steps]) -> bool:
@@ -112,27 +120,46 @@ def _alike(ranks: Sequence[Steps]) -> bool:
     return rising and all(len(step) == len(first) and bool((step == first).all()) for step in rest)
 
 
+def _common_places(ranks: Sequence[Steps]) -> list[Integers]:
+    """Of each rank the places of the steps that all have, in rising order, of one number the last."""
+    numbers, places = zip(*(np.unique(steps.step[::-1], return_index=True) for steps in ranks), strict=True)
+    common = functools.reduce(functools.partial(np.intersect1d, assume_unique=True), numbers)
+    return [
+        (len(steps) - 1 - own)[np.isin(number, common, assume_unique=True)]
+        for steps, number, own in zip(ranks, numbers, places, strict=True)
+    ]
+
+
 def run_steps(run: Run) -> RunSteps:
     """The steps of a run; none if a rank is missing."""
+    return RunSteps.of([recorded_steps(run)])
+
+
+def recorded_steps(run: Run) -> list[Steps]:
+    """The steps of each rank as it recorded them; of no rank if one is missing."""
     complete = run.ranks and len(run.ranks) >= len(run.ranks_needed)
-    return RunSteps.of([Steps.of(rank.steps) for rank in run.ranks] if complete else [])
+    return [Steps.of(rank.steps) for rank in run.ranks] if complete else []
 
 
-def _each_once(steps: Steps) -> Steps:
-    if (steps.step[1:] > steps.step[:-1]).all():
-        return steps
-    _, places = np.unique(steps.step[::-1], return_index=True)
-    return steps.at(len(steps) - 1 - places)
+def in_like_groups(runs: Sequence[Sequence[Steps]]) -> list[list[int]]:
+    """The places in `runs` of those whose ranks' steps differ in seconds and losses alone, for `RunSteps.of`."""
+    groups: dict[tuple[bytes, ...], list[int]] = {}
+    columns = [name for name in COLUMNS if name not in _OF_EACH_RUN]
+    for place, ranks in enumerate(runs):
+        key = tuple(getattr(steps, name).tobytes() for steps in ranks for name in columns)
+        groups.setdefault(key, []).append(place)
+    return list(groups.values())
 
 
 def elapsed_seconds(steps: RunSteps) -> Floats:
-    """Seconds that each step adds to the time that passed, (S,): see the module.
+    """Seconds that each step adds to the time that passed, (B, S): see the module.
 
     Clocks start together where an epoch or an explained block begins and after such a block. After marked warm-up they
     are taken as together, and so they are after a step that is missing in the record.
     """
+    elapsed = np.empty((len(steps.seconds), len(steps)))
     if not len(steps):
-        return np.array([])
+        return elapsed
     epoch, warmup, explained = steps.epoch[0], steps.warmup[0], steps.window[0] == EXPLAINED
     together = (
         (steps.step[1:] - steps.step[:-1] != 1)
@@ -141,12 +168,11 @@ def elapsed_seconds(steps: RunSteps) -> Floats:
         | (explained[1:] != explained[:-1])
     )
     edges = [0, *(np.flatnonzero(together) + 1).tolist(), len(steps)]
-    elapsed = np.empty(len(steps))
     with np.errstate(over="ignore", invalid="ignore"):
         for begin, end in itertools.pairwise(edges):
-            passed = np.cumsum(steps.seconds[:, begin:end], axis=1).max(axis=0)
-            elapsed[begin] = passed[0]
-            np.subtract(passed[1:], passed[:-1], out=elapsed[begin + 1 : end])
+            passed = np.cumsum(steps.seconds[:, :, begin:end], axis=2).max(axis=1)
+            elapsed[:, begin] = passed[:, 0]
+            np.subtract(passed[:, 1:], passed[:, :-1], out=elapsed[:, begin + 1 : end])
     return elapsed
 
 
@@ -166,8 +192,17 @@ def step_kinds(steps: RunSteps) -> npt.NDArray[np.uint8]:
 
 def median(values: Floats) -> float:
     """As `statistics.median`, of an array."""
-    ordered, half = np.sort(values), len(values) // 2
-    return float(ordered[half]) if len(values) % 2 else float((ordered[half - 1] + ordered[half]) / 2)
+    return float(medians(values[np.newaxis])[0])
+
+
+def medians(values: Floats) -> Floats:
+    """Along the last axis of what is not NaN; NaN where there is nothing."""
+    ordered = np.sort(values, axis=-1)
+    known = values.shape[-1] - np.isnan(values).sum(axis=-1, keepdims=True)
+    below = np.take_along_axis(ordered, np.maximum(known - 1, 0) // 2, axis=-1)
+    above = np.take_along_axis(ordered, known // 2, axis=-1)
+    with np.errstate(over="ignore"):
+        return np.asarray(np.where(known % 2, below, (below + above) / 2)[..., 0])
 
 
 @dataclass(frozen=True)
@@ -180,8 +215,8 @@ class SlowSteps:
     """They come too often to be set aside, and are in every figure."""
 
 
-def slow_steps(numbers: Integers, seconds: Floats, kinds: npt.NDArray[np.uint8]) -> SlowSteps:
-    """Finds the slow ones among a run's light steps after warm-up.
+def slow_steps(numbers: Integers, seconds: Floats, kinds: npt.NDArray[np.uint8]) -> list[SlowSteps]:
+    """Finds the slow ones among each run's light steps after warm-up.
 
     A step is slow where it takes 1.5 times the median whole step, and more than 6 scaled median absolute deviations of
     the logarithms beyond it. One that begins an epoch is held against the least of its like instead, where there are
@@ -192,29 +227,35 @@ def slow_steps(numbers: Integers, seconds: Floats, kinds: npt.NDArray[np.uint8])
 
     Args:
         numbers: of the steps, (S,).
-        seconds: elapsed seconds (`elapsed_seconds`), (S,).
+        seconds: elapsed seconds (`elapsed_seconds`), (B, S).
         kinds: of each (`step_kinds`), (S,).
     """
-    if len(seconds) < FEWEST_STEPS:
-        return SlowSteps()
-    whole = seconds[kinds == WHOLE]
-    usual = median(whole if len(whole) >= FEWEST_STEPS else seconds)
-    if usual <= 0:
-        return SlowSteps()
-    some = whole if len(whole) else seconds
-    logs = np.log(some[some > 0])
-    centre = median(logs)
-    noise = _MAD_TO_SIGMA * median(np.abs(logs - centre))
-    margin = max(math.log(SLOWER_TIMES), DEVIATIONS * noise)
-    firsts = seconds[kinds == FIRST]
-    of_a_first = max(usual, float(firsts.min())) if len(firsts) > 1 else usual
-    level = np.where(kinds == FIRST, of_a_first, usual)
-    above = np.flatnonzero(seconds > level)
-    above = above[np.log(seconds[above]) - np.log(level[above]) > margin]
-    beyond = seconds[above] - level[above]
+    slow = [SlowSteps()] * len(seconds)
+    if len(numbers) < FEWEST_STEPS:
+        return slow
+    whole, firsts = seconds[:, kinds == WHOLE], seconds[:, kinds == FIRST]
+    usual = medians(whole if whole.shape[1] >= FEWEST_STEPS else seconds)
+    some = whole if whole.shape[1] else seconds
+    logs = np.log(np.where(some > 0, some, math.nan))
+    with np.errstate(invalid="ignore"):
+        noise = _MAD_TO_SIGMA * medians(np.abs(logs - medians(logs)[:, None]))
+    margin = np.fmax(math.log(SLOWER_TIMES), DEVIATIONS * noise)
+    of_a_first = np.fmax(usual, firsts.min(axis=1)) if firsts.shape[1] > 1 else usual
+    level = np.where(kinds == FIRST, of_a_first[:, None], usual[:, None])
+    runs, above = np.nonzero((seconds > level) & (usual > 0)[:, None])
+    taken, usually = seconds[runs, above], level[runs, above]
+    far = np.log(taken) - np.log(usually) > margin[runs]
+    runs, above, beyond = runs[far], above[far], (taken - usually)[far]
+    for run in np.unique(runs).tolist():
+        own = runs == run
+        slow[run] = _set_aside(numbers[above[own]], beyond[own], max(1, len(numbers) // ONE_IN))
+    return slow
+
+
+def _set_aside(numbers: Integers, beyond: Floats, most: int) -> SlowSteps:
+    """Of slow steps, with the seconds by which they are, at most so many are set aside."""
     order = np.argsort(-beyond, kind="stable")
-    excess, slowest = beyond[order].tolist(), numbers[above[order]].tolist()
-    most = max(1, len(seconds) // ONE_IN)
+    excess, slowest = beyond[order].tolist(), numbers[order].tolist()
     count = next(
         count
         for count in range(min(most, len(slowest)), -1, -1)

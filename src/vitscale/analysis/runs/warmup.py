@@ -6,12 +6,11 @@ Steps marked as warm-up (`measure.warmup_steps`) have been left out before; this
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from vitscale.analysis.runs.steps import Flags, Floats, median
+from vitscale.analysis.runs.steps import Flags, Floats, medians
 from vitscale.analysis.statistics import t_below
 
 FEWEST_STEPS = 12
@@ -47,8 +46,8 @@ class WarmUp:
 NONE_SEEN = WarmUp(0, None)
 
 
-def warm_up(times: Sequence[float] | Floats) -> WarmUp:
-    """Looks for a slow beginning in the times of like steps, in order.
+def warm_up(times: Floats) -> list[WarmUp]:
+    """Looks for a slow beginning in the times of like steps, in order: (runs, steps).
 
     The steady level is the median of the later half, its noise the scaled median absolute deviation there: neither
     moves for a few outliers. Noise that lasts from step to step moves the level of a whole run, and shows too little
@@ -56,66 +55,72 @@ def warm_up(times: Sequence[float] | Floats) -> WarmUp:
     and by 3 such deviations. Two or more slow steps at the beginning are warm-up; so is one alone that is beyond by
     half and by 10 deviations. What is slow later on is no warm-up.
     """
-    if len(times) < FEWEST_STEPS:
-        return NONE_SEEN
-    seconds = np.asarray(times, dtype=np.float64)
-    half = len(seconds) // 2
-    steady = median(seconds[half:])
-    noise = _MAD_TO_SIGMA * median(np.abs(seconds[half:] - steady))
-    noise *= _stretch(seconds[half:])
+    if times.shape[1] < FEWEST_STEPS:
+        return [NONE_SEEN] * len(times)
+    half = times.shape[1] // 2
+    late = times[:, half:]
+    steady = medians(late)[:, None]
+    with np.errstate(over="ignore", invalid="ignore"):
+        noise = _MAD_TO_SIGMA * medians(np.abs(late - steady))[:, None] * _stretch(late, steady)
 
-    def beyond(values: Floats, share: float, deviations: float) -> Flags:
-        return (values > steady * (1 + share)) & (values > steady + deviations * noise)
+        def beyond(values: Floats, share: float, deviations: float) -> Flags:
+            return (values > steady * (1 + share)) & (values > steady + deviations * noise)
 
-    slow = int(np.argmin(np.append(beyond(seconds, _SLOWER_BY, _DEVIATIONS), False)))
-    if slow == 1 and not beyond(seconds[:1], _ALONE_SLOWER_BY, _ALONE_DEVIATIONS)[0]:
-        slow = 0
-    if slow > half:  # it did not get warm in time: what is left out is not all of it
-        return WarmUp(half, steady / median(seconds[:half]) - 1)
-    return WarmUp(slow, _trend(seconds[slow:]))
+        slow = np.logical_and.accumulate(beyond(times, _SLOWER_BY, _DEVIATIONS), axis=1).sum(axis=1)
+        slow[(slow == 1) & ~beyond(times[:, :1], _ALONE_SLOWER_BY, _ALONE_DEVIATIONS)[:, 0]] = 0
+    seen = [NONE_SEEN] * len(times)
+    for steps in np.unique(slow).tolist():
+        runs = np.flatnonzero(slow == steps)
+        if steps > half:  # it did not get warm in time: what is left out is not all of it
+            trends: list[float | None] = list((steady[runs, 0] / medians(times[runs, :half]) - 1).tolist())
+        else:
+            trends = _trends(times[runs, steps:])
+        for run, trend in zip(runs.tolist(), trends, strict=True):
+            seen[run] = WarmUp(min(steps, half), trend)
+    return seen
 
 
-def _stretch(seconds: Floats) -> float:
-    """What a deviation inside n consecutive steps is multiplied by, for the autocorrelation r of their noise.
+def _stretch(seconds: Floats, middle: Floats) -> Floats:
+    """What a deviation inside n consecutive steps is multiplied by, (runs, 1), for their noise's autocorrelation r.
 
     sqrt((1 + r) / (1 - r)), by which the error of a mean grows, times 1 + 8 / n, for few steps tell r badly. r is
     unbiased by Kendall, "Note on bias in the estimation of autocorrelation" (Biometrika 41, 1954, 403-404).
     """
-    count, middle = len(seconds), median(seconds)
-    if middle <= 0:
-        return 1.0
-    ratios = seconds / middle
-    r = (count * _correlation(ratios - ratios.mean()) + 1) / (count - 3)
-    r = min(max(r, 0.0), _MOST_CORRELATED) if r == r else _MOST_CORRELATED
-    return math.sqrt((1 + r) / (1 - r)) * (1 + _SMALL_SAMPLE / count)
+    count = seconds.shape[1]
+    ratios = seconds / np.where(middle > 0, middle, math.nan)
+    correlations = np.array([_correlation(own) for own in ratios - ratios.mean(axis=1, keepdims=True)])[:, None]
+    r = (count * correlations + 1) / (count - 3)
+    r = np.where(np.isnan(r), _MOST_CORRELATED, np.clip(r, 0.0, _MOST_CORRELATED))
+    return np.where(middle > 0, np.sqrt((1 + r) / (1 - r)) * (1 + _SMALL_SAMPLE / count), 1.0)
 
 
-def _trend(seconds: Floats) -> float | None:
-    """Share by which the times change, where they do so steadily: by 5 % and more than chance has it.
+def _trends(seconds: Floats) -> list[float | None]:
+    """Share by which the times of each run change, where they do so steadily: by 5 % and more than chance has it.
 
     A line through the logarithms of the medians of up to 20 blocks of consecutive steps, with errors that are
     correlated from block to block: Prais & Winsten, "Trend estimators and serial correlation" (Cowles Commission 383,
     1954). The correlation is that of the residuals, with the bias that fitting a line has taken off.
     """
-    count = min(_BLOCKS, len(seconds))
+    trends: list[float | None] = [None] * len(seconds)
+    steps = seconds.shape[1]
+    count = min(_BLOCKS, steps)
     if count < _FEWEST_BLOCKS:
-        return None
-    edges = len(seconds) * np.arange(count + 1) // count
-    lengths = edges[1:] - edges[:-1]
-    ordered = seconds[np.lexsort((seconds, np.repeat(np.arange(count), lengths)))]
-    below, above = ordered[edges[:-1] + (lengths - 1) // 2], ordered[edges[:-1] + lengths // 2]
-    with np.errstate(over="ignore"):
-        blocks = np.where(lengths % 2, below, (below + above) / 2)
-    middle, third = median(blocks), count // 3
-    least, most = float(blocks.min()), float(blocks.max())
-    if least <= 0 or least / middle == 0 or not math.isfinite(most / middle):
-        return None
-    change = median(blocks[-third:]) / median(blocks[:third]) - 1
-    if abs(change) <= _CHANGE:
-        return None
-    slope, error = _slope(np.log(blocks / middle))
-    chance = t_below(count - 3, -abs(slope) / error) if error > 0 else 0.0
-    return change if slope * change > 0 and chance < _P else None
+        return trends
+    edges, third = steps * np.arange(count + 1) // count, count // 3
+    lengths, blocks = np.diff(edges), np.empty((len(seconds), count))
+    for length in np.unique(lengths):
+        own = np.flatnonzero(lengths == length)
+        blocks[:, own] = medians(seconds[:, edges[own, None] + np.arange(length)])
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        middle, least, most = medians(blocks), blocks.min(axis=1), blocks.max(axis=1)
+        told = (least > 0) & (least / middle != 0) & np.isfinite(most / middle)
+        change = medians(blocks[:, -third:]) / medians(blocks[:, :third]) - 1
+    for run in np.flatnonzero(told & ~(np.abs(change) <= _CHANGE)).tolist():
+        slope, error = _slope(np.log(blocks[run] / middle[run]))
+        chance = t_below(count - 3, -abs(slope) / error) if error > 0 else 0.0
+        if slope * change[run] > 0 and chance < _P:
+            trends[run] = float(change[run])
+    return trends
 
 
 def _slope(values: Floats) -> tuple[float, float]:

@@ -299,11 +299,12 @@ def _overheads(run: Run, steady_from: int) -> tuple[float | None, float | None]:
         the profiler.
     """
     steps = step_figures.run_steps(run)
-    elapsed, kinds = step_figures.elapsed_seconds(steps), step_figures.step_kinds(steps)
+    (elapsed,), kinds = step_figures.elapsed_seconds(steps), step_figures.step_kinds(steps)
 
     def timed(window: int) -> step_figures.Integers:
         own = np.flatnonzero(steps.in_window(window) & (steps.step >= steady_from))
-        slow = step_figures.slow_steps(steps.step[own], elapsed[own], kinds[own]).set_aside
+        (seen,) = step_figures.slow_steps(steps.step[own], elapsed[None, own], kinds[own])
+        slow = seen.set_aside
         return own[~np.isin(steps.step[own], slow)] if slow else own
 
     def slower(some: step_figures.Integers, against: step_figures.Integers) -> float | None:

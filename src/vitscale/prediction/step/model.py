@@ -40,6 +40,7 @@ from vitscale.trial.parallel import NO_SPLIT, ParallelSpec
 Array = NDArray[np.float64]
 Draws = Mapping[str, Array]
 """Parameter -> its logarithm, (draws, 1). `vitscale.prediction.parameters` names them."""
+Calls = Mapping[Kind, Array]
 ALIKE_ACROSS = 0.5
 """Power of the transfer share inside hosts that the one between hosts goes by: who sends much here sends much there."""
 _MOST_LEFT_OUT = 3.0
@@ -139,18 +140,19 @@ class StepModel:
     parallel: ParallelSpec = NO_SPLIT
     """How many ranks share a model: worlds hold a multiple of them."""
 
-    def times(self, draws: Draws, worlds: Worlds) -> StepTimes:
+    def times(self, draws: Draws, worlds: Worlds, calls: Calls | None = None) -> StepTimes:
         """The parts of a step.
 
         Args:
             draws: the logarithms of all parameters.
             worlds: the configurations.
+            calls: `calls` of the same, where they are known.
         """
         fixed = np.minimum(0.9, np.exp(draws["fixed share"]))
         alone = np.where(worlds.ranks == 1, draws["alone"], 0.0)
         images = fixed + (1 - fixed) * worlds.micro_batch / self.reference_micro_batch
         micro_step = np.exp(draws["compute"] + alone) * images
-        exposed, hidden, filling, handing_on = self._transfers(draws, worlds, micro_step)
+        exposed, hidden, filling, handing_on = self._transfers(draws, worlds, micro_step, calls)
         # What backward hides it pays for in part: transfers take memory bandwidth, cores and multiprocessors from it.
         compute = micro_step * worlds.grad_accum + np.exp(draws["contention"]) * hidden
         spread = np.hypot(np.exp(draws["devices"]), np.exp(draws["jitter"]))
@@ -195,14 +197,16 @@ class StepModel:
         loading = self.loading.seconds_per_image * worlds.micro_batch * worlds.grad_accum
         return np.maximum(0.0, loading - rest) if self.loading.ahead else loading + 0 * rest
 
-    def _transfers(self, draws: Draws, worlds: Worlds, micro_step: Array) -> tuple[Array, Array, Array, Array]:
+    def _transfers(
+        self, draws: Draws, worlds: Worlds, micro_step: Array, known: Calls | None
+    ) -> tuple[Array, Array, Array, Array]:
         """(exposed, hidden) seconds of a step's transfers, and of the exposed those of a micro-step that nothing hides
         and those that a stage waits for before it hands its last gradient on."""
         shape = np.broadcast_shapes(micro_step.shape, worlds.ranks.shape)
         hidden, filling, handing_on = np.zeros(shape), np.zeros(shape), np.zeros(shape)
         if self.messages is None:
             return self._as_a_ring(draws, worlds), hidden, filling, handing_on
-        slowest, seconds = micro_step * worlds.slowdown, self._calls(draws, worlds)
+        slowest, seconds = micro_step * worlds.slowdown, self.calls(draws, worlds) if known is None else known
         exposed = exposed_seconds(
             self.messages,
             partial(_looked_up, seconds),
@@ -224,9 +228,9 @@ class StepModel:
             handing_on = handing_on + exposed_seconds(reduced, partial(_looked_up, seconds), 0 * backward, backward, 1)
         return exposed, np.maximum(0.0, hidden - exposed), filling, handing_on
 
-    def _calls(self, draws: Draws, worlds: Worlds) -> dict[Kind, Array]:
-        """Seconds of one call of each kind of message, (draws, configurations): worked out once for all that lie alike,
-        where nothing that is sent grows with the images."""
+    def calls(self, draws: Draws, worlds: Worlds) -> Calls:
+        """Seconds of one call of each kind of message, (draws, configurations), which no compute changes: worked out
+        once for all that lie alike, where nothing that is sent grows with the images."""
         kinds = {message.kind: message for message in self.messages or ()}
         first, again = worlds.alike
         if once := len(first) < len(again) and all(message.images is None for message in kinds.values()):
@@ -309,5 +313,5 @@ def _hosts(worlds: Worlds) -> Array:
     return np.asarray(np.ceil(worlds.ranks / worlds.ranks_per_node), dtype=np.float64)
 
 
-def _looked_up(known: Mapping[Kind, Array], message: Message) -> Array:
+def _looked_up(known: Calls, message: Message) -> Array:
     return known[message.kind]

@@ -185,13 +185,12 @@ def all_run_figures(runs: Sequence[Run]) -> list[RunFigures]:
     Runs whose steps differ in seconds and losses alone are worked out together. Of an imported run only the ranks that
     its files tell of are needed.
     """
-    figures: list[RunFigures | None] = [None] * len(runs)
+    figures: dict[int, RunFigures] = {}
     recorded = [step_figures.recorded_steps(run) for run in runs]
     for like in step_figures.in_like_groups(recorded):
-        together = _of_steps([runs[place] for place in like], [recorded[place] for place in like])
-        for place, own in zip(like, together, strict=True):
-            figures[place] = own
-    return [own for own in figures if own is not None]
+        together = _of_steps([runs[index] for index in like], [recorded[index] for index in like])
+        figures |= zip(like, together, strict=True)
+    return [figures[index] for index in range(len(runs))]
 
 
 @dataclass(frozen=True)
@@ -206,6 +205,8 @@ class _TimedSteps:
     """Those of them that are not set aside; none where no time passed in them."""
     tails: step_figures.Floats
     """Of the slowest rank in each steady step, sorted."""
+    disturbed_epochs: Collection[int]
+    """Those with a step that is no light one after warm-up."""
 
 
 def _of_steps(runs: Sequence[Run], recorded: Sequence[Sequence[Steps]]) -> list[RunFigures]:
@@ -222,9 +223,12 @@ def _of_steps(runs: Sequence[Run], recorded: Sequence[Sequence[Steps]]) -> list[
         steady = _steady(light, alike, seen)
         slow = step_figures.slow_steps(steps.step[steady], elapsed[own][:, steady], kinds[steady])
         tails = np.sort(steps.seconds[own][:, :, steady].max(axis=1, initial=0.0), axis=1)
+        warming = steps.step < (steps.step[steady[0]] if len(steady) else 0)
+        no_light = steps.warmup | (steps.window != step_figures.LIGHT) | warming
+        disturbed = set(steps.epoch[no_light].tolist())
         for run, of_run, largest in zip(own, slow, tails, strict=True):
             rest = steady[~np.isin(steps.step[steady], of_run.set_aside)] if of_run.set_aside else steady
-            timed[run] = _TimedSteps(warm[run], of_run, steady, rest, largest)
+            timed[run] = _TimedSteps(warm[run], of_run, steady, rest, largest, disturbed)
     losses = LossByStep.means(steps.step, steps.loss)
     return [_of_run(run, steps, elapsed[n], kinds, losses[n], timed[n], len(light)) for n, run in enumerate(runs)]
 
@@ -250,8 +254,7 @@ def _of_run(
     steady_from = int(steps.step[steady[0]]) if len(steady) else None
     model = next((rank.model for rank in run.ranks if rank.model is not None), None)
     epochs = _epochs(run.ranks, run.ranks_needed if header.imported else (), notes)
-    no_light = steps.warmup | (steps.window != step_figures.LIGHT) | (steps.step < (steady_from or 0))
-    whole_epochs = _elapsed_epochs(header.trial, model, epochs, set(steps.epoch[no_light].tolist()))
+    whole_epochs = _elapsed_epochs(header.trial, model, epochs, own.disturbed_epochs)
     elapsed_epoch = step_figures.cost(statistics.median(whole_epochs)) if whole_epochs else None
     startup = _startup(run.ranks)
     of_script = header.trial.train.script is not None

@@ -142,12 +142,12 @@ def recorded_steps(run: Run) -> list[Steps]:
 
 
 def in_like_groups(runs: Sequence[Sequence[Steps]]) -> list[list[int]]:
-    """The places in `runs` of those whose ranks' steps differ in seconds and losses alone, for `RunSteps.of`."""
+    """The indices in `runs` of those whose ranks' steps differ in seconds and losses alone, for `RunSteps.of`."""
     groups: dict[tuple[bytes, ...], list[int]] = {}
     columns = [name for name in COLUMNS if name not in _OF_EACH_RUN]
-    for place, ranks in enumerate(runs):
+    for index, ranks in enumerate(runs):
         key = tuple(getattr(steps, name).tobytes() for steps in ranks for name in columns)
-        groups.setdefault(key, []).append(place)
+        groups.setdefault(key, []).append(index)
     return list(groups.values())
 
 

@@ -243,11 +243,12 @@ def test_stages_hold_activations_of_as_many_micro_batches_as_are_under_way() -> 
         ("fsdp2", ParallelSpec(tensor=2), 1, "vit-b16"), ("fsdp2", ParallelSpec(sequence=2), 1, "vit-b16"),
         ("ddp", ParallelSpec(pipeline=4), 4, "vit-b16"), ("ddp", ParallelSpec(pipeline=4), 32, "vit-b16"),
         ("fsdp2", ParallelSpec(pipeline=4), 32, "vit-b16"), ("fsdp2", ParallelSpec(tensor=4), 2, SHARED),
+        ("ddp", ParallelSpec(pipeline=4), 8, SHARED),
     ],
 )  # fmt: skip
 def test_many_at_once_are_what_each_is(engine: str, parallel: ParallelSpec, accum: int, model: str | ModelSpec) -> None:
     how: dict[str, Any] = {"engine": engine, "parallel": parallel, "grad_accum": accum, "model": model}
-    how["precision"] = "bf16" if model == "vit-b16" else "bf16-params"
+    how["precision"] = "bf16" if model == "vit-b16" else "bf16-params" if engine == "fsdp2" else "fp32"
     trials = [make_trial(8, micro_batch=size, **how) for size in (1, 8, 64)]
     at_once = peak_bytes_of_many(trials[0], np.array([8, 8, 8]), accum, np.array([1, 8, 64]))
     each = [one.peak_bytes for trial in trials if (one := forecast(trial)) is not None]
@@ -267,6 +268,18 @@ def test_ranks_that_are_left_out_hold_no_more(monkeypatch: pytest.MonkeyPatch, s
     some = [forecast_bytes(trial) for trial in trials]
     monkeypatch.setattr("vitscale.prediction.memory.forecast._that_may_take_most", shares)
     assert some == [forecast_bytes(trial) for trial in trials]
+
+
+def test_stages_of_a_swin_that_are_not_modelled_are_told_as_unavailable() -> None:
+    """Others' memory is modelled: of DDP in fp32."""
+    how: dict[str, Any] = {"model": SHARED, "grad_accum": 8}
+    for known, fields in (
+        (True, {"engine": "ddp", "precision": "fp32"}), (False, {"engine": "ddp", "precision": "bf16-params"}),
+        (False, {"engine": "fsdp2", "precision": "fp32"}),
+    ):  # fmt: skip
+        trial = make_trial(4, parallel=ParallelSpec(pipeline=2), **how | fields)
+        assert (forecast(trial) is not None) is known
+        assert ("stages (parallel.pipeline) of Swin" in unavailable(trial)) is not known
 
 
 def test_sharded_stages_hold_whole_gradients_but_not_whole_weights() -> None:

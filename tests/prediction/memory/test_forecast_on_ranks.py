@@ -20,6 +20,7 @@ BY_DAY = [
     "fsdp2, tensor 2, sharded norms, fp32, 32 images",
     "fsdp2, tensor 2, Swin, fp32, checkpointing",
     "ddp, pipeline 2, fp32, 32 images",
+    "ddp, pipeline 2, Swin, fp32, padded windows",
     "ddp, Swin V2 with UperNet, checkpointing",
     "ZeRO-2, Swin V2, bf16-params",
 ]
@@ -31,6 +32,8 @@ AT_NIGHT = [
     "ZeRO-2, fp32, overlap",
     "ddp, fp32, checkpointing",
     "ddp, sequence 2, fp32, 32 images",
+    "ddp, pipeline 2, Swin, fp32, 32 images",
+    "ddp, pipeline 2, gpipe, Swin, fp32, another shape",
     "fsdp2, pipeline 2, sharded weights, fp32, 32 images",
     "ddp, Swin V2, fp32",
     "ddp, ViT with UperNet, bf16-params",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import TYPE_CHECKING, NamedTuple, overload
@@ -12,7 +12,7 @@ from vitscale.base.plugins import referred
 from vitscale.machine.cores import multiplies_in_tiles
 from vitscale.prediction.memory.activations import AUTOCAST, Activations, activations
 from vitscale.prediction.memory.holding import STATE_BYTES, Holding, Parts, added, fsdp2_in_stages, weight_bytes
-from vitscale.prediction.memory.in_parts import moments_in_parts, pieces
+from vitscale.prediction.memory.in_parts import moments_in_parts, of_boundaries, pieces
 from vitscale.prediction.memory.moments import all_totals, moments
 from vitscale.prediction.memory.zero import modelled
 from vitscale.prediction.shares import WHOLE, Share, shares
@@ -74,11 +74,17 @@ def forecast(trial: Trial) -> MemoryForecast | None:
         of_ranks = [MemoryForecast(moments(*held), missing) for held in _of_ranks(trial, vit)]
         return max(of_ranks, key=lambda of_rank: of_rank.peak_bytes)
     missing["convolutions"] = "what a convolution's backward takes for copies in another order of the axes"
+    of_ranks = [MemoryForecast(_highest(each), missing) for each in _in_parts(trial)]
+    return max(of_ranks, key=lambda of_rank: of_rank.peak_bytes)
+
+
+def _highest(moments: Sequence[tuple[str, Parts]]) -> dict[str, Parts]:
+    """Of several by one name the one that takes most."""
     highest: dict[str, Parts] = {}
-    for name, parts in _in_parts(trial):
+    for name, parts in moments:
         if sum(parts.values()) > sum(highest.get(name, {}).values()):
             highest[name] = {part: size for part, size in parts.items() if size}
-    return MemoryForecast(highest, missing)
+    return highest
 
 
 def totals(trial: Trial) -> list[int]:
@@ -86,7 +92,7 @@ def totals(trial: Trial) -> list[int]:
     micro-batch."""
     if (vit := _classifier(trial)) is not None:
         return [total for held in _of_ranks(trial, vit) for total in all_totals(*held)]
-    return [sum(parts.values()) for _, parts in _in_parts(trial)]
+    return [sum(parts.values()) for moments in _in_parts(trial) for _, parts in moments]
 
 
 def unavailable(trial: Trial) -> str:
@@ -111,8 +117,9 @@ def unavailable(trial: Trial) -> str:
         return ""
     if trial.parallel != NO_SPLIT and trial.model.task != "classification":
         return "ranks do not share a model that segments"
-    if trial.parallel.pipeline > 1:
-        return "what stages (parallel.pipeline) of Swin hold is not modelled"
+    known = train.wrapper == "ddp" and train.precision == "fp32" and trial.parallel.schedule != "interleaved"
+    if trial.parallel.pipeline > 1 and not known:
+        return "what stages (parallel.pipeline) of Swin hold is modelled under ddp in fp32, and not interleaved"
     if train.wrapper == "fsdp2" and shapes.wrapped_in_decoder:
         return "FSDP2 wraps the decoder's convolutions here, which outweigh the blocks, and that is not modelled"
     return (
@@ -198,18 +205,48 @@ def _of_ranks(trial: Trial, vit: VitShape) -> Iterator[tuple[Holding, Activation
         if not share.chunks:
             yield _wrapped(trial, shapes), kept, shapes
             continue
-        count, stages = trial.train.grad_accum, len(share.chunks)
-        under_way = share.in_flight(count)
-        in_a_row = under_way == count * stages  # no forward after the first backward
-        moments_of_step = [(False, False, 0), (True, in_a_row, in_a_row), (True, True, 1)]
-        for later, directly, over in moments_of_step[: min(3 if under_way > stages else 2, count)]:
-            steps = trial.train.model_copy(update={"grad_accum": 1 + later})
-            step = trial.model_copy(update={"train": steps})
-            if trial.train.wrapper == "fsdp2":
-                holding = fsdp2_in_stages(step, shapes, later=later, directly=directly)
-            else:
-                holding = _wrapped(step, shapes)
-            yield _in_stages(holding, kept, trial, share, max(0, under_way - stages - over), shapes), kept, shapes
+        stages = len(share.chunks)
+        own = shapes.blocks[1].repeats * (kept.kept_of_block + kept.cast_weights_of_block) + kept.head
+        of_stage = (own + share.handed_on * kept.stream - share.received * kept.stream) // stages
+        handed_on = {"activations": (share.handed_on - share.received) * kept.stream}
+        held = share.received * kept.stream, share.handed_on * kept.stream
+        for _, holding, others in _turns(trial, share, shapes):
+            under_way = {_OTHERS: others * of_stage}
+            staged = _in_stages(holding, trial, share, *held)
+            yield (
+                replace(
+                    staged,
+                    forward=added(staged.forward, under_way),
+                    forward_end=added(staged.forward_end, under_way, handed_on),
+                    backward=added(staged.backward, under_way, _by_turns(trial, held[1] and kept.stream)),
+                ),
+                kept,
+                shapes,
+            )
+
+
+_OTHERS = "activations of other micro-batches"
+
+
+def _turns(trial: Trial, share: Share, shapes: ParameterShapes) -> Iterator[tuple[Trial, Holding, int]]:
+    """Of a rank of a pipeline the micro-batches that may take most: as a step of their own, with what the wrapper holds
+    then, and how many stages' worth of others' activations are there."""
+    count, stages = trial.train.grad_accum, len(share.chunks)
+    under_way = share.in_flight(count)
+    in_a_row = under_way == count * stages  # no forward after the first backward
+    moments_of_step = [(False, False, 0), (True, in_a_row, in_a_row), (True, True, 1)]
+    for later, directly, over in moments_of_step[: min(3 if under_way > stages else 2, count)]:
+        step = trial.model_copy(update={"train": trial.train.model_copy(update={"grad_accum": 1 + later})})
+        if trial.train.wrapper == "fsdp2":
+            holding = fsdp2_in_stages(step, shapes, later=later, directly=directly)
+        else:
+            holding = _wrapped(step, shapes)
+        yield step, holding, max(0, under_way - stages - over)
+
+
+def _by_turns(trial: Trial, handed_on: int) -> Parts:
+    """While stages take turns what was handed on last is still there."""
+    return {"passed on in backward": handed_on if trial.parallel.schedule == "1f1b" else 0}
 
 
 def _that_may_take_most(trial: Trial) -> list[Share]:
@@ -223,42 +260,42 @@ def _that_may_take_most(trial: Trial) -> list[Share]:
     return list(most.values())
 
 
-def _in_stages(
-    holding: Holding, kept: Activations, trial: Trial, share: Share, others: int, shapes: ParameterShapes
-) -> Holding:
+def _in_stages(holding: Holding, trial: Trial, share: Share, received: int, handed_on: int) -> Holding:
     """With what a schedule of torch keeps: a buffer for the activations of each of a step's micro-batches that a stage
     takes, and one for the gradients of each that it hands on (`_setup_forward_recv_info` and `_create_grad_recv_info`
     in torch/distributed/pipelining/stage.py); all images in the dtype in which the first stage takes them, there once
-    more as one tensor; and the activations of micro-batches that are under way. A stage's first norm keeps the buffer
-    itself, and while stages take turns what was handed on last is still there.
+    more as one tensor. A ViT's first norm keeps the buffer itself.
 
     Args:
-        others: stages' worth of activations beside those of one micro-batch in all stages of the rank.
+        holding: of the wrapper.
+        trial: of all micro-batches.
+        share: the rank's.
+        received: bytes that its stages take of a micro-batch.
+        handed_on: bytes that they hand on.
     """
-    count, stages = trial.train.grad_accum, len(share.chunks)
-    own = shapes.blocks[1].repeats * (kept.kept_of_block + kept.cast_weights_of_block) + kept.head
-    of_stage = (own + share.handed_on * kept.stream - share.received * kept.stream) // stages
-    buffers = count * (share.received + share.handed_on) * kept.stream
+    count = trial.train.grad_accum
     pixels = trial.model.channels * trial.model.image_size**2 * largest_micro_batch(trial.train)
     images = (count * (1 + share.first) - 1) * pixels * weight_bytes(trial.train)
-    under_way = {"activations of other micro-batches": others * of_stage}
-    handed_on = {"activations": (share.handed_on - share.received) * kept.stream}
-    by_turns = {"passed on in backward": kept.stream if share.handed_on and trial.parallel.schedule == "1f1b" else 0}
-    return replace(
-        holding,
-        steady=added(holding.steady, {"buffers of stages": buffers, "images": images}),
-        forward=added(holding.forward, under_way),
-        forward_end=added(holding.forward_end, under_way, handed_on),
-        backward=added(holding.backward, under_way, by_turns),
-    )
+    buffers = count * (received + handed_on)
+    return replace(holding, steady=added(holding.steady, {"buffers of stages": buffers, "images": images}))
 
 
-def _in_parts(trial: Trial) -> list[tuple[str, Parts]]:
-    """Moments of a trial whose model is counted part by part, several by one name; see `moments_in_parts`."""
-    (share,), (_, whole) = shares(trial), _held(trial)
-    return moments_in_parts(
-        pieces(trial.model, trial.train, trial.parallel.tensor), trial, _wrapped(trial, share.shapes(whole))
-    )
+def _in_parts(trial: Trial) -> Iterator[list[tuple[str, Parts]]]:
+    """Moments of the ranks that may take most of a trial whose model is counted part by part, several by one name; see
+    `moments_in_parts`."""
+    _, whole = _held(trial)
+    for share in _that_may_take_most(trial):
+        model, shapes = pieces(trial.model, trial.train, share), share.shapes(whole)
+        if not share.chunks:
+            yield moments_in_parts(model, trial, _wrapped(trial, shapes), {})
+            continue
+        received, handed_on = of_boundaries(trial, share)
+        of_stage = sum(part.kept for part in model.parts) + handed_on  # which lasts until its backward is over
+        for step, holding, others in _turns(trial, share, shapes):
+            staged = _in_stages(holding, trial, share, received, handed_on)
+            turns = _by_turns(trial, handed_on)
+            beside = {_OTHERS: others * of_stage}
+            yield moments_in_parts(model, step, replace(staged, backward=added(staged.backward, turns)), beside)
 
 
 def _kept(trial: Trial, vit: VitShape, share: Share) -> Activations:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import accumulate
+from itertools import accumulate, count
 from typing import NamedTuple
 
 from vitscale.prediction.memory.activations import AUTOCAST, Activations, activations
 from vitscale.prediction.memory.around import Part, around
 from vitscale.prediction.memory.holding import Holding, Parts, added, weight_bytes
+from vitscale.prediction.shares import WHOLE, Share
 from vitscale.trial import model_counts
 from vitscale.trial.model_cost import decoder_shape, parameter_shapes, swin_shape, vit_shape
 from vitscale.trial.model_counts import DecoderLayer, DecoderShape, Stage, SwinShape
@@ -29,15 +30,16 @@ class Pieces(NamedTuple):
     """That stay, and are no parameters: of Swin the distances in a block's windows, and which two tokens have which."""
 
 
-def pieces(spec: ModelSpec, train: TrainSpec, ranks: int = 1) -> Pieces:
-    """The parts of a resolved Swin, on one of so many tensor ranks; or of a ViT for segmentation."""
+def pieces(spec: ModelSpec, train: TrainSpec, share: Share = WHOLE) -> Pieces:
+    """The parts of a resolved Swin that a rank has; or of a ViT for segmentation."""
     swin, images = swin_shape(spec), largest_micro_batch(train)
     narrow = 2 if train.precision != "fp32" else 4
     side = spec.image_size
     decoder = decoder_shape(spec)
-    windows = () if swin is None else model_counts.stages(swin)
-    buffers = sum(s.depth * (8 * s.window**4 + 2 * s.positions * weight_bytes(train)) for s in windows)
-    body = _vit(spec, train, narrow, decoder) if swin is None else _swin(spec, swin, train, narrow, ranks)
+    windows = () if swin is None else own_blocks(swin, share)
+    buffers = sum(8 * s.window**4 + 2 * s.positions * weight_bytes(train) for s in windows)
+    of_swin = _swin_in_stages if share.chunks else _swin
+    body = _vit(spec, train, narrow, decoder) if swin is None else of_swin(spec, swin, train, narrow, share)
     pixels = images * side**2 * (spec.channels * (4 if narrow == 4 else 4 + 2) + (0 if decoder is None else 8))
     if decoder is None:
         return Pieces(tuple(body), pixels, 0, buffers)
@@ -52,7 +54,23 @@ def pieces(spec: ModelSpec, train: TrainSpec, ranks: int = 1) -> Pieces:
     return Pieces((*body, *head, loss), pixels, held * narrow, buffers)
 
 
-def _swin(spec: ModelSpec, shape: SwinShape, train: TrainSpec, narrow: int, ranks: int) -> Iterator[Part]:
+def own_blocks(swin: SwinShape, share: Share) -> list[Stage]:
+    """The stage of Swin of each block that a rank has."""
+    every = [stage for stage in model_counts.stages(swin) for _ in range(stage.depth)]
+    return [every[block] for chunk in share.chunks for block in chunk] or every
+
+
+def of_boundaries(trial: Trial, share: Share) -> tuple[int, int]:
+    """Bytes of a micro-batch's maps in fp32 that the stages of a rank of a Swin take from others, and that they hand
+    on."""
+    swin = swin_shape(trial.model)
+    maps = [] if swin is None else model_counts.swin_maps(swin)
+    given = [4 * largest_micro_batch(trial.train) * tokens * width for tokens, width in maps]
+    received = sum(given[chunk.start - 1] for chunk in share.chunks if chunk.start)
+    return received, sum(given[chunk.stop - 1] for chunk in share.chunks if chunk.stop < len(given))
+
+
+def _swin(spec: ModelSpec, shape: SwinShape, train: TrainSpec, narrow: int, share: Share) -> Iterator[Part]:
     """Patches and their norm; blocks, and the merging between stages; a norm and a classifier.
 
     Python holds the embedded patches until the last stage's forward is over, and what a stage gave before it was merged
@@ -61,20 +79,15 @@ def _swin(spec: ModelSpec, shape: SwinShape, train: TrainSpec, narrow: int, rank
     """
     images, segments = largest_micro_batch(train), spec.task == "segmentation"
     stages = model_counts.stages(shape)
-    width, tokens = shape.hidden_size, images * stages[0].side ** 2
-    embedded = tokens * narrow * width
-    of_norm = 4 if train.precision == "bf16-params" else 8  # mean and deviation of a token
-    embedding, *blocks = model_counts.swin(shape)
-    yield Part(embedded + of_norm * tokens, (0,), (embedded,), embedding.modules)
+    embedded = images * narrow * shape.hidden_size * stages[0].side ** 2
+    blocks = model_counts.swin(shape)[1:]
+    yield _embedding(shape, train, images, narrow)
     waiting = unmerged = 0
     for number, stage in enumerate(stages, 1):
         stream = images * narrow * stage.width * stage.side**2
-        parts = [_block(stage, n % 2 > 0, images, narrow, train, ranks, waiting) for n in range(stage.depth)]
+        parts = [_block(stage, n, images, narrow, train, share, waiting) for n in range(stage.depth)]
         if stage is not stages[-1]:
-            merged = images * ((stage.side + 1) // 2) ** 2
-            kept = images * model_counts.merge_kept_bytes(stage, train.precision)
-            passed = narrow * merged * 6 * stage.width
-            parts.append(Part(kept, (0,), (passed + waiting,), model_counts.swin_merge(stage)))
+            parts.append(_merge(stage, images, narrow, train, waiting))
         if train.activation_checkpointing:
             parts = [_computed_again(parts, stage.depth, stream, waiting)]
         for index, part in enumerate(parts, 1):
@@ -82,15 +95,54 @@ def _swin(spec: ModelSpec, shape: SwinShape, train: TrainSpec, narrow: int, rank
             yield part._replace(forward=tuple(embedded + unmerged + own for own in part.forward), block=block)
         unmerged = stream
         waiting += stream if segments else 0
-    last = stages[-1]
     if not segments:
-        classes = spec.num_classes or 0
-        kept = images * last.side**2 * (narrow * last.width + of_norm) + images * (narrow * last.width + 8 * classes)
-        classifier = model_counts.linear(last.width, classes, 1, "outputs").part(ranks)
-        yield Part(kept, modules=(model_counts.norm(last.width), classifier), block=-1)
+        yield _head(stages[-1], spec.num_classes or 0, images, narrow, train, share)
 
 
-def _block(stage: Stage, odd: bool, images: int, narrow: int, train: TrainSpec, ranks: int, waiting: int) -> Part:
+def _swin_in_stages(spec: ModelSpec, shape: SwinShape, train: TrainSpec, narrow: int, share: Share) -> Iterator[Part]:
+    """What lies on a rank of a pipeline; each block and each merging is wrapped by itself. A stage lets go of what one
+    of its modules took as soon as that has given something."""
+    images = largest_micro_batch(train)
+    stages, wrapped = model_counts.stages(shape), count(1)
+    every = [(stage, number) for stage in stages for number in range(stage.depth)]
+    if share.first:
+        yield _embedding(shape, train, images, narrow)
+    for stage, number in (every[block] for chunk in share.chunks for block in chunk):
+        own = _block(stage, number, images, narrow, train, share, 0)
+        taken = images * narrow * stage.width * stage.side**2
+        yield own._replace(forward=tuple(held - taken for held in own.forward), block=next(wrapped))
+        if number == stage.depth - 1 and stage is not stages[-1]:
+            yield _merge(stage, images, narrow, train, 0)._replace(block=next(wrapped))
+    if share.last:
+        yield _head(stages[-1], spec.num_classes or 0, images, narrow, train, share)
+
+
+def _statistics(train: TrainSpec) -> int:
+    """Bytes of the mean and the deviation of a token, which a norm keeps."""
+    return 4 if train.precision == "bf16-params" else 8
+
+
+def _embedding(shape: SwinShape, train: TrainSpec, images: int, narrow: int) -> Part:
+    tokens = images * model_counts.stages(shape)[0].side ** 2
+    embedded = tokens * narrow * shape.hidden_size
+    return Part(embedded + _statistics(train) * tokens, (0,), (embedded,), model_counts.swin(shape)[0].modules)
+
+
+def _merge(stage: Stage, images: int, narrow: int, train: TrainSpec, waiting: int) -> Part:
+    merged = images * ((stage.side + 1) // 2) ** 2
+    kept = images * model_counts.merge_kept_bytes(stage, train.precision)
+    passed = narrow * merged * 6 * stage.width
+    return Part(kept, (0,), (passed + waiting,), model_counts.swin_merge(stage))
+
+
+def _head(last: Stage, classes: int, images: int, narrow: int, train: TrainSpec, share: Share) -> Part:
+    of_token = narrow * last.width + _statistics(train)
+    kept = images * last.side**2 * of_token + images * (narrow * last.width + 8 * classes)
+    classifier = model_counts.linear(last.width, classes, 1, "outputs").part(share.parallel.tensor)
+    return Part(kept, modules=(model_counts.norm(last.width), classifier), block=-1)
+
+
+def _block(stage: Stage, number: int, images: int, narrow: int, train: TrainSpec, share: Share, waiting: int) -> Part:
     """Widest in backward where its MLP's second layer is: what is passed on, and the gradient of what that layer takes,
     four times as wide. Or, when all behind the attention is gone, where its heads are scaled, whose gradient is a sum
     over all scores (of narrow ones on a CPU in fp32); or in the network of its position biases, whose in-place ReLU
@@ -98,6 +150,7 @@ def _block(stage: Stage, odd: bool, images: int, narrow: int, train: TrainSpec, 
     what its last norm gives and what it gives; what windows were joined from; and where they are padded or shifted (in
     odd blocks) what they were cut from, and what was joined before it is shifted back.
     """
+    ranks, odd = share.parallel.tensor, number % 2 > 0
     stream = images * narrow * stage.width * stage.side**2
     own = stream // ranks
     of_biases = narrow * model_counts.bias_kept(stage, ranks)
@@ -206,8 +259,9 @@ def _loss(whole: int, held: int, pixels: int, decoder: DecoderShape, train: Trai
     return Part((1 + decoder.auxiliary) * 4 * whole, (forward,), (2 * 4 * whole + 12 * pixels,), block=-1)
 
 
-def moments_in_parts(model: Pieces, trial: Trial, holding: Holding) -> list[tuple[str, Parts]]:
-    """Every moment that can be highest, with its bytes by part; in an order that does not depend on the micro-batch."""
+def moments_in_parts(model: Pieces, trial: Trial, holding: Holding, beside: Parts) -> list[tuple[str, Parts]]:
+    """Every moment that can be highest, with its bytes by part; in an order that does not depend on the micro-batch.
+    `beside`: what else is there in forward and backward."""
     kept = list(accumulate(part.kept for part in model.parts))
     train = trial.train
     # DeepSpeed's linear layer of ZeRO-3 casts again in backward, and so does what is computed again.
@@ -218,7 +272,7 @@ def moments_in_parts(model: Pieces, trial: Trial, holding: Holding) -> list[tupl
     engine = around(trial, holding, model.parts)
 
     def there(number: int) -> Parts:
-        return added(base, {"activations": kept[number]})
+        return added(base, beside, {"activations": kept[number]})
 
     moments: list[tuple[str, Parts]] = []
     for number, part in enumerate(model.parts):

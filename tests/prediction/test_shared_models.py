@@ -17,8 +17,8 @@ from vitscale.prediction.fitting import fit
 from vitscale.prediction.memory.forecast import forecast, forecast_bytes, peak_bytes_of_many, unavailable
 from vitscale.prediction.predicting import Question, predict
 from vitscale.prediction.shares import compute_share, shares
-from vitscale.prediction.step.messages import Message, messages
-from vitscale.prediction.step.model import StepModel, StepTimes, Worlds
+from vitscale.prediction.step.messages import messages
+from vitscale.prediction.step.model import StepModel, Worlds
 from vitscale.prediction.variants import variant
 from vitscale.prediction.workloads import evaluate_all
 from vitscale.trial.model_cost import forward_flops
@@ -84,25 +84,6 @@ def test_stages_that_send_nothing_stand_still_for_the_share_that_the_formula_has
     times = model_of(parallel).times(nothing_uncertain(), worlds(8, 8, grad_accum=8))
     assert times.bubble[0, 0] == pytest.approx(3 / each)
     assert times.bubble[0, 0] / times.total[0, 0] == pytest.approx(parallel.bubble_share(8), rel=1e-6)
-
-
-def test_a_stage_hands_its_last_gradient_on_only_after_those_that_end_its_backward() -> None:
-    """Three stages of a micro-step of 1 s, 2/3 of it backward, which two ranks each hold. These exchange half of their
-    gradients from the middle of the last backward on, 1/3 s before its end, and the other half at its end."""
-    parallel = ParallelSpec(pipeline=3)
-
-    def times(*sent: Message, grad_accum: int = 4) -> StepTimes:
-        return model_of(parallel, messages=sent).times(nothing_uncertain(), worlds(6, 6, grad_accum=grad_accum))
-
-    halves = [Message("all_reduce", 5e8, 1, "backward", ready, False) for ready in (0.5, 1.0)]
-    each = times(halves[1]).wire[0, 0]
-    assert each == pytest.approx(5e8 / 100e9, rel=0.01)
-    together = times(*halves)
-    assert together.wire[0, 0] == pytest.approx(each), "the first half is hidden"
-    assert together.bubble[0, 0] == pytest.approx(2 * (1 + each))
-    assert times(*halves, grad_accum=8).bubble[0, 0] == pytest.approx(2 * (1 + each))
-    # What is exchanged once all stages have handed on, as by FSDP2, is nobody else's.
-    assert times(replace(halves[1], phase="after", ready=None)).bubble[0, 0] == pytest.approx(2.0)
 
 
 def test_a_rank_multiplies_its_share() -> None:

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from vitscale.engines.base import Engine, LossOf, TorchEngine
+from vitscale.engines.ddp import StageDdp
 from vitscale.engines.stages import Stages
 from vitscale.engines.whole_tensors import TorchTensors, WholeTensors
 from vitscale.probes.steps import Phase, no_phase
@@ -66,6 +67,10 @@ class PipelineEngine(TorchEngine):
         try:
             self._bubble.enter_context(phase("bubble"))
             self._schedules[size].step(*first, target=torch.arange(count), losses=losses, return_outputs=False)
+            for stage in self.wrapped.wrapped:
+                if isinstance(stage, StageDdp):
+                    with self.working("backward"):
+                        stage.end_exchange()
             for loss in losses:
                 total += loss.detach() * self.train_spec.grad_accum
             # No rank waits for this: the first stage ends last, and the last one has had the losses for long.

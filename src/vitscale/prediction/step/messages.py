@@ -67,12 +67,6 @@ class Message:
         """What decides how long a call takes: of any two messages of one engine that are alike in it."""
         return self.operation, self.tensor_bytes, self.group, self.images
 
-    @property
-    def ends_last_backward(self) -> bool:
-        """Whether a step's last backward is over when this is: gradients are exchanged beside it, once in a step."""
-        beside = self.ready is not None and self.needed is None
-        return self.phase == "backward" and beside and not self.every_micro_step
-
     def tensor_bytes_at(self, ranks: Array, micro_batch: Array) -> float | Array:
         """Of the whole tensor, in one call, on so many ranks of its group and of so many images."""
         if self.images is not None:

@@ -9,9 +9,7 @@
                 stop for many collectives of a step wait in each, which one sum over the step does not show
     transfers   the engine's messages at the links' bandwidths, less what computing hides, times an efficiency
     bubble      where ranks have stages of a model, as many more micro-steps, with what they exchange, as the pipeline
-                takes to fill and to run empty: (P - 1) / v (arXiv 2104.04473, section 2.2); and the gradients' exchange
-                of the P - 1 other stages, where the last backward of each ends with it and only then hands on: under
-                DDP, whose reducer waits (`backward_maybe_with_nosync` and `get_bwd_send_ops` of torch 2.13)
+                takes to fill and to run empty: (P - 1) / v (arXiv 2104.04473, section 2.2)
     norms       what synchronised norms exchange, in every micro-step: nothing hides it, and it is mostly latency
     optimizer   of all that a rank holds, or of 1/N of it where the engine shards its states over N ranks
 
@@ -152,7 +150,7 @@ class StepModel:
         alone = np.where(worlds.ranks == 1, draws["alone"], 0.0)
         images = fixed + (1 - fixed) * worlds.micro_batch / self.reference_micro_batch
         micro_step = np.exp(draws["compute"] + alone) * images
-        exposed, hidden, filling, handing_on = self._transfers(draws, worlds, micro_step, calls)
+        exposed, hidden, filling = self._transfers(draws, worlds, micro_step, calls)
         # What backward hides it pays for in part: transfers take memory bandwidth, cores and multiprocessors from it.
         compute = micro_step * worlds.grad_accum + np.exp(draws["contention"]) * hidden
         spread = np.hypot(np.exp(draws["devices"]), np.exp(draws["jitter"]))
@@ -169,9 +167,8 @@ class StepModel:
             algorithms = self._lines(draws, worlds, message.operation, message.group)
             passes = cheapest(algorithms, message.tensor_bytes_at(ranks, worlds.micro_batch))
             norm = norm + passes * message.calls * worlds.grad_accum
-        stages, others = self.parallel.stages // self.parallel.pipeline, self.parallel.pipeline - 1
-        bubble = others / stages * (micro_step + filling * np.exp(draws["overlap"]))
-        bubble += others * handing_on * np.exp(draws["overlap"])
+        stages = self.parallel.stages // self.parallel.pipeline
+        bubble = (self.parallel.pipeline - 1) / stages * (micro_step + filling * np.exp(draws["overlap"]))
         rest = compute + wait + wire + norm + optimizer + bubble
         return StepTimes(compute, optimizer + 0 * rest, self._data_wait(worlds, rest), wait, wire, norm, bubble)
 
@@ -199,13 +196,12 @@ class StepModel:
 
     def _transfers(
         self, draws: Draws, worlds: Worlds, micro_step: Array, known: Calls | None
-    ) -> tuple[Array, Array, Array, Array]:
-        """(exposed, hidden) seconds of a step's transfers, and of the exposed those of a micro-step that nothing hides
-        and those that a stage waits for before it hands its last gradient on."""
+    ) -> tuple[Array, Array, Array]:
+        """(exposed, hidden) seconds of a step's transfers, and of them those of a micro-step that nothing hides."""
         shape = np.broadcast_shapes(micro_step.shape, worlds.ranks.shape)
-        hidden, filling, handing_on = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+        hidden, filling = np.zeros(shape), np.zeros(shape)
         if self.messages is None:
-            return self._as_a_ring(draws, worlds), hidden, filling, handing_on
+            return self._as_a_ring(draws, worlds), hidden, filling
         slowest, seconds = micro_step * worlds.slowdown, self.calls(draws, worlds) if known is None else known
         exposed = exposed_seconds(
             self.messages,
@@ -223,10 +219,7 @@ class StepModel:
         if self.parallel.pipeline > 1:
             per_step = (message for message in self.messages if message.every_micro_step and message.ready is None)
             filling = filling + sum(seconds[message.kind] * message.calls for message in per_step)
-            reduced = [message for message in self.messages if message.ends_last_backward]
-            backward = slowest * self.backward_share
-            handing_on = handing_on + exposed_seconds(reduced, partial(_looked_up, seconds), 0 * backward, backward, 1)
-        return exposed, np.maximum(0.0, hidden - exposed), filling, handing_on
+        return exposed, np.maximum(0.0, hidden - exposed), filling
 
     def calls(self, draws: Draws, worlds: Worlds) -> Calls:
         """Seconds of one call of each kind of message, (draws, configurations), which no compute changes: worked out

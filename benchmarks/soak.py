@@ -4,7 +4,8 @@
 
 FOLDER: empty, or not there. Each trial trains a ViT of 2 layers for 20 steps on one rank, at a learning rate of its
 own. The driver is looked at from outside each time that a run begins. What grows is told by the slope over trials,
-least squares, with its 95 % interval by moving blocks of 25 trials, which hang together.
+least squares, with its 95 % interval by moving blocks of 25 trials, which hang together; counted from the first pack of
+finished runs on, which loads polars once. Rows are kept in FOLDER/rows.csv.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 from between_marks import write_between
+
+from vitscale.store.packs import PACK_RUNS
 
 MARK = "soak"
 STUDY = """
@@ -82,6 +85,7 @@ def main() -> None:
     if driver.returncode or len(rows) < asked.trials:
         tail = output.read_text(encoding="utf-8")[-2000:]
         sys.exit(f"{len(rows)} runs ended of {asked.trials}, exit code {driver.returncode}:\n{tail}")
+    np.savetxt(asked.folder / "rows.csv", rows, fmt="%.9g", delimiter=",", header=",".join(QUANTITIES), comments="")
     load = os.getloadavg()[0]
     head = f"`python benchmarks/soak.py FOLDER --trials {asked.trials}`: {os.cpu_count()} cores, a load of {load:.0f}."
     text = "\n".join([head, "", *table(np.array(rows))])
@@ -116,7 +120,8 @@ def table(rows: np.ndarray) -> list[str]:
     """Of each quantity: at the beginning, at the end, and its slope."""
     lines = ["| | first 50 | last 50 | growth in 1,000 trials (95 %) |", "|---|---|---|---|"]
     for (name, unit), values in zip(QUANTITIES.items(), rows.T, strict=True):
-        values = values[5:] / unit  # the first runs load what all need
+        # The first runs load what all need, and so does the first pack of finished runs.
+        values = values[(PACK_RUNS if len(values) > 2 * PACK_RUNS else 0) + 5 :] / unit
         slope, low, high = (1000 * each for each in growth(values))
         first, last = np.median(values[:50]), np.median(values[-50:])
         lines.append(f"| {name} | {first:.2f} | {last:.2f} | {slope:+.2f} ({low:+.2f} to {high:+.2f}) |")

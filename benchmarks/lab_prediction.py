@@ -288,10 +288,8 @@ def machine(repeats: int, every: Iterable[Series]) -> str:
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "deepspeed"))
-    labs = {
-        f"{own.hosts} hosts of {own.cores_per_host:g} core{'s' * (own.cores_per_host != 1)}, {own.ranks_per_host} to a host"
-        for own in every
-    }
+    cores = {own: f"{own.cores_per_host:g} core{'s' * (own.cores_per_host != 1)}" for own in every}
+    labs = {f"{own.hosts} hosts of {of_each}, {own.ranks_per_host} to a host" for own, of_each in cores.items()}
     return (
         f"{cpu}, {os.cpu_count()} cores, {platform.system()} {platform.release()}; {packages}; Python "
         f"{platform.python_version()}. Ranks on {' or '.join(sorted(labs))}; {MICRO_BATCH} images a rank; {STEPS} "

@@ -18,7 +18,6 @@ from vitscale.prediction.layouts import whole_steps
 from vitscale.prediction.results import Label
 from vitscale.prediction.start_up import StartUp, launcher_of, start_up
 from vitscale.prediction.step.model import Array
-from vitscale.trial.parallel import ParallelSpec
 from vitscale.trial.trial import World
 
 Mask = NDArray[np.bool_]
@@ -99,10 +98,14 @@ def forecast_table(
         price_per_gpu_hour: of what is no instance with a price of its own.
     """
     every = candidates.combinations
-    origins = [_origin(candidate) for candidate in every]
-    distinct = dict(zip(origins, every, strict=True))
-    nearest = {origin: comparable.nearest(candidate).name for origin, candidate in distinct.items()}
-    series = [nearest[origin] for origin in origins]
+    nearest: dict[tuple[object, ...], str] = {}
+    series: list[str] = []
+    for candidate in every:
+        # What of it decides which series it is worked out from.
+        origin = (candidate.engine, candidate.zero_stage, candidate.micro_batch, candidate.parallel)
+        if origin not in nearest:
+            nearest[origin] = comparable.nearest(candidate).name
+        series.append(nearest[origin])
 
     def forecast(wanted: Sequence[int], rough: bool) -> Evaluated:
         by_series: dict[str, list[int]] = {}
@@ -195,11 +198,6 @@ def forecast_table(
     )
 
 
-def _origin(candidate: Candidate) -> tuple[str, int, int, ParallelSpec]:
-    """What of a candidate decides which series it is worked out from."""
-    return (candidate.engine, candidate.zero_stage, candidate.micro_batch, candidate.parallel)
-
-
 _MANY_SERIES = 4
 """From so many on they are worth forks of this process."""
 _CLEARLY = 1.15
@@ -235,14 +233,15 @@ def _start_ups(comparable: ComparableSeries, every: Sequence[Candidate]) -> tupl
     """Of each candidate, from all runs of the comparable; those with batches nobody measured share one."""
     points = [point for series in comparable.members for point in series.points]
     batches = {(point.trial.train.micro_batch, point.trial.train.grad_accum) for point in points}
-    known: dict[Candidate, StartUp | None] = {}
+    known: dict[tuple[object, ...], StartUp | None] = {}
     startups = []
     for candidate in every:
         batch = (candidate.micro_batch, candidate.grad_accum)
-        candidate = replace(candidate, instance=None)
-        key = replace(candidate, micro_batch=0, grad_accum=0) if batch not in batches else candidate
+        hosts = (candidate.gpus, candidate.ranks_per_node)
+        wrapper = (candidate.engine, candidate.zero_stage, candidate.activation_checkpointing, candidate.parallel)
+        key = (*hosts, *wrapper, batch if batch in batches else None)
         if key not in known:
-            own = comparable.nearest(candidate).points
+            own = comparable.nearest(replace(candidate, instance=None)).points
             trial = own[-1].trial
             per_node = min(candidate.gpus, candidate.ranks_per_node)
             world = World(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -57,7 +58,7 @@ class Candidate:
 
 def column(candidates: Sequence[Candidate], name: str) -> Array:
     """A number of every configuration, (configurations,)."""
-    return np.array([getattr(candidate, name) for candidate in candidates], dtype=float)
+    return np.fromiter(map(attrgetter(name), candidates), float, len(candidates))
 
 
 @dataclass(frozen=True)

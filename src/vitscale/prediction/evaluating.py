@@ -281,17 +281,18 @@ def _labels(
     known: dict[tuple[int, int], Label] = {}
     labels: list[Label] = []
     counts_of_runs = {candidate.gpus for candidate in measured}
+    smallest, most = min(batches), max(batches)
     for candidate in candidates:
         if candidate.gpus in counts_of_runs and candidate in measured:
             labels.append("measured")
             continue
         key = (candidate.gpus, min(candidate.gpus, candidate.ranks_per_node))
-        if key not in known:
+        if (there := known.get(key)) is None:
             world = World(nodes=-(-candidate.gpus // key[1]), ranks_per_node=key[1], threads_per_rank=1)
-            there = layouts.Placement(
+            placed = layouts.Placement(
                 asked.trial.model_copy(update={"world": world}), None, None, hosts_assumed and candidate.gpus > largest
             )  # fmt: skip
-            known[key] = label(asked, there, assumptions(asked, there))
-        within = min(batches) <= candidate.micro_batch <= max(batches)
-        labels.append("extrapolated" if known[key] == "interpolated" and not within else known[key])
+            there = known[key] = label(asked, placed, assumptions(asked, placed))
+        within = there != "interpolated" or smallest <= candidate.micro_batch <= most
+        labels.append(there if within else "extrapolated")
     return tuple(labels)

@@ -7,10 +7,14 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from vitscale.prediction.memory.activations import Activations
 from vitscale.prediction.memory.holding import Holding, Parts, added, sizes
 from vitscale.trial.model_cost import ParameterShapes
 
+_Counts = NDArray[np.int64]
 FC2, FC1, OUT, QKV, HEAD, EMBEDDING = range(6)
 _LAYERS = {7: FC2, 6: FC1, 5: FC1, 3: OUT}
 """Layers in the order of backward; what a block holds at each of its own is in `Activations.at_layers`."""
@@ -86,7 +90,8 @@ class _Backward(NamedTuple):
 
 def moments(holding: Holding, kept: Activations, shapes: ParameterShapes) -> dict[str, Parts]:
     """Name of each moment -> bytes by part; of backward's moments the highest."""
-    highest = max(zip(_backward_totals(holding, kept, shapes), _moments_of(holding, kept, shapes), strict=True))[1]
+    totals = _backward_totals(holding, kept, shapes).tolist()
+    highest = max(zip(totals, _moments_of(holding, kept, shapes), strict=True))[1]
     named = _outside_backward(holding, kept, shapes) | {"backward": _parts(holding, kept, highest)}
     order = ("last block", "end of forward", "backward", "exchange", "step")
     return {name: {part: size for part, size in named[name].items() if size} for name in order}
@@ -95,7 +100,8 @@ def moments(holding: Holding, kept: Activations, shapes: ParameterShapes) -> dic
 def all_totals(holding: Holding, kept: Activations, shapes: ParameterShapes) -> list[int]:
     """Bytes at every moment, those of backward one by one, in an order that does not depend on the micro-batch."""
     outside = _outside_backward(holding, kept, shapes).values()
-    return [sum(parts.values()) for parts in outside] + _backward_totals(holding, kept, shapes)
+    backward: list[int] = _backward_totals(holding, kept, shapes).tolist()
+    return [sum(parts.values()) for parts in outside] + backward
 
 
 def _outside_backward(holding: Holding, kept: Activations, shapes: ParameterShapes) -> dict[str, Parts]:
@@ -124,6 +130,26 @@ def _backward(kept: Activations, shapes: ParameterShapes, bucket: int, between: 
     From block to block activations fall and gradients rise, so that it is mostly the first block or the last.
     """
     return tuple(_going_through_backward(kept, shapes, bucket, between))
+
+
+class _Moments(NamedTuple):
+    """`_Backward` of many moments: an array for each of its fields."""
+
+    left: _Counts
+    stored: _Counts
+    passed: _Counts
+    done: _Counts
+    new: _Counts
+    flushed: _Counts
+    after_bucket: _Counts
+    after_block: _Counts
+    between: _Counts
+
+
+@lru_cache(maxsize=1024)
+def _columns(kept: Activations, shapes: ParameterShapes, bucket: int, between: bool) -> _Moments:
+    every = _backward(kept, shapes, bucket, between)
+    return _Moments(*(np.array(column, dtype=np.int64) for column in zip(*every, strict=True)))
 
 
 def _going_through_backward(
@@ -190,21 +216,20 @@ def _parts(holding: Holding, kept: Activations, moment: _Backward) -> Parts:
     )
 
 
-def _backward_totals(holding: Holding, kept: Activations, shapes: ParameterShapes) -> list[int]:
+def _backward_totals(holding: Holding, kept: Activations, shapes: ParameterShapes) -> _Counts:
     """The sum of `_parts` at each of `_backward`, without the parts."""
-    nothing = _Backward(0, 0, 0)
-    gathered = holding.gathered_blocks or (0,) * (shapes.blocks[1].repeats + 1)
-    always = sum(_parts(holding, kept, nothing).values()) - gathered[0]
+    at = _columns(kept, shapes, holding.bucket, bool(holding.between_blocks))
+    gathered = np.array(holding.gathered_blocks or (0,) * (shapes.blocks[1].repeats + 1))
+    always = sum(_parts(holding, kept, _Backward(0, 0, 0)).values()) - gathered[0]
     flush, after_bucket, after_block, between = (
         sum(parts.values())
         for parts in (holding.flush, holding.from_first_flush, holding.first_block, holding.between_blocks)
     )
-    made, new = holding.gradient_bytes, holding.new_gradient_bytes
-    return [
-        always
-        + gathered[at.left] + at.left * kept.cast_weights_of_block
-        + at.stored + at.passed + int(at.done * made) + at.new * new
-        + at.flushed * (flush + (new if at.flushed > holding.bucket else 0))
+    new = holding.new_gradient_bytes
+    totals: _Counts = (
+        always + at.stored + at.passed + gathered[at.left] + at.left * kept.cast_weights_of_block
+        + (at.done * holding.gradient_bytes).astype(np.int64) + at.new * new
+        + at.flushed * np.where(at.flushed > holding.bucket, flush + new, flush)
         + at.after_bucket * after_bucket + at.after_block * after_block + at.between * between
-        for at in _moments_of(holding, kept, shapes)
-    ]  # fmt: skip
+    )  # fmt: skip
+    return totals

@@ -91,6 +91,14 @@ def test_what_cannot_be_read_is_told_with_its_place(tmp_path: Path, content: str
     assert "study" not in str(answer.exception)
 
 
+def test_a_study_is_not_read_as_broken_json() -> None:
+    answer = lint(Path("examples/quickstart.toml"))
+    assert isinstance(answer.exception, RequestError)
+    assert re.fullmatch(
+        r"'examples/quickstart.toml' is a study's form.*a study is looked at by vitscale plan.*", str(answer.exception)
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

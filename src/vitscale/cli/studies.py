@@ -250,6 +250,11 @@ def lint(
 
     if gpus is not None and gpus < 1:
         raise RequestError(f"--gpus is {gpus}", valid=["1 or more"])
+    if config.suffix == ".toml":
+        what = f"{shown(str(config))} is a study's form, and no DeepSpeed configuration"
+        raise RequestError(
+            what, next_step="Give the JSON file that deepspeed.initialize gets; a study is looked at by vitscale plan"
+        )
     setting = linter.setting_of(model, gpus, deepspeed)
     text = read_text(config, "DeepSpeed configuration", next_step="Give the JSON file that deepspeed.initialize gets")
     findings = linter.at_lines(linter.lint(deepspeed_config.parse_json(text, shown(str(config))), setting), text)

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from importers.logs import imported
+from vitscale.analysis import Analysis
 from vitscale.errors import RequestError
 from vitscale.importers.contents import Options
-from vitscale.importers.importing import import_logs
+from vitscale.importers.importing import guess, import_logs
+from vitscale.importers.tables import header
 from vitscale.trial.model_cost import counted, parameters
 
 
@@ -80,6 +82,82 @@ def test_broken_rows_are_named(tmp_path: Path, row: str, why: str) -> None:
 def test_no_column_of_times(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="no column of times"):
         import_logs([table(tmp_path, "gpus,seconds\n1,2\n")], "csv", Options(), tmp_path / "results")
+
+
+OTHERS = {
+    "semicolons": "num_gpus;nodes;images/sec;batch size per GPU\n1;1;363.5;64\n16;2;5510;64\n",
+    "tabs": "GPUs\t# of nodes\tThroughput (img/s)\tBatch/GPU\n1\t1\t363.5\t64\n16\t2\t5,510\t64\n",
+    "quotes": 'World size,Nodes,Samples per second,micro_batch\n1,1,363.5,64\n16,2,"5,510",64\n',
+    "of each GPU": "gpus,hosts,img/s/GPU,micro batch\n1,1,363.5,64\n16,2,344.375,64\n",
+    "milliseconds": "Number of GPUs,nodes,step time (ms),global batch size\n1,1,176.0660247592847,64\n"
+    "16,2,185.84392014519056,1024\n",
+    "Markdown": "# Results\n\n| Model | Accuracy |\n|---|---|\n| A | 0.8 |\n\nAnd the speed:\n\n"
+    "| GPUs | Nodes | **Images/sec** | Local batch size | Speedup |\n|:--|--:|---|---|---|\n"
+    "| 1 | 1 | 363.5 | 64 | 1.0 |\n| 16 | 2 | **5,510** | 64 | 15.2 |\n\n| GPUs | Images/sec |\n|--|--|\n| 4 | 100 |\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", OTHERS)
+def test_others_forms_and_names_of_columns_say_the_same(tmp_path: Path, form: str) -> None:
+    path = table(tmp_path, OTHERS[form])
+    assert guess([path]) == "csv"
+    found = imported(tmp_path, [path], "csv")
+    (curve,) = found.curves
+    rates = {point.gpus: found.trials[point.trial_id].images_per_second for point in curve.points}
+    assert {gpus: rate and rate.value for gpus, rate in rates.items()} == pytest.approx({1: 363.5, 16: 5510.0})
+    assert [found.trials[point.trial_id].trial.train.micro_batch for point in curve.points] == [64, 64]
+    assert [found.trials[point.trial_id].trial.world.nodes for point in curve.points] == [1, 2]
+    (taken,) = [note for note in notes_of(found) if note.startswith("columns are taken by what they say: ")]
+    assert " as " in taken
+
+
+@pytest.mark.parametrize(
+    "heading",
+    [
+        "Throughput",
+        "tokens/s",
+        "std (img/s)",
+        "Inference images/s",
+        "min step time (s)",
+        "epoch time",
+        "time (s)",
+        "steps",
+    ],
+)
+def test_what_may_mean_something_else_is_taken_for_nothing(tmp_path: Path, heading: str) -> None:
+    path = table(tmp_path, f"gpus,{heading}\n1,2\n")
+    assert heading.lower() in header(path).columns
+    with pytest.raises(RequestError, match="no column of times"):
+        import_logs([path], "csv", Options(), tmp_path / "results")
+
+
+def test_units_of_time(tmp_path: Path) -> None:
+    for heading, factor in (("min/epoch", 60.0), ("Epoch time (h)", 3600.0), ("s/it", 1.0), ("iter ms", 1e-3)):
+        head = header(table(tmp_path, f"gpus,{heading}\n"))
+        assert [own.factor for own in head.headings] == [1.0, factor], heading
+
+
+def test_a_comma_that_may_be_a_decimal_one_is_no_number(tmp_path: Path) -> None:
+    found = imported(tmp_path, [table(tmp_path, "gpus;step_seconds\n1;0.5\n2;1,250\n")], "csv")
+    assert len(found.trials) == 1
+    assert any("line 3 ('1,250' is no number)" in problem for problem in found.problems)
+
+
+def test_two_columns_that_say_the_same_are_told_apart_by_the_user(tmp_path: Path) -> None:
+    path = table(tmp_path, "GPUs | x\n")
+    path.write_text("| GPUs | TF32 (img/s) | Mixed (img/s) |\n|---|---|---|\n| 1 | 2 | 3 |\n")
+    with pytest.raises(RequestError, match=r"twice: 'TF32 \(img/s\)' and 'Mixed \(img/s\)'. Leave one of them out"):
+        import_logs([path], "csv", Options(), tmp_path / "results")
+
+
+def test_a_batch_of_nobody_is_asked_about(tmp_path: Path) -> None:
+    found = imported(tmp_path, [table(tmp_path, "gpus,images_per_second,batch_size\n1,100,64\n")], "csv")
+    assert "a batch is each GPU's or that of all: name its column micro_batch or global_batch" in notes_of(found)
+
+
+def notes_of(found: Analysis) -> tuple[str, ...]:
+    assert found.study.imported is not None
+    return found.study.imported.notes
 
 
 def test_without_a_micro_batch_a_rate_stands_and_a_step_is_of_an_image(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from vitscale.errors import RequestError, StoreError
 from vitscale.importers.contents import LogContents, LogRank, LogRun, Options, Problems, Setting
 from vitscale.importers.files import identified, parse_finite, parse_seconds, parse_whole
-from vitscale.importers.tables import OF_A_SETTING, Row, header, rows, setting_of, text_of
+from vitscale.importers.tables import OF_A_SETTING, Header, Row, header, rows, setting_of, text_of
 from vitscale.importers.trials import an_epoch, nodes_of
 from vitscale.present.units import listed
 from vitscale.store.records import EpochLine
@@ -57,8 +57,8 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
     notes: dict[str, None] = {}
     kept = 0
     for path in paths:
-        told, columns = Problems(path.name), header(path)
-        for row in rows(path, REQUIRED, told):
+        told, head = Problems(path.name), header(path)
+        for row in rows(path, head, REQUIRED, told):
             try:
                 setting, values = setting_of(row, options), _values(row)
                 rank = parse_whole(row["rank"] or "0", 0, setting.gpus - 1)
@@ -67,12 +67,12 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
                 told.line(row.line, str(error))
                 continue
             name = text_of(row["run"]) or "1"
-            run = _home(runs, _Run(setting, name, "rank" in columns), rank, values.device)
+            run = _home(runs, _Run(setting, name, "rank" in head.columns), rank, values.device)
             _add(run, rank, epoch, values, row.line, told)
             kept += 1
             if kept > _MOST_ROWS:
                 raise StoreError(f"more than {_MOST_ROWS:,} rows", next_step="Import fewer files at a time")
-        notes |= dict.fromkeys(_notes_on(columns))
+        notes |= dict.fromkeys(_notes_on(head))
         problems += told.told()
     files = tuple(identified(path) for path in paths)
     first = 0 if any(epoch == 0 for run in runs.values() for _, epoch in run.rows) else 1
@@ -146,12 +146,11 @@ def _found(run: _Run, first: int, options: Options, files: tuple[ImportedFile, .
     return LogRun(replace(run.setting, devices=devices), run.name, files, ranks, of_the_run=not run.by_rank)
 
 
-def _notes_on(columns: Sequence[str]) -> Iterable[str]:
-    if ignored := [text_of(column) for column in columns if column and column not in _KNOWN]:
-        yield f"columns that mean nothing here are ignored: {listed(ignored)}"
-    if "rank" not in columns:
+def _notes_on(head: Header) -> Iterable[str]:
+    yield from head.notes(_KNOWN)
+    if "rank" not in head.columns:
         yield "there is no column rank: each row is taken for the run's own time, that of its slowest rank"
-    if "fraction" not in columns:
+    if "fraction" not in head.columns:
         yield "there is no column fraction: every epoch is taken for one of the whole dataset"
 
 

@@ -18,6 +18,7 @@ from vitscale.importers.contents import FORMATS, OF_LINKS, LinkFormat, LogConten
 from vitscale.importers.curves import curves_of
 from vitscale.importers.files import lines
 from vitscale.importers.records import TrialRun, fingerprint, write
+from vitscale.importers.tables import header
 from vitscale.importers.trials import micro_batch_of, notes_on, train_samples, trial_of
 from vitscale.profiles.trace_json import is_trace
 from vitscale.store.results import Curve, StudyImport, StudyRecord
@@ -154,7 +155,6 @@ _LOOKED_AT = 20_000
 """Lines: what comes before the first timed step of a DeepSpeed log is thousands of lines at most."""
 _STATE = re.compile(r'^\s*\{?\s*"(log_history|best_metric|best_model_checkpoint|best_global_step|epoch|global_step)"')
 _TIMERS = re.compile(r"time \(ms\) \|")
-_SPEEDS = {"step_seconds", "images_per_second", "epoch_seconds"}
 
 
 def guess(paths: Sequence[Path]) -> LogFormat | LinkFormat:
@@ -182,9 +182,9 @@ def guess(paths: Sequence[Path]) -> LogFormat | LinkFormat:
 def _of(path: Path) -> LogFormat | LinkFormat | None:
     if is_trace(path):
         return "trace"
+    if (head := header(path)).tells_speed:
+        return "epochs" if "epoch_seconds" in head.columns and {"epoch", "rank", "run"} & {*head.columns} else "csv"
     for number, text, _ in islice(lines(path), _LOOKED_AT):
-        if number == 1 and (table := _table(text)):
-            return table
         if (of_link := links.guessed(text)) is not None:
             return of_link
         if number == 1 and text.lstrip().startswith("{") and '"nccl_version"' in text:
@@ -194,10 +194,3 @@ def _of(path: Path) -> LogFormat | LinkFormat | None:
         if number <= 3 and _STATE.match(text):
             return "trainer-state"
     return None
-
-
-def _table(text: str) -> LogFormat | None:
-    columns = {cell.strip().strip('"').lower() for cell in text.split(",")}
-    if "gpus" not in columns or not columns & _SPEEDS:
-        return None
-    return "epochs" if "epoch_seconds" in columns and columns & {"epoch", "rank", "run"} else "csv"

@@ -11,11 +11,10 @@ from vitscale.importers.contents import LogContents, LogRank, LogRun, Options, P
 from vitscale.importers.files import identified, parse_seconds
 from vitscale.importers.tables import OF_A_SETTING, Row, header, rows, setting_of, text_of
 from vitscale.importers.trials import an_epoch
-from vitscale.present.units import listed
 from vitscale.store.records import EpochLine, StepLine
 from vitscale.store.results import ImportedFile
 
-TIMES = ("step_seconds", "epoch_seconds", "images_per_second")
+TIMES = ("step_seconds", "epoch_seconds", "images_per_second", "images_per_second_per_gpu")
 _KNOWN = (*OF_A_SETTING, "run", *TIMES)
 _MOST_ROWS = 5_000_000
 
@@ -40,11 +39,11 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
     problems: list[str] = []
     notes: dict[str, None] = {}
     for path in paths:
-        columns = header(path)
-        if not set(columns) & set(TIMES):
+        head = header(path)
+        if not set(head.columns) & set(TIMES):
             raise RequestError(f"{shown(path.name)} has no column of times", valid=TIMES)
         told = Problems(path.name)
-        for row in rows(path, ("gpus",), told):
+        for row in rows(path, head, ("gpus",), told):
             try:
                 device = text_of(row["gpu"])
                 setting = replace(setting_of(row, options), devices=() if device is None else (device,))
@@ -58,8 +57,7 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
             run = runs.setdefault((setting, name), _Run(setting, name))
             run.steps += [] if step is None else [step]
             run.epochs += [] if epoch is None else [epoch]
-        if ignored := [text_of(column) for column in columns if column and column not in _KNOWN]:
-            notes[f"columns that mean nothing here are ignored: {listed(ignored)}"] = None
+        notes |= dict.fromkeys(head.notes(_KNOWN))
         problems += told.told()
     files = tuple(identified(path) for path in paths)
     return LogContents(tuple(_found(run, options, files) for run in runs.values()), tuple(notes), tuple(problems))
@@ -70,8 +68,9 @@ def _times(row: Row, setting: Setting) -> tuple[tuple[float, int] | None, float 
     images = (setting.micro_batch or 0) * setting.grad_accum
     step = (parse_seconds(row["step_seconds"]), images) if row["step_seconds"] else None
     epoch = parse_seconds(row["epoch_seconds"]) if row["epoch_seconds"] else None
-    if step is None and row["images_per_second"]:
-        rate = parse_seconds(row["images_per_second"])  # positive and finite, as a time
+    if step is None and (all_of := row["images_per_second"] or row["images_per_second_per_gpu"]):
+        rate = parse_seconds(all_of)  # positive and finite, as a time
+        rate *= 1 if row["images_per_second"] else setting.gpus
         # Where the batch is not told, a step stands for one image on each GPU: the rate is right whatever it was.
         step = (setting.gpus * max(1, images) / rate, max(1, images))
     if step is None and epoch is None:

@@ -1,17 +1,23 @@
-"""Rows of a CSV file by column name, each with its line number, and the setting each tells."""
+"""Rows of a table by column name, each with its line number, and the setting each tells.
+
+A table is a CSV file, with commas, semicolons or tabs, or the first one of a Markdown file that has GPUs and a speed.
+Columns go by this program's names, or by others that leave nothing open ("Images/sec", "step time (ms)").
+"""
 
 from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from vitscale.errors import RequestError, shown
 from vitscale.importers.contents import MOST_GPUS, Options, Problems, Setting, precision
 from vitscale.importers.files import lines, parse_share, parse_whole
 from vitscale.importers.trials import hold, nodes_of
+from vitscale.present.units import listed
 from vitscale.trial.engines import ENGINES
 from vitscale.trial.model_cost import counted
 
@@ -23,6 +29,8 @@ OF_A_SETTING = (
 _MOST_IN_BATCH = 1_000_000
 _MOST_COLUMNS = 1000
 _LONGEST_TEXT = 100
+_LOOKED_AT = 20_000
+"""Lines, for a table in Markdown."""
 _UNTOLD = re.compile(r"[^\w .,:;+/()-]+")
 
 
@@ -86,14 +94,116 @@ def _batches(row: Row, gpus: int, options: Options) -> tuple[int | None, int]:
     return (rest, grad_accum or 1) if micro_batch is None else (micro_batch, grad_accum or rest)
 
 
-def header(path: Path) -> tuple[str, ...]:
-    """The column names in the first line, lower-case and stripped."""
-    for _, text, _ in lines(path):
-        return _columns(text)
-    return ()
+@dataclass(frozen=True)
+class Heading:
+    """What heads a column."""
+
+    text: str
+    """As the file has it."""
+    column: str
+    """As this program calls it; else the text in small letters."""
+    factor: float = 1.0
+    """From the file's unit to seconds."""
+
+    @classmethod
+    def of(cls, text: str) -> Heading:
+        """By what is written there."""
+        lower = text.lower()
+        if lower in _OWN:
+            return cls(text, lower)
+        words = _SPACES.sub(" ", lower.strip("*`")).strip()
+        column = next((column for column, pattern in _MEANT.items() if pattern.fullmatch(words)), lower)
+        units = _UNIT.findall(words) if column in _SECONDS else []
+        return cls(text, column, _UNITS[units[-1]] if units else 1.0)
 
 
-def rows(path: Path, required: Sequence[str], problems: Problems) -> Iterator[Row]:
+@dataclass(frozen=True)
+class Header:
+    """The line of a file that names its columns."""
+
+    line: int
+    separator: str
+    headings: tuple[Heading, ...]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(heading.column for heading in self.headings)
+
+    @property
+    def tells_speed(self) -> bool:
+        """Whether it has what a table of measurements needs."""
+        return "gpus" in self.columns and not _SPEEDS.isdisjoint(self.columns)
+
+    def notes(self, known: Collection[str]) -> Iterator[str]:
+        """What was taken for what, and what is none of the `known` columns."""
+        told = [own for own in self.headings if own.column]
+        if read := [f"{text_of(own.text)} as {own.column}" for own in told if own.text.lower() != own.column]:
+            yield f"columns are taken by what they say: {listed(read)}"
+        ignored = [own for own in told if own.column not in known]
+        if ignored:
+            yield f"columns that mean nothing here are ignored: {listed([text_of(own.text) for own in ignored])}"
+        if any(re.fullmatch(_BATCH, own.column) for own in ignored):
+            yield "a batch is each GPU's or that of all: name its column micro_batch or global_batch"
+
+
+_SPEEDS = frozenset({"step_seconds", "epoch_seconds", "images_per_second", "images_per_second_per_gpu"})
+_SECONDS = ("step_seconds", "epoch_seconds")
+_OWN = {*OF_A_SETTING, *_SPEEDS, "run", "epoch", "rank", "loss", "accuracy"}
+_SPACES = re.compile(r"[\s_]+")
+_UNITS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0, "min": 60.0, "minutes": 60.0, "h": 3600.0, "hours": 3600.0}
+_UNIT = re.compile(rf"\b(?:{'|'.join(_UNITS)})\b")
+_COUNT, _BATCH = r"(?:#|no\.?|n|num|number|total)?(?: of)? ?", r"batch(?:[ _-]?sizes?)?"
+_PER, _IN = r"(?: ?/ ?| per )", rf"[ \[(,]+{_UNIT.pattern}[\])]?"
+_OTHER = r"(?!.*\b(?:std|stddev|min|max|eval|evaluation|val|validation|test|inference)\b)"
+_WHICH = r"(?:(?:mean|median|average|avg\.?|train|training) )?"
+_RATE = rf"{_OTHER}(?:[\w .,:-]{{1,40}}[ \[(])?[\[(]?(?:images?|imgs?|samples?|sequences?){_PER}s(?:ec(?:ond)?)?"
+_MEANT = {
+    column: re.compile(pattern)
+    for column, pattern in {
+        "gpus": rf"{_COUNT}(?:gpus?|ranks|devices|accelerators)|world size|gpu count",
+        "nodes": rf"{_COUNT}(?:nodes|hosts|machines|servers)",
+        "images_per_second": rf"{_RATE}[\])]?",
+        "images_per_second_per_gpu": rf"{_RATE}{_PER}(?:gpu|device)[\])]?",
+        **{
+            column: rf"{_WHICH}{what}(?: time)?{_IN}|time{_PER}{what}{_IN}|{_UNIT.pattern}{_PER}{what}"
+            for column, what in (("step_seconds", "(?:step|iteration|iter|it)"), ("epoch_seconds", "epoch"))
+        },
+        "micro_batch": rf"(?:per[ -]gpu|local|micro|device)[ -]?{_BATCH}|{_BATCH} ?[\[(]?{_PER}(?:gpu|device)[\])]?",
+        "global_batch": rf"(?:global|total)[ -]?{_BATCH}",
+    }.items()
+}
+"""Column -> how others name it, in small letters and with spaces for underscores; nothing that may mean another."""
+_RULE = re.compile(r"[\s|:-]+")
+_THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_MARKDOWN = "|"
+
+
+def header(path: Path) -> Header:
+    """That of a file's first line, or of the first table in Markdown that tells speeds; of an empty file no column.
+
+    Raises:
+        StoreError: the file cannot be read.
+    """
+    first: Header | None = None
+    for number, text, _ in islice(lines(path), _LOOKED_AT):
+        if text.lstrip().startswith(_MARKDOWN):
+            table = _header(number, _MARKDOWN, text)
+            if table.tells_speed:
+                return table
+        if first is None:
+            of_each = [_header(number, separator, text) for separator in ",;\t"]
+            first = max(of_each, key=lambda own: (own.tells_speed, len(_OWN.intersection(own.columns))))
+            if first.tells_speed:
+                break
+    return first or Header(0, ",", ())
+
+
+def _header(number: int, separator: str, text: str) -> Header:
+    return Header(number, separator, tuple(Heading.of(cell) for cell in _cells(text, separator)[:_MOST_COLUMNS]))
+
+
+def rows(path: Path, head: Header, required: Sequence[str], problems: Problems) -> Iterator[Row]:
     """The rows under the header, one for each line that has as many cells as the header.
 
     A last line without a line break may end within its last value: it counts if that has as many decimals as others.
@@ -102,43 +212,60 @@ def rows(path: Path, required: Sequence[str], problems: Problems) -> Iterator[Ro
         RequestError: a required column is missing.
         StoreError: the file cannot be read.
     """
-    columns: tuple[str, ...] = ()
+    _check(path, head, required)
+    columns, in_markdown = head.columns, head.separator == _MARKDOWN
+    factors = [(own.column, own.factor) for own in head.headings if own.factor != 1.0]
     fewest: int | None = None
     for number, text, whole in lines(path):
-        if number == 1:
-            columns = _columns(text)
-            _check(path, columns, required)
-        elif text.strip():
-            cells = _cells(text)
-            if len(cells) != len(columns):
-                kind = "broken" if whole else "cut-off"
-                problems.line(number, f"{len(cells)} cells where the header has {len(columns)}", kind)
-            elif not whole and fewest is not None and _decimals(cells[-1]) < fewest:
-                problems.line(number, "the file ends within it", "cut-off")
-            else:
-                decimals = _decimals(cells[-1])
-                fewest = decimals if fewest is None else min(fewest, decimals)
-                yield Row(number, dict(zip(columns, (cell.strip() for cell in cells), strict=True)))
-    if not columns:
-        _check(path, columns, required)
+        if in_markdown and number > head.line and not text.lstrip().startswith(_MARKDOWN):
+            return
+        if number <= head.line or not text.strip() or (in_markdown and _RULE.fullmatch(text)):
+            continue
+        cells = _cells(text, head.separator)
+        if len(cells) != len(columns):
+            kind = "broken" if whole else "cut-off"
+            problems.line(number, f"{len(cells)} cells where the header has {len(columns)}", kind)
+        elif not in_markdown and not whole and fewest is not None and _decimals(cells[-1]) < fewest:
+            problems.line(number, "the file ends within it", "cut-off")
+        else:
+            decimals = _decimals(cells[-1])
+            fewest = decimals if fewest is None else min(fewest, decimals)
+            row = dict(zip(columns, cells, strict=True))
+            for column, factor in factors:
+                row[column] = _in_seconds(row[column], factor)
+            yield Row(number, row)
+
+
+def _in_seconds(text: str, factor: float) -> str:
+    """Another unit's number in seconds; what is none stays as it is, to be told of."""
+    try:
+        return repr(float(text) * factor)
+    except ValueError:
+        return text
 
 
 def _decimals(cell: str) -> int:
-    return len(cell.strip().partition(".")[2])
+    return len(cell.partition(".")[2])
 
 
-def _columns(text: str) -> tuple[str, ...]:
-    return tuple(cell.strip().lower() for cell in _cells(text))[:_MOST_COLUMNS]
+def _cells(text: str, separator: str) -> list[str]:
+    """Of one line; numbers without commas between their thousands, nor Markdown's marks. Between semicolons a comma may
+    as well be a decimal one."""
+    if separator == _MARKDOWN:
+        stripped = text.strip().removeprefix(_MARKDOWN).removesuffix(_MARKDOWN)
+        cells = [cell.strip().strip("*`~ ") for cell in stripped.split(_MARKDOWN)]
+    else:
+        try:
+            cells = [cell.strip() for cell in next(csv.reader([text], delimiter=separator), [])]
+        except csv.Error:
+            return []
+        if separator == ";" or (separator == "," and '"' not in text):
+            return cells
+    return [cell.replace(",", "") if _THOUSANDS.fullmatch(cell) else cell for cell in cells]
 
 
-def _cells(text: str) -> list[str]:
-    try:
-        return next(csv.reader([text]), [])
-    except csv.Error:
-        return []
-
-
-def _check(path: Path, columns: Sequence[str], required: Sequence[str]) -> None:
+def _check(path: Path, head: Header, required: Sequence[str]) -> None:
+    columns = head.columns
     missing = [column for column in required if column not in columns]
     if missing:
         raise RequestError(
@@ -148,4 +275,6 @@ def _check(path: Path, columns: Sequence[str], required: Sequence[str]) -> None:
             next_step="Give a CSV file whose first line names its columns, or another --format",
         )
     if twice := sorted({column for column in columns if column and columns.count(column) > 1}):
-        raise RequestError(f"{shown(path.name)} has the column {shown(twice[0])} twice")
+        both = " and ".join(shown(own.text) for own in head.headings if own.column == twice[0])
+        what = f"{shown(path.name)} has the column {shown(twice[0])} twice"
+        raise RequestError(what + f": {both}" * (both.count(shown(twice[0])) < 2), next_step="Leave one of them out")

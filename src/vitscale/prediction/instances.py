@@ -48,12 +48,12 @@ def read_instances(path: Path) -> tuple[tuple[Instance, ...], tuple[str, ...]]:
         RequestError: columns are missing, or not one row can be used.
         StoreError: the file cannot be read.
     """
-    header = tables.header(path)
-    sky = "acceleratorname" in header
+    head = tables.header(path)
+    sky = "acceleratorname" in head.columns
     column = {own: theirs if sky else own for own, theirs in _COLUMNS.items()}
     problems, unknown = Problems(path.name), dict[str, str]()
     cheapest: dict[tuple[str, int, str], Instance] = {}
-    for row in tables.rows(path, [name for own, name in column.items() if own != "network"], problems):
+    for row in tables.rows(path, head, [name for own, name in column.items() if own != "network"], problems):
         cells = {own: row[name] for own, name in column.items()}
         if not cells["gpu"]:
             continue

@@ -138,7 +138,7 @@ class Header:
     def notes(self, known: Collection[str]) -> Iterator[str]:
         """What was taken for what, and what is none of the `known` columns."""
         told = [own for own in self.headings if own.column]
-        if read := [f"{text_of(own.text)} as {own.column}" for own in told if own.text.lower() != own.column]:
+        if read := [f"{shown(own.text)} as {own.column}" for own in told if own.text.lower() != own.column]:
             yield f"columns are taken by what they say: {listed(read)}"
         ignored = [own for own in told if own.column not in known]
         if ignored:

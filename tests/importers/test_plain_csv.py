@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,21 @@ def test_what_may_mean_something_else_is_taken_for_nothing(tmp_path: Path, headi
     assert heading.lower() in header(path).columns
     with pytest.raises(RequestError, match="no column of times"):
         import_logs([path], "csv", Options(), tmp_path / "results")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("GPU,images/s\n1,100\n", "has no column gpus, which counts them; it has 'GPU, images/s'. Valid: gpus, "),
+        (
+            "Speed:\n| # GPUs | Throughput |\n|---|---|\n| 1 | 3 |\n",
+            "has no column of times; it has '# GPUs, Throughput'",
+        ),
+    ],
+)
+def test_what_a_table_lacks_is_told(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(RequestError, match=re.escape(said)):
+        guess([table(tmp_path, text)])
 
 
 def test_units_of_time(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from vitscale.importers.contents import FORMATS, OF_LINKS, LinkFormat, LogConten
 from vitscale.importers.curves import curves_of
 from vitscale.importers.files import lines
 from vitscale.importers.records import TrialRun, fingerprint, write
-from vitscale.importers.tables import header
+from vitscale.importers.tables import SPEEDS, header
 from vitscale.importers.trials import micro_batch_of, notes_on, train_samples, trial_of
 from vitscale.profiles.trace_json import is_trace
 from vitscale.store.results import Curve, StudyImport, StudyRecord
@@ -167,6 +167,15 @@ def guess(paths: Sequence[Path]) -> LogFormat | LinkFormat:
     formats = {path: _of(path) for path in paths}
     for path, taken in formats.items():
         if taken is None:
+            head = header(path)
+            if head.tells:
+                what = "no column of times" if "gpus" in head.columns else "no column gpus, which counts them"
+                told = ", ".join(own.text for own in head.headings)
+                raise RequestError(
+                    f"the table in {shown(path.name)} has {what}; it has {shown(told)}",
+                    valid=("gpus", *sorted(SPEEDS)),
+                    next_step="Name its columns so; docs/importing.md says which other names are understood",
+                )
             raise RequestError(
                 f"nothing in {shown(path.name)} tells its format",
                 valid=(*FORMATS, *OF_LINKS),
@@ -182,7 +191,7 @@ def guess(paths: Sequence[Path]) -> LogFormat | LinkFormat:
 def _of(path: Path) -> LogFormat | LinkFormat | None:
     if is_trace(path):
         return "trace"
-    if (head := header(path)).tells_speed:
+    if (head := header(path)).tells == 2:
         return "epochs" if "epoch_seconds" in head.columns and {"epoch", "rank", "run"} & {*head.columns} else "csv"
     for number, text, _ in islice(lines(path), _LOOKED_AT):
         if (of_link := links.guessed(text)) is not None:

@@ -131,9 +131,9 @@ class Header:
         return tuple(heading.column for heading in self.headings)
 
     @property
-    def tells_speed(self) -> bool:
-        """Whether it has what a table of measurements needs."""
-        return "gpus" in self.columns and not _SPEEDS.isdisjoint(self.columns)
+    def tells(self) -> int:
+        """Of the two that a table of measurements needs, a GPU count and a speed, how many it has."""
+        return ("gpus" in self.columns) + (not SPEEDS.isdisjoint(self.columns))
 
     def notes(self, known: Collection[str]) -> Iterator[str]:
         """What was taken for what, and what is none of the `known` columns."""
@@ -147,9 +147,10 @@ class Header:
             yield "a batch is each GPU's or that of all: name its column micro_batch or global_batch"
 
 
-_SPEEDS = frozenset({"step_seconds", "epoch_seconds", "images_per_second", "images_per_second_per_gpu"})
+SPEEDS = frozenset({"step_seconds", "epoch_seconds", "images_per_second", "images_per_second_per_gpu"})
+"""Columns of which a table of measurements has one at least."""
 _SECONDS = ("step_seconds", "epoch_seconds")
-_OWN = {*OF_A_SETTING, *_SPEEDS, "run", "epoch", "rank", "loss", "accuracy"}
+_OWN = {*OF_A_SETTING, *SPEEDS, "run", "epoch", "rank", "loss", "accuracy"}
 _SPACES = re.compile(r"[\s_]+")
 _UNITS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0, "min": 60.0, "minutes": 60.0, "h": 3600.0, "hours": 3600.0}
 _UNIT = re.compile(rf"\b(?:{'|'.join(_UNITS)})\b")
@@ -180,23 +181,21 @@ _MARKDOWN = "|"
 
 
 def header(path: Path) -> Header:
-    """That of a file's first line, or of the first table in Markdown that tells speeds; of an empty file no column.
+    """That of the first table that tells speeds: one in Markdown, or the file's first line; of an empty file no column.
 
     Raises:
         StoreError: the file cannot be read.
     """
-    first: Header | None = None
+    nearest = Header(0, ",", ())
     for number, text, _ in islice(lines(path), _LOOKED_AT):
-        if text.lstrip().startswith(_MARKDOWN):
-            table = _header(number, _MARKDOWN, text)
-            if table.tells_speed:
-                return table
-        if first is None:
-            of_each = [_header(number, separator, text) for separator in ",;\t"]
-            first = max(of_each, key=lambda own: (own.tells_speed, len(_OWN.intersection(own.columns))))
-            if first.tells_speed:
-                break
-    return first or Header(0, ",", ())
+        separators = _MARKDOWN if text.lstrip().startswith(_MARKDOWN) else ",;\t" if number == 1 else ""
+        for head in (_header(number, separator, text) for separator in separators):
+            known = head.tells, len(_OWN.intersection(head.columns))
+            if not nearest.columns or known > (nearest.tells, len(_OWN.intersection(nearest.columns))):
+                nearest = head
+        if nearest.tells == 2:
+            break
+    return nearest
 
 
 def _header(number: int, separator: str, text: str) -> Header:

@@ -404,6 +404,12 @@ READERS: dict[str, tuple[Callable[[], bytes], Read]] = {
         lambda: _made(lambda path: deepspeed_log(path, [*steady(0, 8), *steady(1, 8)])),
         _imported("deepspeed"),
     ),
+    "table": (
+        lambda: (
+            b"# A\n\n| # GPUs | Images/sec | step time (ms) |\n|--:|---|---|\n| 1 | 363 | 176 |\n| 8 | **2,855** | 9 |"
+        ),
+        _imported("csv"),
+    ),
     "csv": (lambda: b"gpus,step_seconds,micro_batch\n1,0.1,8\n2,0.11,8\n", _imported("csv")),
     "trainer-state": (lambda: _STATE, _imported("trainer-state")),
     "trace": (_events, _trace),

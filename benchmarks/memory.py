@@ -165,12 +165,12 @@ def configurations() -> Iterator[tuple[str, str, dict[str, Any]]]:
             spec = ModelSpec(**SWIN | {"heads": 6} | fields.get("model", {}))
             whole = {"engine": "fsdp2", "parallel": {"tensor": ranks}} | fields
             yield f"fsdp2, tensor {ranks}, Swin", variant, whole | {"model": resolve(spec, 10)}
-    for name in ("pipeline 2", "pipeline 2, gpipe", "pipeline 3"):  # of others there is no forecast
+    for name, (engine, parallel) in SPLITS.items():
         for variant, fields in SHARED_SWINS.items():
-            if "fp32" in variant and "checkpointing" not in variant and "micro-steps" not in variant:
+            if "pipeline" in parallel and "micro-steps" not in variant and "checkpointing" not in variant:
                 spec = ModelSpec(**SWIN | fields.get("model", {}))
-                whole = {"engine": "ddp", "parallel": SPLITS[name][1], "grad_accum": 4} | fields
-                yield f"ddp, {name}, Swin", variant, whole | {"model": resolve(spec, 10)}
+                whole = {"engine": engine, "parallel": parallel, "grad_accum": 4} | fields
+                yield f"{engine}, {name}, Swin", variant, whole | {"model": resolve(spec, 10)}
     yield "accelerate, DDP", "fp32", {"engine": "accelerate", "accelerate_backend": "ddp", "bucket_mib": 1}
     through = {"engine": "accelerate", "accelerate_backend": "deepspeed", "zero_stage": 2}
     yield "accelerate, ZeRO-2", "fp32", through | BUCKETS

@@ -97,6 +97,10 @@ class _Log:
     model: str | None = None
     steps: list[_Step] = field(default_factory=list)
     steps_of_epoch: int | None = None
+    places: set[tuple[str | None, int]] = field(default_factory=set)
+    """Epoch and step of the lines there are."""
+    again: int = 0
+    """Lines of a step that another one told already."""
 
 
 def is_line(text: str) -> bool:
@@ -160,6 +164,10 @@ def _take(told: dict[str, str | None], log: _Log, number: int, problems: Problem
     except ValueError as error:
         problems.line(number, str(error))
         return
+    if (place := (told.get("epoch"), step)) in log.places:
+        log.again += 1  # of the first rank of another host, or of a run that was begun again
+        return
+    log.places.add(place)
     log.steps.append(_Step(step, seconds, rate, data))
     if told.get("epoch") is not None:
         log.steps_of_epoch = of
@@ -172,6 +180,10 @@ def _run(path: Path, log: _Log, options: Options) -> tuple[LogRun, list[str]]:
         what = f"{shown(path.name)} does not tell the GPUs"
         raise RequestError(what, next_step="Give them: --gpus 8, of all ranks together")
     notes = [f"{len(log.steps):,} lines of {log.loop.name}, each taken for a step"]
+    if log.again:
+        notes.append(
+            f"{log.again:,} more of steps that were told already, by other ranks or another try, are left aside"
+        )
     micro_batch = options.micro_batch or log.counts.get("micro_batch")
     if micro_batch is None and (images := [step.images_per_second * step.seconds for step in log.steps
                                            if step.images_per_second]):  # fmt: skip

@@ -127,7 +127,7 @@ def test_what_a_log_tells_beside_times(tmp_path: Path) -> None:
     said = notes(tmp_path, timm())
     assert "train.log: 7 lines of timm, each taken for a step" in said
     assert "about 128 images on each GPU, from its images/s" in said
-    assert f"about {1251 * 1024:,} training images, from its steps" in said
+    assert f"about {1251 * 1024:,} training images, from the steps of an epoch" in said
     assert "waited for data in 2 % of a step" in said
     found = imported(tmp_path / "again", [log(tmp_path, timm())], "train-log")
     ((_, trial),) = found.trials.items()
@@ -141,6 +141,20 @@ def test_logs_of_several_gpu_counts_are_a_curve(tmp_path: Path) -> None:
     (curve,) = imported(tmp_path, paths, "train-log").curves
     efficiencies = {point.gpus: point.efficiency.value for point in curve.points if point.efficiency}
     assert efficiencies == pytest.approx({1: 1.0, 2: 1.0, 8: 1.0}, rel=1e-3)
+
+
+def test_one_dataset_has_one_size_though_batches_that_are_not_full_are_left_out(tmp_path: Path) -> None:
+    """1,281,167 images: 1,251 steps of 1,024, and 156 of 8,192, which are 0.24 % fewer."""
+    large = [line.replace(f"/{OF_EPOCH * 8 // 64} ", "/156 ") for line in timm(64)]
+    paths = [log(tmp_path, timm(), "8.log"), log(tmp_path, large, "64.log")]
+    found = imported(tmp_path, paths, "train-log")
+    assert {run.model.train_samples for trial in found.trials.values() for run in trial.runs if run.model} == {
+        1_281_024
+    }
+    unlike = imported(tmp_path / "unlike", [paths[0], log(tmp_path, mmengine(), "other.log"), log(
+        tmp_path, [line.replace("/1251]", "/500]") for line in mmengine()], "half.log")], "train-log")  # fmt: skip
+    assert unlike.study.imported is not None
+    assert any("about 512,000 or 1,281,024 training images" in note for note in unlike.study.imported.notes)
 
 
 def test_the_gpus_must_be_told_by_somebody(tmp_path: Path) -> None:

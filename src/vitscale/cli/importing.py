@@ -46,7 +46,7 @@ def import_(
     verbose: VerboseOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Others' logs as results: DeepSpeed's, Hugging Face's, tables of epochs or of steps. Then report and predict."""
+    """Others' logs as results: DeepSpeed, Hugging Face, timm, MMEngine; tables; traces. Then report and predict."""
     from vitscale.base import plugins
     from vitscale.importers.contents import FORMATS, OF_LINKS, Options
     from vitscale.importers.importing import guess, import_logs

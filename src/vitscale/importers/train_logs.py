@@ -12,7 +12,7 @@ import re
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,6 +59,8 @@ _LOOPS = tuple(
         ),
     )
 )
+_ALIKE = 1.05
+"""Of two numbers of images: of one dataset."""
 _MOST_IN_BATCH, _MOST_PARAMETERS = 1_000_000, 10**15
 _COUNTS = {
     "gpus": (
@@ -126,6 +128,16 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
             runs.append(run)
             notes += [f"{path.name}: {note}" for note in said]
         problems += told.told()
+    if options.train_samples is None and (samples := {run.setting.train_samples or 0 for run in runs} - {0}):
+        alike = max(samples) <= _ALIKE * min(samples)  # but for batches that were not full
+        runs = [
+            replace(run, setting=replace(run.setting, train_samples=max(samples)))
+            if alike and run.setting.train_samples
+            else run
+            for run in runs
+        ]
+        counts = " or ".join(f"{count:,}" for count in ([max(samples)] if alike else sorted(samples)))
+        notes.append(f"about {counts} training images, from the steps of an epoch (--train-samples says it exactly)")
     return LogContents(tuple(runs), tuple(notes), tuple(problems))
 
 
@@ -192,7 +204,6 @@ def _run(path: Path, log: _Log, options: Options) -> tuple[LogRun, list[str]]:
     samples = None
     if micro_batch and log.steps_of_epoch:
         samples = log.steps_of_epoch * gpus * micro_batch
-        notes.append(f"about {samples:,} training images, from its steps (--train-samples says it exactly)")
     if waits := [step.data_seconds / step.seconds for step in log.steps if step.data_seconds is not None]:
         notes.append(f"its loop waited for data in {percent(statistics.median(waits))} of a step (median)")
     parameters = log.counts.get("parameters")

@@ -92,6 +92,18 @@ def mmcv() -> list[str]:
     ]
 
 
+def megatron() -> list[str]:
+    return [
+        "using world size: 8, data-parallel size: 8, context-parallel size: 1, tensor-model-parallel size: 1",
+        *(
+            f" [2024-03-04 11:22:33] iteration {10 * n:8d}/  500000 | consumed samples: {10240 * n:12d} | "
+            f"elapsed time per iteration (ms): {1000 * own:.1f} | learning rate: 1.0E-04 | global batch size:  1024 | loss: 6.9E+00 |"
+            for n, own in enumerate((BEGINNING, *STEPS), start=1)
+        ),
+        "    time (ms) | forward-compute: 100.0 | backward-compute: 140.0",
+    ]
+
+
 def log(folder: Path, lines: Sequence[str], name: str = "train.log") -> Path:
     path = folder / name
     path.write_text("\n".join(lines) + "\n")
@@ -99,8 +111,8 @@ def log(folder: Path, lines: Sequence[str], name: str = "train.log") -> Path:
 
 
 @pytest.mark.parametrize(
-    "lines", [timm(), swin(), references(), references("Epoch: [0/100]"), mmengine(), mmcv()],
-    ids=["timm", "Swin", "torchvision", "DINO", "MMEngine", "MMCV"],
+    "lines", [timm(), swin(), references(), references("Epoch: [0/100]"), mmengine(), mmcv(), megatron()],
+    ids=["timm", "Swin", "torchvision", "DINO", "MMEngine", "MMCV", "Megatron-LM"],
 )  # fmt: skip
 def test_each_loops_lines_are_its_steps(tmp_path: Path, lines: list[str]) -> None:
     path = log(tmp_path, lines)

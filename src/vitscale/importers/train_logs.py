@@ -1,9 +1,9 @@
-"""Reads what loops print that people take to train vision models: timm's, MMEngine's and MMCV's, Swin's, and those of
-torchvision's references, which DeiT, MAE and DINO took over. A file is one run, as its rank 0 told it.
+"""Reads what loops print that people take to train vision models: timm's, MMEngine's and MMCV's, Swin's, those of
+torchvision's references, which DeiT, MAE and DINO took over, and Megatron-LM's. A file is one run, as one rank told it.
 
 A line has the seconds of one step (timm, Swin), of the last 20 in the mean (torchvision's), or of the last 10 or all
-since the line before (MMEngine, MMCV). What it takes to begin weighs more in every 50th step than in an epoch: the
-first line of a file counts as warm-up, and so do those of an epoch whose mean holds its first step.
+since the line before (MMEngine, MMCV, Megatron-LM). What it takes to begin weighs more in every 50th step than in an
+epoch: the first line of a file counts as warm-up, and so do those of an epoch whose mean holds its first step.
 """
 
 from __future__ import annotations
@@ -57,6 +57,12 @@ _LOOPS = tuple(
             rf"\b(?:Epoch(?:\(train\))?\s*\[\s*(?P<epoch>\d+)\]|Iter(?:\(train\))?)\s*{_AT}\]\s.*?"
             rf"\btime: {_SECONDS},?\s+data_time: (?P<data>{_NUMBER})",
         ),
+        (
+            "Megatron-LM",
+            0,
+            rf"\biteration\s+(?P<step>\d+)/\s*(?P<of>\d+) \|.*? elapsed time per iteration \(ms\): (?P<ms>{_NUMBER})"
+            r"(?:.* global batch size: +(?P<batch>\d+))?",
+        ),
     )
 )
 _ALIKE = 1.05
@@ -66,7 +72,7 @@ _COUNTS = {
     "gpus": (
         MOST_GPUS,
         r"\bProcess \d+, total (\d+)|^\s*GPU number: (\d+)|WORLD_SIZE in environ: \d+/(\d+)"
-        r"|^Namespace\(.*\bworld_size=(\d+)",
+        r"|^Namespace\(.*\bworld_size=(\d+)|^using world size: (\d+)",
     ),
     "micro_batch": (
         _MOST_IN_BATCH,
@@ -171,8 +177,10 @@ def _look_for_facts(text: str, log: _Log) -> None:
 def _take(told: dict[str, str | None], log: _Log, number: int, problems: Problems) -> None:
     try:
         step, of = (parse_whole(told[name] or "", 0, 10**12) for name in ("step", "of"))
-        seconds = parse_seconds(told["seconds"] or "")
-        rate, data = (parse_finite(told.get(name) or "") for name in ("rate", "data"))
+        seconds = (
+            parse_seconds(told.get("seconds") or "") if "ms" not in told else parse_seconds(told["ms"] or "") / 1000
+        )
+        rate, data, batch = (parse_finite(told.get(name) or "") for name in ("rate", "data", "batch"))
     except ValueError as error:
         problems.line(number, str(error))
         return
@@ -180,7 +188,7 @@ def _take(told: dict[str, str | None], log: _Log, number: int, problems: Problem
         log.again += 1  # of the first rank of another host, or of a run that was begun again
         return
     log.places.add(place)
-    log.steps.append(_Step(step, seconds, rate, data))
+    log.steps.append(_Step(step, seconds, rate if batch is None else batch / seconds, data))
     if told.get("epoch") is not None:
         log.steps_of_epoch = of
 

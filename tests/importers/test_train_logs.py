@@ -97,7 +97,8 @@ def megatron() -> list[str]:
         "using world size: 8, data-parallel size: 8, context-parallel size: 1, tensor-model-parallel size: 1",
         *(
             f" [2024-03-04 11:22:33] iteration {10 * n:8d}/  500000 | consumed samples: {10240 * n:12d} | "
-            f"elapsed time per iteration (ms): {1000 * own:.1f} | learning rate: 1.0E-04 | global batch size:  1024 | loss: 6.9E+00 |"
+            f"elapsed time per iteration (ms): {1000 * own:.1f} | learning rate: 1.0E-04 | "
+            "global batch size:  1024 | loss: 6.9E+00 |"
             for n, own in enumerate((BEGINNING, *STEPS), start=1)
         ),
         "    time (ms) | forward-compute: 100.0 | backward-compute: 140.0",

@@ -63,7 +63,7 @@ def trial_of(job: Job) -> Trial:
         own = ModelSpec(factory=job["factory"], image_size=16, num_classes=10, channels=channels)
         model = curves.SWINS.get(job["factory"], own)
     if "segments" in job:
-        model = {"swin": curves.SEGMENTER, "vit": curves.PYRAMID}[job["segments"]]
+        model = curves.SEGMENTERS[job["segments"]]
         batch = curves.SEGMENTED_BATCH
         data = DataSpec(name="synthetic-masks", samples=curves.SEGMENTED_SAMPLES, source_size=32, classes=5)
     if "scenes" in job:

@@ -39,6 +39,16 @@ PYRAMID = resolve(
     ),
     5,
 )  # fmt: skip
+SEGMENTERS = {
+    "swin": SEGMENTER,
+    "vit": PYRAMID,
+    "shared-swin": SEGMENTER.model_copy(update={"hidden_size": 32, "heads": 4, "patch_size": 4, "decoder_size": 8}),
+    "shared-vit": PYRAMID.model_copy(
+        update={"hidden_size": 48, "heads": 12, "layers": 2, "mlp_size": 96, "decoder_size": 8}
+    ),
+}
+"""By the names of jobs. Those that ranks share have heads for 1 to 4 of them and 17 tokens, and more weights in their
+blocks than in their heads, so that FSDP2 wraps the former."""
 SEGMENTED_STEPS = 11
 SEGMENTED_BATCH = 12
 SEGMENTED_SAMPLES = 2 * SEGMENTED_BATCH + 4
@@ -72,7 +82,7 @@ class Job(TypedDict):
     gradients: NotRequired[bool]
     """Writes the whole gradient of the last step to NAME.safetensors."""
     segments: NotRequired[str]
-    """Labels pixels instead of images, by "swin" or "vit"."""
+    """Labels pixels instead of images, by one of `SEGMENTERS`."""
     grown: NotRequired[float]
     """Multiplies the weights of layers and convolutions that it begins with (not those of Swin's position biases)."""
     scenes: NotRequired[str]

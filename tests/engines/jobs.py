@@ -193,12 +193,17 @@ SCENES_STEPS = 6
 
 
 def of_scenes(ranks: int, folder: Path) -> list[Job]:
-    """Labels pixels of files in ADE20K's layout, evaluated whole and by windows."""
+    """Labels pixels of files in ADE20K's layout, evaluated whole and by windows; these on ranks that share tokens."""
     jobs = []
     for engine, evaluation in (("ddp", "whole"), ("zero-3", "sliding")) + (("none", "whole"),) * (ranks == 1):
         job = _job(f"{engine} scenes", ENGINES.get(engine, {"engine": engine}) | SEGMENTED)
         job |= {"steps": SCENES_STEPS, "segments": "swin", "scenes": str(folder), "evaluation": evaluation}
         jobs.append(job)
+    if ranks < 3:
+        name = "none" if ranks == 1 else "ddp"
+        shared = _job(f"{name} shared scenes", SEGMENTED | {"engine": name}, SCENES_STEPS)
+        shared |= {"segments": "shared-vit", "scenes": str(folder), "evaluation": "sliding"}
+        jobs.append(shared | {"parallel": {"sequence": ranks}})
     return jobs
 
 

@@ -11,10 +11,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engines.curves import GLOBAL_BATCH, MANY_HEADS, SWINS, Curve, Job, largest_difference, train
-from engines.jobs import ADAMW, CLIPPED, ENGINES, SGD, Train
+from engines.curves import (
+    GLOBAL_BATCH,
+    MANY_HEADS,
+    SEGMENTED_BATCH,
+    SEGMENTERS,
+    SWINS,
+    Curve,
+    Job,
+    largest_difference,
+    train,
+)
+from engines.jobs import ADAMW, CLIPPED, ENGINES, FINE_TUNED, GROWN, SEGMENTED, SGD, Train
 from forks import Starts, prepared_here
-from vitscale.prediction.step.messages import messages
+from vitscale.prediction.step.messages import messages, norm_messages
 from vitscale.trial.model_cost import parameters
 from vitscale.trial.parallel import ParallelSpec
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
@@ -23,14 +33,19 @@ pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1500)]
 
 EQUAL = 1e-5
 """Of a step's loss, and of the last step's whole gradient in the L2 norm, over `STEPS` steps in fp32."""
+FOLLOWED = 1e-4
+"""Of a norm's running mean or variance, of which its channels are added up."""
 STEPS, SAVED_BEFORE, STEPS_AT_NIGHT = 8, 4, 20
 """Every third step of an epoch has 7 of 36 images."""
 SETTINGS: dict[str, Train] = {"adamw-clipped": ADAMW | CLIPPED, "sgd-clipped-3": SGD | CLIPPED | {"grad_accum": 3}}
 IN_SIX = {"grad_accum": 6}
 """Of "adamw-clipped" in a pipeline: the micro-batches that flow through it. With data parallelism some are padding."""
-SLOWER = {"swinv2:tiny": 10, "swinv2-4:tiny": 100}
+SLOWER = {"swinv2": 10, "swinv2-4": 100, "shared-swin": 10}
 """Of Swin V2, which at the others' rates carries a single process's rounding in three micro-batches within 20 steps to
 1.7e-3 of the gradient; of its four blocks at a tenth of them to 9.5e-5, at a hundredth to 5.2e-6."""
+SEGMENTING: dict[str, Train] = {"adamw-clipped": FINE_TUNED, "sgd-clipped-3": SEGMENTED}
+"""Of models that label pixels: synchronised norms, and rates that do not carry rounding further. Weights are as large
+as fine-tuned ones."""
 BLOCKS = 4
 """Of what is trained in a pipeline."""
 BY_DAY = {
@@ -52,6 +67,20 @@ OWN_AT_NIGHT = (
     "swinv2-4:tiny ddp pipeline=2 schedule=interleaved", "swinv2-4:tiny ddp pipeline=2 activation_checkpointing=1",
 )  # fmt: skip
 """Of examples/own_models: what factories offer to be split; and Swin V2."""
+SEGMENTED_BY_DAY = {
+    "shared-vit:tiny ddp sequence=2": "adamw-clipped",
+    "shared-vit:tiny fsdp2 sequence=2 batch_norm=local": "sgd-clipped-3",
+    "shared-vit:tiny fsdp2 tensor=2 shard_norms=1": "adamw-clipped",
+    "shared-vit:tiny fsdp2 tensor=2 batch_norm=local": "sgd-clipped-3",
+    "shared-swin:tiny fsdp2 tensor=2": "adamw-clipped",
+}
+"""Every third step has 4 of 12 images, in three micro-steps two, two and none; one data-parallel rank has all of them,
+so that local norms are over the same as one process's."""
+SEGMENTED_ON_FOUR = {
+    "shared-vit:tiny ddp sequence=4 batch_norm=local": "sgd-clipped-3",
+    "shared-vit:tiny ddp sequence=2": "adamw-clipped",
+}
+"""Of two images two of four ranks label none; and two models whose norms are over both."""
 IN_BF16 = "swinv2-4:tiny ddp pipeline=2 precision=bf16"
 """Against one process in as many micro-batches of bf16: a first step is equal to the bit."""
 COUNTED = (
@@ -62,17 +91,23 @@ COUNTED = (
 """Trained for a step, for what they send."""
 ZERO_BY_DAY = ("zero-2 sequence=2", "zero-3 sequence=2")
 AT_NIGHT = {
-    2: ("zero-0 sequence=2", "zero-1 sequence=2", "zero-2 sequence=2", "zero-3 sequence=2"),
+    2: ("zero-0 sequence=2", "zero-1 sequence=2", "zero-2 sequence=2", "zero-3 sequence=2",
+        "shared-vit:tiny zero-1 sequence=2", "shared-vit:tiny zero-3 sequence=2 batch_norm=local",
+        "shared-vit:tiny fsdp2 tensor=2", "shared-vit:tiny fsdp2 sequence=2", "shared-swin:tiny fsdp2 tensor=2"),
     3: ("ddp pipeline=3", "fsdp2 pipeline=3 schedule=gpipe", "fsdp2 tensor=3", "fsdp2 tensor=3 shard_norms=1",
         "ddp sequence=3", "fsdp2 sequence=3", "swinv2-4:tiny ddp pipeline=3"),
     4: ("fsdp2 tensor=4", "fsdp2 tensor=2 shard_norms=1", "ddp sequence=4", "fsdp2 sequence=2",
         "fsdp2 sequence=2 tensor=2", "ddp pipeline=4 schedule=gpipe", "fsdp2 pipeline=2",
         "ddp pipeline=2 sequence=2", "swinv2:tiny fsdp2 tensor=2", "swinv2:tiny fsdp2 tensor=4",
         "swinv2-4:tiny ddp pipeline=2", "swinv2-4:tiny fsdp2 pipeline=2 tensor=2",
-        "swinv2-4:tiny fsdp2 pipeline=2 schedule=interleaved", "swinv2-4:tiny ddp pipeline=4 schedule=gpipe"),
+        "swinv2-4:tiny fsdp2 pipeline=2 schedule=interleaved", "swinv2-4:tiny ddp pipeline=4 schedule=gpipe",
+        "shared-vit:tiny fsdp2 sequence=2 tensor=2 shard_norms=1", "shared-vit:tiny fsdp2 tensor=2",
+        "shared-vit:tiny fsdp2 sequence=2", "shared-vit:tiny ddp sequence=4", "shared-swin:tiny fsdp2 tensor=2",
+        "shared-swin:tiny fsdp2 tensor=4 batch_norm=local"),
     6: ("ddp pipeline=3", "fsdp2 pipeline=3 tensor=2", "fsdp2 tensor=3", "fsdp2 sequence=3 tensor=2",
         "fsdp2 sequence=2 tensor=3 shard_norms=1", "ddp sequence=3"),
-    8: ("fsdp2 pipeline=2 sequence=2 tensor=2", "fsdp2 tensor=4 shard_norms=1", "fsdp2 sequence=2 tensor=2",
+    8: ("shared-vit:tiny fsdp2 sequence=2 tensor=2",
+        "fsdp2 pipeline=2 sequence=2 tensor=2", "fsdp2 tensor=4 shard_norms=1", "fsdp2 sequence=2 tensor=2",
         "ddp sequence=4", "ddp pipeline=4 schedule=gpipe", "fsdp2 pipeline=4 tensor=2 schedule=gpipe"),
 }  # fmt: skip
 """Ranks -> engine and split; what is left of the ranks is data parallel."""
@@ -93,9 +128,12 @@ def job_of(name: str, setting: str, steps: int = STEPS) -> Job:
         fields["shard_norms"] = True
     if "pipeline" in fields:
         job["layers"], job["evaluate"], job["train"] = BLOCKS, True, IN_SIX | own
-    if factory:
+    if factory in SEGMENTERS:
+        job["segments"], job["grown"] = factory, GROWN
+        job["train"] = own | SEGMENTING[setting] | given
+    elif factory:
         job["factory"] = f"{factory}:tiny"
-    if slower := SLOWER.get(job.get("factory", "")):
+    if slower := SLOWER.get(factory):
         job["train"] = job["train"] | {"learning_rate": job["train"]["learning_rate"] / slower}
     return job
 
@@ -128,6 +166,10 @@ def in_one_piece(world: Path, steps: int, starts: Starts | None = None) -> dict[
         job["train"] = job["train"] | {"grad_accum": 1}
     jobs.append(job_of(IN_BF16.replace("ddp pipeline=2", "none"), "adamw-clipped", 1))
     jobs[-1]["train"] = IN_SIX | jobs[-1]["train"]
+    # In as many micro-steps as on ranks, for norms are over one of them.
+    labelling = (*SEGMENTED_BY_DAY.items(), *(("shared-swin:tiny", each) for each in SETTINGS if steps > STEPS))
+    segmented = dict.fromkeys((name.partition(" ")[0], setting) for name, setting in labelling)
+    jobs += [job_of(f"{model} none", setting, steps) for model, setting in segmented]
     return train(jobs, 1, world, starts)
 
 
@@ -139,6 +181,7 @@ def two(folder: Path, alone: dict[str, Curve]) -> dict[str, Curve]:
     jobs += [job_of(name, list(SETTINGS)[place > 1]) for place, name in enumerate(PIPELINED[2])]
     own = [job_of(name, setting) for name, setting in zip(OWN_BY_DAY, cycle(SETTINGS), strict=False)]
     jobs.append(job_of(SWIN_BY_DAY, "adamw-clipped"))
+    jobs += [job_of(name, setting) for name, setting in SEGMENTED_BY_DAY.items()]
     for job in jobs:
         if job["name"].endswith("adamw-clipped"):
             job["save_before"], job["traffic"] = SAVED_BEFORE, True
@@ -172,6 +215,11 @@ def four(folder: Path, two: dict[str, Curve]) -> dict[str, Curve]:
         str(folder / "2" / f"{SWIN_BY_DAY} adamw-clipped"),
     )
     jobs.append(swin | {"traffic": True})
+    jobs += [job_of(name, setting) for name, setting in SEGMENTED_ON_FOUR.items()]
+    saved, resumed = "shared-vit:tiny ddp sequence=2", "shared-vit:tiny fsdp2 sequence=2 tensor=2 shard_norms=1"
+    jobs.append(job_of(resumed, "adamw-clipped"))
+    jobs[-1] |= {"name": f"{resumed} from two", "load": str(folder / "2" / f"{saved} adamw-clipped")}
+    jobs[-1]["traffic"] = True
     return train(jobs, 4, folder / "4", prepared_here())
 
 
@@ -197,6 +245,7 @@ def check(world: Path, curves: dict[str, Curve], alone: dict[str, Curve]) -> Non
     for name, curve in curves.items():
         setting = next((setting for setting in SETTINGS if name.endswith(setting)), "adamw-clipped")
         reference = alone[reference_of(name, setting)]
+        holds_scores(name, curve, reference)
         assert curve.ids == reference.ids[curve.first :], name
         if "pipeline" in name and curve.scores:
             assert {accuracy for _, accuracy in curve.scores} == {reference.scores[0][1]}
@@ -207,6 +256,18 @@ def check(world: Path, curves: dict[str, Curve], alone: dict[str, Curve]) -> Non
         )
     print(world.name, {name: [f"{value:.1e}" for value in both] for name, both in differences.items()})
     assert max(max(both) for both in differences.values()) < EQUAL, differences
+
+
+def holds_scores(name: str, curve: Curve, reference: Curve) -> None:
+    """Of pixels labelled before the first step, each counted once; and what norms have followed."""
+    if not curve.statistics or " from " in name:
+        return
+    (loss, accuracy, mean_iou), *_ = reference.scores
+    assert 0 < mean_iou < accuracy < 1
+    for scores in curve.scores:
+        assert scores == [pytest.approx(loss, rel=EQUAL), *(pytest.approx(s, abs=1e-3) for s in (accuracy, mean_iou))]
+    for followed in curve.statistics:
+        assert followed == pytest.approx(reference.statistics[0], rel=EQUAL, abs=FOLLOWED), name
 
 
 def test_two_ranks_that_share_a_model_train_as_one(
@@ -228,7 +289,7 @@ def test_stages_of_a_swin_make_the_gradient_of_one_process_to_the_bit(folder: Pa
 
 def test_four_ranks_share_models_and_images(folder: Path, four: dict[str, Curve], alone: dict[str, Curve]) -> None:
     """Two models of two ranks, one of four, tensors and tokens at once; checkpoints of other splits go on."""
-    assert len(four) == 2 * len(BY_DAY[4]) + len(PIPELINED[4]) + 4
+    assert len(four) == 2 * len(BY_DAY[4]) + len(PIPELINED[4]) + 4 + len(SEGMENTED_ON_FOUR) + 1
     rounded = f"{IN_FP16} sgd-clipped-3"
     check(folder / "4", {name: curve for name, curve in four.items() if name != rounded}, alone)
     assert EQUAL / 100 < largest_difference(four[rounded].losses, alone["pipeline none sgd-clipped-3"].losses) < 1e-3
@@ -303,6 +364,42 @@ def test_stages_of_a_swin_send_maps_of_their_own_sizes(two: dict[str, Curve]) ->
         assert sent == received == {first: 6, merged: 12}
 
 
+def test_what_ranks_that_label_pixels_together_send(two: dict[str, Curve]) -> None:
+    """By hand, of 12 images of 17 tokens, 48 wide, through 2 blocks, with 12 norms of 8 channels and one of 4.
+
+    Of tokens rank 0 has 9 before attention and its half of the heads of all of them inside. Behind the last norm it
+    gives the tokens of 12 images for all tokens of 6. Tensor ranks exchange as they do for classes, without logits.
+    """
+    images, tokens, own, width, blocks = 12, 17, 9, 48, 2
+    of_tokens, of_heads = images * own * width, images * tokens * width // 2
+    norms = Counter({("all_reduce", size): 12 for size in (2 * 8 + 1, 2 * 8)})
+    norms += Counter({("all_reduce", size): 1 for size in (2 * 4 + 1, 2 * 4)})
+    pixels = clipped = Counter({("all_reduce", 1): 1})
+    assert sent(two["shared-vit:tiny ddp sequence=2 adamw-clipped"]) == norms + pixels + Counter(
+        {
+            ("all_to_all", 3 * of_tokens): blocks, ("all_to_all", 3 * of_heads): blocks,
+            ("all_to_all", of_tokens): blocks + 1, ("all_to_all", of_heads): blocks + 1,
+            ("all_reduce", parameters(SEGMENTERS["shared-vit"])): 1,
+        }
+    )  # fmt: skip
+    padded = images * (tokens + 1) * width  # to equal shards
+    by_tensors = sent(two["shared-vit:tiny fsdp2 tensor=2 shard_norms=1 adamw-clipped"])
+    assert by_tensors == norms + pixels + clipped + Counter(
+        {
+            ("all_reduce", padded): 4 * blocks, ("all_gather", padded): 4 * blocks + 2,
+            ("all_reduce", width): 2 * (2 * blocks + 1),
+        }
+    )  # fmt: skip
+    trial = trial_of(job_of("shared-vit:tiny ddp sequence=2", "adamw-clipped"), 2)
+    assert {message.group for message in norm_messages(trial) or ()} == {"replicas"}
+    assert sum(message.calls for message in norm_messages(trial) or ()) == norms.total()
+    local = trial.model_copy(update={"train": trial.train.model_copy(update={"batch_norm": "local"})})
+    assert {message.group for message in norm_messages(local) or ()} == {"sequence"}
+    assert sum(one.tensor_bytes * one.calls for one in norm_messages(local) or ()) == 8 * sum(
+        size * calls for (_, size), calls in norms.items()
+    )
+
+
 def test_what_is_predicted_to_be_sent_is_sent(two: dict[str, Curve], four: dict[str, Curve]) -> None:
     """Bytes and calls of a step by operation, of the rank that sends most, but for norms and the like (`SMALL`); gloo
     carries out DTensor's reduce-scatter as an all-reduce, which is what is counted."""
@@ -323,17 +420,19 @@ def test_what_is_predicted_to_be_sent_is_sent(two: dict[str, Curve], four: dict[
             of_ranks = [_counted(lines[-1]) for lines in curve.traffic]  # evaluation leaves FSDP2's root gathered
             assert planned in of_ranks, (name, planned, of_ranks)
             compared += 1
-    assert compared == 16
+    assert compared == 20
 
 
 def trial_of(job: Job, ranks: int) -> Trial:
     """As `curve_ranks` makes it."""
     parallel = ParallelSpec.model_validate(job.get("parallel", {}))
     parts = ranks // parallel.ranks_per_model * job["train"].get("grad_accum", 1)
-    fields = {"precision": "fp32", "device": "cpu", "micro_batch": GLOBAL_BATCH // parts} | job["train"]
+    batch = SEGMENTED_BATCH if "segments" in job else GLOBAL_BATCH
+    fields = {"precision": "fp32", "device": "cpu", "micro_batch": batch // parts} | job["train"]
     own = MANY_HEADS.model_copy(update={"layers": job.get("layers", MANY_HEADS.layers)})
+    model = SWINS[job["factory"]] if "factory" in job else SEGMENTERS[job["segments"]] if "segments" in job else own
     return Trial(
-        model=SWINS[job["factory"]] if "factory" in job else own,
+        model=model,
         data=DataSpec(name="synthetic"),
         train=TrainSpec.model_validate(fields),
         world=World(ranks_per_node=ranks, threads_per_rank=1),

@@ -63,10 +63,10 @@ def _exchange_more(more_bytes: int) -> None:
 
     exchange = batch_norm._exchange
 
-    def larger(sums: torch.Tensor) -> None:
+    def larger(sums: torch.Tensor, group: torch.distributed.ProcessGroup | None) -> None:
         own = sums.flatten()
         both = torch.cat([own, own.new_zeros(more_bytes // own.element_size())])
-        exchange(both)
+        exchange(both, group)
         own.copy_(both[: len(own)])
 
     batch_norm._exchange = larger

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
-from study_factory import expanded
+from study_factory import EIGHT_CORES, expanded, write_study
+from vitscale import sources
 from vitscale.analysis.scaling import curve_name, trial_name
 from vitscale.errors import RequestError
-from vitscale.prediction.memory.forecast import forecast, unavailable
-from vitscale.prediction.step.messages import messages
+from vitscale.prediction.memory.forecast import forecast, forecast_bytes, unavailable
+from vitscale.prediction.step.messages import messages, norm_messages
+from vitscale.study.expand import expand
+from vitscale.study.file import StudyFile
 from vitscale.trial.engines import norms_unknown
 from vitscale.trial.parallel import NO_SPLIT, ParallelSpec
 
@@ -73,7 +76,7 @@ def test_counts_below_a_swept_split_are_those_of_other_points(tmp_path: Path) ->
 
 def test_a_factory_may_be_split_as_its_ranks_will_tell(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def build(num_classes, image_size): ...\n")
-    model = {"name": None, "patch_size": None, "factory": "mine:build"}
+    model: dict[str, Any] = {"name": None, "patch_size": None, "factory": "mine:build"}
 
     def own(parallel: dict[str, Any], gpus: int) -> Any:
         given: dict[str, dict[str, Any]] = {
@@ -88,6 +91,34 @@ def test_a_factory_may_be_split_as_its_ranks_will_tell(tmp_path: Path) -> None:
         assert messages(trial) is None
     with pytest.raises(RequestError, match="do not go together for model"):
         own(stages | {"sequence": 2}, 4)
+    model |= {"task": "segmentation"}
+    with pytest.raises(
+        RequestError, match=r"'mine:build' with model.task = 'segmentation' cannot be.*swinv2-t and its"
+    ):
+        own({"tensor": 2}, 2)
+
+
+def test_pixels_are_labelled_by_ranks_that_share_a_model(tmp_path: Path) -> None:
+    """Vision transformers along two axes, Swin V2 along one; norms of ranks that share images are over all of these."""
+    swin = {"name": "swinv2-t", "image_size": 64, "heads": 4, "hidden_size": 32, "depths": [1, 1, 1]}
+    splits: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"sequence": 2}, MODEL), ({"tensor": 2}, MODEL), ({"tensor": 2, "shard_norms": True}, MODEL),
+        ({"tensor": 2}, swin), ({"tensor": 3, "sequence": 2}, MODEL),
+    ]  # fmt: skip
+    for split, model in splits:
+        sections: dict[str, Any] = {
+            "model": model | {"task": "segmentation", "decoder_size": 8}, "data": {"name": "synthetic-masks"},
+            "train": {"engine": "fsdp2"}, "scaling": {"gpus": [6]}, "parallel": split,
+        }  # fmt: skip
+        study_file = StudyFile.read(write_study(tmp_path, sections))
+        (trial,) = expand(study_file, EIGHT_CORES, sources.check).trials.values()
+        whole = trial.model_copy(update={"parallel": NO_SPLIT})
+        assert trial.layout.replicas == 6 // split.get("tensor", 1)
+        assert (forecast_bytes(trial) or 0) < (forecast_bytes(whole) or 0)
+        assert {one.group for one in messages(trial) or ()} == {"replicas", *(split.keys() - {"shard_norms"})}
+        local = trial.model_copy(update={"train": trial.train.model_copy(update={"batch_norm": "local"})})
+        assert {one.group for one in norm_messages(trial) or ()} == {"replicas"}
+        assert {one.group for one in norm_messages(local) or ()} == ({"sequence"} if "sequence" in split else set())
 
 
 def test_stages_are_named_and_take_the_micro_batches(tmp_path: Path) -> None:
@@ -182,8 +213,12 @@ def test_stages_are_named_and_take_the_micro_batches(tmp_path: Path) -> None:
             ["'swinv2-t' with model.task = 'segmentation' cannot be split", "UperNet takes the feature maps of all"],
         ),
         (
-            {"tensor": 2}, {"model": {"task": "segmentation", "image_size": 64}, "data": {"name": "synthetic-masks"}},
-            ["'vit-ti16' with model.task = 'segmentation' cannot be split", "a factory that says how it is split"],
+            {"sequence": 2},
+            {
+                "model": {"task": "segmentation", "name": "swinv2-t", "image_size": 64, "heads": 4},
+                "data": {"name": "synthetic-masks"},
+            },
+            ["cannot be trained of swinv2-t: windows join tokens", "Valid: parallel.tensor, sequence = 1"],
         ),
         ({"tensor": 0}, {}, ["parallel.tensor is 0"]),
         ({"tensors": 2}, {}, ["unknown key 'tensors' in [parallel]", "Did you mean 'tensor'?"]),

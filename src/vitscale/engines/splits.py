@@ -24,7 +24,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from vitscale.engines.swin_split import swin_tensor_plan
 from vitscale.errors import RequestError, shown
-from vitscale.models.named import Attention, VisionTransformer
+from vitscale.models.batch_norm import norms_of
+from vitscale.models.named import Attention, PyramidSegmenter, VisionTransformer
+from vitscale.trial.model_spec import Task
+from vitscale.trial.parallel import even_parts
 from vitscale.trial.trial import Trial
 
 PIPELINE, REPLICAS, TENSOR = "pipeline", "replicas", "tensor"
@@ -43,18 +46,21 @@ def split(model: nn.Module, trial: Trial, device: torch.device) -> DeviceMesh:
     sizes = {PIPELINE: layout.pipeline, REPLICAS: layout.replicas, TENSOR: layout.tensor}
     axes = tuple(axis for axis, size in sizes.items() if size > 1 or axis == REPLICAS)
     mesh = init_device_mesh(device.type, tuple(map(sizes.__getitem__, axes)), mesh_dim_names=axes)
-    if layout.sequence > 1:
-        group = own_group(layout.groups("sequence"))
-        if isinstance(model, VisionTransformer):
+    group = own_group(layout.groups("sequence")) if layout.sequence > 1 else None
+    for norm in norms_of(model) if trial.parallel.ranks_per_model > 1 else ():
+        # Tensor ranks have the same images. Sequence ranks share those of one data-parallel rank.
+        norm.group = mesh[REPLICAS].get_group() if norm.synchronised else group
+    if group is not None:
+        if isinstance(model, VisionTransformer | PyramidSegmenter):
             split_tokens(model, group)
         else:
             _asked(offered(model, "split_tokens", trial), trial, group)
     if layout.tensor > 1:
         norms = trial.parallel.shard_norms
-        if isinstance(model, VisionTransformer):
-            plan = tensor_plan(shard_norms=norms)
+        if isinstance(model, VisionTransformer | PyramidSegmenter):
+            plan = tensor_plan(trial.model.task, shard_norms=norms)
         elif trial.model.depths is not None:
-            plan = swin_tensor_plan()
+            plan = swin_tensor_plan(trial.model.task)
         else:
             plan = _asked(offered(model, "tensor_plan", trial), trial, layout.tensor, shard_norms=norms)
         tp.parallelize_module(model, mesh[TENSOR], plan, src_data_rank=None)
@@ -98,12 +104,14 @@ def _asked(offer: Callable[..., Any], trial: Trial, *arguments: Any, **named: An
         raise RequestError(what, next_step="Change [parallel], or the model") from error
 
 
-def tensor_plan(*, shard_norms: bool) -> dict[str, tp.ParallelStyle]:
+def tensor_plan(task: Task, *, shard_norms: bool) -> dict[str, tp.ParallelStyle]:
     """How DTensor cuts a ViT: in each block attention by heads and the MLP by its width, and the classifier by classes.
 
-    The embedding stays whole: cut by width it would have to be gathered, token by token, before the first norm.
+    The embedding stays whole: cut by width it would have to be gathered, token by token, before the first norm. So do
+    heads of segmentation: their convolutions read all channels.
 
     Args:
+        task: of the model.
         shard_norms: tokens of norms and residuals are cut too, so that what was an all-reduce after each pair of
             matrices is a reduce-scatter there and an all-gather before the next pair.
     """
@@ -112,7 +120,8 @@ def tensor_plan(*, shard_norms: bool) -> dict[str, tp.ParallelStyle]:
         f"{block}.{name}": tp.ColwiseParallel()
         for name in ("attention.q_proj", "attention.k_proj", "attention.v_proj", "mlp.fc1")
     }
-    plan["classifier"] = tp.ColwiseParallel(output_layouts=Replicate())
+    if task == "classification":
+        plan["classifier"] = tp.ColwiseParallel(output_layouts=Replicate())
     # One DTensor for all matrices that read it: their gradients are added before they are reduced, once instead of
     # thrice for queries, keys and values.
     own = Shard(1) if shard_norms else Replicate()
@@ -178,20 +187,23 @@ def clip(parameters: Iterable[nn.Parameter], largest: float, ranks: int) -> None
             local.mul_(factor.to(local.dtype))
 
 
-def split_tokens(model: VisionTransformer, group: dist.ProcessGroup) -> None:
+def split_tokens(model: VisionTransformer | PyramidSegmenter, group: dist.ProcessGroup) -> None:
     """Gives each rank of `group` a run of every image's tokens, in order; the class token lies with the first rank.
 
     Attention exchanges them: tokens of one rank and all heads become all tokens and some heads, and back. Tokens need
-    not divide evenly. Before the classifier the class token goes to all ranks.
+    not divide evenly. Before the classifier the class token goes to all ranks. Where pixels are labelled all tokens of
+    some images go to each rank, of `even_parts`: what comes behind the blocks is most of the work there.
     """
-    ranks, rank = group.size(), group.rank()
-    tokens = model.vit.embeddings.position_embeddings.shape[1]
-    sizes = [tokens // ranks + (other < tokens % ranks) for other in range(ranks)]
-    model.vit.embeddings.own_tokens = range(sum(sizes[:rank]), sum(sizes[: rank + 1]))
+    tokens = even_parts(model.vit.embeddings.position_embeddings.shape[1], group.size())
+    own, sizes = tokens[group.rank()], [part.stop - part.start for part in tokens]
+    model.vit.embeddings.own_tokens = range(own.start, own.stop)
     for module in model.modules():
         if isinstance(module, Attention):
             module.attend = functools.partial(_attend, sizes=sizes, group=group)
-    model.class_token.taken_of = functools.partial(_first_token_to_all, group=group)
+    if isinstance(model, VisionTransformer):
+        model.class_token.taken_of = functools.partial(_first_token_to_all, group=group)
+    else:
+        model.with_all_tokens = functools.partial(_with_all_tokens, sizes=sizes, group=group)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, *, sizes: list[int], group: dist.ProcessGroup) -> Tensor:
@@ -217,6 +229,18 @@ def _first_token_to_all(encoded: Tensor, *, group: dist.ProcessGroup) -> Tensor:
     else:
         rows, sent = encoded[:0, 0], [0] * ranks
     return exchange(rows, sent, [batch] + [0] * (ranks - 1), group)
+
+
+def _with_all_tokens(encoded: Tensor, *, training: bool, sizes: list[int], group: dist.ProcessGroup) -> Tensor:
+    """All tokens [b', tokens, h] of each rank's [b, own tokens, h]: in training of the rank's own part of the images,
+    else of every image, on every rank."""
+    parts = even_parts(len(encoded), group.size()) if training else [slice(0, len(encoded))] * group.size()
+    images = [part.stop - part.start for part in parts]
+    own, width = encoded.shape[1:]
+    rows = encoded.flatten(0, 1) if training else encoded.flatten(0, 1).repeat(group.size(), 1)
+    received = [images[group.rank()] * size for size in sizes]
+    arrived = exchange(rows, [count * own for count in images], received, group).split(received)
+    return torch.cat([rows.view(-1, size, width) for rows, size in zip(arrived, sizes, strict=True)], dim=1)
 
 
 def exchange(rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:

@@ -20,6 +20,7 @@ from vitscale.errors import RequestError, shown
 from vitscale.models.named import VisionTransformer
 from vitscale.trial.model_cost import balanced, stage_blocks, swin_shape
 from vitscale.trial.model_counts import swin_maps
+from vitscale.trial.parallel import even_parts
 from vitscale.trial.trial import Trial
 
 
@@ -56,9 +57,9 @@ def stage_plan(model: nn.Module, trial: Trial) -> StagePlan | None:
     if isinstance(model, VisionTransformer):
         embedding, *blocks = model.in_order[: 1 + len(model.vit.layers)]
         tokens, at = model.vit.embeddings.position_embeddings.shape[1], layout.coordinates(dist.get_rank()).sequence
-        own = tokens // layout.sequence + (at < tokens % layout.sequence)
+        own = even_parts(tokens, layout.sequence)[at]
         parts = _parts(trial, [embedding], [[block] for block in blocks], model.in_order[1 + len(blocks) :])
-        return StagePlan(parts, ((own, model.vit.width),) * (stages - 1), dtype)
+        return StagePlan(parts, ((own.stop - own.start, model.vit.width),) * (stages - 1), dtype)
     if swin := swin_shape(trial.model):
         first, units, last = swin_in_order(swin.depths)
         maps = swin_maps(swin)

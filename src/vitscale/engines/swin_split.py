@@ -16,13 +16,16 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor import parallel as tp
 from typing_extensions import override
 
+from vitscale.trial.model_spec import Task
+
 _SCALE = "logit_scale"
 
 
-def swin_tensor_plan() -> dict[str, tp.ParallelStyle]:
-    """How DTensor cuts a `Swinv2ForImageClassification`: in each block attention by heads and the MLP by its width, and
-    the classifier by classes. Embedding, norms and what merges patches stay whole."""
-    block = "swinv2.encoder.layers.*.blocks.*"
+def swin_tensor_plan(task: Task) -> dict[str, tp.ParallelStyle]:
+    """How DTensor cuts a `Swinv2ForImageClassification`, or UperNet on a `Swinv2Backbone`: in each block attention by
+    heads and the MLP by its width, and the classifier of images by classes. Embedding, norms, what merges patches and
+    UperNet's heads stay whole."""
+    block = f"{'backbone' if task == 'segmentation' else 'swinv2'}.encoder.layers.*.blocks.*"
     attention = f"{block}.attention.self"
     by_heads = ("query", "key", "value", "continuous_position_bias_mlp.2")
     plan: dict[str, tp.ParallelStyle] = {f"{attention}.{name}": tp.ColwiseParallel() for name in by_heads}
@@ -32,7 +35,9 @@ def swin_tensor_plan() -> dict[str, tp.ParallelStyle]:
         f"{block}.intermediate.dense": tp.ColwiseParallel(),
         f"{block}.output.dense": tp.RowwiseParallel(),
     }
-    return plan | {"classifier": tp.ColwiseParallel(output_layouts=Replicate())}
+    if task == "classification":
+        plan["classifier"] = tp.ColwiseParallel(output_layouts=Replicate())
+    return plan
 
 
 def swin_in_order(depths: Sequence[int]) -> tuple[list[str], list[list[str]], list[str]]:

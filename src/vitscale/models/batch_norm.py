@@ -37,6 +37,9 @@ class BatchNorm(_BatchNorm):
         self.synchronised = synchronised
         self.real: int | None = None
         """Images of the coming micro-batches that count, from the first on; None: all."""
+        self.group: dist.ProcessGroup | None = None
+        """The ranks over whose images a synchronised norm is, or a local one whose images several ranks share; None:
+        all, or this one."""
 
     @override
     def forward(self, input: Tensor) -> Tensor:
@@ -44,7 +47,7 @@ class BatchNorm(_BatchNorm):
         if not self.training:
             return super().forward(input)
         images = input[: self.real]
-        if self.synchronised and dist.is_initialized():
+        if (self.synchronised or self.group is not None) and dist.is_initialized():
             normed = self._over_ranks(images)
         elif len(images):
             normed = super().forward(images)
@@ -55,14 +58,15 @@ class BatchNorm(_BatchNorm):
 
     def _over_ranks(self, images: Tensor) -> Tensor:
         apply: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]] = _Synchronised.apply
-        normed, mean, variance, count = apply(images, self.weight, self.bias, self.eps)
+        normed, mean, variance, count = apply(images, self.weight, self.bias, self.eps, self.group)
         if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
             with torch.no_grad():
-                self.num_batches_tracked.add_(1)
-                weight = 1.0 / self.num_batches_tracked if self.momentum is None else self.momentum
+                seen = count[0] > 0  # else nothing but padding, on all of its ranks
+                self.num_batches_tracked.add_(seen)
+                weight = 1.0 / self.num_batches_tracked.clamp(min=1) if self.momentum is None else self.momentum
                 unbiased = variance * (count / (count - 1).clamp(min=1))
                 for running, new in ((self.running_mean, mean), (self.running_var, unbiased)):
-                    running.add_((new - running) * weight)
+                    running.add_((new - running) * (weight * seen))
         return normed
 
     @override
@@ -71,9 +75,9 @@ class BatchNorm(_BatchNorm):
 
 
 class _Synchronised(torch.autograd.Function):
-    """Batch norm over all ranks' images: one all-reduce in forward, one in backward, both in float64.
+    """Batch norm over all images of a group of ranks: one all-reduce in forward, one in backward, both in float64.
 
-    With M values of a channel over all ranks and y = xhat * weight + bias, the gradient of the ranks' losses together
+    With M values of a channel over those ranks and y = xhat * weight + bias, the gradient of the ranks' losses together
     is weight / deviation * (dy - (sum dy + xhat * sum(dy * xhat)) / M): Ioffe & Szegedy, "Batch Normalization" (ICML
     2015), section 3. A rank's gradients of weight and bias are its own parts, which the engine adds up as all others.
     """
@@ -81,21 +85,26 @@ class _Synchronised(torch.autograd.Function):
     @staticmethod
     @override
     def forward(
-        ctx: Any, images: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+        ctx: Any,
+        images: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        group: dist.ProcessGroup | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Returns the images normalised, and mean, biased variance (float64 [C]) and number of values of a channel."""
         over = [dim for dim in range(images.ndim) if dim != 1]
         values = images.float()
         count = torch.full((1,), images.numel() // images.shape[1], dtype=torch.float64, device=images.device)
         sums = torch.cat([_sum(values, over), _sum(values.square(), over), count])
-        _exchange(sums)
+        _exchange(sums, group)
         total, squares, count = sums.tensor_split([images.shape[1], 2 * images.shape[1]])
-        mean = total / count
-        variance = (squares / count - mean.square()).clamp(min=0)
+        mean = total / count.clamp(min=1)
+        variance = (squares / count.clamp(min=1) - mean.square()).clamp(min=0)
         scale = (variance + eps).rsqrt()
         ctx.save_for_backward(images, weight, mean, scale, count)
         ctx.mark_non_differentiable(mean, variance, count)
-        ctx.bias = bias is not None
+        ctx.bias, ctx.group = bias is not None, group
         factor = scale if weight is None else scale * weight
         shift = -mean * factor if bias is None else bias - mean * factor
         normed = values * _beside(factor, images) + _beside(shift, images)
@@ -110,8 +119,8 @@ class _Synchronised(torch.autograd.Function):
         normed = (images.float() - _beside(mean, images)) * _beside(scale, images)
         own = torch.stack([_sum(gradient, over), _sum(gradient * normed, over)])
         sums = own.clone()
-        _exchange(sums)
-        of_bias, of_weight = sums / count
+        _exchange(sums, ctx.group)
+        of_bias, of_weight = sums / count.clamp(min=1)
         factor = scale if weight is None else scale * weight
         of_images = (gradient - _beside(of_bias, images) - normed * _beside(of_weight, images)) * _beside(
             factor, images
@@ -121,13 +130,14 @@ class _Synchronised(torch.autograd.Function):
             None if weight is None else own[1].to(weight.dtype),
             own[0].to(mean.dtype if weight is None else weight.dtype) if ctx.bias else None,
             None,
+            None,
         )
 
 
-def _exchange(sums: Tensor) -> None:
-    """Adds them up over all ranks, in place."""
+def _exchange(sums: Tensor, group: dist.ProcessGroup | None) -> None:
+    """Adds them up over the ranks of a group (None: all), in place."""
     with record_function(NORM_MARK):
-        dist.all_reduce(sums)
+        dist.all_reduce(sums, group=group)
 
 
 def _sum(values: Tensor, over: list[int]) -> Tensor:

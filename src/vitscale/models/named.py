@@ -289,6 +289,9 @@ class PyramidSegmenter(nn.Module):
         from transformers.models.upernet.modeling_upernet import UperNetFCNHead, UperNetHead
 
         self.vit = Encoder(spec)
+        self.with_all_tokens: Callable[..., Tensor] = _as_they_are
+        """Of the encoder's hidden states those whose pixels are labelled here, [b, tokens, h]: all; where ranks share
+        the tokens, those of all ranks, in training of some of the images."""
         width = self.vit.width
         self.pyramid = nn.ModuleList(
             [
@@ -308,14 +311,19 @@ class PyramidSegmenter(nn.Module):
 
     @override
     def forward(self, images: Tensor) -> Tensor:
-        """Logits [b, classes, H/4, W/4] (for patches of 16) of float images [b, c, H, W]."""
-        hidden: Tensor = self.vit(images)[:, 1:]
+        """Logits [b, classes, H/4, W/4] (for patches of 16) of float images [b, c, H, W]; see `with_all_tokens`."""
+        hidden = self.with_all_tokens(self.vit(images), training=self.training)[:, 1:]
         side = round(hidden.shape[1] ** 0.5)
         maps = [level(hidden.transpose(1, 2).unflatten(2, (side, side))) for level in self.pyramid]
         if self.auxiliary_head is not None and self.training:
             self.auxiliary_head(maps)  # seen by `AuxiliaryLogits`
         logits: Tensor = self.decode_head(maps)
         return logits
+
+
+def _as_they_are(hidden: Tensor, *, training: bool) -> Tensor:
+    del training
+    return hidden
 
 
 def _doubled(width: int) -> nn.ConvTranspose2d:

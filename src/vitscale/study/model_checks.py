@@ -157,28 +157,26 @@ def _check_shape(parallel: ParallelSpec, model: ModelSpec) -> None:
             what = f"{_product(parallel)} do not go together for model.factory = {shown(model.factory)}"
             raise RequestError(f"{what}: what stages of a part of the tokens hand on is not known", next_step="Set one")
         return  # what it offers, and for how many ranks, only its ranks can tell
-    if model.name is None or model.task != "classification" or model.heads is None:
+    segments = model.task == "segmentation"
+    if model.name is None or model.heads is None or (segments and parallel.pipeline > 1):
         named = [(key, value) for key in ("name", "hf", "factory") if (value := getattr(model, key)) is not None]
-        what = (f"model.{named[0][0]} = {shown(named[0][1])}" if named else "a model of train.script's own") + (
-            " with model.task = 'segmentation'" if model.task == "segmentation" else ""
-        )
-        segments_in_stages = model.task == "segmentation" and parallel.pipeline > 1
-        maps = ", and a head of UperNet takes the feature maps of all stages" * segments_in_stages
+        what = f"model.{named[0][0]} = {shown(named[0][1])}" if named else "a model of train.script's own"
+        own, swin = "vit-ti16, vit-s16, vit-b16 and their like, of any shape", "swinv2-t and its like with"
+        maps = " that classify, and a head of UperNet takes the feature maps of all stages"
         raise RequestError(
-            f"{what} cannot be split: {_product(parallel)} is known to train the same for vitscale's own "
-            f"models that classify{maps}",
-            valid=[
-                "vit-ti16, vit-s16, vit-b16 and their like, of any shape",
-                "swinv2-t and its like with parallel.tensor and parallel.pipeline",
-                "a factory that says how it is split",
-            ],
+            f"{what}{' with model.task = ' * segments}{shown('segmentation') * segments} cannot be split: "
+            f"{_product(parallel)} is known to train the same for vitscale's own models"
+            f"{maps * (segments and parallel.pipeline > 1)}",
+            valid=[f"{own}, with parallel.tensor and parallel.sequence", f"{swin} parallel.tensor"]
+            if segments
+            else [own, f"{swin} parallel.tensor and parallel.pipeline", "a factory that says how it is split"],
             next_step="Use one of these, or leave [parallel] out",
         )
     if model.depths is not None and (parallel.sequence > 1 or parallel.shard_norms):
         what = f"{_product(parallel)}{' with shard_norms' * parallel.shard_norms} cannot be trained of {model.name}"
         raise RequestError(
             f"{what}: windows join tokens of several ranks",
-            valid=["parallel.tensor and parallel.pipeline, sequence = 1, shard_norms = false"],
+            valid=[f"parallel.tensor{'' if segments else ' and parallel.pipeline'}, sequence = 1, shard_norms = false"],
             next_step="Use one of these, or a vision transformer",
         )
     ranks = parallel.tensor * parallel.sequence
@@ -274,7 +272,8 @@ def _check_batch_norm(trial: Trial, samples: int) -> None:
     else:
         what, remedy = f"train.micro_batch = {min(sizes)}", "Set train.micro_batch = 2 or more"
     whose = "a rank's own images" if local else "the images of all ranks"
-    other = ', or train.batch_norm = "synchronised" on two ranks or more' if local else ""
+    several = 2 * trial.parallel.ranks_per_model
+    other = f', or train.batch_norm = "synchronised" on {several} ranks or more' if local else ""
     raise RequestError(
         f"on {counted(trial.world.size, 'rank')} {what} leaves a batch norm over {whose} only one of them, and UperNet "
         "pools each to a single pixel: one value has no variance",

@@ -64,6 +64,12 @@ NO_SPLIT = ParallelSpec()
 """Each rank has a model for itself."""
 
 
+def even_parts(count: int, ranks: int) -> list[slice]:
+    """`count` things in a row, cut for so many ranks: the first ones have one more where they do not divide."""
+    ends = [rank * (count // ranks) + min(rank, count % ranks) for rank in range(ranks + 1)]
+    return list(map(slice, ends, ends[1:]))
+
+
 class Coordinates(NamedTuple):
     """Of one rank; counted from 0 along each axis."""
 

@@ -19,6 +19,7 @@ from vitscale.models.batch_norm import average_statistics, norms_of
 from vitscale.models.named import AuxiliaryLogits
 from vitscale.probes.steps import Phase, no_phase
 from vitscale.sources import Dataset, Split
+from vitscale.trial.parallel import even_parts
 from vitscale.trial.rank_batches import micro_batches
 from vitscale.trial.trial import Trial
 from vitscale.worker.group import total
@@ -58,7 +59,7 @@ class Passes:
         """`seed`: of this run, for the order and the augmentation."""
         self.trial, self.dataset, self.engine, self.device, self.seed = trial, dataset, engine, device, seed
         # Ranks that share a model take the same images.
-        self.data_ranks, self.data_rank = trial.layout.data, trial.layout.coordinates(own.rank).data
+        self.data_ranks, self.at = trial.layout.data, trial.layout.coordinates(own.rank)
         self.segments, self.classes = trial.model.task == "segmentation", trial.model.num_classes
         self.norms = norms_of(engine.module)
         self.auxiliary = AuxiliaryLogits(engine.module, trial.model.auxiliary_weight) if self.segments else None
@@ -101,7 +102,8 @@ class Passes:
                 continue
             with phase("forward"):
                 # On the device: nobody waits for the number. A step without any such pixel has a loss of 0.
-                count = total(torch.stack([(batch.labels >= 0).sum() for batch in ready]).sum()).clamp(min=1)
+                pixels = total(torch.stack([(batch.labels >= 0).sum() for batch in ready]).sum())
+                count = (pixels // self.trial.parallel.ranks_per_model).clamp(min=1)
             yield from (batch._replace(step_count=count) for batch in ready)
 
     def micro_step(self, batch: MicroBatch, sums: Tensor, *, last: bool, phase: Phase) -> Tensor:
@@ -112,20 +114,24 @@ class Passes:
         """
         with phase("forward"):
             images = batch.images()
+        # Sequence ranks, each with a part of every image's tokens, label the pixels of some of the images each.
+        labelling = self.trial.layout.sequence if self.segments else 1
+        part = even_parts(len(batch.labels), labelling)[self.at.sequence % labelling]
+        labels = batch.labels[part]
         for norm in self.norms:
-            norm.real = batch.real
+            norm.real = min(max(0, batch.real - part.start), len(labels))
 
         def loss_of(logits: Tensor) -> Tensor:
             if self.classes is not None and logits.shape[1] != self.classes:
                 what = f"the model tells {logits.shape[1]:,} classes apart, and model.num_classes is {self.classes:,}"
                 raise RequestError(what, next_step="Give it one logit for each class of the data")
-            losses = label_losses(logits, batch.labels)
+            losses = label_losses(logits, labels)
             with torch.no_grad():
-                sums.add_(tally(losses, logits, batch.labels))
+                sums.add_(tally(losses, logits, labels))
             second = None if self.auxiliary is None else self.auxiliary.take()
             if self.auxiliary is not None and second is not None:
-                losses = losses + self.auxiliary.weight * label_losses(second.float(), batch.labels)
-            return slot_loss(losses, batch.step_count, self.data_ranks, self.trial.train.grad_accum)
+                losses = losses + self.auxiliary.weight * label_losses(second.float(), labels)
+            return slot_loss(losses, batch.step_count, self.data_ranks * labelling, self.trial.train.grad_accum)
 
         return self.engine.micro_step(images, loss_of, last=last, phase=phase)
 
@@ -138,8 +144,8 @@ class Passes:
         order = self.order(epoch=0)
         if order.steps == 0:
             return
-        last = order.slot(order.steps - 1, 0, self.data_rank)
-        if last.step_real == order.slot(0, 0, self.data_rank).step_real:
+        last = order.slot(order.steps - 1, 0, self.at.data)
+        if last.step_real == order.slot(0, 0, self.at.data).step_real:
             return
         with self.batches(order) as batches:
             batch = next(batches)
@@ -210,9 +216,7 @@ class Passes:
         )
 
     def _batches(self, split: Split, order: EpochOrder) -> Batches:
-        return Batches(
-            split, order, rank=self.data_rank, workers=self.trial.data.workers, pin=self.device.type == "cuda"
-        )
+        return Batches(split, order, rank=self.at.data, workers=self.trial.data.workers, pin=self.device.type == "cuda")
 
     def _on_device(self, batch: Batch, *, epoch: int, training: bool, phase: Phase) -> MicroBatch:
         def moved(tensor: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from check_factory import checked, record, sweep
 from image_files import encoded, photograph, write_tar
 from importers.logs import deepspeed_log, epoch_rows, epoch_table, steady
 from importers.test_links import PERFTEST, header, perftest_json, table
+from importers.test_train_logs import megatron, mmengine, swin, timm
 from prediction_factory import resolved_study
 from results_factory import write_results
 from vitscale import analysis, sources, store
@@ -411,6 +412,10 @@ READERS: dict[str, tuple[Callable[[], bytes], Read]] = {
         _imported("csv"),
     ),
     "csv": (lambda: b"gpus,step_seconds,micro_batch\n1,0.1,8\n2,0.11,8\n", _imported("csv")),
+    "train-log": (
+        lambda: "\n".join([*timm(), *mmengine(), *swin(), *megatron()]).encode(),
+        _imported("train-log"),
+    ),
     "trainer-state": (lambda: _STATE, _imported("trainer-state")),
     "trace": (_events, _trace),
     "prices": (lambda: b"instance,gpu,count,price\nbig,A100-80GB,8,32.8\nsmall,T4,4,3.9\n", read_instances),

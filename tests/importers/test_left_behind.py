@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from importers.test_traces import job_of, late_rank, write
+from importers.test_train_logs import STEPS, timm
 from importers.test_trainer_state import state
 from kineto_traces import A100
 from results_factory import make_curve, make_results, make_run, make_trial, write_results
@@ -83,6 +84,46 @@ def test_its_epochs_stand_for_the_whole_time(run: Path) -> None:
 def test_the_newest_state_counts(run: Path) -> None:
     old = state(run / "output", log_history=[{"epoch": 1.0, "step": 100, "train_runtime": 9.0}])
     os.utime(old, (1, 1))
+    state(run / "output" / "checkpoint-300")
+    take_in(run, TRIAL)
+    assert epoch_seconds(run) == pytest.approx([50.0])
+
+
+def test_the_lines_of_a_known_loop_are_its_steps(run: Path) -> None:
+    """Of four ranks, two on each of two hosts, of which each has one that prints."""
+    lines = [line.replace("total 8", "total 4") for line in timm()]
+    (run / "log.txt").write_text("\n".join(f"[rank{rank}]: {line}" for line in lines for rank in (0, 2)) + "\n")
+    take_in(run, TRIAL)
+    (result,) = analysis.analyse(store.load(run.parent.parent)).trials.values()
+    (figures,) = result.runs
+    assert figures.timed_steps == len(STEPS)
+    assert figures.step_seconds == pytest.approx(sum(STEPS) / len(STEPS), rel=1e-3)
+    assert result.images_per_second is not None
+    assert result.images_per_second.value == pytest.approx(
+        4 * TRIAL.train.micro_batch * len(STEPS) / sum(STEPS), rel=1e-3
+    )
+    assert figures.elapsed_epoch_seconds is None
+    (told,) = store.load(run.parent.parent).runs
+    assert [rank.broken for rank in told.ranks] == [()] * 4
+    assert "vitscale: log.txt: these steps stand for the time" in (run / "log.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        (timm(), "its loop tells of 8 ranks, and these are 4"),
+        (timm()[2:3], "its loop tells of no step after its first ones"),
+    ],
+)
+def test_lines_that_cannot_be_its_steps_are_not_used(run: Path, lines: list[str], why: str) -> None:
+    (run / "log.txt").write_text("\n".join(lines) + "\n")
+    take_in(run, TRIAL)
+    assert epoch_seconds(run) == [WHOLE_SECONDS]
+    assert f"vitscale: log.txt was not used: {why}" in (run / "log.txt").read_text()
+
+
+def test_a_state_goes_before_lines(run: Path) -> None:
+    (run / "log.txt").write_text("\n".join(line.replace("total 8", "total 4") for line in timm()) + "\n")
     state(run / "output" / "checkpoint-300")
     take_in(run, TRIAL)
     assert epoch_seconds(run) == pytest.approx([50.0])

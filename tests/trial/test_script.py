@@ -79,6 +79,7 @@ def test_what_stands_for_nothing_is_refused_before_anything_starts(tmp_path: Pat
     ("train", "says"),
     [
         ({"momentum": 0.5}, 'arguments = ["--momentum", "{momentum}"]'),
+        ({"epochs": 3}, "or remove it and give measure.steps, as many as the script takes"),
         ({"compile": True}, "train.compile is set, and no argument of train.script hands it on"),
         ({"precision": None}, "train.precision is not told to train.script"),
         ({"engine": "ddp"}, "train.engine = 'ddp' has no meaning with train.script"),

@@ -24,7 +24,8 @@ def import_(
     logs: Annotated[list[Path], typer.Argument(metavar="LOG...", help="Log files of one format.", show_default=False)],
     output: Annotated[Path | None, option("-o --output", "RESULTS", "Results folder.  [default: results/NAME]")] = None,
     log_format: Annotated[
-        str, option("--format", "F", "Or epochs, deepspeed, trainer-state, csv, trace, nccl-tests, perftest.")
+        str,
+        option("--format", "F", "Or epochs, deepspeed, trainer-state, train-log, csv, trace, nccl-tests, perftest."),
     ] = "auto",
     name: Annotated[str | None, option("--name", "NAME", "Of the study.")] = None,
     model: Annotated[
@@ -45,7 +46,7 @@ def import_(
     verbose: VerboseOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Others' logs as results: DeepSpeed's, Hugging Face's, tables of epochs or of steps. Then report and predict."""
+    """Others' logs as results: DeepSpeed, Hugging Face, timm, MMEngine; tables; traces. Then report and predict."""
     from vitscale.base import plugins
     from vitscale.importers.contents import FORMATS, OF_LINKS, Options
     from vitscale.importers.importing import guess, import_logs

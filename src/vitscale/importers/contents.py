@@ -128,7 +128,7 @@ class Problems:
         return f"{self._file}: {lines} left out: {', '.join(named)}{more}"
 
 
-LogFormat = Literal["epochs", "deepspeed", "trainer-state", "csv", "trace"]
+LogFormat = Literal["epochs", "deepspeed", "trainer-state", "train-log", "csv", "trace"]
 LinkFormat = Literal["nccl-tests", "perftest"]
 """Those that tell of a network, and of no training."""
 FORMATS: tuple[LogFormat, ...] = get_args(LogFormat)

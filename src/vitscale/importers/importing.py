@@ -13,7 +13,7 @@ from typing import Any
 
 from vitscale.base.plugins import known
 from vitscale.errors import RequestError, StoreError, printable, shown
-from vitscale.importers import deepspeed, epochs, links, plain_csv, traces, trainer_state
+from vitscale.importers import deepspeed, epochs, links, plain_csv, traces, train_logs, trainer_state
 from vitscale.importers.contents import FORMATS, OF_LINKS, LinkFormat, LogContents, LogFormat, Options, Setting, check
 from vitscale.importers.curves import curves_of
 from vitscale.importers.files import lines
@@ -28,6 +28,7 @@ _READERS: Mapping[str, Callable[[Sequence[Path], Options], LogContents]] = {
     "epochs": epochs.read,
     "deepspeed": deepspeed.read,
     "trainer-state": trainer_state.read,
+    "train-log": train_logs.read,
     "csv": plain_csv.read,
     "trace": traces.read,
 }
@@ -200,6 +201,8 @@ def _of(path: Path) -> LogFormat | LinkFormat | None:
             return "nccl-tests"
         if _TIMERS.search(text):
             return "deepspeed"
+        if train_logs.is_line(text):
+            return "train-log"
         if number <= 3 and _STATE.match(text):
             return "trainer-state"
     return None

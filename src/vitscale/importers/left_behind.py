@@ -1,8 +1,10 @@
-"""Takes in what a script without a Probe has left in its run's own `{output}`: a trainer_state.json, profiler traces.
+"""Takes in what a script without a Probe has left: in its run's own `{output}` a trainer_state.json and profiler
+traces, and on its log the lines of a loop that is known (`train_logs`).
 
-The epochs of the one take the place of the script's time as a whole, which has its imports and its last words in it.
-The steps of the others are explained ones, beside that time: each has the profiler's cost in it, so none is a timed
-step. The run's log says what was used, and what was not and why. No link is followed: a script may leave any.
+The epochs of the first, or else the steps of those lines, take the place of the script's time as a whole, which has its
+imports and its last words in it. The steps of traces are explained ones, beside that time: each has the profiler's cost
+in it, so none is a timed step. The run's log says what was used, and what was not and why. No link is followed: a
+script may leave any.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from vitscale.errors import RequestError, StoreError
-from vitscale.importers import trainer_state
+from vitscale.importers import train_logs, trainer_state
 from vitscale.importers.contents import LogRun, Options
 from vitscale.importers.traces import RankTrace, explained, rank_trace
 from vitscale.profiles.trace_json import is_trace
@@ -22,7 +24,7 @@ from vitscale.store.lines import RankLine, rank_files
 from vitscale.trial.script import OUTPUT
 from vitscale.trial.trial import Trial
 
-_STATE = "trainer_state.json"
+_STATE, _LOG = "trainer_state.json", "log.txt"
 _TRACE = re.compile(r".*\.json(\.gz)?", re.IGNORECASE)
 _MOST_FOLDERS = 1000
 """That are looked into; a Trainer keeps its state in the folder that it was given, and in those of its checkpoints."""
@@ -47,11 +49,13 @@ def take_in(folder: Path, trial: Trial) -> None:
         return  # a Probe told more than any file
     files = sorted(_files(folder / OUTPUT), key=lambda path: path.stat().st_mtime_ns, reverse=True)
     states = [path for path in files if path.name == _STATE]
-    notes = _take_in_state(folder, trial, states[0]) if states else []
+    used, notes = _take_in_state(folder, trial, states[0]) if states else (False, [])
+    if not used:
+        notes += _take_in_lines(folder, trial)
     notes += _take_in_traces(folder, trial, [path for path in files if path.name != _STATE])
     if notes:
         more = [f"{len(notes) - _MOST_NOTES} more files were not used"] if len(notes) > _MOST_NOTES else []
-        with (folder / "log.txt").open("a", encoding="utf-8", errors="replace") as log:
+        with (folder / _LOG).open("a", encoding="utf-8", errors="replace") as log:
             log.writelines(f"vitscale: {note}\n" for note in [*notes[:_MOST_NOTES], *more])
 
 
@@ -70,21 +74,40 @@ def _files(output: Path) -> Iterator[Path]:
             return
 
 
-def _take_in_state(folder: Path, trial: Trial, path: Path) -> list[str]:
+def _take_in_state(folder: Path, trial: Trial, path: Path) -> tuple[bool, list[str]]:
+    """(Whether it was used, what is to be said of it)."""
     name = path.relative_to(folder)
     try:
-        options = Options(gpus=trial.world.size, micro_batch=trial.train.micro_batch)
-        contents = trainer_state.read([path], options)
+        contents = trainer_state.read([path], _options(trial))
     except (RequestError, StoreError) as error:
-        return [f"{name} was not used: {error}"]
+        return False, [f"{name} was not used: {error}"]
     if not contents.runs or not contents.runs[0].ranks[0].epochs:
-        return [f"{name} was not used: {'; '.join(contents.problems) or 'it has no whole epoch'}"]
-    _rewrite(folder, lambda _, lines: _with_epochs(lines, contents.runs[0]))
-    return [f"{name} stands for the time of the script as a whole"]
+        return False, [f"{name} was not used: {'; '.join(contents.problems) or 'it has no whole epoch'}"]
+    _rewrite(folder, lambda _, lines: _with_times(lines, contents.runs[0]))
+    return True, [f"{name} stands for the time of the script as a whole"]
 
 
-def _with_epochs(lines: Iterable[str], run: LogRun) -> Iterator[str]:
-    """A rank's record with the epochs of the whole run: each ends in all ranks at once."""
+def _take_in_lines(folder: Path, trial: Trial) -> list[str]:
+    """Of the run's own log, into which a script prints."""
+    contents = train_logs.read([folder / _LOG], _options(trial))
+    if not contents.runs:
+        return []
+    (run,) = contents.runs
+    if run.setting.gpus != trial.world.size:
+        return [f"{_LOG} was not used: its loop tells of {run.setting.gpus} ranks, and these are {trial.world.size}"]
+    if all(step.warmup for step in run.ranks[0].steps):
+        return [f"{_LOG} was not used: its loop tells of no step after its first ones"]
+    _rewrite(folder, lambda _, lines: _with_times(lines, run))
+    notes = [note for note in contents.notes if "(--" not in note]  # what options of an import say exactly
+    return [*notes, f"{_LOG}: these steps stand for the time of the script as a whole"]
+
+
+def _options(trial: Trial) -> Options:
+    return Options(gpus=trial.world.size, micro_batch=trial.train.micro_batch)
+
+
+def _with_times(lines: Iterable[str], run: LogRun) -> Iterator[str]:
+    """A rank's record with the steps or epochs of the whole run: each ends in all ranks at once."""
     samples = run.setting.train_samples
     for line in lines:
         if line.startswith('{"kind":"model"') and samples is not None:
@@ -92,7 +115,7 @@ def _with_epochs(lines: Iterable[str], run: LogRun) -> Iterator[str]:
         if not line.startswith('{"kind":"epoch"'):
             yield line
             continue
-        yield from map(_text, run.ranks[0].epochs)
+        yield from map(_text, (*run.ranks[0].steps, *run.ranks[0].epochs))
 
 
 def _take_in_traces(folder: Path, trial: Trial, files: Sequence[Path]) -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 _SYSFS = Path("/sys/devices/system")
 _MOST_CORES = 8192
@@ -199,6 +200,10 @@ def _consecutive(local_rank: int, ranks: int, threads: int, cores: Sequence[Phys
     return tuple(sorted(logical[first : first + threads])) if ranks * threads <= len(logical) else None
 
 
+Products = Literal["tiles", "words", "widened"]
+"""Of 16-bit numbers: by AMX in tiles, by AVX512-BF16, or by a processor that has neither, in 32 bits."""
+
+
 @cache
 def cpu_facts(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
     """What the kernel tells of the first processor; empty where it tells nothing."""
@@ -209,7 +214,13 @@ def cpu_facts(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
     return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
 
 
-def multiplies_in_tiles() -> bool:
-    """Whether this machine's processor multiplies 16-bit numbers in tiles (AMX), and oneDNN is not told to leave it."""
-    told_to = "AMX" in os.environ.get("ONEDNN_MAX_CPU_ISA", "AMX").upper()
-    return told_to and "amx_bf16" in cpu_facts().get("flags", "").split()
+def products_of_16_bits() -> Products:
+    """How this machine's processor multiplies 16-bit numbers, unless oneDNN is told to leave what it has."""
+    return _products(cpu_facts().get("flags", ""), os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper())
+
+
+@cache
+def _products(flags: str, told: str) -> Products:
+    if "amx_bf16" in flags.split() and (told == "ALL" or "AMX" in told):
+        return "tiles"
+    return "words" if "avx512_bf16" in flags.split() else "widened"

@@ -1,17 +1,17 @@
 """What a rank has of a model that several share, by arithmetic: its tensors, its blocks, its part of each matrix and of
-the tokens. As `engines.splits` and `engines.stages` cut a model."""
+the tokens. As `engines.splits` and `engines.stages` cut a model that classifies."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import groupby
+from operator import ge
 from typing import NamedTuple
 
 from vitscale.trial.model_cost import ParameterShapes, recorded_shapes, stage_blocks
 from vitscale.trial.model_counts import Block
 from vitscale.trial.parallel import NO_SPLIT, ParallelSpec
-from vitscale.trial.rank_batches import largest_micro_batch
 from vitscale.trial.trial import Trial
 
 
@@ -49,21 +49,30 @@ class Share(NamedTuple):
         """Stages that hand theirs on."""
         return len(self.chunks) - self.last
 
+    @property
+    def stages(self) -> tuple[Share, ...]:
+        """Each of its stages as if it were a rank's only one."""
+        parallel = self.parallel
+        alone = parallel.model_copy(update={"pipeline": parallel.stages, "schedule": "1f1b"})
+        return tuple(
+            Share(alone, self.rank + index * parallel.pipeline, (chunk,)) for index, chunk in enumerate(self.chunks)
+        )
+
     def in_flight(self, micro_batches: int) -> int:
         """Most micro-batches, counted once in every stage that has them, between their forward and their backward.
 
         Args:
             micro_batches: M, of an optimizer step.
         """
-        ranks, behind, stages = self.parallel.pipeline, self.parallel.pipeline - 1 - self.rank, len(self.chunks)
-        if self.parallel.schedule == "gpipe":
-            return micro_batches
-        if self.parallel.schedule == "1f1b":
-            return min(micro_batches, behind + 1)
-        # ScheduleInterleaved1F1B (torch/distributed/pipelining/schedules.py): what goes forward before the first
-        # backward, and one more.
-        rounds = max(1, micro_batches // ranks)
-        return min(micro_batches * stages, (stages - 1) * (micro_batches // rounds) + 2 * behind + 1)
+        return _ahead(self.parallel, self.rank, len(self.chunks), micro_batches) + 1
+
+    def order(self, micro_batches: int) -> Iterator[tuple[bool, int]]:
+        """What its stages do in an optimizer step, one after the other: (whether it is a backward, of which stage)."""
+        return _in_order(self.parallel, self.rank, len(self.chunks), micro_batches)
+
+    def turns(self, micro_batches: int) -> tuple[Turn, ...]:
+        """Of `order` those turns that may have most beside them."""
+        return _turns(self.parallel, self.rank, len(self.chunks), micro_batches)
 
     def shapes(self, whole: ParameterShapes) -> ParameterShapes:
         """The tensors of this rank before a data-parallel wrapper shards them."""
@@ -72,6 +81,79 @@ class Share(NamedTuple):
 
 WHOLE = Share(NO_SPLIT, 0, ())
 """Of a rank that has a model for itself."""
+
+
+class Turn(NamedTuple):
+    """A micro-batch goes through one of a rank's stages. Of each of them, in the order of the model, what else is
+    there."""
+
+    stage: int
+    """Through which of its own it goes."""
+    backward: bool
+    others: tuple[int, ...]
+    """Other micro-batches, between their forward and their backward."""
+    finished: tuple[int, ...]
+    """Micro-batches whose backward is over."""
+    whole: tuple[bool, ...]
+    """Whether all of the stage's weights are gathered before it begins where they are sharded: by a backward, which
+    leaves them so, or by an interleaved schedule, ahead of the first forward."""
+
+
+def _ahead(parallel: ParallelSpec, rank: int, stages: int, micro_batches: int) -> int:
+    """How many forwards come before the one that is followed by the first backward; afterwards they take turns.
+
+    Of gpipe all; of the others as `Schedule1F1B` and `ScheduleInterleaved1F1B` have it (torch/distributed/pipelining/
+    schedules.py).
+    """
+    behind = parallel.pipeline - 1 - rank
+    if parallel.schedule == "interleaved":
+        before = (stages - 1) * _in_a_round(parallel, micro_batches) + 2 * behind
+    else:
+        before = behind if parallel.schedule == "1f1b" else micro_batches
+    return min(micro_batches * stages - 1, before)
+
+
+def _in_a_round(parallel: ParallelSpec, micro_batches: int) -> int:
+    """Micro-batches that one stage of a rank takes before the next one takes them."""
+    return micro_batches // max(1, micro_batches // parallel.pipeline)
+
+
+def _in_order(parallel: ParallelSpec, rank: int, stages: int, micro_batches: int) -> Iterator[tuple[bool, int]]:
+    """(Whether it is a backward, of which of the rank's stages) of an optimizer step, one after the other."""
+    ahead, in_a_round = _ahead(parallel, rank, stages, micro_batches), _in_a_round(parallel, micro_batches)
+    count = stages * micro_batches
+    for number in range(count + ahead):
+        if number < count:
+            yield False, number // in_a_round % stages
+        if number >= ahead:
+            yield True, stages - 1 - (number - ahead) // in_a_round % stages
+
+
+@lru_cache(maxsize=1024)
+def _turns(parallel: ParallelSpec, rank: int, stages: int, micro_batches: int) -> tuple[Turn, ...]:
+    others, finished, whole = [0] * stages, [0] * stages, [parallel.schedule == "interleaved"] * stages
+    turns = []
+    for backward, stage in _in_order(parallel, rank, stages, micro_batches):
+        others[stage] -= backward
+        turns.append(Turn(stage, backward, tuple(others), tuple(finished), tuple(whole)))
+        (finished if backward else others)[stage] += 1
+        whole[stage] = backward
+    outermost = _outermost(turns)
+    return tuple(turn for turn in turns if turn in outermost)
+
+
+def _outermost(turns: Sequence[Turn]) -> set[Turn]:
+    """Those of a stage and direction that none with as much of everything comes after; in which a stage has had a
+    backward, or its weights, is told apart."""
+    outermost: dict[tuple[object, ...], dict[tuple[int, ...], Turn]] = {}
+    for turn in reversed(turns):
+        known = outermost.setdefault((turn.stage, turn.backward, tuple(map(bool, turn.finished)), turn.whole), {})
+        held = (*turn.others, *map(sum, zip(turn.others, turn.finished, strict=True)))
+        if not any(all(map(ge, more, held)) for more in known):
+            for less in [less for less in known if all(map(ge, held, less))]:
+                del known[less]
+            known[held] = turn
+    return {turn for known in outermost.values() for turn in known.values()}
 
 
 def shares(trial: Trial) -> tuple[Share, ...]:
@@ -84,18 +166,13 @@ def shares(trial: Trial) -> tuple[Share, ...]:
 
 
 def compute_share(trial: Trial) -> float:
-    """A rank's share of the products that an image takes, by arithmetic: of the largest stage; of heads of segmentation
-    that of the sequence rank with most images of the micro-batch. 1 where no ranks share a model, or only building the
-    model could tell."""
+    """A rank's share of the products that an image takes, by arithmetic: of the largest stage. 1 where no ranks share a
+    model, or only building the model could tell."""
     whole, parallel = recorded_shapes(trial.model), trial.parallel
     if whole is None or parallel.ranks_per_model == 1:
         return 1.0
-    most = max(_macs(share.shapes(whole)) for share in shares(trial)) / parallel.sequence
-    if trial.model.task == "segmentation":
-        images = largest_micro_batch(trial.train)
-        head = _macs(whole._replace(blocks=whole.blocks[-1:]))
-        most += head * (math.ceil(images / parallel.sequence) / images - 1 / parallel.sequence)
-    return most / _macs(whole)
+    most = max(_macs(share.shapes(whole)) for share in shares(trial))
+    return most / parallel.sequence / _macs(whole)
 
 
 def _macs(shapes: ParameterShapes) -> int:

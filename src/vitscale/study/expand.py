@@ -322,7 +322,9 @@ def _check_length_is_said(study: Study) -> None:
     if (study.train.epochs is None) == (study.measure.steps is None):
         both = "both are given" if study.train.epochs is not None else "neither is given"
         what = f"a run's length is train.epochs or measure.steps, and {both}"
-        raise RequestError(what, next_step="Give one: epochs = 3 under [train], or steps = 50 under [measure]")
+        give = "Give one: epochs = 3 under [train], or steps = 50 under [measure]"
+        scripted = 'Give steps = 50 under [measure], as many as the script takes, or hand on epochs: "{epochs}"'
+        raise RequestError(what, next_step=give if study.train.script is None else scripted)
 
 
 def _steps_per_epoch(trial: Trial, summary: Summary) -> int:

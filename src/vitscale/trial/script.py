@@ -112,6 +112,7 @@ def untold(train: TrainFields, by_hand: Iterable[str]) -> Iterator[tuple[str, st
             yield f"train.{field} has no meaning with train.script: it is of vitscale's own loop", "Remove it"
         elif field != "precision" and field not in told:
             hand_on = f'Hand it on: arguments = ["--{field.replace("_", "-")}", "{{{field}}}"], or remove it'
+            hand_on += " and give measure.steps, as many as the script takes" * (field == "epochs")
             yield f"train.{field} is set, and no argument of train.script hands it on", hand_on
     if "train.precision" not in by_hand and "precision" not in told:
         yield (

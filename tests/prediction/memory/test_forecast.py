@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vitscale.machine import cores
 from vitscale.prediction.memory.activations import activations
 from vitscale.prediction.memory.forecast import MemoryForecast, forecast, forecast_bytes, totals, unavailable
 from vitscale.trial.model_cost import VitShape, parameters, vit_shape
@@ -492,7 +493,7 @@ def test_a_patch_convolution_in_tiles_takes_what_a_processor_with_amx_took(
     engine: str, taken: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = resolve(ModelSpec(name="vit-ti16", image_size=32, patch_size=8, layers=6), 10)
-    monkeypatch.setattr(sys.modules["vitscale.prediction.memory.forecast"], "multiplies_in_tiles", lambda: True)
+    monkeypatch.setattr(cores, "cpu_facts", lambda: {"flags": "amx_bf16"})
     found = known(trial(1, model, engine=engine, device="cpu", precision="bf16-params", micro_batch=8))
 
     assert -0.001 < found.peak_bytes / taken - 1 < 0.001

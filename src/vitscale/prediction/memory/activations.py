@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from vitscale.machine.cores import products_of_16_bits
 from vitscale.prediction.shares import WHOLE, Share
 from vitscale.trial.model_cost import VitShape
 from vitscale.trial.model_spec import ModelSpec
@@ -30,11 +31,18 @@ class Activations(NamedTuple):
     """Kept by the last norm and the classifier; or there just before, where that is more."""
     backward_of_block: int
     """The gradients that are passed on, at the moment when a block's backward has most of them."""
+    sums: int
+    """Beside that, in fp32, what a processor sums one of its 16-bit products up in, before a gradient of weights is
+    there; 0 of those that do not."""
+    sums_of_weights: int
+    """The same of a product that is such a gradient."""
     at_layers: tuple[tuple[int, int], ...]
     """When the gradients of one of a block's layers are there (`buckets.FC2`, FC1, OUT, QKV): what is gone of what the
     block keeps, and what is passed on."""
     stream: int
     """The gradient that one block hands to the next."""
+    handed_back: int
+    """Of a stage's last block, the gradient that it is handed: in a buffer, which is counted elsewhere."""
     embedding: int
     """What the gradient of the patch embedding's weights takes while it is worked out in tiles; else 0."""
     cast_weights: int
@@ -53,7 +61,6 @@ def activations(
     *,
     autocast: bool,
     casts_kept: bool,
-    tiles: bool = False,
 ) -> Activations:
     """The activations of a resolved ViT with fused attention, of one micro-batch.
 
@@ -73,7 +80,6 @@ def activations(
         vit: its shape.
         share: which of it a rank has.
         autocast: whether fp32 weights are cast as they are used.
-        tiles: whether the processor multiplies 16-bit numbers in tiles (AMX).
         casts_kept: whether the casts are kept for backward. DeepSpeed's linear layer of ZeRO-3 casts again instead.
     """
     hidden, classes, parallel = vit.hidden, vit.classes, share.parallel
@@ -99,8 +105,11 @@ def activations(
     pixels = spec.channels * spec.image_size**2 * images
     checkpointed = train.activation_checkpointing
     # A 16-bit product on a CPU packs its wider operand anew for as long as it takes (oneDNN's scratch memory, which
-    # torch's allocator hands out): 0.87 MB at the peak of a step whose MLP's activations are 0.80 MB wide.
-    packed = wide if compute_bytes == 2 and train.device == "cpu" else 0
+    # torch's allocator hands out): 0.87 MB at the peak of a step whose MLP's activations are 0.80 MB wide. A processor
+    # that widens the numbers packs nothing, and sums what it gives in fp32: of twelve shapes to the byte, and 128.
+    narrow_on_cpu = compute_bytes == 2 and train.device == "cpu"
+    in_tiles, summed = (narrow_on_cpu and products_of_16_bits() == how for how in ("tiles", "widened"))
+    packed = wide if narrow_on_cpu and not summed else 0
     passed = rows * hidden * stream_bytes
     widest = stream + (passed if parallel.shard_norms else 0) + wide + (rows * hidden * 2 if autocast else 0) + packed
     at_layers = (
@@ -125,14 +134,17 @@ def activations(
     padded = shared_rows * parallel.tensor * hidden * stream_bytes
     scattered = passed + (3 if train.device == "cpu" else 2) * padded + 4 * stream if parallel.shard_norms else 0
     return Activations(
-        images=pixels * 4 + (pixels * 2 if compute_bytes == 2 else 0),
+        images=pixels * 4 + (pixels * 2 if pure or (autocast and share.first) else 0),
         kept_of_block=stream if checkpointed else block,
         recomputed=block - stream if checkpointed else 0,
         head=max(head, scattered),
         backward_of_block=widest,
+        sums=summed * 4 * (wide // compute_bytes),
+        sums_of_weights=summed * 4 * (hidden * vit.mlp // parallel.tensor),
         at_layers=at_layers,
         stream=stream,
-        embedding=_embedding_in_tiles(spec, hidden, vit.patch, images) if tiles and packed and share.first else 0,
+        handed_back=0 if share.last else stream,
+        embedding=_embedding_in_tiles(spec, hidden, vit.patch, images) if in_tiles and share.first else 0,
         cast_weights=2 * everything if casts else 0,
         cast_weights_of_block=2 * matrices if casts and not checkpointed else 0,
         cast_weights_of_ends=2 * (ends + (matrices if checkpointed else 0)) if casts else 0,

@@ -8,6 +8,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from vitscale.prediction.memory.holding import Holding, Parts, added, communicated_bytes, shard, weight_bytes
+from vitscale.prediction.memory.in_stages import InTurn
 from vitscale.prediction.memory.zero import zero_settings
 from vitscale.trial.model_counts import Module
 from vitscale.trial.trial import Trial
@@ -59,10 +60,10 @@ class Around(NamedTuple):
     """When backward is over."""
 
 
-def around(trial: Trial, holding: Holding, parts: Sequence[Part]) -> Around:
-    """As the trial's wrapper holds it; see the functions below."""
+def around(trial: Trial, holding: Holding, parts: Sequence[Part], turn: InTurn | None = None) -> Around:
+    """As the trial's wrapper holds it, in a pipeline's turn or outside one; see the functions below."""
     if trial.train.wrapper == "fsdp2":
-        return _fsdp2(trial, holding, parts)
+        return _fsdp2(trial, holding, parts) if turn is None else _fsdp2_in_turn(trial, holding, parts, turn)
     gathered = _zero_3(trial, parts) if trial.train.wrapper == "deepspeed" and trial.train.zero_stage == 3 else None
     ends = list(accumulate(part.elements for part in parts))
     full = list(_full_buckets(parts, holding.bucket)) if holding.bucket else []
@@ -206,3 +207,39 @@ def _fsdp2(trial: Trial, holding: Holding, parts: Sequence[Part]) -> Around:
         [(number, gone, added(holding.held, own)) for number, gone, own in between],
         exchange,
     )
+
+
+def _fsdp2_in_turn(trial: Trial, holding: Holding, parts: Sequence[Part], turn: InTurn) -> Around:
+    """As `holding.fsdp2_in_stages`, of a stage whose blocks are not alike, each a part by itself: gradients stay whole,
+    and weights that backward has gathered; a forward frees them block by block."""
+    ranks, each, summed = trial.layout.replicas, weight_bytes(trial.train), communicated_bytes(trial.train)
+    buffers, gloo = ranks > 1, ranks > 1 and trial.train.device == "cpu"
+    stays = trial.train.reshard_after_forward is False
+    sizes = [part.elements if part.block > 0 else 0 for part in parts]
+    root = sum(part.elements for part in parts) - sum(sizes)
+    last = max(number for number, size in enumerate(sizes) if size)
+    forward: list[Parts] = []
+    backward: list[Parts] = []
+    between: list[tuple[int, float, Parts]] = []
+
+    def gathered(there: int, arriving: int, late: int = 0) -> Parts:
+        arrived = {"gathered weights": (root + there + buffers * arriving) * each}
+        return added(holding.held, arrived, {"gloo's copies": gloo * late * each})
+
+    for number, part in enumerate(parts):
+        own, earlier, from_here = sizes[number], sum(sizes[:number]), sum(sizes[number:])
+        if turn.whole:
+            forward.append(gathered(from_here, 0))
+        elif own:
+            forward.append(gathered(own + stays * earlier, own, own))
+        else:
+            forward.append(gathered(stays * earlier, sizes[last] if number else root))
+        fetched = 0 if turn.whole or stays or number == 0 else sizes[number - 1]
+        there = sum(sizes) if turn.whole or stays else from_here
+        made = 0 if holding.held else sum(part.elements for part in parts[number + 1 :])
+        new = {"gradients": made * summed + max(part.tensors) * each}
+        backward.append(added(gathered(there, fetched), new))
+        if own and fetched:
+            late = fetched + (own if number == last else 0)
+            between.append((number, 0.0, added(gathered(there, fetched, late), {"gradients": made * summed})))
+    return Around(forward, backward, between, holding.exchange)

@@ -5,21 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from statistics import NormalDist
 from typing import TYPE_CHECKING, NamedTuple, overload
 
 from vitscale.base.plugins import referred
-from vitscale.machine.cores import multiplies_in_tiles
 from vitscale.prediction.memory.activations import AUTOCAST, Activations, activations
-from vitscale.prediction.memory.holding import STATE_BYTES, Holding, Parts, added, fsdp2_in_stages, weight_bytes
-from vitscale.prediction.memory.in_parts import moments_in_parts, of_boundaries, pieces
-from vitscale.prediction.memory.moments import all_totals, moments
+from vitscale.prediction.memory.holding import STATE_BYTES, Holding, Parts, added
+from vitscale.prediction.memory.in_parts import moments_in_parts, moments_in_turn, of_parts, pieces
+from vitscale.prediction.memory.in_stages import StageBytes, in_turns, that_may_take_most
+from vitscale.prediction.memory.moments import ORDER, all_totals, moments
 from vitscale.prediction.memory.zero import modelled
-from vitscale.prediction.shares import WHOLE, Share, shares
+from vitscale.prediction.shares import WHOLE, Share
 from vitscale.trial.engines import of_engine
 from vitscale.trial.model_cost import ParameterShapes, VitShape, parameter_shapes, recorded_shapes, vit_shape
 from vitscale.trial.parallel import NO_SPLIT
-from vitscale.trial.rank_batches import largest_micro_batch
 from vitscale.trial.trial import Device, Trial, World
 
 if TYPE_CHECKING:
@@ -71,11 +71,14 @@ def forecast(trial: Trial) -> MemoryForecast | None:
     if trial.train.compile:
         missing["compile"] = "compiled blocks keep and fuse other activations than these, mostly fewer"
     if (vit := _classifier(trial)) is not None:
-        of_ranks = [MemoryForecast(moments(*held), missing) for held in _of_ranks(trial, vit)]
-        return max(of_ranks, key=lambda of_rank: of_rank.peak_bytes)
-    missing["convolutions"] = "what a convolution's backward takes for copies in another order of the axes"
-    of_ranks = [MemoryForecast(_highest(each), missing) for each in _in_parts(trial)]
-    return max(of_ranks, key=lambda of_rank: of_rank.peak_bytes)
+        of_ranks = [
+            [item for names, held in rank for item in moments(*held).items() if item[0] in names]
+            for rank in _of_ranks(trial, vit)
+        ]
+    else:
+        missing["convolutions"] = "what a convolution's backward takes for copies in another order of the axes"
+        of_ranks = list(_in_parts(trial))
+    return max((MemoryForecast(_highest(each), missing) for each in of_ranks), key=lambda rank: rank.peak_bytes)
 
 
 def _highest(moments: Sequence[tuple[str, Parts]]) -> dict[str, Parts]:
@@ -91,7 +94,8 @@ def totals(trial: Trial) -> list[int]:
     """Bytes at every moment of a trial whose memory is not `unavailable`, in an order that does not depend on the
     micro-batch."""
     if (vit := _classifier(trial)) is not None:
-        return [total for held in _of_ranks(trial, vit) for total in all_totals(*held)]
+        of_ranks = chain.from_iterable(_of_ranks(trial, vit))
+        return [total for names, held in of_ranks for total in all_totals(*held, names=names)]
     return [sum(parts.values()) for moments in _in_parts(trial) for _, parts in moments]
 
 
@@ -115,11 +119,8 @@ def unavailable(trial: Trial) -> str:
         return "only building this model could count it"
     if _classifier(trial) is not None:
         return ""
-    if trial.parallel.pipeline > 1 and trial.model.task != "classification":
-        return "a model that segments has no stages (parallel.pipeline)"
-    known = train.wrapper == "ddp" and train.precision == "fp32" and trial.parallel.schedule != "interleaved"
-    if trial.parallel.pipeline > 1 and not known:
-        return "what stages (parallel.pipeline) of Swin hold is modelled under ddp in fp32, and not interleaved"
+    if trial.parallel != NO_SPLIT and trial.model.task != "classification":
+        return "ranks do not share a model that segments"
     if train.wrapper == "fsdp2" and shapes.wrapped_in_decoder:
         return "FSDP2 wraps the decoder's convolutions here, which outweigh the blocks, and that is not modelled"
     return (
@@ -141,8 +142,7 @@ def peak_bytes_of_many(
     """Peak bytes of a rank of `template` on so many ranks with such a micro-batch, (configurations,); NaN: unknown.
 
     The same as `forecast_bytes` of the trials that have them, some hundred times as fast: every moment of a step takes
-    a fixed number of bytes and so many for each image, and the peak is the highest of these lines. Where sequence ranks
-    label images so many for each image that the first of them labels, too.
+    a fixed number of bytes and so many for each image, and the peak is the highest of these lines.
 
     Args:
         template: its world and batch are not asked for.
@@ -153,29 +153,23 @@ def peak_bytes_of_many(
     import numpy as np
 
     peaks: Array = np.full(len(gpus), np.nan)
-    labelling = template.parallel.sequence if template.model.task == "segmentation" else 1
-    counts = (1, labelling, 2 * labelling) if labelling > 1 else (1, 2)
-    of_one, *of_more = (_with_batch(template, grad_accum, micro_batch) for micro_batch in counts)
+    of_one, of_two = (_with_batch(template, grad_accum, micro_batch) for micro_batch in (1, 2))
     if not len(gpus) or unavailable(of_one):
         return peaks
     vit = _classifier(of_one) if of_one.parallel == NO_SPLIT else None
-    kept = [] if vit is None else [_kept(trial, vit, WHOLE) for trial in (of_one, *of_more)]
+    kept = [] if vit is None else [_kept(trial, vit, WHOLE) for trial in (of_one, of_two)]
     holding, at_one = None, np.empty(0)
-    more: list[Array] = []
     for count in dict.fromkeys(gpus.tolist()):
         world = World.model_construct(nodes=1, ranks_per_node=count, threads_per_rank=of_one.world.threads_per_rank)
         there = of_one.model_copy(update={"world": world})
         before, (holding, shapes) = holding, _held(there)
         if vit is None:  # or ranks share it
-            every = there, *(trial.model_copy(update={"world": world}) for trial in of_more)
-            at_one, *more = (np.array(totals(trial), dtype=float) for trial in every)
+            both = there, of_two.model_copy(update={"world": world})
+            at_one, at_two = (np.array(totals(trial), dtype=float) for trial in both)
         elif holding != before:  # of wrappers that hold the same on any number of ranks once
-            at_one, *more = (np.array(all_totals(holding, each, shapes), dtype=float) for each in kept)
+            at_one, at_two = (np.array(all_totals(holding, each, shapes), dtype=float) for each in kept)
         here = gpus == count
-        images = micro_batches[here, None]
-        each = (more[0] - at_one) / (max(2, labelling) - 1)
-        of_labelled = more[-1] - more[0] - labelling * each if labelling > 1 else 0.0
-        peaks[here] = (at_one + each * (images - 1) + of_labelled * (-(-images // labelling) - 1)).max(axis=1)
+        peaks[here] = (at_one + (at_two - at_one) * (micro_batches[here, None] - 1)).max(axis=1)
     return peaks
 
 
@@ -203,106 +197,58 @@ def _wrapped(trial: Trial, shapes: ParameterShapes) -> Holding:
     return held
 
 
-def _of_ranks(trial: Trial, vit: VitShape) -> Iterator[tuple[Holding, Activations, ParameterShapes]]:
-    """What each rank holds that may take most: of several that share a model one for each place in the pipeline, and
-    there before it has made any gradient and after, with a forward just before that backward or without."""
+def _of_ranks(
+    trial: Trial, vit: VitShape
+) -> Iterator[list[tuple[tuple[str, ...], tuple[Holding, Activations, ParameterShapes]]]]:
+    """What each rank holds that may take most, at the moments of such names: of several that share a model one for each
+    place in the pipeline, and there in each of its turns."""
     _, whole = _held(trial)
-    for share in _that_may_take_most(trial):
-        kept, shapes = _kept(trial, vit, share), share.shapes(whole)
+    for share in that_may_take_most(trial, whole):
         if not share.chunks:
-            yield _wrapped(trial, shapes), kept, shapes
+            shapes = share.shapes(whole)
+            yield [(ORDER, (_wrapped(trial, shapes), _kept(trial, vit, share), shapes))]
             continue
-        stages = len(share.chunks)
-        own = shapes.blocks[1].repeats * (kept.kept_of_block + kept.cast_weights_of_block) + kept.head
-        of_stage = (own + share.handed_on * kept.stream - share.received * kept.stream) // stages
-        handed_on = {"activations": (share.handed_on - share.received) * kept.stream}
-        held = share.received * kept.stream, share.handed_on * kept.stream
-        for _, holding, others in _turns(trial, share, shapes):
-            under_way = {_OTHERS: others * of_stage}
-            staged = _in_stages(holding, trial, share, *held)
-            yield (
-                replace(
-                    staged,
-                    forward=added(staged.forward, under_way),
-                    forward_end=added(staged.forward_end, under_way, handed_on),
-                    backward=added(staged.backward, under_way, _by_turns(trial, held[1] and kept.stream)),
-                ),
-                kept,
-                shapes,
+        stages = [(stage, _kept(trial, vit, stage)) for stage in share.stages]
+        of_stages = [_of_stage(stage, kept) for stage, kept in stages]
+        turns = []
+        for turn in in_turns(trial, share, whole, of_stages, _wrapped):
+            (stage, kept), own, held = stages[turn.stage], of_stages[turn.stage], turn.holding
+            output = {"activations": own.handed_on - own.received}
+            held = replace(
+                held,
+                forward=added(held.forward, turn.beside),
+                forward_end=added(held.forward_end, turn.beside, output),
+                backward=added(held.backward, turn.beside, output),
             )
+            turns.append((turn.moments, (held, kept, stage.shapes(whole))))
+        yield turns
 
 
-_OTHERS = "activations of other micro-batches"
-
-
-def _turns(trial: Trial, share: Share, shapes: ParameterShapes) -> Iterator[tuple[Trial, Holding, int]]:
-    """Of a rank of a pipeline the micro-batches that may take most: as a step of their own, with what the wrapper holds
-    then, and how many stages' worth of others' activations are there."""
-    count, stages = trial.train.grad_accum, len(share.chunks)
-    under_way = share.in_flight(count)
-    in_a_row = under_way == count * stages  # no forward after the first backward
-    moments_of_step = [(False, False, 0), (True, in_a_row, in_a_row), (True, True, 1)]
-    for later, directly, over in moments_of_step[: min(3 if under_way > stages else 2, count)]:
-        step = trial.model_copy(update={"train": trial.train.model_copy(update={"grad_accum": 1 + later})})
-        if trial.train.wrapper == "fsdp2":
-            holding = fsdp2_in_stages(step, shapes, later=later, directly=directly)
-        else:
-            holding = _wrapped(step, shapes)
-        yield step, holding, max(0, under_way - stages - over)
-
-
-def _by_turns(trial: Trial, handed_on: int) -> Parts:
-    """While stages take turns what was handed on last is still there."""
-    return {"passed on in backward": handed_on if trial.parallel.schedule == "1f1b" else 0}
-
-
-def _that_may_take_most(trial: Trial) -> list[Share]:
-    """Of places in the pipeline with the same tensors the one with most micro-batches under way, and with most of those
-    that begin a backward before the last forward: what the others hold is less at every moment."""
-    most: dict[tuple[object, ...], Share] = {}
-    count, (_, whole) = trial.train.grad_accum, _held(trial)
-    for share in sorted(shares(trial), key=lambda share: share.in_flight(count)):
-        under_way = share.in_flight(count)
-        most[share.shapes(whole), under_way == count * len(share.chunks)] = share
-    return list(most.values())
-
-
-def _in_stages(holding: Holding, trial: Trial, share: Share, received: int, handed_on: int) -> Holding:
-    """With what a schedule of torch keeps: a buffer for the activations of each of a step's micro-batches that a stage
-    takes, and one for the gradients of each that it hands on (`_setup_forward_recv_info` and `_create_grad_recv_info`
-    in torch/distributed/pipelining/stage.py); all images in the dtype in which the first stage takes them, there once
-    more as one tensor. A ViT's first norm keeps the buffer itself.
-
-    Args:
-        holding: of the wrapper.
-        trial: of all micro-batches.
-        share: the rank's.
-        received: bytes that its stages take of a micro-batch.
-        handed_on: bytes that they hand on.
-    """
-    count = trial.train.grad_accum
-    pixels = trial.model.channels * trial.model.image_size**2 * largest_micro_batch(trial.train)
-    images = (count * (1 + share.first) - 1) * pixels * weight_bytes(trial.train)
-    buffers = count * (received + handed_on)
-    return replace(holding, steady=added(holding.steady, {"buffers of stages": buffers, "images": images}))
+def _of_stage(stage: Share, kept: Activations) -> StageBytes:
+    """Of a ViT, whose first norm keeps the buffer of what the stage takes."""
+    received, handed_on = stage.received * kept.stream, stage.handed_on * kept.stream
+    own = stage.blocks * (kept.kept_of_block + kept.cast_weights_of_block) + kept.head
+    return StageBytes(own - received, received, handed_on)
 
 
 def _in_parts(trial: Trial) -> Iterator[list[tuple[str, Parts]]]:
     """Moments of the ranks that may take most of a trial whose model is counted part by part, several by one name; see
     `moments_in_parts`."""
     _, whole = _held(trial)
-    for share in _that_may_take_most(trial):
-        model, shapes = pieces(trial.model, trial.train, share), share.shapes(whole)
+    for share in that_may_take_most(trial, whole):
         if not share.chunks:
-            yield moments_in_parts(model, trial, _wrapped(trial, shapes), {})
+            shapes = share.shapes(whole)
+            yield moments_in_parts(pieces(trial.model, trial.train, share), trial, _wrapped(trial, shapes))
             continue
-        received, handed_on = of_boundaries(trial, share)
-        of_stage = sum(part.kept for part in model.parts) + handed_on  # which lasts until its backward is over
-        for step, holding, others in _turns(trial, share, shapes):
-            staged = _in_stages(holding, trial, share, received, handed_on)
-            turns = _by_turns(trial, handed_on)
-            beside = {_OTHERS: others * of_stage}
-            yield moments_in_parts(model, step, replace(staged, backward=added(staged.backward, turns)), beside)
+        models = [pieces(trial.model, trial.train, stage) for stage in share.stages]
+        buffers = sum(model.buffers for model in models)
+        models = [model._replace(buffers=buffers) for model in models]
+        of_stages = [of_parts(trial, stage, model) for stage, model in zip(share.stages, models, strict=True)]
+        yield [
+            moment
+            for turn in in_turns(trial, share, whole, of_stages, _wrapped)
+            for moment in moments_in_turn(models[turn.stage], turn, of_stages[turn.stage])
+        ]
 
 
 def _kept(trial: Trial, vit: VitShape, share: Share) -> Activations:
@@ -317,7 +263,6 @@ def _kept(trial: Trial, vit: VitShape, share: Share) -> Activations:
         share,
         autocast=autocast,
         casts_kept=not (through_deepspeed and train.zero_stage == 3),
-        tiles=multiplies_in_tiles(),
     )
 
 

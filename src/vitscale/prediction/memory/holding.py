@@ -226,7 +226,7 @@ def fsdp2_in_stages(trial: Trial, shapes: ParameterShapes, *, later: bool, direc
         between_blocks={"gloo's copies": 0 if stay else copied},
         exchange={
             "gradients": whole,
-            "gathered weights": blocks * block,
+            "gathered weights": sum(count.blocks) * each,
             "buckets": scattered,
             "gloo's copies": scattered if copied else 0,
         },

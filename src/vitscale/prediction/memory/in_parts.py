@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from itertools import accumulate, count
+from itertools import accumulate
 from typing import NamedTuple
 
+from vitscale.machine.cores import products_of_16_bits
 from vitscale.prediction.memory.activations import AUTOCAST, Activations, activations
 from vitscale.prediction.memory.around import Part, around
 from vitscale.prediction.memory.holding import Holding, Parts, added, weight_bytes
+from vitscale.prediction.memory.in_stages import InTurn, StageBytes
 from vitscale.prediction.shares import WHOLE, Share
 from vitscale.trial import model_counts
 from vitscale.trial.model_cost import decoder_shape, parameter_shapes, swin_shape, vit_shape
@@ -32,29 +34,27 @@ class Pieces(NamedTuple):
 
 
 def pieces(spec: ModelSpec, train: TrainSpec, share: Share = WHOLE) -> Pieces:
-    """The parts of a resolved Swin that a rank has; or of a ViT for segmentation. Sequence ranks take the heads of
-    segmentation through some of the images each."""
+    """The parts of a resolved Swin that a rank has; or of a ViT for segmentation."""
     swin, images = swin_shape(spec), largest_micro_batch(train)
-    labelled = math.ceil(images / share.parallel.sequence)
-    narrow = 2 if train.precision != "fp32" else 4
+    narrow = _narrow(train)
     side = spec.image_size
     decoder = decoder_shape(spec)
     windows = () if swin is None else own_blocks(swin, share)
     buffers = sum(8 * s.window**4 + 2 * s.positions * weight_bytes(train) for s in windows)
     of_swin = _swin_in_stages if share.chunks else _swin
-    body = _vit(spec, train, narrow, decoder, share) if swin is None else of_swin(spec, swin, train, narrow, share)
-    pixels = images * side**2 * (spec.channels * (4 if narrow == 4 else 4 + 2) + (0 if decoder is None else 8))
+    body = _vit(spec, train, narrow, decoder) if swin is None else of_swin(spec, swin, train, narrow, share)
+    cast = narrow == 2 and (share.first or train.precision not in AUTOCAST)
+    pixels = images * side**2 * (spec.channels * (4 + 2 * cast) + (0 if decoder is None else 8))
     if decoder is None:
         return Pieces(tuple(body), pixels, 0, buffers)
     layers = model_counts.upernet_layers(decoder)
     if swin is None and train.precision in AUTOCAST:  # Swin's own maps are narrow
         layers = list(_casting_anew(layers, decoder))
-    over_ranks = train.batch_norm == "synchronised" or share.parallel.sequence > 1
-    head = [_layer(layer, labelled, narrow, train, over_ranks=over_ranks) for layer in layers]
+    head = [_layer(layer, images, narrow, train) for layer in layers]
     # The library's models resize their logits themselves; the loop holds these, and of others those of a map's size.
-    whole, on_map = (labelled * decoder.classes * size**2 for size in (side, decoder.sides[0]))
+    whole, on_map = (images * decoder.classes * size**2 for size in (side, decoder.sides[0]))
     held = on_map if swin is None else whole
-    loss = _loss(whole, held, labelled * side**2, decoder, train)
+    loss = _loss(whole, held, images * side**2, decoder, train)
     return Pieces((*body, *head, loss), pixels, held * narrow, buffers)
 
 
@@ -64,14 +64,23 @@ def own_blocks(swin: SwinShape, share: Share) -> list[Stage]:
     return [every[block] for chunk in share.chunks for block in chunk] or every
 
 
-def of_boundaries(trial: Trial, share: Share) -> tuple[int, int]:
-    """Bytes of a micro-batch's maps in fp32 that the stages of a rank of a Swin take from others, and that they hand
-    on."""
-    swin = swin_shape(trial.model)
+def of_parts(trial: Trial, stage: Share, model: Pieces) -> StageBytes:
+    """Of a micro-batch of a Swin in one of its pipeline's stages."""
+    swin, train = swin_shape(trial.model), trial.train
     maps = [] if swin is None else model_counts.swin_maps(swin)
-    given = [4 * largest_micro_batch(trial.train) * tokens * width for tokens, width in maps]
-    received = sum(given[chunk.start - 1] for chunk in share.chunks if chunk.start)
-    return received, sum(given[chunk.stop - 1] for chunk in share.chunks if chunk.stop < len(given))
+    given = [_narrow(train) * largest_micro_batch(train) * tokens * width for tokens, width in maps]
+    (blocks,) = stage.chunks
+    copies = (train.precision in AUTOCAST) * sum(part.cast_bytes(linear=True) for part in model.parts)
+    return StageBytes(
+        sum(part.kept for part in model.parts) + copies,
+        0 if stage.first else given[blocks.start - 1],
+        0 if stage.last else given[blocks.stop - 1],
+    )
+
+
+def _narrow(train: TrainSpec) -> int:
+    """Bytes of an element of activations."""
+    return 2 if train.precision != "fp32" else 4
 
 
 def _swin(spec: ModelSpec, shape: SwinShape, train: TrainSpec, narrow: int, share: Share) -> Iterator[Part]:
@@ -104,19 +113,34 @@ def _swin(spec: ModelSpec, shape: SwinShape, train: TrainSpec, narrow: int, shar
 
 
 def _swin_in_stages(spec: ModelSpec, shape: SwinShape, train: TrainSpec, narrow: int, share: Share) -> Iterator[Part]:
-    """What lies on a rank of a pipeline; each block and each merging is wrapped by itself. A stage lets go of what one
+    """What one stage of a pipeline has; each block and each merging is wrapped by itself. A stage lets go of what one
     of its modules took as soon as that has given something."""
     images = largest_micro_batch(train)
-    stages, wrapped = model_counts.stages(shape), count(1)
+    stages = model_counts.stages(shape)
     every = [(stage, number) for stage in stages for number in range(stage.depth)]
-    if share.first:
-        yield _embedding(shape, train, images, narrow)
-    for stage, number in (every[block] for chunk in share.chunks for block in chunk):
+    (blocks,) = share.chunks
+    units: list[tuple[Part, int, int]] = []  # with its blocks, one or none, and bytes that it takes
+    for stage, number in (every[block] for block in blocks):
         own = _block(stage, number, images, narrow, train, share, 0)
         taken = images * narrow * stage.width * stage.side**2
-        yield own._replace(forward=tuple(held - taken for held in own.forward), block=next(wrapped))
+        units.append((own._replace(forward=tuple(held - taken for held in own.forward)), 1, taken))
         if number == stage.depth - 1 and stage is not stages[-1]:
-            yield _merge(stage, images, narrow, train, 0)._replace(block=next(wrapped))
+            units.append((_merge(stage, images, narrow, train, 0), 0, taken))
+    if not share.last:
+        # What is passed on to the last one lies in the schedule's buffer until its attention.
+        last, of_block, taken = units[-1]
+        handed_on = images * narrow * math.prod(model_counts.swin_maps(shape)[blocks.stop - 1])
+        behind = len(last.backward) - 2 * of_block
+        passed = (own - handed_on * (index < behind) for index, own in enumerate(last.backward))
+        units[-1] = last._replace(backward=tuple(passed)), of_block, taken
+    if train.activation_checkpointing:
+        units = [(_computed_again([unit], depth, taken, 0), depth, taken) for unit, depth, taken in units]
+        if not share.first:  # what the first one takes lies in the schedule's buffer, too
+            units[0] = units[0][0]._replace(kept=0), *units[0][1:]
+    if share.first:
+        yield _embedding(shape, train, images, narrow)
+    for number, (unit, _, _) in enumerate(units, 1):
+        yield unit._replace(block=number)
     if share.last:
         yield _head(stages[-1], spec.num_classes or 0, images, narrow, train, share)
 
@@ -163,7 +187,12 @@ def _block(stage: Stage, number: int, images: int, narrow: int, train: TrainSpec
     scores = images * narrow * stage.padded * stage.window**2 * stage.heads // ranks
     summed = 3 if narrow == 2 and train.device == "cpu" else 2
     behind = stream + 8 * own  # 3 and 8 kept, and two gradients passed on
-    widest = (stream + 4 * own, summed * scores - behind, 5 * of_network - of_biases - behind)
+    widest: tuple[int, ...] = (stream + 4 * own, summed * scores - behind, 5 * of_network - of_biases - behind)
+    if narrow == 2 and train.device == "cpu" and products_of_16_bits() == "widened":
+        # As in `activations`: what the second layer passes on is summed in fp32 before there is a gradient of its
+        # weights, and then that.
+        of_weights = 4 * stage.width**2 // ranks
+        widest = (widest[0] + 8 * own - weight_bytes(train) * of_weights, widest[0] + 4 * of_weights, *widest[1:])
     padded = images * narrow * stage.width * stage.padded
     modules = tuple(module.part(ranks) for module in model_counts.swin_block(stage).in_forward)
     several = stage.side > stage.window
@@ -188,34 +217,29 @@ def _computed_again(parts: list[Part], depth: int, taken: int, waiting: int) -> 
     )
 
 
-def _vit(spec: ModelSpec, train: TrainSpec, narrow: int, decoder: DecoderShape | None, share: Share) -> Iterator[Part]:
-    """Patches, blocks as in classification, the last norm, whose statistics are of each token, and the pyramid. What
-    that norm gives is kept where it is read: where ranks share the tokens, of all tokens of the images labelled here.
-    """
-    images, parallel = largest_micro_batch(train), share.parallel
-    labelled = math.ceil(images / parallel.sequence)
+def _vit(spec: ModelSpec, train: TrainSpec, narrow: int, decoder: DecoderShape | None) -> Iterator[Part]:
+    """Patches, blocks as in classification, the last norm and the pyramid."""
+    images = largest_micro_batch(train)
     plain = spec.model_copy(update={"task": "classification", "decoder_size": None, "auxiliary_weight": None})
     vit, shapes = vit_shape(plain), parameter_shapes(plain)
     if vit is None or shapes is None or decoder is None:
         return
-    kept: Activations = activations(plain, train, vit, share, autocast=train.precision in AUTOCAST, casts_kept=True)
-    embedding, block, _ = share.shapes(shapes).blocks
+    kept: Activations = activations(plain, train, vit, autocast=train.precision in AUTOCAST, casts_kept=True)
+    embedding, block, _ = shapes.blocks
     width, grid = vit.hidden, decoder.sides[2]
-    own = labelled * narrow * width
+    own = images * narrow * width
     maps = own * sum(side**2 for side in decoder.sides)
     yield Part(0, (0,), (2 * kept.stream,), embedding.in_forward)
     widest = (kept.backward_of_block + kept.recomputed,)
     for number in range(1, vit.layers + 1):
         yield Part(kept.kept_of_block, (kept.stream,), widest, block.in_forward, number * block.wrapped)
     pyramid = (model_counts.norm(width), *model_counts.pyramid(width, grid))
-    tokens = math.ceil(vit.tokens / parallel.sequence)
-    tokens = math.ceil(tokens / parallel.tensor) if parallel.shard_norms else tokens
-    of_norm = kept.stream + images * tokens * _statistics(train)
-    of_pyramid = of_norm + labelled * model_counts.pyramid_kept_bytes(width, grid, narrow)
+    of_pyramid = images * model_counts.pyramid_kept_bytes(width, grid, narrow)
     if train.precision in AUTOCAST:
-        # All that the last norm gives, which pooling keeps, stays in fp32, and each of two convolutions casts it for
-        # itself, as those of UperNet do.
-        of_pyramid += labelled * (vit.tokens * 4 * width - 2 * width + 2 * 2 * width * grid**2)
+        # What the last norm takes stays in fp32, with its statistics. So does all that it gives, which pooling keeps,
+        # and each of two convolutions casts it for itself, as those of UperNet do.
+        of_norm = vit.tokens * (2 * width + 2 * 2 + 4 * width) - 2 * width
+        of_pyramid += images * (of_norm + 2 * 2 * width * grid**2)
     yield Part(of_pyramid, (0,), (maps + own * (2 * grid) ** 2,), pyramid, -1)
 
 
@@ -230,14 +254,14 @@ def _casting_anew(layers: list[DecoderLayer], decoder: DecoderShape) -> Iterator
         yield layer._replace(kept=layer.kept + again)
 
 
-def _layer(layer: DecoderLayer, images: int, narrow: int, train: TrainSpec, *, over_ranks: bool) -> Part:
+def _layer(layer: DecoderLayer, images: int, narrow: int, train: TrainSpec) -> Part:
     """In backward a ReLU and a norm each pass on as much as the layer gives, and the convolution what it takes.
 
     By then norm and ReLU have let go of theirs. On a CPU oneDNN has copies, in blocks of channels, of what a
-    convolution takes, of its gradient and of its weights, in fp32 too where these are narrower. Norms over several
-    ranks work on copies of what they normalise: three more.
+    convolution takes, of its gradient and of its weights, in fp32 too where these are narrower. Norms over all ranks
+    work on copies of what they normalise: three more.
     """
-    normed = (5 if over_ranks else 2) * layer.given
+    normed = (5 if train.batch_norm == "synchronised" else 2) * layer.given
     freed = 2 * layer.given if layer.norm else 0
     convolved = layer.taken + layer.given - freed
     on_cpu = train.device == "cpu"
@@ -268,9 +292,19 @@ def _loss(whole: int, held: int, pixels: int, decoder: DecoderShape, train: Trai
     return Part((1 + decoder.auxiliary) * 4 * whole, (forward,), (2 * 4 * whole + 12 * pixels,), block=-1)
 
 
-def moments_in_parts(model: Pieces, trial: Trial, holding: Holding, beside: Parts) -> list[tuple[str, Parts]]:
+def moments_in_turn(model: Pieces, turn: InTurn, own: StageBytes) -> Iterator[tuple[str, Parts]]:
+    """Those of `moments_in_parts` that a pipeline's turn has; what a stage has handed on is still there in its
+    backward."""
+    for name, parts in moments_in_parts(model, turn.step, turn.holding, turn):
+        if name in turn.moments:
+            yield name, added(parts, {"activations": own.handed_on if name == "backward" else 0})
+
+
+def moments_in_parts(
+    model: Pieces, trial: Trial, holding: Holding, turn: InTurn | None = None
+) -> list[tuple[str, Parts]]:
     """Every moment that can be highest, with its bytes by part; in an order that does not depend on the micro-batch.
-    `beside`: what else is there in forward and backward."""
+    `turn`: of a pipeline."""
     kept = list(accumulate(part.kept for part in model.parts))
     train = trial.train
     # DeepSpeed's linear layer of ZeRO-3 casts again in backward, and so does what is computed again.
@@ -278,7 +312,8 @@ def moments_in_parts(model: Pieces, trial: Trial, holding: Holding, beside: Part
     casts = [(train.precision in AUTOCAST) * part.cast_bytes(linear=linear) for part in model.parts]
     copies = list(accumulate(casts))
     base = added(holding.steady, {"images": model.images, "buffers of the model": model.buffers})
-    engine = around(trial, holding, model.parts)
+    engine = around(trial, holding, model.parts, turn)
+    beside = turn.beside if turn else {}
 
     def there(number: int) -> Parts:
         return added(base, beside, {"activations": kept[number]})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -15,6 +15,8 @@ from vitscale.prediction.memory.holding import Holding, Parts, added, sizes
 from vitscale.trial.model_cost import ParameterShapes
 
 _Counts = NDArray[np.int64]
+ORDER = ("last block", "end of forward", "backward", "exchange", "step")
+"""Of a step's moments."""
 FC2, FC1, OUT, QKV, HEAD, EMBEDDING = range(6)
 _LAYERS = {7: FC2, 6: FC1, 5: FC1, 3: OUT}
 """Layers in the order of backward; what a block holds at each of its own is in `Activations.at_layers`."""
@@ -93,15 +95,17 @@ def moments(holding: Holding, kept: Activations, shapes: ParameterShapes) -> dic
     totals = _backward_totals(holding, kept, shapes).tolist()
     highest = max(zip(totals, _moments_of(holding, kept, shapes), strict=True))[1]
     named = _outside_backward(holding, kept, shapes) | {"backward": _parts(holding, kept, highest)}
-    order = ("last block", "end of forward", "backward", "exchange", "step")
-    return {name: {part: size for part, size in named[name].items() if size} for name in order}
+    return {name: {part: size for part, size in named[name].items() if size} for name in ORDER}
 
 
-def all_totals(holding: Holding, kept: Activations, shapes: ParameterShapes) -> list[int]:
-    """Bytes at every moment, those of backward one by one, in an order that does not depend on the micro-batch."""
-    outside = _outside_backward(holding, kept, shapes).values()
-    backward: list[int] = _backward_totals(holding, kept, shapes).tolist()
-    return [sum(parts.values()) for parts in outside] + backward
+def all_totals(
+    holding: Holding, kept: Activations, shapes: ParameterShapes, names: Container[str] = ORDER
+) -> list[int]:
+    """Bytes at every moment of such names, those of backward one by one, in an order that does not depend on the
+    micro-batch."""
+    outside = _outside_backward(holding, kept, shapes).items()
+    totals = [sum(parts.values()) for name, parts in outside if name in names]
+    return totals + (_backward_totals(holding, kept, shapes).tolist() if "backward" in names else [])
 
 
 def _outside_backward(holding: Holding, kept: Activations, shapes: ParameterShapes) -> dict[str, Parts]:
@@ -168,13 +172,20 @@ def _going_through_backward(
     first_full = (full[0].left + (full[0].layer == HEAD)) if full else 0
     gone, passed = kept.at_layers[FC1]
     if between:
-        yield _Backward(layers, layers * kept.kept_of_block, kept.stream, head.elements, between=True)
+        yield _Backward(
+            layers, layers * kept.kept_of_block, kept.stream - kept.handed_back, head.elements, between=True
+        )
     for left in range(layers, 0, -1):
         done = head.elements + (layers - left) * block.elements
         stored = left * kept.kept_of_block + kept.recomputed
         after = (left < first_full, left < layers)
-        yield _Backward(left, stored, kept.backward_of_block, done, largest, 0, *after)
-        yield _Backward(left, stored - gone, passed, done + math.prod(block.modules[-1].tensors[0]), largest, 0, *after)
+        stored -= 0 if left < layers else kept.handed_back
+        sums = kept.sums_of_weights
+        if kept.sums:
+            yield _Backward(left, stored, kept.backward_of_block + kept.sums, done, 0, 0, *after)
+        yield _Backward(left, stored, kept.backward_of_block + sums, done, largest, 0, *after)
+        of_last = math.prod(block.modules[-1].tensors[0])
+        yield _Backward(left, stored - gone, passed + sums, done + of_last, largest, 0, *after)
         if between:
             below = (left - 1) * kept.kept_of_block
             yield _Backward(left - 1, below, kept.stream, done + block.elements, after_block=True, between=True)

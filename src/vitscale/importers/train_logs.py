@@ -1,0 +1,226 @@
+"""Reads what loops print that people take to train vision models: timm's, MMEngine's and MMCV's, Swin's, those of
+torchvision's references, which DeiT, MAE and DINO took over, and Megatron-LM's. A file is one run, as one rank told it.
+
+A line has the seconds of one step (timm, Swin), of the last 20 in the mean (torchvision's), or of the last 10 or all
+since the line before (MMEngine, MMCV, Megatron-LM). What it takes to begin weighs more in every 50th step than in an
+epoch: the first line of a file counts as warm-up, and so do those of an epoch whose mean holds its first step.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from vitscale.errors import RequestError, shown
+from vitscale.importers.contents import MOST_GPUS, LogContents, LogRank, LogRun, Options, Problems, Setting
+from vitscale.importers.deepspeed_lines import without_colours
+from vitscale.importers.files import identified, lines, parse_finite, parse_seconds, parse_whole
+from vitscale.importers.tables import text_of
+from vitscale.present.units import percent
+from vitscale.store.records import StepLine
+
+
+class _Loop(NamedTuple):
+    """A program's form of line."""
+
+    name: str
+    mean_of: int
+    """Its first lines of an epoch hold the first of so many steps."""
+    line: re.Pattern[str]
+
+
+_AT, _SECONDS = r"\[\s*(?P<step>\d+)/(?P<of>\d+)", r"(?P<seconds>\d+\.\d+)"
+_NUMBER = r"\d+\.\d+"
+_LOOPS = tuple(
+    _Loop(name, mean_of, re.compile(line))
+    for name, mean_of, line in (
+        (
+            "timm",
+            1,
+            rf"\bTrain: (?P<epoch>\d+) {_AT} .*? Time: {_SECONDS}s, +(?P<rate>{_NUMBER})/s"
+            rf"(?:.* Data: (?P<data>{_NUMBER}))?",
+        ),
+        ("Swin", 1, rf"\bTrain: \[(?P<epoch>\d+)/\d+\]{_AT}\]\s.*?\btime {_SECONDS} \("),
+        (
+            "torchvision's references",
+            20,
+            rf"\bEpoch: \[(?P<epoch>\d+)(?:/\d+)?\]\s+{_AT}\]\s.*?\btime: {_SECONDS}\s+data: (?P<data>{_NUMBER})",
+        ),
+        (
+            "MMEngine or MMCV",
+            0,
+            rf"\b(?:Epoch(?:\(train\))?\s*\[\s*(?P<epoch>\d+)\]|Iter(?:\(train\))?)\s*{_AT}\]\s.*?"
+            rf"\btime: {_SECONDS},?\s+data_time: (?P<data>{_NUMBER})",
+        ),
+        (
+            "Megatron-LM",
+            0,
+            rf"\biteration\s+(?P<step>\d+)/\s*(?P<of>\d+) \|.*? elapsed time per iteration \(ms\): (?P<ms>{_NUMBER})"
+            r"(?:.* global batch size: +(?P<batch>\d+))?",
+        ),
+    )
+)
+_ALIKE = 1.05
+"""Of two numbers of images: of one dataset."""
+_MOST_IN_BATCH, _MOST_PARAMETERS = 1_000_000, 10**15
+_COUNTS = {
+    "gpus": (
+        MOST_GPUS,
+        r"\bProcess \d+, total (\d+)|^\s*GPU number: (\d+)|WORLD_SIZE in environ: \d+/(\d+)"
+        r"|^Namespace\(.*\bworld_size=(\d+)|^using world size: (\d+)",
+    ),
+    "micro_batch": (
+        _MOST_IN_BATCH,
+        r"\bsamples_per_gpu=(\d+)|^Namespace\(.*\bbatch_size(?:_per_gpu)?=(\d+)|^batch_size_per_gpu: (\d+)"
+        r"|^\s+BATCH_SIZE: (\d+)|^train_dataloader = dict\(\s*batch_size=(\d+)",
+    ),
+    "parameters": (_MOST_PARAMETERS, r"\bModel \S+ created, param count: ?(\d+)|\bnumber of params: (\d+)"),
+}
+_TOLD = {count: (most, re.compile(pattern)) for count, (most, pattern) in _COUNTS.items()}
+"""What is told before the first step -> the largest that is believed, and how it is said."""
+_ALONE = re.compile(r"Training with a single process|^Not using distributed mode|Distributed training: False")
+_MODEL = re.compile(r"\bModel (\S+) created, param count")
+
+
+class _Step(NamedTuple):
+    of_epoch: int
+    """Its place in the epoch, or in a run that counts no epochs."""
+    seconds: float
+    images_per_second: float | None
+    data_seconds: float | None
+    """Of them, waiting for data."""
+
+
+@dataclass
+class _Log:
+    """What a file says."""
+
+    loop: _Loop = _LOOPS[0]
+    counts: dict[str, int] = field(default_factory=dict)
+    model: str | None = None
+    steps: list[_Step] = field(default_factory=list)
+    steps_of_epoch: int | None = None
+    places: set[tuple[str | None, int]] = field(default_factory=set)
+    """Epoch and step of the lines there are."""
+    again: int = 0
+    """Lines of a step that another one told already."""
+
+
+def is_line(text: str) -> bool:
+    """Whether a line is one of these loops'."""
+    return any(loop.line.search(text) for loop in _LOOPS)
+
+
+def read(paths: Sequence[Path], options: Options) -> LogContents:
+    """One run per file.
+
+    Raises:
+        RequestError: a file does not tell its GPUs, and --gpus is missing.
+        StoreError: a file cannot be read.
+    """
+    runs: list[LogRun] = []
+    problems: list[str] = []
+    notes: list[str] = []
+    for path in paths:
+        told = Problems(path.name)
+        log = _read(path, told)
+        if log.steps:
+            run, said = _run(path, log, options)
+            runs.append(run)
+            notes += [f"{path.name}: {note}" for note in said]
+        problems += told.told()
+    if options.train_samples is None and (samples := {run.setting.train_samples or 0 for run in runs} - {0}):
+        alike = max(samples) <= _ALIKE * min(samples)  # but for batches that were not full
+        runs = [
+            replace(run, setting=replace(run.setting, train_samples=max(samples)))
+            if alike and run.setting.train_samples
+            else run
+            for run in runs
+        ]
+        counts = " or ".join(f"{count:,}" for count in ([max(samples)] if alike else sorted(samples)))
+        notes.append(f"about {counts} training images, from the steps of an epoch (--train-samples says it exactly)")
+    return LogContents(tuple(runs), tuple(notes), tuple(problems))
+
+
+def _read(path: Path, told: Problems) -> _Log:
+    log, before = _Log(), ""
+    for number, raw, _ in lines(path):
+        text = without_colours(raw)
+        for loop in (log.loop,) if log.steps else _LOOPS:
+            if (match := loop.line.search(text)) is not None:
+                log.loop = loop
+                _take(match.groupdict(), log, number, told)
+                break
+        if not log.steps:
+            # Of MMEngine's configuration no line alone tells whose batch it is.
+            _look_for_facts(before + text if before.startswith("train_dataloader = dict(") else text, log)
+            before = text
+    return log
+
+
+def _look_for_facts(text: str, log: _Log) -> None:
+    for name, (most, pattern) in _TOLD.items():
+        if name not in log.counts and (match := pattern.search(text)) is not None:
+            with suppress(ValueError):  # what no run can have says nothing
+                log.counts[name] = parse_whole(next(filter(None, match.groups())), 1, most)
+    if _ALONE.search(text):
+        log.counts.setdefault("gpus", 1)
+    if log.model is None and (match := _MODEL.search(text)) is not None:
+        log.model = text_of(match[1])
+
+
+def _take(told: dict[str, str | None], log: _Log, number: int, problems: Problems) -> None:
+    try:
+        step, of = (parse_whole(told[name] or "", 0, 10**12) for name in ("step", "of"))
+        seconds = (
+            parse_seconds(told.get("seconds") or "") if "ms" not in told else parse_seconds(told["ms"] or "") / 1000
+        )
+        rate, data, batch = (parse_finite(told.get(name) or "") for name in ("rate", "data", "batch"))
+    except ValueError as error:
+        problems.line(number, str(error))
+        return
+    if (place := (told.get("epoch"), step)) in log.places:
+        log.again += 1  # of the first rank of another host, or of a run that was begun again
+        return
+    log.places.add(place)
+    log.steps.append(_Step(step, seconds, rate if batch is None else batch / seconds, data))
+    if told.get("epoch") is not None:
+        log.steps_of_epoch = of
+
+
+def _run(path: Path, log: _Log, options: Options) -> tuple[LogRun, list[str]]:
+    """A file's run, and what is to be said of it."""
+    gpus = log.counts.get("gpus") or options.gpus
+    if gpus is None:
+        what = f"{shown(path.name)} does not tell the GPUs"
+        raise RequestError(what, next_step="Give them: --gpus 8, of all ranks together")
+    notes = [f"{len(log.steps):,} lines of {log.loop.name}, each taken for a step"]
+    if log.again:
+        notes.append(
+            f"{log.again:,} more of steps that were told already, by other ranks or another try, are left aside"
+        )
+    micro_batch = options.micro_batch or log.counts.get("micro_batch")
+    if micro_batch is None and (images := [step.images_per_second * step.seconds for step in log.steps
+                                           if step.images_per_second]):  # fmt: skip
+        micro_batch = round(min(_MOST_IN_BATCH, statistics.fmean(images) / gpus)) or None
+        notes.append(f"about {micro_batch} images on each GPU, from its images/s (--micro-batch says it exactly)")
+    samples = None
+    if micro_batch and log.steps_of_epoch:
+        samples = log.steps_of_epoch * gpus * micro_batch
+    if waits := [step.data_seconds / step.seconds for step in log.steps if step.data_seconds is not None]:
+        notes.append(f"its loop waited for data in {percent(statistics.median(waits))} of a step (median)")
+    parameters = log.counts.get("parameters")
+    setting = Setting(gpus, micro_batch=micro_batch, model=log.model, parameters=parameters, train_samples=samples)
+    rank = LogRank(0, steps=tuple(_steps(log, micro_batch or 0)))
+    return LogRun(setting, path.name, (identified(path),), (rank,), of_the_run=True), notes
+
+
+def _steps(log: _Log, images: int) -> Iterator[StepLine]:
+    for number, step in enumerate(log.steps):
+        begins = number == 0 or step.of_epoch < log.loop.mean_of
+        yield StepLine(step=number, epoch=0, seconds=step.seconds, images=images, loss=None, warmup=begins)

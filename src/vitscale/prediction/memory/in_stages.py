@@ -1,0 +1,141 @@
+"""What a rank of a pipeline holds: one micro-batch in one of its stages, and beside it those that are under way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from vitscale.prediction.memory.activations import AUTOCAST
+from vitscale.prediction.memory.holding import Holding, Parts, added, fsdp2_in_stages, sizes, weight_bytes  # fmt: skip
+from vitscale.prediction.shares import Share, Turn, shares
+from vitscale.trial.model_cost import ParameterShapes
+from vitscale.trial.rank_batches import largest_micro_batch
+from vitscale.trial.trial import Trial
+
+Wrapped = Callable[[Trial, ParameterShapes], Holding]
+"""What a wrapper holds of such tensors."""
+
+
+class StageBytes(NamedTuple):
+    """Of a micro-batch in one stage."""
+
+    kept: int
+    """From its forward to its backward, beside the buffer of what it takes."""
+    received: int
+    handed_on: int
+
+
+class InTurn(NamedTuple):
+    """A stage while a micro-batch goes through it; or, at the end, the rank."""
+
+    stage: int
+    """Of the rank's own."""
+    moments: tuple[str, ...]
+    """Of this turn: see `moments.ORDER`."""
+    step: Trial
+    """The micro-batch as a step of its own; as the second of two where another's backward came before."""
+    holding: Holding
+    """Of the stage, and of the rank what stays."""
+    beside: Parts
+    """Of other micro-batches and other stages."""
+    whole: bool = False
+    """Whether the stage's weights are all gathered when the turn begins, where they are sharded."""
+
+
+def in_turns(
+    trial: Trial, share: Share, whole: ParameterShapes, of_stages: Sequence[StageBytes], wrapped: Wrapped
+) -> Iterator[InTurn]:
+    """The turns of a rank at which it may hold most, and the end of the step.
+
+    Args:
+        trial: of all micro-batches.
+        share: the rank's.
+        whole: the model's tensors.
+        of_stages: of each of its stages.
+        wrapped: what the trial's wrapper holds outside a pipeline.
+    """
+
+    def held(shapes: ParameterShapes, *, later: bool, directly: bool = True) -> tuple[Trial, Holding]:
+        step = trial.model_copy(update={"train": trial.train.model_copy(update={"grad_accum": 1 + later})})
+        if trial.train.wrapper == "fsdp2":
+            return step, fsdp2_in_stages(step, shapes, later=later, directly=directly)
+        return step, wrapped(step, shapes)
+
+    stages = [stage.shapes(whole) for stage in share.stages]
+    step, end = held(share.shapes(whole), later=trial.train.grad_accum > 1)
+    steady = added(end.steady, _kept_by_schedule(trial, share, of_stages))
+    if share.first and trial.train.precision in AUTOCAST:  # which casts images for the patches
+        of_stages = [of_stages[0]._replace(kept=of_stages[0].kept + 2 * _pixels(trial)), *of_stages[1:]]
+    for turn in share.turns(trial.train.grad_accum):
+        later, gathered = turn.finished[turn.stage] > 0, turn.whole[turn.stage]
+        step, holding = held(stages[turn.stage], later=later, directly=later and gathered)
+        beside = added(
+            *(_of_other_stage(trial, held, shapes, turn, n) for n, shapes in enumerate(stages) if n != turn.stage),
+            {"activations of other micro-batches": _under_way(trial, share, turn, of_stages)},
+        )
+        moments = ("backward",) if turn.backward else ("last block", "end of forward")
+        yield InTurn(turn.stage, moments, step, replace(holding, steady=steady), beside, gathered)
+    yield InTurn(0, ("exchange", "step"), step, replace(end, steady=steady), {})
+
+
+def _under_way(trial: Trial, share: Share, turn: Turn, of_stages: Sequence[StageBytes]) -> int:
+    """What a stage hands on stays until its backward is over.
+
+    torch/distributed/pipelining/schedules.py: gpipe and interleaved schedules hold all that was sent, gradients too,
+    until the step is over (`..._sends_to_wait`, `send_ops`: works of sends, which hold their tensors); 1f1b the last
+    gradient (`bwd_sends`), and while stages take turns what the last forward but one before that sent (`send_work`).
+    """
+    total = 0
+    for own, others, finished in zip(of_stages, turn.others, turn.finished, strict=True):
+        total += others * (own.kept + own.handed_on)
+        if trial.parallel.schedule != "1f1b":
+            total += finished * (own.received + own.handed_on)
+        elif finished:
+            ahead = share.in_flight(trial.train.grad_accum) - 1
+            total += own.received + (own.handed_on if 0 < ahead == others and finished >= ahead else 0)
+    return total
+
+
+def _of_other_stage(
+    trial: Trial, held: Callable[..., tuple[Trial, Holding]], shapes: ParameterShapes, turn: Turn, number: int
+) -> Parts:
+    """What a wrapper holds of a stage while another one works."""
+    others, finished = turn.others[number], turn.finished[number]
+    over = finished == trial.train.grad_accum and trial.train.wrapper == "fsdp2"
+    gradients = held(shapes, later=True)[1].held if finished and not over else {}
+    if trial.train.wrapper != "fsdp2" or over:
+        return gradients
+    count = sizes(shapes)
+    gathered = count.all if turn.whole[number] else count.root if others + finished else 0
+    return added(gradients, {"gathered weights": gathered * weight_bytes(trial.train)})
+
+
+def _kept_by_schedule(trial: Trial, share: Share, of_stages: Sequence[StageBytes]) -> Parts:
+    """What a schedule of torch keeps: a buffer for the activations of each of a step's micro-batches that a stage
+    takes, and one for the gradients of each that it hands on (`_setup_forward_recv_info` and `_create_grad_recv_info`
+    in torch/distributed/pipelining/stage.py); all images in the dtype in which the first stage takes them, there once
+    more as one tensor."""
+    count = trial.train.grad_accum
+    images = (count * (1 + share.first) - 1) * _pixels(trial) * weight_bytes(trial.train)
+    buffers = count * sum(own.received + own.handed_on for own in of_stages)
+    return {"buffers of stages": buffers, "images": images}
+
+
+def _pixels(trial: Trial) -> int:
+    """Of a micro-batch, in all channels."""
+    return trial.model.channels * trial.model.image_size**2 * largest_micro_batch(trial.train)
+
+
+def that_may_take_most(trial: Trial, whole: ParameterShapes) -> list[Share]:
+    """Of places in the pipeline with the same tensors the one with most micro-batches under way, and with most of those
+    that begin a backward before the last forward: what the others hold is less at every moment. Of all of them where
+    activations are computed again, and little is under way."""
+    if trial.train.activation_checkpointing:
+        return list(shares(trial))
+    most: dict[tuple[object, ...], Share] = {}
+    count = trial.train.grad_accum
+    for share in sorted(shares(trial), key=lambda share: share.in_flight(count)):
+        under_way = share.in_flight(count)
+        most[share.shapes(whole), under_way == count * len(share.chunks)] = share
+    return list(most.values())

@@ -1,0 +1,192 @@
+"""Logs of loops that others train with: lines as each program words them, with known times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from importers.logs import imported
+from vitscale.analysis.trials import TrialResult
+from vitscale.errors import RequestError, StoreError
+from vitscale.importers.contents import Options
+from vitscale.importers.importing import guess, import_logs
+
+STEPS, OF_EPOCH = (0.25, 0.26, 0.24, 0.25, 0.252, 0.248), 1251
+"""Seconds of every 50th step, after a first line of `BEGINNING`."""
+BEGINNING = 9.0
+
+
+def timm(gpus: int = 8) -> list[str]:
+    batch, of = 128 * gpus, OF_EPOCH * 8 // gpus
+    return [
+        "Training in distributed mode with multiple processes, 1 device per process."
+        f"Process 0, total {gpus}, device cuda:0.",
+        "Model vit_base_patch16_224 created, param count:86567656",
+        *(
+            f"Train: 0 [{50 * n:>4d}/{of} ({4 * n:>3.0f}%)]  Loss: 6.94 (6.95)  "
+            f"Time: {own:.3f}s, {batch / own:>7.2f}/s  ({own:.3f}s, {batch / own:>7.2f}/s)  LR: 1e-06  "
+            f"Data: {own / 50:.3f} (0.100)"
+            for n, own in enumerate((BEGINNING, *STEPS))
+        ),
+        "Test: [   0/48]  Time: 2.000 (2.000)  Loss:  6.9 ( 6.9)  Acc@1:  0.1 ( 0.1)  Acc@5:  0.5 ( 0.5)",
+    ]
+
+
+def swin() -> list[str]:
+    at = "[2023-04-01 12:00:00 swin_tiny](main.py 211): INFO"
+    return [
+        "RANK and WORLD_SIZE in environ: 0/8",
+        "DATA:",
+        "  BATCH_SIZE: 128",
+        f"{at} number of params: 28288354",
+        *(
+            f"{at} Train: [0/300][{50 * n}/{OF_EPOCH}]\teta 0:05:12 lr 0.000001\t wd 0.0500\ttime {own:.4f} (0.3000)\t"
+            "data time 0.0050 (0.0100)\tloss 6.9 (6.9)\tgrad_norm 1.2 (inf)\tloss_scale 65536.0 (65536.0)\tmem 9000MB"
+            for n, own in enumerate((BEGINNING, *STEPS))
+        ),
+    ]
+
+
+def references(name: str = "Epoch: [0]") -> list[str]:
+    """In its 20 first steps the mean holds the first one."""
+    places = (0, 10, *(50 * n for n in range(1, len(STEPS) + 1)))
+    return [
+        "Namespace(amp=True, batch_size=128, device='cuda', distributed=True, gpu=0, model='vit_b_16', world_size=8)",
+        *(
+            f"{name}  [{place:>4d}/{OF_EPOCH}]  eta: 0:05:12  lr: 0.1  img/s: 512.0  loss: 6.9 (6.9)  time: {own:.4f}  "
+            "data: 0.0050  max mem: 9000"
+            for place, own in zip(places, (BEGINNING, 1.1, *STEPS), strict=True)
+        ),
+        "Test:   [  0/391]  eta: 0:01:00  loss: 6.9  time: 3.0000  data: 2.0000  max mem: 9000",
+    ]
+
+
+def mmengine() -> list[str]:
+    at = "2023/04/01 12:00:00 - mmengine - INFO -"
+    return [
+        "    Distributed training: True",
+        "    GPU number: 8",
+        "val_dataloader = dict(",
+        "    batch_size=1,",
+        "train_dataloader = dict(",
+        "    batch_size=128,",
+        *(
+            f"{at} Epoch(train)   [1][{50 * n:>4d}/{OF_EPOCH}]  lr: 1.0e-04  eta: 1 day, 2:00:00  time: {own:.4f}  "
+            "data_time: 0.0050  memory: 9000  loss: 6.9"
+            for n, own in enumerate((BEGINNING, *STEPS), start=1)
+        ),
+        f"{at} Epoch(val) [1][391/391]  accuracy/top1: 0.1000  data_time: 0.2000  time: 3.0000",
+    ]
+
+
+def mmcv() -> list[str]:
+    return [
+        "data = dict(samples_per_gpu=128, workers_per_gpu=4)",
+        *(
+            f"2021-03-03 17:50:17,582 - mmseg - INFO - Iter [{50 * n}/160000]\tlr: 1.000e-02, eta: 17:27:26, "
+            f"time: {own:.3f}, data_time: 0.005, memory: 3569, decode.loss_seg: 1.3139, loss: 1.3139"
+            for n, own in enumerate((BEGINNING, *STEPS), start=1)
+        ),
+    ]
+
+
+def megatron() -> list[str]:
+    return [
+        "using world size: 8, data-parallel size: 8, context-parallel size: 1, tensor-model-parallel size: 1",
+        *(
+            f" [2024-03-04 11:22:33] iteration {10 * n:8d}/  500000 | consumed samples: {10240 * n:12d} | "
+            f"elapsed time per iteration (ms): {1000 * own:.1f} | learning rate: 1.0E-04 | "
+            "global batch size:  1024 | loss: 6.9E+00 |"
+            for n, own in enumerate((BEGINNING, *STEPS), start=1)
+        ),
+        "    time (ms) | forward-compute: 100.0 | backward-compute: 140.0",
+    ]
+
+
+def log(folder: Path, lines: Sequence[str], name: str = "train.log") -> Path:
+    path = folder / name
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    "lines", [timm(), swin(), references(), references("Epoch: [0/100]"), mmengine(), mmcv(), megatron()],
+    ids=["timm", "Swin", "torchvision", "DINO", "MMEngine", "MMCV", "Megatron-LM"],
+)  # fmt: skip
+def test_each_loops_lines_are_its_steps(tmp_path: Path, lines: list[str]) -> None:
+    path = log(tmp_path, lines)
+    assert guess([path]) == "train-log"
+    found = imported(tmp_path, [path], "train-log", gpus=8)
+    ((_, trial),) = found.trials.items()
+    assert (trial.trial.world.size, trial.trial.train.micro_batch) == (8, 128)
+    assert trial.runs[0].timed_steps == len(STEPS)
+    assert trial.step_seconds is not None
+    assert trial.step_seconds.value == pytest.approx(sum(STEPS) / len(STEPS), rel=1e-3)
+    assert trial.images_per_second is not None
+    assert trial.images_per_second.value == pytest.approx(1024 * len(STEPS) / sum(STEPS), rel=1e-3)
+    assert found.study.imported is not None
+    assert not found.study.imported.problems
+
+
+def notes(folder: Path, lines: list[str], **options: object) -> str:
+    found = imported(folder, [log(folder, lines)], "train-log", **options)
+    assert found.study.imported is not None
+    return "\n".join(found.study.imported.notes)
+
+
+def test_what_a_log_tells_beside_times(tmp_path: Path) -> None:
+    said = notes(tmp_path, timm())
+    assert "train.log: 7 lines of timm, each taken for a step" in said
+    assert "about 128 images on each GPU, from its images/s" in said
+    assert f"about {1251 * 1024:,} training images, from the steps of an epoch" in said
+    assert "waited for data in 2 % of a step" in said
+    found = imported(tmp_path / "again", [log(tmp_path, timm())], "train-log")
+    ((_, trial),) = found.trials.items()
+    assert (trial.trial.model.parameter_count, trial.trial.origin) == (86_567_656, "vit_base_patch16_224")
+    assert trial.epoch_seconds is not None
+    assert trial.epoch_seconds.value == pytest.approx(1251 * 0.25, rel=1e-3)
+
+
+def test_logs_of_several_gpu_counts_are_a_curve(tmp_path: Path) -> None:
+    paths = [log(tmp_path, timm(gpus), f"{gpus}.log") for gpus in (1, 2, 8)]
+    (curve,) = imported(tmp_path, paths, "train-log").curves
+    efficiencies = {point.gpus: point.efficiency.value for point in curve.points if point.efficiency}
+    assert efficiencies == pytest.approx({1: 1.0, 2: 1.0, 8: 1.0}, rel=1e-3)
+
+
+def test_one_dataset_has_one_size_though_batches_that_are_not_full_are_left_out(tmp_path: Path) -> None:
+    """1,281,167 images: 1,251 steps of 1,024, and 156 of 8,192, which are 0.24 % fewer."""
+    large = [line.replace(f"/{OF_EPOCH * 8 // 64} ", "/156 ") for line in timm(64)]
+    paths = [log(tmp_path, timm(), "8.log"), log(tmp_path, large, "64.log")]
+    found = imported(tmp_path, paths, "train-log")
+    assert {run.model.train_samples for trial in found.trials.values() for run in trial.runs if run.model} == {
+        1_281_024
+    }
+    unlike = imported(tmp_path / "unlike", [paths[0], log(tmp_path, mmengine(), "other.log"), log(
+        tmp_path, [line.replace("/1251]", "/500]") for line in mmengine()], "half.log")], "train-log")  # fmt: skip
+    assert unlike.study.imported is not None
+    assert any("about 512,000 or 1,281,024 training images" in note for note in unlike.study.imported.notes)
+
+
+def test_the_gpus_must_be_told_by_somebody(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"'train.log' does not tell the GPUs. Give them: --gpus 8"):
+        import_logs([log(tmp_path, mmcv())], "train-log", Options(), tmp_path / "results")
+    alone = ["Training with a single process on 1 device (cuda:0).", *timm()[2:]]
+    found = imported(tmp_path, [log(tmp_path, alone)], "train-log")
+    trials: list[TrialResult] = list(found.trials.values())
+    assert [trial.trial.world.size for trial in trials] == [1]
+
+
+def test_numbers_that_cannot_be_are_left_out_and_named(tmp_path: Path) -> None:
+    lines = [*timm(), timm()[-2].replace("Time: 0.248s", "Time: 0.000s"), timm()[-2].replace("1251", "9" * 30)]
+    lines[0] = lines[0].replace("total 8", "total " + "9" * 400)
+    found = imported(tmp_path, [log(tmp_path, lines)], "train-log", gpus=4)
+    ((_, trial),) = found.trials.items()
+    assert trial.trial.world.size == 4
+    assert found.study.imported is not None
+    (problem,) = found.study.imported.problems
+    assert problem.startswith("train.log: 2 broken lines left out: line 11 ('0.000' is no time), line 12 ")
+    with pytest.raises(StoreError, match=r"nothing in 'none.log' can be used as train-log"):
+        import_logs([log(tmp_path, ["Epoch 1"], "none.log")], "train-log", Options(gpus=1), tmp_path / "none")

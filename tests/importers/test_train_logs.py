@@ -144,7 +144,11 @@ def test_what_a_log_tells_beside_times(tmp_path: Path) -> None:
     assert "waited for data in 2 % of a step" in said
     found = imported(tmp_path / "again", [log(tmp_path, timm())], "train-log")
     ((_, trial),) = found.trials.items()
-    assert (trial.trial.model.parameter_count, trial.trial.origin) == (86_567_656, "vit_base_patch16_224")
+    assert "vit_base_patch16_224 has 86,567,656 parameters, as vit-b16 has" in said
+    assert trial.trial.model.name == "vit-b16"
+    other = [line.replace("param count:86567656", "param count:86567657") for line in timm()]
+    ((_, trial),) = imported(tmp_path / "other", [log(tmp_path, other)], "train-log").trials.items()
+    assert (trial.trial.model.parameter_count, trial.trial.origin) == (86_567_657, "vit_base_patch16_224")
     assert trial.epoch_seconds is not None
     assert trial.epoch_seconds.value == pytest.approx(1251 * 0.25, rel=1e-3)
 

@@ -17,12 +17,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vitscale.errors import RequestError, shown
-from vitscale.importers.contents import MOST_GPUS, LogContents, LogRank, LogRun, Options, Problems, Setting
+from vitscale.importers.contents import (
+    MOST_GPUS,
+    LogContents,
+    LogRank,
+    LogRun,
+    Options,
+    Problems,
+    Setting,
+    model_of,
+)
 from vitscale.importers.deepspeed_lines import without_colours
 from vitscale.importers.files import identified, lines, parse_finite, parse_seconds, parse_whole
 from vitscale.importers.tables import text_of
 from vitscale.present.units import percent
 from vitscale.store.records import StepLine
+from vitscale.trial import model_cost
+from vitscale.trial.model_spec import NAMED_MODELS
 
 
 class _Loop(NamedTuple):
@@ -214,10 +225,19 @@ def _run(path: Path, log: _Log, options: Options) -> tuple[LogRun, list[str]]:
         samples = log.steps_of_epoch * gpus * micro_batch
     if waits := [step.data_seconds / step.seconds for step in log.steps if step.data_seconds is not None]:
         notes.append(f"its loop waited for data in {percent(statistics.median(waits))} of a step (median)")
-    parameters = log.counts.get("parameters")
-    setting = Setting(gpus, micro_batch=micro_batch, model=log.model, parameters=parameters, train_samples=samples)
+    parameters, model = log.counts.get("parameters"), log.model
+    if (known := _with_so_many(parameters)) is not None:
+        model = known
+        notes.append(f"{log.model or 'its model'} has {parameters:,} parameters, as {known} has (--model says it)")
+    setting = Setting(gpus, micro_batch=micro_batch, model=model, parameters=parameters, train_samples=samples)
     rank = LogRank(0, steps=tuple(_steps(log, micro_batch or 0)))
     return LogRun(setting, path.name, (identified(path),), (rank,), of_the_run=True), notes
+
+
+def _with_so_many(parameters: int | None) -> str | None:
+    """The named model that has exactly as many, with the classes that an import is taken for."""
+    counts = {model_cost.parameters(model_of(Options(model=name), Setting(1))): name for name in NAMED_MODELS}
+    return None if parameters is None else counts.get(parameters)
 
 
 def _steps(log: _Log, images: int) -> Iterator[StepLine]:

@@ -27,6 +27,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from between_marks import write_between
 
 from vitscale.prediction.memory.forecast import forecast
 from vitscale.trial.model_spec import ModelSpec, resolve
-from vitscale.trial.parallel import ParallelSpec
+from vitscale.trial.parallel import ParallelSpec, even_parts
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 
 MODEL = resolve(ModelSpec(name="vit-ti16", image_size=32, patch_size=8, layers=6), 10)
@@ -117,6 +118,14 @@ SHARED_SWINS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Fields of `train`, and of Swin V2 with 6 heads under "model"; two tensor ranks, which three and six may be, too."""
 
+SHARED_SEGMENTERS = {
+    "tensor 2": ("ViT", "Swin V2"),
+    "tensor 2, sharded norms": ("ViT",),
+    "sequence 2": ("ViT",),
+    "sequence 2, sharded weights": ("ViT",),
+}
+"""Of `SPLITS`, what UperNet labels pixels of, as in `OTHERS` but with 6 heads."""
+
 
 def configurations() -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Engine, variant, and the fields of `train`."""
@@ -165,6 +174,13 @@ def configurations() -> Iterator[tuple[str, str, dict[str, Any]]]:
             spec = ModelSpec(**SWIN | {"heads": 6} | fields.get("model", {}))
             whole = {"engine": "fsdp2", "parallel": {"tensor": ranks}} | fields
             yield f"fsdp2, tensor {ranks}, Swin", variant, whole | {"model": resolve(spec, 10)}
+    for name, segmenters in SHARED_SEGMENTERS.items():
+        engine, parallel = SPLITS[name]
+        whole = {"engine": engine, "parallel": parallel, "batch_norm": "synchronised"}
+        variants = ("fp32, 8 images", "fp32, 32 images", "bf16, 8 images", "bf16-params")
+        for model, variant in product(segmenters, variants):
+            spec = OTHERS[f"{model} with UperNet"].model_copy(update={"heads": 6})
+            yield f"{engine}, {name}, UperNet on {model}", variant, whole | SHARED_SWINS[variant] | {"model": spec}
     for name, (engine, parallel) in SPLITS.items():
         for variant, fields in SHARED_SWINS.items():
             if "pipeline" in parallel and "micro-steps" not in variant and "checkpointing" not in variant:
@@ -227,7 +243,11 @@ def measure(wanted: Trial, device: Any, steps_on_gloo: int) -> dict[str, int]:
             pixels = (side, side) if segments else ()
             labels = torch.zeros(train.micro_batch, *pixels, dtype=torch.long, device=device)
 
-            def loss_of(logits: Any, labels: Any = labels) -> Any:
+            # Sequence ranks label the pixels of some of the images each.
+            at = wanted.layout.coordinates(int(os.environ.get("RANK", 0))).sequence
+            own = labels[even_parts(len(labels), wanted.layout.sequence)[at]] if segments else labels
+
+            def loss_of(logits: Any, labels: Any = own) -> Any:
                 losses = label_losses(logits, labels)
                 second = auxiliary.take() if auxiliary else None
                 if second is not None:

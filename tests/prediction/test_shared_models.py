@@ -22,13 +22,14 @@ from vitscale.prediction.step.messages import messages
 from vitscale.prediction.step.model import StepModel, Worlds
 from vitscale.prediction.variants import variant
 from vitscale.prediction.workloads import evaluate_all
-from vitscale.trial.model_cost import forward_flops
+from vitscale.trial.model_cost import forward_flops, parameter_shapes
 from vitscale.trial.model_spec import ModelSpec, resolve
 from vitscale.trial.parallel import NO_SPLIT, ParallelSpec, RankLayout
 
 HUGE = ModelSpec(name="vit-h14", image_size=224)
 SHARED = ModelSpec(name="swinv2-b", image_size=256)
 """Of 4 heads in its first stage."""
+SEGMENTING = ModelSpec(task="segmentation", name="vit-b16", image_size=512)
 SPLITS = [
     ParallelSpec(tensor=tensor, sequence=sequence, pipeline=pipeline)
     for tensor, sequence, pipeline in product((1, 2, 4), repeat=3)
@@ -95,6 +96,24 @@ def test_a_rank_multiplies_its_share() -> None:
         (ParallelSpec(pipeline=8), 1 / 8), (ParallelSpec(tensor=2, sequence=2, pipeline=2), 1 / 8),
     ):  # fmt: skip
         assert compute_share(trial.model_copy(update={"parallel": parallel})) == pytest.approx(share, rel=0.02)
+
+
+def test_heads_of_segmentation_are_computed_by_images_of_sequence_ranks_and_by_each_tensor_rank() -> None:
+    """Of three images one of two sequence ranks labels two, and of one all."""
+    trial = make_trial(8, model=SEGMENTING, engine="fsdp2", micro_batch=3)
+    shapes = parameter_shapes(trial.model)
+    assert shapes is not None
+    head = sum(module.macs for module in shapes.blocks[-1].modules) * 2 / (forward_flops(trial.model) or 1)
+    embedding = shapes.blocks[0].modules[1].macs * 2 / (forward_flops(trial.model) or 1)
+    assert head > 0.5
+    for parallel, images, share in (
+        (ParallelSpec(sequence=2), 4, 1 / 2), (ParallelSpec(sequence=2), 3, (1 - head) / 2 + head * 2 / 3),
+        (ParallelSpec(sequence=4), 1, (1 - head) / 4 + head),
+        (ParallelSpec(tensor=4), 3, (1 - head - embedding) / 4 + head + embedding),
+    ):  # fmt: skip
+        train = trial.train.model_copy(update={"micro_batch": images})
+        asked = trial.model_copy(update={"parallel": parallel, "train": train})
+        assert compute_share(asked) == pytest.approx(share, rel=1e-6)
 
 
 def test_tensor_ranks_of_a_swin_all_have_its_patches_its_mergings_and_what_its_biases_are_made_of() -> None:
@@ -225,14 +244,16 @@ def test_stages_hold_activations_of_as_many_micro_batches_as_are_under_way() -> 
         ("fsdp2", ParallelSpec(tensor=2), 1, "vit-b16"), ("fsdp2", ParallelSpec(sequence=2), 1, "vit-b16"),
         ("ddp", ParallelSpec(pipeline=4), 4, "vit-b16"), ("ddp", ParallelSpec(pipeline=4), 32, "vit-b16"),
         ("fsdp2", ParallelSpec(pipeline=4), 32, "vit-b16"), ("fsdp2", ParallelSpec(tensor=4), 2, SHARED),
-        ("ddp", ParallelSpec(pipeline=4), 8, SHARED),
+        ("ddp", ParallelSpec(pipeline=4), 8, SHARED), ("fsdp2", ParallelSpec(tensor=4), 1, SEGMENTING),
+        ("ddp", ParallelSpec(sequence=4), 2, SEGMENTING),
     ],
 )  # fmt: skip
 def test_many_at_once_are_what_each_is(engine: str, parallel: ParallelSpec, accum: int, model: str | ModelSpec) -> None:
     how: dict[str, Any] = {"engine": engine, "parallel": parallel, "grad_accum": accum, "model": model}
     how["precision"] = "bf16" if model == "vit-b16" else "bf16-params" if engine == "fsdp2" else "fp32"
-    trials = [make_trial(8, micro_batch=size, **how) for size in (1, 8, 64)]
-    at_once = peak_bytes_of_many(trials[0], np.array([8, 8, 8]), accum, np.array([1, 8, 64]))
+    batches = (1, 3, 8, 64)
+    trials = [make_trial(8, micro_batch=size, **how) for size in batches]
+    at_once = peak_bytes_of_many(trials[0], np.array([8] * 4), accum, np.array(batches))
     each = [one.peak_bytes for trial in trials if (one := forecast(trial)) is not None]
     assert at_once.tolist() == each
 

@@ -1,8 +1,9 @@
 """What a rank has of a model that several share, by arithmetic: its tensors, its blocks, its part of each matrix and of
-the tokens. As `engines.splits` and `engines.stages` cut a model that classifies."""
+the tokens. As `engines.splits` and `engines.stages` cut a model."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import groupby
@@ -12,6 +13,7 @@ from typing import NamedTuple
 from vitscale.trial.model_cost import ParameterShapes, recorded_shapes, stage_blocks
 from vitscale.trial.model_counts import Block
 from vitscale.trial.parallel import NO_SPLIT, ParallelSpec
+from vitscale.trial.rank_batches import largest_micro_batch
 from vitscale.trial.trial import Trial
 
 
@@ -166,13 +168,18 @@ def shares(trial: Trial) -> tuple[Share, ...]:
 
 
 def compute_share(trial: Trial) -> float:
-    """A rank's share of the products that an image takes, by arithmetic: of the largest stage. 1 where no ranks share a
-    model, or only building the model could tell."""
+    """A rank's share of the products that an image takes, by arithmetic: of the largest stage; of heads of segmentation
+    that of the sequence rank with most images of the micro-batch. 1 where no ranks share a model, or only building the
+    model could tell."""
     whole, parallel = recorded_shapes(trial.model), trial.parallel
     if whole is None or parallel.ranks_per_model == 1:
         return 1.0
-    most = max(_macs(share.shapes(whole)) for share in shares(trial))
-    return most / parallel.sequence / _macs(whole)
+    most = max(_macs(share.shapes(whole)) for share in shares(trial)) / parallel.sequence
+    if trial.model.task == "segmentation":
+        images = largest_micro_batch(trial.train)
+        head = _macs(whole._replace(blocks=whole.blocks[-1:]))
+        most += head * (math.ceil(images / parallel.sequence) / images - 1 / parallel.sequence)
+    return most / _macs(whole)
 
 
 def _macs(shapes: ParameterShapes) -> int:

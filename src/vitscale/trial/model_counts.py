@@ -365,8 +365,6 @@ def pyramid(width: int, side: int) -> tuple[Module, ...]:
 
 
 def pyramid_kept_bytes(width: int, side: int, element_bytes: int) -> int:
-    """What a ViT's last norm and its pyramid keep of one image, beside the maps; pooling keeps 64-bit places."""
-    tokens = side**2 + 1
-    norm = width * tokens * element_bytes + 2 * tokens * min(4, element_bytes)
+    """What a ViT's pyramid keeps of one image, beside the maps; pooling keeps 64-bit places."""
     beside_the_map = width * element_bytes  # the class token's, in the memory of the third map
-    return norm + beside_the_map + 2 * width * (2 * side) ** 2 * element_bytes + width * (side // 2) ** 2 * 8
+    return beside_the_map + 2 * width * (2 * side) ** 2 * element_bytes + width * (side // 2) ** 2 * 8

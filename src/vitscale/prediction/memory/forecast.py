@@ -119,8 +119,8 @@ def unavailable(trial: Trial) -> str:
         return "only building this model could count it"
     if _classifier(trial) is not None:
         return ""
-    if trial.parallel != NO_SPLIT and trial.model.task != "classification":
-        return "ranks do not share a model that segments"
+    if trial.parallel.pipeline > 1 and trial.model.task != "classification":
+        return "a model that segments has no stages (parallel.pipeline)"
     if train.wrapper == "fsdp2" and shapes.wrapped_in_decoder:
         return "FSDP2 wraps the decoder's convolutions here, which outweigh the blocks, and that is not modelled"
     return (
@@ -142,7 +142,8 @@ def peak_bytes_of_many(
     """Peak bytes of a rank of `template` on so many ranks with such a micro-batch, (configurations,); NaN: unknown.
 
     The same as `forecast_bytes` of the trials that have them, some hundred times as fast: every moment of a step takes
-    a fixed number of bytes and so many for each image, and the peak is the highest of these lines.
+    a fixed number of bytes and so many for each image, and the peak is the highest of these lines. Where sequence ranks
+    label images so many for each image that the first of them labels, too.
 
     Args:
         template: its world and batch are not asked for.
@@ -153,23 +154,29 @@ def peak_bytes_of_many(
     import numpy as np
 
     peaks: Array = np.full(len(gpus), np.nan)
-    of_one, of_two = (_with_batch(template, grad_accum, micro_batch) for micro_batch in (1, 2))
+    labelling = template.parallel.sequence if template.model.task == "segmentation" else 1
+    counts = (1, labelling, 2 * labelling) if labelling > 1 else (1, 2)
+    of_one, *of_more = (_with_batch(template, grad_accum, micro_batch) for micro_batch in counts)
     if not len(gpus) or unavailable(of_one):
         return peaks
     vit = _classifier(of_one) if of_one.parallel == NO_SPLIT else None
-    kept = [] if vit is None else [_kept(trial, vit, WHOLE) for trial in (of_one, of_two)]
+    kept = [] if vit is None else [_kept(trial, vit, WHOLE) for trial in (of_one, *of_more)]
     holding, at_one = None, np.empty(0)
+    more: list[Array] = []
     for count in dict.fromkeys(gpus.tolist()):
         world = World.model_construct(nodes=1, ranks_per_node=count, threads_per_rank=of_one.world.threads_per_rank)
         there = of_one.model_copy(update={"world": world})
         before, (holding, shapes) = holding, _held(there)
         if vit is None:  # or ranks share it
-            both = there, of_two.model_copy(update={"world": world})
-            at_one, at_two = (np.array(totals(trial), dtype=float) for trial in both)
+            every = there, *(trial.model_copy(update={"world": world}) for trial in of_more)
+            at_one, *more = (np.array(totals(trial), dtype=float) for trial in every)
         elif holding != before:  # of wrappers that hold the same on any number of ranks once
-            at_one, at_two = (np.array(all_totals(holding, each, shapes), dtype=float) for each in kept)
+            at_one, *more = (np.array(all_totals(holding, each, shapes), dtype=float) for each in kept)
         here = gpus == count
-        peaks[here] = (at_one + (at_two - at_one) * (micro_batches[here, None] - 1)).max(axis=1)
+        images = micro_batches[here, None]
+        each = (more[0] - at_one) / (max(2, labelling) - 1)
+        of_labelled = more[-1] - more[0] - labelling * each if labelling > 1 else 0.0
+        peaks[here] = (at_one + each * (images - 1) + of_labelled * (-(-images // labelling) - 1)).max(axis=1)
     return peaks
 
 

@@ -34,15 +34,17 @@ class Pieces(NamedTuple):
 
 
 def pieces(spec: ModelSpec, train: TrainSpec, share: Share = WHOLE) -> Pieces:
-    """The parts of a resolved Swin that a rank has; or of a ViT for segmentation."""
+    """The parts of a resolved Swin that a rank has; or of a ViT for segmentation. Sequence ranks take the heads of
+    segmentation through some of the images each."""
     swin, images = swin_shape(spec), largest_micro_batch(train)
+    labelled = math.ceil(images / share.parallel.sequence)
     narrow = _narrow(train)
     side = spec.image_size
     decoder = decoder_shape(spec)
     windows = () if swin is None else own_blocks(swin, share)
     buffers = sum(8 * s.window**4 + 2 * s.positions * weight_bytes(train) for s in windows)
     of_swin = _swin_in_stages if share.chunks else _swin
-    body = _vit(spec, train, narrow, decoder) if swin is None else of_swin(spec, swin, train, narrow, share)
+    body = _vit(spec, train, narrow, decoder, share) if swin is None else of_swin(spec, swin, train, narrow, share)
     cast = narrow == 2 and (share.first or train.precision not in AUTOCAST)
     pixels = images * side**2 * (spec.channels * (4 + 2 * cast) + (0 if decoder is None else 8))
     if decoder is None:
@@ -50,11 +52,12 @@ def pieces(spec: ModelSpec, train: TrainSpec, share: Share = WHOLE) -> Pieces:
     layers = model_counts.upernet_layers(decoder)
     if swin is None and train.precision in AUTOCAST:  # Swin's own maps are narrow
         layers = list(_casting_anew(layers, decoder))
-    head = [_layer(layer, images, narrow, train) for layer in layers]
+    over_ranks = train.batch_norm == "synchronised" or share.parallel.sequence > 1
+    head = [_layer(layer, labelled, narrow, train, over_ranks=over_ranks) for layer in layers]
     # The library's models resize their logits themselves; the loop holds these, and of others those of a map's size.
-    whole, on_map = (images * decoder.classes * size**2 for size in (side, decoder.sides[0]))
+    whole, on_map = (labelled * decoder.classes * size**2 for size in (side, decoder.sides[0]))
     held = on_map if swin is None else whole
-    loss = _loss(whole, held, images * side**2, decoder, train)
+    loss = _loss(whole, held, labelled * side**2, decoder, train)
     return Pieces((*body, *head, loss), pixels, held * narrow, buffers)
 
 
@@ -217,29 +220,34 @@ def _computed_again(parts: list[Part], depth: int, taken: int, waiting: int) -> 
     )
 
 
-def _vit(spec: ModelSpec, train: TrainSpec, narrow: int, decoder: DecoderShape | None) -> Iterator[Part]:
-    """Patches, blocks as in classification, the last norm and the pyramid."""
-    images = largest_micro_batch(train)
+def _vit(spec: ModelSpec, train: TrainSpec, narrow: int, decoder: DecoderShape | None, share: Share) -> Iterator[Part]:
+    """Patches, blocks as in classification, the last norm, whose statistics are of each token, and the pyramid. What
+    that norm gives is kept where it is read: where ranks share the tokens, of all tokens of the images labelled here.
+    """
+    images, parallel = largest_micro_batch(train), share.parallel
+    labelled = math.ceil(images / parallel.sequence)
     plain = spec.model_copy(update={"task": "classification", "decoder_size": None, "auxiliary_weight": None})
     vit, shapes = vit_shape(plain), parameter_shapes(plain)
     if vit is None or shapes is None or decoder is None:
         return
-    kept: Activations = activations(plain, train, vit, autocast=train.precision in AUTOCAST, casts_kept=True)
-    embedding, block, _ = shapes.blocks
+    kept: Activations = activations(plain, train, vit, share, autocast=train.precision in AUTOCAST, casts_kept=True)
+    embedding, block, _ = share.shapes(shapes).blocks
     width, grid = vit.hidden, decoder.sides[2]
-    own = images * narrow * width
+    own = labelled * narrow * width
     maps = own * sum(side**2 for side in decoder.sides)
     yield Part(0, (0,), (2 * kept.stream,), embedding.in_forward)
     widest = (kept.backward_of_block + kept.recomputed,)
     for number in range(1, vit.layers + 1):
         yield Part(kept.kept_of_block, (kept.stream,), widest, block.in_forward, number * block.wrapped)
     pyramid = (model_counts.norm(width), *model_counts.pyramid(width, grid))
-    of_pyramid = images * model_counts.pyramid_kept_bytes(width, grid, narrow)
+    tokens = math.ceil(vit.tokens / parallel.sequence)
+    tokens = math.ceil(tokens / parallel.tensor) if parallel.shard_norms else tokens
+    of_norm = kept.stream + images * tokens * _statistics(train)
+    of_pyramid = of_norm + labelled * model_counts.pyramid_kept_bytes(width, grid, narrow)
     if train.precision in AUTOCAST:
-        # What the last norm takes stays in fp32, with its statistics. So does all that it gives, which pooling keeps,
-        # and each of two convolutions casts it for itself, as those of UperNet do.
-        of_norm = vit.tokens * (2 * width + 2 * 2 + 4 * width) - 2 * width
-        of_pyramid += images * (of_norm + 2 * 2 * width * grid**2)
+        # All that the last norm gives, which pooling keeps, stays in fp32, and each of two convolutions casts it for
+        # itself, as those of UperNet do.
+        of_pyramid += labelled * (vit.tokens * 4 * width - 2 * width + 2 * 2 * width * grid**2)
     yield Part(of_pyramid, (0,), (maps + own * (2 * grid) ** 2,), pyramid, -1)
 
 
@@ -254,14 +262,14 @@ def _casting_anew(layers: list[DecoderLayer], decoder: DecoderShape) -> Iterator
         yield layer._replace(kept=layer.kept + again)
 
 
-def _layer(layer: DecoderLayer, images: int, narrow: int, train: TrainSpec) -> Part:
+def _layer(layer: DecoderLayer, images: int, narrow: int, train: TrainSpec, *, over_ranks: bool) -> Part:
     """In backward a ReLU and a norm each pass on as much as the layer gives, and the convolution what it takes.
 
     By then norm and ReLU have let go of theirs. On a CPU oneDNN has copies, in blocks of channels, of what a
-    convolution takes, of its gradient and of its weights, in fp32 too where these are narrower. Norms over all ranks
-    work on copies of what they normalise: three more.
+    convolution takes, of its gradient and of its weights, in fp32 too where these are narrower. Norms over several
+    ranks work on copies of what they normalise: three more.
     """
-    normed = (5 if train.batch_norm == "synchronised" else 2) * layer.given
+    normed = (5 if over_ranks else 2) * layer.given
     freed = 2 * layer.given if layer.norm else 0
     convolved = layer.taken + layer.given - freed
     on_cpu = train.device == "cpu"

@@ -222,18 +222,22 @@ def _piece(elements: int) -> Module:
 def norm_messages(trial: Trial) -> tuple[Message, ...] | None:
     """What synchronised norms exchange in an optimizer step, under any engine: nothing is computed meanwhile.
 
-    Of C channels 2 C + 1 numbers in forward (sums, sums of squares, the count) and 2 C in backward. Empty without such
-    norms; None where only building the model could tell how many it has.
+    Of C channels 2 C + 1 numbers in forward (sums, sums of squares, the count) and 2 C in backward. Local norms do it
+    among sequence ranks, which share the images of one. Empty without such norms; None where only building the model
+    could tell how many it has.
     """
-    channels = batch_norms(trial.model) if trial.train.batch_norm == "synchronised" else ()
+    synchronised = trial.train.batch_norm == "synchronised"
+    shared = trial.parallel.sequence > 1 and trial.model.task == "segmentation"
+    channels = batch_norms(trial.model) if synchronised or shared else ()
+    group: Group = "replicas" if synchronised else "sequence"
     if channels is None:
         return None
     return tuple(
         message
         for count, calls in Counter(channels).items()
         for message in (
-            Message("all_reduce", _NORM_BYTES * (2 * count + 1), calls, "forward", None, True),
-            Message("all_reduce", _NORM_BYTES * 2 * count, calls, "backward", None, True),
+            Message("all_reduce", _NORM_BYTES * (2 * count + 1), calls, "forward", None, True, group=group),
+            Message("all_reduce", _NORM_BYTES * 2 * count, calls, "backward", None, True, group=group),
         )
     )
 

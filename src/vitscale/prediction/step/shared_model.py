@@ -27,8 +27,10 @@ def exchanges(trial: Trial, share: Share) -> tuple[Message, ...]:
     the MLP, in forward and in backward; with sharded norms a gather and a scatter instead of each (Korthikanti et al.,
     arXiv 2205.05198, section 4.2.2), and the gradients of norms. Tokens (Jacobs et al., arXiv 2309.14509, section 3.2):
     queries, keys and values to heads, what attention gives back to tokens. Stages: the activations of a micro-batch
-    across each boundary, and their gradients. What is computed again in backward exchanges again, up to the last tensor
-    that backward needs: of a ViT's block all but the MLP's sum, of a stage of Swin, whose norms come last, everything.
+    across each boundary, and their gradients. Heads of segmentation lie on every rank: tensor ranks send nothing for
+    them, sequence ranks hand each other all tokens of the images that each labels. What is computed again in backward
+    exchanges again, up to the last tensor that backward needs: of a ViT's block all but the MLP's sum, of a stage of
+    Swin, whose norms come last, everything.
     """
     swin, vit = swin_shape(trial.model), vit_shape(trial.model)
     parallel = trial.parallel
@@ -80,7 +82,7 @@ def _of_swin(trial: Trial, swin: SwinShape, share: Share) -> Iterator[Message]:
                 yield made.message("all_reduce", row * products, blocks, "backward")
         of_biases = stage.positions * model_counts.BIAS_WIDTH * products
         yield Message("all_reduce", of_biases, blocks, "backward", None, True, group="tensor")
-    if share.last:
+    if share.last and trial.model.task == "classification":
         yield made.message("all_gather", images * (trial.model.num_classes or 0) * products, 1, "forward")
         yield made.message("all_reduce", images * of_blocks[-1].width * passed, 1, "backward")
 
@@ -101,36 +103,41 @@ def _of_vit(trial: Trial, vit: VitShape, share: Share) -> Iterator[Message]:
     message, blocks = made.message, share.blocks or vit.layers
     again = blocks * trial.train.activation_checkpointing
     tokens = math.ceil(vit.tokens / parallel.sequence)
-    row = images * vit.hidden
+    row, segments = images * vit.hidden, trial.model.task == "segmentation"
     both: tuple[Phase, Phase] = ("forward", "backward")
 
     if parallel.tensor > 1:
         # Autocast's products leave in 16 bits; their inputs' gradients are added up in the input's own dtype.
         each = {"forward": products, "backward": weights}
+        # Of tokens that do not divide DTensor's shards are padded to equal ones.
+        padded = math.ceil(tokens / parallel.tensor) * parallel.tensor if parallel.shard_norms else tokens
         for phase in both:
-            size, calls = row * tokens * each[phase], 2 * blocks
+            size, calls = row * padded * each[phase], 2 * blocks
             if not parallel.shard_norms:
                 yield message("all_reduce", size, calls, phase, "tensor")
                 continue
             yield message("reduce_scatter", size, calls, phase, "tensor")
-            yield message("all_gather", row * tokens * weights, calls + share.last, phase, "tensor")
+            yield message("all_gather", row * padded * weights, calls + share.last, phase, "tensor")
         if again:
             operation = "reduce_scatter" if parallel.shard_norms else "all_reduce"
-            yield message(operation, row * tokens * products, again, "backward", "tensor")
+            yield message(operation, row * padded * products, again, "backward", "tensor")
         if parallel.shard_norms:
             if again:
-                yield message("all_gather", row * tokens * weights, 2 * again, "backward", "tensor")
+                yield message("all_gather", row * padded * weights, 2 * again, "backward", "tensor")
             yield Message(
                 "all_reduce", vit.hidden * weights, 2 * (2 * blocks + 1), "backward", None, True, group="tensor"
             )
-        if share.last:
+        if share.last and not segments:
             yield message("all_gather", images * vit.classes * products, 1, "forward", "tensor")
             yield message("all_reduce", row * weights, 1, "backward", "tensor")
     if parallel.sequence > 1:
+        # All tokens of some images, or the class token of all; in the rank that sends or takes most of it.
+        of_images = max(row * tokens, math.ceil(images / parallel.sequence) * vit.tokens * vit.hidden)
+        to_head = of_images if segments else parallel.sequence * row
         for phase in both:
             calls = blocks + (again if phase == "backward" else 0)
             yield message("all_to_all", 3 * row * tokens * products // parallel.tensor, calls, phase, "sequence")
             yield message("all_to_all", row * tokens * products // parallel.tensor, calls, phase, "sequence")
             if share.last:
-                yield message("all_to_all", parallel.sequence * row * weights, 1, phase, "sequence")
+                yield message("all_to_all", to_head * weights, 1, phase, "sequence")
     yield from _of_stages(made, share, [row * tokens * weights] * vit.layers)

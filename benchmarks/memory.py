@@ -164,8 +164,6 @@ def configurations() -> Iterator[tuple[str, str, dict[str, Any]]]:
     for name, (engine, parallel) in SPLITS.items():
         staged = "pipeline" in parallel
         for variant, fields in SPLIT_VARIANTS.items():
-            if staged and "checkpointing" in variant:
-                continue  # it has no forecast: prediction/memory/forecast.py tells why
             whole = {"engine": engine, "parallel": parallel, "grad_accum": 4 if staged else 1} | fields
             model = {"heads": 6, "image_size": 64} | fields.get("model", {})
             yield f"{engine}, {name}", variant, whole | {"model": model | ({"layers": 5} if "layers" in model else {})}
@@ -183,7 +181,7 @@ def configurations() -> Iterator[tuple[str, str, dict[str, Any]]]:
             yield f"{engine}, {name}, UperNet on {model}", variant, whole | SHARED_SWINS[variant] | {"model": spec}
     for name, (engine, parallel) in SPLITS.items():
         for variant, fields in SHARED_SWINS.items():
-            if "pipeline" in parallel and "micro-steps" not in variant and "checkpointing" not in variant:
+            if "pipeline" in parallel and "micro-steps" not in variant:
                 spec = ModelSpec(**SWIN | fields.get("model", {}))
                 whole = {"engine": engine, "parallel": parallel, "grad_accum": 4} | fields
                 yield f"{engine}, {name}, Swin", variant, whole | {"model": resolve(spec, 10)}

@@ -1,16 +1,22 @@
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from vitscale.engines import build as build_engine
 from vitscale.engines.base import blocks_of, with_options
 from vitscale.errors import RequestError
 from vitscale.models import build
 from vitscale.trial.model_spec import ModelSpec, resolve
-from vitscale.trial.trial import TrainSpec
+from vitscale.trial.parallel import ParallelSpec
+from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 
 
 def train(**changes: Any) -> TrainSpec:
@@ -96,3 +102,30 @@ def test_compiling_is_asked_of_each_block_after_its_checkpointing(monkeypatch: p
     seen.clear()
     with_options(Staged(), train(compile=True))
     assert seen == ["method"] * 3
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+def test_of_other_ranks_stages_nothing_stays_until_python_looks_for_garbage(engine: str) -> None:
+    """Blocks whose activations are computed again refer to themselves. torch's fake backend stands for the other rank;
+    a first model brings in what is imported on the way."""
+    spec = resolve(ModelSpec(name="vit-ti16", image_size=32, patch_size=8, layers=4), 10)
+    trial = Trial(
+        model=spec, data=DataSpec(name="synthetic", samples=8),
+        train=train(activation_checkpointing=True, grad_accum=2).model_copy(update={"engine": engine}),
+        parallel=ParallelSpec(pipeline=2), world=World(ranks_per_node=2, threads_per_rank=1),
+        window=WindowSpec(steps=1, warmup_steps=0, evaluate=False), launcher="torchrun",
+    )  # fmt: skip
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        build_engine(build(spec), trial, torch.device("cpu"))
+        gc.collect()
+        gc.disable()
+        model: Any = build(spec)
+        blocks = [weakref.ref(block) for block in model.vit.layers]
+        built = build_engine(model, trial, torch.device("cpu"))
+        del model
+        assert [block() is not None for block in blocks] == [True, True, False, False]
+        assert sum(p.numel() for p in built.module.parameters()) > 0
+    finally:
+        gc.enable()
+        dist.destroy_process_group()

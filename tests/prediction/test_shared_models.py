@@ -340,26 +340,38 @@ MERGE = 16 * (24 * 24 + 8)
 HEAD = 16 * (4 * 48 + 8) + 4 * 48 + 8 * 10
 
 
+SENT = 4 * (16 * 48)
+"""By the first of two stages, and by the second and third of four."""
+
+
 @pytest.mark.parametrize(
-    ("schedule", "engine", "others"),
+    ("schedule", "engine", "others", "again"),
     [
-        # The last rank's first backward: three more micro-batches have gone forward.
-        ("gpipe", "ddp", 3 * (2 * NARROW + HEAD)),
+        # The last rank's first backward: three more micro-batches have gone forward. Where activations are computed
+        # again its second, with all gradients: what the second block takes, and the gradient that was sent.
+        ("gpipe", "ddp", 3 * (2 * NARROW + HEAD), 2 * (SENT + HEAD) + SENT),
         # The same in turns: the gradient that was sent last.
-        ("1f1b", "ddp", 4 * (16 * 48)),
-        # The first rank: one more, what it has handed on, and what it handed on before the first backward.
-        ("1f1b", "fsdp2", FIRST + 2 * WIDE + MERGE + 2 * 4 * (16 * 48)),
+        ("1f1b", "ddp", SENT, SENT),
+        # The first rank: one more, what it has handed on, and what it handed on before the first backward. Computed
+        # again the last one, whose block is larger.
+        ("1f1b", "fsdp2", FIRST + 2 * WIDE + MERGE + 2 * SENT, SENT),
         # The first rank's second stage, a block of 48, when all four are under way in its first: and of the second
-        # stage's first micro-batch what was handed on, and its gradient.
-        ("interleaved", "ddp", 4 * (FIRST + WIDE + 4 * (64 * 24)) + 2 * 4 * (16 * 48)),
+        # stage's first micro-batch what was handed on, and its gradient. Computed again its first stage, when both have
+        # two under way, and one and two of each have been sent both ways.
+        (
+            "interleaved", "ddp", 4 * (FIRST + WIDE + 4 * (64 * 24)) + 2 * SENT,
+            2 * (FIRST + 2 * 4 * (64 * 24)) + 2 * SENT + 4 * (64 * 24) + 2 * 2 * SENT,
+        ),
     ],
 )  # fmt: skip
-def test_a_swins_stages_hold_what_each_of_them_keeps(schedule: Any, engine: str, others: int) -> None:
+def test_a_swins_stages_hold_what_each_of_them_keeps(schedule: Any, engine: str, others: int, again: int) -> None:
     how: dict[str, Any] = {"engine": engine, "precision": "fp32", "micro_batch": 1, "grad_accum": 4, "device": "cpu"}
     trial = make_trial(2 if engine == "ddp" else 4, model=TINY, parallel=ParallelSpec(pipeline=2, schedule=schedule))
-    expected = forecast(trial.model_copy(update={"train": trial.train.model_copy(update=how)}))
-    assert expected is not None
-    assert expected.moments["backward"]["activations of other micro-batches"] == others
+    for checkpointing, wanted in ((False, others), (True, again)):
+        fields = how | {"activation_checkpointing": checkpointing}
+        expected = forecast(trial.model_copy(update={"train": trial.train.model_copy(update=fields)}))
+        assert expected is not None
+        assert expected.moments["backward"]["activations of other micro-batches"] == wanted
 
 
 def test_sharded_stages_hold_whole_gradients_but_not_whole_weights() -> None:
@@ -378,10 +390,6 @@ def test_sharded_stages_hold_whole_gradients_but_not_whole_weights() -> None:
 
 
 def test_what_is_not_modelled_is_unavailable() -> None:
-    how: dict[str, Any] = {"grad_accum": 4, "parallel": ParallelSpec(pipeline=2), "activation_checkpointing": True}
-    trial = make_trial(4, engine="fsdp2", **how)
-    assert forecast(trial) is None
-    assert "pipeline" in unavailable(trial)
     of_swin = make_trial(2, engine="fsdp2", model=SHARED, parallel=ParallelSpec(tensor=2))
     assert "autocast" in unavailable(of_swin)
     assert not unavailable(of_swin.model_copy(update={"train": of_swin.train.model_copy(update={"device": "cpu"})}))

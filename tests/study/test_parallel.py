@@ -16,7 +16,7 @@ from vitscale.prediction.step.messages import messages, norm_messages
 from vitscale.study.expand import expand
 from vitscale.study.file import StudyFile
 from vitscale.trial.engines import norms_unknown
-from vitscale.trial.parallel import NO_SPLIT, ParallelSpec
+from vitscale.trial.parallel import NO_SPLIT
 
 MODEL = {"name": "vit-ti16", "image_size": 32, "patch_size": 8, "layers": 2, "hidden_size": 48, "heads": 6}
 
@@ -43,12 +43,9 @@ def test_ranks_of_one_model_take_the_same_images(tmp_path: Path) -> None:
     assert {one.group for one in messages(last) or ()} == {"replicas", "tensor"}
     assert {one.group for one in messages(whole) or ()} == {"replicas"}
     # What is not known of it is not told.
-    checkpointing = {"grad_accum": 4, "activation_checkpointing": True}
-    staged = last.model_copy(
-        update={"parallel": ParallelSpec(pipeline=2), "train": last.train.model_copy(update=checkpointing)}
-    )
-    assert forecast(staged) is None
-    assert "stages (parallel.pipeline)" in unavailable(staged)
+    unknown = last.model_copy(update={"train": last.train.model_copy(update={"offload": "parameters"})})
+    assert forecast(unknown) is None
+    assert "offloading" in unavailable(unknown)
     assert "hold parts of the gradient" in str(norms_unknown(last))
 
 

@@ -41,7 +41,7 @@ class Fsdp2Engine(TorchEngine):
         model = model.to(device, torch.float32 if train.master_weights else computed)
         plan = stage_plan(model, trial)
         mesh = split(model, trial, device)
-        own_blocks = plan.blocks_of(model) if plan else ()
+        own_blocks = plan.blocks_of(model, trial) if plan else ()
         model = with_options(model, train, own_blocks)
         reduced = COMMUNICATED[train.gradient_dtype] if train.gradient_dtype else None
         cast = computed if train.master_weights else None

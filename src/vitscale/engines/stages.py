@@ -13,7 +13,7 @@ from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 from typing_extensions import override
 
-from vitscale.engines.base import weight_dtype
+from vitscale.engines.base import blocks_of, weight_dtype
 from vitscale.engines.splits import offered, own_group
 from vitscale.engines.swin_split import swin_in_order, swin_through
 from vitscale.errors import RequestError, shown
@@ -39,9 +39,13 @@ class StagePlan:
     blocks: tuple[str, ...] = ()
     """Names of what is wrapped one by one, where that is not what `base.blocks_of` has."""
 
-    def blocks_of(self, model: nn.Module) -> list[nn.Module]:
-        """`blocks` themselves."""
-        return [model.get_submodule(name) for name in self.blocks]
+    def blocks_of(self, model: nn.Module, trial: Trial) -> list[nn.Module]:
+        """Those of this rank's stages. Of other stages nothing may hold on to itself, as a block does whose forward is
+        computed again: it would stay until Python looks for garbage, with its weights."""
+        own = self.parts[trial.layout.coordinates(dist.get_rank()).pipeline :: trial.parallel.pipeline]
+        here = {module for name in chain(*own) for module in model.get_submodule(name).modules()}
+        blocks = [model.get_submodule(name) for name in self.blocks] or blocks_of(model)
+        return [block for block in blocks if block in here]
 
 
 def stage_plan(model: nn.Module, trial: Trial) -> StagePlan | None:

@@ -37,6 +37,8 @@ AT_NIGHT = [
     "ddp, pipeline 2, Swin, fp32, padded windows",
     "fsdp2, pipeline 2, sharded weights, Swin, bf16, 8 images",
     "ddp, pipeline 2, interleaved, fp32, 32 images",
+    "ddp, pipeline 2, gpipe, fp32, checkpointing",
+    "fsdp2, pipeline 2, interleaved, sharded weights, Swin, fp32, checkpointing",
     "ddp, pipeline 2, gpipe, Swin, fp32, another shape",
     "fsdp2, pipeline 2, sharded weights, fp32, 32 images",
     "ddp, Swin V2, fp32",

@@ -239,7 +239,7 @@ def _fsdp2_in_turn(trial: Trial, holding: Holding, parts: Sequence[Part], turn: 
         made = 0 if holding.held else sum(part.elements for part in parts[number + 1 :])
         new = {"gradients": made * summed + max(part.tensors) * each}
         backward.append(added(gathered(there, fetched), new))
-        if own and fetched:
-            late = fetched + (own if number == last else 0)
-            between.append((number, 0.0, added(gathered(there, fetched, late), {"gradients": made * summed})))
+        if own and not (turn.whole or stays):
+            late = fetched + (own if number == last or not fetched else 0)
+            between.append((number, 0.0, added(gathered(there, fetched or own, late), {"gradients": made * summed})))
     return Around(forward, backward, between, holding.exchange)

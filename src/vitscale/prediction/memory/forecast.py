@@ -106,8 +106,6 @@ def unavailable(trial: Trial) -> str:
     what a DeepSpeed file of the user's own may ask for beyond bucket sizes (`zero.modelled`).
     """
     train = trial.train
-    if trial.parallel.pipeline > 1 and train.activation_checkpointing:
-        return "what stages (parallel.pipeline) hold with activation checkpointing differs from run to run by a tenth"
     if not of_engine(train.wrapper).memory:
         return f"what {train.wrapper} holds is not modelled"
     if train.optimizer not in STATE_BYTES:

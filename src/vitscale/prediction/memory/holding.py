@@ -67,6 +67,8 @@ class Holding:
     gathered_blocks: tuple[int, ...] = ()
     """Weights of blocks that are gathered in backward, by the number of blocks whose backward is not over; empty: none,
     or as many throughout, which are then in `backward`."""
+    gathered_between: tuple[int, ...] = ()
+    """The same between two blocks, as the next one's are copied out of their buffer; empty: as `gathered_blocks`."""
     bucket: int = 0
     """Elements of a bucket that is exchanged during backward as soon as it is full; 0: there is none."""
     flush: Parts = field(default_factory=dict)
@@ -214,14 +216,17 @@ def fsdp2_in_stages(trial: Trial, shapes: ParameterShapes, *, later: bool, direc
     buffer = block if ranks > 1 else 0
     copied = buffer if train.device == "cpu" else 0
     stay = directly or train.reshard_after_forward is False
-    by_left = (min(blocks, blocks - left + 1) * block + buffer for left in range(blocks + 1))
+    between = tuple(min(blocks, blocks - left + 1) * block + buffer for left in range(blocks + 1))
+    at_last = min(1, blocks) + 1  # whose backward fetches nothing ahead
+    by_left = (*(blocks * block for _ in range(at_last)), *between[at_last:])
     whole, scattered = count.all * summed, max(count.root, *count.blocks) * summed
     return replace(
         alone,
         gradient_bytes=0 if later else summed,
         held={"gradients": whole} if later else {},
         backward={"gathered weights": count.root * each},
-        gathered_blocks=() if not block else (blocks * block + buffer,) * (blocks + 1) if stay else tuple(by_left),
+        gathered_blocks=() if not block else (blocks * block,) * (blocks + 1) if stay else by_left,
+        gathered_between=() if stay or not block else between,
         first_block={},
         between_blocks={"gloo's copies": 0 if stay else copied},
         exchange={

@@ -221,16 +221,22 @@ def _parts(holding: Holding, kept: Activations, moment: _Backward) -> Parts:
             "activations": moment.stored,
             "passed on in backward": moment.passed,
             "autocast's copies": moment.left * kept.cast_weights_of_block + kept.cast_weights_of_ends,
-            "gathered weights": holding.gathered_blocks[moment.left] if holding.gathered_blocks else 0,
+            "gathered weights": _gathered(holding, moment),
             "gradients": made,
         },
     )
+
+
+def _gathered(holding: Holding, moment: _Backward) -> int:
+    by_left = (holding.gathered_between if moment.between else ()) or holding.gathered_blocks
+    return by_left[moment.left] if by_left else 0
 
 
 def _backward_totals(holding: Holding, kept: Activations, shapes: ParameterShapes) -> _Counts:
     """The sum of `_parts` at each of `_backward`, without the parts."""
     at = _columns(kept, shapes, holding.bucket, bool(holding.between_blocks))
     gathered = np.array(holding.gathered_blocks or (0,) * (shapes.blocks[1].repeats + 1))
+    gathered_between = np.array(holding.gathered_between or gathered)
     always = sum(_parts(holding, kept, _Backward(0, 0, 0)).values()) - gathered[0]
     flush, after_bucket, after_block, between = (
         sum(parts.values())
@@ -238,9 +244,10 @@ def _backward_totals(holding: Holding, kept: Activations, shapes: ParameterShape
     )
     new = holding.new_gradient_bytes
     totals: _Counts = (
-        always + at.stored + at.passed + gathered[at.left] + at.left * kept.cast_weights_of_block
+        always + at.stored + at.passed + at.left * kept.cast_weights_of_block
         + (at.done * holding.gradient_bytes).astype(np.int64) + at.new * new
         + at.flushed * np.where(at.flushed > holding.bucket, flush + new, flush)
+        + np.where(at.between, gathered_between[at.left], gathered[at.left])
         + at.after_bucket * after_bucket + at.after_block * after_block + at.between * between
     )  # fmt: skip
     return totals

@@ -464,5 +464,8 @@ def _counted(line: dict[str, Any]) -> Counter[str]:
 def test_every_split(tmp_path: Path, ranks: int) -> None:
     names = AT_NIGHT[ranks] + (OWN_AT_NIGHT if ranks == 2 else ())
     jobs = [job_of(name, setting, STEPS_AT_NIGHT) for name in names for setting in SETTINGS]
+    # Batch norms see a micro-step, and each number of data-parallel ranks cuts a short last step into its own.
+    accumulated = [job for job in jobs if "segments" in job and job["train"].get("grad_accum", 1) > 1]
+    jobs = [job for job in jobs if job not in accumulated or trial_of(job, ranks).layout.data == 1]
     alone = in_one_piece(tmp_path / "1", STEPS_AT_NIGHT, prepared_here())
     check(tmp_path / "many", train(jobs, ranks, tmp_path / "many", prepared_here()), alone)

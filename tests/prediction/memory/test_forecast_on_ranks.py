@@ -23,6 +23,7 @@ BY_DAY = [
     "ddp, pipeline 2, Swin, bf16-params",
     "fsdp2, pipeline 2, interleaved, sharded weights, Swin, fp32, 8 images",
     "ddp, Swin V2 with UperNet, checkpointing",
+    "ddp, sequence 2, UperNet on ViT, fp32, 8 images",
     "ZeRO-2, Swin V2, bf16-params",
 ]
 AT_NIGHT = [
@@ -46,6 +47,10 @@ AT_NIGHT = [
     "fsdp2, Swin V2 with UperNet, fp32",
     "fsdp2, Swin V2 with UperNet, 2 micro-steps",
     "ZeRO-3, Swin V2 with UperNet, checkpointing",
+    "fsdp2, tensor 2, UperNet on ViT, fp32, 32 images",
+    "fsdp2, tensor 2, UperNet on Swin V2, bf16, 8 images",
+    "fsdp2, tensor 2, sharded norms, UperNet on ViT, fp32, 8 images",
+    "fsdp2, sequence 2, sharded weights, UperNet on ViT, bf16-params",
 ]
 SHARED_SWIN = [
     f"fsdp2, tensor 2, Swin, {variant}"

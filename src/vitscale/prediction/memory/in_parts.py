@@ -236,7 +236,7 @@ def _vit(spec: ModelSpec, train: TrainSpec, narrow: int, decoder: DecoderShape |
     own = labelled * narrow * width
     maps = own * sum(side**2 for side in decoder.sides)
     yield Part(0, (0,), (2 * kept.stream,), embedding.in_forward)
-    widest = (kept.backward_of_block + kept.recomputed,)
+    widest = tuple(kept.backward_of_block + kept.recomputed + own for own in (kept.sums, kept.sums_of_weights))
     for number in range(1, vit.layers + 1):
         yield Part(kept.kept_of_block, (kept.stream,), widest, block.in_forward, number * block.wrapped)
     pyramid = (model_counts.norm(width), *model_counts.pyramid(width, grid))

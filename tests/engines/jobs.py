@@ -201,7 +201,7 @@ def of_scenes(ranks: int, folder: Path) -> list[Job]:
         jobs.append(job)
     if ranks < 3:
         name = "none" if ranks == 1 else "ddp"
-        shared = _job(f"{name} shared scenes", SEGMENTED | {"engine": name}, SCENES_STEPS)
+        shared = _job(f"{name} shared scenes", SEGMENTED | {"engine": name}, 3)
         shared |= {"segments": "shared-vit", "scenes": str(folder), "evaluation": "sliding"}
         jobs.append(shared | {"parallel": {"sequence": ranks}})
     return jobs

@@ -71,16 +71,14 @@ SEGMENTED_BY_DAY = {
     "shared-vit:tiny ddp sequence=2": "adamw-clipped",
     "shared-vit:tiny fsdp2 sequence=2 batch_norm=local": "sgd-clipped-3",
     "shared-vit:tiny fsdp2 tensor=2 shard_norms=1": "adamw-clipped",
-    "shared-vit:tiny fsdp2 tensor=2 batch_norm=local": "sgd-clipped-3",
-    "shared-swin:tiny fsdp2 tensor=2": "adamw-clipped",
+    "shared-swin:tiny fsdp2 tensor=2 batch_norm=local": "adamw-clipped",
 }
 """Every third step has 4 of 12 images, in three micro-steps two, two and none; one data-parallel rank has all of them,
 so that local norms are over the same as one process's."""
-SEGMENTED_ON_FOUR = {
-    "shared-vit:tiny ddp sequence=4 batch_norm=local": "sgd-clipped-3",
-    "shared-vit:tiny ddp sequence=2": "adamw-clipped",
-}
-"""Of two images two of four ranks label none; and two models whose norms are over both."""
+LABELS_NONE = "shared-vit:tiny ddp sequence=4 batch_norm=local"
+"""Of two images two of four ranks label none."""
+LABELLING_STEPS, LABELLED_BEFORE = 4, 2
+"""By day; the third step is the short one."""
 IN_BF16 = "swinv2-4:tiny ddp pipeline=2 precision=bf16"
 """Against one process in as many micro-batches of bf16: a first step is equal to the bit."""
 COUNTED = (
@@ -169,7 +167,8 @@ def in_one_piece(world: Path, steps: int, starts: Starts | None = None) -> dict[
     # In as many micro-steps as on ranks, for norms are over one of them.
     labelling = (*SEGMENTED_BY_DAY.items(), *(("shared-swin:tiny", each) for each in SETTINGS if steps > STEPS))
     segmented = dict.fromkeys((name.partition(" ")[0], setting) for name, setting in labelling)
-    jobs += [job_of(f"{model} none", setting, steps) for model, setting in segmented]
+    labelling_steps = LABELLING_STEPS if steps == STEPS else steps
+    jobs += [job_of(f"{model} none", setting, labelling_steps) for model, setting in segmented]
     return train(jobs, 1, world, starts)
 
 
@@ -181,10 +180,10 @@ def two(folder: Path, alone: dict[str, Curve]) -> dict[str, Curve]:
     jobs += [job_of(name, list(SETTINGS)[place > 1]) for place, name in enumerate(PIPELINED[2])]
     own = [job_of(name, setting) for name, setting in zip(OWN_BY_DAY, cycle(SETTINGS), strict=False)]
     jobs.append(job_of(SWIN_BY_DAY, "adamw-clipped"))
-    jobs += [job_of(name, setting) for name, setting in SEGMENTED_BY_DAY.items()]
+    jobs += [job_of(name, setting, LABELLING_STEPS) for name, setting in SEGMENTED_BY_DAY.items()]
     for job in jobs:
         if job["name"].endswith("adamw-clipped"):
-            job["save_before"], job["traffic"] = SAVED_BEFORE, True
+            job["save_before"], job["traffic"] = LABELLED_BEFORE if "segments" in job else SAVED_BEFORE, True
     own[-1]["traffic"] = True  # Swin V2
     for job in (counted := [job_of(name, "adamw-clipped", 1) for name in COUNTED]):
         job["gradients"], job["traffic"] = IN_BF16 in job["name"], True
@@ -215,9 +214,9 @@ def four(folder: Path, two: dict[str, Curve]) -> dict[str, Curve]:
         str(folder / "2" / f"{SWIN_BY_DAY} adamw-clipped"),
     )
     jobs.append(swin | {"traffic": True})
-    jobs += [job_of(name, setting) for name, setting in SEGMENTED_ON_FOUR.items()]
-    saved, resumed = "shared-vit:tiny ddp sequence=2", "shared-vit:tiny fsdp2 sequence=2 tensor=2 shard_norms=1"
-    jobs.append(job_of(resumed, "adamw-clipped"))
+    jobs.append(job_of(LABELS_NONE, "sgd-clipped-3", LABELLING_STEPS))
+    saved, resumed = "shared-vit:tiny ddp sequence=2", "shared-vit:tiny fsdp2 tensor=2"
+    jobs.append(job_of(resumed, "adamw-clipped", LABELLING_STEPS))
     jobs[-1] |= {"name": f"{resumed} from two", "load": str(folder / "2" / f"{saved} adamw-clipped")}
     jobs[-1]["traffic"] = True
     return train(jobs, 4, folder / "4", prepared_here())
@@ -289,7 +288,7 @@ def test_stages_of_a_swin_make_the_gradient_of_one_process_to_the_bit(folder: Pa
 
 def test_four_ranks_share_models_and_images(folder: Path, four: dict[str, Curve], alone: dict[str, Curve]) -> None:
     """Two models of two ranks, one of four, tensors and tokens at once; checkpoints of other splits go on."""
-    assert len(four) == 2 * len(BY_DAY[4]) + len(PIPELINED[4]) + 4 + len(SEGMENTED_ON_FOUR) + 1
+    assert len(four) == 2 * len(BY_DAY[4]) + len(PIPELINED[4]) + 4 + 2
     rounded = f"{IN_FP16} sgd-clipped-3"
     check(folder / "4", {name: curve for name, curve in four.items() if name != rounded}, alone)
     assert EQUAL / 100 < largest_difference(four[rounded].losses, alone["pipeline none sgd-clipped-3"].losses) < 1e-3

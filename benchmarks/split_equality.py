@@ -28,17 +28,19 @@ from engines.test_parallel import (  # noqa: E402 - and this
     OWN_AT_NIGHT,
     OWN_BY_DAY,
     PIPELINED,
+    SEGMENTED_BY_DAY,
     SETTINGS,
     STEPS_AT_NIGHT,
     SWIN_BY_DAY,
     ZERO_BY_DAY,
     gradient_difference,
+    in_each_setting,
     in_one_piece,
     job_of,
     reference_of,
 )  # fmt: skip
 
-KNOWN = (BY_DAY, PIPELINED, AT_NIGHT, {2: (*ZERO_BY_DAY, *OWN_BY_DAY, SWIN_BY_DAY, *OWN_AT_NIGHT)})
+KNOWN = (BY_DAY, PIPELINED, AT_NIGHT, {2: (*ZERO_BY_DAY, *OWN_BY_DAY, SWIN_BY_DAY, *OWN_AT_NIGHT, *SEGMENTED_BY_DAY)})
 SPLITS = {
     ranks: tuple(dict.fromkeys(name for known in KNOWN for name in known.get(ranks, ())))
     for ranks in sorted(BY_DAY.keys() | AT_NIGHT.keys())
@@ -81,8 +83,12 @@ def main() -> None:
         rows = written()
         for ranks in map(int, sys.argv[1:] or SPLITS):
             splits, world = SPLITS[ranks], folder / f"of-{ranks}"
-            jobs = [job_of(name, setting, STEPS_AT_NIGHT) for name in splits for setting in SETTINGS]
-            curves = train([*jobs, *(rounded(name) for name in splits if not _own(name))], ranks, world, timeout=3600)
+            curves = train(
+                [*in_each_setting(splits, ranks), *(rounded(name) for name in splits if not _own(name))],
+                ranks,
+                world,
+                timeout=3600,
+            )
             rows[ranks] = [_row(ranks, name, curves, alone, world) for name in splits]
             print("\n".join(rows[ranks]), flush=True)
     lines = [said, "", COLUMNS, *(row for ranks in sorted(rows) for row in rows[ranks])]
@@ -106,11 +112,12 @@ def _own(name: str) -> bool:
 
 
 def _row(ranks: int, name: str, curves: dict[str, Curve], alone: dict[str, Curve], world: Path) -> str:
+    trained = [setting for setting in SETTINGS if f"{name} {setting}" in curves]
     losses = max(
         largest_difference(curves[f"{name} {setting}"].losses, alone[reference_of(name, setting)].losses)
-        for setting in SETTINGS
+        for setting in trained
     )
-    gradient = max(gradient_difference(world, f"{name} {setting}", setting) for setting in SETTINGS)
+    gradient = max(gradient_difference(world, f"{name} {setting}", setting) for setting in trained)
     bf16 = "not trained"
     if not _own(name):
         reference = alone[f"{'pipeline ' if 'pipeline' in name else ''}none autocast-1"]

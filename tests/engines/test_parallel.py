@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -458,13 +459,18 @@ def _counted(line: dict[str, Any]) -> Counter[str]:
     return counted
 
 
+def in_each_setting(names: Sequence[str], ranks: int) -> list[Job]:
+    """What is trained at night. Pixels are not labelled in three micro-steps by several data-parallel ranks, for batch
+    norms see a micro-step, and each number of these ranks cuts a short last step into its own."""
+    jobs = [job_of(name, setting, STEPS_AT_NIGHT) for name in names for setting in SETTINGS]
+    accumulated = [job for job in jobs if "segments" in job and job["train"].get("grad_accum", 1) > 1]
+    return [job for job in jobs if job not in accumulated or trial_of(job, ranks).layout.data == 1]
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("ranks", AT_NIGHT)
 def test_every_split(tmp_path: Path, ranks: int) -> None:
     names = AT_NIGHT[ranks] + (OWN_AT_NIGHT if ranks == 2 else ())
-    jobs = [job_of(name, setting, STEPS_AT_NIGHT) for name in names for setting in SETTINGS]
-    # Batch norms see a micro-step, and each number of data-parallel ranks cuts a short last step into its own.
-    accumulated = [job for job in jobs if "segments" in job and job["train"].get("grad_accum", 1) > 1]
-    jobs = [job for job in jobs if job not in accumulated or trial_of(job, ranks).layout.data == 1]
+    jobs = in_each_setting(names, ranks)
     alone = in_one_piece(tmp_path / "1", STEPS_AT_NIGHT, prepared_here())
     check(tmp_path / "many", train(jobs, ranks, tmp_path / "many", prepared_here()), alone)

@@ -93,7 +93,9 @@ def test_of_splits_what_fits_is_advised_and_matrices_are_shared_inside_hosts(hug
         assert option.candidate.parallel.tensor <= 8
         assert option.gpus % option.candidate.parallel.ranks_per_model == 0
         assert option.global_batch == option.gpus * 8 or not option.keeps_batch
-    assert any("not modelled" in why for why in hugest.dropped)
+    # Nothing is left out for want of a forecast: what stages hold that compute activations again is told, too.
+    assert all("fit in memory" in why for why in hugest.dropped)
+    assert any(option.candidate.parallel.pipeline > 1 for option in hugest.by_count)
     assert {option.gpus for option in hugest.by_count} == set(GPUS)
 
 

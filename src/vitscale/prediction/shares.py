@@ -72,9 +72,11 @@ class Share(NamedTuple):
         """What its stages do in an optimizer step, one after the other: (whether it is a backward, of which stage)."""
         return _in_order(self.parallel, self.rank, len(self.chunks), micro_batches)
 
-    def turns(self, micro_batches: int) -> tuple[Turn, ...]:
-        """Of `order` those turns that may have most beside them."""
-        return _turns(self.parallel, self.rank, len(self.chunks), micro_batches)
+    def turns(self, micro_batches: int, *, sharded: bool) -> tuple[Turn, ...]:
+        """Of `order` those turns that may have most beside them; `sharded`: whether weights are."""
+        if self.parallel.schedule == "1f1b":  # whose turns are all alike soon
+            micro_batches = min(micro_batches, 2 * self.parallel.pipeline)
+        return _turns(self.parallel, self.rank, len(self.chunks), micro_batches, sharded)
 
     def shapes(self, whole: ParameterShapes) -> ParameterShapes:
         """The tensors of this rank before a data-parallel wrapper shards them."""
@@ -97,7 +99,7 @@ class Turn(NamedTuple):
     finished: tuple[int, ...]
     """Micro-batches whose backward is over."""
     whole: tuple[bool, ...]
-    """Whether all of the stage's weights are gathered before it begins where they are sharded: by a backward, which
+    """Whether all of the stage's weights are gathered before it begins, where they are sharded: by a backward, which
     leaves them so, or by an interleaved schedule, ahead of the first forward."""
 
 
@@ -132,25 +134,26 @@ def _in_order(parallel: ParallelSpec, rank: int, stages: int, micro_batches: int
 
 
 @lru_cache(maxsize=1024)
-def _turns(parallel: ParallelSpec, rank: int, stages: int, micro_batches: int) -> tuple[Turn, ...]:
-    others, finished, whole = [0] * stages, [0] * stages, [parallel.schedule == "interleaved"] * stages
+def _turns(parallel: ParallelSpec, rank: int, stages: int, micro_batches: int, sharded: bool) -> tuple[Turn, ...]:
+    others, finished, whole = [0] * stages, [0] * stages, [sharded and parallel.schedule == "interleaved"] * stages
     turns = []
     for backward, stage in _in_order(parallel, rank, stages, micro_batches):
         others[stage] -= backward
         turns.append(Turn(stage, backward, tuple(others), tuple(finished), tuple(whole)))
         (finished if backward else others)[stage] += 1
-        whole[stage] = backward
+        whole[stage] = sharded and backward
     outermost = _outermost(turns)
     return tuple(turn for turn in turns if turn in outermost)
 
 
 def _outermost(turns: Sequence[Turn]) -> set[Turn]:
-    """Those of a stage and direction that none with as much of everything comes after; in which a stage has had a
-    backward, or its weights, is told apart."""
+    """Those of a stage and direction beside which no other one has as much of everything, and gradients of as many
+    stages; in which of them weights are whole is told apart."""
     outermost: dict[tuple[object, ...], dict[tuple[int, ...], Turn]] = {}
     for turn in reversed(turns):
-        known = outermost.setdefault((turn.stage, turn.backward, tuple(map(bool, turn.finished)), turn.whole), {})
-        held = (*turn.others, *map(sum, zip(turn.others, turn.finished, strict=True)))
+        known = outermost.setdefault((turn.stage, turn.backward, turn.whole), {})
+        sent = map(sum, zip(turn.others, turn.finished, strict=True))
+        held = (*turn.others, *sent, *map(bool, turn.finished))
         if not any(all(map(ge, more, held)) for more in known):
             for less in [less for less in known if all(map(ge, held, less))]:
                 del known[less]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import NamedTuple
 
 from vitscale.prediction.memory.activations import AUTOCAST
@@ -56,20 +57,23 @@ def in_turns(
         wrapped: what the trial's wrapper holds outside a pipeline.
     """
 
-    def held(shapes: ParameterShapes, *, later: bool, directly: bool = True) -> tuple[Trial, Holding]:
+    stages = [stage.shapes(whole) for stage in share.stages]
+
+    @cache
+    def held(stage: int | None, *, later: bool, directly: bool = True) -> tuple[Trial, Holding]:
+        shapes = share.shapes(whole) if stage is None else stages[stage]
         step = trial.model_copy(update={"train": trial.train.model_copy(update={"grad_accum": 1 + later})})
         if trial.train.wrapper == "fsdp2":
             return step, fsdp2_in_stages(step, shapes, later=later, directly=directly)
         return step, wrapped(step, shapes)
 
-    stages = [stage.shapes(whole) for stage in share.stages]
-    step, end = held(share.shapes(whole), later=trial.train.grad_accum > 1)
+    step, end = held(None, later=trial.train.grad_accum > 1)
     steady = added(end.steady, _kept_by_schedule(trial, share, of_stages))
     if share.first and trial.train.precision in AUTOCAST:  # which casts images for the patches
         of_stages = [of_stages[0]._replace(kept=of_stages[0].kept + 2 * _pixels(trial)), *of_stages[1:]]
-    for turn in share.turns(trial.train.grad_accum):
+    for turn in share.turns(trial.train.grad_accum, sharded=trial.train.wrapper == "fsdp2"):
         later, gathered = turn.finished[turn.stage] > 0, turn.whole[turn.stage]
-        step, holding = held(stages[turn.stage], later=later, directly=later and gathered)
+        step, holding = held(turn.stage, later=later, directly=later and gathered)
         beside = added(
             *(_of_other_stage(trial, held, shapes, turn, n) for n, shapes in enumerate(stages) if n != turn.stage),
             {"activations of other micro-batches": _under_way(trial, share, turn, of_stages)},
@@ -103,7 +107,7 @@ def _of_other_stage(
     """What a wrapper holds of a stage while another one works."""
     others, finished = turn.others[number], turn.finished[number]
     over = finished == trial.train.grad_accum and trial.train.wrapper == "fsdp2"
-    gradients = held(shapes, later=True)[1].held if finished and not over else {}
+    gradients = held(number, later=True)[1].held if finished and not over else {}
     if trial.train.wrapper != "fsdp2" or over:
         return gradients
     count = sizes(shapes)
@@ -129,9 +133,9 @@ def _pixels(trial: Trial) -> int:
 
 def that_may_take_most(trial: Trial, whole: ParameterShapes) -> list[Share]:
     """Of places in the pipeline with the same tensors the one with most micro-batches under way, and with most of those
-    that begin a backward before the last forward: what the others hold is less at every moment. Of all of them where
-    activations are computed again, and little is under way."""
-    if trial.train.activation_checkpointing:
+    that begin a backward before the last forward: what the others hold is less at every moment. All of them where a
+    stage may keep less of a micro-batch, computed again, than an interleaved schedule keeps of what was sent."""
+    if trial.train.activation_checkpointing and trial.parallel.schedule == "interleaved":
         return list(shares(trial))
     most: dict[tuple[object, ...], Share] = {}
     count = trial.train.grad_accum

@@ -231,13 +231,13 @@ def _first_token_to_all(encoded: Tensor, *, group: dist.ProcessGroup) -> Tensor:
     return exchange(rows, sent, [batch] + [0] * (ranks - 1), group)
 
 
-def _with_all_tokens(encoded: Tensor, *, training: bool, sizes: list[int], group: dist.ProcessGroup) -> Tensor:
-    """All tokens [b', tokens, h] of each rank's [b, own tokens, h]: in training of the rank's own part of the images,
-    else of every image, on every rank."""
-    parts = even_parts(len(encoded), group.size()) if training else [slice(0, len(encoded))] * group.size()
+def _with_all_tokens(encoded: Tensor, *, every_image: bool, sizes: list[int], group: dist.ProcessGroup) -> Tensor:
+    """All tokens [b', tokens, h] of each rank's [b, own tokens, h]: of the rank's own part of the images, or of every
+    image on every rank."""
+    parts = [slice(0, len(encoded))] * group.size() if every_image else even_parts(len(encoded), group.size())
     images = [part.stop - part.start for part in parts]
     own, width = encoded.shape[1:]
-    rows = encoded.flatten(0, 1) if training else encoded.flatten(0, 1).repeat(group.size(), 1)
+    rows = encoded.flatten(0, 1).repeat(group.size() if every_image else 1, 1)
     received = [images[group.rank()] * size for size in sizes]
     arrived = exchange(rows, [count * own for count in images], received, group).split(received)
     return torch.cat([rows.view(-1, size, width) for rows, size in zip(arrived, sizes, strict=True)], dim=1)

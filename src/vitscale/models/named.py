@@ -291,7 +291,9 @@ class PyramidSegmenter(nn.Module):
         self.vit = Encoder(spec)
         self.with_all_tokens: Callable[..., Tensor] = _as_they_are
         """Of the encoder's hidden states those whose pixels are labelled here, [b, tokens, h]: all; where ranks share
-        the tokens, those of all ranks, in training of some of the images."""
+        the tokens, those of all ranks, of some of the images."""
+        self.every_image = False
+        """Whether, where ranks share the tokens, each of them labels every image."""
         width = self.vit.width
         self.pyramid = nn.ModuleList(
             [
@@ -312,7 +314,7 @@ class PyramidSegmenter(nn.Module):
     @override
     def forward(self, images: Tensor) -> Tensor:
         """Logits [b, classes, H/4, W/4] (for patches of 16) of float images [b, c, H, W]; see `with_all_tokens`."""
-        hidden = self.with_all_tokens(self.vit(images), training=self.training)[:, 1:]
+        hidden = self.with_all_tokens(self.vit(images), every_image=self.every_image)[:, 1:]
         side = round(hidden.shape[1] ** 0.5)
         maps = [level(hidden.transpose(1, 2).unflatten(2, (side, side))) for level in self.pyramid]
         if self.auxiliary_head is not None and self.training:
@@ -321,8 +323,8 @@ class PyramidSegmenter(nn.Module):
         return logits
 
 
-def _as_they_are(hidden: Tensor, *, training: bool) -> Tensor:
-    del training
+def _as_they_are(hidden: Tensor, *, every_image: bool) -> Tensor:
+    del every_image
     return hidden
 
 

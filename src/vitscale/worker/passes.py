@@ -16,7 +16,7 @@ from vitscale.datasets.scenes import Scenes, sliding
 from vitscale.engines import Engine
 from vitscale.errors import RequestError
 from vitscale.models.batch_norm import average_statistics, norms_of
-from vitscale.models.named import AuxiliaryLogits
+from vitscale.models.named import AuxiliaryLogits, PyramidSegmenter
 from vitscale.probes.steps import Phase, no_phase
 from vitscale.sources import Dataset, Split
 from vitscale.trial.parallel import even_parts
@@ -61,6 +61,8 @@ class Passes:
         # Ranks that share a model take the same images.
         self.data_ranks, self.at = trial.layout.data, trial.layout.coordinates(own.rank)
         self.segments, self.classes = trial.model.task == "segmentation", trial.model.num_classes
+        self.labelling = trial.layout.sequence if self.segments else 1
+        """Ranks that share the tokens of every image, and label the pixels of some images each."""
         self.norms = norms_of(engine.module)
         self.auxiliary = AuxiliaryLogits(engine.module, trial.model.auxiliary_weight) if self.segments else None
         size, augment = trial.model.image_size, trial.data.augment
@@ -114,9 +116,7 @@ class Passes:
         """
         with phase("forward"):
             images = batch.images()
-        # Sequence ranks, each with a part of every image's tokens, label the pixels of some of the images each.
-        labelling = self.trial.layout.sequence if self.segments else 1
-        part = even_parts(len(batch.labels), labelling)[self.at.sequence % labelling]
+        part = self._labelled(len(batch.labels))
         labels = batch.labels[part]
         for norm in self.norms:
             norm.real = min(max(0, batch.real - part.start), len(labels))
@@ -131,7 +131,8 @@ class Passes:
             second = None if self.auxiliary is None else self.auxiliary.take()
             if self.auxiliary is not None and second is not None:
                 losses = losses + self.auxiliary.weight * label_losses(second.float(), labels)
-            return slot_loss(losses, batch.step_count, self.data_ranks * labelling, self.trial.train.grad_accum)
+            ranks = self.data_ranks * self.labelling
+            return slot_loss(losses, batch.step_count, ranks, self.trial.train.grad_accum)
 
         return self.engine.micro_step(images, loss_of, last=last, phase=phase)
 
@@ -179,9 +180,10 @@ class Passes:
                 logits = self._logits(moved.images())
                 if logits is None:
                     continue  # the rank of the last stage counts
-                sums += tally(label_losses(logits, moved.labels), logits, moved.labels)
+                labels = moved.labels if self._slides else moved.labels[self._labelled(len(moved.labels))]
+                sums += tally(label_losses(logits, labels), logits, labels)
                 if self.segments:
-                    confused += confusion(logits, moved.labels, classes)
+                    confused += confusion(logits, labels, classes)
         loss, accuracy = means(total(sums))
         if not self.segments:
             return Evaluation(loss, accuracy)
@@ -198,11 +200,25 @@ class Passes:
 
     def _logits(self, images: Tensor) -> Tensor | None:
         """Of held-out images, as the trial evaluates them."""
-        if self.trial.data.evaluation == "sliding":
-            # Of segmentation, of which no rank holds a stage.
-            evaluate = cast(Callable[[Tensor], Tensor], self.engine.evaluate)
-            return sliding(evaluate, images, self.trial.model.image_size)
-        return self.engine.evaluate(images)
+        if not self._slides:
+            return self.engine.evaluate(images)
+        # Of segmentation, of which no rank holds a stage.
+        evaluate = cast(Callable[[Tensor], Tensor], self.engine.evaluate)
+        model = self.engine.module
+        if isinstance(model, PyramidSegmenter):  # each rank joins the windows of a whole image
+            model.every_image = True
+        logits = sliding(evaluate, images, self.trial.model.image_size)
+        if isinstance(model, PyramidSegmenter):
+            model.every_image = False
+        return logits
+
+    @property
+    def _slides(self) -> bool:
+        return self.trial.data.evaluation == "sliding"
+
+    def _labelled(self, images: int) -> slice:
+        """Which of so many images' pixels this rank labels."""
+        return even_parts(images, self.labelling)[self.at.sequence % self.labelling]
 
     def _order(self, samples: int, epoch: int, *, fraction: float, grad_accum: int, drop_last: bool) -> EpochOrder:
         return EpochOrder(

@@ -54,6 +54,8 @@ class Share(NamedTuple):
     @property
     def stages(self) -> tuple[Share, ...]:
         """Each of its stages as if it were a rank's only one."""
+        if len(self.chunks) == 1:
+            return (self,)
         parallel = self.parallel
         alone = parallel.model_copy(update={"pipeline": parallel.stages, "schedule": "1f1b"})
         return tuple(

@@ -213,19 +213,18 @@ def _of_ranks(
             shapes = share.shapes(whole)
             yield [(ORDER, (_wrapped(trial, shapes), _kept(trial, vit, share), shapes))]
             continue
-        stages = [(stage, _kept(trial, vit, stage)) for stage in share.stages]
-        of_stages = [_of_stage(stage, kept) for stage, kept in stages]
+        stages = [(stage.shapes(whole), _kept(trial, vit, stage)) for stage in share.stages]
+        of_stages = [_of_stage(stage, kept) for stage, (_, kept) in zip(share.stages, stages, strict=True)]
         turns = []
         for turn in in_turns(trial, share, whole, of_stages, _wrapped):
-            (stage, kept), own, held = stages[turn.stage], of_stages[turn.stage], turn.holding
+            (shapes, kept), own, held = stages[turn.stage], of_stages[turn.stage], turn.holding
             output = {"activations": own.handed_on - own.received}
-            held = replace(
-                held,
-                forward=added(held.forward, turn.beside),
-                forward_end=added(held.forward_end, turn.beside, output),
-                backward=added(held.backward, turn.beside, output),
-            )
-            turns.append((turn.moments, (held, kept, stage.shapes(whole))))
+            if turn.moments == ("backward",):
+                held = replace(held, backward=added(held.backward, turn.beside, output))
+            elif turn.beside:
+                forward, end = added(held.forward, turn.beside), added(held.forward_end, turn.beside, output)
+                held = replace(held, forward=forward, forward_end=end)
+            turns.append((turn.moments, (held, kept, shapes)))
         yield turns
 
 

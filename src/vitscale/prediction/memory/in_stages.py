@@ -56,22 +56,26 @@ def in_turns(
         of_stages: of each of its stages.
         wrapped: what the trial's wrapper holds outside a pipeline.
     """
-
     stages = [stage.shapes(whole) for stage in share.stages]
+    count = trial.train.grad_accum
+    steps = [trial.model_copy(update={"train": trial.train.model_copy(update={"grad_accum": n})}) for n in (1, 2)]
+    own = stages[0] if len(stages) == 1 else share.shapes(whole)
+    steady = added(wrapped(steps[0], own).steady, _kept_by_schedule(trial, share, of_stages))
 
     @cache
     def held(stage: int | None, *, later: bool, directly: bool = True) -> tuple[Trial, Holding]:
-        shapes = share.shapes(whole) if stage is None else stages[stage]
-        step = trial.model_copy(update={"train": trial.train.model_copy(update={"grad_accum": 1 + later})})
+        shapes = own if stage is None else stages[stage]
+        step = steps[later]
         if trial.train.wrapper == "fsdp2":
-            return step, fsdp2_in_stages(step, shapes, later=later, directly=directly)
-        return step, wrapped(step, shapes)
+            holding = fsdp2_in_stages(step, shapes, later=later, directly=directly)
+        else:
+            holding = wrapped(step, shapes)
+        return step, replace(holding, steady=steady)
 
-    step, end = held(None, later=trial.train.grad_accum > 1)
-    steady = added(end.steady, _kept_by_schedule(trial, share, of_stages))
+    step, end = held(None, later=count > 1)
     if share.first and trial.train.precision in AUTOCAST:  # which casts images for the patches
         of_stages = [of_stages[0]._replace(kept=of_stages[0].kept + 2 * _pixels(trial)), *of_stages[1:]]
-    for turn in share.turns(trial.train.grad_accum, sharded=trial.train.wrapper == "fsdp2"):
+    for turn in share.turns(count, sharded=trial.train.wrapper == "fsdp2"):
         later, gathered = turn.finished[turn.stage] > 0, turn.whole[turn.stage]
         step, holding = held(turn.stage, later=later, directly=later and gathered)
         beside = added(
@@ -79,8 +83,8 @@ def in_turns(
             {"activations of other micro-batches": _under_way(trial, share, turn, of_stages)},
         )
         moments = ("backward",) if turn.backward else ("last block", "end of forward")
-        yield InTurn(turn.stage, moments, step, replace(holding, steady=steady), beside, gathered)
-    yield InTurn(0, ("exchange", "step"), step, replace(end, steady=steady), {})
+        yield InTurn(turn.stage, moments, step, holding, beside, gathered)
+    yield InTurn(0, ("exchange", "step"), step, end, {})
 
 
 def _under_way(trial: Trial, share: Share, turn: Turn, of_stages: Sequence[StageBytes]) -> int:

@@ -103,7 +103,7 @@ def all_totals(
 ) -> list[int]:
     """Bytes at every moment of such names, those of backward one by one, in an order that does not depend on the
     micro-batch."""
-    outside = _outside_backward(holding, kept, shapes).items()
+    outside = () if names == ("backward",) else _outside_backward(holding, kept, shapes).items()
     totals = [sum(parts.values()) for name, parts in outside if name in names]
     return totals + (_backward_totals(holding, kept, shapes).tolist() if "backward" in names else [])
 

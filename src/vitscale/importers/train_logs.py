@@ -116,7 +116,7 @@ class _Log:
     model: str | None = None
     steps: list[_Step] = field(default_factory=list)
     steps_of_epoch: int | None = None
-    places: set[tuple[str | None, int]] = field(default_factory=set)
+    told_steps: set[tuple[str | None, int]] = field(default_factory=set)
     """Epoch and step of the lines there are."""
     again: int = 0
     """Lines of a step that another one told already."""
@@ -195,10 +195,10 @@ def _take(told: dict[str, str | None], log: _Log, number: int, problems: Problem
     except ValueError as error:
         problems.line(number, str(error))
         return
-    if (place := (told.get("epoch"), step)) in log.places:
+    if (key := (told.get("epoch"), step)) in log.told_steps:
         log.again += 1  # of the first rank of another host, or of a run that was begun again
         return
-    log.places.add(place)
+    log.told_steps.add(key)
     log.steps.append(_Step(step, seconds, rate if batch is None else batch / seconds, data))
     if told.get("epoch") is not None:
         log.steps_of_epoch = of

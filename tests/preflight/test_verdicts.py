@@ -196,6 +196,12 @@ def test_a_rank_that_was_disturbed_for_a_while_is_not_a_slow_one(best: float, to
     assert ("slow-rank" in kinds(two(compute=compute(50.0, 50.0, best)))) is told
 
 
+def test_a_rank_whose_pace_is_too_small_for_a_number_is_slow() -> None:
+    """5e-324 / 1e24 is 0."""
+    ranks = [checked(rank, compute=compute(pace)) for rank, pace in enumerate((1e24, 5e-324))]
+    assert only(record(*ranks), "slow-rank").about.ranks == (1,)
+
+
 def test_slow_ranks_that_are_alike_are_told_together() -> None:
     ranks = [checked(n, 4, pace=100.0 if n < 2 else 50.0) for n in range(4)]
     assert only(record(*ranks), "slow-rank").about.ranks == (2, 3)

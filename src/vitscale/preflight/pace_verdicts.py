@@ -30,7 +30,8 @@ def slow_ranks(record: CheckRecord) -> Iterable[Finding]:
         if pace is None or pace >= _SLOW or rank.compute is None:
             continue
         # One repeat at the others' pace: it was disturbed in the other ones, which `unsteady` tells.
-        if max(rank.compute.pieces_per_second) < pieces_per_second[rank.rank] / pace:
+        # Multiplied, for a pace can be so small that it is 0.
+        if max(rank.compute.pieces_per_second) * pace < pieces_per_second[rank.rank]:
             alike.setdefault((_device(rank), f"{pace:.2f}"), []).append(rank)
     multiplied = against_others({r.rank: r.matmul.flops_per_second for r in record.ranks if r.matmul is not None})
     for (device, at), slow in sorted(alike.items(), key=lambda item: item[0][1]):

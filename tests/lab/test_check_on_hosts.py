@@ -65,11 +65,11 @@ def test_the_links_bandwidth_is_found(checked: Checked) -> None:
         assert other["bandwidth_bytes_per_second"] < 1.05 * MEGABITS * 1e6 / 8
 
 
-def test_no_size_is_tried_that_would_take_longer_than_two_seconds(checked: Checked) -> None:
+def test_no_size_is_tried_that_would_take_longer_than_a_second(checked: Checked) -> None:
     lines = [line for rank in checked.told["check"]["ranks"] for line in rank["collectives"]]
     assert {line["operation"] for line in lines} == {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}
     largest = max(line["size_bytes"] for line in lines if line["operation"] == "all_reduce")
-    assert largest == 16 * 2**20  # the next, 64 MiB, would take 2.2 s
+    assert largest == 16 * 2**20  # it takes 0.56 s; the next, 64 MiB, would take 2.2 s
 
 
 def test_the_slowed_rank_is_found_and_named(checked: Checked) -> None:

@@ -133,7 +133,7 @@ def request(target: CheckTarget, *, ranks_per_node: int | None, quick: bool) -> 
         precision=precision,
         sweep=checks.SweepPlan(
             sizes_bytes=_QUICK_SIZES if quick else _SIZES,
-            longest_seconds=0.2 if quick else 2.0,
+            longest_seconds=0.2 if quick else 1.0,
             seconds_per_size=0.1 if quick else 0.5,
         ),
         compute_repeats=3 if quick else 5,

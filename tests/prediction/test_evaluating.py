@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from evidence_factory import MEASURED, UNKNOWN, make_evidence, make_point
 from vitscale.errors import RequestError
+from vitscale.prediction import workloads
 from vitscale.prediction.configurations import Candidate
 from vitscale.prediction.evaluating import ROUGH
 from vitscale.prediction.evidence import Evidence, Series, StepParts
@@ -44,16 +46,29 @@ def test_a_candidate_is_what_predict_says_of_it() -> None:
         assert many.labels[n] == alone.label
 
 
-def test_a_configuration_is_the_same_to_the_digit_whatever_else_is_asked() -> None:
-    """Many share arrays, the memory of like ranks and cached messages: each is what it is by itself."""
+@pytest.mark.parametrize("in_forks", [False, True])
+def test_a_configuration_is_the_same_to_the_digit_whatever_else_is_asked(
+    monkeypatch: pytest.MonkeyPatch, in_forks: bool
+) -> None:
+    """Many share arrays, the memory of like ranks and cached messages, or are worked out in another process: each is
+    what it is by itself."""
     every = [
         Candidate(gpus, 8, engine, stage, micro_batch, accum, checkpointed)
         for engine, stage in (("ddp", 0), ("fsdp2", 0), *(("deepspeed", stage) for stage in range(4)))
         for gpus, micro_batch, accum, checkpointed in ((8, 64, 1, False), (24, 16, 4, False), (8, 32, 1, True))
     ]
-    many = evaluate_all(FITTED, "ddp", every)
+    forked: list[int] = []
+    fork = os.fork
+    with monkeypatch.context() as changed:
+        changed.setattr(workloads, "_MANY", 1 if in_forks else 1 << 30)
+        changed.setattr(os, "sched_getaffinity", lambda _pid: {0, 1})
+        changed.setattr(os, "fork", lambda: forked.append(1) or fork())  # type: ignore[func-returns-value]  # None
+        many = evaluate_all(FITTED, "ddp", every)
+    assert len(forked) == in_forks
+    assert many.candidates == tuple(every)
     for n, one in enumerate(every):
         alone = evaluate_all(FITTED, "ddp", [one])
+        assert many.labels[n] == alone.labels[0]
         assert many.step.at(n) == alone.step.at(0)
         assert many.speed.at(n) == alone.speed.at(0)
         assert many.memory_bytes[n] == alone.memory_bytes[0]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from vitscale.base.forks import spread
 from vitscale.errors import unknown
 from vitscale.prediction.configurations import Candidate, Evaluated, gathered
 from vitscale.prediction.evaluating import evaluate
@@ -16,6 +18,9 @@ from vitscale.prediction.variants import Variant, variant
 from vitscale.trial.parallel import ParallelSpec
 from vitscale.trial.rank_batches import largest_micro_batch
 from vitscale.trial.trial import HOW_FOUND, OF_THE_WRAPPER, Trial
+
+_MANY = 1 << 17
+"""Draws x configurations from which on forks of this process are worth their start."""
 
 
 def evaluate_all(
@@ -45,24 +50,42 @@ def evaluate_all(
         )
         wrapper = (candidate.engine, candidate.zero_stage, candidate.activation_checkpointing, candidate.parallel)
         by_kind.setdefault((*wrapper, gpu, network), []).append(n)
-    pieces: list[tuple[list[int], Evaluated]] = []
-    for (engine, zero_stage, checkpointing, parallel, gpu, network), members in by_kind.items():
-        changes = {"engine": engine, "zero_stage": zero_stage, "activation_checkpointing": checkpointing}
-        hosts = {name: value for name, value in (("gpu", gpu), ("network", network)) if value is not None}
-        asked, points = _variant_of(fitted, base, changes, parallel, hosts)
-        batches = frozenset(largest_micro_batch(point.trial.train) for point in points)
+    # Before any fork: series are fitted as they are first asked for, and what a fork has fitted is lost.
+    kinds = [
+        (
+            [candidates[n] for n in members],
+            _variant_of(
+                fitted,
+                base,
+                {"engine": engine, "zero_stage": zero_stage, "activation_checkpointing": checkpointing},
+                parallel,
+                {name: value for name, value in (("gpu", gpu), ("network", network)) if value is not None},
+            ),
+        )
+        for (engine, zero_stage, checkpointing, parallel, gpu, network), members in by_kind.items()
+    ]
+
+    def piece(kind: tuple[list[Candidate], tuple[Variant, tuple[Point, ...]]]) -> Evaluated:
+        own, (asked, points) = kind
         evaluated = evaluate(
             asked,
-            [candidates[n] for n in members],
+            own,
             with_memory=with_memory,
             measured=points,
-            micro_batches=batches,
+            micro_batches=frozenset(largest_micro_batch(point.trial.train) for point in points),
             hosts_assumed=hosts_assumed,
             memory_capacity_bytes=memory_capacity_bytes,
             draws=draws,
         )
-        pieces.append((members, evaluated))
-    return gathered(pieces)
+        return replace(evaluated, candidates=())  # known here: they need not travel
+
+    pieces = spread(piece, kinds, fewest=2 if draws * len(candidates) >= _MANY else len(kinds) + 1)
+    return gathered(
+        [
+            (members, replace(evaluated, candidates=tuple(own)))
+            for members, (own, _), evaluated in zip(by_kind.values(), kinds, pieces, strict=True)
+        ]
+    )
 
 
 def _variant_of(

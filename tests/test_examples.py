@@ -133,12 +133,12 @@ def test_stages_of_an_own_model_are_its_forward(own_models: Callable[[str], Any]
         cut = [Stage(model, plan, number) for number in range(len(plan.parts))]
         names = [name for stage in cut for name, _ in stage.named_parameters()]
         assert sorted(names) == sorted(name for name, _ in model.named_parameters())
-        hidden = images
-        for stage, shape in zip(cut, [*plan.shapes, (10,)], strict=True):
+        hidden, handed_on = images, [shape for (shape,) in plan.shapes(*images.shape[2:])]
+        for stage, shape in zip(cut, [*handed_on, (10,)], strict=True):
             hidden = stage(hidden)
             assert hidden.shape[1:] == shape
         assert torch.equal(hidden, model(images))
-        widths |= set(plan.shapes)
+        widths |= set(handed_on)
     assert len(widths) > 1 if name == "hsvit" else len(widths) == 1
 
 

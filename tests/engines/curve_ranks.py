@@ -136,9 +136,8 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
         found["scores"] = [scores.loss, scores.accuracy, scores.mean_iou]
         found["statistics"] = [
             float(followed.double().sum())
-            for norm in own.norms
-            for name, followed in norm.named_buffers()
-            if name.startswith("running")
+            for name, followed in sorted(engine.module.named_buffers())
+            if name.endswith(("running_mean", "running_var"))
         ]
     if job.get("evaluate"):
         held_out = own.evaluate(lambda: None)

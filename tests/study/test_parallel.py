@@ -96,11 +96,13 @@ def test_a_factory_may_be_split_as_its_ranks_will_tell(tmp_path: Path) -> None:
 
 
 def test_pixels_are_labelled_by_ranks_that_share_a_model(tmp_path: Path) -> None:
-    """Vision transformers along two axes, Swin V2 along one; norms of ranks that share images are over all of these."""
+    """Vision transformers along all axes, Swin V2 along two; norms of ranks that share images are over all of these.
+    In stages, of which the heads may be one, norms are among the ranks that hold the same."""
     swin = {"name": "swinv2-t", "image_size": 64, "heads": 4, "hidden_size": 32, "depths": [1, 1, 1]}
     splits: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"sequence": 2}, MODEL), ({"tensor": 2}, MODEL), ({"tensor": 2, "shard_norms": True}, MODEL),
         ({"tensor": 2}, swin), ({"tensor": 3, "sequence": 2}, MODEL),
+        ({"pipeline": 3, "schedule": "gpipe"}, MODEL), ({"pipeline": 2, "schedule": "gpipe"}, swin),
     ]  # fmt: skip
     for split, model in splits:
         sections: dict[str, Any] = {
@@ -110,9 +112,11 @@ def test_pixels_are_labelled_by_ranks_that_share_a_model(tmp_path: Path) -> None
         study_file = StudyFile.read(write_study(tmp_path, sections))
         (trial,) = expand(study_file, EIGHT_CORES, sources.check).trials.values()
         whole = trial.model_copy(update={"parallel": NO_SPLIT})
-        assert trial.layout.replicas == 6 // split.get("tensor", 1)
+        assert trial.layout.replicas == 6 // split.get("tensor", 1) // split.get("pipeline", 1)
         assert (forecast_bytes(trial) or 0) < (forecast_bytes(whole) or 0)
-        assert {one.group for one in messages(trial) or ()} == {"replicas", *(split.keys() - {"shard_norms"})}
+        assert {one.group for one in messages(trial) or ()} == {
+            "replicas", *(split.keys() - {"shard_norms", "schedule"}),
+        }  # fmt: skip
         local = trial.model_copy(update={"train": trial.train.model_copy(update={"batch_norm": "local"})})
         assert {one.group for one in norm_messages(trial) or ()} == {"replicas"}
         assert {one.group for one in norm_messages(local) or ()} == ({"sequence"} if "sequence" in split else set())
@@ -202,12 +206,12 @@ def test_stages_are_named_and_take_the_micro_batches(tmp_path: Path) -> None:
             ["4 stages, and swinv2-t has 3 blocks", "pipeline of 1 to 3", "model.depths"],
         ),
         (
-            {"pipeline": 2},
+            {"pipeline": 4},
             {
-                "model": {"task": "segmentation", "name": "swinv2-t", "image_size": 64},
-                "data": {"name": "synthetic-masks"},
+                "model": MODEL | {"task": "segmentation"}, "data": {"name": "synthetic-masks"},
+                "scaling": {"gpus": [4]}, "train": {"grad_accum": 4},
             },
-            ["'swinv2-t' with model.task = 'segmentation' cannot be split", "UperNet takes the feature maps of all"],
+            ["4 stages, and vit-ti16 has 2 blocks and heads that may be a stage", "pipeline of 1 to 3"],
         ),
         (
             {"sequence": 2},
@@ -215,7 +219,7 @@ def test_stages_are_named_and_take_the_micro_batches(tmp_path: Path) -> None:
                 "model": {"task": "segmentation", "name": "swinv2-t", "image_size": 64, "heads": 4},
                 "data": {"name": "synthetic-masks"},
             },
-            ["cannot be trained of swinv2-t: windows join tokens", "Valid: parallel.tensor, sequence = 1"],
+            ["cannot be trained of swinv2-t: windows join tokens", "Valid: parallel.tensor and parallel.pipeline, seq"],
         ),
         ({"tensor": 0}, {}, ["parallel.tensor is 0"]),
         ({"tensors": 2}, {}, ["unknown key 'tensors' in [parallel]", "Did you mean 'tensor'?"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations, pairwise
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trial.test_trial import trial
-from vitscale.trial.model_cost import forward_flops, stage_blocks
+from vitscale.trial.model_cost import forward_flops, most_stages, parameter_shapes, stage_blocks
 from vitscale.trial.model_spec import ModelSpec, resolve
 from vitscale.trial.parallel import ParallelSpec, RankLayout
 
@@ -93,6 +94,44 @@ def test_no_other_cut_of_a_swin_has_a_smaller_largest_stage(stages: int) -> None
     ways = [pairwise((0, *ends, 8)) for ends in combinations(range(1, 8), stages - 1)]
     least = min(max(sum(macs[begin:end]) for begin, end in way) for way in ways)
     assert max(sum(macs[block] for block in own) for own in cut) == least
+
+
+@pytest.mark.parametrize("name", ["vit-ti16", "swinv2-t"])
+@pytest.mark.parametrize("decoder_size", [8, 256])
+def test_heads_of_segmentation_are_weighed_and_may_be_a_stage(name: str, decoder_size: int) -> None:
+    """All ways to cut four blocks, of which the last stage need not have any; wide heads outweigh them."""
+    swin = {"image_size": 64, "patch_size": 2, "hidden_size": 16, "heads": 1, "depths": (1, 2, 1), "window_size": 4}
+    vit = {"image_size": 64, "patch_size": 8, "layers": 4, "hidden_size": 48, "heads": 6}
+    fields = swin if name == "swinv2-t" else vit
+    model = ModelSpec.model_validate(fields | {"name": name, "task": "segmentation", "decoder_size": decoder_size})
+    spec = resolve(model, 10)
+    assert most_stages(spec) == 5
+    shapes = parameter_shapes(spec)
+    assert shapes is not None
+    assert len(shapes.in_a_row) == 4
+    embedding, head = (sum(module.macs for module in own.modules) for own in (shapes.blocks[0], shapes.blocks[-1]))
+    macs = [sum(module.macs for block in unit for module in block.modules) for unit in shapes.in_a_row]
+    assert 2 * (sum(macs) + embedding + head) == forward_flops(spec)
+
+    def largest(ends: Sequence[int]) -> int:
+        of_stages = [sum(macs[begin:end]) for begin, end in pairwise((0, *ends, 4))]
+        return max(of_stages[0] + embedding, *of_stages[1:-1], of_stages[-1] + head)
+
+    for stages in (2, 3, 4, 5):
+        cut = stage_blocks(spec, stages)
+        assert [block for own in cut for block in own] == list(range(4))
+        assert largest([own.stop for own in cut[:-1]]) == min(map(largest, combinations(range(1, 5), stages - 1)))
+        if decoder_size == 256 or stages == 5:
+            assert not cut[-1]
+            of_others = [
+                max(sum(macs[begin:end]) for begin, end in pairwise((0, *ends, 4)))
+                for ends in combinations(range(1, 4), stages - 2)
+            ]
+            assert max(sum(macs[block] for block in own) for own in cut[:-1]) == min(of_others)
+        elif name == "swinv2-t":  # a ViT's pyramid outweighs these blocks whatever the heads
+            assert cut[-1]
+    with pytest.raises(ValueError, match="4 blocks do not make 6 stages"):
+        stage_blocks(spec, 6)
 
 
 def test_a_global_batch_is_of_the_data_parallel_ranks() -> None:

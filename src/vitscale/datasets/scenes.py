@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -167,8 +167,13 @@ class Scenes:
         return torch.where(fine.view(tries.shape[:2]), numbers, tries.shape[1]).amin(1)
 
 
-def sliding(evaluate: Callable[[Tensor], Tensor], images: Tensor, size: int) -> Tensor:
-    """Logits of whole images [n, 3, H, W] from windows of `size` x `size` pixels, in one forward: [n, classes, H, W].
+@overload
+def sliding(evaluate: Callable[[Tensor], Tensor], images: Tensor, size: int) -> Tensor: ...
+@overload
+def sliding(evaluate: Callable[[Tensor], Tensor | None], images: Tensor, size: int) -> Tensor | None: ...
+def sliding(evaluate: Callable[[Tensor], Tensor | None], images: Tensor, size: int) -> Tensor | None:
+    """Logits of whole images [n, 3, H, W] from windows of `size` x `size` pixels, in one forward: [n, classes, H, W];
+    None where `evaluate` gives none.
 
     Windows lie two thirds of their side apart; the last ones end with the image. Where they overlap their mean counts.
     A side shorter than a window is padded with 0.
@@ -177,6 +182,8 @@ def sliding(evaluate: Callable[[Tensor], Tensor], images: Tensor, size: int) -> 
     images = pad(images, (0, max(0, size - width), 0, max(0, size - height)))
     corners = [(y, x) for y in _starts(images.shape[2], size) for x in _starts(images.shape[3], size)]
     logits = evaluate(torch.cat([images[:, :, y : y + size, x : x + size] for y, x in corners]))
+    if logits is None:
+        return None
     if logits.shape[2:] != (size, size):
         logits = interpolate(logits, size=(size, size), mode="bilinear", align_corners=False)
     total = logits.new_zeros(len(images), logits.shape[1], *images.shape[2:])

@@ -333,7 +333,7 @@ def blocks_of(model: nn.Module) -> Sequence[nn.Module]:
     return max(lists, key=lambda children: sum(map(_size, children)), default=[])
 
 
-def with_options(model: nn.Module, train: TrainSpec, own_blocks: Sequence[nn.Module] = ()) -> nn.Module:
+def with_options(model: nn.Module, train: TrainSpec, own_blocks: Sequence[nn.Module] | None = None) -> nn.Module:
     """Activation checkpointing, then compiling, block by block and in place; names of parameters stay as they are.
 
     1. checkpointing goes innermost: what wraps a block then sees one call in forward and its repetition in backward;
@@ -345,15 +345,15 @@ def with_options(model: nn.Module, train: TrainSpec, own_blocks: Sequence[nn.Mod
     Args:
         model: the whole.
         train: what is asked for.
-        own_blocks: where they are others than `blocks_of` has.
+        own_blocks: of the stages of a pipeline that lie here; there may be none. None: what `blocks_of` has.
 
     Raises:
         RequestError: an option is set, and the model has no repeated blocks.
     """
     if not (train.activation_checkpointing or train.compile):
         return model
-    blocks = own_blocks or blocks_of(model)
-    if not blocks:
+    blocks = blocks_of(model) if own_blocks is None else own_blocks
+    if not (blocks or blocks_of(model)):
         option = "activation_checkpointing" if train.activation_checkpointing else "compile"
         raise RequestError(
             f"train.{option} works block by block, and {shown(type(model).__name__)} has no list of two or more "

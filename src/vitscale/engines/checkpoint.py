@@ -227,7 +227,7 @@ def load(whole: WholeTensors, folder: Path, alive: Alive) -> int:
             whole.set_state(name, key, tensor)
     if _BUFFERS in files:
         for name, tensor in files[_BUFFERS].tensors(alive):
-            whole.buffers[name].copy_(tensor)
+            whole.set_buffer(name, tensor)
     if whole.loss_scale is not None and description.loss_scale is not None:
         whole.loss_scale.set(description.loss_scale.factor, description.loss_scale.steps)
     _wait()
@@ -265,7 +265,7 @@ def _shapes(whole: WholeTensors, file: str) -> Shapes:
 
 def _tensor(whole: WholeTensors, file: str, name: str) -> Tensor:
     if file == _BUFFERS:
-        return whole.buffers[name].detach()
+        return whole.buffer(name)
     return (whole.weight(name) if file == WEIGHTS else whole.state(name, file)).float()
 
 

@@ -101,7 +101,7 @@ class DdpEngine(TorchEngine):
                 wrapped.register_comm_hook(wrapped.process_group, _COMPRESSED[compressed])
             return wrapped
 
-        model = with_options(model, train, plan.blocks_of(model, trial) if plan else ())
+        model = with_options(model, train, plan.blocks_of(model, trial) if plan else None)
         return in_stages(model, plan, trial, distributed)
 
     @override

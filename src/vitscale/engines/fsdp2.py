@@ -41,14 +41,14 @@ class Fsdp2Engine(TorchEngine):
         model = model.to(device, torch.float32 if train.master_weights else computed)
         plan = stage_plan(model, trial)
         mesh = split(model, trial, device)
-        own_blocks = plan.blocks_of(model, trial) if plan else ()
+        own_blocks = plan.blocks_of(model, trial) if plan else None
         model = with_options(model, train, own_blocks)
         reduced = COMMUNICATED[train.gradient_dtype] if train.gradient_dtype else None
         cast = computed if train.master_weights else None
         mixed = MixedPrecisionPolicy(param_dtype=cast, reduce_dtype=reduced)
         offloaded = CPUOffloadPolicy() if train.offload == "parameters" else OffloadPolicy()
         again = True if train.reshard_after_forward is None else train.reshard_after_forward
-        blocks = set(own_blocks or blocks_of(model))
+        blocks = set(blocks_of(model) if own_blocks is None else own_blocks)
 
         def sharded(module: nn.Module) -> nn.Module:
             for block in filter(blocks.__contains__, module.modules()):

@@ -21,6 +21,7 @@ from vitscale.engines.base import Engine, LossOf, TorchEngine
 from vitscale.engines.ddp import StageDdp
 from vitscale.engines.stages import Stages
 from vitscale.engines.whole_tensors import TorchTensors, WholeTensors
+from vitscale.models.batch_norm import norms_of
 from vitscale.probes.steps import Phase, no_phase
 from vitscale.store.records import PhaseName
 from vitscale.trial.trial import Trial
@@ -42,7 +43,10 @@ class PipelineEngine(TorchEngine):
         self.parallel = trial.parallel
         self._images: list[Tensor] = []
         self._losses_of: list[LossOf] = []
-        self._schedules: dict[int, Any] = {}
+        self._norms = norms_of(self.module)
+        self._real: list[int | None] = []
+        """Images of each micro-batch that norms are over."""
+        self._schedules: dict[tuple[int, ...], Any] = {}
         self._bubble = ExitStack()
         self._phase: Phase = no_phase
 
@@ -55,11 +59,12 @@ class PipelineEngine(TorchEngine):
         """
         self._images.append(images.to(self.input_dtype))
         self._losses_of.append(loss_of)
+        self._real += [norm.real for norm in self._norms[:1]]
         total = torch.zeros((), device=self.device)
         if not last:
             return total
         self._phase = phase
-        count, size = len(self._images), len(images)
+        count, size = len(self._images), tuple(images.shape)
         if size not in self._schedules:
             self._schedules[size] = self._schedule(size, count)
         first = [torch.cat(self._images)] if self.wrapped.first else []
@@ -79,7 +84,14 @@ class PipelineEngine(TorchEngine):
             self._bubble.close()
             self._images.clear()
             self._losses_of.clear()
+            self._real.clear()
         return total
+
+    def before_forward(self, number: int) -> None:
+        """Tells norms of this rank's last stage how many images of a micro-batch, by its number, are none of padding:
+        it was told them when they were kept."""
+        for norm in self._norms:
+            norm.real = self._real[number]
 
     @contextmanager
     def working(self, name: PhaseName) -> Iterator[None]:
@@ -89,12 +101,15 @@ class PipelineEngine(TorchEngine):
             yield
         self._bubble.enter_context(self._phase("bubble"))
 
-    def _schedule(self, size: int, count: int) -> Any:
-        """For micro-batches of `size` images: torch's keep buffers of one shape."""
+    def _schedule(self, size: tuple[int, ...], count: int) -> Any:
+        """For micro-batches of such a shape: torch's keep buffers of one."""
         parallel, held = self.parallel, self.wrapped
-        hidden = [torch.empty(size, *shape, dtype=held.dtype, device="meta").requires_grad_() for shape in held.shapes]
+        given = [
+            tuple(torch.empty(size[0], *shape, dtype=held.dtype, device="meta").requires_grad_() for shape in shapes)
+            for shapes in held.shapes(*size[2:])
+        ]
         stages = [
-            _Stage(self, wrapped, held.group.rank() + index * parallel.pipeline, hidden)
+            _Stage(self, wrapped, held.group.rank() + index * parallel.pipeline, given)
             for index, wrapped in enumerate(held.wrapped)
         ]
         return _SCHEDULES[parallel.schedule](
@@ -110,20 +125,26 @@ class PipelineEngine(TorchEngine):
     def evaluate(self, images: Tensor) -> Tensor | None:
         """Logits on the rank of the last stage. The others send on what they have, and go on to the next images."""
         held, ranks = self.wrapped, self.parallel.pipeline
-        last = self.parallel.stages - 1
-        hidden = images.to(self.input_dtype)
+        last, shapes = self.parallel.stages - 1, held.shapes(*images.shape[2:])
+        given: Any = images.to(self.input_dtype)
         held.eval()
         for index, stage in enumerate(held.wrapped):
             number = held.group.rank() + index * ranks
+            taken: tuple[Tensor, ...] = (given,)
             if number > 0:
-                hidden = torch.empty(len(images), *held.shapes[number - 1], dtype=held.dtype, device=self.device)
-                dist.recv(hidden, group=held.group, group_src=(number - 1) % ranks)
+                taken = tuple(
+                    torch.empty(len(images), *shape, dtype=held.dtype, device=self.device)
+                    for shape in shapes[number - 1]
+                )
+                for tensor in taken:
+                    dist.recv(tensor, group=held.group, group_src=(number - 1) % ranks)
             with torch.no_grad(), self.autocast():
-                hidden = (stage.module if isinstance(stage, DistributedDataParallel) else stage)(hidden)
+                given = (stage.module if isinstance(stage, DistributedDataParallel) else stage)(*taken)
             if number < last:
-                dist.send(hidden, group=held.group, group_dst=(number + 1) % ranks)
+                for tensor in (given,) if isinstance(given, Tensor) else given:
+                    dist.send(tensor.contiguous(), group=held.group, group_dst=(number + 1) % ranks)
         held.train()
-        return hidden.float() if held.last else None
+        return given.float() if held.last else None
 
     @property
     @override
@@ -155,17 +176,21 @@ def pipelined(kind: type[Engine]) -> type[Engine]:
 class _Stage(PipelineStage):
     """torch's stage, which says when it computes."""
 
-    def __init__(self, engine: PipelineEngine, wrapped: nn.Module, number: int, hidden: Sequence[Tensor]) -> None:
-        """`hidden`: like what each stage but the last hands on; known, it need not be found out by passes that train
-        nothing. Of what the first takes and the last gives nothing is sent, and any of them will do."""
-        taken, given = hidden[max(number - 1, 0)], hidden[min(number, len(hidden) - 1)]
-        super().__init__(wrapped, number, len(hidden) + 1, engine.device, taken, given, group=engine.wrapped.group)
+    def __init__(
+        self, engine: PipelineEngine, wrapped: nn.Module, number: int, handed_on: Sequence[tuple[Tensor, ...]]
+    ) -> None:
+        """`handed_on`: like what each stage but the last hands on; known, it need not be found out by passes that train
+        nothing. Of what the first takes and the last gives nothing is sent, and any tensor will do."""
+        taken, given = handed_on[max(number - 1, 0)], handed_on[min(number, len(handed_on) - 1)]
+        taken, given = taken if number else taken[:1], given if number < len(handed_on) else given[:1]
+        super().__init__(wrapped, number, len(handed_on) + 1, engine.device, taken, given, group=engine.wrapped.group)
         self._engine = engine
 
     @override
-    def forward_one_chunk(self, *arguments: Any, **named: Any) -> Any:
+    def forward_one_chunk(self, fwd_chunk_id: int, *arguments: Any, **named: Any) -> Any:
+        self._engine.before_forward(fwd_chunk_id)
         with self._engine.working("forward"), self._engine.autocast():
-            return super().forward_one_chunk(*arguments, **named)
+            return super().forward_one_chunk(fwd_chunk_id, *arguments, **named)
 
     @override
     def backward_one_chunk(self, *arguments: Any, **named: Any) -> None:
@@ -183,8 +208,9 @@ class _WholeTensors(TorchTensors):
 
     def __init__(self, stages: Stages, optimizer: torch.optim.Optimizer, kind: str) -> None:
         super().__init__(stages.own, optimizer, kind)
-        self._stages, self._own = stages, self.parameters
-        self.parameters = {name: self._own.get(name, whole.parameter) for name, whole in stages.whole.items()}
+        self._stages, self._own, self._own_buffers = stages, self.parameters, self.buffers
+        self.parameters = stages.of_model | self._own
+        self.buffers = stages.buffers_of_model | self._own_buffers
         self.trained = [name for name, parameter in self.parameters.items() if parameter.requires_grad]
 
     @override
@@ -214,9 +240,25 @@ class _WholeTensors(TorchTensors):
     def make_states(self, names: Any, keys: Any, steps: int) -> None:
         super().make_states([name for name in names if name in self._own], keys, steps)
 
+    @override
+    def buffer(self, name: str) -> Tensor:
+        like = self.buffers[name]
+        return self._broadcast(name, like if name in self._own_buffers else torch.empty_like(like, device=self._device))
+
+    @override
+    def set_buffer(self, name: str, whole: Tensor) -> None:
+        if name in self._own_buffers:
+            super().set_buffer(name, whole)
+
     def _sent(self, name: str, take: Callable[[], Tensor]) -> Tensor:
-        own, owner = name in self._own, self._stages.whole[name].owner
-        device = next(iter(self._own.values())).device
-        whole = take().float().contiguous() if own else torch.empty(self.shape(name), device=device)
-        dist.broadcast(whole, group=self._stages.group, group_src=owner)
+        own = name in self._own
+        return self._broadcast(name, take().float() if own else torch.empty(self.shape(name), device=self._device))
+
+    def _broadcast(self, name: str, held: Tensor) -> Tensor:
+        whole = held.contiguous()
+        dist.broadcast(whole, group=self._stages.group, group_src=self._stages.owners[name])
         return whole
+
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self._own.values())).device

@@ -49,7 +49,8 @@ def split(model: nn.Module, trial: Trial, device: torch.device) -> DeviceMesh:
     group = own_group(layout.groups("sequence")) if layout.sequence > 1 else None
     for norm in norms_of(model) if trial.parallel.ranks_per_model > 1 else ():
         # Tensor ranks have the same images. Sequence ranks share those of one data-parallel rank.
-        norm.group = mesh[REPLICAS].get_group() if norm.synchronised else group
+        norm.replicas = mesh[REPLICAS].get_group()
+        norm.group = norm.replicas if norm.synchronised else group
     if group is not None:
         if isinstance(model, VisionTransformer | PyramidSegmenter):
             split_tokens(model, group)
@@ -203,7 +204,7 @@ def split_tokens(model: VisionTransformer | PyramidSegmenter, group: dist.Proces
     if isinstance(model, VisionTransformer):
         model.class_token.taken_of = functools.partial(_first_token_to_all, group=group)
     else:
-        model.with_all_tokens = functools.partial(_with_all_tokens, sizes=sizes, group=group)
+        model.pyramid.with_all_tokens = functools.partial(_with_all_tokens, sizes=sizes, group=group)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, *, sizes: list[int], group: dist.ProcessGroup) -> Tensor:

@@ -17,11 +17,16 @@ from vitscale.engines.base import blocks_of, weight_dtype
 from vitscale.engines.splits import offered, own_group
 from vitscale.engines.swin_split import swin_in_order, swin_through
 from vitscale.errors import RequestError, shown
-from vitscale.models.named import VisionTransformer
+from vitscale.models.named import AUXILIARY_HEAD, DECODE_HEAD, PyramidSegmenter, VisionTransformer
 from vitscale.trial.model_cost import balanced, stage_blocks, swin_shape
 from vitscale.trial.model_counts import swin_maps
 from vitscale.trial.parallel import even_parts
 from vitscale.trial.trial import Trial
+
+Given = Tensor | Sequence[Tensor]
+"""What one module gives and the next one takes: hidden states, and beside them maps that a head will take."""
+Shapes = Callable[[int, int], tuple[tuple[tuple[int, ...], ...], ...]]
+"""Of an image of such height and width: shapes of the tensors that each stage but the last hands on, on this rank."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +35,12 @@ class StagePlan:
 
     parts: tuple[tuple[str, ...], ...]
     """Names of the modules of each stage; one after the other, all of them are the model's forward."""
-    shapes: tuple[tuple[int, ...], ...]
-    """Of what each stage but the last hands on of an image, on this rank."""
+    shapes: Shapes
+    """Of what each stage but the last hands on."""
     dtype: torch.dtype
     """Of that."""
-    through: Callable[[str, nn.Module, Tensor], Tensor] = field(default=lambda _, module, hidden: module(hidden))
-    """What the module of a name makes of hidden states."""
+    through: Callable[[str, nn.Module, Given], Given] = field(default=lambda _, module, given: module(given))
+    """What the module of a name makes of what is handed on to it."""
     blocks: tuple[str, ...] = ()
     """Names of what is wrapped one by one, where that is not what `base.blocks_of` has."""
 
@@ -58,31 +63,34 @@ def stage_plan(model: nn.Module, trial: Trial) -> StagePlan | None:
     layout, stages, dtype = trial.layout, trial.parallel.stages, weight_dtype(trial.train)
     if layout.pipeline == 1:
         return None
-    if isinstance(model, VisionTransformer):
+    if isinstance(model, VisionTransformer | PyramidSegmenter):
         embedding, *blocks = model.in_order[: 1 + len(model.vit.layers)]
         tokens, at = model.vit.embeddings.position_embeddings.shape[1], layout.coordinates(dist.get_rank()).sequence
         own = even_parts(tokens, layout.sequence)[at]
         parts = _parts(trial, [embedding], [[block] for block in blocks], model.in_order[1 + len(blocks) :])
-        return StagePlan(parts, ((own.stop - own.start, model.vit.width),) * (stages - 1), dtype)
+        hidden = (((own.stop - own.start, model.vit.width),),) * (stages - 1)
+        return StagePlan(parts, lambda *_: hidden, dtype, blocks=tuple(blocks))
     if swin := swin_shape(trial.model):
-        first, units, last = swin_in_order(swin.depths)
-        maps = swin_maps(swin)
-        handed_on = tuple(maps[blocks.stop - 1] for blocks in stage_blocks(trial.model, stages)[:-1])
+        heads = [name for name in (AUXILIARY_HEAD, DECODE_HEAD) if getattr(model, name, None) is not None]
+        first, units, last = swin_in_order(swin.depths, heads)
+        behind = [blocks.stop - 1 for blocks in stage_blocks(trial.model, stages)[:-1]]
         if trial.train.precision == "bf16" and trial.train.device == "cpu":
             dtype = torch.bfloat16  # of autocast's norms there, and so of all that they are added to
-        parts = _parts(trial, first, units, last)
-        return StagePlan(parts, handed_on, dtype, swin_through, tuple(chain(*units)))
+
+        def shapes(height: int, width: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
+            rows, columns = (swin_maps(swin._replace(image_size=n), segments=bool(heads)) for n in (height, width))
+            of_stages = (zip(rows[block], columns[block], strict=True) for block in behind)
+            return tuple(tuple((own, *other) for (own, _), other in of_stage) for of_stage in of_stages)
+
+        return StagePlan(_parts(trial, first, units, last), shapes, dtype, swin_through, tuple(chain(*units)))
     order = list(offered(model, "in_order", trial))
     if len(order) < stages:
         what = f"parallel.pipeline = {layout.pipeline} makes {stages} stages, and {shown(trial.model.factory)} offers "
         raise RequestError(f"{what}{len(order)} modules in_order", valid=[f"1 to {len(order)} stages"])
-    flops, shapes = _outline(model, order, trial)
+    flops, given = _outline(model, order, trial)
     ends = balanced(tuple(flops), stages)
-    return StagePlan(
-        tuple(tuple(order[begin:end]) for begin, end in pairwise((0, *ends))),
-        tuple(shapes[end - 1] for end in ends[:-1]),
-        dtype,
-    )
+    handed_on = tuple((given[end - 1],) for end in ends[:-1])
+    return StagePlan(tuple(tuple(order[begin:end]) for begin, end in pairwise((0, *ends))), lambda *_: handed_on, dtype)
 
 
 def _parts(
@@ -129,21 +137,16 @@ class Stage(nn.Module):
             holder.add_module(name, model.get_submodule(part))
 
     @override
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Hidden states of hidden states; the first stage takes images, the last one makes logits."""
+    def forward(self, *tensors: Tensor) -> Given:
+        """What goes on, of what came; the first stage takes images, the last one makes logits. An auxiliary head is
+        there for training alone, and `AuxiliaryLogits` sees what it gives."""
+        given: Given = tensors[0] if len(tensors) == 1 else tensors
         for part in self.parts:
-            hidden = self.through(part, self.get_submodule(part), hidden)
-        return hidden
-
-
-@dataclass(frozen=True)
-class Whole:
-    """A parameter of the whole model."""
-
-    parameter: nn.Parameter
-    """Without elements (device "meta")."""
-    owner: int
-    """The rank of the pipeline's group that holds it."""
+            if part != AUXILIARY_HEAD:
+                given = self.through(part, self.get_submodule(part), given)
+            elif self.training:
+                self.through(part, self.get_submodule(part), given)
+        return given
 
 
 class Stages(nn.Module):
@@ -161,11 +164,16 @@ class Stages(nn.Module):
         holders = [Stage(model, plan, *stages[other::ranks]) for other in range(ranks)]
         self.own = holders[rank]
         """All that lies here; nothing goes forward through it, but names and weights are right."""
-        owners = {name: other for other, held in enumerate(holders) for name, _ in held.named_parameters()}
-        self.whole = {
-            name: Whole(nn.Parameter(torch.empty(own.shape, device="meta"), own.requires_grad), owners[name])
+        self.owners = {name: other for other, held in enumerate(holders) for name in held.state_dict()}
+        """The rank of the pipeline's group that holds each parameter of the model, and each buffer that is saved."""
+        self.of_model = {
+            name: nn.Parameter(torch.empty(own.shape, device="meta"), own.requires_grad)
             for name, own in model.named_parameters()
         }
+        """Its parameters, without elements (device "meta")."""
+        buffers = {name: own for name, own in model.named_buffers() if name in self.owners}
+        self.buffers_of_model = {name: torch.empty_like(own, device="meta") for name, own in buffers.items()}
+        """Its buffers that are saved, likewise."""
         self.wrapped = nn.ModuleList(wrap(Stage(model, plan, number)) for number in stages[rank::ranks])
         """One for each stage of this rank, in the order of the model."""
 

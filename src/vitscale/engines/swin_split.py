@@ -6,7 +6,6 @@ logits, from itself: both are cut with the heads, and the small network of posit
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,27 +39,39 @@ def swin_tensor_plan(task: Task) -> dict[str, tp.ParallelStyle]:
     return plan
 
 
-def swin_in_order(depths: Sequence[int]) -> tuple[list[str], list[list[str]], list[str]]:
-    """Names of the modules that make up a `Swinv2ForImageClassification`'s forward, one after the other: those before
-    its blocks, those of each block with what merges its stage behind the last one, and those behind."""
-    units = []
+def swin_in_order(depths: Sequence[int], heads: Sequence[str]) -> tuple[list[str], list[list[str]], list[str]]:
+    """Names of the modules that make up the forward of a `Swinv2ForImageClassification`, or with `heads` of UperNet on
+    a `Swinv2Backbone`, one after the other: those before its blocks, those of each block with what merges its stage
+    behind the last one, and those behind."""
+    units, body = [], "backbone" if heads else "swinv2"
     for stage, depth in enumerate(depths):
-        path = f"swinv2.encoder.layers.{stage}"
+        path = f"{body}.encoder.layers.{stage}"
         units += [[f"{path}.blocks.{block}"] for block in range(depth)]
         if stage < len(depths) - 1:
             units[-1].append(f"{path}.downsample")
-    return ["swinv2.embeddings"], units, ["swinv2.layernorm", "swinv2.pooler", "classifier"]
+    return [f"{body}.embeddings"], units, list(heads) or ["swinv2.layernorm", "swinv2.pooler", "classifier"]
 
 
-def swin_through(name: str, module: nn.Module, hidden: Tensor) -> Tensor:
-    """What one of `swin_in_order` makes of [b, tokens, width], the embeddings of images, as transformers'
-    modeling_swinv2.py goes through it; maps are square."""
-    if ".layers." in name:
-        side = math.isqrt(hidden.shape[1])
-        given = module(hidden, (side, side))
+def swin_through(name: str, module: nn.Module, given: Tensor | Sequence[Tensor]) -> Tensor | Sequence[Tensor]:
+    """What one of `swin_in_order` makes of hidden states [b, h, w, width], the embeddings of images, as transformers'
+    modeling_swinv2.py goes through it. For heads of UperNet what each stage gave goes on beside them."""
+    hidden, *maps = (given,) if isinstance(given, Tensor) else given
+    if name.endswith("embeddings"):
+        embedded, sides = module(hidden)
+        whole: Tensor = embedded.unflatten(1, sides)
+    elif ".layers." in name:
+        height, width = hidden.shape[1:3]
+        made = module(hidden.flatten(1, 2), (height, width))
+        if name.endswith("downsample"):
+            maps += [hidden] * name.startswith("backbone")
+            height, width = (height + 1) // 2, (width + 1) // 2
+        return (made[0] if isinstance(made, tuple) else made).unflatten(1, (height, width)), *maps
+    elif name.endswith("_head"):
+        whole = module([of_stage.permute(0, 3, 1, 2) for of_stage in (*maps, hidden)])
+    elif name.endswith("pooler"):
+        whole = module(hidden.flatten(1, 2).transpose(1, 2)).flatten(1)
     else:
-        given = module(hidden.transpose(1, 2)).flatten(1) if name.endswith("pooler") else module(hidden)
-    whole: Tensor = given[0] if isinstance(given, tuple) else given
+        whole = module(hidden)
     return whole
 
 

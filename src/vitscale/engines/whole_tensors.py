@@ -70,6 +70,14 @@ class WholeTensors(ABC):
     def set_weight(self, name: str, whole: Tensor) -> None:
         """Puts in place both the weight that the optimizer updates and that which computes."""
 
+    def buffer(self, name: str) -> Tensor:
+        """One of `buffers`."""
+        return self.buffers[name].detach()
+
+    def set_buffer(self, name: str, whole: Tensor) -> None:
+        """Puts it in place."""
+        self.buffers[name].copy_(whole)
+
     @abstractmethod
     def has_state(self, name: str, key: str) -> bool:
         """Whether an update has given a trained parameter this state yet; gathers nothing."""

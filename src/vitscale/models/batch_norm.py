@@ -40,6 +40,8 @@ class BatchNorm(_BatchNorm):
         self.group: dist.ProcessGroup | None = None
         """The ranks over whose images a synchronised norm is, or a local one whose images several ranks share; None:
         all, or this one."""
+        self.replicas: dist.ProcessGroup | None = None
+        """The ranks that have this norm and other images; None: all."""
 
     @override
     def forward(self, input: Tensor) -> Tensor:
@@ -51,6 +53,9 @@ class BatchNorm(_BatchNorm):
             normed = self._over_ranks(images)
         elif len(images):
             normed = super().forward(images)
+        elif self.affine:
+            # Of no image, so that weight and bias have a gradient in every micro-batch: it is 0.
+            normed = (images * _beside(self.weight, images) + _beside(self.bias, images)).to(images.dtype)
         else:
             normed = images
         padding = len(input) - len(images)
@@ -170,11 +175,12 @@ def norms_of(model: nn.Module) -> list[BatchNorm]:
 
 
 def average_statistics(norms: Iterable[BatchNorm]) -> None:
-    """Gives local norms the mean over ranks of their running statistics, so that all ranks evaluate the same model."""
+    """Gives local norms the mean over `replicas` of their running statistics, so that all ranks evaluate the same
+    model."""
     if not dist.is_initialized():
         return
     for norm in norms:
         for running in (norm.running_mean, norm.running_var):
             if not norm.synchronised and running is not None:
-                dist.all_reduce(running)
-                running /= dist.get_world_size()
+                dist.all_reduce(running, group=norm.replicas)
+                running /= dist.get_world_size(norm.replicas)

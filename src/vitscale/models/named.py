@@ -251,8 +251,9 @@ def quiet_transformers() -> Any:
     return transformers
 
 
-AUXILIARY_HEAD = "auxiliary_head"
-"""What transformers' models of segmentation call the second head that they train with, and factories may."""
+DECODE_HEAD, AUXILIARY_HEAD = "decode_head", "auxiliary_head"
+"""What transformers' models of segmentation call UperNet's head, and the second one that they train with; factories
+may, too."""
 
 
 def build_named_segmentation(spec: ModelSpec) -> nn.Module:
@@ -277,11 +278,7 @@ def _upernet(spec: ModelSpec, **fields: Any) -> Any:
 
 
 class PyramidSegmenter(nn.Module):
-    """A ViT whose last hidden states become maps of 4, 2, 1 and 1/2 times their side, for UperNet's heads.
-
-    After the simple feature pyramid of Li et al., "Exploring Plain Vision Transformer Backbones for Object Detection"
-    (ECCV 2022), section 3, without its norms.
-    """
+    """A ViT below UperNet's heads, with a pyramid of maps between them."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
@@ -289,21 +286,8 @@ class PyramidSegmenter(nn.Module):
         from transformers.models.upernet.modeling_upernet import UperNetFCNHead, UperNetHead
 
         self.vit = Encoder(spec)
-        self.with_all_tokens: Callable[..., Tensor] = _as_they_are
-        """Of the encoder's hidden states those whose pixels are labelled here, [b, tokens, h]: all; where ranks share
-        the tokens, those of all ranks, of some of the images."""
-        self.every_image = False
-        """Whether, where ranks share the tokens, each of them labels every image."""
-        width = self.vit.width
-        self.pyramid = nn.ModuleList(
-            [
-                nn.Sequential(_doubled(width), nn.GELU(), _doubled(width)),
-                _doubled(width),
-                nn.Identity(),
-                nn.MaxPool2d(2),
-            ]
-        )
-        config, widths = _upernet(spec), [width] * len(self.pyramid)
+        self.pyramid = Pyramid(self.vit.width)
+        config, widths = _upernet(spec), [self.vit.width] * len(self.pyramid)
         self.decode_head = UperNetHead(config, widths)
         self.auxiliary_head = UperNetFCNHead(config, widths) if spec.auxiliary_weight else None
         for part in (self.pyramid, self.decode_head, self.auxiliary_head):
@@ -311,16 +295,44 @@ class PyramidSegmenter(nn.Module):
                 if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
                     draw(module)
 
+    @property
+    def in_order(self) -> list[str]:
+        """The modules that `forward` takes an image through; the heads take the pyramid's maps both."""
+        heads = [AUXILIARY_HEAD] if self.auxiliary_head is not None else []
+        blocks = [f"vit.layers.{block}" for block in range(len(self.vit.layers))]
+        return ["vit.embeddings", *blocks, "vit.layernorm", "pyramid", *heads, DECODE_HEAD]
+
     @override
     def forward(self, images: Tensor) -> Tensor:
-        """Logits [b, classes, H/4, W/4] (for patches of 16) of float images [b, c, H, W]; see `with_all_tokens`."""
-        hidden = self.with_all_tokens(self.vit(images), every_image=self.every_image)[:, 1:]
-        side = round(hidden.shape[1] ** 0.5)
-        maps = [level(hidden.transpose(1, 2).unflatten(2, (side, side))) for level in self.pyramid]
+        """Logits [b, classes, H/4, W/4] (for patches of 16) of float images [b, c, H, W]; see `Pyramid`."""
+        maps = self.pyramid(self.vit(images))
         if self.auxiliary_head is not None and self.training:
             self.auxiliary_head(maps)  # seen by `AuxiliaryLogits`
         logits: Tensor = self.decode_head(maps)
         return logits
+
+
+class Pyramid(nn.ModuleList):
+    """Maps of 4, 2, 1 and 1/2 times the side of a ViT's hidden states [b, tokens, h].
+
+    After the simple feature pyramid of Li et al., "Exploring Plain Vision Transformer Backbones for Object Detection"
+    (ECCV 2022), section 3, without its norms.
+    """
+
+    def __init__(self, width: int) -> None:
+        levels = (nn.Sequential(_doubled(width), nn.GELU(), _doubled(width)), _doubled(width), nn.Identity())
+        super().__init__([*levels, nn.MaxPool2d(2)])
+        self.with_all_tokens: Callable[..., Tensor] = _as_they_are
+        """Of the encoder's hidden states those whose pixels are labelled here, [b, tokens, h]: all; where ranks share
+        the tokens, those of all ranks, of some of the images."""
+        self.every_image = False
+        """Whether, where ranks share the tokens, each of them labels every image."""
+
+    @override
+    def forward(self, hidden: Tensor) -> list[Tensor]:
+        patches = self.with_all_tokens(hidden, every_image=self.every_image)[:, 1:]
+        side = round(patches.shape[1] ** 0.5)
+        return [level(patches.transpose(1, 2).unflatten(2, (side, side))) for level in self]
 
 
 def _as_they_are(hidden: Tensor, *, every_image: bool) -> Tensor:

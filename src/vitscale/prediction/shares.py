@@ -179,12 +179,13 @@ def compute_share(trial: Trial) -> float:
     whole, parallel = recorded_shapes(trial.model), trial.parallel
     if whole is None or parallel.ranks_per_model == 1:
         return 1.0
-    most = max(_macs(share.shapes(whole)) for share in shares(trial)) / parallel.sequence
+    more = 0.0
     if trial.model.task == "segmentation":
         images = largest_micro_batch(trial.train)
         head = _macs(whole._replace(blocks=whole.blocks[-1:]))
-        most += head * (math.ceil(images / parallel.sequence) / images - 1 / parallel.sequence)
-    return most / _macs(whole)
+        more = head * (math.ceil(images / parallel.sequence) / images - 1 / parallel.sequence)
+    of_ranks = (_macs(share.shapes(whole)) / parallel.sequence + share.last * more for share in shares(trial))
+    return max(of_ranks) / _macs(whole)
 
 
 def _macs(shapes: ParameterShapes) -> int:
@@ -202,6 +203,7 @@ def _shapes(whole: ParameterShapes, tensor: int, chunks: tuple[range, ...], firs
         row = [block for chunk in chunks for number in chunk for block in whole.in_a_row[number]]
         alike = [block._replace(repeats=len(list(run))) for block, run in groupby(row)]
         blocks = (embedding if first else nothing, *alike, head if last else nothing)
+        whole = whole._replace(wrapped_in_decoder=False)  # stages say which blocks they have
     return whole._replace(
         blocks=tuple(b._replace(modules=tuple(module.part(tensor) for module in b.modules)) for b in blocks), units=()
     )

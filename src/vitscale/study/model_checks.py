@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, get_args
 from vitscale.errors import RequestError, shown
 from vitscale.present.units import counted
 from vitscale.trial.engines import ENGINES, of_engine
-from vitscale.trial.model_cost import recorded_shapes
+from vitscale.trial.model_cost import most_stages, recorded_shapes
 from vitscale.trial.model_spec import ModelSpec, read_config
 from vitscale.trial.parallel import Axis, ParallelSpec
 from vitscale.trial.rank_batches import micro_batches
@@ -85,13 +85,14 @@ def _check_stages(parallel: ParallelSpec, train: TrainSpec, model: ModelSpec) ->
     if parallel.shard_norms:
         what = "parallel.shard_norms does not go with parallel.pipeline: stages hand on whole tokens"
         raise RequestError(what, next_step="Remove shard_norms, or set pipeline = 1")
-    layers, stages, ranks, count = model.blocks or 0, parallel.stages, parallel.pipeline, train.grad_accum
+    most, stages, ranks, count = most_stages(model), parallel.stages, parallel.pipeline, train.grad_accum
     each = stages // ranks
-    if layers < stages and model.factory is None:  # of which its ranks tell
+    if most < stages and model.factory is None:  # of which its ranks tell
+        heads = " and heads that may be a stage" * (model.task == "segmentation")
         raise RequestError(
             f"{_product(parallel)}{f' with {each} stages each' if each > 1 else ''} is {stages} stages, and "
-            f"{model.name} has {layers} blocks",
-            valid=[f"pipeline of 1 to {layers // each}"] if layers >= 2 * each else [],
+            f"{model.name} has {model.blocks} blocks{heads}",
+            valid=[f"pipeline of 1 to {most // each}"] if most >= 2 * each else [],
             next_step="Set a smaller pipeline, or a model with more blocks (model.layers, of Swin model.depths)",
         )
     rounds = max(1, count // ranks)
@@ -158,25 +159,22 @@ def _check_shape(parallel: ParallelSpec, model: ModelSpec) -> None:
             raise RequestError(f"{what}: what stages of a part of the tokens hand on is not known", next_step="Set one")
         return  # what it offers, and for how many ranks, only its ranks can tell
     segments = model.task == "segmentation"
-    if model.name is None or model.heads is None or (segments and parallel.pipeline > 1):
+    if model.name is None or model.heads is None:
         named = [(key, value) for key in ("name", "hf", "factory") if (value := getattr(model, key)) is not None]
         what = f"model.{named[0][0]} = {shown(named[0][1])}" if named else "a model of train.script's own"
-        own, swin = "vit-ti16, vit-s16, vit-b16 and their like, of any shape", "swinv2-t and its like with"
-        maps = " that classify, and a head of UperNet takes the feature maps of all stages"
+        own = "vit-ti16, vit-s16, vit-b16 and their like, of any shape"
+        swin = "swinv2-t and its like with parallel.tensor and parallel.pipeline"
         raise RequestError(
             f"{what}{' with model.task = ' * segments}{shown('segmentation') * segments} cannot be split: "
-            f"{_product(parallel)} is known to train the same for vitscale's own models"
-            f"{maps * (segments and parallel.pipeline > 1)}",
-            valid=[f"{own}, with parallel.tensor and parallel.sequence", f"{swin} parallel.tensor"]
-            if segments
-            else [own, f"{swin} parallel.tensor and parallel.pipeline", "a factory that says how it is split"],
+            f"{_product(parallel)} is known to train the same for vitscale's own models",
+            valid=[own, swin, *(() if segments else ("a factory that says how it is split",))],
             next_step="Use one of these, or leave [parallel] out",
         )
     if model.depths is not None and (parallel.sequence > 1 or parallel.shard_norms):
         what = f"{_product(parallel)}{' with shard_norms' * parallel.shard_norms} cannot be trained of {model.name}"
         raise RequestError(
             f"{what}: windows join tokens of several ranks",
-            valid=[f"parallel.tensor{'' if segments else ' and parallel.pipeline'}, sequence = 1, shard_norms = false"],
+            valid=["parallel.tensor and parallel.pipeline, sequence = 1, shard_norms = false"],
             next_step="Use one of these, or a vision transformer",
         )
     ranks = parallel.tensor * parallel.sequence

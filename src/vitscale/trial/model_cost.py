@@ -105,7 +105,7 @@ class ParameterShapes(NamedTuple):
 
     @property
     def in_a_row(self) -> tuple[tuple[Block, ...], ...]:
-        """The units of a model that classifies."""
+        """The units."""
         return self.units or ((self.blocks[1]._replace(repeats=1),),) * self.blocks[1].repeats
 
     def each(self) -> Iterator[Block]:
@@ -142,6 +142,7 @@ def _shapes(
     return ParameterShapes(
         (*blocks, model_counts.upernet(decoder, before, auxiliary_first=vit is not None)),
         model_counts.upernet_lists(decoder) > wrapped,
+        units,
     )
 
 
@@ -216,33 +217,43 @@ def training_flops(spec: ModelSpec) -> int | None:
     return None if forward is None else 3 * forward
 
 
-def stage_blocks(spec: ModelSpec, stages: int) -> tuple[range, ...]:
-    """Which blocks of a resolved model that classifies each pipeline stage has, so that the largest stage has the
-    fewest FLOPs.
+def most_stages(spec: ModelSpec) -> int:
+    """Into how many a resolved model's blocks can be cut, the heads of segmentation beside them."""
+    return (spec.blocks or 0) + (spec.task == "segmentation")
 
-    The first stage has the embedding as well and the last one the head. Blocks of one size go one by one to the stage
-    that has least, which is optimal; of equals to the last, for stages hold the fewer activations the later.
+
+def stage_blocks(spec: ModelSpec, stages: int) -> tuple[range, ...]:
+    """Which blocks of a resolved model each pipeline stage has, so that the largest stage has the fewest FLOPs.
+
+    The first stage has the embedding as well and the last one the head: of segmentation that may be all it has. Blocks
+    of one size go one by one to the stage that has least, which is optimal; of equals to the last, for stages hold the
+    fewer activations the later.
 
     Args:
-        spec: with at least as many blocks as stages.
+        spec: with at least as many blocks as `most_stages` asks for.
         stages: their number.
 
     Raises:
-        ValueError: there are fewer blocks than stages.
+        ValueError: they are more than `most_stages`.
     """
     shapes = parameter_shapes(spec)
-    if shapes is None or len(shapes.in_a_row) < stages:
+    if shapes is None or most_stages(spec) < stages:
         raise ValueError(f"{spec.blocks} blocks do not make {stages} stages")
     macs = [sum(module.macs for block in unit for module in block.modules) for unit in shapes.in_a_row]
     embedding, head = (sum(module.macs for module in own.modules) for own in (shapes.blocks[0], shapes.blocks[-1]))
+    segments = spec.task == "segmentation"
     if shapes.units:
-        macs[0], macs[-1] = macs[0] + embedding, macs[-1] + head
-        ends = balanced(tuple(macs), stages)
+        macs[0] += embedding
+        costs = [*macs, head] if segments else [*macs[:-1], macs[-1] + head]
+        ends = (*balanced(tuple(costs), stages)[:-1], len(macs))
+        if ends[-2:] == (len(macs),) * 2:  # the heads by themselves: the others have their own largest one
+            ends = (*balanced(tuple(macs), stages - 1), len(macs))
         return tuple(range(begin, end) for begin, end in pairwise((0, *ends)))
-    block, of_stage = macs[0], [macs[0]] * stages
-    counts = [1] * stages
+    block = macs[0]
+    counts = [1] * (stages - 1) + [0 if segments else 1]
+    of_stage = [block * count for count in counts]
     of_stage[0], of_stage[-1] = of_stage[0] + embedding, of_stage[-1] + head
-    for _ in range(len(macs) - stages):
+    for _ in range(len(macs) - sum(counts)):
         least = min(range(stages), key=lambda stage: (of_stage[stage], -stage))
         counts[least], of_stage[least] = counts[least] + 1, of_stage[least] + block
     return tuple(range(end - count, end) for count, end in zip(counts, accumulate(counts), strict=True))

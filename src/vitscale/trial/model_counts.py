@@ -170,14 +170,16 @@ def swin_units(shape: SwinShape) -> list[tuple[Block, ...]]:
     return units
 
 
-def swin_maps(shape: SwinShape) -> list[tuple[int, int]]:
-    """(tokens, width) of what each of `swin_units` gives of an image."""
+def swin_maps(shape: SwinShape, *, segments: bool = False) -> list[tuple[tuple[int, int], ...]]:
+    """(side, width) of all that goes on behind each of `swin_units`, of an image: hidden states, and beside them, where
+    a head of UperNet `segments`, what each stage gave that has been merged."""
     built = stages(shape)
-    following = [*built[1:], built[-1]]
+    sizes = [(s.side, s.width) for s in built]
+    following = [*sizes[1:], sizes[-1]]
     return [
-        (given.side**2, given.width)
-        for s, after in zip(built, following, strict=True)
-        for given in [s] * (s.depth - 1) + [after]
+        (hidden, *sizes[: number + (hidden is not sizes[number])] * segments)
+        for number, s in enumerate(built)
+        for hidden in [sizes[number]] * (s.depth - 1) + [following[number]]
     ]
 
 

@@ -123,7 +123,7 @@ def activations(
     own_classes = math.ceil(classes / parallel.tensor)
     ends = share.first * hidden * vit.channels * vit.patch**2 + share.last * own_classes * hidden
     casts = autocast and casts_kept
-    blocks = share.blocks or vit.layers
+    blocks = share.blocks if share.chunks else vit.layers
     everything = blocks * (matrices + biases) + ends + share.first * hidden + share.last * own_classes
     # The classifier keeps the whole output of the norm, of which it uses one token; autocast casts that token alone,
     # and where ranks share the tokens that token alone goes to all of them.

@@ -118,7 +118,7 @@ def unavailable(trial: Trial) -> str:
     if _classifier(trial) is not None:
         return ""
     if trial.parallel.pipeline > 1 and trial.model.task != "classification":
-        return "a model that segments has no stages (parallel.pipeline)"
+        return "what stages hold of a model that labels pixels is not modelled"
     if train.wrapper == "fsdp2" and shapes.wrapped_in_decoder:
         return "FSDP2 wraps the decoder's convolutions here, which outweigh the blocks, and that is not modelled"
     return (

@@ -64,14 +64,14 @@ def pieces(spec: ModelSpec, train: TrainSpec, share: Share = WHOLE) -> Pieces:
 def own_blocks(swin: SwinShape, share: Share) -> list[Stage]:
     """The stage of Swin of each block that a rank has."""
     every = [stage for stage in model_counts.stages(swin) for _ in range(stage.depth)]
-    return [every[block] for chunk in share.chunks for block in chunk] or every
+    return [every[block] for chunk in share.chunks for block in chunk] if share.chunks else every
 
 
 def of_parts(trial: Trial, stage: Share, model: Pieces) -> StageBytes:
     """Of a micro-batch of a Swin in one of its pipeline's stages."""
     swin, train = swin_shape(trial.model), trial.train
     maps = [] if swin is None else model_counts.swin_maps(swin)
-    given = [_narrow(train) * largest_micro_batch(train) * tokens * width for tokens, width in maps]
+    given = [_narrow(train) * largest_micro_batch(train) * side**2 * width for (side, width), *_ in maps]
     (blocks,) = stage.chunks
     copies = (train.precision in AUTOCAST) * sum(part.cast_bytes(linear=True) for part in model.parts)
     return StageBytes(
@@ -132,7 +132,8 @@ def _swin_in_stages(spec: ModelSpec, shape: SwinShape, train: TrainSpec, narrow:
     if not share.last:
         # What is passed on to the last one lies in the schedule's buffer until its attention.
         last, of_block, taken = units[-1]
-        handed_on = images * narrow * math.prod(model_counts.swin_maps(shape)[blocks.stop - 1])
+        (side, width), *_ = model_counts.swin_maps(shape)[blocks.stop - 1]
+        handed_on = images * narrow * side**2 * width
         behind = len(last.backward) - 2 * of_block
         passed = (own - handed_on * (index < behind) for index, own in enumerate(last.backward))
         units[-1] = last._replace(backward=tuple(passed)), of_block, taken

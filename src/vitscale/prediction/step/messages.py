@@ -170,7 +170,7 @@ def messages(trial: Trial) -> tuple[Message, ...] | None:
 
     For one rank too, as engines do; it costs nothing there. Without those of synchronised norms. Of a model of which
     the parameters alone are known as if they were alike (`_evenly`). None where unknown: a model that only building it
-    could count, or whose largest list of like modules is the decoder's (FSDP2 wraps that);
+    could count, or whose largest list of like modules is the decoder's (FSDP2 wraps that, but in stages);
     an optimizer that exchanges something of its own; a DeepSpeed file that asks for other exchanges.
     Of ranks that share a model those of the one that sends most.
     """
@@ -180,7 +180,7 @@ def messages(trial: Trial) -> tuple[Message, ...] | None:
         shapes = _evenly(trial.model.parameter_count)
     if shapes is None or not sent or train.optimizer not in _KNOWN_OPTIMIZERS:
         return None
-    if train.wrapper == "fsdp2" and shapes.wrapped_in_decoder:
+    if train.wrapper == "fsdp2" and shapes.wrapped_in_decoder and trial.parallel.pipeline == 1:
         return None
     if train.wrapper == "deepspeed" and not (modelled(_without_offload(train)) and _plain_exchange(train)):
         return None

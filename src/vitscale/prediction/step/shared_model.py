@@ -63,16 +63,17 @@ def _made(train: TrainSpec) -> _Made:
 
 def _of_swin(trial: Trial, swin: SwinShape, share: Share) -> Iterator[Message]:
     """Tensors: attention's tokens in whole windows; and the gradient of what each block's position biases are made of,
-    as large for any number of images. Stages: a map that is another behind each merging."""
+    as large for any number of images. Stages: a map that is another behind each merging; below a head of UperNet all
+    that were merged go on beside it."""
     images, weights, products = made = _made(trial.train)
     # On a CPU autocast's norms give 16 bits too.
     passed = products if trial.train.device == "cpu" else weights
     of_blocks = [stage for stage in model_counts.stages(swin) for _ in range(stage.depth)]
-    maps = [images * tokens * width * passed for tokens, width in model_counts.swin_maps(swin)]
-    yield from _of_stages(made, share, maps)
+    handed_on = model_counts.swin_maps(swin, segments=trial.model.task == "segmentation")
+    yield from _of_stages(made, share, [[images * s**2 * width * passed for s, width in maps] for maps in handed_on])
     if trial.parallel.tensor == 1:
         return
-    own = Counter(of_blocks[block] for chunk in share.chunks for block in chunk) or Counter(of_blocks)
+    own = Counter([of_blocks[block] for chunk in share.chunks for block in chunk] if share.chunks else of_blocks)
     for stage, blocks in own.items():
         for tokens in (stage.padded, stage.side**2):
             row = images * tokens * stage.width
@@ -87,10 +88,11 @@ def _of_swin(trial: Trial, swin: SwinShape, share: Share) -> Iterator[Message]:
         yield made.message("all_reduce", images * of_blocks[-1].width * passed, 1, "backward")
 
 
-def _of_stages(made: _Made, share: Share, given: Sequence[float]) -> Iterator[Message]:
-    """Across each boundary of a rank's stages; `given`: bytes of what each of the model's blocks gives."""
-    handed_on = Counter(given[chunk.stop - 1] for chunk in share.chunks if chunk.stop < len(given))
-    received = Counter(given[chunk.start - 1] for chunk in share.chunks if chunk.start > 0)
+def _of_stages(made: _Made, share: Share, given: Sequence[Sequence[float]]) -> Iterator[Message]:
+    """Across each boundary of a rank's stages; `given`: bytes of each tensor that goes on behind each block."""
+    sending, taking = share.chunks[: len(share.chunks) - share.last], share.chunks[int(share.first) :]
+    handed_on = Counter(size for chunk in sending for size in given[chunk.stop - 1])
+    received = Counter(size for chunk in taking for size in given[chunk.start - 1])
     for size, calls in handed_on.items():
         yield made.message("send", size, calls, "forward", "pipeline")
     for size, calls in received.items():
@@ -100,7 +102,7 @@ def _of_stages(made: _Made, share: Share, given: Sequence[float]) -> Iterator[Me
 def _of_vit(trial: Trial, vit: VitShape, share: Share) -> Iterator[Message]:
     parallel = trial.parallel
     images, weights, products = made = _made(trial.train)
-    message, blocks = made.message, share.blocks or vit.layers
+    message, blocks = made.message, share.blocks if share.chunks else vit.layers
     again = blocks * trial.train.activation_checkpointing
     tokens = math.ceil(vit.tokens / parallel.sequence)
     row, segments = images * vit.hidden, trial.model.task == "segmentation"
@@ -140,4 +142,4 @@ def _of_vit(trial: Trial, vit: VitShape, share: Share) -> Iterator[Message]:
             yield message("all_to_all", row * tokens * products // parallel.tensor, calls, phase, "sequence")
             if share.last:
                 yield message("all_to_all", to_head * weights, 1, phase, "sequence")
-    yield from _of_stages(made, share, [row * tokens * weights] * vit.layers)
+    yield from _of_stages(made, share, [[row * tokens * weights]] * vit.layers)

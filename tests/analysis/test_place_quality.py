@@ -6,6 +6,7 @@ import pytest
 
 from results_factory import make_curve, make_environment, make_results, make_trial, steady_run
 from verdict_finder import THREE, kinds, three_repeats, verdict
+from vitscale.analysis import analyse
 from vitscale.analysis.runs.environments import RunEnvironment, differences, run_environments
 from vitscale.analysis.runs.repeats import allocation_of
 from vitscale.store.records import Collective, Device, GpuSamples, GpuSettings, ResourcesLine, TrafficLine
@@ -52,6 +53,21 @@ def test_unlike_repeats_are_named() -> None:
     runs.append(steady_run(trial, 0.1, 3, environments=[make_environment(versions={"torch": "2.12.0"})]))
     found = verdict(make_results([(make_curve([trial]), [trial])], runs), "unlike-runs")
     assert "torch: 2.13.0 against 2.12.0" in found.message
+
+
+@pytest.mark.parametrize(("samples", "told"), [(10_500, False), (10_501, True)])
+def test_points_of_unlike_datasets_are_named_and_have_no_speedup(samples: int, told: bool) -> None:
+    """Above 5 % of the smaller: an epoch is not the same work."""
+    trials = [make_trial("ddp", gpus) for gpus in (1, 2)]
+    runs = [
+        steady_run(trial, 0.1, model={"train_samples": size})
+        for trial, size in zip(trials, (10_000, samples), strict=True)
+    ]
+    results = make_results([(make_curve(trials), trials)], runs, repeats=1)
+    assert ("unlike-runs" in kinds(results)) is told
+    assert (analyse(results).curves[0].points[1].speedup is None) is told
+    if told:
+        assert "(2 ranks: images of the dataset: 10,000 against 10,501)" in verdict(results, "unlike-runs").message
 
 
 def test_unlike_points_are_named() -> None:

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vitscale.analysis.runs.environments import differences
 from vitscale.analysis.scaling import CurveResult
 from vitscale.analysis.statistics import Comparison, adjusted, compare, corrected
 from vitscale.analysis.trials import TrialResult
@@ -157,7 +156,7 @@ def _apart(first: CurveResult, second: CurveResult) -> tuple[str, ...]:
 def _like(ours: TrialResult, theirs: TrialResult, combine_unlike: bool) -> bool:
     if not ours.comparable_costs or not theirs.comparable_costs:
         return False
-    return combine_unlike or not differences(ours.environment, theirs.environment)
+    return combine_unlike or not ours.unlike(theirs)
 
 
 def _compared(

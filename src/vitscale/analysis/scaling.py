@@ -20,7 +20,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vitscale.analysis.runs.environments import differences
 from vitscale.analysis.statistics import ONE_RUN, ratio
 from vitscale.analysis.trials import TrialResult
 from vitscale.present.estimate import Estimate
@@ -233,13 +232,13 @@ def scale(curve: Curve, trials: Mapping[str, TrialResult], combine_unlike: bool)
         speedup = efficiency = over_plain = efficiency_over_plain = None
         if base is not None and result.comparable_costs:
             reference = trials[base.trial_id]
-            between = () if combine_unlike else differences(reference.environment, result.environment)
+            between = () if combine_unlike else reference.unlike(result)
             if between:
                 unlike.append(f"{point.gpus} ranks: {'; '.join(between)}")
             else:
                 speedup, efficiency = _against(reference, result, curve.mode, point.gpus / base.gpus)
         if plain is not None and result.comparable_costs:
-            between = () if combine_unlike else differences(plain.environment, result.environment)
+            between = () if combine_unlike else plain.unlike(result)
             if not between:
                 over_plain, efficiency_over_plain = _against(plain, result, curve.mode, point.gpus)
         points.append(Point(point.gpus, point.trial_id, speedup, efficiency, over_plain, efficiency_over_plain))

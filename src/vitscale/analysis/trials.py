@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Literal
 
 from vitscale.analysis.learning.convergence import Convergence
-from vitscale.analysis.runs.environments import RunEnvironment
+from vitscale.analysis.runs.environments import RunEnvironment, differences
 from vitscale.analysis.runs.figures import EpochFigures, LossByStep, RunFigures
 from vitscale.analysis.runs.repeats import Components, clusters_of, observations
 from vitscale.analysis.runs.resources import ResourceFigures
@@ -21,6 +21,9 @@ from vitscale.analysis.time.traffic import Traffic
 from vitscale.present.estimate import Estimate
 from vitscale.store.results import OutcomeKind, Run
 from vitscale.trial.trial import Trial, samples_used
+
+_UNLIKE_DATASETS = 0.05
+"""Share by which logs of one dataset may differ: some tell it as steps x batch."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +164,20 @@ class TrialResult:
         """Epoch seconds of each observation: a run, or an allocation with its runs where allocations differ."""
         return observations([run.epoch_seconds for run in self.runs], self.clusters)
 
+    def unlike(self, other: TrialResult) -> tuple[str, ...]:
+        """Why its times must not be held against another's: surroundings (`differences`), or datasets of markedly
+        unlike size, as an import's trials may have had. Empty where nothing speaks against it, or is not known."""
+        ours, theirs = self.train_samples, other.train_samples
+        told = differences(self.environment, other.environment)
+        if ours is None or theirs is None or max(ours, theirs) <= (1 + _UNLIKE_DATASETS) * min(ours, theirs):
+            return told
+        return (*told, f"images of the dataset: {ours:,} against {theirs:,}")
+
+    @property
+    def train_samples(self) -> int | None:
+        """Images of the whole dataset; None where no run tells."""
+        return next((run.model.train_samples for run in self.runs if run.model is not None), None)
+
     def without(self, dropped: Collection[int]) -> TrialResult:
         """The same from fewer runs: costs and breakdown alone, for their uncertainty. `dropped`: places in `runs`."""
         kept = [run for run in range(len(self.runs)) if run not in dropped]
@@ -194,7 +211,7 @@ class TrialResult:
     @property
     def images_left_out(self) -> float:
         """Share of an epoch's images that `drop_last` leaves out; 0 where it is off or the dataset's size unknown."""
-        samples = next((run.model.train_samples for run in self.runs if run.model is not None), None)
+        samples = self.train_samples
         if samples is None or not self.trial.train.drop_last:
             return 0.0
         used = samples_used(samples, self.trial.data.fraction)

@@ -160,7 +160,7 @@ def _costs(result: TrialResult) -> tuple[float, ...]:
 
 def _point(result: TrialResult) -> Point:
     trial = result.trial
-    dataset = next((run.model.train_samples for run in result.runs if run.model is not None), None)
+    dataset = result.train_samples
     images = None if dataset is None else samples_used(dataset, trial.data.fraction)
     train, steps = trial.train, None if images is None else trial.steps_per_epoch(images)
     spreads = [run.step_spread for run in result.runs if run.step_spread is not None]

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from vitscale.analysis import Analysis, TrialResult
-from vitscale.analysis.runs.environments import differences
 from vitscale.analysis.statistics import Comparison, compare, corrected, ratio
 from vitscale.present.data import dotted
 from vitscale.present.document import Bullets, Cell, Column, Document, Group, Paragraph, Table
@@ -122,7 +121,7 @@ def _of_trials(first: TrialResult, other: TrialResult) -> list[str]:
 
 
 def _of_environments(first: TrialResult, other: TrialResult) -> list[str]:
-    told = list(differences(first.environment, other.environment))
+    told = list(first.unlike(other))
     revisions = [result.environment.git_revision if result.environment else None for result in (first, other)]
     if revisions[0] != revisions[1]:
         told.append(f"git revision: {_short(revisions[0] or UNKNOWN)} against {_short(revisions[1] or UNKNOWN)}")

@@ -58,7 +58,7 @@ def unlike_points(curves: Sequence[CurveResult]) -> Iterable[Finding]:
                 "unlike-runs",
                 f"unlike runs are not combined: {curve.name} ({curve.mode}) has points that differ from the baseline "
                 f"in more than rank count ({curve.unlike[0]}); they have no speedup",
-                "Run the whole curve on one kind of machine with one set of library versions.",
+                "Run the whole curve on one kind of machine, with one set of library versions and the same images.",
                 [point for point in curve.points if point.speedup is None],
             )
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from vitscale.analysis import TrialResult
 from vitscale.analysis.claims import MARGIN, Doubling, doubling_test
-from vitscale.analysis.runs.environments import differences
 from vitscale.analysis.statistics import corrected, ratio
 from vitscale.analysis.time.run_waterfall import run_seconds
 from vitscale.prediction.network.collectives import OPERATIONS, LinkDraws, collective_seconds
@@ -79,7 +78,7 @@ def doublings(series: Sequence[Series], network: Network | None) -> list[SeriesD
         members = {member.gpus: member.trial for member in curve.members if member.trial.comparable_costs}
         for gpus, fewer in members.items():
             more = members.get(2 * gpus)
-            if more is not None and not differences(fewer.environment, more.environment):
+            if more is not None and not fewer.unlike(more):
                 tests.append(_doubling(name, gpus, fewer, more, network))
     gains = corrected([test.test.gain for test in tests], [test.trials for test in tests])
     return [replace(test, test=replace(test.test, gain=gain)) for test, gain in zip(tests, gains, strict=True)]

@@ -8,7 +8,6 @@ from typing import Any
 
 from vitscale.analysis import TrialResult
 from vitscale.analysis.claims import HostsTest, hosts_test
-from vitscale.analysis.runs.environments import differences
 from vitscale.present import units
 from vitscale.present.document import Choice, Figure
 from vitscale.report.charts.axes import DASHED, IDEAL_COLOUR, Plot, Row, colour_of, cut_bars, quantity
@@ -46,9 +45,7 @@ def _test(inside: Series, spread: Series) -> HostsTest | None:
     both = [
         gpus
         for gpus in one_host
-        if gpus in several
-        and several[gpus].trial.world.nodes > 1
-        and not differences(one_host[gpus].environment, several[gpus].environment)
+        if gpus in several and several[gpus].trial.world.nodes > 1 and not one_host[gpus].unlike(several[gpus])
     ]
     return hosts_test(
         {gpus: one_host[gpus].comparable_costs for gpus in both},

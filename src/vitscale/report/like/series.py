@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from vitscale.analysis import Analysis, CurveResult, TrialResult
-from vitscale.analysis.runs.environments import differences
 from vitscale.analysis.statistics import ONE_RUN, ratio
 from vitscale.present.estimate import Estimate
 from vitscale.published import Fact, Layout, published
@@ -193,7 +192,7 @@ def _compared(series: Series) -> Series:
         if figure is not None:
             members.append(replace(member, against_base=figure))
             continue
-        if between := differences(base.trial.environment, member.trial.environment):
+        if between := base.trial.unlike(member.trial):
             members.append(replace(member, why_not="; ".join(between)))
         elif member.trial.trial_id == base.trial.trial_id:
             exact = 1.0 if len(costs) > 1 else None

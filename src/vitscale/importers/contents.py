@@ -1,4 +1,4 @@
-"""What a reader found in the files of others, before it is made a study: runs, notes, and what could not be used.
+"""What a reader found in others' files before it becomes a study: runs, notes, and what could not be used.
 
 And what the user says of files that they do not tell themselves.
 """
@@ -16,7 +16,7 @@ from vitscale.trial.model_spec import NAMED_MODELS, ModelSpec, fields_named, res
 from vitscale.trial.trial import Device, Precision
 
 MOST_NAMED = 5
-"""So many broken lines are named; of the others the number is told."""
+"""Number of broken lines that are named; of the others only their count is told."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,15 @@ class Setting:
     fraction: float = 1.0
     cluster: str | None = None
     layout: str | None = None
-    """As the file words it."""
+    """The layout in the file's own words."""
     dataset: str | None = None
     series: str | None = None
-    """A name that a plain CSV gives to what belongs together."""
+    """The name that a plain CSV gives to rows that belong together."""
     engine: str | None = None
     zero_stage: int | None = None
     precision: Precision | None = None
     model: str | None = None
-    """By a name that need not be known here."""
+    """The model's name, which need not be known here."""
     parameters: int | None = None
     train_samples: int | None = None
     """Training images of the whole dataset, where the file itself tells them."""
@@ -66,7 +66,7 @@ class LogRun:
 
     setting: Setting
     name: str
-    """Tells it apart from other runs of its setting: the value of `run`, or the file."""
+    """Name that tells this run from others of its setting: the value of `run`, or the file."""
     files: tuple[ImportedFile, ...]
     ranks: tuple[LogRank, ...]
     versions: dict[str, str | None] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class LogContents:
 
     runs: tuple[LogRun, ...]
     notes: tuple[str, ...]
-    """What was assumed or left aside, and stands."""
+    """What was assumed or left aside and does not stop the import."""
     problems: tuple[str, ...]
     """What could not be used."""
     data: dict[str, list[Any]] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class Problems:
         self._counts: dict[str, int] = {}
 
     def line(self, number: int, what: str, kind: str = "broken") -> None:
-        """One line that cannot be used.
+        """Counts one line that cannot be used, and names it if it is among the first of its kind.
 
         Args:
             number: counted from 1.
@@ -114,7 +114,7 @@ class Problems:
 
     @property
     def count(self) -> int:
-        """How many broken lines were told of."""
+        """Number of broken lines so far."""
         return sum(self._counts.values())
 
     def told(self) -> tuple[str, ...]:
@@ -130,7 +130,7 @@ class Problems:
 
 LogFormat = Literal["epochs", "deepspeed", "trainer-state", "train-log", "csv", "trace"]
 LinkFormat = Literal["nccl-tests", "perftest"]
-"""Those that tell of a network, and of no training."""
+"""Formats that tell of a network, and of no training."""
 FORMATS: tuple[LogFormat, ...] = get_args(LogFormat)
 OF_LINKS: tuple[LinkFormat, ...] = get_args(LinkFormat)
 MOST_GPUS = 100_000
@@ -142,7 +142,7 @@ _LONGEST_NAME = 100
 
 @dataclass(frozen=True)
 class Options:
-    """What the user says of the files; None: they tell it themselves, or it is unknown."""
+    """What the user says of the files. None: the files tell it themselves, or it is unknown."""
 
     model: str | None = None
     image_size: int | None = None
@@ -154,10 +154,10 @@ class Options:
     gpus: int | None = None
     name: str | None = None
     parameters: str | None = None
-    """Of a model that has no name here: "110M"."""
+    """Parameter count of a model that has no name here: "110M"."""
 
     def given(self) -> dict[str, str]:
-        """Those that were given, as text."""
+        """The options that were given, as text."""
         values = {option.name: getattr(self, option.name) for option in fields(self)}
         return {name: str(value) for name, value in values.items() if value is not None}
 
@@ -203,7 +203,7 @@ def precision(text: str) -> Precision:
 
 
 def model_of(options: Options, setting: Setting) -> ModelSpec:
-    """The resolved model; where none was named that is known here, one of which at most the parameters are known.
+    """The resolved model. If none was named that is known here, at most its parameters are known.
 
     Raises:
         RequestError: it cannot be built.
@@ -214,7 +214,7 @@ def model_of(options: Options, setting: Setting) -> ModelSpec:
         told = counted(options.parameters) if options.parameters else setting.parameters
         return ModelSpec(parameter_count=told)
     named = fields_named(name, "Name one of these, a Hugging Face folder, or say --parameters 110M")
-    # Set by the constructor: a size that is left out is the configuration's.
+    # The constructor sets it: a size that is left out is the configuration's.
     if options.image_size is not None:
         named["image_size"] = options.image_size
     return resolve(ModelSpec(**named), classes)

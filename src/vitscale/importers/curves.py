@@ -15,7 +15,7 @@ from vitscale.trial.trial import Mode, Trial, exact
 
 @dataclass(frozen=True)
 class _Point:
-    """A trial's place in its group."""
+    """A trial and the setting it came from."""
 
     setting: Setting
     trial: Trial
@@ -40,7 +40,7 @@ class _Line:
     group: Mapping[str, Any]
     mode: Mode
     share: float
-    """Of the dataset; of weak scaling per GPU."""
+    """Share of the dataset; in weak scaling, the share per GPU."""
     points: tuple[_Point, ...]
 
 
@@ -48,7 +48,7 @@ def curves_of(settings_and_trials: Sequence[tuple[Setting, Trial]]) -> tuple[Cur
     """The curves through all trials, in the order of the files; every trial is on at least one.
 
     Args:
-        found: each trial once, with the setting it came from.
+        settings_and_trials: each trial once, with the setting it came from.
     """
     groups: dict[tuple[Any, ...], tuple[dict[str, Any], list[_Point]]] = {}
     split = _apart_by_device(settings_and_trials)
@@ -82,7 +82,7 @@ def curves_of(settings_and_trials: Sequence[tuple[Setting, Trial]]) -> tuple[Cur
 
 
 def _labels(setting: Setting, trial: Trial, devices: tuple[str, ...] | None) -> dict[str, Any]:
-    """All that may tell two groups apart but the batch; None where the file does not say it."""
+    """All labels that may tell two groups apart, except the batch; None where the file does not say it."""
     return {
         "series": setting.series,
         "model.name": setting.model,
@@ -97,7 +97,7 @@ def _labels(setting: Setting, trial: Trial, devices: tuple[str, ...] | None) -> 
 
 
 def _on_hosts(worlds: Set[tuple[int, int]]) -> dict[tuple[int, int], list[str | None]]:
-    """(GPUs, hosts) to the curves' layouts, of a file without layouts, by how many GPUs a full host takes.
+    """Maps (GPUs, hosts) to the layouts of the curves, by how many GPUs a full host takes, for a file without layouts.
 
     One host of them begins each curve whose hosts are as large or larger. Where one fits none, all that lie on one
     host are a curve of their own.
@@ -124,7 +124,7 @@ def _without_devices(setting: Setting, trial: Trial) -> tuple[Any, ...]:
 
 
 def _apart_by_device(settings_and_trials: Iterable[tuple[Setting, Trial]]) -> set[tuple[Any, ...]]:
-    """The groups in which one GPU count ran on unlike devices: those are a curve for each, not one."""
+    """The groups in which one GPU count ran on unlike devices: each device gets a curve of its own there."""
     seen: dict[tuple[Any, ...], set[tuple[str, ...]]] = {}
     members: dict[tuple[Any, ...], set[tuple[Any, ...]]] = {}
     for setting, trial in settings_and_trials:
@@ -136,14 +136,15 @@ def _apart_by_device(settings_and_trials: Iterable[tuple[Setting, Trial]]) -> se
 
 
 def _lines(labels: Mapping[str, Any], points: Sequence[_Point]) -> Iterable[_Line]:
-    """The curves of one group: of each batch strong, each trial that is on no curve, and weak; then those of a fixed
-    global batch."""
+    """The curves of one group: for each batch strong, then single trials that are on no curve, then weak; at last those
+    of a fixed global batch."""
     by_batch: dict[tuple[int, int], list[_Point]] = {}
     for point in points:
         by_batch.setdefault((point.trial.train.micro_batch, point.trial.train.grad_accum), []).append(point)
     strong = {batch: _alike(some, lambda point: point.fraction) for batch, some in by_batch.items()}
     on_any = {point.trial_id for curves in strong.values() for same in curves for point in same}
-    # Two strong curves cross every share per GPU: only what is on none of them makes a weak one. So of a global batch.
+    # Points of two strong curves may have one share per GPU by chance: a weak curve needs a point that is on no strong
+    # one. A curve of a fixed global batch needs one that is on neither kind.
     weak = {
         batch: [same for same in _alike(some, lambda point: point.per_gpu) if not _all_on(same, on_any)]
         for batch, some in by_batch.items()
@@ -184,7 +185,7 @@ def _alike(points: Sequence[_Point], of: Any) -> list[list[_Point]]:
 
 
 def _telling(line: _Line, lines: Sequence[_Line]) -> dict[str, Any]:
-    """The labels that differ within the import; of a single series what a reader would ask for first."""
+    """The labels that differ within the import; for a single series, the labels that a reader would ask for first."""
     differ = {key for key, value in line.group.items() if any(other.group[key] != value for other in lines)}
     if not differ:
         usual = ("series", "model.name", "cluster", "data.name", "train.micro_batch", "train.global_batch")

@@ -1,4 +1,4 @@
-"""Reads DeepSpeed's logs with `wall_clock_breakdown`: of one rank, of several in one file, or of one file per rank.
+"""Reads DeepSpeed's logs with `wall_clock_breakdown`: from one rank, from several in one file, or one file per rank.
 
 Steps are made of each rank's timers: how long each took, and where its time went.
 """
@@ -21,11 +21,11 @@ from vitscale.store.results import ImportedFile
 from vitscale.trial.step_schedule import StepWindow
 
 MOST_EXPLAINED = 2000
-"""Of a rank's steps; of more, evenly spaced ones."""
+"""Most steps of a rank that are explained; from a longer run, evenly spaced ones."""
 WARMUP_STEPS = 1
 """The first step of a log builds kernels and allocates memory; further slow ones are found by the analysis."""
 _PAUSE = 0.2
-"""Of a step: so much more than usual between two lines is a pause (evaluation, a checkpoint, a lost line)."""
+"""Share of a step's time: a gap that is longer than usual by more is a pause (evaluation, checkpoint, lost line)."""
 _ROUNDING = 0.005
 """Seconds by which a timestamp and the timers may disagree."""
 UNTOLD = {
@@ -44,14 +44,14 @@ class RankTimes:
     """One rank's timers in order; None stands for a step whose line is broken."""
 
     steps: list[tuple[Times, tuple[Times, ...]] | None] = field(default_factory=list)
-    """A step, and its micro-steps where all of them were printed."""
+    """Each step, with its micro-steps where all of them were printed."""
     broken_at: dict[int, float | None] = field(default_factory=dict)
-    """Step to the time of its broken line."""
+    """Step number to the time of its broken line."""
     micro: list[Times] = field(default_factory=list)
-    """Of the step that is not over."""
+    """Micro-steps of the step that is not over yet."""
 
     def take(self, timer: Times | Broken) -> None:
-        """The next line."""
+        """Takes the next line."""
         if timer.micro:
             if isinstance(timer, Times):
                 self.micro.append(timer)
@@ -97,7 +97,7 @@ def step_lines(
         gap = usual if step.gap is None else step.gap
         paused = step.gap is not None and gap > usual + _PAUSE * step.times.total
         window: StepWindow = "settling" if paused else "light"
-        # The first line of a log has none before it.
+        # The first line of a log has no step before it.
         seconds = step.times.total + (gap if step.number else 0.0)
         steps.append(
             StepLine(
@@ -127,7 +127,7 @@ def _timed(rank: RankTimes) -> list[_Timed]:
         gap = None
         if before is not None and times.unix_seconds is not None:
             gap = times.unix_seconds - before - times.total
-            # Less than nothing: a clock that was set, or lines that were held back.
+            # A negative gap: the clock was set, or lines were held back.
             gap = None if gap < -_ROUNDING else max(0.0, gap)
         timed_steps.append(_Timed(number, times, micro, gap))
         before = times.unix_seconds
@@ -137,7 +137,7 @@ def _timed(rank: RankTimes) -> list[_Timed]:
 def _explained(step: _Timed, micro: Sequence[Times], seconds: float, untold: str) -> ExplainedLine:
     """The parts in their order: between the steps, then forward, backward and the exchange of each micro-step."""
     at = max(0.0, seconds - step.times.total)
-    # Micro-steps are printed with two decimals each: the step's own figures are those that add up.
+    # Micro-steps are printed with two decimals each, so they are scaled to add up to the step's own figures.
     scale = (step.times.total - step.times.step) / (sum(times.total - times.step for times in micro) or 1.0)
     phases: list[tuple[PhaseName, float, float]] = []
     exchanges: list[tuple[float, float]] = []
@@ -169,7 +169,7 @@ _BEGINS = "DeepSpeed info: version="
 
 @dataclass
 class _Part:
-    """One run in one file; a log that was appended to has several."""
+    """One run in one file; a log that was appended to holds several."""
 
     files: tuple[ImportedFile, ...]
     facts: Facts = field(default_factory=Facts)
@@ -181,7 +181,7 @@ class _Part:
 
     @property
     def began(self) -> float | None:
-        """When its first step ended."""
+        """When its first step ended, in Unix seconds; None where no time was printed."""
         times = (step[0].unix_seconds for rank in self.ranks.values() for step in rank.steps[:1] if step)
         return next((unix_seconds for unix_seconds in times if unix_seconds is not None), None)
 
@@ -230,7 +230,7 @@ def _parts(path: Path, told: Problems) -> list[_Part]:
 
 
 def _one_run_each(parts: Iterable[_Part]) -> list[list[_Part]]:
-    """Parts that are one run: of the same world size, and no rank told twice."""
+    """Groups parts into runs: parts of one run have the same world size, and tell each rank only once."""
     groups: list[list[_Part]] = []
     for part in parts:
         home = next((group for group in groups if _belongs(part, group)), None)
@@ -247,7 +247,7 @@ def _belongs(part: _Part, group: Sequence[_Part]) -> bool:
     known = {size for size in sizes if size is not None}
     begins = [each.began for each in (part, *group)]
     times = [each for each in begins if each is not None]
-    # Ranks end their first step within the same collective; an hour is for clocks that disagree.
+    # Ranks end their first step within the same collective; the hour allows for clocks that disagree.
     together = not times or max(times) - min(times) < 3600
     return not taken & part.ranks.keys() and len(known) <= 1 and together
 

@@ -45,19 +45,19 @@ class Times:
     rank: int | None
     """Null: the line does not tell."""
     unix_seconds: float | None
-    """When it was printed, which is when the step was over; in a clock of which only differences count."""
+    """When it was printed, which is when the step ended; only differences of this clock count."""
     micro: bool
-    """Of one micro-step; else of a whole optimizer step."""
+    """Whether it is one micro-step; else it is a whole optimizer step."""
     forward: float
     inner: float
     """Backward without the exchange of gradients."""
     allreduce: float | None
-    """Of which `forward`, `inner` and this are disjoint; null where it was not printed."""
+    """The exchange of gradients, disjoint from `forward` and `inner`; null where it was not printed."""
     step: float
 
     @property
     def total(self) -> float:
-        """All parts together."""
+        """The sum of all parts."""
         return self.forward + self.inner + (self.allreduce or 0.0) + self.step
 
 
@@ -93,7 +93,7 @@ def timers(text: str) -> Iterator[Times | Broken]:
 
 
 def _read(text: str, rank: int | None, unix_seconds: float | None) -> Times | Broken | None:
-    """The times in one text of timers; None: they are of other parts, which say nothing here."""
+    """The times in one text of timers; None where it has only other timers, which say nothing here."""
     names = re.findall(r"\|\s*([a-z_]+)", text)
     micro = any(name.endswith(_MICRO) for name in names)
     ours = [name for name in names if name.removesuffix(_MICRO) in _PARTS]
@@ -157,18 +157,18 @@ _NCCL = re.compile(r"\bNCCL version ([\w.+-]{1,40})")
 
 @dataclass
 class Facts:
-    """Collected line by line; the first telling of each counts, of NCCL's groups the largest."""
+    """Facts collected line by line: the first telling of each counts, for NCCL that of the largest group."""
 
     numbers: dict[str, int] = field(default_factory=dict)
     flags: dict[str, bool] = field(default_factory=dict)
     hosts: dict[int, str] = field(default_factory=dict)
-    """Rank to host."""
+    """Rank to its host."""
     nccl_ranks: int | None = None
     nccl_nodes: int | None = None
     versions: dict[str, str | None] = field(default_factory=dict)
 
     def take(self, text: str) -> None:
-        """Looks at one line."""
+        """Takes what one line tells."""
         if "NCCL" in text:
             self._take_nccl(text)
         if match := _VERSION.search(text):
@@ -192,7 +192,8 @@ class Facts:
             self.nccl_ranks, self.nccl_nodes = int(match[1]), int(match[2])
 
     def world_sizes(self) -> dict[str, int]:
-        """Every telling of the world size, in order of trust: the engine's configuration, NCCL, the batch sizes."""
+        """Every world size that the log tells, most trusted first: the engine's configuration, NCCL, the batch
+        sizes."""
         sizes = {}
         if size := self.numbers.get("world_size"):
             sizes["world_size"] = size
@@ -204,7 +205,7 @@ class Facts:
         return {name: size for name, size in sizes.items() if 1 <= size <= MOST_GPUS}
 
     def micro_batch(self, gpus: int, grad_accum: int) -> int | None:
-        """Images per GPU and micro-step; where it is not told, from the batch of a whole step."""
+        """Images per GPU and micro-step; where they are not told, worked out from the batch of a whole step."""
         told, batch = self.numbers.get("micro_batch"), self.numbers.get("train_batch")
         if not told and batch and batch % (gpus * grad_accum) == 0:
             told = batch // (gpus * grad_accum)
@@ -220,7 +221,8 @@ class Facts:
 
     @property
     def precision(self) -> Precision | None:
-        """DeepSpeed keeps 16-bit weights in training, with 32-bit ones beside them in the optimizer."""
+        """Precision of training. With 16 bits DeepSpeed trains 16-bit weights and keeps 32-bit ones in the
+        optimizer."""
         if self.flags.get("fp16"):
             return "fp16"
         if self.flags.get("bf16"):

@@ -33,20 +33,20 @@ class _Row(NamedTuple):
 
 @dataclass
 class _Run:
-    """One run while it is read: (rank, epoch) to its row."""
+    """One run while it is read; `rows` maps (rank, epoch) to a row."""
 
     setting: Setting
     name: str
     by_rank: bool
-    """Whether its file says whose time each row is."""
+    """Whether its file says which rank each row is of."""
     rows: dict[tuple[int, int], _Row] = field(default_factory=dict)
     devices: dict[int, str] = field(default_factory=dict)
-    """Rank to its GPU, as its first row tells it."""
+    """Rank to its GPU, as the rank's first row tells it."""
     next_epoch: Counter[int] = field(default_factory=Counter)
 
 
 def read(paths: Sequence[Path], options: Options) -> LogContents:
-    """The runs of one or several tables; the same run may go on in another file.
+    """The runs of one or several tables; a run may continue in another file.
 
     Raises:
         RequestError: a required column is missing.
@@ -89,7 +89,7 @@ def _values(row: Row) -> _Row:
 
 
 def _home(runs: dict[tuple[Setting, str], _Run], own: _Run, rank: int, device: str | None) -> _Run:
-    """The run a row belongs to: that of its setting and name, unless this rank has another GPU there."""
+    """The run that a row belongs to: that of its setting and name, unless this rank had another GPU there."""
     run = runs.setdefault((own.setting, own.name), own)
     if device is None or run.devices.setdefault(rank, device) == device:
         return run
@@ -98,7 +98,7 @@ def _home(runs: dict[tuple[Setting, str], _Run], own: _Run, rank: int, device: s
 
 
 def _add(run: _Run, rank: int, epoch: int | None, values: _Row, line: int, told: Problems) -> None:
-    if epoch is None:  # without a column of epochs each row of a rank is its next one
+    if epoch is None:  # without a column of epochs each row of a rank is its next epoch
         run.next_epoch[rank] += 1
         epoch = run.next_epoch[rank]
     before = run.rows.setdefault((rank, epoch), values)
@@ -112,7 +112,7 @@ def _add(run: _Run, rank: int, epoch: int | None, values: _Row, line: int, told:
 
 def _found(run: _Run, first: int, options: Options, files: tuple[ImportedFile, ...]) -> LogRun:
     steps, images = an_epoch(run.setting, options)
-    # Loss and accuracy are the run's: where one rank alone tells them, they hold for all.
+    # Loss and accuracy are the run's: if only one rank tells them, they hold for all.
     said: dict[int, tuple[float | None, float | None]] = {}
     by_rank: dict[int, list[int]] = {}
     for rank, epoch in sorted(run.rows):
@@ -170,7 +170,7 @@ def _named(run: LogRun) -> str:
 
 
 def _gaps(runs: Iterable[LogRun], first: int) -> Iterable[str]:
-    """Runs without an epoch that others came after, epochs that a rank lacks, and ranks that tell of nothing."""
+    """Sentences on epochs missing between others, epochs that a rank lacks, and ranks without any row."""
     lacking, partial, absent = [], [], []
     for run in runs:
         name = _named(run)

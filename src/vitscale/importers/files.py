@@ -1,4 +1,4 @@
-"""Reads files of others line by line, any bytes, lines of any length, however large; and numbers of untrusted text."""
+"""Reads others' files line by line, whatever their bytes, line lengths and size; parses numbers in untrusted text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vitscale.errors import StoreError, printable, shown
 from vitscale.store.results import ImportedFile
 
 LONGEST_LINE = 64 * 1024
-"""Of a longer one the rest is passed over."""
+"""Bytes of a line that are read; the rest of a longer one is skipped."""
 MOST_LINES = 20_000_000
 
 
@@ -33,7 +33,7 @@ def identified(path: Path) -> ImportedFile:
 
 
 def lines(path: Path) -> Iterator[tuple[int, str, bool]]:
-    """(Number from 1, text without its end, whether it is whole) of each line.
+    """Yields (number from 1, text without its end, whether it is whole) for each line.
 
     Whole: it ends with a line break and is no longer than `LONGEST_LINE`. What is no UTF-8 becomes a replacement
     character.
@@ -62,7 +62,7 @@ def lines(path: Path) -> Iterator[tuple[int, str, bool]]:
 
 
 def _check(path: Path) -> None:
-    """Refuses what would never end, or never begin: devices and pipes."""
+    """Refuses devices and pipes, which may never end or never begin."""
     try:
         other = path.exists() and not path.is_file()
     except (OSError, ValueError) as error:
@@ -72,18 +72,18 @@ def _check(path: Path) -> None:
 
 
 def cannot_read(path: Path, error: Exception) -> StoreError:
-    """What to say of a file that cannot be read."""
+    """The error for a file that cannot be read."""
     why = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
     return StoreError(f"{shown(str(path))} cannot be read: {why}", next_step="Give the file of a log")
 
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 1e-9, 1e9
-"""What a clock tells, and thirty years."""
+"""The resolution of a clock, and thirty years."""
 _LONGEST_TEXT = 40
 
 
 def parse_seconds(text: str) -> float:
-    """A time.
+    """The time in seconds that `text` states.
 
     Raises:
         ValueError: it is none, and why.

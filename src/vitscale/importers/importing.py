@@ -1,4 +1,4 @@
-"""From log files to a results folder: their format guessed, read, made trials and curves, written, summed up."""
+"""Imports log files: guesses their format, reads them, makes trials and curves, writes the results folder, sums up."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ _MOST_FILES = 10_000
 
 @dataclass(frozen=True)
 class Done:
-    """An import that is in its folder."""
+    """An import whose folder is written."""
 
     study: StudyRecord
     runs: tuple[TrialRun, ...]
     written: bool
-    """False: it was there already."""
+    """False: the folder held this import already."""
     data: dict[str, list[Any]] = field(default_factory=dict)
-    """What the format tells beyond runs."""
+    """What the format tells beyond its runs."""
 
 
 def import_logs(paths: Sequence[Path], log_format: str, options: Options, results: Path) -> Done:
-    """Reads files of one format and writes what they hold as a results folder. The same again finds it done.
+    """Reads files of one format and writes what they hold as a results folder; importing them again changes nothing.
 
     Args:
         paths: of the files; together they are one study.
@@ -81,7 +81,7 @@ def _trial_runs(contents: LogContents, options: Options) -> tuple[TrialRun, ...]
         identity = trial.identity()
         repeat = repeats.get(identity, 0)
         repeats[identity] = repeat + 1
-        # How many steps an epoch has takes both: without the one the other must not be taken for it.
+        # An epoch's steps follow from batch and dataset size: an assumed batch must not give a number of them.
         samples = None if micro_batch_of(run, options) is None else train_samples(run.setting, options)
         runs.append(TrialRun(run, trial, repeat, samples))
     return tuple(runs)
@@ -122,11 +122,11 @@ def _study(
 
 
 _FALL = 0.5
-"""Of a step, as a power of 1/N, from which a batch must have been shared out: more ranks do not make a step shorter."""
+"""Steps that fall by this power of 1/N or faster mean a batch that was shared out: more ranks alone shorten no step."""
 
 
 def _questions(curves: Iterable[Curve], runs: Iterable[TrialRun]) -> Iterable[str]:
-    """Curves of one micro-batch whose steps fall with the ranks, and what is most likely meant."""
+    """Doubts about curves of one micro-batch whose steps get shorter with more ranks, and what is most likely meant."""
     seconds: dict[str, list[float]] = {}
     batches: dict[str, int | None] = {}
     for run in runs:
@@ -153,13 +153,13 @@ def _questions(curves: Iterable[Curve], runs: Iterable[TrialRun]) -> Iterable[st
 
 
 _LOOKED_AT = 20_000
-"""Lines: what comes before the first timed step of a DeepSpeed log is thousands of lines at most."""
+"""Lines to look at: at most some thousands come before the first timed step of a DeepSpeed log."""
 _STATE = re.compile(r'^\s*\{?\s*"(log_history|best_metric|best_model_checkpoint|best_global_step|epoch|global_step)"')
 _TIMERS = re.compile(r"time \(ms\) \|")
 
 
 def guess(paths: Sequence[Path]) -> LogFormat | LinkFormat:
-    """The format of all these files.
+    """The format that all these files have.
 
     Raises:
         RequestError: a file is none of them, or the files are of different ones.

@@ -27,15 +27,15 @@ from vitscale.trial.trial import Trial
 _STATE, _LOG = "trainer_state.json", "log.txt"
 _TRACE = re.compile(r".*\.json(\.gz)?", re.IGNORECASE)
 _MOST_FOLDERS = 1000
-"""That are looked into; a Trainer keeps its state in the folder that it was given, and in those of its checkpoints."""
+"""Folders to look into. A Trainer keeps its state in the folder that it was given, and in its checkpoints' folders."""
 _MOST_FILES = 10_000
 _MOST_TRACE_BYTES = 1 << 30
-"""Of all traces together, as they lie there: half a minute of reading before the next run begins."""
+"""Size of all traces together, as stored: half a minute of reading before the next run begins."""
 _MOST_NOTES = 20
 
 
 def take_in(folder: Path, trial: Trial) -> None:
-    """Puts what was left into the ranks' records; where nothing can be used, these stay as they are.
+    """Puts what the script left into the ranks' records; they stay as they are where nothing can be used.
 
     Args:
         folder: of a run whose ranks have ended, and which has no outcome yet.
@@ -60,7 +60,7 @@ def take_in(folder: Path, trial: Trial) -> None:
 
 
 def _files(output: Path) -> Iterator[Path]:
-    """Those that may be of use."""
+    """The JSON files below `output`, which may be a state or a trace; no links are followed."""
     if output.is_symlink():
         return
     count = 0
@@ -75,7 +75,7 @@ def _files(output: Path) -> Iterator[Path]:
 
 
 def _take_in_state(folder: Path, trial: Trial, path: Path) -> tuple[bool, list[str]]:
-    """(Whether it was used, what is to be said of it)."""
+    """Takes in a trainer_state.json: (whether it was used, notes for the log)."""
     name = path.relative_to(folder)
     try:
         contents = trainer_state.read([path], _options(trial))
@@ -88,7 +88,7 @@ def _take_in_state(folder: Path, trial: Trial, path: Path) -> tuple[bool, list[s
 
 
 def _take_in_lines(folder: Path, trial: Trial) -> list[str]:
-    """Of the run's own log, into which a script prints."""
+    """Takes in the lines that the script printed into the run's own log; returns notes for the log."""
     contents = train_logs.read([folder / _LOG], _options(trial))
     if not contents.runs:
         return []
@@ -98,7 +98,7 @@ def _take_in_lines(folder: Path, trial: Trial) -> list[str]:
     if all(step.warmup for step in run.ranks[0].steps):
         return [f"{_LOG} was not used: its loop tells of no step after its first ones"]
     _rewrite(folder, lambda _, lines: _with_times(lines, run))
-    notes = [note for note in contents.notes if "(--" not in note]  # what options of an import say exactly
+    notes = [note for note in contents.notes if "(--" not in note]  # without the hints at options of `vitscale import`
     return [*notes, f"{_LOG}: these steps stand for the time of the script as a whole"]
 
 
@@ -107,7 +107,7 @@ def _options(trial: Trial) -> Options:
 
 
 def _with_times(lines: Iterable[str], run: LogRun) -> Iterator[str]:
-    """A rank's record with the steps or epochs of the whole run: each ends in all ranks at once."""
+    """A rank's record with the whole run's steps or epochs in place of its epoch: each ends on all ranks at once."""
     samples = run.setting.train_samples
     for line in lines:
         if line.startswith('{"kind":"model"') and samples is not None:
@@ -119,7 +119,7 @@ def _with_times(lines: Iterable[str], run: LogRun) -> Iterator[str]:
 
 
 def _take_in_traces(folder: Path, trial: Trial, files: Sequence[Path]) -> list[str]:
-    """Of each rank the newest one that can be read."""
+    """Takes in the newest readable trace of each rank; returns notes for the log."""
     size, read_bytes = trial.world.size, 0
     traces: dict[int, RankTrace] = {}
     notes: list[str] = []

@@ -25,7 +25,7 @@ _TESTS: Mapping[str, Operation] = {
     "alltoall_perf": "all_to_all", "broadcast_perf": "broadcast", "reduce_perf": "reduce", "sendrecv_perf": "send_recv",
 }  # fmt: skip
 _LABELLED = re.compile(r"^(\[\d+,\d+\]<std(out|err)>:|\s*\d{1,6}:\s)")
-"""By mpirun or srun, which rank printed a line."""
+"""The rank label that mpirun or srun puts before a line."""
 _RANK = re.compile(r"#\s+Rank\s+(\d{1,7})\s+(?:Group\s+(\d{1,7})\s+)?Pid\s+\d+\s+on\s+(\S{1,255})\s+device\s")
 _TEST = re.compile(r"\b(?<!\w)(" + "|".join(_TESTS) + r")(_mpi)?\b")
 _TIMES = ("time", "cputime")
@@ -44,14 +44,14 @@ class MeasuredLink:
 
     operation: Operation
     hosts: tuple[str, ...]
-    """Of each rank, by name."""
+    """Host name of each rank."""
     file: ImportedFile
     seconds: dict[int, list[float]] = field(default_factory=dict)
-    """Size in bytes (nccl-tests' convention) -> of a call, for each time it was measured."""
+    """Size in bytes (nccl-tests' convention) to seconds of a call, one for each time it was measured."""
 
 
 def guessed(text: str) -> LinkFormat | None:
-    """Which of the two a line is of; None for neither."""
+    """Which of the two programs printed this line; None for neither."""
     line = _LABELLED.sub("", text)
     if line.startswith(("# nThread", "# Using devices", "# nccl-tests", "# Collective test")) or _RANK.match(line):
         return "nccl-tests"
@@ -76,7 +76,7 @@ def read_nccl_tests(paths: Sequence[Path]) -> tuple[list[MeasuredLink], list[str
 
 
 def _of_text(path: Path, told: Problems) -> Iterator[MeasuredLink]:
-    """One for each test that was run into the file."""
+    """One link for each test whose output is in the file."""
     file = identified(path)
     test: str | None = None
     hosts: dict[tuple[int, int], str] = {}
@@ -125,7 +125,7 @@ def _link(
 
 
 def _add(link: MeasuredLink, size: int, seconds: float) -> None:
-    if size > 0:  # an all-gather of less than a byte for each rank sends nothing
+    if size > 0:  # an all-gather with less than a byte per rank sends nothing
         link.seconds.setdefault(size, []).append(seconds)
 
 
@@ -139,7 +139,7 @@ def _operation(path: Path, test: str | None) -> Operation:
 
 
 def _of_first_group(path: Path, hosts: Mapping[tuple[int, int], str]) -> tuple[str, ...]:
-    """The ranks that rank 0 works with: the table is of its group (NCCL_TESTS_SPLIT)."""
+    """Hosts of the ranks that rank 0 works with: the table is about its group (NCCL_TESTS_SPLIT)."""
     by_rank = {rank: (group, host) for (group, rank), host in hosts.items()}
     own = [host for _, (group, host) in sorted(by_rank.items()) if group == by_rank[min(by_rank)][0]]
     if len(own) < 2:
@@ -151,7 +151,7 @@ def _of_first_group(path: Path, hosts: Mapping[tuple[int, int], str]) -> tuple[s
 
 
 def _json(path: Path, program: str, results: type) -> Mapping[str, Any] | None:
-    """The document of `-J FILE` or `--out_json`, its results of that type; None where the file is none."""
+    """The JSON report of `-J FILE` or `--out_json`, with results of type `results`; None where the file is not JSON."""
     for _, text, _ in lines(path):
         if not text.lstrip().startswith("{"):
             return None
@@ -230,7 +230,8 @@ def read_perftest(paths: Sequence[Path]) -> tuple[list[MeasuredLink], list[str]]
 
 
 def _of_perftest_json(path: Path, document: Mapping[str, Any], file: ImportedFile) -> MeasuredLink:
-    """Of its one size, by messages per second: the report does not tell whether its bandwidths are in MiB or in Gb."""
+    """The link at its one size, timed by messages per second: the report leaves open whether bandwidths are in MiB or
+    Gb."""
     about, results = document.get("test_info"), document["results"]
     test = str(about.get("test"))[:100] if isinstance(about, dict) else ""
     match = _PERFTEST_JSON.fullmatch(f'"test":"{test}"')

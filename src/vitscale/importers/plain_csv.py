@@ -24,7 +24,7 @@ class _Run:
     setting: Setting
     name: str
     steps: list[tuple[float, int]] = field(default_factory=list)
-    """Seconds, and images of one rank; 0: unknown."""
+    """(Seconds, images of one rank) of each step; 0 images: unknown."""
     epochs: list[float] = field(default_factory=list)
 
 
@@ -64,14 +64,14 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
 
 
 def _times(row: Row, setting: Setting) -> tuple[tuple[float, int] | None, float | None]:
-    """Seconds and images of a step, and seconds of an epoch, as far as the row tells; at least one."""
+    """(Seconds and images of a step, seconds of an epoch), each None where the row does not tell; it must tell one."""
     images = (setting.micro_batch or 0) * setting.grad_accum
     step = (parse_seconds(row["step_seconds"]), images) if row["step_seconds"] else None
     epoch = parse_seconds(row["epoch_seconds"]) if row["epoch_seconds"] else None
     if step is None and (all_of := row["images_per_second"] or row["images_per_second_per_gpu"]):
         rate = parse_seconds(all_of)  # positive and finite, as a time
         rate *= 1 if row["images_per_second"] else setting.gpus
-        # Where the batch is not told, a step stands for one image on each GPU: the rate is right whatever it was.
+        # If the batch is not told, a step stands for one image per GPU: the rate is right whatever the batch was.
         step = (setting.gpus * max(1, images) / rate, max(1, images))
     if step is None and epoch is None:
         raise ValueError(f"none of {', '.join(TIMES)} in it")

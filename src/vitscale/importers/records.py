@@ -1,4 +1,4 @@
-"""Writes imported runs as a results folder: beside it first, then put in its place whole."""
+"""Writes imported runs as a results folder: first under a name beside it, then renamed as a whole."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _UNKNOWN_HOST = "unknown host"
 
 @dataclass(frozen=True)
 class TrialRun:
-    """One run, and the trial and the repeat it is."""
+    """One run, with its trial and its number among the trial's repeats."""
 
     run: LogRun
     trial: Trial
@@ -36,7 +36,7 @@ class TrialRun:
 
 
 def write(results: Path, study: StudyRecord, runs: Sequence[TrialRun]) -> bool:
-    """Writes the folder; False where it holds this very import already, and nothing was written.
+    """Writes the folder; returns False, and writes nothing, where it holds this import already.
 
     Raises:
         StoreError: the folder holds something else, or cannot be written.
@@ -64,7 +64,7 @@ def write(results: Path, study: StudyRecord, runs: Sequence[TrialRun]) -> bool:
 
 
 def _held(results: Path, study: StudyRecord, runs: Iterable[TrialRun]) -> bool:
-    """Whether the folder holds this import, whole.
+    """Whether the folder holds this import completely.
 
     Raises:
         StoreError: it holds something else, or only a part.
@@ -156,12 +156,12 @@ def _environment(run: LogRun, host: str | None, device: str) -> Environment:
 
 
 def fingerprint(trial: Trial) -> str:
-    """Stands for a dataset of which the name alone is known."""
+    """Stands in for the fingerprint of a dataset of which only the name is known."""
     return f"imported: {trial.data.name}"
 
 
 def _wall_seconds(run: LogRun) -> float:
-    """Wall seconds of the rank with the most of them, as far as they are told."""
+    """Wall seconds of the rank with the most, as far as they are told."""
     return max(
         max(sum(line.seconds for line in rank.epochs), sum(line.seconds for line in rank.steps)) for rank in run.ranks
     )

@@ -18,7 +18,7 @@ from vitscale.trial.trial import Precision
 
 
 def exported_run(path: Path, data: dict[str, list[Any]], number: int) -> LogRun:
-    """The run that vitscale wrote as a trace; `data` gets what its ranks and steps are made of.
+    """Reads the run that vitscale wrote as a trace, and adds its ranks' and steps' figures to `data`.
 
     Raises:
         StoreError: the file does not say of what run it is, or holds no step.
@@ -69,7 +69,7 @@ def exported_run(path: Path, data: dict[str, list[Any]], number: int) -> LogRun:
 
 
 def _shares(line: ExplainedLine) -> TimeShares:
-    """Of a step that was explained: a host's idle time is told where a collective was in flight."""
+    """Time shares of an explained step. On a host, only idle time while a collective is in flight counts as idle."""
     inside: Interval = (0.0, line.seconds)
     idle = intersection(union(line.idle), [inside])
     flight = intersection(union((start, end) for _, _, start, end in line.collectives), [inside])

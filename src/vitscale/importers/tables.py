@@ -30,13 +30,13 @@ _MOST_IN_BATCH = 1_000_000
 _MOST_COLUMNS = 1000
 _LONGEST_TEXT = 100
 _LOOKED_AT = 20_000
-"""Lines, for a table in Markdown."""
+"""Lines that are searched for a Markdown table."""
 _UNTOLD = re.compile(r"[^\w .,:;+/()-]+")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row; a column that the file lacks is an empty text."""
+    """One row; a column that the file lacks gives an empty text."""
 
     line: int
     cells: Mapping[str, str]
@@ -46,12 +46,12 @@ class Row:
 
 
 def text_of(text: str) -> str | None:
-    """A name of a believable length and characters; None for none."""
+    """A name, cut to a believable length and plain characters; None where the text is empty."""
     return _UNTOLD.sub("?", text.strip())[:_LONGEST_TEXT] or None
 
 
 def setting_of(row: Row, options: Options) -> Setting:
-    """What a row says of its run's trial; its devices are left to the reader.
+    """What a row says of its run's trial. The reader adds the devices.
 
     Raises:
         ValueError: a number or a name that no run can have, and why.
@@ -81,7 +81,7 @@ def setting_of(row: Row, options: Options) -> Setting:
 
 
 def _batches(row: Row, gpus: int, options: Options) -> tuple[int | None, int]:
-    """(images per GPU and micro-step, micro-steps), what is not told of them from the batch of all GPUs together."""
+    """(images per GPU and micro-step, micro-steps); what the row lacks is worked out from the batch of all GPUs."""
     micro_batch = parse_whole(row["micro_batch"], 1, _MOST_IN_BATCH) if row["micro_batch"] else options.micro_batch
     grad_accum = parse_whole(row["grad_accum"], 1, _MOST_IN_BATCH) if row["grad_accum"] else None
     if not row["global_batch"]:
@@ -96,18 +96,18 @@ def _batches(row: Row, gpus: int, options: Options) -> tuple[int | None, int]:
 
 @dataclass(frozen=True)
 class Heading:
-    """What heads a column."""
+    """The heading of one column."""
 
     text: str
-    """As the file has it."""
+    """The text in the file."""
     column: str
-    """As this program calls it; else the text in small letters."""
+    """This program's name for the column; else the text in small letters."""
     factor: float = 1.0
-    """From the file's unit to seconds."""
+    """Factor from the file's unit to seconds."""
 
     @classmethod
     def of(cls, text: str) -> Heading:
-        """By what is written there."""
+        """The heading that the text of a cell stands for."""
         lower = text.lower()
         if lower in _OWN:
             return cls(text, lower)
@@ -127,16 +127,16 @@ class Header:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Their names."""
+        """Names of the columns."""
         return tuple(heading.column for heading in self.headings)
 
     @property
     def tells(self) -> int:
-        """Of the two that a table of measurements needs, a GPU count and a speed, how many it has."""
+        """How many of the two columns that a table of measurements needs it has: a GPU count and a speed."""
         return ("gpus" in self.columns) + (not SPEEDS.isdisjoint(self.columns))
 
     def notes(self, known: Collection[str]) -> Iterator[str]:
-        """What was taken for what, and what is none of the `known` columns."""
+        """Notes on how columns were understood, and on those that are not among the `known` ones."""
         told = [own for own in self.headings if own.column]
         if read := [f"{shown(own.text)} as {own.column}" for own in told if own.text.lower() != own.column]:
             yield f"columns are taken by what they say: {listed(read)}"
@@ -148,7 +148,7 @@ class Header:
 
 
 SPEEDS = frozenset({"step_seconds", "epoch_seconds", "images_per_second", "images_per_second_per_gpu"})
-"""Columns of which a table of measurements has one at least."""
+"""Columns of which a table of measurements has at least one."""
 _SECONDS = ("step_seconds", "epoch_seconds")
 _OWN = {*OF_A_SETTING, *SPEEDS, "run", "epoch", "rank", "loss", "accuracy"}
 _SPACES = re.compile(r"[\s_]+")
@@ -174,14 +174,14 @@ _MEANT = {
         "global_batch": rf"(?:global|total)[ -]?{_BATCH}",
     }.items()
 }
-"""Column -> how others name it, in small letters and with spaces for underscores; nothing that may mean another."""
+"""Column -> other names of it, in small letters and with spaces for underscores; none that may mean another column."""
 _RULE = re.compile(r"[\s|:-]+")
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _MARKDOWN = "|"
 
 
 def header(path: Path) -> Header:
-    """That of the first table that tells speeds: one in Markdown, or the file's first line; of an empty file no column.
+    """The header of the first table that tells speeds: in Markdown, or the file's first line. Empty for an empty file.
 
     Raises:
         StoreError: the file cannot be read.
@@ -236,7 +236,7 @@ def rows(path: Path, head: Header, required: Sequence[str], problems: Problems) 
 
 
 def _in_seconds(text: str, factor: float) -> str:
-    """Another unit's number in seconds; what is none stays as it is, to be told of."""
+    """A number of another unit in seconds; text that is no number stays as it is and is reported later."""
     try:
         return repr(float(text) * factor)
     except ValueError:
@@ -248,8 +248,8 @@ def _decimals(cell: str) -> int:
 
 
 def _cells(text: str, separator: str) -> list[str]:
-    """Of one line; numbers without commas between their thousands, nor Markdown's marks. Between semicolons a comma may
-    as well be a decimal one."""
+    """The cells of one line, without commas between thousands and without Markdown's marks. Between semicolons a comma
+    may as well be a decimal one."""
     if separator == _MARKDOWN:
         stripped = text.strip().removeprefix(_MARKDOWN).removesuffix(_MARKDOWN)
         cells = [cell.strip().strip("*`~ ") for cell in stripped.split(_MARKDOWN)]

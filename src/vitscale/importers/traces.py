@@ -1,4 +1,4 @@
-"""Reads traces of the PyTorch profiler: each file one rank, files of one job one run."""
+"""Reads traces of the PyTorch profiler: each file is one rank, and the files of a job are one run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from vitscale.store.results import ImportedFile
 _Value = TypeVar("_Value")
 _IN_THE_NAME = re.compile(r"rank[-_ ]?(\d+)|\[(\d+)\]", re.IGNORECASE)
 _LONG = 20_000_000
-"""Bytes of files from which several are read at once."""
+"""Total bytes of files from which on they are read in parallel."""
 ONE_RANK = (
     "a collective of rank {} holds the transfer and the wait for the slowest rank: without the traces of the others "
     "they cannot be told apart"
@@ -51,20 +51,20 @@ class RankTrace:
     lines: tuple[ExplainedLine, ...]
     traffic: tuple[TrafficLine, ...]
     whole: TimeShares
-    """From the device's first event to its last."""
+    """Time shares from the device's first event to its last."""
     steps: tuple[tuple[int, TimeShares, bool], ...]
-    """(Number, times, whether all of it is in the trace) of each step."""
+    """(Number, time shares, whether the trace holds all of it) of each step."""
     kernel_seconds: dict[str, float]
     flops_per_second: float | None
-    """That matrix products achieved while the device computed."""
+    """Rate that matrix products achieved while the device computed."""
     micro_batch: int | None
     engine: str | None
     devices: int
-    """How many GPUs something ran on."""
+    """Number of GPUs that something ran on."""
     unknown: dict[str, int]
 
     def may_train_with(self, other: RankTrace) -> bool:
-        """Whether both may be of one job: each names the process groups that it is in, and these hold the other."""
+        """Whether both may be of one job: the process groups that each names itself in hold the other too."""
         if (self.device, self.world_size) != (other.device, other.world_size):
             return False
         if self.rank == other.rank:
@@ -123,7 +123,7 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
 
 
 def _labels(jobs: Sequence[Sequence[tuple[int, RankTrace]]], options: Options) -> list[str]:
-    """The device of each job, told apart by a number where jobs of one device are different trainings.
+    """The device of each job, with a number where jobs on one device are different trainings.
 
     They are taken for one training on several rank counts where engine and micro-batch are known and the same.
     """
@@ -153,13 +153,13 @@ def _read_all(paths: Sequence[Path]) -> list[RankTrace]:
     workers = min(len(paths), len(os.sched_getaffinity(0)))
     if not long or workers < 2:
         return [rank_trace(path) for path in paths]
-    with ProcessPoolExecutor(workers) as pool:  # what comes back is a few lines a step
+    with ProcessPoolExecutor(workers) as pool:  # the results are small: a few lines per step
         return list(pool.map(rank_trace, paths))
 
 
 @without_collection()
 def rank_trace(path: Path) -> RankTrace:
-    """What a file tells.
+    """Reads what one file tells.
 
     Raises:
         StoreError: it cannot be read, is no trace, or holds nothing that ran on a GPU.
@@ -204,7 +204,7 @@ def _explained(trace: Trace, steps: trace_steps.Steps) -> tuple[ExplainedLine, .
 
 
 def _micro_batch(trace: Trace) -> int | None:
-    """Images of one pass, where shapes are recorded: what the first convolution takes that has few channels."""
+    """Images of one pass, from the first convolution with few channels; None where no shapes are recorded."""
     first = min(
         (product for product in trace.products if product.name == "aten::convolution" and len(product.shapes[0]) == 4),
         key=lambda product: (product.shapes[0][1], product.start_ns),
@@ -220,7 +220,7 @@ def _engine(trace: Trace) -> str | None:
 
 
 def _jobs(ranks: Iterable[RankTrace]) -> list[list[RankTrace]]:
-    """Files by job: of one device, world and groups; where ranks repeat in these, by the trace's id.
+    """Groups files into jobs by device, world and process groups; where a rank occurs twice in one, by the trace's id.
 
     A file that tells no rank, itself or in its name, is a job of its own.
     """
@@ -301,7 +301,7 @@ def explained(number: int, rank: RankTrace, *, some: bool) -> tuple[ExplainedLin
 
 def _log_rank(number: int, rank: RankTrace, images: int, *, some: bool) -> LogRank:
     lines = explained(number, rank, some=some)
-    steps = tuple(  # a whole trace may be of any number of steps: where its time went is known, and no step's time
+    steps = tuple(  # an untold trace may be of any number of steps: its parts are known, no step's time
         StepLine(step=line.step, epoch=0, seconds=line.seconds, images=images, loss=None, warmup=False)
         for line in lines
         if rank.found_by != trace_steps.UNTOLD

@@ -1,4 +1,4 @@
-"""Reads what loops print that people take to train vision models: timm's, MMEngine's and MMCV's, Swin's, those of
+"""Reads what common training loops of vision models print: timm's, MMEngine's and MMCV's, Swin's, those of
 torchvision's references, which DeiT, MAE and DINO took over, and Megatron-LM's. A file is one run, as one rank told it.
 
 A line has the seconds of one step (timm, Swin), of the last 20 in the mean (torchvision's), or of the last 10 or all
@@ -41,7 +41,7 @@ class _Loop(NamedTuple):
 
     name: str
     mean_of: int
-    """Its first lines of an epoch hold the first of so many steps."""
+    """Number of steps at an epoch's beginning whose printed time includes the first step's."""
     line: re.Pattern[str]
 
 
@@ -77,7 +77,7 @@ _LOOPS = tuple(
     )
 )
 _ALIKE = 1.05
-"""Of two numbers of images: of one dataset."""
+"""Ratio up to which two image counts are taken for the same dataset."""
 _MOST_IN_BATCH, _MOST_PARAMETERS = 1_000_000, 10**15
 _COUNTS = {
     "gpus": (
@@ -93,23 +93,23 @@ _COUNTS = {
     "parameters": (_MOST_PARAMETERS, r"\bModel \S+ created, param count: ?(\d+)|\bnumber of params: (\d+)"),
 }
 _TOLD = {count: (most, re.compile(pattern)) for count, (most, pattern) in _COUNTS.items()}
-"""What is told before the first step -> the largest that is believed, and how it is said."""
+"""Facts told before the first step -> the largest value that is believed, and the pattern that tells it."""
 _ALONE = re.compile(r"Training with a single process|^Not using distributed mode|Distributed training: False")
 _MODEL = re.compile(r"\bModel (\S+) created, param count")
 
 
 class _Step(NamedTuple):
     of_epoch: int
-    """Its place in the epoch, or in a run that counts no epochs."""
+    """Its place in the epoch, or in a run without epochs."""
     seconds: float
     images_per_second: float | None
     data_seconds: float | None
-    """Of them, waiting for data."""
+    """The part of the seconds spent waiting for data."""
 
 
 @dataclass
 class _Log:
-    """What a file says."""
+    """What one file says."""
 
     loop: _Loop = _LOOPS[0]
     counts: dict[str, int] = field(default_factory=dict)
@@ -117,13 +117,13 @@ class _Log:
     steps: list[_Step] = field(default_factory=list)
     steps_of_epoch: int | None = None
     told_steps: set[tuple[str | None, int]] = field(default_factory=set)
-    """Epoch and step of the lines there are."""
+    """(Epoch, step) of the lines taken so far."""
     again: int = 0
-    """Lines of a step that another one told already."""
+    """Lines of a step that an earlier line told already."""
 
 
 def is_line(text: str) -> bool:
-    """Whether a line is one of these loops'."""
+    """Whether one of these loops prints such a line."""
     return any(loop.line.search(text) for loop in _LOOPS)
 
 
@@ -146,7 +146,7 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
             notes += [f"{path.name}: {note}" for note in said]
         problems += told.told()
     if options.train_samples is None and (samples := {run.setting.train_samples or 0 for run in runs} - {0}):
-        alike = max(samples) <= _ALIKE * min(samples)  # but for batches that were not full
+        alike = max(samples) <= _ALIKE * min(samples)  # they differ only by batches that were not full
         runs = [
             replace(run, setting=replace(run.setting, train_samples=max(samples)))
             if alike and run.setting.train_samples
@@ -168,7 +168,7 @@ def _read(path: Path, told: Problems) -> _Log:
                 _take(match.groupdict(), log, number, told)
                 break
         if not log.steps:
-            # Of MMEngine's configuration no line alone tells whose batch it is.
+            # Of MMEngine's configuration, only two lines together tell whose batch it is.
             _look_for_facts(before + text if before.startswith("train_dataloader = dict(") else text, log)
             before = text
     return log
@@ -177,7 +177,7 @@ def _read(path: Path, told: Problems) -> _Log:
 def _look_for_facts(text: str, log: _Log) -> None:
     for name, (most, pattern) in _TOLD.items():
         if name not in log.counts and (match := pattern.search(text)) is not None:
-            with suppress(ValueError):  # what no run can have says nothing
+            with suppress(ValueError):  # a value that no run can have is ignored
                 log.counts[name] = parse_whole(next(filter(None, match.groups())), 1, most)
     if _ALONE.search(text):
         log.counts.setdefault("gpus", 1)
@@ -196,7 +196,7 @@ def _take(told: dict[str, str | None], log: _Log, number: int, problems: Problem
         problems.line(number, str(error))
         return
     if (key := (told.get("epoch"), step)) in log.told_steps:
-        log.again += 1  # of the first rank of another host, or of a run that was begun again
+        log.again += 1  # from the first rank of another host, or from a run that was started again
         return
     log.told_steps.add(key)
     log.steps.append(_Step(step, seconds, rate if batch is None else batch / seconds, data))
@@ -205,7 +205,7 @@ def _take(told: dict[str, str | None], log: _Log, number: int, problems: Problem
 
 
 def _run(path: Path, log: _Log, options: Options) -> tuple[LogRun, list[str]]:
-    """A file's run, and what is to be said of it."""
+    """The run of one file, and notes on it."""
     gpus = log.counts.get("gpus") or options.gpus
     if gpus is None:
         what = f"{shown(path.name)} does not tell the GPUs"
@@ -235,7 +235,7 @@ def _run(path: Path, log: _Log, options: Options) -> tuple[LogRun, list[str]]:
 
 
 def _with_so_many(parameters: int | None) -> str | None:
-    """The named model that has exactly as many, with the classes that an import is taken for."""
+    """The named model with exactly this many parameters, given the number of classes that an import assumes."""
     counts = {model_cost.parameters(model_of(Options(model=name), Setting(1))): name for name in NAMED_MODELS}
     return None if parameters is None else counts.get(parameters)
 

@@ -1,4 +1,4 @@
-"""Reads Hugging Face's trainer_state.json: one run, of which it tells one time for the whole training."""
+"""Reads Hugging Face's trainer_state.json: one run, with one time for the whole training."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _state(path: Path) -> Mapping[str, Any]:
 
 
 def _run(path: Path, state: Mapping[str, Any], gpus: int, options: Options) -> tuple[LogRun, list[str]]:
-    """Raises ValueError where the file tells no time."""
+    """One file's run, and notes on it. Raises ValueError where the file tells no time."""
     history = [entry for entry in state["log_history"] if isinstance(entry, dict)]
     ended = [entry for entry in history if _positive(entry.get("train_runtime"))]
     if not ended:
@@ -106,7 +106,7 @@ def _setting(
     options: Options,
     notes: list[str],
 ) -> Setting:
-    """The batch and the dataset, from the rates: images/s over steps/s is the global batch."""
+    """Works out batch and dataset from the rates: images/s over steps/s is the global batch."""
     rate, pace = _positive(end.get("train_samples_per_second")), _positive(end.get("train_steps_per_second"))
     runtime = _positive(end.get("train_runtime")) or 0.0
     planned = _positive(state.get("num_train_epochs"))

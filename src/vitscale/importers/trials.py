@@ -1,4 +1,4 @@
-"""Makes a trial of what a log says of its run; what it does not say is assumed, and a note tells.
+"""Makes a trial from what a log says of its run; what the log leaves out is assumed, and a note says so.
 
 A layout says how many hosts: "single-node", "one-gpu-per-node", "4-per-node", "2 nodes".
 """
@@ -66,15 +66,15 @@ def micro_batch_of(run: LogRun, options: Options) -> int | None:
 
 
 def origin_of(setting: Setting) -> str:
-    """What tells trials of two clusters apart: the cluster, the devices, a layout, a series, a model that is not known
-    here, as the file words them."""
+    """Text that tells trials of two clusters apart: cluster, series, layout, devices and a model that is not known
+    here, in the file's words."""
     model = None if setting.model in NAMED_MODELS else setting.model
     parts = [setting.cluster, setting.series, setting.layout, " and ".join(setting.devices), model]
     return "; ".join(part for part in parts if part) or UNKNOWN
 
 
 def notes_on(runs: Sequence[LogRun], options: Options) -> Iterable[str]:
-    """What had to be assumed of these runs, or stays unknown."""
+    """Notes on what had to be assumed for these runs, or stays unknown."""
     settings = {(s.model, s.parameters, s.dataset): s for s in (run.setting for run in runs)}
     models = {model_of(options, setting) for setting in settings.values()}
     if any(model.unknown and model.parameter_count is None for model in models):
@@ -138,7 +138,7 @@ _WORDS = {"one": 1, "two": 2, "three": 3, "four": 4, "eight": 8}
 
 
 def nodes_of(layout: str | None, gpus: int) -> int | None:
-    """Hosts of `gpus` ranks under a layout; None where its text does not tell.
+    """Number of hosts of `gpus` ranks under a layout; None where its text does not tell.
 
     Fewer ranks than one host takes lie on one.
     """
@@ -162,12 +162,12 @@ def per_node_of(layout: str | None) -> int | None:
 
 
 def counts_hosts(layout: str | None) -> bool:
-    """Whether it says how many hosts there are and no more: another count of them is no other layout."""
+    """Whether a layout only counts hosts: such layouts with another count are not different ones."""
     return layout is not None and _COUNTED.fullmatch(layout.strip().lower()) is not None
 
 
 def hold(gpus: int, nodes: int) -> bool:
-    """Whether so many hosts can have the ranks: all of them full, or all but the last."""
+    """Whether `nodes` hosts can hold the ranks: all of them full, or all but the last."""
     return -(-gpus // -(-gpus // nodes)) == nodes
 
 

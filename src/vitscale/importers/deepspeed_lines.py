@@ -192,8 +192,7 @@ class Facts:
             self.nccl_ranks, self.nccl_nodes = int(match[1]), int(match[2])
 
     def world_sizes(self) -> dict[str, int]:
-        """Every world size that the log tells, most trusted first: the engine's configuration, NCCL, the batch
-        sizes."""
+        """World sizes that the log tells, most trusted first: the engine's configuration, NCCL, the batch sizes."""
         sizes = {}
         if size := self.numbers.get("world_size"):
             sizes["world_size"] = size
@@ -221,8 +220,7 @@ class Facts:
 
     @property
     def precision(self) -> Precision | None:
-        """Precision of training. With 16 bits DeepSpeed trains 16-bit weights and keeps 32-bit ones in the
-        optimizer."""
+        """Precision of training; at 16 bits DeepSpeed trains 16-bit weights and keeps 32-bit ones in the optimizer."""
         if self.flags.get("fp16"):
             return "fp16"
         if self.flags.get("bf16"):

@@ -1,4 +1,4 @@
-"""Kernels and collectives by their names: what a GPU spent its time on, in the field's words."""
+"""Kinds of kernels and collectives by name: what a GPU spent its time on, in the field's words."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _OPERATIONS = {
     "send": re.compile(r"send\b"),
     "recv": re.compile(r"recv\b"),
 }
-"""How backends' names of an operation begin, the first that fits: `nccl:_all_gather_base` is an all_gather."""
+"""Beginnings of backends' names for an operation; the first that fits counts: `nccl:_all_gather_base` is all_gather."""
 _DTYPES = {
     "float": "float32", "double": "float64", "half": "float16", "byte": "uint8", "char": "int8", "short": "int16",
     "int": "int32", "long": "int64",
 }  # fmt: skip
-"""The recorder's names where they are not torch's in capitals."""
+"""The recorder's names of dtypes that are not torch's in capitals."""
 _NCCL = re.compile(r"(void )?(nccl|rccl|msccl)", re.IGNORECASE)
-"""How the kernels of NCCL and of AMD's RCCL begin; which operation they carry out, not all of them tell."""
+"""How names of NCCL's and AMD's RCCL's kernels begin; not all of them tell which operation they carry out."""
 _OTHER_COLLECTIVE = re.compile(r"cross_device_reduce|(one|two)_shot_all_reduce|multimem_|nvshmem", re.IGNORECASE)
 _KERNEL_OPERATION = re.compile("AllReduce|AllGather|ReduceScatter|AllToAll|Broadcast|Reduce|SendRecv")
 
 
 def operation(name: str) -> str:
-    """The field's name for what a backend calls `name`; its own where it is none of them.
+    """The field's name for what a backend calls `name`; `name` itself where no known one fits.
 
     Args:
         name: without the backend: `_all_gather_base`, `reduce_scatter_tensor_coalesced`, `send 0->1`.
@@ -42,7 +42,7 @@ def operation(name: str) -> str:
 
 
 def dtype_name(name: str) -> str:
-    """torch's name of a dtype: of "Float", "c10::BFloat16" and "float32" alike."""
+    """torch's name of a dtype, from "Float", "c10::BFloat16" or "float32"."""
     plain = name.lower().removeprefix("c10::")
     return _DTYPES.get(plain, plain)
 
@@ -54,7 +54,8 @@ def is_collective(kernel: str) -> bool:
 
 
 def operation_of_kernel(name: str) -> str:
-    """ "ncclDevKernel_AllReduce_Sum_f32_RING_LL" is an "all_reduce", as gloo names it; a "Generic" one may be any."""
+    """The operation of a collective's kernel: "ncclDevKernel_AllReduce_Sum_f32_RING_LL" gives "all_reduce", gloo's name
+    for it. A "Generic" kernel may be any."""
     match = _KERNEL_OPERATION.search(name)
     return re.sub(r"(?<!^)(?=[A-Z])", "_", match[0]).lower() if match else UNKNOWN_OPERATION
 
@@ -83,14 +84,14 @@ _KINDS = (
     ),
     ("memset", r"memset|fillbuffer"),
 )  # fmt: skip
-"""The first that a name fits. A GEMM that ends in an activation is a matrix product, a softmax inside attention is
-attention."""
+"""Patterns of kernel names and their kinds; the first that fits counts. A GEMM that ends in an activation is a matrix
+product, a softmax inside attention is attention."""
 _PATTERNS = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in _KINDS)
 
 
 @cache
 def kind_of(kernel: str) -> str:
-    """The kind of a kernel of this name; UNKNOWN of one that none fits."""
+    """The kind of a kernel of this name; UNKNOWN where no pattern fits."""
     if is_collective(kernel):
         return COMMUNICATION
     return next((kind for kind, pattern in _PATTERNS if pattern.search(kernel)), UNKNOWN)

@@ -22,23 +22,24 @@ from vitscale.profiles.trace_json import TraceText, beginning, integer, nanoseco
 from vitscale.store.records import COMMUNICATION, ExplainedLine
 
 ABOUT = "vitscale"
-"""Of the file's object: what is known of the run. Of an event: what its time alone does not tell."""
+"""Key of vitscale's own facts: about the run on the file's object, and beyond its time on an event."""
 _FORM = 1
 _MOST_EVENTS = 5_000_000
 _TRACKS = ("step", "time", "phase", "idle", "copy", "loader", "collective")
-"""In the order in which they are shown; collectives may need several."""
+"""Tracks of a rank in the order in which they are shown; collectives may need several."""
 _FIRST_TRACK, _TRACKS_OF_A_RANK = 10_000_000, 1000
-"""Perfetto (v52) takes a track for another process's, or for its main one, where the number is 0 or stands twice."""
+"""Thread numbers: Perfetto (v52) moves a track to another process, or makes it the main one, if its number is 0 or
+double."""
 _COLOURS = {
     "bubble": "grey", "wait": "terrible", "wire": "bad", "norm": "bad", COMMUNICATION: "bad",
     "forward": "good", "backward": "rail_response", "optimizer": "rail_animation",
     "data_wait": "yellow", "h2d": "olive", "launch_gaps": "grey", "other": "white",
 }  # fmt: skip
-"""Of what a step went into, in chrome://tracing; Perfetto gives each name a colour of its own."""
+"""Colours of a step's parts in chrome://tracing; Perfetto picks a colour for each name itself."""
 
 
 _Told = tuple[str, float, float, dict[str, Any]]
-"""Name, seconds from the step's beginning to start and end, and what else an event tells."""
+"""Name, start and end in seconds from the step's beginning, and what else an event tells."""
 
 
 class RankStep(NamedTuple):
@@ -47,9 +48,9 @@ class RankStep(NamedTuple):
     rank: int
     line: ExplainedLine
     parts: Mapping[str, Sequence[Interval]]
-    """What its moments went into: seconds from the step's beginning."""
+    """Part of the step to its intervals, in seconds from the step's beginning."""
     ahead_seconds: float
-    """What its clock, which is 0 at its step's beginning, reads beyond another rank's at the same moment."""
+    """How far its clock, which is 0 at the step's beginning, is ahead of a common clock."""
 
 
 def step_trace(about: Mapping[str, Any], steps: Iterable[Sequence[RankStep]]) -> bytes:
@@ -75,7 +76,7 @@ def step_trace(about: Mapping[str, Any], steps: Iterable[Sequence[RankStep]]) ->
                     ended_ns = max(ended_ns, span[1])
                 events.append(_event(own.rank, tid, track, name, span, args))
             ended_ns = max(ended_ns, start_ns + round(own.line.seconds * 1e9))
-        began_ns = ended_ns + 1000  # what begins at a step's end is of that step
+        began_ns = ended_ns + 1000  # an event at the end of a step must not fall into the next one
     named = [
         metadata
         for rank in dict.fromkeys(event["pid"] for event in events)
@@ -86,7 +87,7 @@ def step_trace(about: Mapping[str, Any], steps: Iterable[Sequence[RankStep]]) ->
 
 
 def _events_of(own: RankStep) -> Iterator[tuple[str, str, Interval, dict[str, Any]]]:
-    """(Track, name, seconds from the step's beginning, what else is known) of each event of a step."""
+    """Yields (track, name, seconds from the step's beginning, what else is known) for each event of a step."""
     line = own.line
     more = {"block": line.block, "device": line.device, "unknown": line.unknown}
     yield "step", f"step {line.step + 1}", (0.0, line.seconds), more
@@ -100,7 +101,7 @@ def _events_of(own: RankStep) -> Iterator[tuple[str, str, Interval, dict[str, An
 
 
 def _lane(ends: list[int], start_ns: int, end_ns: int) -> int:
-    """The first of a rank's tracks of collectives that is free, whose end is moved; a new one where none is."""
+    """Finds the first free track for a collective, or a new one, and marks it as used until `end_ns`."""
     lane = next((lane for lane, end in enumerate(ends) if end <= start_ns), len(ends))
     ends[lane : lane + 1] = [end_ns]
     return lane
@@ -134,12 +135,12 @@ def _number(rank: int, track: int) -> int:
 
 
 def is_step_trace(path: Path) -> bool:
-    """Whether vitscale wrote this trace; of a file that cannot be read, False."""
+    """Whether vitscale wrote this trace; False for a file that cannot be read."""
     return f'"{ABOUT}":{{"form":'.encode() in beginning(path)
 
 
 def read_step_trace(path: Path) -> tuple[dict[str, Any], dict[int, list[ExplainedLine]]]:
-    """What is known of the run, and of each rank its explained steps in order.
+    """Reads what is known of the run, and each rank's explained steps in order.
 
     Raises:
         StoreError: the file cannot be read, or what is in it is no such trace.
@@ -174,7 +175,7 @@ def read_step_trace(path: Path) -> tuple[dict[str, Any], dict[int, list[Explaine
 
 
 def _lines(tracks: Mapping[str, Sequence[tuple[int, int, str, dict[str, Any]]]]) -> list[ExplainedLine]:
-    """A rank's steps; an event is of the last step that began before it."""
+    """The steps of a rank; an event belongs to the last step that began before it."""
     steps = sorted(tracks["step"], key=lambda event: event[0])
     begins = [start_ns for start_ns, _, _, _ in steps]
     if len(set(begins)) < len(begins):

@@ -1,4 +1,4 @@
-"""From a profile's events to the intervals of each explained step: phases, idle time, collectives, copies.
+"""Makes each explained step's intervals from a profile's events: phases, idle time, collectives, copies.
 
 On a host that computes, an operator is computing while it runs, and the phases are those the training loop is in. On a
 GPU the host runs ahead, so everything is read off the device: a phase lasts from the end of the last kernel launched
@@ -27,10 +27,10 @@ KIND_OF_ACTIVITY: dict[str, Kind] = {
     "cuda_runtime": "launch",
     "cuda_driver": "launch",
 }
-"""By Kineto's name of an activity, which in a trace file is the category."""
+"""Kineto's name of an activity, which is its category in a trace file, to the kind of event."""
 GLOO = "gloo:"
 COMMUNICATION_CALL = "record_param_comms"
-"""torch's own name for a call of NCCL: what it launches is linked to it."""
+"""torch's name for a call of NCCL; the kernels that the call launches are linked to it."""
 
 
 class Event(NamedTuple):
@@ -41,27 +41,28 @@ class Event(NamedTuple):
     start_ns: int
     end_ns: int
     lane: int
-    """The thread of what ran on the host, the stream of what ran on the device."""
+    """The thread of an event on the host, or the stream of one on the device."""
     correlation: int = 0
     """Joins a kernel or copy to the call that launched it."""
     communicator: str = ""
-    """Of an NCCL kernel, with `operation`, in c10d's names; empty where the profiler does not link it to its call."""
+    """c10d's name of an NCCL kernel's communicator, as `operation` is of its operation; empty where the profiler does
+    not link the kernel to its call."""
     operation: str = ""
 
 
 STEP = "vitscale.step"
-"""The annotation around a whole step; a phase's is this with the phase's name in place of "step"."""
+"""Annotation of a whole step. A phase's has the phase's name in place of "step"."""
 PHASE_PREFIX = "vitscale."
 
 _SHORTEST_IDLE_NS = 100_000
-"""A shorter gap between operators is the host's own work between two of them, not waiting."""
+"""A shorter gap between operators is the host's own work, not waiting."""
 _LAUNCH = re.compile(r"(cuda|cu|hip)\w*(Launch\w*Kernel|GraphLaunch|Memcpy\w*Async)")
 """Calls of CUDA and HIP after which something runs on the device. Not memsets: one of no bytes runs nothing (3 of 117
 on an A100). A launched graph has the correlation of what runs in it."""
 _CLOCKS_APART_NS = 1_000_000_000
-"""That a kernel may begin before its launch: the clocks of host and device differ. Beyond it a time is impossible."""
+"""How long before its launch a kernel may seem to begin, as clocks differ; beyond it a time is impossible."""
 _MOST_LOST = 0.01
-"""Of launches: with more lost, none of a step's parts is known."""
+"""Largest share of launches that may be lost; beyond it no part of a step is known."""
 _PART_OF_PHASE: dict[PhaseName, str] = {
     "data": "data_wait", "h2d": "h2d", "forward": "forward", "backward": "backward", "bubble": "bubble",
     "optimizer": "optimizer",
@@ -96,7 +97,7 @@ def steps_on_cpu(events: Sequence[Event], steps: Sequence[int], block: int) -> l
     operators = [
         (float(event.start_ns), float(event.end_ns))
         for event in events
-        # c10d's operators hand work over; what the rank does until it is done shows in the operators around them.
+        # c10d's operators only hand work over; the rank's waiting for it shows in the operators around them.
         if event.kind == "operator"
         and not event.name.startswith(("c10d::", "autograd::engine"))
         and not _holds_one(event, calls)
@@ -119,7 +120,7 @@ def steps_on_cpu(events: Sequence[Event], steps: Sequence[int], block: int) -> l
                 device="cpu",
                 seconds=(span.end_ns - span.start_ns) / 1e9,
                 phases=tuple((_phase(s), *_seconds(s.start_ns, s.end_ns, span)) for s in _phases(events, span)),
-                # Only what can be exposed communication is kept: other gaps are the host's own.
+                # Only gaps that can be exposed communication are kept: others are the host's own work.
                 idle=tuple(_seconds(*gap, span) for gap in waiting if intersection([gap], in_flight)),
                 collectives=tuple(
                     ("gloo", e.name.removeprefix(GLOO), *_seconds(e.start_ns, e.end_ns, span)) for e in collectives
@@ -132,7 +133,7 @@ def steps_on_cpu(events: Sequence[Event], steps: Sequence[int], block: int) -> l
 
 
 def _calls(events: Iterable[Event]) -> dict[int, list[tuple[int, int]]]:
-    """When collectives were called and the calls returned, thread by thread, in order."""
+    """(Start, end) of each call of a collective, in order, by thread."""
     calls_of: dict[int, list[tuple[int, int]]] = {}
     for event in events:
         if event.kind == "operator" and event.name.startswith("c10d::"):
@@ -141,7 +142,7 @@ def _calls(events: Iterable[Event]) -> dict[int, list[tuple[int, int]]]:
 
 
 def _holds_one(event: Event, calls: Mapping[int, Sequence[tuple[int, int]]]) -> bool:
-    """Whether a collective is called inside this operator: a hook, which may wait there. Its own operators compute.
+    """Whether a collective is called inside this operator, a hook that may wait there; its own operators compute.
 
     ZeRO 2 and 3 exchange gradients inside `torch::autograd::AccumulateGrad`, FSDP2 inside its own backward function.
     """
@@ -151,7 +152,7 @@ def _holds_one(event: Event, calls: Mapping[int, Sequence[tuple[int, int]]]) -> 
 
 
 def launches_of(events: Iterable[Event]) -> list[tuple[int, Event]]:
-    """(When it was launched, what ran) of the device's work with times that can be, in the order of launch.
+    """(Launch time, event) of the device's work with possible times, in the order of launch.
 
     Correlations count up: work of one below those of all recorded launches was launched before the profile began, at 0.
     What has no launch for another reason stands at its own start.
@@ -175,7 +176,7 @@ def _launched(events: Iterable[Event]) -> dict[int, int]:
 def steps_on_cuda(
     events: Sequence[Event], steps: Sequence[int], block: int, world_size: int, *, first_is_whole: bool = False
 ) -> list[ExplainedLine]:
-    """The lines of one block on a GPU, all in device time. A step ends with the last kernel launched in it.
+    """The lines of one block on a GPU, in device time. A step ends with the last kernel launched in it.
 
     The block's first step has no line unless it is whole: it began on a device that had been waited for. What the
     profiler has lost is unknown, and with it what it would be taken for: without its kernel a device looks idle.
@@ -217,7 +218,7 @@ def steps_on_cuda(
                 step=step,
                 block=block,
                 device="cuda",
-                # Nothing ran, as far as the profiler knows: what the host took is all there is.
+                # As far as the profiler knows nothing ran, so the host's time is all that is known.
                 seconds=(end - begin if end > begin else span.end_ns - span.start_ns) / 1e9,
                 phases=tuple(phases),
                 idle=tuple(_seconds(*gap, axis) for gap in complement(computing, inside)),
@@ -234,7 +235,7 @@ def steps_on_cuda(
 
 
 def _without_launch(on_device: Sequence[tuple[int, Event]], launched: Mapping[int, int]) -> dict[str, str]:
-    """All parts, where too much of what ran has no launch: nobody knows to which phase or step it belongs."""
+    """All parts as unknown where too much of what ran has no launch: nobody knows its phase or step."""
     first = min(launched, default=0)
     missing = sum(e.correlation not in launched and not 0 < e.correlation < first for _, e in on_device)
     return _all_unknown(NO_LAUNCH, missing, len(on_device)) if missing > _MOST_LOST * len(on_device) else {}
@@ -257,7 +258,7 @@ def _lost(
         return _all_unknown(NO_KERNELS if len(lost) == len(own) else LOST_KERNELS, len(lost), len(own))
     why = LOST_KERNELS.format(lost=len(lost), of=len(own), share=100 * len(lost) / max(1, len(own)))
     hit = {_phase(phase) for phase in phases for launch in lost if phase.start_ns <= launch < phase.end_ns}
-    # The device looks idle meanwhile, so that a gap, or a transfer that it hid, seems longer.
+    # The device looks idle where a kernel was lost, so a gap, or a transfer that it hid, seems longer.
     parts = [*(_PART_OF_PHASE[phase] for phase in hit), *exposed, COMMUNICATION, "launch_gaps"]
     return dict.fromkeys(parts, why) if lost else {}
 
@@ -271,7 +272,7 @@ def _communicator(kernel: Event) -> str:
 
 
 def _communicators(collectives: Iterable[Event]) -> dict[str, str]:
-    """Names that are the same on all ranks, in the order of the first launch; c10d's differ for groups of some ranks.
+    """Names of communicators, alike on all ranks, by first launch; c10d's names of groups of some ranks are not.
 
     A communicator may use several streams; where the profiler links a kernel to none, its stream stands for it.
     """
@@ -279,15 +280,15 @@ def _communicators(collectives: Iterable[Event]) -> dict[str, str]:
 
 
 class _OfNorms:
-    """Tells what synchronised norms exchange by when it was issued: they wait for it, so nothing else is meanwhile."""
+    """Finds the collectives of synchronised norms by when they were issued: norms wait for them, so none overlap."""
 
     def __init__(self, events: Iterable[Event]) -> None:
         self._marks = sorted((e.start_ns, e.end_ns) for e in events if e.name == NORM_MARK)
         self.exposed = EXPOSED if self._marks else EXPOSED[:-1]
-        """The parts of exposed communication that there may be."""
+        """The parts of exposed communication that can occur."""
 
     def places(self, issued_ns: Iterable[int]) -> tuple[int, ...]:
-        """Which of some collectives, by when the host issued them, are norms'."""
+        """Places of the norms' collectives among some, told by when the host issued each."""
         return tuple(index for index, moment in enumerate(issued_ns) if self._holds(moment))
 
     def _holds(self, moment_ns: int) -> bool:
@@ -296,7 +297,7 @@ class _OfNorms:
 
 
 class _Ends:
-    """The device's progress as a function of when work was launched."""
+    """When the device had finished, by when its work was launched."""
 
     def __init__(self, on_device: Sequence[tuple[int, Event]]) -> None:
         self._launches = [launch for launch, _ in on_device]
@@ -305,7 +306,7 @@ class _Ends:
             self._ends.append(max(event.end_ns, self._ends[-1] if self._ends else 0))
 
     def before(self, moment_ns: int) -> int | None:
-        """When the device had done all that was launched before `moment_ns`; None where nothing was."""
+        """When the device had done all that was launched before `moment_ns`; None where nothing was launched."""
         index = bisect.bisect_left(self._launches, moment_ns)
         return self._ends[index - 1] if index else None
 

@@ -1,4 +1,4 @@
-"""Where a GPU's time went in a trace: compute, exposed communication, exposed copies and idle time add up to the whole.
+"""Where a GPU's time went in a trace; compute, exposed communication, exposed copies and idle time add up to the whole.
 
 compute        a kernel runs that is no collective; memsets are kernels
 communication  a collective's kernel runs: exposed while nothing computes, else overlapped
@@ -22,23 +22,23 @@ from vitscale.store.records import Collective, TrafficLine
 
 @dataclass(frozen=True)
 class TimeShares:
-    """A stretch of a device's time, in seconds."""
+    """How a stretch of a device's time was spent, in seconds."""
 
     total_seconds: float
     compute_seconds: float
     exposed_communication_seconds: float
     copy_seconds: float
-    """Copies while nothing computes or communicates."""
+    """Time of copies while nothing computes or communicates."""
     idle_seconds: float
     communication_seconds: float
-    """Overlapped or not."""
+    """All communication, overlapped or not."""
     copying_seconds: float
-    """Overlapped or not."""
+    """All copies, overlapped or not."""
     communication_overlap_share: float | None
-    """Of communication, what is computed meanwhile; None without any."""
+    """Share of communication during which something computes; None without communication."""
 
     def as_json(self) -> dict[str, Any]:
-        """The same under these names."""
+        """The same values by field name."""
         return asdict(self)
 
 
@@ -48,7 +48,7 @@ class DeviceTime:
     def __init__(self, trace: Trace) -> None:
         by_kind: dict[str, list[Interval]] = {"compute": [], "communication": [], "copy": []}
         self.kernel_seconds: dict[str, float] = {}
-        """By kind of kernel, added up over streams."""
+        """Kind of kernel to its seconds, added up over streams."""
         for event in trace.on_device:
             kind = kind_of(event.name) if event.kind == "kernel" else "copy"
             self.kernel_seconds[kind] = self.kernel_seconds.get(kind, 0.0) + (event.end_ns - event.start_ns) / 1e9
@@ -57,10 +57,10 @@ class DeviceTime:
         self._compute, self._communication, self._copies = (union(some) for some in by_kind.values())
         ends = [edge for some in (self._compute, self._communication, self._copies) for span in some for edge in span]
         self.span: Interval | None = (min(ends), max(ends)) if ends else None
-        """From the first event of the device to the last; None where nothing ran."""
+        """First start and last end on the device; None where nothing ran."""
 
     def shares(self, within: Interval) -> TimeShares:
-        """Of a stretch of time."""
+        """How the time within an interval was spent."""
         compute, communication, copies = (
             intersection(some, [within]) for some in (self._compute, self._communication, self._copies)
         )
@@ -103,7 +103,7 @@ def step_spans(trace: Trace, steps: Steps) -> list[tuple[int, Interval, bool]]:
 
 
 def traffic_lines(trace: Trace, steps: Steps) -> tuple[TrafficLine, ...]:
-    """What each step's collectives sent, where the file records their sizes; else why it is unknown."""
+    """What each step's collectives sent, if the file records their sizes; else why it is unknown."""
     if not (trace.calls or any(kind_of(event.name) == COMMUNICATION for event in trace.on_device)):
         return ()
     lines = []
@@ -124,7 +124,7 @@ def traffic_lines(trace: Trace, steps: Steps) -> tuple[TrafficLine, ...]:
 
 
 def _collective(call: Call) -> Collective | None:
-    """None where the call does not tell all of it, or tells what no collective has: nothing sent, or by nobody."""
+    """The collective of a call; None if the call lacks a figure, or tells what cannot be: nothing sent, or no ranks."""
     sizes = call.input_elements, call.output_elements
     if not (call.operation and call.dtype and call.ranks and call.ranks > 0) or call.input_elements is None:
         return None

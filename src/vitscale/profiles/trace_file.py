@@ -25,7 +25,7 @@ Shapes = Sequence[Sequence[int]]
 
 
 def product_flops(name: str, shapes: Shapes, concrete: Sequence[object]) -> int | None:
-    """The operations of one call; None where its shapes do not tell.
+    """Floating-point operations of one call; None where its shapes do not tell.
 
     Args:
         name: of the operator, with its namespace ("aten::addmm").
@@ -46,7 +46,7 @@ def _of_matrices(first: Sequence[int], second: Sequence[int]) -> int:
 
 
 def _attention(shapes: Shapes) -> int:
-    """Scores and their weighted sum, of queries (..., S, D) and keys (..., T, D)."""
+    """FLOPs of the scores and of their weighted sum, for queries (..., S, D) and keys (..., T, D)."""
     queries, keys, values = shapes[:3]
     return 2 * math.prod(queries[:-1]) * keys[-2] * (queries[-1] + values[-1])
 
@@ -88,35 +88,35 @@ FLOPS_OF: Mapping[str, Callable[[Shapes, Sequence[object]], int]] = {
     "aten::convolution": _convolution,
     "aten::convolution_backward": _convolution_backward,
     **{f"aten::_scaled_dot_product_{kind}": lambda shapes, _: _attention(shapes) for kind in _SDPA},
-    # Scores again, and four products of gradients.
+    # The scores again, and four products for the gradients.
     **{
         f"aten::_scaled_dot_product_{kind}_backward": lambda shapes, _: _attention(shapes[1:]) * 5 // 2
         for kind in _SDPA
     },
 }
-"""By operator. Others call one of these inside them, as `aten::linear` and `aten::conv2d` do."""
+"""Operator to its FLOPs. Other operators call one of these, as `aten::linear` and `aten::conv2d` do."""
 
 
 _MOST_EVENTS = 20_000_000
 _LONGEST_NS = 10**13
-"""That a trace may last: 2.8 hours."""
+"""Longest trace: 2.8 hours."""
 _KINDS: Mapping[str, Kind] = {**KIND_OF_ACTIVITY, "operator": "operator", "runtime": "launch", "driver": "launch",
                               "memcpy": "copy", "memset": "kernel"}  # fmt: skip
-"""Of categories in small letters: torch 1.8 to 1.13 wrote "Kernel", "Runtime" and "Memcpy"."""
+"""Category in small letters to kind; torch 1.8 to 1.13 wrote "Kernel", "Runtime" and "Memcpy"."""
 _PASSED_OVER = frozenset(
     (
         *("ac2g", "fwdbwd", "fwd_bwd", "async_cpu_to_gpu", "async_gpu", "python_function", "cpu_instant_event"),
         *("trace", "gpu_user_annotation", "cuda_sync", "cuda_event", "overhead", "cuda_profiler_range"),
     )
 )
-"""Of events that hold nothing of a timeline. A range on the device repeats one of the host."""
+"""Categories that add nothing to a timeline. A range on the device repeats one on the host."""
 _BACKWARD = "autograd::engine::evaluate_function"
 _MARKED = re.compile(r"ProfilerStep|Optimizer\.step|.*DataParallel\.forward|enumerate\(DataLoader\)")
-"""Ranges that early releases wrote as operators."""
+"""Ranges that early releases recorded as operators."""
 
 
 class Call(NamedTuple):
-    """A collective as the host called it, in c10d's names; sizes of None are not told."""
+    """A collective as the host called it, in c10d's names; a size is None where it is not told."""
 
     start_ns: int
     communicator: str
@@ -153,26 +153,26 @@ class Trace:
     rank: int | None
     world_size: int | None
     device: str | None
-    """The name of the GPU that most of it ran on; None where the file does not name it."""
+    """The name of the GPU that most of it ran on; None where the file does not tell."""
     trace_id: str | None
     backend: str | None
     versions: dict[str, str | None]
     groups: tuple[Group, ...]
     started_unix_seconds: float | None
     events: list[Event] = field(default_factory=list)
-    """In no order. Of operators only torch's backward functions are kept."""
+    """Events in no order. Of operators only torch's backward functions are kept."""
     calls: list[Call] = field(default_factory=list)
     products: list[Product] = field(default_factory=list)
     operators: int = 0
-    """How many there are, kept or not."""
+    """Number of operators, kept or not."""
     devices: int = 0
-    """How many GPUs something ran on."""
+    """Number of GPUs that something ran on."""
     unknown: Counter[str] = field(default_factory=Counter)
-    """Events of categories that are not known here, and what cannot be an event, by what it is."""
+    """Number of events that are left out, by why: a category that is not known, or values that cannot be."""
 
     @cached_property
     def launches(self) -> list[tuple[int, Event]]:
-        """When each was launched, and what ran, in the order of launch, once all is read."""
+        """(Launch time, event) of what ran, in the order of launch, once all is read."""
         return launches_of(self.events)
 
     @property
@@ -182,7 +182,7 @@ class Trace:
 
 
 def read_trace(path: Path) -> Trace:
-    """The rank that a file holds.
+    """Reads the rank that a file holds.
 
     Raises:
         StoreError: it cannot be read, is cut off, is no trace, or is larger than what is read.
@@ -210,13 +210,14 @@ class _Reader:
         self._unlinked: list[int] = []
 
     def set_clock(self, some: Sequence[Any]) -> None:
-        """Takes it from the middle one of the first events: some may be of no time (pytorch/kineto issue 109)."""
+        """Sets the clock's origin by the middle one of the first events: some have impossible times (pytorch/kineto
+        issue 109)."""
         if self._base_ns is None:
             times = sorted(ns for raw in some if raw.ph in ("X", "B") and (ns := nanoseconds(raw.ts)) is not None)
             self._base_ns = times[len(times) // 2] - _LONGEST_NS if times else None
 
     def take(self, raw: Any) -> None:
-        """One event of the file."""
+        """Takes one event of the file."""
         trace = self._trace
         if raw.ph in ("B", "E") and (raw := self._joined(raw)) is None:
             return
@@ -282,7 +283,7 @@ class _Reader:
             trace.events.append(event)
 
     def _joined(self, raw: Any) -> Any:
-        """The event that ends here, of those whose beginning and end stand apart; None at a beginning."""
+        """Joins a beginning and an end that are events of their own; None at a beginning."""
         begun = self._begun.setdefault(_lane(raw), [])
         if raw.ph == "B":
             begun.append(raw)
@@ -317,14 +318,14 @@ class _Reader:
             self._called[external] = call
 
     def trace(self, about: dict[str, Any]) -> Trace:
-        """All that was read, with what stands around the events."""
+        """The trace of all events read, with the facts around them."""
         trace = self._trace
         for index in self._unlinked:
             event = trace.events[index]
             call = self._called.get(self._launched_by.get(event.correlation, 0))
             if call is not None:
                 trace.events[index] = event._replace(communicator=call.communicator, operation=call.operation)
-        # Some releases give the device's copies of the host's ranges the category of these.
+        # In some releases the device's copies of the host's ranges have the category of the ranges themselves.
         trace.events += [event for event, lane in self._ranges if lane not in self._device_lanes]
         trace.devices = len(self._devices)
         job = about.get("distributedInfo")

@@ -1,4 +1,4 @@
-"""The events of a trace in Chrome's format, plain or gzipped, as a stream: memory follows a block, not the file."""
+"""Streams the events of a trace in Chrome's format, plain or gzipped: memory follows a block, not the file."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from vitscale.errors import StoreError, shown
 
 _BLOCK = 1 << 20
 _LONGEST_EVENT = 64 << 20
-"""Bytes that one event, or what stands before and after all of them, may take."""
+"""Largest number of bytes of one event, or of what stands before or after all of them."""
 _MOST_BYTES = 64 << 30
-"""Of an unpacked file."""
+"""Largest size of an unpacked file."""
 _MENDED = 8 << 20
-"""Bytes that are mended at once, and no more where that does not help."""
+"""A buffer of fewer bytes than this may be mended; a larger one is not, since mending did not help it."""
 _MOST_CUTS = 64
-"""Places at which a block may be cut in two before more of the file is read."""
+"""Cuts of a block in two that are tried before more of the file is read."""
 _TAIL = 1 << 16
-"""Bytes at the end of what was read that hold so many, mostly."""
+"""Bytes at the end of the buffer in which that many cuts are mostly found."""
 _CUT = re.compile(rb"\}\s*,\s*\{")
 _LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
 _NO_NUMBER = re.compile(r"(?<=:)(\s*)-?(?:inf|nan|N/A)(?=\s*[,}])")
 _ESCAPE = re.compile(
     r'\\(["\\/bfnrt]|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})?'
 )
-"""A backslash with what it escapes; half of a pair of surrogates is no text, and stays as it is written."""
+"""A backslash with what it escapes. Half of a surrogate pair is no text and stays as written."""
 _RENAMED = {
     "external": "External id", "operation": "Collective name", "group": "Process Group Name", "dtype": "dtype",
     "inputs": "In msg nelems", "outputs": "Out msg nelems", "ranks": "Group size", "dims": "Input Dims",
@@ -53,7 +53,7 @@ class _Arguments(msgspec.Struct, rename=_RENAMED):
     types: Any = None
     concrete: Any = None
     own: Any = None
-    """Of events that vitscale wrote."""
+    """What vitscale adds to its own events."""
 
 
 class _Raw(msgspec.Struct):
@@ -76,7 +76,7 @@ _ARGUMENTS = {name: _RENAMED.get(name, name) for name in _Arguments.__struct_fie
 
 
 def beginning(path: Path) -> bytes:
-    """The first block of a file, unpacked; empty where it cannot be read."""
+    """The first block of a file, unpacked; empty if it cannot be read."""
     try:
         return next(_blocks(path), b"")
     except StoreError:
@@ -84,7 +84,7 @@ def beginning(path: Path) -> bytes:
 
 
 def is_trace(path: Path) -> bool:
-    """Whether a file begins like a trace; of one that cannot be read, False."""
+    """Whether a file begins like a trace; False if it cannot be read."""
     begin = beginning(path)
     return b'"traceEvents"' in begin or b'"schemaVersion"' in begin or (begin.lstrip()[:1] == b"[" and b'"ph"' in begin)
 
@@ -95,18 +95,18 @@ class TraceText:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.about: dict[str, Any] = {}
-        """What stands around the events, once they have been read."""
+        """The facts around the events, once they have been read."""
         self._events = 0
 
     def lists(self) -> Iterator[list[Any]]:
-        """The events, some at a time, with `ph`, `cat`, `name`, `pid`, `tid`, `ts`, `dur` and `args` of any type.
+        """Yields some events at a time, with `ph`, `cat`, `name`, `pid`, `tid`, `ts`, `dur` and `args` of any type.
 
         Raises:
             StoreError: the file cannot be read, is cut off, is no trace, or is larger than what is read.
         """
         blocks = _blocks(self._path)
         buffer = next(blocks, b"").lstrip(b"\xef\xbb\xbf \t\r\n")
-        if buffer[:1] == b"[":  # the events alone
+        if buffer[:1] == b"[":  # the file is a bare list of events
             buffer = buffer[1:]
         else:
             if buffer[:1] != b"{":
@@ -120,7 +120,7 @@ class TraceText:
         failed = 0
         for block in blocks:
             buffer += block
-            if len(buffer) < min(2 * failed, _LONGEST_EVENT):  # else a broken beginning is tried again with every block
+            if len(buffer) < min(2 * failed, _LONGEST_EVENT):  # otherwise each block would try a broken beginning again
                 continue
             cuts = [match.start() + 1 for match in _CUT.finditer(buffer, max(0, len(buffer) - _TAIL))]
             if len(cuts) < _MOST_CUTS:
@@ -167,7 +167,7 @@ class TraceText:
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
-    """The bytes of a file, unpacked where it is gzipped, in blocks.
+    """Yields the bytes of a file in blocks, unpacked where it is gzipped.
 
     Raises:
         StoreError: it cannot be read, is cut off, or is larger than what is read.
@@ -198,7 +198,7 @@ def _unpacked(file: Any, path: Path) -> Iterator[bytes]:
                 if block := unpacker.decompress(packed, _BLOCK):
                     yield block
                 packed = unpacker.unconsumed_tail
-                if unpacker.eof:  # a file may be several, one after the other
+                if unpacker.eof:  # a file may be several streams, one after the other
                     packed, unpacker = unpacker.unused_data, zlib.decompressobj(wbits=31)
                     packed = packed.lstrip(b"\0")
     except zlib.error as error:
@@ -206,11 +206,11 @@ def _unpacked(file: Any, path: Path) -> Iterator[bytes]:
 
 
 def _decoded(text: bytes, mend: bool) -> list[Any] | None:
-    """The events of a list; None where it is none. What is JSON but for Kineto's slips may be mended."""
+    """The events of a list; None where it cannot be decoded. With `mend`, Kineto's slips in the JSON are mended."""
     try:
         return _TYPED.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        if not (mend or isinstance(error, msgspec.ValidationError)):  # JSON, of another form
+        if not (mend or isinstance(error, msgspec.ValidationError)):  # it is JSON, but of another form
             return None
     try:
         return [_lenient(event) for event in json.loads(_mended(text), strict=False)]
@@ -219,7 +219,7 @@ def _decoded(text: bytes, mend: bool) -> list[Any] | None:
 
 
 def _mended(text: bytes) -> str:
-    """JSON of what releases wrote that is none: bare `inf`, `nan` and `N/A` (rates of what took no time), the
+    """Mends the invalid JSON that some releases wrote: bare `inf`, `nan` and `N/A` (rates of what took no time), the
     backslashes of Windows' paths, and names in no UTF-8 (pytorch/kineto issues 80, 105, 131 and 617)."""
     plain = text.decode("utf-8", errors="replace")
     if "\\" in plain:
@@ -228,7 +228,7 @@ def _mended(text: bytes) -> str:
 
 
 def _lenient(value: object) -> Any:
-    """An event of any JSON: what is none has no phase, and is passed over."""
+    """An event from any JSON value; one that is no event has no phase, and is passed over."""
     if not isinstance(value, dict):
         return _Raw()
     arguments = value.get("args")
@@ -241,7 +241,7 @@ def _lenient(value: object) -> Any:
 
 
 def nanoseconds(microseconds: object) -> int | None:
-    """Of a time as events tell it; None where it is none."""
+    """A time of an event in nanoseconds; None where it is no time."""
     if isinstance(microseconds, str):
         try:
             microseconds = float(microseconds)
@@ -253,13 +253,13 @@ def nanoseconds(microseconds: object) -> int | None:
 
 
 def integer(value: object) -> int | None:
-    """A whole number, as a number or as text; None where it is none that 64 bits hold."""
+    """A whole number, given as a number or as text; None where it is none, or has more than 64 bits."""
     if isinstance(value, str) and len(value) < 20 and value.isascii() and value.isdigit():
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63 else None
 
 
 def text_of(arguments: Any, name: str) -> str:
-    """An argument of an event, without quotes and cut short; empty where it is no text."""
+    """One argument of an event, cut short and without quotes; empty where it is no text."""
     value = getattr(arguments, name, "") if arguments is not None else ""
     return value.strip('"')[:100] if isinstance(value, str) else ""

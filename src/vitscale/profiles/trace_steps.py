@@ -1,4 +1,4 @@
-"""Finds the steps and phases of a trace that others recorded, as the annotations that our own profiles have."""
+"""Finds steps and phases in a trace that others recorded, and gives them the annotations of our own profiles."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _FORWARD = re.compile(r"(\w*DataParallel|DeepSpeedEngine)\.forward$|## forward #
 _DATA = re.compile(r"enumerate\(DataLoader\)#|\[pl\]\[profile\]\[_\w*\]\.train_dataloader_next")
 UNTOLD = "not at all: none is marked, no optimizer named, and nothing repeats, so the whole trace stands as one"
 _PERIODIC = 0.95
-"""Of kernels, so many must be the same one period later for a pattern to repeat."""
+"""Share of kernels that must be the same one period later for a pattern to repeat."""
 _FEWEST_PERIODS = 3
 _ONE_BACKWARD = 0.02
-"""Of a step: a shorter pause between two backward functions is within one pass."""
+"""Share of a step: a shorter pause between two backward functions lies within one pass."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,12 @@ class Steps:
 
     numbers: tuple[int, ...]
     annotations: tuple[Event, ...]
-    """Of steps and their phases, in the words of our own profiles."""
+    """Events for steps and their phases, named as in our own profiles."""
     found_by: str
-    """What told the steps apart, in words: "by ..."."""
+    """How the steps were told apart, in words: "by ..."."""
     first_is_whole: bool = False
-    """Whether it is known when the first began on the device: work of a step before it was recorded, or it is all."""
+    """Whether the first step's beginning on the device is known: earlier work was recorded, or there is only this
+    step."""
 
 
 def steps_of(trace: Trace) -> Steps:
@@ -80,7 +81,7 @@ def _steps(
 
 
 def _repeats(names: Sequence[str]) -> list[int]:
-    """Where a pattern begins again and again; empty where none does.
+    """Indices at which a repeating pattern begins; empty where nothing repeats.
 
     The rarest kernels come once a step: the distance between two of one is tried as the period of all.
     """
@@ -106,7 +107,7 @@ def _repeats(names: Sequence[str]) -> list[int]:
 
 
 def _phases(trace: Trace, spans: Sequence[tuple[int, int]]) -> Iterable[Event]:
-    """Each step's phases, one after the other: backward by its functions, the rest by ranges.
+    """Yields each step's phases: backward by its functions, the others by ranges.
 
     Where no range says what is forward, it is what lies before each backward pass, and all where nothing is trained.
     """

@@ -1,39 +1,40 @@
-"""The parameters of a step that are estimated, what is known of each before any step was timed, and the part it is of.
+"""The parameters of a step that are estimated, the prior of each, and the part of a step that it belongs to.
 
-All are logarithms of what they are named for, and normal before measurements. What is taken for them is about clusters
-in general, and was chosen with simulated studies and the published one in view: docs/log.md tells what was tried.
+All are logarithms of what they are named for, and normal before measurements. Their priors are about clusters in
+general, and were chosen with simulated studies and the published one in view: docs/log.md tells what was tried.
 
 compute          nothing is known; the measured steps decide
 alone            a rank that is alone computes as fast as one of many, within 2 % on a GPU; on a CPU, where ranks share
                  memory, turbo clocks and quotas, within 15 %
-fixed share      of a micro-step that does not depend on its images: 5 %, within a factor of 3
+fixed share      the share of a micro-step that does not depend on its images: 5 %, within a factor of 3
 optimizer        2 % of a step, within a factor of 3, until it is measured
 devices          like devices differ by 1 %, within a factor of 2. Sinha et al., "Not All GPUs Are Created Equal"
                  (arXiv 2208.11035), saw 8 % on average between all devices of a cluster
 jitter           0.5 % from step to step, until it is measured
-lateness         what two ranks wait beyond that, because they stop for more than one collective of a step: 0.1 % of
-                 compute on a GPU, within a factor of 5, 0.3 % on a CPU, within one of 7; nothing where messages are
-                 unknown, but for synchronised norms
+lateness         what two ranks wait beyond jitter, because they stop for more than one collective of a step: 0.1 % of
+                 compute on a GPU, within a factor of 5; 0.3 % on a CPU, within a factor of 7. Nothing where messages
+                 are unknown, unless norms are synchronised
 bandwidth ...    as surely as the link is known (`network.links`)
-overlap          exposed transfers are what arithmetic says, within 15 %; 30 % for an engine that nobody measured. Of
-                 a model of which only the number of parameters was told two thirds of it, within a factor of 1.5:
-                 chosen on every second published table, tried on the others (docs/log.md)
+overlap          exposed transfers are what arithmetic says, within 15 %, or 30 % for an engine that nobody measured.
+                 They are two thirds of that, within a factor of 1.5, for a model of which only the number of
+                 parameters was told: chosen on every second published table, tried on the others (docs/log.md)
 contention       a hidden second of transfers costs the compute beside it a tenth, within a factor of 2.2
 
-Of an engine whose messages are unknown, chosen by empirical Bayes over published tables (docs/calibration-tables.md):
+For an engine whose messages are unknown, chosen by empirical Bayes over published tables (docs/calibration-tables.md):
 
-transfer share   of compute at two ranks
-across share     the same between two hosts, over the square root of the former; none of its own where all that was
-                 measured lies between hosts, for it is in the former
-growth           with each doubling
-share of each    rank: of compute, and as much again for each rank more (Amdahl's serial part)
+transfer share   transfers at two ranks, as a share of compute
+across share     the same between two hosts, over the square root of the transfer share. Nothing where all that was
+                 measured lies between hosts: the transfer share then contains it
+growth           of both with each doubling of ranks
+share of each    the share of compute that each further rank adds (Amdahl's serial part)
 rank
-slower inside    beyond what was measured, with each doubling of ranks; "slower across" with each doubling of hosts.
-                 Lognormal: mostly small, and at times large. Of known messages as well, at a sixth
-either way       standard deviation of what is left, with each doubling
+slower inside    how much slower a step becomes beyond what was measured, with each doubling of ranks; "slower across"
+                 is with each doubling of hosts. Lognormal: mostly small, and at times large. Known messages have a
+                 sixth of both, unless the runs were imported
+either way       standard deviation of what is left, with each doubling of ranks
 
-tree advantage   the logit of a share that is anywhere between none and all: what two hosts are spared of the bytes that
-                 each of many sends, of known messages and of unknown ones
+tree advantage   the logit of a share anywhere between none and all: what two hosts are spared of the bytes that each of
+                 many sends, whether messages are known or not
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ from vitscale.prediction.step.messages import messages
 from vitscale.trial.trial import Trial
 
 JOB_TO_JOB, OF_UNKNOWN_JOBS = 0.015, 0.023
-"""Relative standard deviation of one run against the next. The latter of logs that do not tell what was run: what they
-time holds more than steps. Hoefler & Belli (SC'15) and the published study see 1 to 5 %."""
+"""Relative standard deviation of one run against the next. The second is for logs that do not tell what was run: what
+they time holds more than steps. Hoefler & Belli (SC'15) and the published study see 1 to 5 %."""
 JOB_TO_JOB_RUNS = 4.0
-"""How many runs' worth of knowledge that is (a scaled inverse chi-squared prior)."""
+"""How many runs that knowledge is worth (a scaled inverse chi-squared prior)."""
 JOB_FREEDOM = 4.0
-"""Of the t by which the logarithm of a run's step differs from the mean of many."""
+"""Degrees of freedom of the t by which the logarithm of a run's step differs from the mean of many."""
 JOB_DEVIATION = math.sqrt(JOB_FREEDOM / (JOB_FREEDOM - 2))
 """Standard deviation of that t over its scale."""
 PARTS: Mapping[str, tuple[str, ...]] = {
@@ -66,13 +67,13 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "stragglers": ("devices", "jitter", "lateness"),
     "what was not measured": ("slower inside", "slower across", "either way"),
 }
-"""Part of a step -> its parameters. What is left is job-to-job."""
+"""Part of a step -> its parameters. What they leave is job-to-job variation."""
 NAMES = tuple(name for names in PARTS.values() for name in names)
 
 
 @dataclass(frozen=True)
 class Prior:
-    """Of one parameter's logarithm."""
+    """Normal prior of one parameter's logarithm."""
 
     mean: float
     spread: float
@@ -102,7 +103,7 @@ PRIORS: Mapping[str, Prior] = {
     "slower across": Prior(math.log(0.0025), 1.8),
     "either way": Prior(0.0, 0.005),
 }
-"""What is taken. "compute" and "optimizer" are of a step, "jitter, measured" of what was."""
+"""The priors. "compute" and "optimizer" are relative to a step, "jitter, measured" to the jitter that was measured."""
 _ALWAYS = (
     "fixed share", "devices", "contention", "transfer share", "growth", "share of each rank", "tree advantage",
     "either way",
@@ -113,11 +114,11 @@ _NOTHING = Prior(math.log(1e-5), 0.01)
 
 
 def priors(points: Sequence[Point], network: Network, known_messages: bool) -> dict[str, Prior]:
-    """What is known of every parameter of a series before its steps are looked at.
+    """Prior of every parameter of a series, before its steps are looked at.
 
     Args:
-        points: of the series: only their scale, their jitter and whether their optimizer was timed are used.
-        network: its links' spreads.
+        points: those of the series. Of their times only the scale, the jitter and a timed optimizer are used.
+        network: for its links' spreads.
         known_messages: whether what the engine sends is known.
     """
     device = points[-1].trial.train.device
@@ -153,12 +154,12 @@ def _overlap(points: Sequence[Point]) -> str:
 
 
 def job_scale(trial: Trial) -> float:
-    """Scale of the logarithm of one run of a trial against the next, before its runs are looked at."""
+    """Prior scale by which the logarithm of a trial's step differs from one run to the next."""
     return OF_UNKNOWN_JOBS if trial.origin is not None or messages(trial) is None else JOB_TO_JOB
 
 
 def _of(quantity: float, prior: Prior) -> Prior:
-    """Of a quantity times what the prior is of."""
+    """The prior of `quantity` times what `prior` is of."""
     return replace(prior, mean=prior.mean + math.log(quantity))
 
 
@@ -167,8 +168,10 @@ _OF_THE_LARGEST = (1.0, 0.826, 0.701, 0.611, 0.540, 0.486, 0.443)
 
 
 def _jitter(points: Sequence[Point]) -> float | None:
-    """Relative standard deviation of one rank's step: of the fewest ranks, where least of it is transfers and least is
-    lost by taking the slowest rank's."""
+    """Relative standard deviation of one rank's step; None: not measured.
+
+    It is from the fewest ranks: there least of it is transfers, and least is lost by taking the slowest rank's.
+    """
     known = next((point for point in points if point.step_spread), None)
     if known is None or known.step_spread is None:
         return None

@@ -1,6 +1,6 @@
-"""Tensors in the order of forward and backward: what share of either is done when, and the buckets gradients fill.
+"""Tensors in the order of forward and backward: when each is used, and the buckets that gradients fill.
 
-What DDP, Megatron-Core (whose ranks hold all weights) and FSDP2 send of them.
+Also what DDP, Megatron-Core (whose ranks hold all weights) and FSDP2 send of them.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ class Tensor(NamedTuple):
     shape: tuple[int, ...]
     elements: int
     cast: bool
-    """Whether DeepSpeed's autocast sends it in 16 bits: not norms, tokens, positions, transposed convolutions."""
+    """Whether DeepSpeed's autocast sends it in 16 bits: all but norms, tokens, positions, transposed convolutions."""
     module: int
-    """Counted through the model in the order of forward."""
+    """Its module's number in the order of forward."""
     block: int | None
-    """That of the wrapped ones which holds it; None: none does."""
+    """Number of the wrapped block that holds it; None: no wrapped block does."""
     begins: float
-    """Share of the work of a forward before its module is used."""
+    """Share of a forward's work that is done before its module is used."""
     ends: float
-    """The same, after it is used. So 1 - begins is the share of backward after which its gradient is there."""
+    """The same after its module is used. Its gradient is there after a share of 1 - begins of backward."""
 
 
 class Filled(NamedTuple):
-    """One bucket."""
+    """A bucket of gradients, or one gradient."""
 
     elements: int
     ready: float
@@ -45,10 +45,10 @@ class Filled(NamedTuple):
 
 
 def tensors(shapes: ParameterShapes) -> list[Tensor]:
-    """All tensors in the order of forward, those of a module in the reverse of the order of their gradients.
+    """All tensors in the order of forward; a module's own are in the reverse of their gradients' order.
 
-    A module works for as long as its products take. Those of attention come with the last of what it takes, and so
-    ahead of that in backward. Norms take no time.
+    A module takes as long as its products do, and norms take no time. Products of attention count with the last module
+    that it takes from, and so come ahead of that in backward.
     """
     rows: list[tuple[Module, int | None]] = []
     blocks = count()
@@ -71,9 +71,10 @@ def of_backward(made: Sequence[Tensor]) -> Iterator[Filled]:
 
 
 def closed_when_full(gradients: Iterable[Filled], limits: Sequence[int]) -> list[Filled]:
-    """Buckets that close as soon as they hold a limit's elements: the first limit, then the next, the last for all.
+    """Buckets that close as soon as they hold as many elements as their limit, as DDP makes them.
 
-    As DDP makes them (`compute_bucket_assignment_by_size` in reducer.cpp of torch 2.13).
+    The first bucket has the first limit, the next one the next; the last limit holds for all that follow
+    (`compute_bucket_assignment_by_size` in reducer.cpp of torch 2.13).
     """
     buckets: list[Filled] = []
     held, ready = 0, 0.0
@@ -86,7 +87,7 @@ def closed_when_full(gradients: Iterable[Filled], limits: Sequence[int]) -> list
 
 
 def flushed_before_full(gradients: Iterable[Filled], limit: int) -> list[Filled]:
-    """Buckets that are sent when the next gradient would not fit: as DeepSpeed does (stage_1_and_2.py, stage3.py)."""
+    """Buckets that are sent when the next gradient would not fit, as DeepSpeed does (stage_1_and_2.py, stage3.py)."""
     buckets: list[Filled] = []
     held, ready = 0, 0.0
     for gradient in gradients:
@@ -99,9 +100,10 @@ def flushed_before_full(gradients: Iterable[Filled], limit: int) -> list[Filled]
 
 _MIB = 2**20
 _FIRST_MIB, _USUAL_MIB = 1, 25
-"""Of DDP's buckets (torch/nn/parallel/distributed.py)."""
+"""Sizes of DDP's first bucket and of the others (torch/nn/parallel/distributed.py)."""
 _LEAST_ELEMENTS, _ELEMENTS_PER_RANK = 40_000_000, 1_000_000
-"""Of Megatron-Core's buckets where it overlaps (distributed_data_parallel.py): the greater, with all ranks."""
+"""Megatron-Core's buckets where it overlaps hold the greater of the first and of the second times all ranks
+(distributed_data_parallel.py)."""
 _SCALAR_BYTES = 4
 
 
@@ -113,7 +115,7 @@ def plain(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:  # noqa
 def ddp(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
     """DDP (Li et al., arXiv 2006.15704, section 3.2): an all-reduce per bucket while backward goes on.
 
-    Once in an optimizer step. Buckets are laid out in the weights' dtype, whatever dtype a hook sends them in.
+    That happens once in an optimizer step. Buckets are laid out in the weights' dtype, whatever dtype a hook sends.
     """
     train = trial.train
     each = weight_bytes(train)
@@ -128,8 +130,8 @@ def ddp(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
 def megatron(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
     """Megatron-Core's DDP with its distributed optimizer, as engines/megatron.py sets it up.
 
-    Once in an optimizer step gradients are reduce-scattered, beside backward where `overlap_comm` is set and else after
-    it in one piece, and the updated weights are gathered. (Not among what docs/traffic.md counted: it needs a GPU.)
+    Once in an optimizer step gradients are reduce-scattered, then the updated weights are gathered. Gradients go beside
+    backward where `overlap_comm` is set, else after it in one piece. (docs/traffic.md has no count: it needs a GPU.)
     """
     train = trial.train
     count = sizes(shapes).all
@@ -151,16 +153,18 @@ def megatron(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
 
 
 def fsdp2(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
-    """FSDP2 in every micro-step: a gather of each block in forward and another in backward, and of the root once.
+    """FSDP2 in every micro-step: each block is gathered in forward and again in backward, and the root once.
 
-    A block is gathered while the one before is computed (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py);
-    the first of forward and of backward, and the root, are waited for. Gradients of a block are scattered while the
-    next ones are made. Of stages of a pipeline a block stays gathered from a backward to the next forward, so that
-    after one gather of it in each forward one more is left; the root is gathered, and gradients are scattered, once.
-    On a CPU every call waits for its end, for there are no streams to wait in its stead.
+    A block is gathered while the one before is computed (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py).
+    The first gathers of forward and of backward, and the root's, are waited for. Gradients of a block are scattered
+    while the next ones are made. On a CPU, which has no streams, every call is waited for.
 
-    Tensors are cut along their first dimension and padded to a multiple of the ranks: a class token or positions, 1
-    long, grow with every rank. That is how FSDP2 sends them (docs/traffic.md), and at a thousand ranks it is much.
+    In stages of a pipeline a block stays gathered from a backward to the next forward. A step then gathers it in each
+    forward and once more; it gathers the root once, and scatters gradients once.
+
+    Tensors are cut along their first dimension and padded to a multiple of the ranks. So a class token or positions,
+    whose first dimension is 1, grow with every rank: FSDP2 sends them like that (docs/traffic.md), which is much at a
+    thousand ranks.
     """
     train, ranks = trial.train, trial.layout.replicas
     everything = tensors(shapes)
@@ -185,7 +189,7 @@ def fsdp2(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
     messages = [message("all_gather", root, weights, "forward", None)] if root else []
     messages += [
         gather(n, "forward", begin if n == 0 else begins[n - 1], begin) for n, begin in enumerate(begins)
-    ]  # the first while the embedding is computed would hide next to nothing
+    ]  # the first could be gathered only beside the embedding, which would hide next to nothing
     starts = [1.0 - block[-1].ends for block in blocks]
     for n in reversed(range(len(blocks))):
         last = n == len(blocks) - 1
@@ -198,12 +202,12 @@ def fsdp2(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
 
 
 def _padded(some: Sequence[Tensor], ranks: int) -> int:
-    """Elements of what is gathered: every tensor's first dimension a multiple of the ranks."""
+    """Elements that are gathered, every tensor's first dimension padded to a multiple of the ranks."""
     return sum(-(-tensor.shape[0] // ranks) * ranks * (tensor.elements // tensor.shape[0]) for tensor in some)
 
 
 def _rows(some: Sequence[Tensor]) -> tuple[tuple[int, int], ...]:
-    """(rows, elements of a row) of all tensors, those of as many rows together."""
+    """(rows, elements of a row) of all tensors; those with as many rows are added up."""
     elements: Counter[int] = Counter()
     for tensor in some:
         elements[tensor.shape[0]] += tensor.elements // tensor.shape[0]

@@ -2,22 +2,23 @@
 
     step = max(loading, slowest rank's compute + exposed transfers + bubble + norms + optimizer)
 
-    compute     A micro-steps, each `(q + (1-q) b / b_ref)` of the one at the reference micro-batch b_ref: a share q
-                of it does not depend on the images; plus a share of the transfers that run beside it
-    slowest     compute x (1 + z(N) sqrt(devices^2 + jitter^2)), z(N) the expected largest of N standard normals; on
-                unlike devices the slowest type's factor on top; and a lateness that grows with z(N) too: ranks that
-                stop for many collectives of a step wait in each, which one sum over the step does not show
+    loading     reading the step's images; where they are not read ahead it is added instead
+    compute     A micro-steps, each `(q + (1-q) b / b_ref)` of the one at the reference micro-batch b_ref, where the
+                share q does not depend on the images; plus a share of the transfers that run beside it
+    slowest     compute x (1 + z(N) sqrt(devices^2 + jitter^2)), where z(N) is the expected largest of N standard
+                normals; times the slowest type's factor on unlike devices; plus a lateness that grows with z(N) too:
+                ranks that stop for many collectives of a step wait in each, which one sum over the step does not show
     transfers   the engine's messages at the links' bandwidths, less what computing hides, times an efficiency
-    bubble      where ranks have stages of a model, as many more micro-steps, with what they exchange, as the pipeline
-                takes to fill and to run empty: (P - 1) / v (arXiv 2104.04473, section 2.2)
-    norms       what synchronised norms exchange, in every micro-step: nothing hides it, and it is mostly latency
-    optimizer   of all that a rank holds, or of 1/N of it where the engine shards its states over N ranks
+    bubble      where ranks have stages of a model: (P - 1) / v more micro-steps, with what they exchange, in which the
+                pipeline fills and runs empty (arXiv 2104.04473, section 2.2)
+    norms       what synchronised norms exchange in every micro-step; nothing hides it, and it is mostly latency
+    optimizer   the update of all that a rank holds, or of 1/N of it where the engine shards its states over N ranks
 
-Of an engine whose messages are unknown the transfers are a share of one micro-step's compute, and grow as a ring's do,
-by 2(N-1)/N over N ranks, and between n hosts by up to 2(n-1)/n of a share of their own, which is the larger the more
-passes inside; with each doubling by a little more, for latency and for what computing can hide no longer (Ernest's
-logarithm; Venkataraman et al., NSDI 2016); and by a share for each rank, as Amdahl's serial part makes a step of like
-batches (AFIPS 1967). What no part tells is in `left_out`.
+Where an engine's messages are unknown, its transfers are shares of one micro-step's compute. One share grows as a
+ring's bytes do, by 2(N-1)/N over N ranks. Another is added between n hosts; it grows by up to 2(n-1)/n, and is larger
+the more passes inside hosts. Both grow a little with each doubling of ranks, for latency and for what computing can no
+longer hide (Ernest's logarithm; Venkataraman et al., NSDI 2016). The last share is added once for each further rank, as
+Amdahl's serial part is to a step of like batches (AFIPS 1967). `left_out` is for what no part covers.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ Draws = Mapping[str, Array]
 """Parameter -> its logarithm, (draws, 1). `vitscale.prediction.parameters` names them."""
 Calls = Mapping[Kind, Array]
 ALIKE_ACROSS = 0.5
-"""Power of the transfer share inside hosts that the one between hosts goes by: who sends much here sends much there."""
+"""The transfer share between hosts goes with this power of the one inside: who sends much inside sends much between."""
 _MOST_LEFT_OUT = 3.0
 
 
@@ -64,7 +65,7 @@ _SLOWER_OF_TWO = float(expected_slowest(np.array([2.0]))[0])
 
 @dataclass(frozen=True)
 class Worlds:
-    """Where steps are asked for: one place per configuration, all arrays of one length."""
+    """The configurations whose steps are asked for: arrays of one length, with a place for each configuration."""
 
     ranks: Array
     ranks_per_node: Array
@@ -72,17 +73,17 @@ class Worlds:
     """Images per micro-step of a rank."""
     grad_accum: Array
     slowdown: Array
-    """Of the slowest device type against the one that `compute` stands for: 1 where all are alike."""
+    """How much slower the slowest device type is than the one that `compute` stands for; 1 where all are alike."""
 
     @cached_property
     def slowest(self) -> Array:
-        """`expected_slowest` of the ranks: a fit asks for it hundreds of times."""
+        """`expected_slowest` of the ranks, kept because a fit asks for it hundreds of times."""
         return expected_slowest(self.ranks)
 
     @cached_property
     def alike(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(first, again): the first place of each sort whose ranks lie alike, and which of them each place is like."""
-        layout = self.ranks * (self.ranks.max() + 1) + self.ranks_per_node  # of a host no more than all ranks
+        """(first, again): the first place of each distinct layout of ranks, and which of these each place has."""
+        layout = self.ranks * (self.ranks.max() + 1) + self.ranks_per_node  # unique: a host has no more than all ranks
         _, first, again = np.unique(layout, return_index=True, return_inverse=True)
         return first, again
 
@@ -92,27 +93,27 @@ class StepTimes:
     """Seconds of a step, (draws, configurations)."""
 
     compute: Array
-    """Of a rank of median speed."""
+    """Compute of a rank of median speed."""
     optimizer: Array
     data_wait: Array
     wait: Array
-    """For the slowest rank."""
+    """Waiting for the slowest rank."""
     wire: Array
     """Exposed transfers."""
     norm: Array
-    """Those of synchronised norms, which are not in `wire`."""
+    """Transfers of synchronised norms, which are not in `wire`."""
     bubble: Array
     """Waiting for other stages."""
 
     @property
     def total(self) -> Array:
-        """The step."""
+        """The whole step."""
         return self.compute + self.optimizer + self.data_wait + self.wait + self.wire + self.norm + self.bubble
 
 
 @dataclass(frozen=True)
 class Loading:
-    """Reading images: what it takes a rank, and whether training goes on meanwhile."""
+    """How long a rank takes to read an image, and whether training goes on meanwhile."""
 
     seconds_per_image: float
     ahead: bool
@@ -120,23 +121,23 @@ class Loading:
 
 @dataclass(frozen=True)
 class StepModel:
-    """What of a series' step is arithmetic: the rest are parameters."""
+    """What arithmetic says of a series' step; the rest are parameters."""
 
     messages: tuple[Message, ...] | None
     norms: tuple[Message, ...]
-    """What synchronised norms exchange, which is not among `messages`."""
+    """Messages of synchronised norms, which are not among `messages`."""
     backend: str
     shards_optimizer: bool
     backward_share: float
-    """Of compute."""
+    """Share of compute that is backward."""
     reference_micro_batch: int
     network: Network
     loading: Loading | None
     imported: bool = False
-    """Whether somebody else's program was timed: where it got little of a host's links it gets less between hosts too,
-    by `ALIKE_ACROSS` as well, unless a check measured those."""
+    """Whether somebody else's program was timed. A program that got little of the links inside hosts then gets less of
+    those between hosts too, by `ALIKE_ACROSS`, unless a check measured either."""
     parallel: ParallelSpec = NO_SPLIT
-    """How many ranks share a model: worlds hold a multiple of them."""
+    """How many ranks share a model; every world holds a multiple of that."""
 
     def times(self, draws: Draws, worlds: Worlds, calls: Calls | None = None) -> StepTimes:
         """The parts of a step.
@@ -144,14 +145,14 @@ class StepModel:
         Args:
             draws: the logarithms of all parameters.
             worlds: the configurations.
-            calls: `calls` of the same, where they are known.
+            calls: what `self.calls` gives for the same draws and worlds, where it is known already.
         """
         fixed = np.minimum(0.9, np.exp(draws["fixed share"]))
         alone = np.where(worlds.ranks == 1, draws["alone"], 0.0)
         images = fixed + (1 - fixed) * worlds.micro_batch / self.reference_micro_batch
         micro_step = np.exp(draws["compute"] + alone) * images
         exposed, hidden, filling = self._transfers(draws, worlds, micro_step, calls)
-        # What backward hides it pays for in part: transfers take memory bandwidth, cores and multiprocessors from it.
+        # Hidden transfers slow backward down: they take memory bandwidth, cores and multiprocessors from it.
         compute = micro_step * worlds.grad_accum + np.exp(draws["contention"]) * hidden
         spread = np.hypot(np.exp(draws["devices"]), np.exp(draws["jitter"]))
         late = worlds.slowdown * (1 + spread * worlds.slowest) - 1
@@ -173,14 +174,14 @@ class StepModel:
         return StepTimes(compute, optimizer + 0 * rest, self._data_wait(worlds, rest), wait, wire, norm, bubble)
 
     def left_out(self, draws: Draws, worlds: Worlds, measured: Worlds) -> Array:
-        """Factor on a step, (draws, configurations), for what no part of the model tells beyond what was measured.
+        """Factor on a step, (draws, configurations), for what no part of the model covers beyond the measured counts.
 
-        With each doubling of ranks on as many hosts, and with each of hosts, a step may become slower: a socket, a
-        switch or a file server that fewer ranks did not fill. It may differ a little either way as well.
+        A step may become slower with each doubling of ranks on as many hosts, and with each doubling of hosts: fewer
+        ranks may not have filled a socket, a switch or a file server. It may also differ a little either way.
         """
         hosts, most_hosts = _hosts(worlds), float(_hosts(measured).max())
         doublings = np.log2(np.maximum(1.0, worlds.ranks / measured.ranks.max()))
-        # What the first crossing takes is a parameter of its own.
+        # The step from one host to two has a parameter of its own.
         first = 2.0 if most_hosts == 1 else most_hosts
         across = np.minimum(doublings, np.log2(np.maximum(1.0, hosts / first)))
         inside = doublings - np.minimum(doublings, np.log2(np.maximum(1.0, hosts / most_hosts)))
@@ -197,7 +198,7 @@ class StepModel:
     def _transfers(
         self, draws: Draws, worlds: Worlds, micro_step: Array, known: Calls | None
     ) -> tuple[Array, Array, Array]:
-        """(exposed, hidden) seconds of a step's transfers, and of them those of a micro-step that nothing hides."""
+        """(exposed, hidden) seconds of a step's transfers, and in a pipeline those of a micro-step that nothing hides."""
         shape = np.broadcast_shapes(micro_step.shape, worlds.ranks.shape)
         hidden, filling = np.zeros(shape), np.zeros(shape)
         if self.messages is None:
@@ -222,8 +223,10 @@ class StepModel:
         return exposed, np.maximum(0.0, hidden - exposed), filling
 
     def calls(self, draws: Draws, worlds: Worlds) -> Calls:
-        """Seconds of one call of each kind of message, (draws, configurations), which no compute changes: worked out
-        once for all that lie alike, where nothing that is sent grows with the images."""
+        """Seconds of one call of each kind of message, (draws, configurations); they do not depend on compute.
+
+        They are worked out once for all configurations whose ranks lie alike, unless a message grows with the images.
+        """
         kinds = {message.kind: message for message in self.messages or ()}
         first, again = worlds.alike
         if once := len(first) < len(again) and all(message.images is None for message in kinds.values()):
@@ -247,7 +250,7 @@ class StepModel:
         def link(level: Level) -> LinkDraws:
             several, two = (of(level, operation) for of in (self.network.link, self.network.link_between_two))
             pair = ranks == 2
-            # What a check of two hosts saw is theirs, whatever the advantage is that they have.
+            # A link checked on two hosts was taken to have the whole advantage; two hosts keep the time that it saw.
             of_two = 2 - advantage if several.hosts == 2 and operation == "all_reduce" else 1.0
             several_bandwidth = several.bandwidth_bytes_per_second * (of_two if self.backend != "gloo" else 1.0)
             bandwidth = draws[f"bandwidth {level}"]
@@ -270,8 +273,10 @@ class StepModel:
         )
 
     def _group(self, worlds: Worlds, group: Group) -> tuple[Array, Array, Array]:
-        """(ranks of a group, those of them on one host, groups of a host that send beyond it at once): ranks lie in a
-        row as in `RankLayout`, tensor counting fastest, then sequence, data, pipeline."""
+        """(ranks of a group, how many of them are on one host, groups of a host that send beyond it at once).
+
+        Ranks lie in a row as in `RankLayout`: tensor counts fastest, then sequence, data, pipeline.
+        """
         parallel, local = self.parallel, np.minimum(worlds.ranks, worlds.ranks_per_node)
         replicas = worlds.ranks * (parallel.sequence / parallel.ranks_per_model)
         size, stride = {
@@ -286,10 +291,10 @@ class StepModel:
         return ranks, per_node, np.where(ranks > per_node, np.maximum(1.0, np.floor(local / per_node)), 1.0)
 
     def _as_a_ring(self, draws: Draws, worlds: Worlds) -> Array:
-        """Shares of the compute of one micro-step at the reference, for what is sent does not grow with the images."""
+        """Shares of the reference micro-step's compute, because what is sent does not grow with the images."""
         ranks, hosts = worlds.ranks, _hosts(worlds)
         inside = np.exp(draws["transfer share"])
-        # From two hosts to many a ring over hosts doubles what each sends, one over all ranks hardly sends more.
+        # From two hosts to many, a ring over hosts doubles what each sends; a ring over all ranks hardly sends more.
         among_hosts = np.where(hosts > 1, 1 + _share(draws["tree advantage"]) * (1 - 2 / hosts), 0.0)
         across = np.exp(draws["across share"]) * inside**ALIKE_ACROSS * among_hosts
         growth = 1 + np.exp(draws["growth"]) * np.log2(np.maximum(1.0, ranks / 2))

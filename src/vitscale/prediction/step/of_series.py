@@ -14,20 +14,19 @@ from vitscale.trial import engines
 from vitscale.trial.rank_batches import largest_micro_batch
 
 _BACKWARD_SHARE = 2 / 3
-"""Of compute, where it was not timed: backward has twice the matrix products of forward."""
+"""Backward's share of compute where it was not timed: it has twice the matrix products of forward."""
 _ALIKE = 0.9
-"""Of the median speed: ranks above it are not told apart."""
+"""Share of the median speed above which ranks are not told apart."""
 _OF_NORMS = ("all_reduce", "float64")
-"""What synchronised norms alone send, but for two scalars of ZeRO-3."""
+"""(operation, dtype) that synchronised norms alone send, but for two scalars of ZeRO-3."""
 _LEAST_LOADING = 0.01
-"""Of a step: below it nobody waits for the loader."""
+"""Share of a step; a shorter wait for data is not taken for waiting for the loader."""
 
 
 def fitted_points(series: Series) -> tuple[tuple[Point, ...], str]:
     """(points that a fit may rest on, why others are left out).
 
-    A rank alone on one device type says nothing of ranks on a mixture of types, unless its speed against theirs was
-    measured.
+    Ranks on one device type say nothing about ranks on a mixture of types, unless the speeds of types were compared.
     """
     mixtures = [point for point in series.points if len(set(point.devices)) > 1 and point.rank_speeds is None]
     if not mixtures:
@@ -38,8 +37,10 @@ def fitted_points(series: Series) -> tuple[tuple[Point, ...], str]:
 
 
 def device_factors(points: Sequence[Point]) -> dict[str, float]:
-    """Device name -> what an image takes it against the fastest type: from the largest point that has unlike devices
-    and timed each rank. Empty where there is none."""
+    """Device name -> its time for an image over the fastest type's; empty where no point compares types.
+
+    The largest point that has unlike devices and timed each rank is taken.
+    """
     for point in reversed(points):
         if len(set(point.devices)) > 1 and point.rank_speeds is not None:
             slower: dict[str, list[float]] = {}
@@ -51,8 +52,10 @@ def device_factors(points: Sequence[Point]) -> dict[str, float]:
 
 
 def slowdown(point: Point, factors: Mapping[str, float]) -> float:
-    """The slowest rank's time for an image against that of the fastest device type; where types are not told apart,
-    against the typical rank's. 1 where nothing tells ranks apart."""
+    """The slowest rank's time for an image over the fastest device type's; 1 where nothing tells ranks apart.
+
+    Where types are not told apart, it is over the typical rank's time.
+    """
     if factors:
         return max((factors.get(name, 1.0) for name in point.devices), default=1.0)
     speeds = point.rank_speeds
@@ -62,12 +65,12 @@ def slowdown(point: Point, factors: Mapping[str, float]) -> float:
 
 
 def typical_slowdown(point: Point, factors: Mapping[str, float]) -> float:
-    """The same of the rank in the middle, whose parts are `Point.parts`."""
+    """`slowdown` of the median rank, whose parts are `Point.parts`."""
     return statistics.median(factors.get(name, 1.0) for name in point.devices) if factors and point.devices else 1.0
 
 
 def worlds_of(points: Sequence[Point]) -> Worlds:
-    """Where points were measured."""
+    """The configurations that points were measured at."""
 
     def column(values: list[float]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         return np.array(values, dtype=float)
@@ -91,7 +94,7 @@ def model_of(points: Sequence[Point], evidence: Evidence) -> StepModel:
     if norms is None:
         norms = _counted_norms(counted)
     parallel = largest.trial.parallel
-    # Of ranks that share a model unlike groups exchange by one operation, and arithmetic tells each of them.
+    # Where ranks share a model, unlike groups use one operation: counts do not tell them apart, and arithmetic does.
     if sent is not None and counted is not None and parallel.ranks_per_model == 1:
         of_engine = {kind: amount for kind, amount in counted.sent_bytes.items() if not norms or kind != _OF_NORMS}
         sent = rescaled(sent, of_engine, counted.trial.train.grad_accum)
@@ -111,7 +114,7 @@ def model_of(points: Sequence[Point], evidence: Evidence) -> StepModel:
 
 
 def _counted_norms(counted: Point | None) -> tuple[Message, ...]:
-    """What norms were counted to exchange, of a model that arithmetic does not know."""
+    """What norms were counted to exchange, for a model that arithmetic does not know."""
     calls = counted.sent_calls.get(_OF_NORMS, 0) if counted is not None else 0
     if counted is None or not calls:
         return ()
@@ -120,7 +123,7 @@ def _counted_norms(counted: Point | None) -> tuple[Message, ...]:
 
 
 def _loading(points: Sequence[Point], evidence: Evidence) -> Loading | None:
-    """What reading an image takes a rank: as steps waited for it, else as a check timed the loader alone."""
+    """How long a rank takes to read an image: from steps that waited for it, else from a check of the loader alone."""
     waits = [
         (point.parts.data_wait, statistics.median(point.step_seconds), point.trial.train)
         for point in points

@@ -1,5 +1,7 @@
-"""What ranks that share a model send one another, beside what data parallelism does: as `engines.splits` and
-`engines.stages` have it. Nothing is computed meanwhile."""
+"""What ranks that share a model send one another, as `engines.splits` and `engines.stages` cut the model.
+
+Data parallelism sends its own messages besides. Nothing is computed meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +23,18 @@ _NORM_BYTES = 8
 
 
 def exchanges(trial: Trial, share: Share) -> tuple[Message, ...]:
-    """Of a rank in an optimizer step, without those of its data-parallel engine.
+    """Messages of a rank in an optimizer step, without those of its data-parallel engine.
 
-    Tensors (Shoeybi et al., arXiv 1909.08053, section 3): an all-reduce of all activations after attention and after
-    the MLP, in forward and in backward; with sharded norms a gather and a scatter instead of each (Korthikanti et al.,
-    arXiv 2205.05198, section 4.2.2), and the gradients of norms. Tokens (Jacobs et al., arXiv 2309.14509, section 3.2):
-    queries, keys and values to heads, what attention gives back to tokens. Stages: the activations of a micro-batch
-    across each boundary, and their gradients. Heads of segmentation lie on every rank: tensor ranks send nothing for
-    them, sequence ranks hand each other all tokens of the images that each labels. What is computed again in backward
-    exchanges again, up to the last tensor that backward needs: of a ViT's block all but the MLP's sum, of a stage of
-    Swin, whose norms come last, everything.
+    Tensor ranks (Shoeybi et al., arXiv 1909.08053, section 3) all-reduce all activations after attention and after the
+    MLP, in forward and in backward. With sharded norms a gather and a scatter take the place of each (Korthikanti et
+    al., arXiv 2205.05198, section 4.2.2), and the gradients of norms are all-reduced. Sequence ranks (Jacobs et al.,
+    arXiv 2309.14509, section 3.2) exchange queries, keys and values for heads, and what attention gives for tokens.
+    Stages send the activations of a micro-batch across each boundary, and their gradients back.
+
+    Heads of segmentation lie on every rank: tensor ranks send nothing for them, and sequence ranks hand each other all
+    tokens of the images that each labels. What is computed again in backward is exchanged again, up to the last tensor
+    that backward needs. In a ViT's block that is all but the MLP's sum; in a stage of Swin, whose norms come last,
+    everything.
     """
     swin, vit = swin_shape(trial.model), vit_shape(trial.model)
     parallel = trial.parallel
@@ -45,14 +49,14 @@ def exchanges(trial: Trial, share: Share) -> tuple[Message, ...]:
 
 
 class _Made(NamedTuple):
-    """What makes messages of a trial's micro-batch; bytes of an element."""
+    """Makes the messages of a trial's micro-batch; `weights` and `products` are bytes of an element."""
 
     images: int
     weights: int
     products: int
 
     def message(self, operation: str, size: float, calls: float, phase: Phase, group: Group = "tensor") -> Message:
-        """Of `size` bytes for the micro-batch."""
+        """A message of `size` bytes for the micro-batch."""
         return Message(operation, size, calls, phase, None, True, group=group, images=self.images)
 
 
@@ -62,9 +66,12 @@ def _made(train: TrainSpec) -> _Made:
 
 
 def _of_swin(trial: Trial, swin: SwinShape, share: Share) -> Iterator[Message]:
-    """Tensors: attention's tokens in whole windows; and the gradient of what each block's position biases are made of,
-    as large for any number of images. Stages: a map that is another behind each merging; below a head of UperNet all
-    that were merged go on beside it."""
+    """Messages of a rank of a Swin.
+
+    Tensor ranks send attention's tokens in whole windows, and the gradient of what each block's position biases are
+    made of, which is as large for any number of images. Stages hand on a map whose size changes with each merging;
+    below a head of UperNet all maps that were merged go on beside it.
+    """
     images, weights, products = made = _made(trial.train)
     # On a CPU autocast's norms give 16 bits too.
     passed = products if trial.train.device == "cpu" else weights
@@ -89,7 +96,7 @@ def _of_swin(trial: Trial, swin: SwinShape, share: Share) -> Iterator[Message]:
 
 
 def _of_stages(made: _Made, share: Share, given: Sequence[Sequence[float]]) -> Iterator[Message]:
-    """Across each boundary of a rank's stages; `given`: bytes of each tensor that goes on behind each block."""
+    """Messages across each boundary of a rank's stages; `given`: bytes of each tensor that each block hands on."""
     sending, taking = share.chunks[: len(share.chunks) - share.last], share.chunks[int(share.first) :]
     handed_on = Counter(size for chunk in sending for size in given[chunk.stop - 1])
     received = Counter(size for chunk in taking for size in given[chunk.start - 1])
@@ -111,7 +118,7 @@ def _of_vit(trial: Trial, vit: VitShape, share: Share) -> Iterator[Message]:
     if parallel.tensor > 1:
         # Autocast's products leave in 16 bits; their inputs' gradients are added up in the input's own dtype.
         each = {"forward": products, "backward": weights}
-        # Of tokens that do not divide DTensor's shards are padded to equal ones.
+        # Where tokens do not divide, DTensor pads its shards to equal ones.
         padded = math.ceil(tokens / parallel.tensor) * parallel.tensor if parallel.shard_norms else tokens
         for phase in both:
             size, calls = row * padded * each[phase], 2 * blocks
@@ -133,7 +140,7 @@ def _of_vit(trial: Trial, vit: VitShape, share: Share) -> Iterator[Message]:
             yield message("all_gather", images * vit.classes * products, 1, "forward", "tensor")
             yield message("all_reduce", row * weights, 1, "backward", "tensor")
     if parallel.sequence > 1:
-        # All tokens of some images, or the class token of all; in the rank that sends or takes most of it.
+        # All tokens of some images, or the class token of all, for the rank that sends or takes most.
         of_images = max(row * tokens, math.ceil(images / parallel.sequence) * vit.tokens * vit.hidden)
         to_head = of_images if segments else parallel.sequence * row
         for phase in both:

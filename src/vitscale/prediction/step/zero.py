@@ -1,4 +1,4 @@
-"""What DeepSpeed sends at each ZeRO stage: as it was counted (docs/traffic.md), which is not what its paper says."""
+"""What DeepSpeed sends at each ZeRO stage, as it was counted (docs/traffic.md): that is not what its paper says."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def deepspeed(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
 
 
 def _stage_0(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
-    """One all-reduce of everything after backward, whatever its buckets are to be."""
+    """One all-reduce of everything after backward, whatever bucket size is set."""
     train, count = trial.train, sizes(shapes).all
     pieces = -(-count // _FLATTENED_AT_MOST)
     whole = Message("all_reduce", count * communicated_bytes(train) / pieces, pieces, "after", None, False)
@@ -33,10 +33,10 @@ def _stage_0(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
 
 
 def _stages_1_and_2(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
-    """All-reduces of all gradients on all ranks, once or in every micro-step of stage 2; then all-gathers of weights.
+    """All-reduces of all gradients on all ranks, in stage 2 in every micro-step; then all-gathers of weights.
 
-    Without overlap stage 2 stops backward for each bucket. With it, too, the default bucket of 5e8 elements is larger
-    than most vision transformers, and nothing is left to hide it.
+    Without overlap stage 2 stops backward for each bucket. Overlap hardly helps: the default bucket of 5e8 elements is
+    larger than most vision transformers, so that nothing is left to hide it.
     """
     train, ranks = trial.train, trial.world.size
     settings = zero_settings(train)
@@ -53,7 +53,7 @@ def _stages_1_and_2(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...
 
 
 def _gathered_after(trial: Trial, shapes: ParameterShapes, each: int) -> list[Message]:
-    """Updated weights, in two groups: with weight decay and without. Each is padded to 2 elements per rank."""
+    """All-gathers of updated weights, with weight decay and without; each group is padded to 2 elements per rank."""
     train, unit = trial.train, 2 * trial.world.size
     limit = section(train.deepspeed_config, "zero_optimization").get("allgather_bucket_size", _GATHERED_AT_MOST)
     if train.gather_bucket_mib is not None:
@@ -73,12 +73,12 @@ def _stage_3(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
     """All-gathers of what no rank keeps, in every forward; reduce-scatters in every backward.
 
     Tensors up to `stage3_param_persistence_threshold` are gathered once, one by one, after the step. The others are
-    fetched `stage3_prefetch_bucket_size` ahead of their use. Backward has them still, unless they exceed
+    fetched `stage3_prefetch_bucket_size` ahead of their use. Backward finds them still there, unless they exceed
     `stage3_max_live_parameters` or `stage3_max_reuse_distance`; then it gathers them anew.
     """
     train, ranks = trial.train, trial.world.size
     settings = zero_settings(train)
-    # Each is cut into equal parts, and so padded.
+    # Each tensor is cut into equal parts, and padded for that.
     everything = [tensor._replace(elements=-(-tensor.elements // ranks) * ranks) for tensor in tensors(shapes)]
     rest = [tensor for tensor in everything if tensor.elements > settings.persistence_threshold]
     kept = [tensor for tensor in everything if tensor.elements <= settings.persistence_threshold]
@@ -93,7 +93,7 @@ def _stage_3(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
     else:
         for phase in ("forward", "backward"):
             messages += _fetched(rest, settings, gathered_bytes, phase)
-    # Overlap is stage 3's default, and that of no other (`overlap_comm_valid` in runtime/zero/config.py).
+    # Overlap is the default of stage 3 alone (`overlap_comm_valid` in runtime/zero/config.py).
     # On a CPU there is no second stream: a bucket's exchange holds backward up all the same (docs/calibration-lab.md).
     chosen = (
         train.overlap_comm
@@ -112,11 +112,11 @@ def _stage_3(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
 def _fetched(
     rest: Sequence[Tensor], settings: ZeroSettings, gathered_bytes: Callable[[Tensor], int], phase: Phase
 ) -> list[Message]:
-    """Weights gathered ahead of their use, a piece while the piece before is computed with; the first hidden by none.
+    """Gathers of weights ahead of their use: each piece while the one before is computed; nothing hides the first.
 
-    Those of a piece that travel in 16 and in 32 bits go one after the other.
+    Weights of a piece that travel in 16 bits and in 32 bits go one after the other.
 
-    Where less may be kept than is fetched ahead, nothing is: each module's weights are gathered when it begins.
+    Where fewer may be kept than would be fetched ahead, none are: each module's weights are gathered when it begins.
     """
     ahead = settings.max_kept >= settings.prefetch_bucket
     if not ahead:
@@ -167,7 +167,7 @@ def _in_buckets(gradients: Iterable[Filled], limit: int) -> list[Filled]:
 
 
 def _scalars(calls: int, size: int) -> Message:
-    """Norms and whether anything overflowed."""
+    """Messages that tell norms, and whether anything overflowed."""
     return Message("all_reduce", size, calls, "after", None, False)
 
 

@@ -136,8 +136,7 @@ def _apart_by_device(settings_and_trials: Iterable[tuple[Setting, Trial]]) -> se
 
 
 def _lines(labels: Mapping[str, Any], points: Sequence[_Point]) -> Iterable[_Line]:
-    """The curves of one group: for each batch strong ones, single trials on no curve and weak ones; then of a fixed
-    global batch."""
+    """The curves of a group: per batch strong ones, single trials and weak ones; then those of a fixed global batch."""
     by_batch: dict[tuple[int, int], list[_Point]] = {}
     for point in points:
         by_batch.setdefault((point.trial.train.micro_batch, point.trial.train.grad_accum), []).append(point)

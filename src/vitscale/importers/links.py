@@ -230,8 +230,7 @@ def read_perftest(paths: Sequence[Path]) -> tuple[list[MeasuredLink], list[str]]
 
 
 def _of_perftest_json(path: Path, document: Mapping[str, Any], file: ImportedFile) -> MeasuredLink:
-    """The link at its one size, timed by messages per second: the report does not say if bandwidths are in MiB or
-    Gb."""
+    """The link at its one size, by messages per second: the report does not say if its bandwidths are in MiB or Gb."""
     about, results = document.get("test_info"), document["results"]
     test = str(about.get("test"))[:100] if isinstance(about, dict) else ""
     match = _PERFTEST_JSON.fullmatch(f'"test":"{test}"')

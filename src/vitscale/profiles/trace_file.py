@@ -210,8 +210,7 @@ class _Reader:
         self._unlinked: list[int] = []
 
     def set_clock(self, some: Sequence[Any]) -> None:
-        """Sets the clock's origin by the middle one of the first events: some have impossible times (pytorch/kineto
-        issue 109)."""
+        """Sets the clock's origin by the middle of the first events: some are of no time (pytorch/kineto issue 109)."""
         if self._base_ns is None:
             times = sorted(ns for raw in some if raw.ph in ("X", "B") and (ns := nanoseconds(raw.ts)) is not None)
             self._base_ns = times[len(times) // 2] - _LONGEST_NS if times else None

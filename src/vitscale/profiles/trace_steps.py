@@ -38,8 +38,7 @@ class Steps:
     found_by: str
     """How the steps were told apart, in words: "by ..."."""
     first_is_whole: bool = False
-    """Whether the first step's beginning on the device is known: earlier work was recorded, or there is only this
-    step."""
+    """Whether it is known when the first began on the device: earlier work was recorded, or there is only this step."""
 
 
 def steps_of(trace: Trace) -> Steps:

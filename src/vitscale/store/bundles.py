@@ -39,13 +39,13 @@ _MEMBER = re.compile(
     r"|trace-rank-\d{1,6}-block-\d{1,6}\.json\.gz))?",
     re.ASCII,
 )
-"""Files of a results folder, and folders of runs: a run in a pack has its own without a file in it."""
+"""Files of a results folder, and folders of runs; that of a packed run may be empty."""
 _MOST_LOG_BYTES = 8 << 20
-"""Of a redacted log: its beginning."""
+"""Bytes of a redacted log that are kept, from its beginning."""
 _MOST_FILES = 1_000_000
 _MOST_BYTES = 8 << 30
 _MOST_RATIO = 300
-"""Of unpacked bytes to the archive's, beyond `_SMALL_BYTES`; records shrink to a tenth or a thirtieth."""
+"""Most unpacked bytes per byte of the archive, beyond `_SMALL_BYTES`; records shrink to a tenth or a thirtieth."""
 _SMALL_BYTES = 64 << 20
 _READ_BYTES = 1 << 20
 _NEXT = "Make a new one: vitscale export RESULTS -o bundle.tar.gz"
@@ -54,7 +54,7 @@ _NEXT = "Make a new one: vitscale export RESULTS -o bundle.tar.gz"
 def write_bundle(
     results: Path, path: Path, *, redact: bool, beside: Mapping[str, Any] | None = None
 ) -> Mapping[str, str]:
-    """Writes a results folder as a bundle; a run that goes on meanwhile is in it as far as it had come.
+    """Writes a results folder as a bundle; a run still going on is in it as far as it has come.
 
     Args:
         results: the folder.
@@ -142,11 +142,11 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
 
 
 _UNPACKED: dict[tuple[str, int, int], TemporaryDirectory[str]] = {}
-"""Path, time and size of a bundle to the folder that holds its files until this process ends."""
+"""(Path, modification time, size) of a bundle to the folder that holds its files until this process ends."""
 
 
 def unpacked(bundle: Path) -> Path:
-    """The folder that holds what a bundle does, checked; it goes with this process, and a bundle is unpacked once.
+    """The folder with a bundle's checked files; it is unpacked once, and removed when this process ends.
 
     Raises:
         StoreError: it is no bundle, is damaged, or has anything in it that no bundle has.
@@ -165,7 +165,7 @@ def unpacked(bundle: Path) -> Path:
 
 
 class _Bounded(gzip.GzipFile):
-    """Gives little at a time, so that no header is larger, and not much more than its file could hold by itself."""
+    """Limits each read, so that headers stay small, and all of them to what an archive of its size could hold."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "rb")

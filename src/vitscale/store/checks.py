@@ -1,4 +1,4 @@
-"""What `vitscale check` measures: a line for each measurement of a rank, and the stored check made of them, on disk:
+"""What `vitscale check` measures: a line for each measurement of a rank, and the stored check made of them. On disk:
 
 FOLDER/ID.json          one check, written whole; FOLDER is RESULTS/checks, or the user's own folder of checks
 FOLDER/.ID/             while it is measured: request.json, rank-K.jsonl
@@ -42,8 +42,8 @@ Count = Annotated[int, Field(ge=0, lt=2**31)]
 Bytes = Annotated[int, Field(ge=0, lt=2**60)]
 
 SplitGroup = Literal["replicas", "sequence", "tensor", "pipeline"]
-"""Of a study with [parallel]: the ranks that exchange along one of its axes, all such groups at once. replicas: those
-among which gradients are averaged, data x sequence."""
+"""With [parallel]: the ranks that exchange along one of its axes, all such groups at once. replicas: ranks among which
+gradients are averaged, data x sequence."""
 SPLIT_GROUPS: tuple[SplitGroup, ...] = get_args(SplitGroup)
 Group = Literal["inside nodes", "across nodes", "all ranks"] | SplitGroup
 """inside nodes: the ranks of each host, all hosts at once. across nodes: one rank of each host."""
@@ -51,11 +51,11 @@ GROUPS: tuple[Group, ...] = ("inside nodes", "across nodes", "all ranks", *SPLIT
 Operation = Literal[
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_recv", "rdma"
 ]
-"""The last four are of others' tools; send_recv of stages, too, each of which sends to the next at once. rdma: one host
-writes to another, without any library."""
+"""The last four come from others' tools; send_recv also from pipeline stages, each of which sends to the next at once.
+rdma: one host writes to another without any library."""
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 SWEPT: tuple[Operation, ...] = OPERATIONS[:4]
-"""By `vitscale check`."""
+"""Operations that `vitscale check` sweeps."""
 Stage = Literal["facts", "network", "join", "collectives", "matmul", "compute", "loader", "disk"]
 STAGES: tuple[Stage, ...] = ("facts", "network", "join", "collectives", "matmul", "compute", "loader", "disk")
 
@@ -66,9 +66,9 @@ class SweepPlan(Record):
     sizes_bytes: tuple[Annotated[int, Field(ge=4, le=2**33)], ...]
     """In rising order."""
     longest_seconds: Annotated[float, Field(gt=0.0, le=1e4)]
-    """No larger size is tried where one operation would take longer."""
+    """Sizes stop growing where one operation would take longer than this."""
     seconds_per_size: Annotated[float, Field(gt=0.0, le=1e4)]
-    """About so long is measured at each size, three times at least."""
+    """Time spent measuring each size, roughly; each is measured at least three times."""
 
 
 class CheckRequest(Record):
@@ -81,19 +81,18 @@ class CheckRequest(Record):
     sweep: SweepPlan
     compute_repeats: Annotated[int, Field(ge=1, le=1000)]
     compute_seconds: Annotated[float, Field(gt=0.0, le=1e4)]
-    """Of each repeat."""
+    """Length of each repeat."""
     loader_seconds: Annotated[float, Field(gt=0.0, le=1e4)]
     limits: dict[Stage, Seconds]
-    """How long each stage may take; what is not done then is left, and the next stage begins."""
+    """How long each stage may take; what is not done by then is skipped, and the next stage begins."""
     trial: Trial | None = None
-    """Of the study, for its loader; null without a study."""
+    """A trial of the study, for its loader; null without a study."""
     dataset_fingerprint: str | None = None
     exchanges: dict[SplitGroup, tuple[Operation, ...]] = Field(default={})
-    """What ranks that share the trial's model exchange with whom; empty where none do, or this world has no such
-    groups."""
+    """Operations by which ranks that share the trial's model exchange; empty where none do, or no such groups exist."""
 
     def split_groups(self, name: SplitGroup) -> tuple[tuple[int, ...], ...]:
-        """The ranks of each such group of this world."""
+        """The ranks of each group of this kind in this world."""
         if name not in self.exchanges or self.trial is None:
             return ()
         layout = RankLayout.of(self.world.size, self.trial.parallel)
@@ -101,18 +100,18 @@ class CheckRequest(Record):
 
     @property
     def longest_seconds(self) -> float:
-        """All stages at their limits."""
+        """The sum of all stages' limits."""
         return sum(self.limits.values())
 
 
 class Interface(Record):
-    """A network interface, as the kernel tells of it."""
+    """A network interface, as the kernel reports it."""
 
     name: str
     kind: Literal["ethernet", "infiniband", "loopback", "other"]
     up: bool
     speed_mbit: Count | None
-    """Null where it is not known: links that are down, and virtual interfaces, of which the kernel makes one up."""
+    """Null where it is not known: for links that are down, and virtual interfaces, whose speed the kernel makes up."""
     addresses: tuple[str, ...]
     """IPv4 with its prefix length ("10.0.0.1/24"), then IPv6."""
 
@@ -123,22 +122,22 @@ class InfinibandPort(Record):
     name: str
     active: bool
     rate: str
-    """As the kernel says it: "100 Gb/sec (4X EDR)"."""
+    """In the kernel's words: "100 Gb/sec (4X EDR)"."""
 
 
 class StageLine(RankLine):
-    """A stage of a rank ended."""
+    """The end of one stage of a rank."""
 
     kind: Literal["stage"] = "stage"
     name: Stage
     ending: Literal["done", "failed", "timeout", "skipped"]
     seconds: Seconds
     reason: str = ""
-    """Empty where it is done."""
+    """Why it is not done; empty where it is."""
 
 
 class FactsLine(RankLine):
-    """Where a rank runs, before it talks to any other."""
+    """Facts about a rank's host, taken before it talks to any other rank."""
 
     kind: Literal["facts"] = "facts"
     format: int = FORMAT
@@ -147,25 +146,25 @@ class FactsLine(RankLine):
     local_rank: Count
     environment: Environment
     host_cores: Count
-    """Cores this rank could have used before it was pinned: those of all ranks of its host."""
+    """Cores this rank could have used before it was pinned: those of all ranks of its host together."""
     cpu_throttled_seconds: Seconds | None
-    """So far; null without a quota."""
+    """Seconds until now; null without a quota."""
     hostname_addresses: tuple[str, ...]
-    """What the host's own name resolves to, in order; empty: to nothing."""
+    """Addresses of the host's own name, in order; empty where it resolves to nothing."""
     interfaces: tuple[Interface, ...]
     infiniband: tuple[InfinibandPort, ...]
 
 
 class ReachLine(RankLine):
-    """Whether this rank reaches rank 0 over TCP, at the address and port that ranks meet at."""
+    """Whether this rank reaches rank 0 over TCP, at the address and port where ranks meet."""
 
     kind: Literal["reach"] = "reach"
     address: str
     port: Count
     seconds: Seconds | None
-    """The connection that succeeded; null where none did."""
+    """Duration of the connection that succeeded; null where none did."""
     reason: str = ""
-    """Why none did."""
+    """Why no connection succeeded."""
 
 
 class CollectiveLine(RankLine):
@@ -175,25 +174,25 @@ class CollectiveLine(RankLine):
     group: Group
     operation: Operation
     ranks: Annotated[int, Field(ge=2, lt=2**31)]
-    """That took part."""
+    """Number of ranks that took part."""
     size_bytes: Annotated[int, Field(ge=1, lt=2**60)]
-    """By nccl-tests' convention: what a rank holds of the whole, so of an all-gather what each receives in all."""
+    """Size by nccl-tests' convention: what a rank holds of the whole. For an all-gather, what each receives in all."""
     calls: Annotated[int, Field(ge=1, lt=2**31)]
-    """One right after the other, in each repeat."""
+    """Calls in each repeat, one right after the other."""
     seconds: Annotated[tuple[Seconds, ...], Field(min_length=1)]
-    """Of one call, for each repeat."""
+    """Seconds of one call in each repeat."""
 
 
 class ComputeLine(RankLine):
-    """A fixed piece of training done again and again on all ranks at once: whose pace is the slow one."""
+    """A fixed piece of training repeated on all ranks at once: shows which rank is slow."""
 
     kind: Literal["compute"] = "compute"
     work: str
-    """What the piece is, in words; rates compare only where it is the same."""
+    """The piece in words; rates compare only where it is the same."""
     pieces_per_second: Annotated[tuple[Rate, ...], Field(min_length=1)]
-    """Of each repeat."""
+    """Rate in each repeat."""
     cpu_throttled_share: Seconds | None
-    """Of the time, in core-seconds per second: what the CPU controller held back; null without a quota."""
+    """Core-seconds per second that the CPU controller held back; null without a quota."""
     cpu_share: Seconds | None = None
     """CPU seconds that this process got, per second."""
     gpu: GpuSamples | None
@@ -202,7 +201,7 @@ class ComputeLine(RankLine):
 
 
 class LoaderLine(RankLine):
-    """The data loader of a study, alone: no model takes its batches."""
+    """The data loader of a study by itself: no model takes its batches."""
 
     kind: Literal["loader"] = "loader"
     images_per_second: Rate
@@ -216,16 +215,16 @@ class DiskLine(RankLine):
     kind: Literal["disk"] = "disk"
     free_bytes: Bytes
     record_seconds: Annotated[tuple[Seconds, ...], Field(min_length=1)]
-    """Of appending one record and forcing it to disk."""
+    """Seconds to append one record and force it to disk."""
     record_bytes: Bytes
     seen_seconds: Seconds | None
-    """Until a file that rank 0 wrote was seen here; null where it was not, or ranks had not found each other."""
+    """Seconds until this rank saw a file of rank 0; null where it did not, or ranks had not found each other."""
     seen_reason: str = ""
     """Why `seen_seconds` is null."""
 
 
 class CheckedRank(RankLines):
-    """All that one rank measured; what is null or missing it did not come to."""
+    """All that one rank measured; null or missing where it did not get so far."""
 
     rank: Count
     facts: FactsLine | None = None
@@ -253,11 +252,11 @@ class HostAnswer(Record):
 
     name: str
     address: str | None
-    """What its name resolves to here; null: to nothing."""
+    """What its name resolves to here; null where it resolves to nothing."""
     seconds: Seconds | None
-    """Until it answered; null where it did not."""
+    """Seconds until it answered; null where it did not."""
     reason: str = ""
-    """Why it did not."""
+    """Why it did not answer."""
     sees_folder: bool | None = None
     """Whether the check's folder is seen there under the same path; null where it was not asked."""
 
@@ -276,13 +275,13 @@ class CollectiveFit(Record):
     largest_size_bytes: Bytes
     largest_seconds: Seconds
     worst_residual: Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
-    """Largest distance of a measured time from the fit, as a share of that time."""
+    """Largest distance between a measured time and the fit, as a share of that time."""
     latency_known: bool = True
-    """False: one size alone was measured, or a stream of messages."""
+    """False where only one size, or a stream of messages, was measured."""
 
 
 def bus_factor(operation: Operation, ranks: int) -> float:
-    """Bus bandwidth / (size / time), which makes it the bandwidth of the slowest link for any number of ranks.
+    """Bus bandwidth / (size / time): makes it the bandwidth of the slowest link, whatever the number of ranks.
 
     nccl-tests, doc/PERFORMANCE.md: 2 (n-1)/n for all-reduce, (n-1)/n for all-gather, reduce-scatter and all-to-all, 1
     for what passes each link once.
@@ -293,10 +292,10 @@ def bus_factor(operation: Operation, ranks: int) -> float:
 
 
 class LoaderNeed(Record):
-    """What a model needs of its loader."""
+    """What a model needs from its loader."""
 
     images_per_second: Rate
-    """Of one rank."""
+    """Rate that one rank needs."""
     source: Literal["run", "arithmetic"]
     """run: a stored run of the same model reached it. arithmetic: the measured matrix-multiply rate / the model's
     FLOPs, which training never quite reaches."""
@@ -314,20 +313,20 @@ class CheckRecord(Record):
     launcher: str
     scheduler: str
     hosts: tuple[HostAnswer, ...]
-    """Those asked for, by name; empty where it ran on the driver's own host."""
+    """Hosts that were asked for, by name; empty where the check ran on the driver's own host."""
     ranks: tuple[CheckedRank, ...]
     fits: tuple[CollectiveFit, ...]
     loader_need: LoaderNeed | None
     ending: Literal["ended", "stopped", "not started"]
-    """Of the ranks' processes: by themselves, by the driver, or never begun."""
+    """How the ranks' processes ended: by themselves, stopped by the driver, or never started."""
     ending_reason: str = ""
-    """Why not all ranks came to their end; empty where they did."""
+    """Why not all ranks reached their end; empty where they did."""
     guilty_rank: Count | None = None
     """The rank that was lost first, where that is known."""
     log: str = ""
-    """The end of what the launcher and the ranks printed, where a rank is missing."""
+    """The end of what the launcher and the ranks printed; empty unless a rank is missing."""
     imported: str = ""
-    """The tool and the files of others that it was made of; empty where `vitscale check` measured it."""
+    """The tool and the files it was imported from; empty where `vitscale check` measured it."""
 
 
 _CHECK_FILE = re.compile(r"\d{8}T\d{6}-[0-9a-f]{6}\.json")
@@ -336,18 +335,18 @@ _LARGEST_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class Checks:
-    """The checks of a folder, the newest first, and the files that were left out, with why."""
+    """The checks of a folder, newest first, and the files that were left out, with the reasons."""
 
     records: tuple[CheckRecord, ...]
     problems: tuple[str, ...]
 
 
 def check_folder(results: Path | None) -> Path:
-    """Where checks lie: of a results folder, or the user's own (`$XDG_DATA_HOME`, else `~/.local/share`)."""
+    """The folder of checks: that of a results folder, or the user's own (`$XDG_DATA_HOME`, else `~/.local/share`)."""
     if results is not None:
         return results / "checks"
     given = os.environ.get("XDG_DATA_HOME", "")
-    # The XDG base directory specification: a relative path is to be ignored.
+    # By the XDG base directory specification, a relative path is ignored.
     base = Path(given) if given.startswith("/") else Path.home() / ".local" / "share"
     return base / "vitscale" / "checks"
 
@@ -405,7 +404,7 @@ def load_checks(folder: Path) -> Checks:
 
 
 def latest(results: Path | None, hosts: tuple[str, ...] | None = None) -> CheckRecord | None:
-    """The newest check of a results folder, else of the user's own folder; None where there is none that can be read.
+    """The newest readable check of a results folder, else of the user's own folder; None where there is none.
 
     Args:
         results: the folder given with -o; None: the user's own folder of checks alone.
@@ -420,7 +419,7 @@ def latest(results: Path | None, hosts: tuple[str, ...] | None = None) -> CheckR
 
 
 _LARGEST_NUMBER = 1e100
-"""Sums and products of such numbers do not overflow."""
+"""Largest number that is read: sums and products of such numbers do not overflow."""
 
 
 def read_checked_ranks(folder: Path, world_size: int) -> tuple[CheckedRank, ...]:

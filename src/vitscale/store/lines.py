@@ -1,5 +1,5 @@
-"""What a rank writes, line by line: the base of all records, how lines are sorted by kind and read back, and steps as
-columns: 42 bytes a step, not half a kilobyte, and arithmetic runs over all at once."""
+"""What a rank writes, line by line: the base of all records, and how lines are sorted by kind and read back. Steps are
+kept as columns: 42 bytes a step, not half a kilobyte, and arithmetic runs over all at once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RankLine(Record):
 
 @dataclass(frozen=True)
 class IfThere:
-    """Annotates a bool of `RankLines`: whether there is a line of a kind."""
+    """Annotates a bool field of `RankLines`: whether there is a line of a kind."""
 
     kind: type[RankLine]
 
@@ -51,7 +51,7 @@ class RankLines(Record):
 
     @classmethod
     def parse(cls, line: bytes) -> RankLine:
-        """One line of the kinds of this table.
+        """Parses one line of the kinds of this table.
 
         Raises:
             ValidationError: it is none of them.
@@ -60,12 +60,12 @@ class RankLines(Record):
 
     @classmethod
     def parse_all(cls, array: bytes) -> list[RankLine]:
-        """The same of a JSON array of lines."""
+        """Parses a JSON array of such lines."""
         return _parsers(cls)[1].validate_json(array)
 
     @classmethod
     def of(cls, lines: Iterable[RankLine], **known: Any) -> Self:
-        """The record of `lines`, with the fields that they do not tell, or that are `known` beside them.
+        """The record of `lines`, with the `known` fields in place of what lines tell.
 
         Nothing is checked again: lines were as they were read.
         """
@@ -85,7 +85,7 @@ def kinds_of(record: type[RankLines]) -> tuple[type[RankLine], ...]:
 
 @cache
 def _line_table(record: type[RankLines]) -> Mapping[str, tuple[type[RankLine], Callable[[list[RankLine]], object]]]:
-    """Field to the kind of line it holds, and how it takes them."""
+    """Field to the kind of line it holds, and a function that takes its value from the lines of that kind."""
     table: dict[str, tuple[type[RankLine], Callable[[list[RankLine]], object]]] = {}
     for name, field in record.model_fields.items():
         for kind in get_args(field.annotation):
@@ -118,7 +118,7 @@ def refuse_wild_numbers(line: RankLine) -> None:
 
 @cache
 def _parsers(record: type[RankLines]) -> tuple[TypeAdapter[RankLine], TypeAdapter[list[RankLine]]]:
-    """Of one line, and of an array of them."""
+    """Parsers of one line and of an array of lines."""
     union: Any = Union[kinds_of(record)]  # noqa: UP007 - of a table
     line = Annotated[union, Field(discriminator="kind")]
     return TypeAdapter(line), TypeAdapter(list[line])
@@ -153,12 +153,12 @@ def parse_lines(
     refuse: Callable[[bytes, RankLine], object],
     **known: object,
 ) -> Kinds:
-    """The same of lines with their numbers; `known` are fields that were read apart from them."""
+    """Reads numbered lines as `read_lines` does; `known` are fields that were read separately."""
     lines: list[RankLine] = []
     broken: list[str] = []
     for number, raw in numbered:
         if raw.endswith(b"\n") and not raw.strip():
-            continue  # ends a line that a full disk had cut off
+            continue  # a line break after a line that a full disk had cut off
         try:
             if not raw.endswith(b"\n"):
                 raise ValueError("cut off")
@@ -181,14 +181,14 @@ def first_reason(error: BaseException) -> str:
 
 
 WINDOWS: tuple[StepWindow, ...] = get_args(StepWindow)
-"""A step's window is stored as its place here."""
+"""A step's window is stored as its index here."""
 _WINDOW_CODES = {name: code for code, name in enumerate(WINDOWS)}
 _MOST = 2**63 - 1
 _Count = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
 
 
 class StepLine(RankLine):
-    """One optimizer step as one rank saw it: from the end of the step before to its own end."""
+    """One optimizer step as one rank saw it, from the end of the step before to its own end."""
 
     kind: Literal["step"] = "step"
     step: Count
@@ -204,7 +204,7 @@ class StepLine(RankLine):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Steps(Sequence[StepLine]):
-    """The step lines of one rank, in their order: columns of equal length; an item is the line itself."""
+    """The step lines of one rank in order, as columns of equal length; an item is a `StepLine`."""
 
     step: np.ndarray[Any, np.dtype[np.int64]]
     epoch: np.ndarray[Any, np.dtype[np.int64]]
@@ -214,11 +214,11 @@ class Steps(Sequence[StepLine]):
     """NaN where a line has null."""
     warmup: np.ndarray[Any, np.dtype[np.bool_]]
     window: np.ndarray[Any, np.dtype[np.uint8]]
-    """Places in `WINDOWS`."""
+    """Indices into `WINDOWS`."""
 
     @classmethod
     def of(cls, lines: Iterable[StepLine]) -> Steps:
-        """The columns of `lines`; these themselves where they are columns.
+        """The columns of `lines`, or `lines` itself where it is columns already.
 
         Raises:
             ValueError: a count is beyond 63 bits.
@@ -243,11 +243,11 @@ class Steps(Sequence[StepLine]):
             raise ValueError("a step, an epoch or a number of images is beyond 63 bits") from None
 
     def columns(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Name to column."""
+        """Column by name."""
         return {name: getattr(self, name) for name in COLUMNS}
 
     def at(self, places: slice | np.ndarray[Any, Any]) -> Steps:
-        """The steps at some places alone, in the order of these."""
+        """The steps at some places only, in the order of `places`."""
         return Steps(**{name: column[places] for name, column in self.columns().items()})
 
     def __len__(self) -> int:
@@ -268,7 +268,7 @@ class Steps(Sequence[StepLine]):
     @staticmethod
     def _line(row: Sequence[Any]) -> StepLine:
         step, epoch, seconds, images, loss, warmup, window = row
-        # They were checked as they were read or made.
+        # The values were checked when they were read or made.
         return StepLine.model_construct(
             step=step,
             epoch=epoch,
@@ -303,11 +303,11 @@ COLUMNS: Mapping[str, type[np.generic]] = {
     "warmup": np.bool_,
     "window": np.uint8,
 }
-"""Of `Steps`: name and type."""
+"""Columns of `Steps`: name to type."""
 
 
 class _Row(msgspec.Struct, tag_field="kind", tag="step", forbid_unknown_fields=True, frozen=True, gc=False):
-    """A step's line as `StepLine` has it, without what pydantic takes besides ("3" for 3)."""
+    """A step's line as in `StepLine`, without what pydantic also accepts ("3" for 3)."""
 
     step: _Count
     epoch: _Count
@@ -320,11 +320,11 @@ class _Row(msgspec.Struct, tag_field="kind", tag="step", forbid_unknown_fields=T
 
 _ROWS = msgspec.json.Decoder(_Row)
 STEP_PREFIX = b'{"kind":"step",'
-"""How a rank writes the line of a step."""
+"""How a rank begins the line of a step."""
 
 
 def parse_steps(text: bytes) -> Steps | None:
-    """Whole step lines at once; None where one is not plainly such a line, and has to be looked at by itself."""
+    """Parses whole step lines at once; None where one is not plainly such a line and has to be parsed by itself."""
     try:
         steps = Steps._of_rows(_ROWS.decode_lines(text))
     except (msgspec.MsgspecError, ValueError, RecursionError):

@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     import polars as pl
 
 PACK_RUNS = 100
-"""Runs of a pack. Fewer are left as they are: a small study stays readable by eye."""
+"""Runs per pack. Fewer stay as they are: a small study remains readable by eye."""
 RUN_FOLDER = re.compile(r"(?P<trial>[0-9a-f]{12})-r(?P<repeat>\d{1,6})-a(?P<attempt>\d{1,6})")
 _NAME = re.compile(r"(\d{6})-([0-9a-f]{16})\.parquet")
 _LARGEST_BYTES = 4 << 30
 _BETWEEN = ",\n"
-"""Lines of a rank: no line of JSON holds a line break."""
+"""Separator of a rank's lines: no line of JSON holds a line break."""
 _MAY_BE_WILD = r"NaN|Infinity|[0-9]{19}|[:,\[] ?-?[0-9.]+[eE][+]?[0-9]{3}"
-"""Without any of these all numbers of a text are what `refuse_wild_numbers` lets pass."""
+"""Text without any match holds only numbers that `refuse_wild_numbers` lets pass."""
 _TEXTS = ("header", "trial", "outcome", "lines")
 _TRIAL = TypeAdapter(Trial)
 
@@ -59,7 +59,7 @@ def pack_files(results: Path) -> list[Path]:
 
 
 def read_outcomes(path: Path) -> dict[str, Outcome]:
-    """Folder to outcome of the runs of a pack; nothing else of it is read.
+    """Folder to outcome for the runs of a pack; nothing else of it is read.
 
     Raises:
         StoreError: it cannot be read.
@@ -71,7 +71,7 @@ def read_outcomes(path: Path) -> dict[str, Outcome]:
 
 
 def read_pack(path: Path) -> dict[str, Run]:
-    """Folder to run.
+    """Reads a pack: folder to run.
 
     Raises:
         StoreError: it is damaged, or no file of this program's.
@@ -83,7 +83,7 @@ def read_pack(path: Path) -> dict[str, Run]:
 
 
 def read_each(paths: Sequence[Path]) -> Iterator[dict[str, Run] | StoreError]:
-    """The same of each, or why it cannot be read: the next one is decoded while a pack's records are made."""
+    """Reads each pack, or says why it cannot be read; the next one is decoded while a pack's records are made."""
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(max_workers=1) as decoding:
@@ -100,7 +100,7 @@ def read_each(paths: Sequence[Path]) -> Iterator[dict[str, Run] | StoreError]:
 
 
 def _decoded(path: Path) -> tuple[pl.DataFrame, bool]:
-    """A pack's rows, and whether a number in its lines may be none of vitscale's."""
+    """A pack's rows, and whether its lines may hold a number that vitscale does not write."""
     frame = _frame(path, [*_schema()], whole=True)
     with _named(path):
         return frame, bool(frame["lines"].str.contains(_MAY_BE_WILD).any())
@@ -114,7 +114,7 @@ def _runs(frame: pl.DataFrame, wild: bool) -> Iterator[tuple[str, Run]]:
     edges = [0, *lengths["step"].cum_sum().to_list()]
     if odd := [name for name in COLUMNS if not lengths[name].equals(lengths["step"], check_names=False)]:
         raise ValueError(f"{odd[0]} has other steps than step has")
-    # An empty list would become a null.
+    # Rows without steps are left out: exploding would turn their empty lists into nulls.
     values = steps.filter(lengths["step"] > 0).select(pl.all().explode()).with_columns(pl.col("loss").fill_nan(None))
     columns: dict[str, np.ndarray[Any, Any]] = {}
     for name, kind in COLUMNS.items():
@@ -138,9 +138,10 @@ def _runs(frame: pl.DataFrame, wild: bool) -> Iterator[tuple[str, Run]]:
 def _rank_records(
     frame: pl.DataFrame, wild: bool, columns: Mapping[str, np.ndarray[Any, Any]], edges: Sequence[int]
 ) -> Iterator[RankRecord]:
-    """One for each row with a rank."""
+    """Yields the record of each row with a rank."""
     rows = [
-        # The first line says where the rank ran, at length and the same in all runs of a trial.
+        # The first line describes the rank's environment. It is long, and the same in all runs of a trial, so it is
+        # parsed once.
         (rank, *(lines or "").partition(_BETWEEN)[::2], begin, end)
         for rank, lines, (begin, end) in zip(
             frame["rank"].to_list(), frame["lines"].to_list(), itertools.pairwise(edges), strict=True
@@ -165,7 +166,7 @@ def _first(line: str) -> list[RankLine]:
 
 
 def _refuse_wild(columns: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    """Refuses what no rank writes, as the reader of lines does."""
+    """Refuses values that no rank writes, as the reader of lines does."""
     for name in ("step", "epoch", "images", "seconds"):
         if (columns[name] < 0).any():
             raise ValueError(f"{name} is below 0")
@@ -181,7 +182,7 @@ def _trial(text: str) -> Trial:
 
 
 def pack_runs(results: Path, runs: Mapping[str, Run]) -> Path:
-    """Packs finished runs, by folder, and removes their own files once the pack says the same; returns the pack.
+    """Packs finished runs, given by folder, removes their own files once the pack says the same, and returns the pack.
 
     Raises:
         OSError: the disk does not take it; nothing is lost.
@@ -202,7 +203,7 @@ def pack_runs(results: Path, runs: Mapping[str, Run]) -> Path:
     draft = folder / f".{path.name}"
     write_whole(draft, data)
     same = read_pack(draft) == runs
-    # A driver packs for as long as its study lasts: what it has parsed for this alone would never be used again.
+    # A driver packs as long as its study lasts: what was parsed only for this check is not needed again.
     _first.cache_clear()
     _trial.cache_clear()
     if not same:
@@ -217,7 +218,7 @@ def pack_runs(results: Path, runs: Mapping[str, Run]) -> Path:
 
 
 def rewritten(path: Path, change: Callable[[str], str]) -> tuple[str, bytes]:
-    """A pack with each of its texts changed: a JSON value, or `lines`, JSON values one a line.
+    """Changes each text of a pack, a JSON value or `lines` with one JSON value per line.
 
     Returns:
         Its name, which holds its digest, and its content.
@@ -239,7 +240,7 @@ def rewritten(path: Path, change: Callable[[str], str]) -> tuple[str, bytes]:
 
 
 def finish_removing(results: Path) -> None:
-    """Removes what a driver that died had packed, and not yet removed."""
+    """Removes files that a driver had packed but not removed when it died."""
     for marker in (results / "packs").glob("*.removing"):
         pack = marker.with_suffix(".parquet")
         if pack.exists():
@@ -288,7 +289,7 @@ def _schema() -> Mapping[str, Any]:
 
 
 def _frame(path: Path, columns: Sequence[str], *, whole: bool) -> pl.DataFrame:
-    """`whole`: the digest is checked; without it, only what is asked for is read."""
+    """Reads columns of a pack. With `whole` the digest is checked; else only the columns are read."""
     import polars as pl
 
     with _named(path):
@@ -306,7 +307,7 @@ def _frame(path: Path, columns: Sequence[str], *, whole: bool) -> pl.DataFrame:
             frame = pl.read_parquet(source, columns=list(columns))
         if dict(frame.schema) != {name: _schema()[name] for name in columns}:
             raise ValueError("its columns are not those of a pack")
-        # Names become paths, under which files are removed.
+        # Names become paths, below which files are removed.
         if not all(
             folder is not None and RUN_FOLDER.fullmatch(folder) for folder in frame["folder"].unique().to_list()
         ):
@@ -319,7 +320,7 @@ def _digest(data: bytes) -> str:
 
 
 class _named:
-    """Makes one error of whatever a damaged file brings about; polars' own panics are no `Exception`."""
+    """Turns whatever a damaged file raises into one error; polars' own panics are no `Exception`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

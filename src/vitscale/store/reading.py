@@ -1,4 +1,4 @@
-"""Reads a results folder: strictly, naming what it leaves out and why."""
+"""Reads a results folder strictly, and names what it leaves out and why."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def read_study(results: Path) -> StudyRecord | None:
     path = results / "study.json"
     try:
         held = path.exists()
-    except OSError as error:  # a name too long, a folder that may not be entered
+    except OSError as error:  # a name too long, or a folder that may not be entered
         raise StoreError(f"{shown(str(results))} cannot be read: {error.strerror}") from None
     return _read_json(path, StudyRecord) if held else None
 
 
 def folder_of(results: Path) -> Path:
-    """The folder that a user means who names one, or a bundle of it (`store.bundles`), which is unpacked.
+    """The folder that a user named; a bundle (`store.bundles`) is unpacked into one.
 
     Raises:
         StoreError: a file that is no bundle.
@@ -60,7 +60,7 @@ def folder_of(results: Path) -> Path:
             return results
     except OSError:  # a name that is too long
         return results
-    from vitscale.store.bundles import unpacked  # with it come the schemas of all records, which no rank needs
+    from vitscale.store.bundles import unpacked  # brings the schemas of all records, which no rank needs
 
     return unpacked(results)
 
@@ -85,7 +85,7 @@ def read_rank(path: Path) -> RankRecord:
 
     record = lines.parse_lines(path, others, RankRecord, refuse, steps=columns or ())
     if columns is None or strays:
-        # A line is broken, or not as a rank writes it: each by itself, so that its number is told, and in their order.
+        # A line is broken, or not as a rank writes it: parse each by itself, to name it by number and keep the order.
         record = lines.read_lines(path, RankRecord, lambda _, line: lines.refuse_wild_numbers(line))
     if not record.broken:
         return record
@@ -98,7 +98,7 @@ def read_ranks(folder: Path) -> tuple[RankRecord, ...]:
 
 
 class RunIndex:
-    """What is in `runs/`, by trial and repeat, from the folders' names and the outcomes alone (no lines are read)."""
+    """The contents of `runs/` by trial and repeat, from the folders' names and outcomes only (no lines are read)."""
 
     def __init__(self, results: Path) -> None:
         self.attempts: dict[tuple[str, int], int] = {}
@@ -107,13 +107,13 @@ class RunIndex:
         """The folder's name and the outcome of the last attempt that has one."""
         self.problems: list[str] = []
         self.earlier: dict[tuple[str, int], list[tuple[str, Outcome]]] = {}
-        """The attempts before the last one that have an outcome too: tries whose cause was passing, or mended."""
+        """Earlier attempts with an outcome: their causes were passing, or were mended."""
         self.packs: dict[str, Path] = {}
-        """Name of a run's folder to the pack that holds its files."""
+        """Name of a packed run's folder to its pack."""
         self.unpacked: dict[str, Outcome | None] = {}
-        """Name of every other folder to its outcome; None where it has none that can be read."""
+        """Name of every other run folder to its outcome; None where it has none that can be read."""
         self.damaged: list[str] = []
-        """Why packs cannot be read; among `problems` too."""
+        """Why packs cannot be read; also in `problems`."""
         self._outcomes: dict[str, Outcome] = {}
         self._results = results
         self._seen: set[Path] = set()
@@ -124,7 +124,7 @@ class RunIndex:
             if name not in self.packs and RUN_FOLDER.fullmatch(name):
                 self.unpacked[name] = self._own_outcome(runs / name)
         if None in self.unpacked.values():
-            self._read_each()  # it may have been packed just now
+            self._read_each()  # it may just have been packed
         told: dict[tuple[str, int], list[tuple[int, str, Outcome]]] = {}
         for name in names:
             match = RUN_FOLDER.fullmatch(name)
@@ -167,7 +167,7 @@ class RunIndex:
             return None
 
     def pack_of(self, name: str) -> Path | None:
-        """The pack that holds a run, also where it was packed since; None where its folder has its files."""
+        """The pack that holds a run, even if packed since; None where its folder still has its files."""
         if name not in self.packs and not (self._results / "runs" / name / "outcome.json").exists():
             self._read_each()
         return self.packs.get(name)
@@ -175,7 +175,7 @@ class RunIndex:
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """No search for cycles: records form none, and to look for some among a million objects takes most of the time."""
+    """Pauses the search for cycles: records form none, and searching a million objects takes most of the time."""
     held = gc.isenabled()
     gc.disable()
     try:
@@ -253,7 +253,7 @@ def load(results: Path, only: str | None = None, known: Mapping[str, Run] = Mapp
 
 
 def pack_finished(results: Path) -> int:
-    """Packs the finished runs of a folder whose lock is held, `PACK_RUNS` at a time; how many are left as they are.
+    """Packs the finished runs of a folder whose lock is held, `PACK_RUNS` at a time; returns how many stay unpacked.
 
     A run with a line that cannot be read is left as it is, and so are those of a folder that Slurm's jobs write to.
 

@@ -47,20 +47,20 @@ PhaseName = Literal["data", "h2d", "forward", "backward", "bubble", "optimizer"]
 
 EXPOSED = ("wait", "wire", "norm")
 PARTS = ("data_wait", "h2d", "forward", "backward", "bubble", *EXPOSED, "optimizer", "launch_gaps", "other")
-"""Of an explained step (`vitscale.analysis.time.breakdown`)."""
+"""Parts of an explained step (`vitscale.analysis.time.breakdown`)."""
 COMMUNICATION = "communication"
-"""In place of EXPOSED where these cannot be told apart."""
+"""The part that replaces EXPOSED where these cannot be told apart."""
 NORM_MARK = "vitscale.norm"
-"""Under which a profile holds what synchronised norms exchange."""
+"""Name under which a profile records what synchronised norms exchange."""
 UNKNOWN_OPERATION = "unknown"
-"""Of a collective whose kernel does not tell which it is: it may have a root."""
+"""Operation of a collective whose kernel does not tell it; it may have a root."""
 
 
 class GpuSettings(Record):
     """How a GPU was set and linked when the rank began; null where NVML does not tell."""
 
     power_limit_watts: Finite | None = None
-    """Enforced: the lowest of all limits."""
+    """The enforced limit, which is the lowest of all."""
     power_limit_default_watts: Finite | None = None
     application_clock_mhz: int | None = None
     memory_application_clock_mhz: int | None = None
@@ -68,10 +68,10 @@ class GpuSettings(Record):
     ecc: bool | None = None
     mig: bool | None = None
     pcie_generation: int | None = None
-    """The highest that GPU and slot allow."""
+    """The highest generation that both GPU and slot allow."""
     pcie_width: int | None = None
     nvlinks: int | None = None
-    """NVLink connections that were up."""
+    """Number of NVLink connections that were up."""
 
 
 class Device(Record):
@@ -82,51 +82,53 @@ class Device(Record):
     memory_bytes: int | None = None
     driver: str | None = None
     sm_clock_mhz: int | None = None
-    """Before format 6: that of the idle GPU, as the rank began. For its clock under load see `GpuSamples`."""
+    """Before format 6 the clock of the idle GPU as the rank began. See `GpuSamples` for the clock under load."""
     uuid: str | None = None
     numa_node: int | None = None
-    """The memory node that a GPU is attached to; null where that is not known."""
+    """The memory node that a GPU is attached to; null where it is not known."""
     settings: GpuSettings | None = None
 
 
 class Environment(Record):
-    """Where a rank ran, as it saw it itself."""
+    """A rank's host and software, as the rank saw them itself."""
 
     host: str
     device: Device
     cores_allowed: tuple[int, ...]
     threads: int | None
-    """Null: not told, by an imported log."""
+    """Null where an imported log does not tell."""
     cpu_quota_cores: Finite | None
     versions: dict[str, str | None]
     backend: str | None
     settings: dict[str, str]
-    """NCCL_*, GLOO_*, OMP_*, CUDA_*, TORCH_* and like variables that were set."""
+    """NCCL_*, GLOO_*, OMP_*, CUDA_*, TORCH_* and similar variables that were set."""
     numa_nodes: tuple[int, ...] | None = None
     """The memory nodes of `cores_allowed`; null where the kernel does not tell."""
     git_revision: str | None
-    """Of rank 0's working directory, with "+changes" where it had any; null outside a repository and on other ranks."""
+    """Revision of rank 0's working directory, with "+changes" if there were any; null elsewhere and outside a
+    repository."""
     tf32: bool | None = None
-    """Whether fp32 products may be computed in TF32, whatever was set for it; null on cpu and in older formats."""
+    """Whether fp32 products may be computed in TF32, by whatever setting; null on cpu and in older formats."""
     physical_cores: tuple[int, ...] | None = None
     """The physical cores behind `cores_allowed`, each by its lowest number; null where the kernel does not tell."""
     cpu: str | None = None
     """The host's processor."""
     cpu_governor: str | None = None
-    """Of its clocks ("performance", "powersave"); null where the kernel does not tell, as in most virtual machines."""
+    """Governor of its clocks ("performance", "powersave"); null where the kernel does not tell: most virtual
+    machines."""
     cpu_boost: bool | None = None
     """Whether cores may clock above their base (turbo)."""
     kernel: str | None = None
     network_adapters: tuple[str, ...] | None = None
     """Type, firmware and rate of the InfiniBand and RoCE adapters that are up, each once; null: the host has none."""
     gpus_unused: int | None = None
-    """Of a rank on the host's processor: how many CUDA devices torch sees all the same."""
+    """Number of CUDA devices that torch sees though the rank computes on the host's processor."""
     allocation: str | None = None
     """The batch system's job around the rank ("slurm 4711"): runs of one allocation share its hosts. Null outside."""
 
 
 class StartLine(RankLine):
-    """First line of a rank's file."""
+    """The first line of a rank's file."""
 
     kind: Literal["start"] = "start"
     format: int
@@ -137,7 +139,7 @@ class StartLine(RankLine):
 
 
 class PhaseLine(RankLine):
-    """One part of the start-up, in the order it happened.
+    """One part of the start-up; parts come in the order in which they happened.
 
     `prepare`: what the driver waited for a prepared process to be ready, in the first run that it serves. It belongs to
     all runs that follow on it, so that no start-up figure has it.
@@ -147,26 +149,26 @@ class PhaseLine(RankLine):
     name: Literal["prepare", "launch", "imports", "data", "model", "engine", "script", "first_step"]
     seconds: Seconds
     compiled: tuple[str, ...] = ()
-    """What this phase compiled, or waited for another rank to compile: extensions, blocks. Later runs find it."""
+    """What this phase compiled, or waited for another rank to compile: extensions, blocks. Later runs reuse it."""
 
 
 class ModelLine(RankLine):
-    """What was really built, for models whose counts arithmetic cannot know; and how gradients travel."""
+    """The model that was really built, for counts that arithmetic cannot know, and how its gradients travel."""
 
     kind: Literal["model"] = "model"
     parameters: int | None
-    """Null, here and below: an imported log does not tell."""
+    """Null, here and below, where an imported log does not tell."""
     gradient_dtype: str | None
     synchronised_timing: bool | None
     dataset_fingerprint: str
     train_samples: int | None
     held_out_samples: int | None
     flops_per_image: Count | None = None
-    """Of training, as a user's own script tells it; null for models that are known here."""
+    """FLOPs of training, as a user's own script tells them; null for models that are known here."""
 
 
 class ExplainedLine(RankLine):
-    """Where the time of one explained step went, on one rank: raw intervals, from which the parts are worked out later.
+    """Where the time of one explained step went on one rank: raw intervals, from which the parts are worked out later.
 
     All times are seconds from the step's beginning, in the rank's own clock.
     """
@@ -174,45 +176,45 @@ class ExplainedLine(RankLine):
     kind: Literal["explained"] = "explained"
     step: Count
     block: Count
-    """Which explained block of the run it belongs to."""
+    """The explained block of the run that it belongs to."""
     device: Literal["cpu", "cuda"]
-    """Whose time it is: on cuda all intervals are the device's own, but `host_data`."""
+    """Whose time is measured: on cuda all intervals but `host_data` are the device's."""
     seconds: Seconds
     phases: tuple[tuple[PhaseName, Finite, Finite], ...]
-    """(name, start, end), in order, not overlapping; a phase comes once per micro-step."""
+    """(name, start, end) in order, without overlap; a phase occurs once per micro-step."""
     idle: tuple[tuple[Finite, Finite], ...]
-    """(start, end) of the intervals in which nothing is computed; gaps between kernels of one operator are none."""
+    """(start, end) of the intervals in which nothing is computed, not counting gaps between kernels of one operator."""
     collectives: tuple[tuple[str, str, Finite, Finite], ...]
-    """(communicator, operation, start, end) in the order they were issued; start is when this rank issued it."""
+    """(communicator, operation, start, end) in the order of issue; start is when this rank issued it."""
     norms: tuple[Count, ...] = ()
-    """Places in `collectives` of what synchronised norms exchange."""
+    """Indices into `collectives` of those that synchronised norms exchange by."""
     copies: tuple[tuple[Finite, Finite], ...] = ()
     """Copies from host to device; empty on cpu."""
     host_data: tuple[tuple[Finite, Finite], ...] = ()
-    """On cuda: when the host waited for the loader."""
+    """(start, end) while the host waited for the loader, on cuda."""
     unknown: dict[str, str] = Field(default_factory=dict)
-    """Parts of the breakdown that this backend cannot tell, and why; with COMMUNICATION among them, not even the sum of
-    wait and wire is known."""
+    """Parts of the breakdown that this backend cannot tell, and why. If COMMUNICATION is among them, not even the sum
+    of wait and wire is known."""
 
 
 class EnergyReading(Record):
-    """Energy of a span of time, or why there is none."""
+    """Energy used in a span of time, or why it is unknown."""
 
     joules: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None
     source: str | None
-    """"NVML" or "RAPL", with what it covers; null where unavailable."""
+    """ "NVML" or "RAPL", with what it covers; null where unavailable."""
     reason: str | None
     """Why it is unavailable; null where it is not."""
     devices: tuple[str, ...] = ()
-    """What was measured (GPU UUIDs, RAPL packages with their host): ranks that share one must not be added up."""
+    """What was measured (GPU UUIDs, RAPL packages with their host): do not add up ranks that share one."""
 
 
 GPU_LIMITS = ("power cap", "sync boost", "board limit", "reliability")
-"""Reasons for which a GPU holds its clocks that are its normal state under load, or its group's: no heat, no fault."""
+"""Reasons for held clocks that are normal for a GPU under load, or for its group: neither heat nor fault."""
 
 
 class GpuSamples(Record):
-    """What NVML said of a rank's GPU in these steps, once a second; null where it does not tell."""
+    """What NVML reported of a rank's GPU in these steps, once a second; null where it does not tell."""
 
     samples: Count
     utilisation: Finite | None
@@ -220,16 +222,16 @@ class GpuSamples(Record):
     sm_clock_mhz_median: Finite | None
     sm_clock_mhz_min: Finite | None
     unheld_sm_clock_mhz: Finite | None = None
-    """The highest while it worked and nothing but the user's own setting held its clocks back: the locked clock (NVML
-    sets one, and does not tell of it) or the application clock, else that of boost. Null: never so, or not told."""
+    """Highest clock while it worked and nothing but the user's own setting held it back: the locked clock (which NVML
+    sets but does not report), the application clock, or else the boost clock. Null: never so, or not told."""
     temperature_celsius_max: Finite | None
     power_watts_mean: Finite | None
     throttle_reasons: tuple[str, ...]
-    """Heat and faults seen that slow the clocks; empty: none. Before format 6 the limits of `limits` stood here too."""
+    """Heat and faults that slowed the clocks; empty where there were none. Before format 6 also what is in `limits`."""
     throttled_share: Finite | None
-    """Share of samples with such a reason."""
+    """Share of samples with at least one of these reasons."""
     limits: tuple[str, ...] | None = None
-    """Limits seen at which the GPU held its clocks, as most do under load: its power limit."""
+    """Limits at which the GPU held its clocks, as most do under load: its power limit."""
     limited_share: Finite | None = None
 
 
@@ -242,21 +244,21 @@ class ResourcesLine(RankLine):
     kind: Literal["resources"] = "resources"
     epoch: Count
     steps: tuple[Count, Count] | None = None
-    """The first and the last of these steps; null: formats before 6."""
+    """The first and the last of these steps; null in formats before 6."""
     seconds: Seconds
     cpu_seconds: Seconds
-    """Processor time of this process, all threads."""
+    """Processor time of this process, all threads together."""
     cpu_throttled_seconds: Seconds | None
-    """Time the CPU controller kept this rank's cgroup waiting; null without a quota."""
+    """Seconds for which the CPU controller kept this rank's cgroup waiting; null without a quota."""
     rss_bytes: Count | None
     """Resident memory of the process at the end."""
     peak_rss_bytes: Count | None
-    """At its highest since the process began."""
+    """Highest resident memory since the process began."""
     cuda_allocated_bytes: Count | None = None
-    """Highest in this epoch; null on cpu."""
+    """Highest allocated memory in this epoch; null on cpu."""
     cuda_reserved_bytes: Count | None = None
     cuda_device_bytes: Count | None = None
-    """Of the whole device in use at the end, by whomever."""
+    """Memory of the whole device in use at the end, by any process."""
     gpu: GpuSamples | None = None
     gpu_reason: str | None = None
     """Why `gpu` is null."""
@@ -282,82 +284,82 @@ class GradientLine(RankLine):
     kind: Literal["gradient"] = "gradient"
     step: Count
     small_images: Annotated[int, Field(ge=1)]
-    """Images of one unreduced gradient: one rank's micro-batch."""
+    """Images of one unreduced gradient: those of a rank's micro-batch."""
     small_squared_norm: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None
     """Mean over this rank's micro-steps."""
     big_images: Annotated[int, Field(ge=1)]
     big_squared_norm: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None
-    """Of the gradient that the optimizer gets, before clipping."""
+    """Squared norm of the gradient that the optimizer gets, before clipping."""
     reason: str | None = None
-    """Why the norms of this step are null; null where they are not."""
+    """Why the norms of this step are null; null where they are known."""
 
 
 class Collective(Record):
-    """One collective as a rank called it: sizes before anything is added for the backend's own algorithm."""
+    """One collective as a rank called it: sizes before the backend's algorithm adds anything."""
 
     communicator: str
     ranks: Annotated[int, Field(ge=1)]
-    """Of the communicator."""
+    """Number of ranks in the communicator."""
     operation: str
-    """all_reduce, all_gather, reduce_scatter, broadcast, ...: the field's names, without the backend's."""
+    """all_reduce, all_gather, reduce_scatter, broadcast, ...: the field's names without the backend's prefix."""
     dtype: str
-    """As torch names it: float32, bfloat16, ..."""
+    """torch's name: float32, bfloat16, ..."""
     input_elements: Count
     output_elements: Count
 
 
 class TrafficLine(RankLine):
-    """All collectives of one optimizer step as one rank called them, in their order. Counted without synchronising."""
+    """All collectives of one optimizer step in the order in which a rank called them, counted without synchronising."""
 
     kind: Literal["traffic"] = "traffic"
     step: Count
     backend: str
-    """nccl or gloo: what carries a collective out, and how, follows from it."""
+    """nccl or gloo: decides what carries out a collective, and how."""
     collectives: tuple[Collective, ...] | None
-    """Null where they could not be counted, for `reason`."""
+    """Null where they could not be counted; `reason` says why."""
     reason: str | None = None
 
 
 class CheckpointLine(RankLine):
-    """What saving a checkpoint and restoring it took, on one rank, with all ranks taking part."""
+    """What saving and restoring a checkpoint took on one rank, with all ranks taking part."""
 
     kind: Literal["checkpoint"] = "checkpoint"
     save_seconds: Seconds
     load_seconds: Seconds
     bytes: Count
-    """Of all files of the checkpoint, whichever rank wrote them."""
+    """Size of all files of the checkpoint, whichever rank wrote them."""
 
 
 class EpochLine(RankLine):
-    """One epoch, with figures reduced over all ranks. The barrier that ends it is inside `seconds`."""
+    """One epoch, with figures reduced over all ranks. `seconds` includes the barrier that ends it."""
 
     kind: Literal["epoch"] = "epoch"
     epoch: Count
     steps: Count | None
-    """Null, here and below: an imported log does not tell."""
+    """Null, here and below, where an imported log does not tell."""
     images: Count | None
-    """Of all ranks."""
+    """Images of all ranks together."""
     seconds: Seconds
     complete: bool
-    """False where the run ended (`measure.steps`) before the epoch did."""
+    """False where the run ended (`measure.steps`) before the epoch."""
     train_loss: float | None
     train_accuracy: float | None
     held_out_loss: float | None
     held_out_accuracy: float | None
-    """Of images, or of the pixels that count in segmentation; so is the training's, which is null there."""
+    """Accuracy over images; in segmentation over the pixels that count, where the training's is null."""
     mean_iou: float | None = None
-    """Of segmentation, on the held-out images: over classes, intersection over union. Null in formats before 7."""
+    """Intersection over union on the held-out images of segmentation, mean over classes. Null in formats before 7."""
     peak_bytes: int | None
-    """Device memory at its highest so far; resident memory of the process on CPU."""
+    """Highest device memory so far; on CPU, resident memory of the process."""
     evaluation_seconds: Seconds | None = None
-    """Of the evaluation after the epoch, in no other figure; null without one and in formats before 6."""
+    """Seconds of the evaluation after the epoch, in no other figure; null without one and in formats before 6."""
     loader_images_per_second: float | None = None
-    """What this rank's loader reads, if none of its threads ever waits; null in formats before 7."""
+    """Images per second that this rank's loader reads if none of its threads ever waits; null in formats before 7."""
     loader_reading_seconds: Seconds | None = None
-    """Its threads' on reading stored images, added up; null, as decoding, where the two cannot be told apart (arrays,
-    and what is made), and in formats before 7."""
+    """Seconds that its threads spent on reading stored images, added up. Null, as decoding, where the two cannot be
+    told apart (arrays, generated images), and in formats before 7."""
     loader_decoding_seconds: Seconds | None = None
-    """On making pixels of what was read; 0 where they are stored decoded."""
+    """Seconds spent on decoding what was read into pixels; 0 where pixels are stored decoded."""
 
 
 class ProbeLine(RankLine):
@@ -367,7 +369,7 @@ class ProbeLine(RankLine):
     probe: str
     epoch: Count
     values: dict[str, Finite]
-    """By names of its own, which should end in their unit."""
+    """Figures by the probe's own names, which should end in their unit."""
 
 
 class ErrorLine(RankLine):
@@ -383,7 +385,7 @@ class ErrorLine(RankLine):
 
 
 class EndLine(RankLine):
-    """Last line of a rank that did all its work."""
+    """The last line of a rank that did all its work."""
 
     kind: Literal["end"] = "end"
 
@@ -411,7 +413,7 @@ class RankRecord(RankLines):
 
     @property
     def last_sign(self) -> str:
-        """How far the rank has come, in words."""
+        """In words, how far the rank has come."""
         if self.steps:
             return f"last step {self.steps[-1].step}"
         return f"last start-up phase {self.phases[-1].name}" if self.phases else "nothing recorded"

@@ -1,4 +1,4 @@
-"""What tells whose results are: names of hosts and users, paths, addresses, serial numbers, keys, values of variables.
+"""Redacts what tells whose results are: names of hosts and users, paths, addresses, serial numbers, keys, variables.
 
 Each gets a stand-in, the same wherever it stands, so that what is grouped by host or allocation stays so.
 """
@@ -39,28 +39,28 @@ _PATTERNS = (
     ("MAIL", re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")),
     ("PATH", re.compile(r"(?<![\w.])(?:~[\w-]*|\.{1,2})?(?:/[^\s/:\"',;()\[\]]+)+/?")),
 )
-"""What is taken out wherever it stands, and what stands in its place; of a group `taken` that alone."""
+"""Kind of what is taken out, and its pattern; where a pattern has a group `taken`, only that group is taken out."""
 _SECRET_NAME = re.compile(r"(?i)token|secret|passw|credential|(?:^|[_-])key")
 _PLAIN = re.compile(r"[A-Za-z_]{1,20}|\d{1,6}|\d\.\d+")
 """Values of variables that are kept: words and numbers. Others may be names, paths or keys."""
 _TAKEN_WHOLE = ("git_revision", "allocation", "uuid")
-"""Fields of which only is kept whether they are there, and which are the same."""
+"""Fields that get a stand-in as a whole: whether they are set, and which are equal, is all that is kept."""
 _HOST_FIELDS = ("host", "hosts")
 _WHOLE_PATH = re.compile(r"(?:~[\w-]*|\.{1,2})?/[^\n:]*")
-"""Of a text that is nothing else: its folders may have blanks in their names."""
+"""A text that is a path and nothing else: its folders may have blanks in their names."""
 _STEP = re.compile(
     rf'\{{"kind":"step"(?:,"(?:{"|".join(StepLine.model_fields)})":(?:[\d.eE+-]+|true|false|null|"(?:{"|".join(WINDOWS)})"))*\}}'
 )
-"""Nothing but numbers: most lines of most results."""
+"""A step's line with nothing but numbers: most lines of most results."""
 _HOME = re.compile(r"/(?:home|Users)/([\w.-]+)")
 
 
 class Redactor:
-    """Redacts texts and JSON values; a name that was met once has its stand-in from then on."""
+    """Redacts texts and JSON values; a name keeps its stand-in once it was met."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
-        """In small letters, with its kind: USER or host."""
+        """Names to take out, in small letters, with their kind: USER or host."""
         self._stand_ins: dict[tuple[str, str], str] = {}
         self._counts: dict[str, int] = {}
         self._pattern: re.Pattern[str] | None = None
@@ -71,7 +71,7 @@ class Redactor:
         self._secrets = [value for name, value in os.environ.items() if _SECRET_NAME.search(name) and len(value) >= 8]
 
     def learn(self, kind: str, names: Iterable[str]) -> None:
-        """Takes out these names from now on: a host ("host") with all that follows on its name after a dot."""
+        """Takes out these names from now on; for kind "host", also what follows a name after a dot."""
         for name in names:
             bare = name.partition(".")[0] if kind == "host" and not name.replace(".", "").isdigit() else name
             if len(bare) > 1 and bare.lower() not in self._names:
@@ -79,7 +79,7 @@ class Redactor:
                 self._pattern = None
 
     def learn_from(self, text: str) -> str:
-        """Learns hosts and users from what is stored (a JSON value, lines of them, other text), and gives it back."""
+        """Learns hosts and users from stored text (a JSON value, lines of JSON, other text), and returns the text."""
         self.learn("USER", _HOME.findall(text))
         for piece in (text, *text.splitlines()) if '"host' in text else ():
             if '"host' in piece:
@@ -108,7 +108,7 @@ class Redactor:
         return known
 
     def text(self, text: str) -> str:
-        """Without the names, and without what `_PATTERNS` finds."""
+        """The text without learnt names and without what `_PATTERNS` finds."""
         for secret in self._secrets:
             text = text.replace(secret, self._stand_in("SECRET", secret))
         for kind, pattern in _PATTERNS[:3]:
@@ -144,7 +144,7 @@ class Redactor:
                 return value
             return self._stand_in("PATH", value) if _WHOLE_PATH.fullmatch(value) else self.text(value)
         if isinstance(value, list | tuple):
-            # Of a command: "--token", "abc".
+            # In a command the name of a secret stands before it: "--token", "abc".
             told_before = ("", *(item if isinstance(item, str) and item.startswith("-") else "" for item in value))
             return [
                 self._stand_in("SECRET", item)
@@ -167,7 +167,7 @@ class Redactor:
         return told
 
     def _variable(self, name: str, setting: Any) -> Any:
-        """GPU settings stand under the same name as variables do, as numbers and truths."""
+        """Redacts one setting. GPU settings share the field's name with variables, but are numbers and truth values."""
         if not isinstance(setting, str):
             return self.value(setting)
         if _SECRET_NAME.search(name) or not _PLAIN.fullmatch(setting):
@@ -175,7 +175,7 @@ class Redactor:
         return self.text(setting)
 
     def json_text(self, text: str) -> str:
-        """A JSON value, or text that is none, as text."""
+        """A JSON value, or other text, redacted and as text."""
         if _STEP.fullmatch(text):
             return text
         try:
@@ -184,13 +184,13 @@ class Redactor:
             return self.text(text)
 
     def lines(self, text: str) -> str:
-        """JSON values, one a line."""
+        """Redacts lines of JSON values, one value a line."""
         return "\n".join(self.json_text(line) if line else "" for line in text.split("\n"))
 
 
 @cache
 def _own_words() -> tuple[frozenset[str], frozenset[str]]:
-    """Names of the fields of all that is stored, and the values that a field of a fixed choice may have."""
+    """Names of all stored fields, and the values that fields of a fixed choice may have."""
     kinds: list[Any] = [StudyRecord, RunHeader, Outcome, CheckRecord, *kinds_of(RankRecord), *kinds_of(CheckedRank)]
     fields: set[str] = set()
     fixed: set[str] = set()

@@ -1,4 +1,4 @@
-"""What the driver leaves behind: the study, each run's header and outcome; and the whole folder as it is read back."""
+"""What the driver leaves behind: the study, each run's header and outcome. And the whole folder as it is read back."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Outcome(Record):
     rank: int | None = None
     """The rank that failed first, where that is known."""
     external: bool = False
-    """The cause lies outside the trial (disk full, cancelled): the run is done again by the next `vitscale run`."""
+    """The cause lies outside the trial (disk full, cancelled): the next `vitscale run` does the run again."""
     host: str | None = None
     """The host of that rank, or the host itself that failed."""
     transient: bool = False
-    """The cause may be gone by now (a port in use, a host that did not answer): tried again `measure.retries` times."""
+    """The cause may have passed by now (a port in use, a host without an answer): retried `measure.retries` times."""
     started_unix_seconds: Finite
     wall_seconds: Seconds
 
@@ -37,33 +37,33 @@ class ImportedFile(Record):
     """One file that was imported."""
 
     name: str
-    """Without its folder."""
+    """Name without the folder."""
     sha256: str
 
 
 class Imported(Record):
-    """Where an imported run comes from."""
+    """Files and ranks that an imported run was made from."""
 
     log_format: str
     """epochs, deepspeed, trainer-state or csv."""
     files: tuple[ImportedFile, ...]
     ranks: tuple[Count, ...]
-    """Those of which the files tell; not all of the world where they are one rank's log."""
+    """Ranks that the files tell of; not the whole world where they are one rank's log."""
     of_the_run: bool = False
-    """The times are the run's own, not those of one rank; they stand under rank 0."""
+    """The times are the whole run's, not those of one rank; they stand under rank 0."""
 
 
 class StudyImport(Record):
-    """How a folder of imported results came about: the same import again finds it done."""
+    """How a folder of imported results was made: importing the same again finds it done."""
 
     log_format: str
     files: tuple[ImportedFile, ...]
     options: dict[str, str]
-    """Of the command line, those that were given."""
+    """Options given on the command line."""
     notes: tuple[str, ...]
-    """What was assumed, because the files do not tell."""
+    """What was assumed because the files do not tell it."""
     problems: tuple[str, ...]
-    """What of the files could not be used."""
+    """What could not be used of the files."""
 
 
 class RunHeader(Record):
@@ -75,14 +75,14 @@ class RunHeader(Record):
     attempt: Count
     trial: Trial
     command: tuple[str, ...]
-    """The first, where one is started for each host; launch.json has all."""
+    """The first command, where one is started for each host; launch.json has all."""
     hosts: tuple[str, ...] = ()
-    """The hosts it was given, in order of their ranks; empty where it ran on the driver's own."""
+    """The hosts it was given, in the order of their ranks; empty where it ran on the driver's own host."""
     dataset_fingerprint: str
     seed: int | None = None
     """The seed of this run; null in format 1, where it was the trial's."""
     imported: Imported | None = None
-    """Null: vitscale ran it."""
+    """Null where vitscale ran it itself."""
 
     @property
     def folder(self) -> str:
@@ -91,7 +91,7 @@ class RunHeader(Record):
 
     @property
     def log(self) -> str:
-        """What the launcher and the ranks printed, inside the results folder; empty of an imported run."""
+        """File inside the results folder with what the launcher and the ranks printed; empty for an imported run."""
         return "" if self.imported is not None else f"runs/{self.folder}/log.txt"
 
 
@@ -104,7 +104,7 @@ class Run(Record):
 
     @property
     def ranks_needed(self) -> Sequence[int]:
-        """The ranks whose records a figure of the whole run takes: all; of an imported run those its files tell of."""
+        """Ranks whose records a figure of the whole run takes: all; in an imported run those that its files tell of."""
         imported = self.header.imported
         return range(self.header.trial.world.size) if imported is None else imported.ranks
 
@@ -117,7 +117,7 @@ class CurvePoint(Record):
 
 
 class Curve(Record):
-    """Trials that differ in rank count alone, under one batch policy."""
+    """Trials that differ only in rank count, under one batch policy."""
 
     mode: Mode
     labels: dict[str, Any]
@@ -133,19 +133,19 @@ class StudyRecord(Record):
     text: str
     """The study file as it was read."""
     overrides: tuple[str, ...] = ()
-    """What was put over it on the command line, as it was typed: "train.micro_batch=16"."""
+    """Settings put over it on the command line, as typed: "train.micro_batch=16"."""
     repeats: int
     target_ci: float | None = None
     """Share of an epoch time within which its 95 % interval was to lie; null: as many runs as `repeats`, no more."""
     max_repeats: int | None = None
-    """Runs of a trial at most; null without `target_ci`."""
+    """Most runs of a trial; null without `target_ci`."""
     curves: tuple[Curve, ...]
     trials: dict[str, Trial]
     versions: dict[str, str | None]
     dataset_fingerprints: dict[str, str]
-    """Trial identity to the fingerprint of the data it reads."""
+    """Trial identity to the fingerprint of the data that it reads."""
     imported: StudyImport | None = None
-    """Null: a study of vitscale's own."""
+    """Null for a study of vitscale's own."""
 
 
 class Results(Record):

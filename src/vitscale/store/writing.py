@@ -1,4 +1,4 @@
-"""Writes to the results folder: whole files by rename, a rank's lines by a thread of its own, one driver by a lock."""
+"""Writes to the results folder: whole files by rename, a rank's lines from its own thread, one driver by a lock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FLUSH_SECONDS = 0.2
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Replaces `path` by `content`, text as UTF-8: a crash leaves the old content or the new, never a mixture."""
+    """Replaces `path` by `content`, text as UTF-8: after a crash it holds the old content or the new, never a mix."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
     try:
         with draft.open("wb") as file:
@@ -72,8 +72,8 @@ def write_study(results: Path, study: StudyRecord) -> None:
 
 
 def new_run_folder(results: Path, header: RunHeader) -> Path:
-    """Makes the folder of one attempt, with its header, and keeps room for the last words should the disk fill up: the
-    run's outcome and one error of each rank.
+    """Makes the folder of one attempt with its header. Reserves room for the last words should the disk fill up: the
+    run's outcome and one error per rank.
 
     Raises:
         OSError: the folder exists, or there is no room.
@@ -94,7 +94,7 @@ def _reserve(path: Path, size: int) -> None:
 
 
 def write_outcome(folder: Path, outcome: Outcome) -> None:
-    """Ends a run: gives the reserved room back first, so that a full disk cannot keep the outcome from being told."""
+    """Ends a run. The reserved room is freed first, so that a full disk cannot prevent writing the outcome."""
     for reserve in folder.glob(".*reserve"):
         reserve.unlink(missing_ok=True)
     write_whole(folder / "outcome.json", outcome.model_dump_json(indent=1))
@@ -109,20 +109,20 @@ class RankLog:
     """
 
     def __init__(self, run_folder: Path, rank: int, *, at_once: bool = False) -> None:
-        """`at_once`: each line is on disk when `write` returns, for what comes next may hang."""
+        """With `at_once`, each line is on disk when `write` returns, because what comes next may hang."""
         self.path = run_folder / f"rank-{rank}.jsonl"
         self.failure: Exception | None = None
         self._queue: queue.SimpleQueue[RankLine | None] = queue.SimpleQueue()
         self._ending = threading.Event()
         self._reserve = run_folder / f".rank-{rank}.reserve"
-        # O_EXCL: a second rank that takes itself for rank K is a broken launch, and must not mix its lines in.
+        # O_EXCL: a second process that takes itself for rank K is a broken launch, and must not mix in its lines.
         self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
         self._at_once = threading.Lock() if at_once else None
         self._thread = threading.Thread(target=self._drain, name="rank-log", daemon=True)
         self._thread.start()
 
     def write(self, line: RankLine) -> None:
-        """Queues one line and returns; of a log that writes at once, appends it whole.
+        """Queues one line and returns; a log that writes at once appends it whole.
 
         Raises:
             OSError: a disk that is written to at once does not take it.
@@ -135,11 +135,11 @@ class RankLog:
             os.fsync(self._file)
 
     def alive(self) -> None:
-        """A sign of life where nothing is recorded for long: evaluation is no hang."""
+        """Signals life where nothing is recorded for long: evaluation is no hang."""
         os.utime(self._file)
 
     def check(self) -> None:
-        """Raises what ended the writing thread, if anything did."""
+        """Raises the error that ended the writing thread, if there was one."""
         if self.failure is not None:
             raise self.failure
 
@@ -161,9 +161,9 @@ class RankLog:
         Raises nothing for a disk that takes not even that: this is called where nobody is left to act on it.
         """
         self._stop()
-        # A line the full disk cut off must not swallow this one.
+        # This line must not continue a line that the full disk cut off.
         newline = "\n" if self.failure is not None else ""
-        # Messages name paths, and a path may hold bytes that are no UTF-8 (lone surrogates in Python).
+        # Messages name paths, which may hold bytes that are no UTF-8 (lone surrogates in Python).
         text = {key: _writable(value) for key, value in error if isinstance(value, str)}
         line = error.model_copy(update=text).model_dump_json()
         with contextlib.suppress(OSError):
@@ -181,7 +181,7 @@ class RankLog:
         last = False
         while not last:
             batch = [self._queue.get()]
-            # Gather what comes within a moment: one write for many short steps.
+            # Gather what comes within a moment, for one write of many short steps.
             if batch[-1] is not None and self._queue.empty():
                 self._ending.wait(_FLUSH_SECONDS)
             while not self._queue.empty():
@@ -190,7 +190,7 @@ class RankLog:
             try:
                 text = "".join(line.model_dump_json() + "\n" for line in batch if line is not None)
                 self._append(text.encode())
-            except Exception as error:  # disk full, a value that cannot be written: `check` raises it
+            except Exception as error:  # disk full, or a value that cannot be written: `check` raises it
                 self.failure = error
                 return
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from pydantic import Field
+
 from vitscale.store.lines import Count, Finite, Record, Seconds
 from vitscale.store.records import FORMAT, RankRecord
 from vitscale.trial.trial import Mode, Trial
@@ -112,7 +114,7 @@ class Run(Record):
 class CurvePoint(Record):
     """One trial's place on a curve."""
 
-    gpus: int
+    gpus: int = Field(ge=1)
     trial_id: str
 
 

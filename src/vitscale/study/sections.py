@@ -18,6 +18,7 @@ from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.parallel import ParallelSpec
 from vitscale.trial.trial import (
     FROM_LIST,
+    MOST_RANKS,
     BatchCount,
     BatchNormScope,
     DataSpec,
@@ -29,7 +30,7 @@ from vitscale.trial.trial import (
 )
 
 RankCounts = Annotated[
-    tuple[Annotated[int, Field(ge=1, le=1_000_000)], ...], Field(min_length=1, max_length=1000), FROM_LIST
+    tuple[Annotated[int, Field(ge=1, le=MOST_RANKS)], ...], Field(min_length=1, max_length=1000), FROM_LIST
 ]
 
 RankSpeeds = Annotated[

@@ -35,6 +35,8 @@ GradientDtype = Literal["fp32", "bf16", "fp16"]
 BatchNormScope = Literal["local", "synchronised"]
 BucketMib = Annotated[int, Field(ge=1, le=65_536)]
 ZeroStage = Annotated[int, Field(ge=0, le=3)]
+MOST_RANKS = 1_000_000
+"""The largest world that a study may ask for, or that is read back."""
 BatchCount = Annotated[int, Field(ge=1, le=1_000_000)]
 EpochCount = Annotated[int, Field(ge=1, le=1_000_000)]
 StepCount = Annotated[int, Field(ge=1, le=1_000_000_000)]
@@ -266,6 +268,8 @@ class World(Spec):
         full = self.nodes * self.ranks_per_node
         if self.ranks is not None and not full - self.ranks_per_node < self.ranks < full:
             raise ValueError(f"{self.ranks} ranks are not on {self.nodes} nodes of {self.ranks_per_node}")
+        if self.size > MOST_RANKS:
+            raise ValueError(f"a world of {self.size} ranks is more than {MOST_RANKS:,}")
         return self
 
     @property

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One configuration. Its other fields are the series' own."""
+    """One configuration. All that it does not name is as in the series."""
 
     gpus: int
     ranks_per_node: int
@@ -38,7 +38,7 @@ class Candidate:
 
     @staticmethod
     def of(trial: Trial) -> Candidate:
-        """A trial's own; of unequal micro-batches the largest."""
+        """A trial's own configuration, with the largest of unequal micro-batches."""
         train, world = trial.train, trial.world
         return Candidate(
             world.size, world.ranks_per_node, train.engine, train.zero_stage, largest_micro_batch(train),
@@ -52,7 +52,7 @@ class Candidate:
 
     @property
     def alone(self) -> Candidate:
-        """The same on one rank, that has the model for itself."""
+        """The same on one rank, which has the model for itself."""
         return replace(self, gpus=1, ranks_per_node=1, parallel=NO_SPLIT)
 
 
@@ -63,7 +63,7 @@ def column(candidates: Sequence[Candidate], name: str) -> Array:
 
 @dataclass(frozen=True)
 class Estimates:
-    """`results.Estimate` of many configurations: an array for each of its numbers."""
+    """`Estimate` of many configurations: an array for each of its numbers."""
 
     value: Array
     low: Array
@@ -72,13 +72,13 @@ class Estimates:
     future_high: Array
 
     def at(self, n: int) -> Estimate:
-        """Of one configuration."""
+        """The estimate of one configuration."""
         return predicted(*(float(getattr(self, field.name)[n]) for field in fields(self)))
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What is expected of configurations, an array's place for each; NaN is unavailable."""
+    """What is expected of configurations: arrays with a place for each; NaN is unavailable."""
 
     candidates: tuple[Candidate, ...]
     step: Estimates
@@ -86,9 +86,9 @@ class Evaluated:
     speed: Estimates
     """Seconds of the base's step over those of the configuration's own."""
     parts: dict[str, Estimates]
-    """Seconds of compute (with the optimizer), wait, wire and norm; empty unless they were asked for."""
+    """Seconds of compute (with the optimizer), wait, wire, norm and bubble; empty unless they were asked for."""
     images: Array
-    """Of an epoch."""
+    """Images of an epoch."""
     effective_steps: Array
     """Whole steps that an epoch comes to."""
     memory_bytes: Array
@@ -97,13 +97,13 @@ class Evaluated:
 
 
 def joined(pieces: Sequence[Estimates]) -> Estimates:
-    """Pieces one after the other as one."""
+    """Pieces one after the other, as one."""
     columns = ([getattr(piece, field.name) for piece in pieces] for field in fields(Estimates))
     return Estimates(*(np.concatenate([np.empty(0), *values]) for values in columns))
 
 
 def gathered(pieces: Sequence[tuple[list[int], Evaluated]]) -> Evaluated:
-    """Pieces as one: (places of its configurations in the whole, a piece). Parts are left out."""
+    """Pieces as one, each given with the places of its configurations in the whole. Parts are left out."""
     order = np.argsort(np.array([n for members, _ in pieces for n in members], dtype=int))
 
     def gathered_column(of: Callable[[Evaluated], Array]) -> Array:

@@ -29,16 +29,16 @@ from vitscale.trial.rank_batches import largest_micro_batch
 from vitscale.trial.trial import Trial, World
 
 _SLOWER_HOSTS_CHANCE, _SLOWER_HOSTS_SPREAD = {False: 0.1, True: 0.5}, 0.35
-"""That hosts beyond the measured ones hold slower GPUs, where no type is recorded and where unlike ones were measured;
-and how much slower then: one side of a normal logarithm. No data chose them: added slower cards made steps 1.6 to 1.85
-times as long, which is that side's 82nd to 92nd percentile."""
+"""Chance that hosts beyond the measured ones hold slower GPUs (False: no type is recorded; True: unlike ones were
+measured), and spread of how much slower they then are, one side of a normal logarithm. No data chose them: added slower
+cards made steps 1.6 to 1.85 times as long, which is that side's 82nd to 92nd percentile."""
 _TAIL = (1 - CONFIDENCE) / 2
 _FUTURES = 4
 """Job effects drawn for each draw of the parameters."""
 _AT_ONCE = 1 << 15
 """Draws x configurations: what stays in a core's cache."""
 ROUGH = 32
-"""Draws of which the middle tells a configuration within a few per cent: enough to leave out the hopeless."""
+"""Draws whose median tells a configuration within a few per cent: enough to leave out the hopeless."""
 
 
 def evaluate(
@@ -54,19 +54,20 @@ def evaluate(
     memory_capacity_bytes: int | None = None,
     draws: int = DRAWS,
 ) -> Evaluated:
-    """Configurations of a series, each as if it were asked for alone: all share the draws and the job effects.
+    """Evaluates configurations of a series, each as if it were asked for alone: all share the draws and job effects.
 
     Args:
         asked: the series, with what is to differ from it.
-        candidates: of the engine, stage and checkpointing that `asked` has.
-        base: that `speed` is held against. None: of each configuration one rank of the same batch.
+        candidates: configurations with the engine, stage and checkpointing of `asked`.
+        base: what `speed` is held against. None: for each configuration one rank of the same batch.
         with_parts: whether the parts of a step are wanted too.
-        with_memory: whether memory is.
+        with_memory: whether memory is wanted.
         measured: points whose configurations are answered from their own runs, and labelled so.
-        micro_batches: that were measured with this engine; empty: those of the series.
-        hosts_assumed: nobody said, and nothing measured, how many ranks a host has.
-        memory_capacity_bytes: of a device; None: as it was recorded.
-        draws: of all `DRAWS` so many, evenly chosen. Of `ROUGH` only the middle of a step comes, all else is NaN.
+        micro_batches: those measured with this engine; empty: those of the series.
+        hosts_assumed: whether nobody said, and nothing measured, how many ranks a host has.
+        memory_capacity_bytes: memory of a device; None: as it was recorded.
+        draws: how many of all `DRAWS` to use, evenly chosen. With `ROUGH` only the middle of a step is worked out; its
+            intervals and `speed` are NaN.
     """
     every = _Draws(asked, base, measured, draws)
     at_once = max(1, _AT_ONCE // draws)
@@ -103,7 +104,7 @@ class _Draws:
         rng = np.random.default_rng(11)
         some = slice(None, None, DRAWS // count)
         self.asked, self.base = asked, base
-        # Of points alike the first counts.
+        # Where points are alike the first counts.
         self.measured = {Candidate.of(point.trial): measured_step(measured, point) for point in reversed(measured)}
         self.draws = {name: rows[some] for name, rows in asked.draws.items()}
         self.job_spread = asked.fitted.job_spread[some]
@@ -117,7 +118,7 @@ class _Draws:
     def of(
         self, candidates: Sequence[Candidate], with_parts: bool
     ) -> tuple[Estimates, Estimates, dict[str, Estimates]]:
-        """(seconds of a step, the base's over them, the parts)."""
+        """(seconds of a step, the base's seconds over these, the parts)."""
         mean, parts = self._mean(candidates, self.asked.model, self.draws)
         if len(self.job_spread) <= ROUGH:
             unknown = np.full(len(candidates), np.nan)
@@ -126,10 +127,10 @@ class _Draws:
         bases = [candidate.alone for candidate in candidates] if self.base is None else [self.base]
         distinct = {base: n for n, base in enumerate(dict.fromkeys(bases))}
         of_base = self._mean(list(distinct), *self._of_base())[0][:, [distinct[base] for base in bases]]
-        if self.base is None:  # of the images of a model's ranks, against one rank's
+        if self.base is None:  # a rank's share of the images that its model takes, against one rank's own
             of_base = of_base / self.asked.model.parallel.ranks_per_model
         future = self._future(mean, self.jobs)
-        # A run's own speed is asked for where parts are.
+        # A future run's speed is wanted only where parts are.
         speed = _estimates(of_base / mean, self._future(of_base, self.jobs_of_base) / future if with_parts else None)
         itself = np.array(
             [candidate == base for candidate, base in zip(candidates, bases * len(candidates), strict=False)]
@@ -139,11 +140,11 @@ class _Draws:
         for n, own in self._measured(candidates):
             for field in fields(step):
                 getattr(step, field.name)[n] = getattr(own, field.name)
-        # A future run has a part of its step as the mean has it.
+        # Parts of a future run are taken to be those of the mean.
         return step, speed, {name: _estimates(part) for name, part in parts.items()} if with_parts else {}
 
     def _of_base(self) -> tuple[StepModel, Draws]:
-        """What tells the base's step: where it is one rank, and ranks share a model, all of that model on it."""
+        """Model and draws for the base's step: where ranks share a model, one rank as base has all of it."""
         model = self.asked.model
         if self.base is not None or model.parallel == NO_SPLIT:
             return model, self.draws
@@ -151,7 +152,7 @@ class _Draws:
         return replace(model, messages=(), parallel=NO_SPLIT), {**self.draws, "compute": whole}
 
     def _mean(self, candidates: Sequence[Candidate], model: StepModel, draws: Draws) -> tuple[Array, dict[str, Array]]:
-        """((draws, configurations) seconds of a step, in the mean over many runs; the parts likewise)."""
+        """((draws, configurations) seconds of a step in the mean over many runs; the parts likewise)."""
         fitted, worlds = self.asked.fitted, worlds_of(self.asked.fitted, candidates)
         times = model.times(draws, worlds)
         mean = times.total * model.left_out(draws, worlds, of_series.worlds_of(fitted.points))
@@ -177,19 +178,19 @@ class _Draws:
                 yield n, self.measured[candidate]
 
     def _future(self, mean: Array, jobs: Array) -> Array:
-        """Of runs still to be made, (draws x job effects, configurations)."""
+        """Seconds of a step in runs still to be made, (draws x job effects, configurations)."""
         runs: Array = (mean * np.exp(self.job_spread * jobs)).reshape(-1, mean.shape[1])
         return runs
 
 
 _OF_A_MEDIAN = math.sqrt(math.pi / 2)
-"""Standard error of a median over that of a mean, of many normal values (Kendall & Stuart, section 17.12)."""
+"""Standard error of a median over that of a mean, for many normal values (Kendall & Stuart, section 17.12)."""
 
 
 def measured_step(points: Sequence[Point], point: Point) -> Estimate:
-    """Seconds of a step as a point's own runs have it: their median, which no single run that hung moves.
+    """Seconds of a step from a point's own runs: their median, which no single run that hung moves.
 
-    How far runs differ is what all runs of `points` say, with a prior as in `fitting`; intervals are of Student's t.
+    All runs of `points` say how far runs differ, with a prior as in `fitting`; intervals are Student's t.
     """
     prior = parameters.JOB_DEVIATION * parameters.job_scale(point.trial)
     spread, freedom = spread_within((each.step_seconds for each in points), prior, parameters.JOB_TO_JOB_RUNS)
@@ -202,7 +203,7 @@ def measured_step(points: Sequence[Point], point: Point) -> Estimate:
 
 
 def _estimates(mean: Array, future: Array | None = None) -> Estimates:
-    """Of (draws, configurations); without `future` a run's ends are those of the mean."""
+    """Middles and ends of (draws, configurations); without `future` a run's ends are those of the mean."""
     low, middle, high = sampling.quantiles(mean, _TAIL, 0.5, 1 - _TAIL)
     if future is None:
         return Estimates(middle, low, high, low, high)
@@ -211,7 +212,7 @@ def _estimates(mean: Array, future: Array | None = None) -> Estimates:
 
 
 def worlds_of(fitted: FittedSeries, candidates: Sequence[Candidate]) -> Worlds:
-    """Where configurations lie, and their batches."""
+    """Where the ranks of configurations lie, and their batches."""
     ranks, per_node, micro_batch, grad_accum = (
         column(candidates, name) for name in ("gpus", "ranks_per_node", "micro_batch", "grad_accum")
     )
@@ -219,7 +220,7 @@ def worlds_of(fitted: FittedSeries, candidates: Sequence[Candidate]) -> Worlds:
 
 
 def mixed_slowdown(fitted: FittedSeries, ranks: Array) -> Array:
-    """Of unlike devices: the mixture stays that of the largest measured point; a rank alone is its first."""
+    """Slowdown by unlike devices: the mixture stays that of the largest measured point; a rank alone is its first."""
     mixture = fitted.points[-1]
     factors = device_factors(fitted.points)
     alone = factors.get(mixture.devices[0], 1.0) if mixture.devices else 1.0
@@ -227,8 +228,10 @@ def mixed_slowdown(fitted: FittedSeries, ranks: Array) -> Array:
 
 
 def slower_added_hosts(fitted: FittedSeries, worlds: Worlds, normal: Array) -> Array:
-    """Factor of 1 or more on a step for slower GPUs on hosts beyond the measured ones; 1 where the types are known, and
-    alike, for then that further ones are so too is said (`labels.assumptions`)."""
+    """Factor of 1 or more on a step for slower GPUs on hosts beyond the measured ones.
+
+    It is 1 where the types are known and alike: `labels.assumptions` then says that further hosts have the same.
+    """
     beyond = np.ceil(worlds.ranks / worlds.ranks_per_node) > max(point.nodes for point in fitted.points)
     if types_are_known(fitted) or not beyond.any():
         return np.ones_like(normal * worlds.ranks)
@@ -240,13 +243,13 @@ def slower_added_hosts(fitted: FittedSeries, worlds: Worlds, normal: Array) -> A
 
 @cache
 def _one_sided(normal: float, chance: float) -> float:
-    """A standard normal number as the absolute value of another one where it is among the highest `chance`, else 0."""
+    """Absolute value of another standard normal number where `normal` is among the highest `chance`, else 0."""
     far = min(1 - 1e-9, (NormalDist().cdf(normal) - (1 - chance)) / chance)
     return NormalDist().inv_cdf((1 + far) / 2) if far > 0 else 0.0
 
 
 def _epochs(asked: Variant, candidates: Sequence[Candidate]) -> tuple[Array, Array]:
-    """(images of an epoch, whole steps that it comes to) of each."""
+    """(images of an epoch, whole steps that it comes to) of each configuration."""
     series = asked.fitted.series
     known = {gpus: layouts.images_at(series, gpus)[0] for gpus in {candidate.gpus for candidate in candidates}}
     images = np.array([known[candidate.gpus] or np.nan for candidate in candidates], dtype=float)
@@ -255,7 +258,7 @@ def _epochs(asked: Variant, candidates: Sequence[Candidate]) -> tuple[Array, Arr
 
 
 def _memory(template: Trial, candidates: Sequence[Candidate]) -> Array:
-    """Peak bytes of a rank."""
+    """Peak bytes of a rank of each configuration; NaN: unavailable."""
     micro_steps = column(candidates, "grad_accum").astype(int)
     if template.parallel.pipeline == 1:
         micro_steps = np.minimum(micro_steps, 2)
@@ -274,7 +277,7 @@ def _labels(
     micro_batches: frozenset[int],
     hosts_assumed: bool,
 ) -> tuple[Label, ...]:
-    """They depend on where ranks lie, and on whether a batch lies among those that were measured."""
+    """Labels by where ranks lie, and by whether a batch lies among those that were measured."""
     points = asked.fitted.points
     batches = micro_batches or frozenset(largest_micro_batch(point.trial.train) for point in points)
     largest = max(point.gpus for point in points)

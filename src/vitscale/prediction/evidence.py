@@ -27,17 +27,17 @@ from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.trial import Mode, Trial, samples_used
 
 _QUARTILES_APART = 1.349
-"""Of a normal distribution, in standard deviations."""
+"""Distance of a normal distribution's quartiles, in standard deviations."""
 
 
 @dataclass(frozen=True)
 class StepParts:
-    """Mean seconds of an explained step, of the rank with the median wait. None where unknown."""
+    """Mean seconds of an explained step on the rank with the median wait. None where unknown."""
 
     compute: float
     """Copies to the device, forward and backward, and what lies between them."""
     backward: float | None
-    """Of `compute`: backward alone, under which transfers may hide."""
+    """The part of `compute` that is backward, under which transfers may hide."""
     optimizer: float | None
     data_wait: float | None
     wait: float | None
@@ -55,32 +55,32 @@ class Point:
     trial: Trial
     nodes: int
     images: int | None
-    """Of an epoch, all ranks together."""
+    """Images of an epoch, all ranks together."""
     steps_per_epoch: int | None
     step_seconds: tuple[float, ...]
-    """Of each run: its mean whole step (`analysis.runs.steps`)."""
+    """Mean whole step of each run (`analysis.runs.steps`)."""
     parts: StepParts | None = None
     sent_bytes: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """What an optimizer step was counted to send: (operation, dtype) -> bytes of the whole tensors, all calls together;
     empty where it was not counted."""
     sent_calls: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """The same, the number of calls."""
+    """The number of those calls: (operation, dtype) -> calls."""
     devices: tuple[str, ...] = ()
     """The device of each rank, by name; empty where unknown."""
     rank_speeds: tuple[float, ...] | None = None
-    """Of each rank against the fastest."""
+    """Speed of each rank against the fastest."""
     step_spread: float | None = None
-    """Of like steps within a run: standard deviation over median, robustly (interquartile range / 1.349)."""
+    """Spread of like steps within a run: standard deviation over median, robustly (interquartile range / 1.349)."""
     joules_per_image: float | None = None
     startup_seconds: tuple[float, ...] = ()
-    """Of each run that tells it, without one-off compilations."""
+    """Start-up of each run that tells it, without one-off compilations."""
     memory_capacity_bytes: int | None = None
     backend: str = "nccl"
     """What carries collectives: nccl or gloo."""
     batch_known: bool = True
     """Whether anybody told the micro-batch (`TrialResult.batch_known`)."""
     trace_steps: int = 0
-    """Where all its runs are profiler traces, how many steps they hold: each has the profiler's cost in it."""
+    """Steps that its runs hold if all are profiler traces, with the profiler's cost in each; else 0."""
 
     @property
     def gpus(self) -> int:
@@ -96,7 +96,7 @@ class Series:
     mode: Mode
     labels: Mapping[str, Any]
     points: tuple[Point, ...]
-    """By rank count; only those with a completed run."""
+    """In rising order of ranks; only points with a completed run."""
 
 
 @dataclass(frozen=True)
@@ -105,17 +105,17 @@ class Evidence:
 
     series: tuple[Series, ...]
     network: Network
-    """What is known of it: measured by a check, declared by the user, or nothing."""
+    """The network as a check measured it, as the user declared it, or as it is assumed."""
     loader_images_per_second: float | None = None
-    """Of one rank's data loader alone, as a check measured it; None: not measured."""
+    """Rate of one rank's data loader alone, as a check measured it; None: not measured."""
     completed: bool = False
-    """Whether any run has: where one has and there is no series, none tells how long a step takes."""
+    """Whether any run completed. If so and there is no series, no run tells how long a step takes."""
 
     shared_models: int = 0
-    """Measured trials left out: their ranks share a model ([parallel]), and what those send is not known."""
+    """Measured trials that are left out: their ranks share a model ([parallel]), and what these send is not known."""
 
     def refusal(self, purpose: str) -> RequestError:
-        """What to say where there is no series: "to predict from", "to advise from"."""
+        """The error where there is no series; `purpose` is "to predict from" or "to advise from"."""
         what, then = (
             "have no completed run",
             "`vitscale report` on them says what happened to each trial; run the study again",
@@ -193,9 +193,9 @@ def _point(result: TrialResult) -> Point:
 
 
 def _parts(breakdown: Breakdown | None, device: str) -> StepParts | None:
-    """Of the typical rank, as light steps have it; None where the profile lacks more than a part or two.
+    """Parts of the typical rank's step without the cost of explaining it; None where exposed transfers are unknown.
 
-    What explaining adds is taken off all parts alike on a host that computes, and on a GPU off its launch gaps.
+    That cost is taken off all parts alike where the CPU computes, and off the launch gaps on a GPU.
     """
     if breakdown is None:
         return None
@@ -233,14 +233,14 @@ def evidence_of(
     Args:
         folder: the results folder, for the checks in it.
         results: its records.
-        analysis: of them.
-        declared: the link between hosts by name or figures ("25GbE"); it takes the place of a checked one. "check":
-            that one, which must be there.
+        analysis: their analysis.
+        declared: the link between hosts by name or figures ("25GbE"); it takes the place of a checked one. "check": the
+            checked one, which must be there.
         check: a stored check to take the network from. None: the newest of the results folder; where it has none, the
             newest of the user's own that ran on the very hosts of the results.
 
     Raises:
-        RequestError: the declared network is none that is known, or a check is asked for and there is none.
+        RequestError: the declared network is unknown, or a check is asked for and there is none.
         StoreError: `check` cannot be read.
     """
     record = checks.read_check(check) if check is not None else _found(folder, results)
@@ -256,8 +256,9 @@ def evidence_of(
 
 
 def _is_resolved(spec: ModelSpec) -> bool:
-    """As every study of this program is; a folder that something else wrote may leave shapes open, to be counted by
-    nothing here.
+    """Whether a model's shapes are all known, so that its parameters can be counted.
+
+    They are in every study of this program; a folder that something else wrote may leave some open.
     """
     try:
         model_cost.parameters(spec)
@@ -267,7 +268,7 @@ def _is_resolved(spec: ModelSpec) -> bool:
 
 
 def _loader(record: CheckRecord | None) -> float | None:
-    """Images per second of one rank's data loader alone: of the median rank."""
+    """Images per second of the median rank's data loader alone; None: not measured."""
     rates = [rank.loader.images_per_second for rank in record.ranks if rank.loader] if record is not None else []
     return statistics.median(rates) if rates else None
 

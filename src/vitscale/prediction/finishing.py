@@ -1,7 +1,7 @@
 """From predicted epochs to the time to finish a job: hosts fail, and work since the last checkpoint is done again.
 
-How often hosts fail no study measures: it is a line of its own beside what is predicted, driven by a prior until the
-user says otherwise.
+No study measures how often hosts fail. So the time to finish is a line of its own beside what is predicted, driven by a
+prior until the user says otherwise.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vitscale.trial.trial import Trial
 _DAY = 86_400.0
 
 NODE_MTBF_SECONDS = 160 * _DAY
-"""Mean time between failures of a host with eight GPUs that end a job: the geometric mean of four published figures.
+"""Mean time between failures that end a job, for a host of eight GPUs: the geometric mean of four published figures.
 
 - Llama 3 (arXiv 2407.21783, section 3.3.4): 419 unexpected interruptions in 54 days on 16,384 H100, so on 2,048 hosts:
   264 days.
@@ -39,13 +39,13 @@ class TimeToFinish:
     """A job that saves its state every so often and goes on from there when a host fails."""
 
     interval_seconds: float
-    """Work between two checkpoints that makes the job the shortest; all of the work where it is less than that."""
+    """Work between two checkpoints that makes the job shortest; no more than all of the work."""
     wall_seconds: float
-    """Expected, with checkpoints, restarts and work done again; infinite where the job would practically never end."""
+    """Expected wall time with checkpoints, restarts and work done again; infinite where it would hardly ever end."""
     failures: float
-    """Expected while it runs."""
+    """Expected number of failures while it runs."""
     lost_share: float
-    """Of the wall time, in [0, 1]: what is not work."""
+    """Share of the wall time that is not work, in [0, 1]."""
 
 
 def time_to_finish(
@@ -58,17 +58,18 @@ def time_to_finish(
     """The expected wall time of a job on hosts that fail independently, at the best interval between checkpoints.
 
     Failures come as a Poisson process, at M = MTBF of a host / hosts; checkpoints and restarts may fail too. With an
-    interval of tau, a checkpoint of delta, a restart of R and work of T: `M e^(R/M) (e^((tau + delta)/M) - 1) T/tau`;
-    the best tau is about `sqrt(2 delta M) (1 + sqrt(delta/(2M))/3 + (delta/(2M))/9) - delta`, and M from delta = 2M
-    on. Both are of Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future
-    Generation Computer Systems 22 (2006), which refines Young, CACM 17 (1974).
+    interval of tau, a checkpoint of delta, a restart of R and work of T the job takes
+    `M e^(R/M) (e^((tau + delta)/M) - 1) T/tau`. The best tau is about
+    `sqrt(2 delta M) (1 + sqrt(delta/(2M))/3 + (delta/(2M))/9) - delta`, and M where delta is 2M or more. Both are from
+    Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future Generation Computer
+    Systems 22 (2006), which refines Young, CACM 17 (1974).
 
     Args:
-        work_seconds: of the job without failures and checkpoints.
+        work_seconds: what the job takes without failures and checkpoints.
         nodes: hosts.
-        checkpoint_seconds: training stands still so long for each.
-        restart_seconds: from a failure until work goes on: noticing it, another host, loading the checkpoint.
-        node_mtbf_seconds: of one host; see `NODE_MTBF_SECONDS`.
+        checkpoint_seconds: how long training stands still for each checkpoint.
+        restart_seconds: from a failure until work goes on: noticing it, finding another host, loading the checkpoint.
+        node_mtbf_seconds: mean time between failures of one host; see `NODE_MTBF_SECONDS`.
 
     Raises:
         ValueError: a time below 0, no host, or an MTBF of 0.
@@ -81,7 +82,7 @@ def time_to_finish(
     restarting, working = restart_seconds / between, (interval + checkpoint_seconds) / between
     if restarting + working > _LARGEST_EXPONENT:
         return TimeToFinish(interval, math.inf, math.inf, 1.0)
-    # Where checkpoints cost nothing they are taken all the time, and no work is lost but that of restarts.
+    # Where checkpoints cost nothing they are taken all the time, and only restarts lose time.
     pieces = between * math.expm1(working) / interval if interval > 0 else 1.0
     wall = math.exp(restarting) * pieces * work_seconds
     lost = 1.0 - work_seconds / wall if wall > 0 else 0.0
@@ -89,17 +90,17 @@ def time_to_finish(
 
 
 def best_interval(checkpoint_seconds: float, between_failures_seconds: float) -> float:
-    """Work between two checkpoints that makes a long job the shortest: Daly (2006), as in `time_to_finish`."""
+    """Work between two checkpoints that makes a long job shortest: Daly (2006), as in `time_to_finish`."""
     delta, between = checkpoint_seconds, between_failures_seconds
     if delta >= 2 * between:
         return between
     ratio = delta / (2 * between)
-    # Of a checkpoint so short that the root of its product is 0, no more than that is left of the formula.
+    # Where a checkpoint is so short that the product underflows to 0, the formula would be negative.
     return max(0.0, math.sqrt(2 * delta * between) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - delta)
 
 
 def assumed_failures(nodes: int) -> Assumption:
-    """What the answer takes for granted, in words."""
+    """What the answer takes for granted about failures, in words."""
     days, hours = NODE_MTBF_SECONDS / _DAY, NODE_MTBF_SECONDS / nodes / 3600
     hosts = "the host fails" if nodes == 1 else f"one of {nodes:,} hosts fails"
     every = f"{hours / 24:.3g} days" if hours > 48 else f"{hours:.3g} hours"
@@ -111,11 +112,11 @@ def assumed_failures(nodes: int) -> Assumption:
 
 
 _NOTICED_SECONDS = 600.0
-"""From a failure until the job starts anew, beyond its start-up: noticing it, and another host."""
+"""What noticing a failure and finding another host take, before the job's start-up."""
 _CHECKPOINT_BYTES = 12
-"""Of a parameter: itself and two moments of Adam, four bytes each."""
+"""Bytes of a checkpoint for each parameter: itself and two moments of Adam, four bytes each."""
 _WRITTEN_BYTES_PER_SECOND = 1e9
-"""Of a checkpoint that nobody has timed."""
+"""Rate at which a checkpoint is written that nobody has timed."""
 
 
 @dataclass(frozen=True)
@@ -124,16 +125,16 @@ class Horizon:
 
     epochs: int
     checkpoint_seconds: float | None = None
-    """To save one; None: as recorded, else an assumption."""
+    """What saving one takes; None: as recorded, else an assumption."""
     node_mtbf_seconds: float | None = None
-    """None: the prior of `vitscale.prediction.failures`."""
+    """Mean time between failures of a host; None: the prior, `NODE_MTBF_SECONDS`."""
 
     @staticmethod
     def of(epochs: int, checkpoint_seconds: float | None, node_mtbf_hours: float | None) -> Horizon:
-        """From what a command line says.
+        """The horizon that a command line asks for.
 
         Raises:
-            RequestError: a value cannot be.
+            RequestError: a value is out of range.
         """
         check_within("--epochs", epochs, 1, 1_000_000)
         check_within("--checkpoint-seconds", checkpoint_seconds, 0, 10**9)
@@ -147,28 +148,28 @@ class Finish:
 
     epochs: int
     work_seconds: float | None
-    """Of the epochs alone; so the rest, None where `reason` says why."""
+    """What the epochs take alone. This and all figures below are None where `reason` says why."""
     wall_seconds: float | None
-    """Expected."""
+    """Expected wall time."""
     low: float | None
     high: float | None
-    """Where an epoch takes as long as the ends of the 90 % interval of a future run; None: it would never end."""
+    """Wall times if an epoch takes as long as the ends of a future run's 90 % interval; None: it would never end."""
     failures: float | None
-    """Expected while it runs."""
+    """Expected number of failures while it runs."""
     lost_share: float | None
-    """Of the wall time: what is not work."""
+    """Share of the wall time that is not work."""
     checkpoint_interval_seconds: float | None
-    """Of work, the best there is."""
+    """Work between two checkpoints, at its best."""
     cost: float | None
     assumptions: tuple[Assumption, ...]
     reason: str = ""
 
 
 def horizon(epochs: int | None, checkpoint_seconds: float | None, node_mtbf_hours: float | None) -> Horizon | None:
-    """What the command line says of the job; None where it says nothing.
+    """The horizon that the command line asks for; None where it asks for none.
 
     Raises:
-        RequestError: a value cannot be, or there are no epochs to apply it to.
+        RequestError: a value is out of range, or there are no epochs to apply it to.
     """
     if epochs is not None:
         return Horizon.of(epochs, checkpoint_seconds, node_mtbf_hours)
@@ -189,12 +190,12 @@ class Interruptions:
     assumptions: tuple[Assumption, ...]
 
     def wall(self, work_seconds: float, nodes: int, startup_seconds: float) -> TimeToFinish:
-        """What a job of so much work takes on so many hosts, without its own start-up."""
+        """What a job of `work_seconds` takes on `nodes` hosts, without its own start-up."""
         restart = _NOTICED_SECONDS + startup_seconds + self.load_seconds
         return time_to_finish(work_seconds, nodes, self.checkpoint_seconds, restart, self.node_mtbf_seconds)
 
     def assumed(self, nodes: int) -> tuple[Assumption, ...]:
-        """What is taken for granted on so many hosts."""
+        """What is taken for granted on `nodes` hosts."""
         return ((assumed_failures(nodes),) if self.mtbf_assumed else ()) + self.assumptions
 
 
@@ -205,13 +206,13 @@ def interruptions(
     checkpoint_seconds: float | None = None,
     node_mtbf_seconds: float | None = None,
 ) -> Interruptions | None:
-    """Of a job that trains `trial`; None where nothing says what a checkpoint of it takes.
+    """Interruptions of a job that trains `trial`; None where nothing says what a checkpoint of it takes.
 
     Args:
         trial: for its model.
         timed: a checkpoint that was timed.
-        checkpoint_seconds: as the user says.
-        node_mtbf_seconds: of one host, as the user says.
+        checkpoint_seconds: what a checkpoint takes, as the user says.
+        node_mtbf_seconds: mean time between failures of one host, as the user says.
     """
     assumptions: list[Assumption] = []
     seconds = checkpoint_seconds
@@ -232,16 +233,16 @@ def interruptions(
 
 
 def checkpoint_of(series: Series, analysis: Analysis) -> CheckpointCost | None:
-    """That of the largest measured trial of the series that timed one."""
+    """The checkpoint of the series' largest measured trial that timed one; None: none did."""
     results = (analysis.trials.get(point.trial_id) for point in series.points)
     timed = [result.checkpoint for result in results if result is not None and result.checkpoint is not None]
     return timed[-1] if timed else None
 
 
 def with_start_up(startup: Estimate | None, middle: float, low: float, high: float) -> tuple[float, float, float]:
-    """(seconds, and the ends of the interval of a future run) of start-up and what comes after it.
+    """(seconds, and the ends of the interval of a future run) of start-up and what comes after it, together.
 
-    The two vary by themselves: the distances from their middles add up as squares.
+    The two vary independently: the squares of the distances from their middles add up.
     """
     if startup is None:
         return middle, low, high
@@ -256,7 +257,7 @@ def with_start_up(startup: Estimate | None, middle: float, low: float, high: flo
 def finish(
     asked: Horizon, predictions: Sequence[Prediction], evidence: Evidence, analysis: Analysis
 ) -> tuple[Finish, ...]:
-    """Of each prediction, in their order."""
+    """The time to finish of each prediction, in their order."""
     timed = {series.name: checkpoint_of(series, analysis) for series in evidence.series}
     return tuple(_finish(asked, prediction, timed.get(prediction.series)) for prediction in predictions)
 

@@ -22,15 +22,15 @@ from vitscale.prediction.step.of_series import fitted_points, model_of
 Array = NDArray[np.float64]
 DRAWS = 512
 SEED = 20260221
-"""No random number differs from one call to the next."""
+"""Seed of every fit: no random number differs from one call to the next."""
 FEWEST_DRAWS = 200.0
 """Effective draws below which an answer is widened, and says so."""
 _MODEL_SPREAD = 0.02
-"""By which the best of models is off."""
+"""Standard deviation of the logarithm by which even the best model is off."""
 _STRONG = 20.0
 """Odds that are strong evidence (Kass & Raftery, "Bayes Factors", J. Am. Stat. Assoc. 1995)."""
 _FAR = 3.5
-"""Standard deviations; of points that fit, one in two thousand is so far."""
+"""Standard deviations at which a point no longer fits; one in two thousand points that fit lies further."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Misfit:
 
     gpus: int
     measured_seconds: float
-    """Of the median run's step."""
+    """The median run's step."""
     fitted_seconds: float
 
 
@@ -49,9 +49,9 @@ class FittedSeries:
 
     series: Series
     points: tuple[Point, ...]
-    """Those that the fit rests on."""
+    """The points that the fit rests on."""
     left_out: str
-    """Why others were left out; empty where none was."""
+    """Why other points were left out; empty where none was."""
     model: StepModel
     draws: Draws
     """Parameter -> (DRAWS, 1)."""
@@ -62,13 +62,12 @@ class FittedSeries:
     misfits: tuple[Misfit, ...]
     """Measured points that the model does not fit."""
     told_odds: float | None = None
-    """Of an import whose engine and parameters were told, and set aside: how many times less probable what was measured
-    is with them than without."""
+    """Where the engine and parameters that were told of an import are set aside: how many times less probable the
+    measurements are with them than without."""
 
     @property
     def misfit_spread(self) -> float:
-        """Standard deviation of the logarithm of a step by which the model is off: its 90 % interval holds the points
-        that do not fit."""
+        """Standard deviation of the logarithm of a step with a 90 % interval that holds the points that do not fit."""
         apart = (abs(math.log(misfit.measured_seconds / misfit.fitted_seconds)) for misfit in self.misfits)
         return max(apart, default=0.0) / REACH
 
@@ -121,8 +120,8 @@ def fit(evidence: Evidence) -> Fitted:
 def fit_series(series: Series, evidence: Evidence) -> FittedSeries:
     """Fits one series.
 
-    What was told of an import may be wrong, or its rates count tokens where its batch counts samples: where what was
-    measured is strong evidence against the messages that follow from it, they are taken as unknown.
+    What was told of an import may be wrong, or its rates may count tokens where its batch counts samples. Where the
+    measurements are strong evidence against the messages that follow from it, messages are taken as unknown.
     """
     points, left_out = fitted_points(series)
     model = model_of(points, evidence)
@@ -137,7 +136,7 @@ def fit_series(series: Series, evidence: Evidence) -> FittedSeries:
 def _fit(
     series: Series, points: tuple[Point, ...], left_out: str, model: StepModel, evidence: Evidence
 ) -> tuple[FittedSeries, float]:
-    """(the fit, the logarithm of the evidence for this model, but for a constant of the points)."""
+    """(the fit, the logarithm of the evidence for this model up to a constant of the points)."""
     known = priors(points, evidence.network, model.messages is not None)
     likelihood = Likelihood(model, points, known)
     rng = np.random.default_rng(SEED)
@@ -151,14 +150,15 @@ def _fit(
 
 
 def _misfits(points: tuple[Point, ...], steps: Array, job_to_job: float) -> tuple[Misfit, ...]:
-    """Points whose median run is further from the model than runs of one count are from one another.
+    """Points whose median run is further from the model than runs of one rank count are from one another.
 
-    That distance is what runs of a cell are known to differ by, and what these runs did: not what a bad fit leaves.
+    That distance is the larger of what runs are known to differ by and what these runs did. What a bad fit leaves is
+    not in it.
 
     Args:
-        points: that were measured.
-        steps: (draws, points) of the model.
-        job_to_job: known beforehand.
+        points: the measured ones.
+        steps: the model's, (draws, points).
+        job_to_job: what runs are known to differ by.
     """
     apart = np.concatenate([np.log(point.step_seconds) - median(np.log(point.step_seconds)) for point in points])
     beyond_first = len(apart) - len(points)

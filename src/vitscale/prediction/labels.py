@@ -17,7 +17,7 @@ from vitscale.trial.model_cost import parameters
 
 
 def label(asked: Variant, placement: Placement, assumptions: Sequence[Assumption]) -> Label:
-    """See `results.Label`."""
+    """The label of an answer: see `results.Label`."""
     points = asked.fitted.points
     if asked.fitted.misfits:
         return "does not fit"
@@ -34,13 +34,13 @@ def label(asked: Variant, placement: Placement, assumptions: Sequence[Assumption
 MODEL, FIT = "the model", "the fit"
 INSIDE, ACROSS = "network inside a host", "network between hosts"
 HOST_SIZE = "ranks on a host"
-"""Where it is assumed, so is which transfers cross hosts."""
+"""Where this is assumed, so is which transfers cross hosts."""
 FURTHER_HOSTS = "further hosts"
 PROFILER = "the profiler's cost"
 
 
 def assumptions(asked: Variant, placement: Placement) -> tuple[Assumption, ...]:
-    """What nothing measured says anything about."""
+    """Assumptions about all that nothing measured says anything about."""
     assumed = [*_of_the_fit(asked.fitted), *_network(asked, placement), *asked.assumptions]
     points = asked.fitted.points
     if asked.model.messages is None and placement.gpus > 1:
@@ -114,7 +114,7 @@ def _what_is_sent(asked: Variant) -> Assumption:
 
 
 def types_are_known(fitted: FittedSeries) -> bool:
-    """Whether all that was measured ran on one type of GPU, by name: what further hosts have can then be alike."""
+    """Whether all that was measured ran on one type of GPU, by name: only then can further hosts have the same."""
     points = fitted.points
     return all(point.devices for point in points) and len({name for point in points for name in point.devices}) == 1
 

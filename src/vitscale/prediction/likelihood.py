@@ -1,10 +1,10 @@
-"""What was measured of a series against a model of it, for many sets of parameters at once.
+"""How well a model of a series explains what was measured, for many sets of parameters at once.
 
-Three things bear on the parameters: what is known of them beforehand (`prediction.parameters`), with a checked network
-in it; the compute, optimizer and exposed transfers of explained steps, each against its own part of the model; and the
-step time of every run. Its logarithm is the model's plus the effect of that job: Student's t of 4 degrees of freedom,
-so that one run that hung does not move three that did not. The scale of jobs is a parameter as well, under a scaled
-inverse chi-squared prior, cut off at 8 %.
+Three things bear on the parameters: their priors (`prediction.parameters`), with a checked network in them; the
+compute, optimizer and exposed transfers of explained steps, each against its own part of the model; and the step time
+of every run. The logarithm of a run's step is the model's plus the effect of that job. The effect is Student's t of 4
+degrees of freedom, so that one run that hung does not move three that did not. The scale of jobs is a parameter as
+well, under a scaled inverse chi-squared prior, cut off at 8 %.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from vitscale.store.records import EXPOSED
 
 Array = NDArray[np.float64]
 _MOST_JOB_TO_JOB = 0.08
-"""No scale of jobs above it is believed: what grows by more has another cause."""
+"""Largest scale of jobs that is believed: what differs by more has another cause."""
 _PARTS_SPREAD = {"compute": 0.03, "optimizer": 0.10, "exposed": 0.15, "wire": 0.10, "norm": 0.10, "wait": 0.30}
 """Relative standard deviation of a part of explained steps about the model's."""
 _EXPOSED_FLOOR = 0.01
-"""Of a step: exposed transfers are not told more closely than that."""
+"""Share of a step to which exposed transfers can be told, no more closely."""
 _ITERATIONS = 30
 _CLOSE = 1e-3
-"""Of a log density: the maximum is a place to begin at."""
+"""Gain of log density below which the search ends: the maximum is only a place to begin at."""
 _TRIED = 64
 _COMPUTE = NAMES.index("compute")
 _SETS_AT_ONCE = 64
 _TYPICAL_RUNS = 9
-"""Runs of a point by which its middle is told where proposals begin: of more, so many spread evenly over them."""
+"""Most runs of a point whose median proposals begin from; of more runs as many are taken, spread evenly over them."""
 
 
 def by_name(rows: Array) -> Draws:
@@ -46,7 +46,7 @@ def by_name(rows: Array) -> Draws:
 
 
 class Likelihood:
-    """Of parameters in standard deviations of their priors, and last the logarithm of the scale of jobs."""
+    """Density of parameters, in standard deviations of their priors; the last is the logarithm of the scale of jobs."""
 
     def __init__(self, model: StepModel, points: Sequence[Point], known: Mapping[str, Prior]) -> None:
         self.model = model
@@ -65,7 +65,7 @@ class Likelihood:
         self.active = self._active()
 
     def rows(self, standard: Array, rng: np.random.Generator | None = None) -> Array:
-        """(sets, parameters): what stands for `standard`, (sets, active parameters and the scale of jobs).
+        """(sets, parameters) that `standard` stands for: (sets, active parameters and the scale of jobs).
 
         Parameters that nothing measured depends on are drawn from their priors; without `rng` they are at the middle.
         """
@@ -76,7 +76,7 @@ class Likelihood:
         return self.mean + self.spread * full
 
     def log_density(self, standard: Array) -> Array:
-        """(sets,): of the posterior, up to a constant that is the same for all models of the same points."""
+        """Log density of the posterior, (sets,), up to a constant that all models of the same points share."""
         of_points, others = self._log_model(standard)
         log_scale = standard[:, -1]
         scale = np.exp(log_scale)
@@ -98,11 +98,11 @@ class Likelihood:
         return self._residuals(of_points), others
 
     def median_residuals(self, standard: Array) -> Array:
-        """(sets,): of `residuals` the median over the typical runs of each point."""
+        """Median of the runs' `residuals` over the typical runs of all points, (sets,)."""
         of_points, _ = self._log_model(standard)
         middles = np.empty(len(standard))
         for rows in _in_parts(len(standard)):
-            # A set's runs side by side, as they are to be sorted.
+            # A set's runs lie side by side, because they are sorted next.
             runs = np.take(of_points[rows], self.of_typical, axis=1)
             middles[rows] = medians(np.subtract(self.typical_steps, runs, out=runs).T)
         return middles
@@ -121,12 +121,12 @@ class Likelihood:
         return np.log(times.total), np.concatenate(others, axis=1)
 
     def _residuals(self, of_points: Array) -> Array:
-        """(sets, runs)."""
+        """Logarithm of each run's step over the model's, (sets, runs)."""
         runs = of_points[:, self.of_point]
         return np.asarray(np.subtract(self.log_steps, runs, out=runs), dtype=np.float64)
 
     def proposals(self) -> tuple[Proposal, ...]:
-        """To begin with: around the best explanation of all runs, around one that may leave some out, and the prior."""
+        """Proposals to begin with: around the best explanation of all runs, around one that may leave some out, the prior."""
         return (
             self._around_the_maximum(self.job_to_job / 2, every_run=True),
             self._around_the_maximum(2 * self.job_to_job, every_run=False),
@@ -137,8 +137,10 @@ class Likelihood:
         return -JOB_TO_JOB_RUNS * (log_scale + (self.job_to_job / np.exp(log_scale)) ** 2 / 2)
 
     def _active(self) -> NDArray[np.int64]:
-        """Parameters that any measurement depends on: of the others the posterior is the prior, which need not be
-        sampled. Tried by moving each by a standard deviation, from many sets of the prior."""
+        """Parameters that any measurement depends on; the posterior of others is their prior and need not be sampled.
+
+        They are found by moving each parameter by a standard deviation, from many sets of the prior.
+        """
         self.active = np.arange(len(NAMES))
         rng = np.random.default_rng(7)
         size = len(NAMES)
@@ -174,8 +176,8 @@ class Likelihood:
     def _around_the_maximum(self, job_scale: float, every_run: bool) -> Proposal:
         """A t around the most probable parameters if jobs differ by `job_scale`: Gauss-Newton, damped.
 
-        Runs count alike with `every_run`, and else by the weights of Student's t. Those let go of what the first guess
-        is far from, so that a step that several ranks make twice as long would never be explained.
+        With `every_run` runs count alike, else by the weights of Student's t. Such weights let go of what the first
+        guess is far from: a step that several ranks make twice as long would never be explained.
         """
         size = len(self.active)
         best = np.zeros(size)
@@ -218,8 +220,10 @@ class Likelihood:
 
 
 class _FromThePrior:
-    """All but the compute from the prior, and the compute so that it meets the measured steps: wide where they do not
-    decide, and where they allow more than one explanation."""
+    """Draws all but the compute from the prior, and the compute so that it meets the measured steps.
+
+    It is wide where these do not decide, and where they allow more than one explanation.
+    """
 
     def __init__(self, likelihood: Likelihood) -> None:
         self.likelihood = likelihood
@@ -245,7 +249,7 @@ class _FromThePrior:
         return np.asarray(density, dtype=np.float64)
 
     def _meeting(self, rows: Array) -> Array:
-        """The compute with which the median run is met, by a step as if it were all of a step and one of the secant."""
+        """The compute that meets the median run: moved once as if it were the whole step, then once by the secant."""
         at = rows.copy()
         at[:, self.column] = 0.0
         by_one = self.likelihood.spread[_COMPUTE]
@@ -259,12 +263,12 @@ class _FromThePrior:
 
 
 def _evenly(values: Array) -> Array:
-    """At most `_TYPICAL_RUNS` of them, from the middles of as many equal parts of all in order; fewer as they are."""
+    """At most `_TYPICAL_RUNS` of the values: the middles of as many equal parts of all in order; fewer as they are."""
     if len(values) <= _TYPICAL_RUNS:
         return values
     return np.asarray(np.sort(values)[(2 * np.arange(_TYPICAL_RUNS) + 1) * len(values) // (2 * _TYPICAL_RUNS)])
 
 
 def _in_parts(sets: int) -> Iterator[slice]:
-    """Of many runs an array of all sets is larger than a processor's caches."""
+    """Slices of the sets: with many runs an array of all sets is larger than a processor's caches."""
     return (slice(first, first + _SETS_AT_ONCE) for first in range(0, sets, _SETS_AT_ONCE))

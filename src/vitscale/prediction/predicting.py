@@ -1,4 +1,4 @@
-"""From the fitted parts to any rank count: figures with their intervals."""
+"""Figures with their intervals at any rank count, from the fitted parts."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Question:
     nodes_of: int | None = None
     """Ranks per host; None: as `layouts.ranks_per_node` has it."""
     series: str | None = None
-    """One series by name; None: each."""
+    """One series by name; None: all."""
     changes: Mapping[str, Any] = field(default_factory=dict)
     """What is to differ from the measured series: see `variants.variant`."""
     price_per_gpu_hour: float | None = None
     memory_capacity_bytes: int | None = None
-    """Of a device; None: as it was recorded, else unavailable."""
+    """Memory of a device; None: as it was recorded, else unavailable."""
 
 
 def predict(fitted: Fitted, question: Question) -> tuple[Prediction, ...]:
@@ -67,14 +67,16 @@ def predict(fitted: Fitted, question: Question) -> tuple[Prediction, ...]:
 
 
 def _of_workload(works: Sequence[tuple[object, Sequence[Point]]], trial: Trial) -> list[Point]:
-    """The points of all series of a trial's workload: start-ups of each tell of the others', as `advise` has it."""
+    """The points of all series of a trial's workload: their start-ups tell of one another, in `advise` too."""
     own = workload(trial)
     return [point for work, points in works if work == own for point in points]
 
 
 def _chosen(fitted: Fitted, question: Question) -> list[FittedSeries]:
-    """The series that was named; else those that were measured with the changes, where there are any; else all. Without
-    those that have no way to so many ranks."""
+    """The series that was named, else all, without those that cannot have several ranks if several are asked for.
+
+    Where some of these were measured with the changes, those alone.
+    """
     named = [fitted.series[name] for name in fitted.series if question.series in (None, name)]
     able = [
         series
@@ -195,7 +197,7 @@ def _prediction(
 def _scaling(fitted: FittedSeries, base: Placement, at: Placement, ratio: Estimate) -> tuple[Estimate, Estimate]:
     """(speedup, efficiency) against the smallest measured rank count, by epochs; by images where epochs are unknown.
 
-    `ratio`: seconds of the step there over those of the step here.
+    `ratio`: seconds of the base's step over those of this count's step.
     """
     times_the_ranks = at.gpus / base.gpus
     if base.steps_of_all_images is not None and at.steps_of_all_images is not None:
@@ -210,7 +212,7 @@ def _scaling(fitted: FittedSeries, base: Placement, at: Placement, ratio: Estima
 
 
 def _joules_per_epoch(asked: Variant, at: Placement, epoch: Estimate | None) -> Estimate | None:
-    """At the power per rank of the largest measured point that tells it."""
+    """Energy of an epoch at the power per rank of the largest measured point that tells it; None: unavailable."""
     known = next((point for point in reversed(asked.fitted.points) if point.joules_per_image is not None), None)
     if known is None or known.joules_per_image is None or epoch is None:
         return None

@@ -12,20 +12,21 @@ from vitscale.present.estimate import Estimate
 from vitscale.trial.trial import Mode, Trial
 
 CONFIDENCE = 0.90
-"""Of both intervals. (What was measured has intervals of 95 %, as the report says: `analysis.statistics`.)"""
+"""Confidence of both intervals. (What was measured has 95 % intervals, as the report says: `analysis.statistics`.)"""
 REACH = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 """Standard deviations of a normal distribution from its middle to the ends of such an interval."""
 
 Label = Literal["measured", "interpolated", "extrapolated", "prior-driven", "does not fit"]
-"""measured: its own runs answer; in advice and plans alone. interpolated: between rank counts that were measured, on
-as many hosts. extrapolated: beyond them, with every part of the answer resting on something measured or declared.
+"""measured: its own runs answer; only in advice and plans. interpolated: between rank counts that were measured, on
+no more hosts. extrapolated: beyond them, with every part of the answer resting on something measured or declared.
 prior-driven: a part that decides the answer rests on nothing but what is known of clusters in general. does not fit:
 the model is far from some of the measured points themselves, and the intervals are wide enough to hold those."""
 
 
 def predicted(value: float, low: float, high: float, future_low: float, future_high: float) -> Estimate:
-    """A figure with its 90 % intervals: of the mean over many runs, and of one run still to be made, which job-to-job
-    variation makes wider.
+    """A figure with two 90 % intervals: of the mean over many runs, and of one run still to be made.
+
+    Job-to-job variation makes the second one wider.
     """
     return Estimate(value, low, high, CONFIDENCE, future_low=future_low, future_high=future_high)
 
@@ -47,7 +48,7 @@ class Prediction:
     """One series at one rank count. None where unavailable; `reasons` says why, by field."""
 
     series: str
-    """As the report calls the curve it continues; for a configuration that no curve has, what it differs in."""
+    """The report's name of the curve it continues; for a configuration that no curve has, what it differs in."""
     mode: Mode
     labels: Mapping[str, Any]
     """What tells the series apart from others of the same results."""
@@ -57,7 +58,7 @@ class Prediction:
     nodes: int
     label: Label
     images: int | None
-    """Of an epoch, all ranks together."""
+    """Images of an epoch, all ranks together."""
     steps_per_epoch: int | None
     step_seconds: Estimate
     epoch_seconds: Estimate | None
@@ -67,64 +68,64 @@ class Prediction:
     """Against the smallest measured rank count of the series, as `vitscale.analysis.scaling` defines it."""
     efficiency: Estimate | None
     compute_seconds: Estimate | None
-    """Of a step: all that a rank does itself."""
+    """Part of a step: all that a rank does itself."""
     wait_seconds: Estimate | None
-    """Exposed, of a step: for the slowest rank."""
+    """Exposed part of a step: waiting for the slowest rank."""
     wire_seconds: Estimate | None
-    """Exposed, of a step: the transfers themselves, but for those of synchronised norms."""
+    """Exposed part of a step: the transfers themselves, but for those of synchronised norms."""
     norm_seconds: Estimate | None
-    """Of a step: what synchronised norms exchange."""
+    """Part of a step: what synchronised norms exchange."""
     bubble_seconds: Estimate | None
-    """Of a step: waiting for stages of other ranks."""
+    """Part of a step: waiting for stages of other ranks."""
     memory_bytes: int | None
     """Forecast peak of one rank's tensors."""
     memory_capacity_bytes: int | None
-    """Of the device."""
+    """Memory of the device."""
     oom_chance: float | None
-    """That it will not fit, in [0, 1]."""
+    """Chance that it will not fit, in [0, 1]."""
     joules_per_epoch: Estimate | None
     cost_per_epoch: Estimate | None
     """In the currency of the price that was given."""
     startup_seconds: Estimate | None
-    """Of one run; with its own intervals. Compiling an extension, which is done once, is not in it."""
+    """Start-up of one run, with its own intervals. Compiling an extension, which is done once, is not in it."""
     effective_draws: float
     """Independent draws that the intervals rest on."""
     assumptions: tuple[Assumption, ...]
     reasons: Mapping[str, str]
     """Field -> why it is None."""
     gpu: str | None = None
-    """Its type, where it is another one than the series was measured on."""
+    """Its type of GPU, where the series was measured on another."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """How well larger rank counts that were measured too are predicted: fitted without them, compared with them."""
+    """How well larger rank counts are predicted that were measured but left out of the fit."""
 
     series: str
     fitted_gpus: tuple[int, ...]
     held_out_gpus: tuple[int, ...]
     runs: int
-    """Held out."""
+    """How many runs were held out."""
     mean_absolute_percentage_error: float
-    """Of epoch seconds (step seconds where there are no epochs), as a share: 0.027 is 2.7 %."""
+    """Error of epoch seconds (step seconds where there are no epochs), as a share: 0.027 is 2.7 %."""
     worst_error: float
     held: int
     """Held-out runs within the 90 % interval of a future run."""
     interval_score: float
     """Gneiting & Raftery (2007), equation 43, at 90 %, over the run's own value: lower is better."""
     baseline_error: float
-    """The same error of constant seconds per step x rounded steps."""
+    """The same error of the baseline, constant seconds per step x rounded steps."""
     baseline_interval_score: float
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """An answer with all it rests on: what is said of rank counts nobody has measured, and how well that did."""
+    """An answer with all it rests on: the predictions, and how well such predictions did."""
 
     evidence: Evidence
     predictions: tuple[Prediction, ...]
     """Series by series, in rising order of ranks."""
     scores: tuple[Score, ...]
-    """Of the series that allow one: predicted from the smaller counts and compared with the larger."""
+    """Scores of the series that allow one: predicted from the smaller counts and compared with the larger."""
     left_out: tuple[str, ...] = ()
-    """What was asked and cannot be, and why."""
+    """What was asked and cannot be answered, and why."""

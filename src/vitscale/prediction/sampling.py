@@ -1,9 +1,9 @@
 """Draws from a density that is known up to a factor, by importance sampling that adapts until enough draws count.
 
-Round after round proposals are made, and all of them, of every round, are weighted by the mixture of all proposals
-(adaptive multiple importance sampling: Cornuet et al., Scandinavian Journal of Statistics 2012). The first round is the
-caller's; each later one is a mixture of t kernels around draws of the rounds before, shrunk towards their mean (West,
-J. R. Stat. Soc. B 1993). Where few proposals carry all the weight it is tempered until more do (Koblents & Miguez,
+Proposals are made round after round; those of all rounds are weighted by the mixture of all proposals (adaptive
+multiple importance sampling: Cornuet et al., Scandinavian Journal of Statistics 2012). The first round is the caller's;
+each later one is a mixture of multivariate t, fitted to the weighted draws of the rounds before (compare West, J. R.
+Stat. Soc. B 1993). Where few proposals carry all the weight, weights are tempered until more do (Koblents & Miguez,
 Statistics and Computing 2015), so that a poor first round is walked away from and not believed. The effective sample
 size is Kish's, (sum w)^2 / sum w^2. No random number differs from one call to the next.
 """
@@ -24,7 +24,7 @@ Array = NDArray[np.float64]
 ENOUGH = 1200.0
 """Effective draws at which no further round is made."""
 FEW = 400.0
-"""Effective draws with which it is content after the usual rounds."""
+"""Effective draws that suffice after the usual rounds."""
 _EACH_ROUND = 1500
 _USUAL_ROUNDS = 12
 _MOST_ROUNDS = 36
@@ -33,17 +33,17 @@ _FITTED = 1000
 _ITERATIONS = 6
 _FREEDOM = 6
 _LEAST_TEMPERED = 150.0
-"""Effective draws that a round of kernels is built on, at least: weights are tempered down to that."""
+"""Least effective draws that a mixture is fitted to: weights are tempered until as many count."""
 
 
 class Proposal(Protocol):
     """What proposals are drawn from."""
 
     def draw(self, rng: np.random.Generator, count: int) -> Array:
-        """(count, size)."""
+        """Rows that are drawn, (count, size)."""
 
     def log_density(self, rows: Array) -> Array:
-        """(rows,): normalised."""
+        """Normalised log density of each row, (rows,)."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def sample(
     Args:
         log_target: (rows, size) -> (rows,), up to a constant; -inf or NaN is impossible.
         first: proposals of the first round, in equal parts.
-        rng: of the caller.
+        rng: the caller's.
         draws: how many to return.
     """
     proposals: list[Proposal] = []
@@ -122,7 +122,7 @@ class StudentT:
 
 
 class Mixture:
-    """Several multivariate t, each where a part of some weighted draws lies: fitted by expectation and maximisation."""
+    """Several multivariate t, each over a part of some weighted draws, fitted by expectation and maximisation."""
 
     def __init__(self, rows: Array, log_weights: Array, rng: np.random.Generator) -> None:
         chosen = rows[_resampled(log_weights, _FITTED)]
@@ -145,7 +145,7 @@ class Mixture:
                 centre = shares[:, n] @ standard / max(total[n], 1e-9)
                 apart = standard - centre
                 own = (shares[:, [n]] * apart).T @ apart
-                # As if `size` more draws had the spread of all: a part of few draws has no covariance of its own.
+                # As if 0.1 x `size` more draws had the spread of all: few draws have no covariance of their own.
                 parts.append(StudentT(centre, (own + 0.1 * size * whole) / (total[n] + 0.1 * size)))
             logs = np.stack([part.log_density(standard) for part in parts], axis=1) + np.log(total + 1.0)
             shares = np.exp(logs - np.logaddexp.reduce(logs, axis=1)[:, None])
@@ -202,21 +202,26 @@ def _tempered(log_weights: Array) -> Array:
 
 
 def _resampled(log_weights: Array, draws: int) -> NDArray[np.int64]:
-    """Indices: systematic resampling, equal steps through the cumulated weights."""
+    """Indices of draws by systematic resampling: equal steps through the cumulated weights."""
     edges = np.cumsum(np.exp(log_weights - log_weights.max()))
     chosen = np.searchsorted(edges / edges[-1], (np.arange(draws) + 0.5) / draws)
     return np.asarray(np.minimum(chosen, len(log_weights) - 1), dtype=np.int64)
 
 
 def spread_out_normals(rng: np.random.Generator, count: int) -> Array:
-    """(count, 1) standard normals, one from each of `count` equally likely parts of the line, in random order: tails
-    differ less from one use to the next than with independent ones."""
+    """(count, 1) standard normals, one from each of `count` equally likely parts of the line, in random order.
+
+    Tails differ less from one use to the next than those of independent normals.
+    """
     return rng.permutation(_normals(count))[:, None]
 
 
 def spread_out_jobs(rng: np.random.Generator, count: int) -> Array:
-    """(count, 1) effects of jobs in units of their scale, spread out alike: Student's t of four degrees of freedom, by
-    its quantiles in closed form (Shaw, Journal of Computational Finance 2006, equation 36)."""
+    """(count, 1) effects of jobs in units of their scale, spread out likewise.
+
+    They are Student's t of four degrees of freedom, by its quantiles in closed form (Shaw, Journal of Computational
+    Finance 2006, equation 36).
+    """
     below = (rng.permutation(count) + 0.5) / count
     alpha = 4 * below * (1 - below)
     quantile = 2 * np.sqrt(np.cos(np.arccos(np.sqrt(alpha)) / 3) / np.sqrt(alpha) - 1)
@@ -230,7 +235,7 @@ def _normals(count: int) -> Array:
 
 
 def medians(values: Array) -> Array:
-    """Of each column, as `np.median` has it; that takes longer, for it asks for both of the middle ones at once."""
+    """Median of each column, as `np.median` has it, but sooner: that asks for both of the middle values at once."""
     half = len(values) // 2
     parted = np.partition(values, half, axis=0)
     below = parted[half] if len(values) % 2 else parted[:half].max(axis=0)
@@ -238,7 +243,7 @@ def medians(values: Array) -> Array:
 
 
 def quantiles(values: Array, *shares: float) -> list[Array]:
-    """Of each column at each share, as `np.quantile` has them, in a quarter of the time; NaN where a value is."""
+    """Each column's quantile at each share, as `np.quantile` has it, in a quarter of the time; NaN where a value is."""
     ordered = np.sort(values, axis=0)
     ends = []
     for share in shares:

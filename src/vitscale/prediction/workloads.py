@@ -20,7 +20,7 @@ from vitscale.trial.rank_batches import largest_micro_batch
 from vitscale.trial.trial import HOW_FOUND, OF_THE_WRAPPER, Trial
 
 _MANY = 1 << 17
-"""Draws x configurations from which on forks of this process are worth their start."""
+"""Draws x configurations from which forks of this process are worth their cost."""
 
 
 def evaluate_all(
@@ -33,9 +33,9 @@ def evaluate_all(
     memory_capacity_bytes: int | None = None,
     draws: int = DRAWS,
 ) -> Evaluated:
-    """Configurations of any engine, worked out from one series or another of the same workload that measured theirs.
+    """Evaluates configurations of any engine, each from a series of the same workload that measured its engine, if any.
 
-    What was measured is answered from its own runs.
+    Configurations that were measured are answered from their own runs.
 
     Raises:
         RequestError: there is no such series, or an engine refuses the series' options.
@@ -50,7 +50,7 @@ def evaluate_all(
         )
         wrapper = (candidate.engine, candidate.zero_stage, candidate.activation_checkpointing, candidate.parallel)
         by_kind.setdefault((*wrapper, gpu, network), []).append(n)
-    # Before any fork: series are fitted as they are first asked for, and what a fork has fitted is lost.
+    # Before any fork: a series is fitted when it is first asked for, and what a fork has fitted is lost.
     kinds = [
         (
             [candidates[n] for n in members],
@@ -91,9 +91,12 @@ def evaluate_all(
 def _variant_of(
     fitted: Fitted, base: FittedSeries, changes: Mapping[str, Any], parallel: ParallelSpec, hosts: Mapping[str, Any]
 ) -> tuple[Variant, tuple[Point, ...]]:
-    """(from the series that was measured with the wrapper, where one of the same workload was, with these ranks to a
-    model before others; else by arithmetic; all points of that workload that were measured with both). `hosts`: what is
-    to differ of the hosts."""
+    """(the variant to work from, all points of its workload that were measured with its wrapper and split).
+
+    It continues a series of the workload that was measured with the wrapper, one with as many ranks to a model before
+    others. Where none was, arithmetic makes it from `base`, and there are no points. `hosts`: what is to differ of the
+    hosts.
+    """
     work, own = workload(base.points[-1].trial), base.series
     ranked = sorted(
         fitted.evidence.series,
@@ -122,7 +125,7 @@ def measured_like(series: Sequence[Series], trial: Trial) -> tuple[Point, ...]:
 
 
 def _of_a_step(trial: Trial) -> dict[str, object]:
-    """What of the training, beside its batches, decides how long a step takes."""
+    """All of the training that decides how long a step takes, but its batches."""
     fields = {*OF_THE_WRAPPER, *_OF_A_STEP, "activation_checkpointing"}
     return trial.train.model_dump(include=fields) | {"parallel": trial.parallel}
 
@@ -132,8 +135,10 @@ _OF_A_STEP = ("precision", "device", "optimizer", "gradient_clipping", "compile"
 
 
 def workload(trial: Trial) -> tuple[object, ...]:
-    """What must be alike for one trial's step to say something of another's; wrapper, batch and how many ranks share a
-    model may differ."""
+    """What must be alike for one trial's step to say something of another's.
+
+    Wrapper, batch and how many ranks share a model may differ.
+    """
     return (
         trial.model,
         trial.data.model_dump(exclude={"fraction", *HOW_FOUND}),

@@ -198,7 +198,7 @@ class StepModel:
     def _transfers(
         self, draws: Draws, worlds: Worlds, micro_step: Array, known: Calls | None
     ) -> tuple[Array, Array, Array]:
-        """(exposed, hidden) seconds of a step's transfers, and in a pipeline those of a micro-step that nothing hides."""
+        """(exposed, hidden) seconds of a step's transfers, and in a pipeline a micro-step's that nothing hides."""
         shape = np.broadcast_shapes(micro_step.shape, worlds.ranks.shape)
         hidden, filling = np.zeros(shape), np.zeros(shape)
         if self.messages is None:

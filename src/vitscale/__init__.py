@@ -16,7 +16,7 @@ __version__ = "0.1.0"
 _OFFERED = {"load": "vitscale.report.outputs"} | dict.fromkeys(
     ("Probe", "composer_callback", "lightning_callback", "trainer_callback"), "vitscale.worker.probe"
 )
-"""For users' own code; imported when it is asked for."""
+"""Names for users' own code -> modules, which are imported when the name is used."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,5 +1,7 @@
-"""What failed, the bad value, the valid ones, and what to do next: one message, no traceback. And what pydantic finds
-wrong with a value, in the words of a study file."""
+"""Errors as one message without traceback: what failed, the bad value, the valid ones, and what to do next.
+
+Also puts what pydantic finds wrong with a value into the words of a study file.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
 
 
 _LONGEST_VALUE = 200
-"""Enough for most paths, which must stand whole to be of use."""
+"""Characters of a value that are shown: enough for most paths, which are of use only when whole."""
 
 
 class VitscaleError(Exception):
@@ -22,8 +24,8 @@ class VitscaleError(Exception):
     exit_code = 2
 
     def __init__(self, what: str, *, valid: Iterable[object] = (), next_step: str = "", hint: str = "") -> None:
-        """The message is that of `explain`, with the `hint`, as `nearest` gives it, before the valid values."""
-        # Whatever a value, a path or a library's message carried in: no escape sequence reaches the terminal.
+        """Makes the message with `explain`; the `hint`, from `nearest`, comes before the valid values."""
+        # No escape sequence from a value, a path or a library's message may reach the terminal.
         super().__init__(
             printable(explain(f"{what.rstrip('.')}.{hint}" if hint else what, valid=valid, next_step=next_step))
         )
@@ -38,16 +40,17 @@ class StoreError(VitscaleError):
 
 
 def printable(text: str) -> str:
-    """`text` with everything that is neither printable nor a line break escaped: control and bidirectional characters,
-    lone surrogates.
+    """`text` with all characters escaped but printable ones and line breaks.
+
+    Escaped are control and bidirectional characters, and lone surrogates.
     """
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def shown(value: object) -> str:
-    """`value` as it stands in a message: quoted, on one line, at most 200 characters of it (both ends of a longer one).
+    """`value` for a message: text quoted, all on one line, at most 200 characters (a longer value's two ends).
 
-    Lists and tables too large or too deep to be written out are named by their type.
+    Lists and tables that are too large or too deep to write out are named by their type.
     """
     try:
         text = value if isinstance(value, str) else repr(value)
@@ -86,10 +89,10 @@ def unknown(kind: str, bad: object, valid: Iterable[str], next_step: str = "") -
 
 
 def check_within(option: str, value: float | None, least: float, most: float) -> None:
-    """Refuses a value that was given and lies outside.
+    """Refuses a value that was given and lies outside its limits.
 
     Raises:
-        RequestError: names the option, the value and the valid ones.
+        RequestError: the value lies outside.
     """
     if value is not None and not least <= value <= most:
         raise RequestError(f"{option} is {value}", valid=[f"{least:,} to {most:,}"])
@@ -118,7 +121,7 @@ _UNQUOTED = frozenset({"int_type", "float_type", "bool_type"})
 
 
 def _dotted_field(problem: ErrorDetails) -> str:
-    """The dotted field ("train.micro_batch") with keys that a user wrote shortened."""
+    """The dotted field ("train.micro_batch"), with users' own unusual keys quoted and shortened."""
     return ".".join(_bare(str(part)) for part in problem["loc"])
 
 
@@ -139,5 +142,5 @@ def wrong_value(problem: ErrorDetails, *, next_step: str = "") -> str:
     hint = ""
     if kind == "literal_error" and isinstance(value, str):
         hint = nearest(value, re.findall(r"'([^']*)'", str(limits.get("expected", ""))))
-    written = list(value) if isinstance(value, tuple) else value  # as TOML and JSON have it
+    written = list(value) if isinstance(value, tuple) else value  # as in TOML and JSON
     return explain(f"{field} is {shown(written)}, but should be {expected}", next_step=next_step) + hint

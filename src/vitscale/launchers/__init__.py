@@ -1,4 +1,4 @@
-"""Launchers: how ranks are started. One short class per file; the table below is the whole list of our own."""
+"""Launchers: how ranks are started. One short class per file; `LAUNCHERS` lists all of vitscale's own."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ LAUNCHERS: dict[str, Launcher] = {
     "srun": srun.Srun(),
 }
 _OLD: dict[str, Launcher] = {"in-process": local.InProcess()}
-"""Names that results and studies of earlier versions have."""
+"""Launchers that appear only in results and studies of earlier versions."""
 
 
 def find_launcher(name: str) -> Launcher:
-    """The launcher of that name, whether or not it can be used here: from the table, else from an installed package.
+    """The launcher called `name`, whether or not it can be used here: a built-in one, else an installed package's.
 
     Raises:
         RequestError: there is none, or the package that offers it is broken.
@@ -35,7 +35,7 @@ def find_launcher(name: str) -> Launcher:
 
 
 def launcher_named(name: str, world: World, hosts: tuple[Host, ...] = ()) -> Launcher:
-    """The launcher of that name, for this world on these hosts.
+    """The launcher called `name`, checked for this world on these hosts.
 
     Raises:
         RequestError: it is unknown, not available here, or cannot start this many ranks on these hosts.

@@ -1,4 +1,4 @@
-"""What a launcher is: a world and its hosts in, the commands that start its ranks out; and what launchers share."""
+"""What a launcher is: it turns a world and its hosts into the commands that start the ranks; and shared helpers."""
 
 from __future__ import annotations
 
@@ -17,44 +17,44 @@ _LOOPBACK = ("localhost", "127.", "::1")
 class Spawn:
     """The processes of one run, before they are started.
 
-    A launcher gets it with the one command that every rank runs, and returns it with what starts all ranks; the
-    scheduler fits these commands to where they are started, and the driver adds the token and the ranks' variables.
+    A launcher gets it with the one command that every rank runs, and returns it with the commands that start all ranks.
+    The scheduler adapts these to where they are started, and the driver adds the token and the ranks' variables.
     """
 
     commands: tuple[tuple[str, ...], ...]
-    """Each an argv, to be run once where the driver is (`per_host` False), or one for each host, to be run there.
+    """Argvs: one to run where the driver is (`per_host` False), or one for each host, to run there.
     A launcher gets what every rank runs: `PYTHON -m vitscale.worker FOLDER`."""
     run_folder: Path
-    """Shared by all hosts."""
+    """The run's folder, shared by all hosts."""
     hosts: tuple[Host, ...] = ()
-    """One for each node of the world, in order of ranks; empty: the machine on which the commands are run."""
+    """One host for each node of the world, in order of ranks; empty: the machine on which the commands are run."""
     master_port: int = 29500
-    """A port on the first host, for launchers that want one; free as far as the driver can see."""
+    """A port on the first host, for launchers that need one; free as far as the driver can see."""
     interface: str | None = None
-    """Network interface to talk over."""
+    """Network interface through which ranks communicate."""
     per_host: bool = False
     files: tuple[tuple[str, str], ...] = ()
     """Files that the commands read: (name in the run's folder, text)."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that the commands themselves need; what ranks need is in the run's launch file."""
+    """Variables that the commands themselves need; the ranks' are in the run's launch file."""
     drop_variables: tuple[str, ...] = ()
-    """Beginnings of names of variables that the commands must not see."""
+    """Prefixes of variables that the commands must not see."""
     kill_at_once: bool = False
-    """Whether the commands must not be asked to end (SIGTERM), for what they do then reaches beyond this run."""
+    """Whether to send SIGKILL without SIGTERM first, because what the commands do on SIGTERM reaches other runs."""
     from_prepared: bool = False
-    """Whether a process that has imported what ranks need may carry the command out (`vitscale.worker.prepared`)."""
+    """Whether a process that has imported what ranks need may run the command (`vitscale.worker.prepared`)."""
     token: str = ""
-    """Of this run alone: every process of it carries it in its environment."""
+    """Identifies this run: every process of the run carries the token in its environment."""
     cwd: Path = field(default_factory=Path.cwd)
 
     @property
     def rank_command(self) -> tuple[str, ...]:
-        """What every rank runs, as long as no launcher has made more of it."""
+        """What every rank runs, before a launcher has changed the commands."""
         return self.commands[0]
 
     @property
     def log(self) -> Path:
-        """Takes what all commands print."""
+        """File for what all commands print."""
         return self.run_folder / "log.txt"
 
 
@@ -62,20 +62,20 @@ class Launcher(Protocol):
     """Turns a world into the commands that start its ranks."""
 
     def launch(self, world: World, spawn: Spawn) -> Spawn:
-        """`spawn` with the exact argv, and what belongs to it. No shell is involved."""
+        """`spawn` with the exact argvs, and what these need. No shell is involved."""
         ...
 
     def unavailable(self) -> str | None:
-        """Why it cannot be used on this machine, with what to do; None where it can."""
+        """Why the launcher cannot be used on this machine, and what to do instead; None where it can."""
         return None
 
     def unfit(self, world: World, hosts: tuple[Host, ...]) -> str | None:
-        """Why it cannot start this world on these hosts, with what to do; None where it can."""
+        """Why the launcher cannot start this world on these hosts, and what to do instead; None where it can."""
         return lacking(world, hosts)
 
 
 def lacking(world: World, hosts: Sequence[Host]) -> str | None:
-    """Why a world of several nodes cannot start on these hosts, with what to do; None where it can."""
+    """Why a world cannot start on these hosts, and what to do; None where it can."""
     if world.nodes == 1 and not hosts:
         return None
     if len(hosts) != world.nodes:

@@ -17,11 +17,11 @@ from vitscale.trial.trial import World
 
 _HOSTFILE = "deepspeed.hostfile"
 _EXPORTED = ("MLFLOW", "MV2", "NCCL", "PYTHON", "UCX")
-"""Variables with these beginnings DeepSpeed writes into the remote shells' line (deepspeed/launcher/runner.py,
+"""Prefixes of variables that DeepSpeed writes into the remote shells' line (deepspeed/launcher/runner.py,
 EXPORT_ENVS, and `export_envs` of its accelerators). Ranks have theirs from the run's launch file."""
 _UNQUOTED = "DeepSpeed writes it unquoted into a line for remote shells (deepspeed/launcher/multinode_runner.py)"
 _WAY_OUT = "change it, or use launcher = 'torchrun'"
-# As in Python's shlex.quote, less %: pdsh puts the host's name or number in for %h, %n and %u.
+# As in Python's shlex.quote, without %: pdsh replaces %h, %n and %u.
 _PLAIN = re.compile(r"[A-Za-z0-9_@+=:,./-]+")
 
 
@@ -29,17 +29,17 @@ class DeepSpeed(Launcher):
     """`python -m deepspeed.launcher.runner`, which is what `deepspeed` runs, under the ranks' own interpreter."""
 
     def launch(self, world: World, spawn: Spawn) -> Spawn:
-        """One runner. It starts a launcher of its own on each host: here as a child, elsewhere by pdsh over ssh.
+        """One runner, which starts a launcher of its own on each host: here as a child, elsewhere by pdsh over ssh.
 
         Raises:
-            RequestError: the run's folder cannot pass the remote shells.
+            RequestError: remote shells would change the interpreter, the run's folder or an argument.
         """
         python, *program = spawn.rank_command
         here = _is_here(spawn.hosts)
         names = ["localhost"] if here else [host.name for host in spawn.hosts]
         command = [
             *(python, "-m", "deepspeed.launcher.runner"),
-            # Without a hostfile it counts GPUs, and stops where there are none.
+            # Without a hostfile the runner counts GPUs, and stops where there are none.
             f"--hostfile={spawn.run_folder / _HOSTFILE}",
             f"--num_nodes={world.nodes}",
             f"--num_gpus={world.ranks_per_node}",
@@ -62,12 +62,12 @@ class DeepSpeed(Launcher):
             # A .deepspeed_env in the home or the working folder would be written into the remote shell's line too.
             environment={"DS_ENV_FILE": os.devnull},
             drop_variables=() if here else _EXPORTED,
-            # Asked to end, the runner ends all of DeepSpeed's launchers on these hosts: `pkill -f` by module name.
+            # On SIGTERM the runner ends all of DeepSpeed's launchers on these hosts: `pkill -f` by module name.
             kill_at_once=not here,
         )
 
     def unfit(self, world: World, hosts: tuple[Host, ...]) -> str | None:
-        """Hosts that are named are reached by pdsh, and everything it is told must pass their shells unquoted."""
+        """Named hosts are reached by pdsh, and everything passed to it must survive their shells unquoted."""
         if reason := lacking(world, hosts) or _other_gpus(world):
             return reason
         if _is_here(hosts):
@@ -85,7 +85,7 @@ def _is_here(hosts: tuple[Host, ...]) -> bool:
 
 
 def _other_gpus(world: World) -> str | None:
-    """DeepSpeed numbers the GPUs of its ranks from 0, whatever it was told to see."""
+    """Refuses a CUDA_VISIBLE_DEVICES that DeepSpeed would replace: it always numbers its ranks' GPUs from 0."""
     seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     given = ",".join(map(str, range(world.ranks_per_node)))
     if not seen or f"{seen},".startswith(f"{given},"):
@@ -97,7 +97,7 @@ def _other_gpus(world: World) -> str | None:
 
 
 def first_unfit(values: Iterable[tuple[str, str]]) -> str | None:
-    """The first of `values` (what it is, and its text) that a shell would not leave alone, as part of a message."""
+    """A message on the first of `values` (name, text) that a shell would change; None where there is none."""
     for what, text in values:
         if not _PLAIN.fullmatch(text):
             return f"{what} {shown(text)} has characters other than letters, digits and _@+=:,./-"

@@ -1,4 +1,4 @@
-"""Local: ranks on this machine, started by ourselves, as forks of a prepared process where one is at hand."""
+"""Local: ranks on this machine, started without another launcher; forks of a prepared process where there is one."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from vitscale.trial.trial import World
 
 
 class Local(Launcher):
-    """Any number of ranks. The command starts them cold; the driver has a process that has imported everything carry it
-    out instead (`vitscale.schedulers.prepared`), and nothing differs but the seconds that imports take.
+    """Starts any number of ranks.
+
+    The command starts them cold. The driver has a process that has imported everything run the command instead
+    (`vitscale.schedulers.prepared`); nothing differs but the seconds that imports take.
     """
 
     def launch(self, world: World, spawn: Spawn) -> Spawn:
@@ -21,15 +23,14 @@ class Local(Launcher):
         return replace(spawn, commands=(ranks,), from_prepared=True)
 
     def unfit(self, world: World, hosts: tuple[Host, ...]) -> str | None:
-        """Reaches no other host, nor this one by a name."""
+        """Refuses named hosts, even this one: all ranks start on this machine."""
         if hosts:
             return "it starts ranks on this machine alone, and hosts are named; use launcher = 'torchrun'"
         return lacking(world, hosts)
 
 
 class InProcess(Launcher):
-    """One rank, nothing in between: what one rank was started by before there was `local`. Results that were begun so
-    go on so."""
+    """Starts one rank, with nothing in between, as was done before `local` existed; for results begun that way."""
 
     def launch(self, world: World, spawn: Spawn) -> Spawn:
         """`python -m vitscale.worker FOLDER`."""
@@ -37,7 +38,7 @@ class InProcess(Launcher):
         return replace(spawn, per_host=bool(spawn.hosts))
 
     def unfit(self, world: World, hosts: tuple[Host, ...]) -> str | None:
-        """Starts one rank only."""
+        """Refuses more than one rank."""
         if world.size != 1:
             return f"it starts one rank, not {world.size}; use launcher = 'local', or scaling.gpus = [1]"
         return lacking(world, hosts)

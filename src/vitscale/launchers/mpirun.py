@@ -20,14 +20,14 @@ class Mpirun(Launcher):
     """Open MPI numbers the ranks: OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE, OMPI_COMM_WORLD_LOCAL_RANK."""
 
     def launch(self, world: World, spawn: Spawn) -> Spawn:
-        """One mpirun for all hosts. It binds nothing, for ranks pin themselves; one that fails ends them all.
+        """One mpirun for all hosts. It binds nothing, for ranks pin themselves; a rank that fails ends all.
 
-        On this machine a hostfile is written too: without it mpirun refuses more ranks than there are cores, which is
-        for the study to say (`launch.oversubscribe`).
+        A hostfile is written for this machine too: without it mpirun refuses more ranks than cores, which is for the
+        study to decide (`launch.oversubscribe`).
         """
         names = [host.name for host in spawn.hosts] or ["localhost"]
         command = [
-            # By its full path, Open MPI looks for its daemon under the same prefix on the other hosts.
+            # Called by its full path, Open MPI looks for its daemon under the same prefix on the other hosts.
             shutil.which("mpirun") or "mpirun",
             *("-np", str(world.size)),
             *("--hostfile", str(spawn.run_folder / _HOSTFILE)),
@@ -42,7 +42,7 @@ class Mpirun(Launcher):
         return replace(spawn, commands=((*command, *spawn.rank_command),), files=((_HOSTFILE, hostfile(world, names)),))
 
     def unavailable(self) -> str | None:
-        """Needs Open MPI's mpirun, version 4 or later; other MPIs have one of that name with other options."""
+        """Refuses unless mpirun is Open MPI's; other MPIs have an mpirun with other options."""
         program = shutil.which("mpirun")
         if program is None:
             return "mpirun not found: install Open MPI, or use launcher = 'torchrun'"
@@ -51,7 +51,7 @@ class Mpirun(Launcher):
 
 @functools.cache
 def _not_open_mpi(program: str) -> str | None:
-    """Asks the program what it is: once in a process, for every trial asks."""
+    """Why an mpirun is not Open MPI's; None where it is. Cached, because every trial asks."""
     try:
         answer = subprocess.run(
             [program, "--version"],

@@ -14,7 +14,7 @@ class Srun(Launcher):
     """Slurm numbers the ranks: SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID."""
 
     def launch(self, world: World, spawn: Spawn) -> Spawn:
-        """One step; each option is one word. Slurm binds nothing, for ranks pin themselves; one that fails ends all."""
+        """One job step; each option is one word. Ranks pin themselves: Slurm binds nothing. A failed rank ends all."""
         named = [f"--nodelist={','.join(host.name for host in spawn.hosts)}"] if spawn.hosts else []
         command = [
             "srun",
@@ -24,14 +24,14 @@ class Srun(Launcher):
             f"--ntasks={world.size}",
             f"--ntasks-per-node={world.ranks_per_node}",
             *named,
-            # Rank by rank on the first node, then on the second, as every launcher does here.
+            # Fill the first node with ranks, then the second, as every launcher does here.
             "--distribution=block",
-            # Beside the step that the driver itself may run in. With all cores that the job has on the node: Slurm
-            # counts hardware threads, and ranks take whole physical cores of them.
+            # Run beside the step that the driver may run in, with all cores that the job has on the node: Slurm counts
+            # hardware threads, and ranks take whole physical cores.
             "--overlap",
             "--cpu-bind=none",
             "--mpi=none",
-            # sbatch --export=NONE would otherwise hold back what modules have set.
+            # Otherwise sbatch --export=NONE would hold back what modules have set.
             "--export=ALL",
             "--kill-on-bad-exit=1",
             *spawn.rank_command,
@@ -39,12 +39,12 @@ class Srun(Launcher):
         return replace(spawn, commands=(tuple(command),))
 
     def unavailable(self) -> str | None:
-        """Needs Slurm's programs."""
+        """Refuses where Slurm's programs are missing."""
         if shutil.which("srun") is None:
             return "srun not found: use it on a Slurm cluster, or use launcher = 'torchrun'"
         return None
 
     def unfit(self, world: World, hosts: tuple[Host, ...]) -> str | None:
-        """Any world; the scheduler knows whether the allocation is large enough."""
+        """Refuses nothing: the scheduler knows whether the allocation is large enough."""
         del world, hosts
         return None

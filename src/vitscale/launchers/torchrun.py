@@ -8,7 +8,7 @@ from vitscale.launchers.base import Launcher, Spawn
 from vitscale.trial.trial import World
 
 _RENDEZVOUS_SECONDS = 300
-"""How long an agent waits for the others: all of them import torch first, perhaps from one slow file server."""
+"""How long an agent waits for the others, which first import torch, perhaps all from one slow file server."""
 
 
 class Torchrun(Launcher):
@@ -18,15 +18,15 @@ class Torchrun(Launcher):
     """
 
     def launch(self, world: World, spawn: Spawn) -> Spawn:
-        """On one node the agent picks a free port by itself. On several there is one agent on each host."""
+        """One agent for each node; on a single node the agent picks a free port by itself."""
         agents = tuple(self._agent(world, spawn, node) for node in range(world.nodes))
         return replace(spawn, commands=agents, per_host=bool(spawn.hosts))
 
     def _agent(self, world: World, spawn: Spawn, node: int) -> tuple[str, ...]:
-        """Static rendezvous: node 0's agent is the store, node K's ranks follow those of node K-1.
+        """A node's agent, by static rendezvous: node 0's agent is the store, node K's ranks follow those of node K-1.
 
-        torch's other rendezvous (c10d) ignores `--node-rank`, and lets each agent find out by comparing names whether
-        it is the store's host (torch 2.13, `c10d_rendezvous_backend.py`).
+        torch's other rendezvous (c10d) ignores `--node-rank`, and each agent compares names to find out whether it is
+        the store's host (torch 2.13, `c10d_rendezvous_backend.py`).
         """
         python, *program = spawn.rank_command
         if world.nodes == 1:

@@ -1,4 +1,4 @@
-"""Preflight: measures the hosts that training is to run on before GPU-hours are spent, and says what to mend."""
+"""Preflight: measures the hosts for a training before GPU-hours are spent, and says what to mend."""
 
 from vitscale.preflight.judging import judged, pace_warnings
 from vitscale.preflight.running import CheckTarget, check_target, request, run_check

@@ -1,4 +1,4 @@
-"""A first study: looks at where it is to run (GPUs, Slurm, Open MPI, a hostfile), and writes one that fits."""
+"""A first study: looks at what there is to run on (GPUs, Slurm, Open MPI, a hostfile), and writes a study for it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from vitscale.present.units import counted
 from vitscale.schedulers.slurm import ask
 
 Line = tuple[str, object, str]
-"""A key, its value, and what to know of it."""
+"""A key, its value, and a comment on it."""
 
 _HOSTFILES = ("hostfile", "hosts", "/job/hostfile")
-"""Looked for in this order; the last is where DeepSpeed does."""
+"""Hostfiles, in the order in which they are looked for; the last is DeepSpeed's default."""
 _MOST_CPU_RANKS = 4
 _OF_PIXELS = ("ade20k", "synthetic-masks")
 _WITHOUT_FILES = ("digits", "synthetic", "synthetic-masks")
@@ -33,30 +33,32 @@ _SLOW: Line = ("# fast_bf16", False, "where these are no faster at bf16 than at 
 
 @dataclass(frozen=True)
 class Where:
-    """What a first study is to run on."""
+    """The hosts that a first study is to run on."""
 
     cores: int
-    """Physical ones of one host."""
+    """Physical cores of one host; under Slurm the CPUs that sinfo gives."""
     gpus: int
-    """Of one host."""
+    """GPUs of one host."""
     ranks_per_host: int
     hosts: int
-    """1 under Slurm, where their number is the study's to say."""
+    """Number of hosts; 1 under Slurm, where the study decides how many."""
     launch: tuple[Line, ...]
     slurm: tuple[Line, ...]
     told: str
-    """In a sentence."""
+    """The hosts in words."""
 
     @property
     def node(self) -> tuple[Line, ...]:
-        """[node], where the machine that plans is not one of those that train."""
+        """The lines of [node], under Slurm, where the machine that plans does not train; else empty."""
         lines: tuple[Line, ...] = (("cores", self.cores, "of one node, as sinfo tells"), ("gpus", self.gpus, ""), _SLOW)
         return lines if self.slurm else ()
 
 
 def look_around(hostfile: Path | None, folder: Path, machine: Machine | None = None) -> Where:
-    """What there is to train on: a hostfile's hosts, where one is given or lies in `folder`; a Slurm cluster whose
-    login node this is; else this machine, or the allocation around it.
+    """The hosts that there are to train on.
+
+    These are the hosts of a hostfile that is given or lies in `folder`, else the nodes of a Slurm cluster whose login
+    node this is, else this machine, or the allocation around it.
 
     Raises:
         RequestError: the hostfile cannot be read.
@@ -87,13 +89,13 @@ def _having(cores: int, gpus: int) -> str:
 
 
 def _open_mpi() -> list[Line]:
-    """A comment on it, where it is."""
+    """A comment line on Open MPI, where it is installed."""
     here = find_launcher("mpirun").unavailable() is None
     return [("# launcher", "mpirun", "Open MPI is here; by default local, of several hosts torchrun")] if here else []
 
 
 def _partition() -> tuple[str, int, int] | None:
-    """The partition that jobs go to by default (else the first), and the cores and GPUs of its smallest nodes."""
+    """Name, cores and GPUs of the smallest nodes of the default partition (else the first); None where unknown."""
     try:
         rows = [line.strip().split("|") for line in ask("sinfo", "--noheader", "--format=%P|%c|%G").splitlines()]
     except VitscaleError:
@@ -107,7 +109,7 @@ def _partition() -> tuple[str, int, int] | None:
 
 @dataclass(frozen=True)
 class Wishes:
-    """What its author wants; None: what fits."""
+    """What the study's author asks for; None: what fits."""
 
     model: str | None = None
     data: str | None = None
@@ -117,7 +119,7 @@ class Wishes:
 
 
 def rank_counts_for(where: Where) -> tuple[int, ...]:
-    """Doublings up to one host, then whole hosts, doubled as well, up to all."""
+    """Numbers of ranks that double up to one host, then numbers of whole hosts that double up to all."""
     each = where.ranks_per_host
     counts = {2**power for power in range(each.bit_length()) if 2**power <= each} | {each}
     counts |= {each * 2**power for power in range(where.hosts.bit_length()) if 2**power <= where.hosts}
@@ -125,7 +127,7 @@ def rank_counts_for(where: Where) -> tuple[int, ...]:
 
 
 def first_study(name: str, where: Where, wishes: Wishes, repeats: int = 3) -> str:
-    """TOML with a comment on each line that its author may want to change."""
+    """The study as TOML, with comments on the lines that its author may want to change."""
     data = wishes.data or ("synthetic" if where.gpus else "digits")
     pixels = data in _OF_PIXELS
     small = wishes.model is None and not where.gpus

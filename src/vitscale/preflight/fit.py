@@ -1,4 +1,4 @@
-"""Latency and bandwidth of collectives, fitted to what was measured; and bus bandwidth by nccl-tests' convention."""
+"""Latency and bandwidth of collectives, fitted to measurements, with bus bandwidth by nccl-tests' convention."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from vitscale.store import checks
 
 _LARGE = 16
-"""Bandwidth is fitted to sizes from the largest down to this part of it: smaller messages may pass on a burst, in a
+"""Bandwidth is fitted to sizes from the largest down to a 16th of it: smaller messages may go in a burst, through a
 cache or by another protocol."""
 
 
@@ -25,10 +25,10 @@ class Point:
 def points(
     ranks: Sequence[checks.CheckedRank], group: checks.Group, operation: checks.Operation
 ) -> tuple[int, list[Point]]:
-    """(ranks in the group, its points by rising size): the slowest rank of each repeat, the median over repeats.
+    """(ranks in the group, its points by rising size); a point's time is the slowest rank's, median over repeats.
 
-    Inside nodes every host has a group of its own, and along an axis of ranks that share a model there are several: the
-    slowest group counts, at the sizes that all of them came to.
+    There may be several groups: one on each host inside nodes, or several along an axis of ranks that share a model.
+    Then the slowest group counts, at the sizes that all groups measured.
     """
     by_size: dict[tuple[int, int], list[checks.CollectiveLine]] = {}
     for rank in ranks:
@@ -53,9 +53,9 @@ def points(
 def fit(measured: Sequence[Point]) -> tuple[float, float] | None:
     """(latency in seconds, bandwidth in bytes per second) of `seconds = latency + bus_bytes / bandwidth`.
 
-    Least squares of relative residuals, neither figure negative: first both on the large sizes, of which the bandwidth
-    is kept; then the latency on all others, where relative residuals make the smallest sizes count. None: fewer than
-    two sizes, or times that do not grow with the size.
+    Least squares of relative residuals, with neither figure negative. First both are fitted to the large sizes, and the
+    bandwidth is kept. Then the latency is fitted to all other sizes, where relative residuals make the smallest count.
+    None: fewer than two sizes, or times that do not grow with the size.
     """
     if len(measured) < 2:
         return None
@@ -76,7 +76,7 @@ def fit(measured: Sequence[Point]) -> tuple[float, float] | None:
 
 def _non_negative(measured: Sequence[Point]) -> tuple[float, float]:
     """(a, b) >= 0 that minimise the sum of ((a + b x - t) / t)^2."""
-    import numpy as np  # a `vitscale run`, which fits nothing, need not wait for these
+    import numpy as np  # here: `vitscale run`, which fits nothing, need not wait for these
     from scipy.optimize import nnls
 
     rows = np.array([(1 / point.seconds, point.bus_bytes / point.seconds) for point in measured])
@@ -90,12 +90,12 @@ def _of_the_fastest(measured: Sequence[Point]) -> tuple[float, float] | None:
 
 
 def fits(ranks: Sequence[checks.CheckedRank]) -> tuple[checks.CollectiveFit, ...]:
-    """What was fitted to each operation in each group that was swept."""
+    """The fit of each operation in each group that was swept."""
     done = []
     for group in checks.GROUPS:
         for operation in checks.OPERATIONS:
             count, measured = points(ranks, group, operation)
-            # Of one size, or of a stream of messages, no latency can be told from the rest.
+            # One size, or a stream of messages, does not tell latency apart from the rest.
             known = operation != "rdma" and len(measured) != 1
             fitted = fit(measured) if known else _of_the_fastest(measured)
             if fitted is None:

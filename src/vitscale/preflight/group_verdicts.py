@@ -1,4 +1,4 @@
-"""Ranks that share the study's model: does a group of them lie on one host, and is one slower than the others?"""
+"""Groups of ranks that share the study's model: does each lie on one host, and is one slower than the others?"""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from vitscale.present.units import counted, listed, seconds, size
 from vitscale.store.checks import CheckRecord, Operation, SplitGroup
 
 _SLOW = 1.5
-"""Times the median of the others, from which on a group is slow."""
+"""A group that takes this many times the median of the others is slow."""
 _IN_EVERY_BLOCK: tuple[SplitGroup, ...] = ("tensor", "sequence")
-"""Whose ranks exchange there."""
+"""Groups whose ranks exchange in every block of the model."""
 
 
 def slow_groups(record: CheckRecord) -> Iterable[Finding]:
-    """Groups whose exchange takes much longer than that of the others along their axis, at the largest common size."""
+    """Groups whose exchange takes much longer than others' along the same axis, at the largest common size."""
     by_rank = {rank.rank: rank for rank in record.ranks}
     for name, operations in record.request.exchanges.items():
         told = set[tuple[int, ...]]()
@@ -43,7 +43,7 @@ def slow_groups(record: CheckRecord) -> Iterable[Finding]:
 def _group_seconds(
     record: CheckRecord, name: SplitGroup, operation: Operation
 ) -> tuple[int, dict[tuple[int, ...], float]]:
-    """(size in bytes, ranks of a group -> seconds of one call): of its slowest rank, in its best repeat."""
+    """(size in bytes, ranks of a group -> seconds of one call, of the slowest rank in the best repeat)."""
     lines = {
         (rank.rank, line.size_bytes): line.seconds
         for rank in record.ranks
@@ -62,7 +62,7 @@ def _group_seconds(
 
 
 def groups_across_hosts(record: CheckRecord) -> Iterable[Finding]:
-    """Groups that exchange in every block of the model, and do so between hosts."""
+    """Groups that exchange between hosts in every block of the model."""
     host = {rank.rank: host_of(rank) for rank in record.ranks}
     each = record.request.world.ranks_per_node
     for name in _IN_EVERY_BLOCK:
@@ -85,7 +85,7 @@ def groups_across_hosts(record: CheckRecord) -> Iterable[Finding]:
 
 
 def no_groups(record: CheckRecord) -> Iterable[Finding]:
-    """A check on ranks of which the study cannot make groups, so that their exchanges are not measured."""
+    """A check on a number of ranks that cannot be divided into the study's groups, whose exchanges go unmeasured."""
     trial, ranks = record.request.trial, record.request.world.size
     if trial is not None and (shared := trial.parallel.ranks_per_model) > 1 and ranks % shared:
         yield note(
@@ -97,5 +97,5 @@ def no_groups(record: CheckRecord) -> Iterable[Finding]:
 
 
 def _joined(ranks: Iterable[int]) -> str:
-    """ "2+3", as where a rank is lost."""
+    """Ranks of a group as "2+3", as in messages on lost ranks."""
     return "+".join(map(str, ranks))

@@ -1,4 +1,4 @@
-"""Are the hosts alike, and have they cores enough for what runs on them?
+"""Are the hosts alike, and do they have enough cores for what runs on them?
 
 Does the loader keep up with the model, and is the disk fit to hold the results?
 """
@@ -14,11 +14,11 @@ from vitscale.present.units import listed, number, seconds, size
 from vitscale.store.checks import CheckedRank, CheckRecord
 
 _NEAR = 1.05
-"""A quota is no number of cores; so much more may be asked of it."""
+"""Cores used may exceed those available by this factor, for a quota need not be a whole number of cores."""
 
 
 def versions_differ(record: CheckRecord) -> Iterable[Finding]:
-    """Libraries of another version on some hosts."""
+    """Libraries whose versions differ between hosts."""
     by_library: dict[str, dict[str, list[CheckedRank]]] = {}
     for rank in record.ranks:
         if rank.facts is not None:
@@ -39,7 +39,7 @@ def versions_differ(record: CheckRecord) -> Iterable[Finding]:
 
 
 def drivers_differ(record: CheckRecord) -> Iterable[Finding]:
-    """GPU drivers of other versions on some hosts."""
+    """GPU drivers whose versions differ between hosts."""
     by_driver: dict[str, list[CheckedRank]] = {}
     for rank in record.ranks:
         if rank.facts is not None and rank.facts.environment.device.driver is not None:
@@ -54,7 +54,7 @@ def drivers_differ(record: CheckRecord) -> Iterable[Finding]:
 
 
 def too_few_cores(record: CheckRecord) -> Iterable[Finding]:
-    """More threads on a host than it has cores, or than its quota grants; loader threads counted apart."""
+    """Hosts with more threads than cores, or than their quota grants; told separately for loader threads."""
     threads = record.request.world.threads_per_rank
     workers = record.request.trial.data.workers if record.request.trial is not None else 0
     crowded: dict[str, str] = {}
@@ -92,7 +92,7 @@ def too_few_cores(record: CheckRecord) -> Iterable[Finding]:
 
 
 _USUAL_SHARE = 0.3
-"""Of the matrix-multiply rate that training reaches at least, as a rule: below it a loader is too slow for certain."""
+"""Share of the matrix-multiply rate that training usually reaches at least; a slower loader is certainly too slow."""
 _LITTLE_ROOM = 1 << 30
 _NO_ROOM = 64 << 20
 _SLOW_RECORD_SECONDS = 0.1
@@ -118,7 +118,7 @@ def slow_loader(record: CheckRecord) -> Iterable[Finding]:
 
 
 def full_disk(record: CheckRecord) -> Iterable[Finding]:
-    """Little room, or none."""
+    """A disk with little room, or none."""
     free = [rank.disk.free_bytes for rank in record.ranks if rank.disk is not None]
     if free and min(free) < _LITTLE_ROOM:
         yield finding(
@@ -129,7 +129,7 @@ def full_disk(record: CheckRecord) -> Iterable[Finding]:
 
 
 def slow_disk(record: CheckRecord) -> Iterable[Finding]:
-    """Records that take long to be safe."""
+    """A disk on which records take long to be safe."""
     times = [statistics.median(rank.disk.record_seconds) for rank in record.ranks if rank.disk is not None]
     if times and max(times) > _SLOW_RECORD_SECONDS:
         yield note(
@@ -140,7 +140,7 @@ def slow_disk(record: CheckRecord) -> Iterable[Finding]:
 
 
 def unshared_folder(record: CheckRecord) -> Iterable[Finding]:
-    """Hosts that do not see what another writes, or see it late."""
+    """Hosts that do not see what another host writes, or see it late."""
     blind = [r for r in record.ranks if r.disk and r.disk.seen_seconds is None and "not seen" in r.disk.seen_reason]
     if blind:
         yield error(

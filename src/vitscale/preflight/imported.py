@@ -1,4 +1,4 @@
-"""A check of the network made of what others' tools measured (`importers.links`): `predict` uses it as any other."""
+"""A check of the network made from other tools' measurements (`importers.links`); `predict` uses it like any other."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _ALONE = World(ranks_per_node=1, threads_per_rank=1)
 def import_links(
     paths: Sequence[Path], log_format: LinkFormat, results: Path
 ) -> tuple[CheckRecord, Path, tuple[str, ...]]:
-    """(the check, its file in the results folder, what could not be used). All files together are one check.
+    """(the check, its file in the results folder, what could not be used); all files together make one check.
 
     Raises:
-        RequestError: a file lacks what nobody else can tell.
+        RequestError: a file lacks what only it can tell.
         StoreError: a file cannot be read, nothing in them can be used, or the folder cannot be written.
     """
     links, problems = _READERS[log_format](paths)
@@ -94,7 +94,7 @@ def _record(links: Sequence[MeasuredLink], log_format: LinkFormat) -> tuple[Chec
 
 
 def _world(link: MeasuredLink) -> World:
-    """The fullest host decides."""
+    """The world of a link's ranks; the host with most ranks decides on the ranks per node."""
     counts = Counter(link.hosts)
     most = max(counts.values())
     return world_of_hosts(len(link.hosts), most, 1)

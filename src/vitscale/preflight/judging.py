@@ -1,6 +1,6 @@
-"""What a check says: all findings, the most severe first, and what was measured, as a document and as data.
+"""What a check says: all findings, the most severe first, and what was measured, as a document and as JSON fields.
 
-The findings on pace are told again before a study runs on the same hosts.
+The findings on pace are shown again before a study runs on the same hosts.
 """
 
 from __future__ import annotations
@@ -46,21 +46,22 @@ RULES: tuple[Callable[[CheckRecord], Iterable[doc.Finding]], ...] = (
     pace_verdicts.unsteady,
     reach_verdicts.broken_lines,
 )
-"""The whole list; among findings of one severity its order is kept."""
+"""All rules; findings of the same severity keep this order."""
 
 
 def judged(record: CheckRecord) -> tuple[doc.Finding, ...]:
-    """What is to be said of a check."""
+    """All findings of a check, the most severe first."""
     return doc.most_severe_first([finding for rule in RULES for finding in rule(record)])
 
 
 def pace_warnings(plan: Plan, results: Path) -> list[str]:
-    """A line for each finding that ranks compute unlike: of the folder's newest check, else of the user's newest one of
-    these very hosts; none where there is no check, or all ranks are alike.
+    """A line for each finding that ranks compute at different paces; empty without a check, or where all are alike.
+
+    The check is the folder's newest one, else the user's newest one of exactly these hosts.
 
     Args:
         plan: the study; the hosts of its largest world count.
-        results: the folder given with -o, or what stands for it.
+        results: the folder given with -o, or its default.
     """
     largest = max((trial.world for trial in plan.record.trials.values()), key=lambda world: world.size)
     hosts = tuple(host.name for host in plan.scheduler.hosts(largest)) or (socket.gethostname(),)
@@ -77,7 +78,7 @@ _AT_ONCE_SECONDS = 0.02
 
 
 def check_fields(record: CheckRecord, findings: Sequence[doc.Finding], path: Path) -> dict[str, Any]:
-    """Everything as data, the raw values included."""
+    """The check and its findings as JSON fields, with the raw values."""
     speeds = rank_speeds(record)
     return {
         "stored": str(path),
@@ -89,7 +90,7 @@ def check_fields(record: CheckRecord, findings: Sequence[doc.Finding], path: Pat
 
 
 def check_document(record: CheckRecord, findings: Sequence[doc.Finding], path: Path) -> doc.Document:
-    """What is wrong, the most severe first, then what was measured."""
+    """A document with the findings, the most severe first, then what was measured."""
     tables = [_ranks(record)] if record.ranks else []
     if any(rank.collectives for rank in record.ranks):
         tables.append(_collectives(record))
@@ -106,7 +107,7 @@ def _heading(record: CheckRecord) -> str:
 
 
 def _ranks(record: CheckRecord) -> doc.Table:
-    """One line per rank. Memory is the device's; pace is that of the fixed compute over the fastest rank's."""
+    """A table with a row per rank. Memory is the device's; pace is the fixed compute's over the fastest rank's."""
     pace = rates(record.ranks)
     fastest = max(pace.values(), default=0.0)
     columns = [*map(doc.Column, ("rank", "cores", "memory", "matmul", "pace")), doc.Column("host", words=True)]
@@ -129,7 +130,7 @@ def _ranks(record: CheckRecord) -> doc.Table:
 
 
 def _cores(rank: CheckedRank, record: CheckRecord) -> str:
-    """What the rank's host has for each of its ranks: cores, or its quota where that is less."""
+    """Cores of the rank's host, or its quota where that is less, divided by the ranks there."""
     if rank.facts is None:
         return UNKNOWN
     quota = rank.facts.environment.cpu_quota_cores
@@ -139,7 +140,7 @@ def _cores(rank: CheckedRank, record: CheckRecord) -> str:
 
 
 def _collectives(record: CheckRecord) -> doc.Table:
-    """One line per group and operation. A latency that the fit takes for 0 is below what was measured: unknown."""
+    """A table with a row per group and operation. A fitted latency of 0 is too small to measure: shown as unknown."""
     columns = (
         doc.Column("collectives", words=True),
         doc.Column("operation", words=True),

@@ -11,9 +11,9 @@ from vitscale.present.units import listed, rate
 from vitscale.store.checks import CheckRecord, FactsLine, Interface
 
 _SLOWER = 0.5
-"""Another interface counts as faster from twice the speed on."""
+"""The interface taken is too slow if its speed is below this share of another's."""
 _LINK_SHARE = 0.5
-"""Of an interface's speed that all-reduce should reach across nodes."""
+"""Share of an interface's speed that all-reduce across nodes should reach."""
 
 
 def facts_by_host(record: CheckRecord) -> dict[str, FactsLine]:
@@ -150,13 +150,13 @@ def _unused_infiniband(hosts: Mapping[str, FactsLine], choices: Mapping[str, Cho
 
 
 def slow_link(record: CheckRecord) -> Iterable[Finding]:
-    """All-reduce across nodes, far below the speed of the interface it goes over."""
+    """All-reduce across nodes that is far below the speed of its interface."""
     hosts = facts_by_host(record)
     speeds = []
     for facts in hosts.values():
         choice = library_choice(facts)
         if facts.environment.backend == "nccl" and any(port.active for port in facts.infiniband):
-            return  # it goes over InfiniBand, whose speed is not that of a network interface
+            return  # NCCL uses InfiniBand, whose speed is not that of a network interface
         speeds += [nic.speed_mbit for nic in named(facts, choice.names) if nic.speed_mbit is not None]
     for fit in record.fits:
         if fit.group == "across nodes" and fit.operation == "all_reduce" and speeds:
@@ -173,7 +173,7 @@ def slow_link(record: CheckRecord) -> Iterable[Finding]:
 
 
 def _candidate(facts: FactsLine) -> str | None:
-    """The fastest interface that leads to other hosts, as far as that can be seen from here."""
+    """Name of the fastest interface that may lead to other hosts, as far as can be seen here."""
     usable = [
         nic
         for nic in facts.interfaces
@@ -183,33 +183,36 @@ def _candidate(facts: FactsLine) -> str | None:
 
 
 VIRTUAL = ("docker", "virbr", "br-", "cni", "flannel", "cali", "lxc", "lxd", "tun", "tap", "wg", "zt", "podman")
-"""Beginnings of names of interfaces that lead to containers, virtual machines and tunnels, not to other hosts."""
+"""Prefixes of interfaces that lead to containers, virtual machines and tunnels, not to other hosts."""
 _NCCL_LAST = ("docker", "lo", "virbr")
-"""What NCCL takes only where there is nothing else."""
+"""Prefixes of interfaces that NCCL takes only where there are no others."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a library takes on one host."""
+    """The network interfaces that a library takes on one host."""
 
     variable: str
-    """That would decide."""
+    """Name of the variable that sets them."""
     setting: str | None
-    """Its value; None where it is not set."""
+    """The variable's value; None where it is not set."""
     names: tuple[str, ...]
-    """Interfaces it takes; empty: the setting names none that is there."""
+    """Interfaces that the library takes; empty: the setting names none that exists."""
     address: str | None = None
-    """gloo without a setting: what the host's name resolves to."""
+    """For gloo without a setting: the address that the host's name resolves to."""
 
 
 def library_choice(facts: FactsLine) -> Choice:
-    """What the backend of this rank takes."""
+    """The interfaces that this rank's backend takes."""
     return nccl_choice(facts) if facts.environment.backend == "nccl" else gloo_choice(facts)
 
 
 def nccl_choice(facts: FactsLine) -> Choice:
-    """`NCCL_SOCKET_IFNAME` is a list of beginnings of names; `^` excludes, `=` wants names whole. Without it: `ib*`
-    first, then all but docker, lo and virbr, then these (NCCL user guide, environment variables; src/misc/socket.cc).
+    """The interfaces that NCCL takes.
+
+    `NCCL_SOCKET_IFNAME` is a list of name prefixes; `^` excludes them, and `=` makes them whole names. Without it NCCL
+    takes `ib*`, else all but docker, lo and virbr, else these (NCCL user guide, environment variables;
+    src/misc/socket.cc).
     """
     setting = facts.environment.settings.get("NCCL_SOCKET_IFNAME") or None
     usable = [nic for nic in facts.interfaces if nic.addresses and nic.up]
@@ -230,8 +233,10 @@ def nccl_choice(facts: FactsLine) -> Choice:
 
 
 def gloo_choice(facts: FactsLine) -> Choice:
-    """`GLOO_SOCKET_IFNAME` is a list of whole names. Without it: the address that the host's own name resolves to, and
-    the loopback address where that is none of its own (torch, `ProcessGroupGloo::createDefaultDevice`).
+    """The interfaces that gloo takes.
+
+    `GLOO_SOCKET_IFNAME` is a list of whole names. Without it gloo takes the address that the host's own name resolves
+    to, or loopback where that address is not the host's (torch, `ProcessGroupGloo::createDefaultDevice`).
     """
     setting = facts.environment.settings.get("GLOO_SOCKET_IFNAME") or None
     if setting is not None:
@@ -247,15 +252,15 @@ def gloo_choice(facts: FactsLine) -> Choice:
 
 
 def named(facts: FactsLine, names: Sequence[str]) -> list[Interface]:
-    """The interfaces of these names."""
+    """The interfaces with these names."""
     return [nic for nic in facts.interfaces if nic.name in names]
 
 
 def bare_addresses(nic: Interface) -> list[str]:
-    """Without their prefix lengths."""
+    """The interface's addresses without prefix lengths."""
     return [address.partition("/")[0] for address in nic.addresses]
 
 
 def is_loopback(address: str) -> bool:
-    """127.0.0.0/8, of which Debian gives 127.0.1.1 to a host's own name, and ::1."""
+    """Whether an address is ::1 or in 127.0.0.0/8, where Debian puts a host's own name (127.0.1.1)."""
     return address.startswith("127.") or address == "::1"

@@ -1,4 +1,4 @@
-"""Do all ranks compute at one pace; and if not, whose is the slow one, and why?"""
+"""Do all ranks compute at the same pace? If not, which are slow, and why?"""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _SLOW = 0.9
 """A rank below this share of the others' pace is slow."""
 _UNSTEADY = 0.15
 _THROTTLED = 0.01
+"""Share of the time above which throttling is told."""
 _TAKEN = "other processes take the rest"
-"""Share of the time, above which throttling is told."""
 _MOST_SPEEDS = 64
 
 
 def slow_ranks(record: CheckRecord) -> Iterable[Finding]:
-    """Ranks well below the pace of the others, in every repeat; those alike are told together."""
+    """Ranks well below the others' pace in every repeat; ranks alike share a finding."""
     pieces_per_second = rates(record.ranks)
     relative = against_others(pieces_per_second)
     alike: dict[tuple[str, str], list[CheckedRank]] = {}
@@ -29,8 +29,8 @@ def slow_ranks(record: CheckRecord) -> Iterable[Finding]:
         pace = relative.get(rank.rank)
         if pace is None or pace >= _SLOW or rank.compute is None:
             continue
-        # One repeat at the others' pace: it was disturbed in the other ones, which `unsteady` tells.
-        # Multiplied, for a pace can be so small that it is 0.
+        # A rank with one repeat at the others' pace was disturbed in its other repeats, which `unsteady` tells.
+        # Multiplied instead of divided, because a pace can be so small that it is 0.
         if max(rank.compute.pieces_per_second) * pace < pieces_per_second[rank.rank]:
             alike.setdefault((_device(rank), f"{pace:.2f}"), []).append(rank)
     multiplied = against_others({r.rank: r.matmul.flops_per_second for r in record.ranks if r.matmul is not None})
@@ -51,12 +51,12 @@ def slow_ranks(record: CheckRecord) -> Iterable[Finding]:
 
 
 def _why(rank: CheckedRank, record: CheckRecord, multiplied: Mapping[int, float]) -> str:
-    """Why the first of the slow ranks is slow, as far as it was measured."""
+    """Why a slow rank is slow, as far as was measured."""
     compute = rank.compute
     others = [each.compute.cpu_share for each in record.ranks if each.compute is not None and each.rank != rank.rank]
     most = max((share for share in others if share is not None), default=None)
     own_share = compute.cpu_share if compute is not None else None
-    # A quota that gives all ranks as much holds none of them back against the others.
+    # A quota that gives all ranks the same makes none slower than the others.
     lacks_cpu = own_share is None or most is None or own_share < _SLOW * most
     throttled_share = (compute.cpu_throttled_share or 0.0) if compute is not None else 0.0
     if throttled_share > _THROTTLED and rank.facts is not None and lacks_cpu:
@@ -84,7 +84,7 @@ def _share_advice(record: CheckRecord, slow: list[int]) -> str:
 
 
 def mixed_devices(record: CheckRecord) -> Iterable[Finding]:
-    """Ranks on unlike devices."""
+    """Ranks on different devices."""
     by_device: dict[str, list[CheckedRank]] = {}
     for rank in record.ranks:
         if rank.facts is not None:
@@ -100,7 +100,7 @@ def mixed_devices(record: CheckRecord) -> Iterable[Finding]:
 
 
 def throttled(record: CheckRecord) -> Iterable[Finding]:
-    """Clocks slowed by a GPU, and ranks held back by the CPU controller, while they computed."""
+    """GPUs that slowed their clocks, and ranks that a CPU quota held back, while they computed."""
     hot = {
         rank.rank: rank
         for rank in record.ranks
@@ -133,7 +133,7 @@ def throttled(record: CheckRecord) -> Iterable[Finding]:
 
 
 def power_limits(record: CheckRecord) -> Iterable[Finding]:
-    """GPUs whose power limit is below their default, or held their clocks while they computed."""
+    """GPUs whose power limit is below the default, or was reached while they computed."""
     limits: dict[str, list[CheckedRank]] = {}
     for rank in record.ranks:
         settings = rank.facts.environment.device.settings if rank.facts is not None else None
@@ -175,7 +175,7 @@ def unsteady(record: CheckRecord) -> Iterable[Finding]:
 
 
 def clocks_differ(record: CheckRecord) -> Iterable[Finding]:
-    """GPUs of one type at unlike clocks under the same work."""
+    """GPUs of one type at different clocks under the same work."""
     clocks: dict[str, dict[int, float]] = {}
     for rank in record.ranks:
         if rank.compute is not None and rank.compute.gpu is not None:
@@ -203,7 +203,7 @@ _DECIMALS = 2
 
 
 def rates(ranks: Sequence[CheckedRank]) -> dict[int, float]:
-    """Pieces of the fixed work per second, the median over repeats, of each rank that measured it; same work only."""
+    """Each rank's pieces of the fixed work per second, median over repeats; only ranks with the most common work."""
     told = {rank.rank: rank.compute for rank in ranks if rank.compute is not None}
     kinds = [line.work for line in told.values()]
     usual = max(kinds, key=kinds.count, default="")
@@ -215,11 +215,11 @@ def rates(ranks: Sequence[CheckedRank]) -> dict[int, float]:
 
 
 def against_others(pieces_per_second: Mapping[int, float]) -> dict[int, float]:
-    """Each rank's rate / the median rate of all other ranks; empty for one rank."""
+    """Each rank's rate over the median rate of all other ranks; empty for one rank."""
     if len(pieces_per_second) < 2:
         return {}
     ordered = sorted(pieces_per_second, key=lambda rank: pieces_per_second[rank])
-    middle = (len(ordered) - 2) / 2  # of the others, who are one fewer
+    middle = (len(ordered) - 2) / 2  # index of the median among the others, which are one fewer
     relative = {}
     for at, rank in enumerate(ordered):
         two = (floor(middle), ceil(middle))
@@ -229,7 +229,7 @@ def against_others(pieces_per_second: Mapping[int, float]) -> dict[int, float]:
 
 
 def rank_speeds(record: CheckRecord) -> tuple[float, ...] | None:
-    """For `train.rank_speeds`: each rank's rate / that of the fastest, in rank order; None where a rank is missing."""
+    """Values for `train.rank_speeds`: rates over the fastest rank's, in rank order; None where a rank is missing."""
     pieces_per_second = rates(record.ranks)
     if set(pieces_per_second) != set(range(record.request.world.size)):
         return None

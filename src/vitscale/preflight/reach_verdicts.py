@@ -1,6 +1,6 @@
-"""Is everybody there: hosts that answer, ranks that start and come to their end, stages that end in time?
+"""Do all hosts answer, do all ranks start and finish, and do stages end in time?
 
-Asks every host of a hostfile whether it is there, within a bounded time, by ssh as ranks are started on it.
+Asks every host of a hostfile whether it is there, within a bounded time, by ssh as when ranks are started on it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _MEETING: dict[Stage, str] = {
     "collectives": "training would hang or fail in its first step",
 }
 _SEVERITIES: dict[Stage, Severity] = {"matmul": "warning", "compute": "warning", "facts": "warning"}
-"""Of a stage that failed; an error where it is not here."""
+"""Severity of a failed stage; an error where the stage is not listed."""
 
 
 def unreachable_hosts(record: CheckRecord) -> Iterable[Finding]:
-    """Hosts that did not answer, and hosts that do not see the folder."""
+    """Hosts that did not answer, or do not see the results folder."""
     for host in record.hosts:
         if host.seconds is None:
             yield error(
@@ -53,7 +53,7 @@ def unreachable_hosts(record: CheckRecord) -> Iterable[Finding]:
 
 
 def missing_ranks(record: CheckRecord) -> Iterable[Finding]:
-    """Ranks that never told where they run, and ranks that did not come to their end."""
+    """Ranks that never told where they run, and ranks that did not finish."""
     there = {rank.rank: rank for rank in record.ranks}
     silent = [n for n in range(record.request.world.size) if n not in there or not (there[n].facts or there[n].stages)]
     if silent and record.ending != "not started":
@@ -82,7 +82,7 @@ def missing_ranks(record: CheckRecord) -> Iterable[Finding]:
 
 
 def rank_0_not_reached(record: CheckRecord) -> Iterable[Finding]:
-    """Ranks without a TCP connection to where ranks meet."""
+    """Ranks that cannot connect by TCP to the address where ranks meet."""
     cut_off = [rank for rank in record.ranks if rank.reach is not None and rank.reach.seconds is None]
     if cut_off and (reach := cut_off[0].reach) is not None:
         yield error(
@@ -96,7 +96,7 @@ def rank_0_not_reached(record: CheckRecord) -> Iterable[Finding]:
 
 
 def failed_stages(record: CheckRecord) -> Iterable[Finding]:
-    """Stages that some ranks did not do, each told once, with the ranks that hung before those that failed."""
+    """Stages that some ranks did not finish, one finding each; ranks that hung are named before those that failed."""
     for stage in STAGES:
         ends = [(rank, line) for rank in record.ranks for line in rank.stages if line.name == stage]
         late = [rank for rank, line in ends if line.ending == "timeout"]
@@ -142,7 +142,7 @@ Answer = TypeVar("Answer")
 
 
 def ask(hosts: Sequence[Host], file: Path) -> tuple[HostAnswer, ...]:
-    """What each host answers when it is asked to read `file`, in the order of `hosts`."""
+    """Each host's answer when asked to read `file`, in the order of `hosts`."""
     if not hosts:
         return ()
     with ThreadPoolExecutor(min(_AT_ONCE, len(hosts)), "vitscale-reach") as pool:
@@ -179,7 +179,7 @@ def _answer(name: str, file: Path) -> HostAnswer:
 
 
 def _resolved(name: str) -> str:
-    """The first address of a name; after an exclamation mark, why there is none."""
+    """The first address of a name; or "!" and why there is none."""
     try:
         return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
     except (OSError, UnicodeError) as error:

@@ -1,6 +1,6 @@
 """Runs a check: asks the hosts, starts ranks as for training, waits within limits, and reads what they left.
 
-What a check is to measure, and where: from a study, a hostfile, an allocation, or nothing but this machine.
+What a check measures, and where, comes from a study, a hostfile, an allocation, or this machine alone.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from vitscale.trial.parallel import RankLayout
 from vitscale.trial.trial import Device, Precision, Trial, World
 
 _NO_STUDY = 'name = "check"\n[model]\nname = "vit-b16"\n[data]\nname = "digits"\n'
-"""Stands in where no study is given: its model and data are not used."""
+"""Used where no study is given; its model and data are not used."""
 _SIZES = (*(1024 * 4**power for power in range(10)), 512 << 20)
 _QUICK_SIZES = _SIZES[:7]
 _MOST_RANKS_PER_NODE = 4096
@@ -53,32 +53,32 @@ _QUICK_LIMITS = _LIMITS | {"collectives": 90.0}
 
 @dataclass(frozen=True)
 class CheckTarget:
-    """The hosts that a check is about."""
+    """The hosts that are to be checked."""
 
     study: Study
     scheduler: Placement
     hosts: tuple[Host, ...]
-    """All of a hostfile; empty: this machine, or the allocation's own."""
+    """All hosts of a hostfile; empty: this machine, or the allocation's nodes."""
     nodes: int
     trial: Trial | None
-    """The largest of the study, of those the one whose model most ranks share; None without one."""
+    """The study's largest trial, and among several the one whose model most ranks share; None without a study."""
     dataset_fingerprint: str | None = None
 
     @property
     def launcher(self) -> str:
-        """What starts the ranks."""
+        """Name of the launcher that starts the ranks."""
         named = self.study.launch.launcher
         return self.scheduler.default_launcher if named == AUTO else named
 
     def without(self, gone: set[str]) -> CheckTarget:
-        """The same with these hosts left out of a hostfile."""
+        """The same target without these hosts of the hostfile."""
         left = tuple(host for host in self.hosts if host.name not in gone)
         scheduler = Hostfile(left, described(self.study.node))
         return CheckTarget(self.study, scheduler, left, len(left), self.trial, self.dataset_fingerprint)
 
 
 def check_target(path: Path | None, overlay: Overlay, overrides: Sequence[str] = ()) -> CheckTarget:
-    """Reads the study, if there is one, and finds the hosts and the study's images. Nothing is written.
+    """Reads the study, if there is one, and finds its hosts and images. Nothing is written.
 
     Raises:
         RequestError: study, site file, hostfile or data cannot be used; or this is a cluster's login node.
@@ -112,7 +112,7 @@ def request(target: CheckTarget, *, ranks_per_node: int | None, quick: bool) -> 
     """What every rank is to do.
 
     Raises:
-        RequestError: `ranks_per_node` is none.
+        RequestError: `ranks_per_node` is out of range.
     """
     if ranks_per_node is not None and not 1 <= ranks_per_node <= _MOST_RANKS_PER_NODE:
         raise RequestError(f"--ranks-per-node is {ranks_per_node}", valid=[f"1 to {_MOST_RANKS_PER_NODE:,}"])
@@ -147,8 +147,10 @@ def request(target: CheckTarget, *, ranks_per_node: int | None, quick: bool) -> 
 
 
 def exchanges(trial: Trial, ranks: int) -> dict[checks.SplitGroup, tuple[checks.Operation, ...]]:
-    """What so many ranks would exchange in groups to train a trial whose model they share, as `engines.splits` and
-    `engines.stages` do it; empty where they share none, or cannot."""
+    """Operations in each kind of group when this many ranks train a trial whose model they share.
+
+    They are those of `engines.splits` and `engines.stages`; empty where ranks share no model, or cannot.
+    """
     parallel = trial.parallel
     if parallel.ranks_per_model == 1 or ranks % parallel.ranks_per_model:
         return {}
@@ -165,8 +167,11 @@ def exchanges(trial: Trial, ranks: int) -> dict[checks.SplitGroup, tuple[checks.
 
 
 def _usual_ranks(target: CheckTarget, machine: Machine) -> int:
-    """A rank on each GPU. Without GPUs as many as the hostfile says; else one on each of several hosts, and two on a
-    lone one, so that there is something to exchange."""
+    """Ranks per host where nothing says how many: one on each GPU, within the hostfile's slots.
+
+    Without GPUs as many as the slots, else one on each of several hosts, and two on a single one, so that there is
+    something to exchange.
+    """
     slots = target.scheduler.slots()
     if machine.gpus:
         return min(len(machine.gpus), slots or len(machine.gpus))
@@ -178,7 +183,7 @@ def _count(text: str | None) -> int:
 
 
 _START_SECONDS = 180.0
-"""For ssh, and imports from a slow file server on many hosts at once."""
+"""Time for ssh, and for imports from a slow file server on many hosts at once."""
 _LOG_CHARACTERS = 4000
 _ANY_FOLDER = Path("/RESULTS/checks/CHECK")
 """Stands for a check's folder where only the form of a command matters."""
@@ -187,7 +192,7 @@ _STOPPED = {"hang": "no rank recorded anything for {limit:g} s", "timeout": "the
 
 
 class CheckInterrupted(VitscaleError):
-    """Ctrl-C: all ranks are ended, nothing is stored."""
+    """Ctrl-C: all ranks are ended, and nothing is stored."""
 
     exit_code = 130
 
@@ -195,13 +200,13 @@ class CheckInterrupted(VitscaleError):
 def run_check(
     target: CheckTarget, wanted: checks.CheckRequest, results: Path | None, say: Callable[[str], None]
 ) -> tuple[checks.CheckRecord, Path]:
-    """Measures, stores, and returns what was measured and where it is stored.
+    """Does a check; returns its record and the file where it is stored.
 
     Args:
         target: the hosts.
         wanted: what every rank is to do.
         results: the results folder; None: the user's own folder of checks.
-        say: takes a line for whoever waits.
+        say: called with a line for the user who waits.
 
     Raises:
         RequestError: the ranks cannot be started like this, or the study's images are damaged.
@@ -210,10 +215,10 @@ def run_check(
     """
     refuse_elsewhere(target.scheduler)
     if target.trial is not None:
-        # Decoded once and here: damage shows before anything starts.
+        # Decode the images once, here, so that damage shows before anything starts.
         sources.prepare(target.trial.data.model_copy(update={"fraction": 1.0}))
     launch = target.study.launch
-    # Refused, if at all, before anything is written.
+    # Any refusal comes before anything is written.
     launch_plan(target.scheduler, launch, target.launcher, wanted.world, _ANY_FOLDER, RANK_MODULE)
     started_unix_seconds = time.time()
     check_id = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime(started_unix_seconds))}-{secrets.token_hex(3)}"
@@ -268,7 +273,7 @@ def run_check(
 
 @dataclass(frozen=True)
 class _End:
-    """How the ranks' processes ended, and why where not all of them came to their end."""
+    """How the ranks' processes ended, and why where not all of them finished."""
 
     how: str
     reason: str = ""
@@ -295,7 +300,7 @@ def _measure(target: CheckTarget, wanted: checks.CheckRequest, folder: Path) -> 
     how = "ended" if ending.stopped is None else "stopped"
     if ending.stopped in _STOPPED:
         return _End(how, _STOPPED[ending.stopped].format(limit=ending.limit_seconds or 0.0))
-    # As of a run: launchers and heartbeats tell who was lost first, and how.
+    # As for a run, launchers and heartbeats tell which rank was lost first, and how.
     ranks = checks.read_checked_ranks(folder, wanted.world.size)
     outcome = outcome_of(Evidence(ending, ranks, wanted.world.size, folder))
     return _End(how, outcome.reason, outcome.rank)
@@ -308,12 +313,12 @@ def _whom(wanted: checks.CheckRequest) -> str:
 
 
 def loader_need(trial: Trial, ranks: Sequence[checks.CheckedRank], results: Path | None) -> checks.LoaderNeed | None:
-    """Images per second of one rank; None where neither a run nor the model's FLOPs tell."""
+    """Images per second that one rank needs; None where neither a run nor the model's FLOPs tell."""
     return (_of_a_run(trial, results) if results is not None else None) or _by_arithmetic(trial, ranks)
 
 
 def _of_a_run(trial: Trial, results: Path) -> checks.LoaderNeed | None:
-    """The fastest completed run of the same model, precision and micro-batch on the same kind of device."""
+    """The rate of the fastest completed run with the same model, precision, micro-batch and kind of device."""
     try:
         stored = store.load(results)
     except StoreError:

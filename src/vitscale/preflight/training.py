@@ -1,4 +1,4 @@
-"""`check --training`: a tiny run of each engine on the devices that are there, and what these prove."""
+"""`check --training`: a tiny run of each engine on the devices that are there, and what these runs prove."""
 
 from __future__ import annotations
 
@@ -38,12 +38,11 @@ _ENGINES: tuple[dict[str, Any], ...] = (
     {"engine": "deepspeed", "zero_stage": 2, "parallel.sequence": 2},
     {"engine": "ddp", "parallel.pipeline": 2, "parallel.schedule": "gpipe"},
 )
-"""Fields of [train], and by their dotted names of [parallel]; those of two ranks that share a model where ranks are
-even."""
+"""Fields of [train], and of [parallel] by dotted names. Those with two ranks per model need an even number of ranks."""
 _MOST_RANKS = 64
 _MEANING = f"In brackets: how far apart. {UNKNOWN}: cannot be told here (--verbose says why)."
 _IMAGES = 8
-"""Of a rank in a step."""
+"""Images per rank and step."""
 _STEPS, _EPOCHS = 40, 4
 _STUDY = """# A tiny run of each engine, made by vitscale check --training.
 name = "training-check"
@@ -91,16 +90,16 @@ _ADVICE = {
 def check_training(
     overlay: Overlay, ranks_per_node: int | None, results: Path | None, console: Console
 ) -> tuple[Path, tuple[Proof, ...], tuple[str, ...]]:
-    """Runs a tiny trial of each engine through the very path of `vitscale run`, and says what they prove.
+    """Runs a tiny trial of each engine exactly as `vitscale run` would, and says what the runs prove.
 
     Args:
-        overlay: of a site file and the command line.
-        ranks_per_node: None: as many as a hostfile says or there are GPUs; without either one, or two on a lone host.
+        overlay: values from a site file and the command line.
+        ranks_per_node: None: the hostfile's slots, else the number of GPUs; without either one, or two on a lone host.
         results: the folder for the runs; None: results/training-check-TIME.
         console: for progress.
 
     Returns:
-        The results folder, what is proved, and which engines are not there and why.
+        The results folder, the proofs, and which engines were left out and why.
 
     Raises:
         RequestError: the ranks cannot be started.
@@ -156,7 +155,7 @@ def _unavailable(fields: dict[str, Any], device: Device, ranks: int) -> str | No
 
 
 def _of_full_size(plan: Plan, size: int) -> Plan:
-    """One trial an engine: of all ranks, and the plain one on one rank, which the others' losses are held against."""
+    """The plan with one trial per engine on all ranks, and the plain one on one rank as reference for the losses."""
     kept = {
         identity: trial
         for identity, trial in plan.record.trials.items()
@@ -179,7 +178,7 @@ def _of_full_size(plan: Plan, size: int) -> Plan:
 
 
 def training_findings(proofs: Iterable[Proof]) -> tuple[doc.Finding, ...]:
-    """What does not hold, as findings."""
+    """Findings for the claims that fail."""
     return tuple(
         doc.Finding(
             f"{proof.subject}-unproved",
@@ -195,7 +194,7 @@ def training_findings(proofs: Iterable[Proof]) -> tuple[doc.Finding, ...]:
 def training_fields(
     results: Path, proofs: Sequence[Proof], missing: Sequence[str], findings: Sequence[doc.Finding]
 ) -> dict[str, Any]:
-    """All of it as data."""
+    """Proofs, engines left out and findings as JSON fields."""
     return {
         "training": {"results": str(results), "proofs": list(map(asdict, proofs)), "left_out": list(missing)},
         "verdicts": [finding_fields(finding) for finding in findings],
@@ -205,7 +204,7 @@ def training_fields(
 def training_document(
     results: Path, bundle: Path, proofs: Sequence[Proof], missing: Sequence[str], findings: Sequence[doc.Finding]
 ) -> doc.Document:
-    """What does not hold, then a row for each engine and a column for each claim."""
+    """A document with the claims that fail, then a table with a row for each engine and a column for each claim."""
     failed, held = len(failures(proofs)), sum(proof.status == "holds" for proof in proofs)
     untold = len(proofs) - failed - held
     heading = (

@@ -1,4 +1,4 @@
-"""What a few tiny runs prove of an engine on these devices, each with its figure: from records alone."""
+"""What a few tiny runs prove about an engine on these devices, from records alone; each claim with its figure."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from vitscale.store.results import Run
 
 Status = Literal["holds", "fails", "untold"]
 _BYTES_OFF = 64
-"""Of what an engine sends in a step beyond arithmetic: numbers that it pads to whole rows."""
+"""Bytes by which an engine's traffic in a step may differ from arithmetic: it pads numbers to whole rows."""
 _CLOCKS_APART, _EPOCH_SECONDS = 0.05, 0.02
-"""Of an epoch, or of a step, that its steps may lack or have too much; and seconds at the ends of an epoch."""
+"""Share of an epoch, or of a step, by which two clocks may differ; and seconds at an epoch's ends that do not count."""
 _SLOWED = 0.05
 _SCATTERS = 3.0
-"""Standard errors of the difference of two medians (1.253 of a mean's), beyond which it is none of chance."""
+"""Standard errors beyond which two medians do not differ by chance; a median's is 1.253 times a mean's."""
 _UNSTEADY = 0.1
-"""Of a step: with a larger standard deviation nothing is told of 5 %."""
+"""Largest standard deviation, as a share of a step, with which a difference of 5 % can be told."""
 _SETTLED = 4
-"""Steps from the beginning, in which engines lay out their buckets and learn their order."""
+"""First steps that are left out: in them engines lay out their buckets and learn their order."""
 _FEWEST = 5
-"""Timed steps on either side that are compared."""
+"""Fewest timed steps on either side for a comparison."""
 _NOT_SEEN = tuple(
     re.compile(re.sub(r"\\\{.*?\\\}", ".*", re.escape(text))) for text in (NO_KERNELS, LOST_KERNELS, NO_LAUNCH, NO_NCCL)
 )
@@ -39,20 +39,20 @@ _NOT_SEEN = tuple(
 
 @dataclass(frozen=True)
 class Proof:
-    """One claim of one run."""
+    """One claim about one run."""
 
     subject: Literal["placement", "losses", "traffic", "launches", "clocks", "profiling", "run"]
     engine: str
     status: Status
     message: str
-    """What was found, with its figure; of what is untold why."""
+    """What was found, with its figure; or why the claim is untold."""
     figure: float | None = None
     limit: float | None = None
-    """That the figure may not exceed."""
+    """Limit that the figure may not exceed."""
 
 
 def proofs(result: TrialResult) -> tuple[Proof, ...]:
-    """All that one trial's first completed run shows; that it did not complete, where none did."""
+    """All claims about a trial's first completed run; where none completed, the one claim that it did not."""
     name = ", ".join(filter(None, (engine_name(result.trial.train), split_name(result.trial.parallel))))
     if not result.records:
         why = result.reason or "it did not end"
@@ -69,7 +69,7 @@ def proofs(result: TrialResult) -> tuple[Proof, ...]:
 
 
 def _placement(name: str, run: Run) -> Proof:
-    """Each rank on a device of its own, of the type meant, with the threads meant, on cores that no other rank has."""
+    """Whether each rank has its own device of the right type, the right number of threads, and cores of its own."""
     trial = run.header.trial
     environments = {rank.rank: rank.start.environment for rank in run.ranks if rank.start is not None}
     wrong = list(_misplaced(environments, trial.world.threads_per_rank, trial.train.device))
@@ -111,8 +111,10 @@ def _losses(name: str, result: TrialResult) -> Proof:
 
 
 def _traffic(name: str, result: TrialResult) -> Proof:
-    """Bytes of each operation in an optimizer step, counted, against what the engine sends by arithmetic: among all
-    ranks, and in groups of ranks that share a model."""
+    """Whether the bytes counted for each operation in an optimizer step are those that arithmetic gives.
+
+    Operations among all ranks and in groups of ranks that share a model count separately.
+    """
     planned, told = messages(result.trial), result.traffic
     if result.trial.world.size == 1:
         return Proof("traffic", name, "untold", "one rank has nobody to send to")
@@ -126,7 +128,7 @@ def _traffic(name: str, result: TrialResult) -> Proof:
     for message in planned:
         operation, ranks = message.operation, sizes[message.group]
         if message.group == "tensor" and operation == "reduce_scatter" and told.backend == "gloo":
-            operation = "all_reduce"  # which DTensor asks for there
+            operation = "all_reduce"  # which DTensor uses with gloo
         if ranks > 1:
             sent_bytes = message.tensor_bytes * message.times(result.trial.train.grad_accum)
             expected[_among(operation, ranks, world)] += round(sent_bytes)
@@ -148,7 +150,7 @@ def _among(operation: str, ranks: int, world: int) -> str:
 
 
 def _launches(name: str, run: Run) -> Proof:
-    """Whether the profiler saw what each launch ran on the device, and each collective."""
+    """Whether the profiler saw the kernel of each launch, and each collective."""
     lines = [(rank.rank, line) for rank in run.ranks for line in rank.explained]
     if not lines:
         return Proof("launches", name, "untold", "no step was explained")
@@ -170,7 +172,7 @@ def _launches(name: str, run: Run) -> Proof:
 
 
 def _clocks(name: str, run: Run) -> Proof:
-    """Steps by the step clock against epochs by the wall clock, and against the same steps by the profiler's clock."""
+    """Whether steps by the step clock agree with epochs by the wall clock, and with steps by the profiler's clock."""
     apart: list[tuple[float, str]] = []
     for rank in run.ranks:
         by_epoch: dict[int, list[StepLine]] = {}
@@ -179,7 +181,7 @@ def _clocks(name: str, run: Run) -> Proof:
         for epoch in rank.epochs:
             own = by_epoch.get(epoch.epoch, [])
             if epoch.epoch == 0 or len(own) != epoch.steps or {line.window for line in own} != {"light"}:
-                continue  # pauses of the measurement are in the epoch's wall time
+                continue  # the epoch's wall time includes pauses for measurements
             off = abs(sum(line.seconds for line in own) - epoch.seconds)
             share = max(0.0, off - _EPOCH_SECONDS) / epoch.seconds if epoch.seconds > 0 else 0.0
             apart.append((share, f"epoch {epoch.epoch + 1} of rank {rank.rank} against the sum of its steps"))
@@ -196,12 +198,12 @@ def _clocks(name: str, run: Run) -> Proof:
 
 
 def _profiling(name: str, run: Run) -> Proof:
-    """Timed steps after the profiler has first run against those before; on a GPU there must be none after it."""
+    """Whether timed steps are as fast after the profiler first ran as before; on a GPU there must be none after it."""
     before, after = list[float](), list[float]()
     for rank in run.ranks[:1]:
         first = min((line.step for line in rank.steps if line.window == "explained"), default=None)
         begins = {min(line.step for line in rank.steps if line.epoch == epoch.epoch) for epoch in rank.epochs}
-        # Warm-up is marked, for a run's figures: here its later steps are what lies before the profiler.
+        # Warm-up steps do not count in a run's figures, but here their later part lies before the profiler.
         timed = [s for s in rank.steps if s.window == "light" and s.step >= _SETTLED and s.step not in begins]
         before += [line.seconds for line in timed if first is not None and line.step < first]
         after += [line.seconds for line in timed if first is not None and line.step > first]
@@ -223,11 +225,11 @@ def _profiling(name: str, run: Run) -> Proof:
 
 
 def _middle(values: Sequence[float]) -> tuple[float, float]:
-    """The median, and the standard deviation by the median of absolute deviations, which slow steps do not move."""
+    """The median, and a standard deviation from the median absolute deviation, which slow steps do not affect."""
     middle = statistics.median(values)
     return middle, 1.4826 * statistics.median([abs(value - middle) for value in values])
 
 
 def failures(proofs: Iterable[Proof]) -> list[Proof]:
-    """Those that do not hold."""
+    """The proofs of claims that fail."""
     return [proof for proof in proofs if proof.status == "fails"]

@@ -13,16 +13,18 @@ from vitscale.store.checks import CheckedRank
 def finding(
     severity: Severity, kind: str, message: str, advice: str, ranks: Sequence[int] = (), hosts: Sequence[str] = ()
 ) -> Finding:
-    """One finding of a check. An error: training will not start, or not end; a warning: it will be slower than it could
-    be, or its figures may mislead.
+    """One finding of a check.
+
+    An error means that training will not start, or not end; a warning that it will be slower than possible, or that its
+    figures may mislead.
 
     Args:
         severity: how much it matters.
         kind: a fixed name: host-unreachable, slow-rank, ...
-        message: what is there.
+        message: what was found.
         advice: what to do.
-        ranks: whom it is about; empty: hosts, or all.
-        hosts: likewise.
+        ranks: ranks that it concerns; empty: hosts, or all ranks.
+        hosts: hosts that it concerns.
     """
     return Finding(kind, severity, message, advice, About(ranks=tuple(ranks), hosts=tuple(hosts)))
 
@@ -31,7 +33,7 @@ error, warning, note = (partial(finding, severity) for severity in SEVERITIES)
 
 
 def host_of(rank: CheckedRank) -> str | None:
-    """What a rank's host calls itself."""
+    """The name that a rank's host gives itself; None where unknown."""
     return rank.facts.environment.host if rank.facts is not None else None
 
 
@@ -41,5 +43,5 @@ def hosts_of(ranks: Iterable[CheckedRank]) -> tuple[str, ...]:
 
 
 def ranks_named(ranks: Sequence[int]) -> str:
-    """ "rank 3", "ranks 1, 2 and 5"."""
+    """Ranks in words: "rank 3", "ranks 1, 2 and 5"."""
     return f"rank{'s' if len(ranks) != 1 else ''} {listed(ranks)}"

@@ -1,8 +1,8 @@
-"""A process's heartbeat, sent to the driver of its run: it ends when the driver is gone, and tells how far it has come.
+"""A process's heartbeat to its run's driver: tells how far the process is, and ends it when the driver is gone.
 
-Whatever started a process (ssh, pdsh, mpirun, srun), and whatever becomes of that, the connection says whether anybody
-still waits for its work: it ends at once where the driver's host closes it, and within `SILENCE_SECONDS` where a link
-or a host is gone. A driver that is only stopped (Ctrl-Z) keeps it open, for its kernel goes on to answer.
+The connection shows whether anybody still waits for the process's work, whatever started the process (ssh, pdsh,
+mpirun, srun). It breaks at once where the driver's host closes it, and within `SILENCE_SECONDS` where a link or a host
+is gone. A driver that is only stopped (Ctrl-Z) keeps it open, for its kernel goes on answering.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from dataclasses import dataclass
 from vitscale.processes.launch_file import LaunchFile
 
 SILENCE_SECONDS = 20.0
-"""A link that answers nothing for so long is taken for cut: by both of its ends."""
+"""A link that is silent for this long counts as cut, at both of its ends."""
 BEAT_SECONDS = 1.0
 LOST_DRIVER_EXIT_CODE = 79
 _CONNECT_SECONDS = 10.0
 STARTING, COMPILING = "start-up: ", "compiling "
-"""What a phase before the first step begins with; and, in its place, while something is compiled."""
+"""Prefixes of phases before the first step; the second one while something is compiled."""
 
 
 @dataclass
 class Progress:
-    """Where a rank is. Written by the training thread, read by the heartbeat's: each field is replaced whole."""
+    """Where a rank is. The training thread replaces each field whole; the heartbeat's thread reads them."""
 
     step: int = -1
     phase: str = "start-up"
 
 
 PROGRESS = Progress()
-"""Of this process: it is one rank."""
+"""Progress of this process, which is one rank."""
 
 
 def answers_within(connection: socket.socket, seconds: float) -> None:
-    """Lets the kernel end the connection where what was sent is not acknowledged for so long (RFC 5482)."""
+    """Lets the kernel end the connection where sent data stays unacknowledged for `seconds` (RFC 5482)."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -59,10 +59,10 @@ class Heartbeat:
         """Connects, and watches from a thread of its own.
 
         Args:
-            launch: of the run.
+            launch: the run's launch file.
             role: "rank 3", or "agent" for what starts ranks on a host.
-            progress: what to tell of with each beat.
-            dump_stacks: writes where each thread stands; called when the driver asks.
+            progress: progress to send with each beat.
+            dump_stacks: called when the driver asks; writes where each thread stands.
             lost: called when the driver is gone, before this process is ended.
 
         Raises:
@@ -84,9 +84,9 @@ class Heartbeat:
         self._thread.start()
 
     def close(self) -> None:
-        """Says that this process ends because its work is done or its reason recorded.
+        """Tells the driver that this process ends because its work is done or its reason is recorded.
 
-        Where the driver is gone already it does not return: the process is ended when `lost` has done its work.
+        Does not return where the driver is gone already: the process is ended after `lost` has returned.
         """
         if self._driver_gone:
             self._thread.join()
@@ -122,7 +122,7 @@ class Heartbeat:
     def _end(self) -> None:
         self._driver_gone = True
         try:
-            # What read it may be gone with the driver: a remote shell's other end.
+            # The reader of stderr, such as a remote shell's other end, may be gone with the driver.
             with contextlib.suppress(OSError, ValueError):
                 sys.stderr.write("vitscale: the driver of this run is gone, or its host cannot be reached: ending\n")
                 sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""The driver's end of the heartbeats: who is there, how far each rank has come, and who has fallen silent."""
+"""The driver's end of the heartbeats: which ranks are there, how far each has come, and which have fallen silent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ROLE = re.compile(r"rank (\d{1,6})")
 _PRINTABLE = re.compile(r"[\x20-\x7e]{0,253}")
 
 Loss = Literal["ended", "silent"]
-"""ended: its process is gone, as its host's kernel says. silent: its host answers nothing any more."""
+"""ended: the host's kernel says that the process is gone. silent: the host does not answer any more."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class RankStatus:
     step: int = -1
     phase: str = "start-up"
     ended_seconds: float | None = None
-    """`time.monotonic()` when it said that it ends, or was lost."""
+    """`time.monotonic()` when the rank said that it ends, or was lost."""
     lost: Loss | None = None
-    """How the connection broke without a word; None while it holds, or where the rank has left."""
+    """How the connection broke without a word; None while it holds, or where the rank said that it ends."""
 
 
 class HeartbeatServer:
-    """Hears the heartbeats of one run, and keeps the last status of each rank. Everything it hears is untrusted."""
+    """Receives the heartbeats of one run, and keeps each rank's last status. Everything received is untrusted."""
 
     def __init__(self, token: str, address: str) -> None:
         """Listens on `address` (all interfaces where it is empty) from a thread of its own.
@@ -69,7 +69,7 @@ class HeartbeatServer:
         self._thread.start()
 
     def statuses(self) -> Mapping[int, RankStatus]:
-        """The last status of each rank that has ever been heard."""
+        """The last status of each rank that has been heard."""
         with self._lock:
             return dict(self._statuses)
 
@@ -78,7 +78,7 @@ class HeartbeatServer:
         self._stacks_wanted = True
 
     def close(self) -> None:
-        """Lets go of every process that is still there; it ends."""
+        """Closes all connections, upon which every process that is still there ends."""
         self._closing = True
         self._thread.join()
         for connection in [*self._buffers]:
@@ -96,7 +96,7 @@ class HeartbeatServer:
                     self._hear(key.fileobj)
             now = time.monotonic()
             if self._stacks_wanted or now - last_beat > BEAT_SECONDS:
-                # What is sent to a host that is gone stays unanswered: that is how its loss shows here.
+                # Messages to a host that is gone stay unacknowledged, which is how its loss shows here.
                 message, self._stacks_wanted = (b"s" if self._stacks_wanted else b"\n"), False
                 for connection in [*self._buffers]:
                     self._tell(connection, message)
@@ -124,7 +124,7 @@ class HeartbeatServer:
             pass
         except OSError as error:
             if not _silent(error):
-                self._hear(connection)  # what it said before it left
+                self._hear(connection)  # read what it sent before it left
             self._broken(connection, error)
 
     def _hear(self, connection: socket.socket) -> None:
@@ -144,7 +144,7 @@ class HeartbeatServer:
             self._forget(connection)
 
     def _understood(self, connection: socket.socket, line: bytes) -> bool:
-        """Takes one message in; False where the other end is none of ours."""
+        """Takes in one message; False where the other end does not belong to this run."""
         try:
             message = json.loads(line)
         except (ValueError, RecursionError):
@@ -170,7 +170,7 @@ class HeartbeatServer:
         match = _ROLE.fullmatch(role)
         rank = int(match[1]) if match else None
         if rank is not None and rank in self._statuses:
-            return False  # a second process that takes itself for this rank: nothing is said of the first by its end
+            return False  # a second process with this rank's number: its end must tell nothing about the first
         del self._unknown_since[connection]
         self._ranks[connection] = rank
         if rank is not None:
@@ -198,8 +198,9 @@ class HeartbeatServer:
 
 
 def _connections_allowed() -> int:
-    """Half of the files that this process may have open: each rank is one. The limit, often 1,024, is raised first; not
-    to the highest possible, for launchers are known to close every number up to it.
+    """Most connections: half of the files that this process may have open.
+
+    The limit, often 1,024, is raised first, but not as far as possible: some launchers close every number up to it.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= soft < _FILES:
@@ -217,7 +218,7 @@ def _server(address: str) -> socket.socket:
 
 
 def _silent(error: OSError) -> bool:
-    """Whether nothing came back any more, rather than the word that the connection is closed."""
+    """Whether the host stopped answering, rather than closed the connection."""
     return not isinstance(error, ConnectionResetError | BrokenPipeError)
 
 

@@ -1,8 +1,8 @@
 """`python -m vitscale.processes.host_agent FOLDER -- ARGV...`: runs ARGV here as long as the run's driver lives.
 
-The driver starts what runs on other hosts through it. A remote shell leaves behind what it has started when its other
-end dies; this agent does not: with its heartbeat it ends every process of the run on this host, wherever in the process
-tree it has gone. And `python -m vitscale.processes.host_agent --end TOKEN` ends the run of that token here.
+The driver starts commands on other hosts through it. When its other end dies, a remote shell leaves behind what it has
+started. This agent does not: when its heartbeat breaks it ends every process of the run on this host, wherever in the
+process tree. `python -m vitscale.processes.host_agent --end TOKEN` ends the run with that token here.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _LOOK_SECONDS = 0.02
 def end_all(token: str, first: signal.Signals = signal.SIGTERM) -> None:
     """Ends every process that carries the token in its environment, by the signal `first`, then by SIGKILL.
 
-    Returns when all are gone. The caller is left out.
+    Returns when all are gone. The calling process is spared.
     """
     stop = first
-    # Two looks: one that is just being forked, or is changing into another program, can slip through the first.
+    # Two looks: a process that is just being forked, or is executing another program, can slip through the first.
     while left := carrying(token) or carrying(token):
         for process in left:
             try:
                 process.send_signal(stop)
-                # A stopped process (SIGSTOP) takes SIGTERM only once it goes on.
+                # A stopped process (SIGSTOP) handles SIGTERM only once it continues.
                 process.send_signal(signal.SIGCONT)
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
-        # Not psutil.wait_procs: it takes our child's exit code from us, and waits for zombies that nobody reaps.
+        # Not psutil.wait_procs: it would take our child's exit code, and wait for zombies that nobody reaps.
         end = time.monotonic() + _GRACE_SECONDS
         while any(map(_runs, left)) and time.monotonic() < end:
             time.sleep(_LOOK_SECONDS)
@@ -47,7 +47,7 @@ def end_all(token: str, first: signal.Signals = signal.SIGTERM) -> None:
 
 
 def carrying(token: str) -> list[psutil.Process]:
-    """The processes of this host that carry the token, but for the caller."""
+    """The processes of this host that carry the token, except the calling one."""
     carriers = []
     own = psutil.Process().pid
     for process in psutil.process_iter():
@@ -70,7 +70,7 @@ _USAGE = "usage: python -m vitscale.processes.host_agent FOLDER -- COMMAND... | 
 
 
 def main(arguments: list[str]) -> int:
-    """Does what the arguments say; returns the exit code."""
+    """Runs the agent or ends a run, as the arguments say; returns the exit code."""
     match arguments:
         case ["--end", token]:
             end_all(token)
@@ -96,7 +96,7 @@ def _keep(run_folder: Path, command: list[str]) -> int:
     tied = [sys.executable, "-m", "vitscale.processes.parent_death", str(os.getpid()), "--", *command]
     code = subprocess.call(tied, stdin=subprocess.DEVNULL, env=launch_file.completed_environment(launch))
     heartbeat.close()
-    # As a shell tells of a signal.
+    # As a shell reports a signal.
     return code if code >= 0 else 128 - code
 
 

@@ -1,9 +1,9 @@
 """launch.json in a run's folder: what every process of the run must know and no launcher can be trusted to pass on.
 
-Launchers hand variables from host to host through shells, each with its own list of those it lets through. Ranks
-read them from this file instead; a launcher needs to carry nothing but the rank's argv.
+Launchers pass variables from host to host through shells, each with its own list of names that it lets through. Ranks
+read them from this file instead, so that a launcher needs to pass only the rank's argv.
 
-Below it stand the variables by which each launcher tells a process which rank it is: the one table of outside names.
+The module also has the one table of the variables by which launchers tell a process which rank it is.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from vitscale.trial.facts import Spec
 
 NAME = "launch.json"
 TOKEN_VARIABLE = "VITSCALE_JOB"  # noqa: S105 - names processes, protects nothing
-"""In the environment of every process of a run, so that those that left the process tree are found and ended too."""
+"""Variable in every process of a run, so that processes that left the process tree are found and ended too."""
 
 
 class LaunchFile(Spec):
     """How one run was started."""
 
     token: str
-    """Of this run alone; also what a process must say to be heard by the driver."""
+    """Identifies this run; a process must send it to be heard by the driver."""
     commands: tuple[tuple[str, ...], ...]
     """What the driver started: one argv, or one for each host."""
     hosts: tuple[str, ...] = ()
     master_address: str | None = None
-    """Where rank 0 listens; null where the launcher says so itself, or there is one rank without a launcher."""
+    """Address where rank 0 listens; null where the launcher tells ranks itself, or one rank has no launcher."""
     master_port: int | None = None
     lifeline: str | None = None
     """ADDRESS:PORT of the driver: ranks end when it falls silent (`vitscale.processes.heartbeat`)."""
@@ -39,22 +39,22 @@ class LaunchFile(Spec):
     """Variables of every rank."""
     mpi_discovery: bool = False
     prepared_seconds: float | None = None
-    """What the driver waited before `started_ns` until the process that ranks are forked from had imported everything;
-    null where it was there already, or ranks are none of its forks."""
+    """Seconds before `started_ns` that the driver waited for the imports of the process that ranks are forked from;
+    null where these were done already, or ranks are no forks."""
     cold: str | None = None
     """Why ranks that could be forked from a prepared process were started anew."""
     driver_pid: int
     host_id: str
-    """Of the driver's host: its clock and its process id mean something there alone (`host_id`)."""
+    """`host_id` of the driver's host, the only one on which its clock and process id mean anything."""
     started_ns: int
-    """On the driver's monotonic clock."""
+    """Time of the start, on the driver's monotonic clock."""
 
 
 def read(run_folder: Path) -> LaunchFile | None:
     """The run's launch file; None where there is none (a rank started by hand).
 
     Raises:
-        ValueError: it is not what this version writes.
+        ValueError: this version does not write such a file.
     """
     try:
         return LaunchFile.model_validate_json((run_folder / NAME).read_text(encoding="utf-8"))
@@ -71,8 +71,9 @@ def boot_id() -> str:
 
 
 def host_id() -> str:
-    """Identifies this boot and which processes are seen from here: monotonic clocks and process ids may be compared
-    within it. Empty where unknown.
+    """Identifies this boot and this process's namespace of process ids. Empty where unknown.
+
+    Monotonic clocks and process ids may be compared where it is the same.
     """
     try:
         return f"{boot_id()} {Path('/proc/self/ns/pid').readlink()}"
@@ -81,19 +82,19 @@ def host_id() -> str:
 
 
 def completed_environment(launch: LaunchFile) -> dict[str, str]:
-    """This process's environment with what the file says put in."""
+    """This process's environment, with the launch file's variables and token."""
     return os.environ | launch.environment | {TOKEN_VARIABLE: launch.token}
 
 
 @dataclass(frozen=True)
 class RankVariables:
-    """The names that one family of launchers uses."""
+    """Names of the variables that one family of launchers uses."""
 
     rank: str
     world_size: str
     local_rank: str
     others: tuple[str, ...] = ()
-    """Further names that would mislead a process they were not meant for."""
+    """Further names that would mislead processes for which they are not meant."""
 
     def given(self, environment: Mapping[str, str]) -> bool:
         """Whether a launcher of this family has started the process."""
@@ -106,26 +107,26 @@ TORCH = RankVariables(
     "LOCAL_RANK",
     ("LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT", "CROSS_RANK", "CROSS_SIZE"),
 )
-"""torchrun and DeepSpeed's launcher."""
+"""Variables of torchrun and DeepSpeed's launcher."""
 OPEN_MPI = RankVariables(
     "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", ("OMPI_COMM_WORLD_LOCAL_SIZE",)
 )
 SLURM = RankVariables("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", ("SLURM_NODEID", "SLURM_STEP_ID"))
-"""srun."""
+"""Variables of srun."""
 
 FAMILIES = (TORCH, OPEN_MPI, SLURM)
-"""The innermost launcher first: torchrun may be started by srun, mpirun within a Slurm allocation."""
+"""Innermost launchers first: torchrun may be started by srun, and mpirun within a Slurm allocation."""
 
 ALL_NAMES = tuple(
     name for family in FAMILIES for name in (family.rank, family.world_size, family.local_rank, *family.others)
 )
-"""Left over from a launcher around the driver, they would make a rank join a world that is not its own."""
+"""All these names: if left over from a launcher around the driver, they would make a rank join another world."""
 
 RECORDER_RING = ("TORCH_FR_BUFFER_SIZE", "16384")
-"""The variable that tells torch's flight recorder how many entries to keep, of about 800 bytes each, taken as they come
-(torch 2.13). Two steps of ZeRO-3 that accumulates can exceed torch's own 2,000."""
+"""The variable for the number of entries in torch's flight recorder, and its value. Entries of about 800 bytes each
+are allocated as they come (torch 2.13). Two steps of ZeRO-3 that accumulate can exceed torch's default of 2,000."""
 
 LIBRARY_SETTINGS = (
     "NCCL_", "GLOO_", "OMP_", "MKL_", "KMP_", "CUDA_", "TORCH_", "PYTORCH_", "DS_", "NVIDIA_TF32_",
 )  # fmt: skip
-"""Beginnings of the names of variables that libraries read: handed to all ranks, and recorded with each run."""
+"""Prefixes of variables that libraries read: passed to all ranks, and recorded with each run."""

@@ -1,8 +1,8 @@
 """`python -m vitscale.processes.local_ranks N PORT MODULE FOLDER`: N ranks `python -m MODULE FOLDER` on this machine.
 
-What the launcher `local` stands for. When a rank fails the others are ended, and what each ended with is printed
-(`vitscale.runner.evidence` reads it). Asked to end, it asks its ranks. Its exit code is that of the rank that
-failed first, 128 + N where signal N ended that, as a shell has it.
+The launcher `local` runs it. When a rank fails the others are ended, and the exit codes of those that failed are
+printed (`vitscale.runner.evidence` reads them). A signal that asks it to end is passed on to its ranks. Its exit code
+is that of the rank that failed first, or 128 + N where signal N ended that rank, as in a shell.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from types import FrameType
 from vitscale.processes.launch_file import ALL_NAMES, TORCH
 
 _LAST_WORDS_SECONDS = 0.5
-"""What the others have to say why they end too, once a rank has failed."""
+"""Seconds that the other ranks have, once one has failed, to end and say why."""
 _GRACE_SECONDS = 5.0
 _LOOK_SECONDS = 0.01
 ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""Signals that are handed on to the ranks."""
+"""Signals that are passed on to the ranks."""
 
 StartRank = Callable[[list[str], Mapping[str, str]], int]
-"""Starts `python ARGUMENTS` with these variables and nothing else, and returns its process id."""
+"""Starts `python ARGUMENTS` with only these variables, and returns its process id."""
 
 
 def main(arguments: list[str], start_rank: StartRank | None = None) -> int:
     """Runs the ranks to their end; returns the exit code.
 
     Args:
-        arguments: N, PORT, MODULE and FOLDER: the ranks meet at PORT of this machine.
-        start_rank: how a rank is started; by default as a new process of this interpreter.
+        arguments: N, PORT, MODULE and FOLDER; the ranks meet at PORT of this machine.
+        start_rank: starts a rank; by default as a new process of this interpreter.
     """
     match arguments:
         case [ranks, port, module, folder] if ranks.isdecimal() and int(ranks) > 0 and port.isdecimal():
@@ -56,7 +56,7 @@ def main(arguments: list[str], start_rank: StartRank | None = None) -> int:
                 _tell(running, asked[0])
         codes = _ended(running)
     finally:
-        _tell(running, signal.SIGKILL)  # left by an exception: it did not come to the end of the ranks
+        _tell(running, signal.SIGKILL)  # ranks are left here only after an exception
         for number, handler in before.items():
             signal.signal(number, handler)
     failed = [(rank, code) for rank, code in codes if code]
@@ -71,7 +71,7 @@ def main(arguments: list[str], start_rank: StartRank | None = None) -> int:
 
 
 def _variables(rank: int, ranks: int, port: str) -> dict[str, str]:
-    """What a rank is told of its place. The only one meets nobody: without these it opens no port."""
+    """The variables that tell a rank its place. A single rank gets none, and so opens no port."""
     if ranks == 1:
         return {}
     numbers = {TORCH.rank: str(rank), TORCH.world_size: str(ranks), TORCH.local_rank: str(rank)}
@@ -83,7 +83,7 @@ def _new_process(arguments: list[str], variables: Mapping[str, str]) -> int:
 
 
 def _ended(running: dict[int, int]) -> list[tuple[int, int]]:
-    """Waits for all ranks; (rank, exit code; negative: the signal), in the order in which they ended."""
+    """Waits for all ranks; returns (rank, exit code, or minus a signal's number) in the order in which they ended."""
     codes: list[tuple[int, int]] = []
 
     def reap(options: int) -> bool:
@@ -92,7 +92,7 @@ def _ended(running: dict[int, int]) -> list[tuple[int, int]]:
             codes.append((running.pop(pid), os.waitstatus_to_exitcode(status)))
         return pid != 0
 
-    # Asleep until something ends: it must not take time from the ranks.
+    # Sleep until something ends: this process must not take time from the ranks.
     while running and not any(code for _, code in codes):
         reap(0)
     for number, seconds in ((None, _LAST_WORDS_SECONDS), (signal.SIGTERM, _GRACE_SECONDS), (signal.SIGKILL, None)):
@@ -112,7 +112,7 @@ def _ended(running: dict[int, int]) -> list[tuple[int, int]]:
 def _tell(running: Mapping[int, int], number: int) -> None:
     for pid in list(running):
         os.kill(pid, number)
-        # A stopped process (SIGSTOP) takes SIGTERM only once it goes on.
+        # A stopped process (SIGSTOP) handles SIGTERM only once it continues.
         os.kill(pid, signal.SIGCONT)
 
 

@@ -1,7 +1,7 @@
 """`python -m vitscale.processes.parent_death PID -- ARGV...`: becomes ARGV, which ends with its parent PID.
 
 The driver starts launchers through it, so that SIGKILL of the driver ends the launcher too, and with it the ranks
-(`vitscale.worker.rank_process.die_with_parent`). It imports nothing heavy: it stands before every launch.
+(`vitscale.worker.rank_process.die_with_parent`). It imports nothing heavy, for it runs before every launch.
 """
 
 import ctypes
@@ -13,10 +13,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent(parent: int) -> bool:
-    """Asks the kernel to end this process by SIGKILL when the thread that started it ends; no child inherits that.
+    """Asks the kernel to SIGKILL this process when the thread that started it ends; children do not inherit this.
 
     Returns:
-        Whether process `parent` is this one's parent still: where it died before the call, nobody sends the signal.
+        Whether `parent` is still this process's parent. If it died before the call, nobody sends the signal.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     return os.getppid() == parent

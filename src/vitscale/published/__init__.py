@@ -23,7 +23,7 @@ class Fact:
     """Different GPU types, by name."""
     layout: Layout
     dataset: str
-    """As vitscale names it: cifar10, cifar100."""
+    """The dataset's name in vitscale: cifar10, cifar100."""
     fraction: float
     """Share of the dataset's 50,000 training images."""
     micro_batch: int
@@ -32,14 +32,14 @@ class Fact:
     gpus: int
     runs: int
     epochs: int
-    """Of the run that has fewest."""
+    """Epochs of the shortest run."""
     epoch_seconds: float
-    """Of the slowest rank, median over a run's epochs, mean over runs."""
+    """Seconds per epoch of the slowest rank: median over a run's epochs, mean over runs."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where the facts come from."""
+    """The publication that the facts come from."""
 
     title: str
     arxiv: str
@@ -56,7 +56,7 @@ class Published:
 
     source: Source
     unlike_clusters: tuple[str, ...]
-    """Clusters whose hosts have GPUs of unlike kinds."""
+    """Clusters whose hosts have GPUs of different kinds."""
     facts: tuple[Fact, ...]
 
     def of(
@@ -68,14 +68,14 @@ class Published:
         weak: bool = False,
         cluster: str | None = None,
     ) -> tuple[Fact, ...]:
-        """Those of one workload, by GPU count; of weak scaling those whose data grow with the GPUs.
+        """The facts of one workload, by cluster, layout and number of GPUs.
 
         Args:
-            dataset: cifar10 or cifar100; of any other there is none.
+            dataset: cifar10 or cifar100; there are no facts for others.
             micro_batch: images per GPU.
             layout: all GPUs in one host, or one in each; None: either.
-            weak: a tenth of the images per GPU instead of all images.
-            cluster: None: any.
+            weak: weak scaling, with a tenth of the images per GPU, instead of all images.
+            cluster: name of a cluster; None: any.
         """
         facts = [
             fact

@@ -15,7 +15,7 @@ __all__ = ["Options", "Plan", "Report", "Task", "done_before", "plan", "run"]
 
 
 def __getattr__(name: str) -> Any:
-    """What runs a study, with progress and data behind it: a plan need not wait for its import."""
+    """Imports the driver only when it is used: a plan need not wait for its progress and data modules."""
     if name not in ("Options", "run"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from vitscale.runner import driver

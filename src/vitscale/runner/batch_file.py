@@ -1,6 +1,6 @@
-"""RESULTS/jobs/NAME.json: what one batch job is to do; in it the login node and the job meet.
+"""RESULTS/jobs/NAME.json: what one batch job is to do, shared by the login node and the job.
 
-Looks at batch jobs: one question for all of them, and the outcomes that ended ones have left out.
+Also looks at batch jobs: asks once for all of them, and writes the outcomes that ended ones have not written.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class BatchTask(Spec):
     trial_id: str
     repeat: int
     attempt: int
-    """Number of its first try in this job."""
+    """Number of its first attempt in this job."""
 
     @property
     def task(self) -> Task:
@@ -49,7 +49,7 @@ class JobFile(Spec):
 
     format: int = 1
     name: str
-    """Also Slurm's name of the job: by it a job is found whose number was not written down."""
+    """Also the job's name in Slurm, by which it is found where its number was not written down."""
     job_id: str | None = None
     """Slurm's number; null until sbatch has answered."""
     array: bool
@@ -61,10 +61,10 @@ class JobFile(Spec):
     scheduler: str = "slurm"
     """The batch system, by its name in the table of schedulers."""
     closed: bool = False
-    """Nothing more comes of it: all its runs have their outcome, or are others' to do. A job that starts now leaves."""
+    """Whether nothing more comes of it: its runs have outcomes, or others do them. A job that starts now leaves."""
 
     def context(self, record: StudyRecord, results: Path) -> RunContext:
-        """What its runs share."""
+        """The context that its runs share."""
         return RunContext(record, self.measure, self.launch, self.slurm, Path(self.study_folder), results)
 
     def submitter(self) -> Submitter:
@@ -72,6 +72,7 @@ class JobFile(Spec):
 
         Raises:
             RequestError: it is not installed any more.
+            StoreError: it takes no jobs.
         """
         scheduler = made(self.scheduler, self.launch, self.slurm, None, Path(self.study_folder) / "study.toml")
         if not isinstance(scheduler, Submitter):
@@ -79,13 +80,13 @@ class JobFile(Spec):
         return scheduler
 
     def write(self, results: Path) -> None:
-        """Replaces the file whole."""
+        """Replaces the job's file in one go."""
         folder = results / "jobs"
         folder.mkdir(exist_ok=True)
         write_whole(folder / f"{self.name}.json", self.model_dump_json(indent=1))
 
     def tasks_of(self, element: int | None) -> tuple[BatchTask, ...]:
-        """The runs of one element of an array; of a job (None) all."""
+        """The runs of one element of an array; all runs where `element` is None."""
         if element is None:
             return self.tasks
         return self.tasks[element : element + 1]
@@ -95,7 +96,7 @@ def read_job(results: Path, name: str) -> JobFile:
     """One job's file.
 
     Raises:
-        StoreError: there is none of that name, or it cannot be read.
+        StoreError: there is no such job, or its file cannot be read.
     """
     path = results / "jobs" / f"{name}.json"
     try:
@@ -108,7 +109,7 @@ def read_job(results: Path, name: str) -> JobFile:
 
 
 def open_jobs(results: Path) -> list[JobFile]:
-    """All jobs of which something may still come.
+    """All jobs that are not closed.
 
     Raises:
         StoreError: a file cannot be read.
@@ -122,12 +123,12 @@ class RunState:
     """How far a job has come with one of its runs."""
 
     folder: Path
-    """Of the try that counts; it does not exist where that has not begun."""
+    """Folder of the attempt that counts; it does not exist before that attempt has begun."""
     outcome: Outcome | None
 
 
 def run_state(results: Path, task: BatchTask, retries: int) -> RunState:
-    """Looks at a run's tries in this job, from its first on: each transient failure is followed by another one.
+    """The state of a run, from its attempts in this job: each transient failure is followed by another attempt.
 
     Raises:
         StoreError: an outcome cannot be read.
@@ -158,16 +159,18 @@ def waiting(results: Path, job: JobFile) -> set[Task]:
 def drivers_lock(
     results: Path, name: str, element: int | None, *, patience_seconds: float
 ) -> AbstractContextManager[TextIO | None]:
-    """The lock of the driver of a job, or of one element of an array: held while it lives, so that nobody settles its
-    runs beside it. None where it was not free within the time given."""
+    """The lock of the driver of a job, or of one element of an array; None where it was not free in time.
+
+    The driver holds it while it lives, so that nobody else settles its runs.
+    """
     part = "" if element is None else f"-{element}"
     return file_lock(results / "jobs" / f"{name}{part}.lock", patience_seconds)
 
 
 def write_missing_outcomes(context: RunContext, tasks: Iterable[BatchTask], cause: Cause) -> None:
-    """Gives each run without an outcome the cause for one: the run that was under way, and those that never began.
+    """Gives each run without an outcome one with this cause: the run that was under way and those that never began.
 
-    The next `vitscale run` does them again. Runs of trials that the study no longer has are passed over.
+    The next `vitscale run` does them again. Runs of trials that have left the study are passed over.
     """
     for task in tasks:
         state = run_state(context.results, task, context.measure.retries)
@@ -181,7 +184,7 @@ def write_missing_outcomes(context: RunContext, tasks: Iterable[BatchTask], caus
 
 
 def _outcome(folder: Path, cause: Cause) -> Outcome:
-    """Its time is that from the first to the last sign of life in the folder."""
+    """An outcome for a run's folder; its time is from the first to the last change in the folder."""
     touched = [path.stat().st_mtime for path in folder.iterdir()]
     began = min(touched, default=time.time())
     return Outcome(
@@ -203,12 +206,12 @@ _LAST_WORDS_SECONDS = 30.0
 
 Say = Callable[[str], None]
 States = Mapping[tuple[str, int | None], JobState]
-"""By a job's name and the element of its array."""
+"""States of jobs, by (name of the job, element of its array)."""
 Answer = TypeVar("Answer")
 
 
 def patiently(submitter: Submitter, question: Callable[[], Answer], say: Say) -> Answer:
-    """The batch system's answer, waited for where it is silent; says so once."""
+    """The batch system's answer; waits while it is silent, and says so once."""
     seconds, silent = FIRST_LOOK_SECONDS, False
     while True:
         try:
@@ -226,7 +229,7 @@ def patiently(submitter: Submitter, question: Callable[[], Answer], say: Say) ->
 
 
 def look(submitter: Submitter, results: Path, jobs: Sequence[JobFile]) -> States:
-    """What is known of these jobs. One that was forgotten is missing; that is believed on the second look."""
+    """What the batch system knows of these jobs; those that it has forgotten are missing, after a second look."""
     states = _states(submitter, jobs)
     if any(_forgotten(job, waiting(results, job), states) for job in jobs):
         time.sleep(_SECOND_LOOK_SECONDS)
@@ -235,7 +238,7 @@ def look(submitter: Submitter, results: Path, jobs: Sequence[JobFile]) -> States
 
 
 def settle_ended(submitter: Submitter, results: Path, job: JobFile, states: States) -> JobFile:
-    """Writes the outcomes that the ended parts of a job have left out; closes it where nothing more will come of it.
+    """Writes the outcomes that a job's ended parts have not written; closes it where nothing more will come.
 
     Raises:
         StoreError: the study cannot be read.
@@ -251,7 +254,7 @@ def settle_ended(submitter: Submitter, results: Path, job: JobFile, states: Stat
             live = live or bool(missing)
         elif missing:
             named = f"{job.job_id}_{element}" if element is not None else f"{job.job_id}"
-            # The driver of a job on a node that failed may still be at work on its own last words.
+            # The driver of a job on a node that failed may still be writing its own outcome.
             with drivers_lock(results, job.name, element, patience_seconds=_LAST_WORDS_SECONDS):
                 cause = submitter.cause(state.job_id if state is not None else named, _nodes(results, job, missing))
                 write_missing_outcomes(job.context(study, results), missing, cause)
@@ -259,14 +262,14 @@ def settle_ended(submitter: Submitter, results: Path, job: JobFile, states: Stat
 
 
 def close(results: Path, job: JobFile) -> JobFile:
-    """Marks the job as one of which nothing more comes."""
+    """Marks a job as one from which nothing more comes."""
     job = job.model_copy(update={"closed": True})
     job.write(results)
     return job
 
 
 def line_of(submitter: Submitter, job: JobFile, states: States) -> str:
-    """Where a job stands, as one line: "array 12: 2 running, 4 pending (Resources)"."""
+    """A job's state in one line: "array 12: 2 running, 4 pending (Resources)"."""
     counts = Counter[str]()
     for element in elements(job):
         if (state := states.get((job.name, element))) is not None:
@@ -278,7 +281,7 @@ def line_of(submitter: Submitter, job: JobFile, states: States) -> str:
 
 
 def elements(job: JobFile) -> Sequence[int | None]:
-    """The parts of a job that Slurm runs by themselves."""
+    """The parts of a job that Slurm runs separately."""
     return range(len(job.tasks)) if job.array else [None]
 
 

@@ -1,4 +1,4 @@
-"""Batch jobs from a login node: submitted, watched to their end, found again after a logout; each run is done once."""
+"""Batch jobs from a login node: submitted, watched to their end, found again after a logout. Each run is done once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vitscale.store.results import Outcome
 from vitscale.trial.trial import World
 
 _MOST_ELEMENTS = 1000
-"""Of one array: Slurm's MaxArraySize is 1001 unless a site sets it."""
+"""Elements of one array: Slurm's MaxArraySize is 1001 unless a site sets it."""
 
 
 class Detached(VitscaleError):
@@ -36,7 +36,7 @@ class Detached(VitscaleError):
 def submit_outstanding(
     plan: Plan, submitter: Submitter, results: Path, console: Console, unfit: Mapping[str, str], *, retry_failed: bool
 ) -> Report:
-    """Submits what is missing and has no live job, and waits for all of it. The caller holds the folder's lock.
+    """Submits all missing runs that have no live job, and waits for all. The caller holds the folder's lock.
 
     Raises:
         Detached: on Ctrl-C or a logout; the jobs go on.
@@ -70,10 +70,10 @@ def submit_outstanding(
 
 
 def refuse_live_jobs(results: Path) -> None:
-    """A driver that is no job must not write beside jobs that still run.
+    """Refuses to go on while jobs are live: a driver that is no job must not write beside them.
 
     Raises:
-        StoreError: there are some.
+        StoreError: there are live jobs.
     """
     if jobs := live_jobs(results):
         raise StoreError(
@@ -83,7 +83,7 @@ def refuse_live_jobs(results: Path) -> None:
 
 
 def script_for(context: RunContext, submitter: Submitter, tasks: Sequence[Task]) -> list[str]:
-    """The scripts that would be submitted, with zeros where each job has digits of its own; nothing is written.
+    """The scripts that would be submitted, with zeros for the digits in each job's name; nothing is written.
 
     Raises:
         RequestError: a value of the study cannot stand in a script.
@@ -93,7 +93,7 @@ def script_for(context: RunContext, submitter: Submitter, tasks: Sequence[Task])
 
 
 def live_jobs(results: Path) -> list[str]:
-    """Numbers of the jobs that may still write to `results`; all that are open where their batch system is silent."""
+    """Numbers of the jobs that may still write to `results`; all open ones where their batch system is silent."""
     live = []
     for _, group in groupby(
         sorted(batch_file.open_jobs(results), key=lambda job: job.scheduler), lambda job: job.scheduler
@@ -112,7 +112,7 @@ def live_jobs(results: Path) -> list[str]:
 
 
 def settle(submitter: Submitter, results: Path, say: batch_file.Say) -> None:
-    """Closes the jobs of earlier calls that have ended, and writes the outcomes that they left out. Live jobs stay.
+    """Closes the jobs of earlier calls that have ended, and writes outcomes that they have not. Live jobs stay open.
 
     Raises:
         Detached: on Ctrl-C.
@@ -126,11 +126,11 @@ def settle(submitter: Submitter, results: Path, say: batch_file.Say) -> None:
     for job in jobs:
         known = next((state for (name, _), state in states.items() if name == job.name), None)
         if job.job_id is None and known is not None:
-            # The call that submitted it ended before it could write the number down.
+            # The call that submitted the job ended before it could write down its number.
             job = job.model_copy(update={"job_id": known.array_id})
             job.write(results)
         if job.job_id is None:
-            # Never submitted, or long gone; should it start after all, it finds that it is closed.
+            # Never submitted, or long gone. If it starts after all, it finds itself closed.
             batch_file.close(results, job)
         else:
             batch_file.settle_ended(submitter, results, job, states)
@@ -143,14 +143,14 @@ def submit_and_watch(
     say: batch_file.Say,
     on_outcome: Callable[[Task, Outcome], None],
 ) -> None:
-    """Submits what no live job holds, and returns when every task has its outcome.
+    """Submits the runs that no live job holds, and returns when every task has its outcome.
 
     Args:
-        context: of the study.
-        submitter: takes the jobs.
+        context: what the study's runs share.
+        submitter: batch system that takes the jobs.
         tasks: the outstanding runs.
         say: prints one line for the user.
-        on_outcome: is told each run's outcome once, as it is seen.
+        on_outcome: called once with each run's outcome, when it is first seen.
 
     Raises:
         Detached: on Ctrl-C or a closed terminal; the jobs go on.
@@ -197,11 +197,11 @@ def _watch(
     on_outcome: Callable[[Task, Outcome], None],
     submit_more: Callable[[], None],
 ) -> None:
-    """Looks at all jobs at once, ever less often; what has come to its end leaves `jobs`, and makes room for more."""
+    """Looks at all jobs together, ever less often. Jobs that have ended leave `jobs`, and more may be submitted."""
     told: dict[str, str] = {}
     seconds = batch_file.FIRST_LOOK_SECONDS
     while jobs:
-        # States first: outcomes read after a job was seen to be over are all that will come.
+        # States first: once a job is over, the outcomes read afterwards are all that will come.
         states = batch_file.patiently(submitter, lambda: batch_file.look(submitter, results, jobs), say)
         for job in list(jobs):
             closed = batch_file.settle_ended(submitter, results, job, states).closed
@@ -221,7 +221,7 @@ def _watch(
 
 
 def _at_a_time(results: Path, job: batch_file.JobFile) -> int:
-    """How many of the job's runs may be at work together from now on."""
+    """How many of the job's runs may run at the same time from now on."""
     left = len(batch_file.waiting(results, job))
     return min(left, (job.measure.parallel_runs or left) if job.array else 1)
 
@@ -278,7 +278,7 @@ def asked_for(context: RunContext, job: batch_file.JobFile) -> BatchJob:
 def submitted(
     context: RunContext, submitter: Submitter, job: batch_file.JobFile, say: batch_file.Say
 ) -> batch_file.JobFile:
-    """Writes the job down before it is submitted, and its number after: a crash between never makes two jobs of it.
+    """Submits a job; its file is written before, and its number after, so that a crash between never makes two jobs.
 
     Raises:
         SchedulerError: the job is refused, and nothing of it is kept.
@@ -290,7 +290,7 @@ def submitted(
     write_whole(script, text)
 
     def job_id() -> str:
-        # An earlier answer may have been lost on its way: the job may be there.
+        # An earlier answer may have been lost: the job may already exist.
         known = [state.array_id for state in submitter.states([job.name])]
         return known[0] if known else submitter.submit(script)
 

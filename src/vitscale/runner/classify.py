@@ -1,4 +1,4 @@
-"""How a run ended: its one outcome, with the true reason."""
+"""How a run ended: its single outcome, with the true reason."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from vitscale.store.records import ErrorLine
 from vitscale.store.results import Outcome
 
 _DETAIL_CHARACTERS = 16_000
-# How the end of a rank begins; an exception, SIGTERM and SIGABRT may also follow from the end of another.
+# Signals that begin a failure; an exception, SIGTERM and SIGABRT may also follow from another rank's end.
 _FIRST_CAUSES = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
-# What may be gone when a run is tried again: the words of the kernel for it, in whichever library's message.
+# Failures that may have passed when a run is tried again, in the kernel's words, whichever library quotes them.
 _PASSING = re.compile(
     r"address already in use|EADDRINUSE|no route to host|host is unreachable|name resolution|connection timed out"
-    # Of srun, while Slurm's controller is restarted.
+    # What srun says while Slurm's controller is restarted.
     r"|unable to contact slurm controller|unable to create step|socket timed out on send/recv",
     re.IGNORECASE,
 )
 _NOT_SHARED = re.compile(r"\S{1,400} is not seen on this host: is the results folder shared by all hosts\?")
 """What ranks and host agents say (`vitscale.worker`, `vitscale.processes.host_agent`)."""
-# What a host agent or a rank says that cannot begin: it cannot reach the driver, does not see the folder.
+# What a host agent or a rank that cannot begin says: it cannot reach the driver, or does not see the folder.
 _OWN_WORDS = re.compile(r"^vitscale: ([^\n]{1,300})", re.MULTILINE)
 _FULL_BYTES = 64 * 1024
 _AT_ONCE_SECONDS = 1.0
-"""What a launcher ends because one rank has failed is gone within a fraction of this."""
+"""Ranks that a launcher ends because another has failed are gone within a fraction of this time."""
 
 
 def outcome_of(evidence: Evidence) -> Outcome:
-    """The outcome of one run: what the first of `JUDGES` says that can tell.
+    """The outcome of one run: the verdict of the first of `JUDGES` that can tell.
 
-    A rank that was killed, or that left early, has said nothing, and what the others then record (a lost connection)
-    follows from that: the heartbeats, the launcher's own report of exit codes and the kernel's OOM counter are asked
-    first. Otherwise the exception that a rank recorded first is the cause.
+    A rank that was killed, or that left early, has recorded nothing, and what the others then record (a lost
+    connection) only follows from that. So heartbeats, the launcher's report of exit codes and the kernel's OOM counter
+    are asked first. Otherwise the exception that a rank recorded first is the cause.
     """
     ending = evidence.ending
     verdict = Verdict("completed", "")
@@ -60,12 +60,12 @@ def outcome_of(evidence: Evidence) -> Outcome:
 
 
 def _host_gone(evidence: Evidence) -> Verdict | None:
-    """A host that answered at the start and does not at the end, unless a rank had a cause of its own to record."""
+    """A host that answered at the start and not at the end, unless a rank recorded a cause of its own."""
     ending = evidence.ending
     if not ending.unreached or any(map(own_cause, evidence.ranks)) or ending.stopped == "timeout":
         return None
     host = ending.unreached[0]
-    # Hosts call themselves by a short name, where a hostfile may have the long one.
+    # Hosts call themselves by a short name; a hostfile may have the long one.
     there = [rank for rank, its in sorted(ending.statuses.items()) if its.host.split(".")[0] == host.split(".")[0]]
     return _silent_host(host, there, evidence) if there else None
 
@@ -77,7 +77,7 @@ def _silent_host(host: str, there: Sequence[int], evidence: Evidence) -> Verdict
 
 
 def _launcher_gone(evidence: Evidence) -> Verdict | None:
-    """Something has ended the launcher itself, and its ranks with it. Of one rank it may be the rank that ended so."""
+    """A launcher that a signal ended, and its ranks with it; not told of one rank, which may have ended that way."""
     code = evidence.ending.exit_code
     if evidence.ending.stopped is not None or evidence.world_size == 1 or code is None or code >= 0:
         return None
@@ -85,7 +85,7 @@ def _launcher_gone(evidence: Evidence) -> Verdict | None:
 
 
 def _lost_rank(evidence: Evidence) -> Verdict | None:
-    """The rank whose heartbeat broke off first without a word, before any other had a cause of its own to record."""
+    """The rank whose heartbeat first broke off without a word, before any other rank recorded a cause of its own."""
     statuses = evidence.ending.statuses
     if evidence.ending.stopped in ("hang", "timeout"):
         return None
@@ -99,7 +99,7 @@ def _lost_rank(evidence: Evidence) -> Verdict | None:
         return None
     codes = dict(reversed(evidence.codes))
     when, rank = lost[0]
-    # Of those that were heard of at once the one that no launcher has ended: a busy driver hears late, in any order.
+    # Among ranks lost at about the same time, the one that no launcher ended: a busy driver hears late, in any order.
     at_once = [rank for heard, rank in lost if heard - when < _AT_ONCE_SECONDS]
     rank = next((each for each in at_once if -codes.get(each, 0) in _FIRST_CAUSES), rank)
     code = codes.get(rank)
@@ -121,14 +121,14 @@ def _lost_rank(evidence: Evidence) -> Verdict | None:
 
 
 def _silent_rank(evidence: Evidence) -> Verdict | None:
-    """A rank that ended without a word, by a signal that neither driver nor torchrun sent or by leaving early."""
+    """A rank that ended without a word: by a signal that neither driver nor torchrun sent, or by leaving early."""
     if evidence.ending.stopped in ("hang", "timeout") or evidence.reports.launcher_killed:
         return None
     for rank, code in evidence.codes:
         if -code in _FIRST_CAUSES and rank not in evidence.told:
             return _by_signal(rank, -code, evidence)
     if evidence.reports.whole:
-        # torchrun lists every rank that failed and every one that it then ended: the others left by themselves.
+        # torchrun lists every rank that failed or that it then ended: the others left by themselves.
         for rank in sorted(set(range(evidence.world_size)) - evidence.told - {rank for rank, _ in evidence.codes}):
             reason = f"rank {rank} ended with exit code 0 before its work was done"
             return Verdict("failed", reason, rank, evidence.tail)
@@ -142,9 +142,9 @@ def _by_signal(rank: int, number: int, evidence: Evidence) -> Verdict:
 
 
 def _first_error(evidence: Evidence) -> Verdict | None:
-    """The exception recorded first; a lost connection comes last, for it follows from another rank's end.
+    """The exception recorded first; lost connections come last, for they follow from another rank's end.
 
-    First as the driver heard of it where it did: the clocks of hosts differ, and are set.
+    The order is that in which the driver heard of the ranks' ends, where it did: hosts' clocks differ, and get set.
     """
     statuses = evidence.ending.statuses
     errors = [
@@ -174,7 +174,7 @@ def _first_error(evidence: Evidence) -> Verdict | None:
 
 
 def _ended_from_here(evidence: Evidence, rank: int) -> bool:
-    """Whether a rank was still there when the driver ended the run: what it then raised follows from that."""
+    """Whether a rank was alive when the driver ended the run: what it then raised follows from that."""
     status = evidence.ending.statuses.get(rank)
     return evidence.ending.stopped is not None and status is not None and status.ended_seconds is None
 
@@ -189,7 +189,7 @@ def _unreached(evidence: Evidence) -> Verdict | None:
 
 
 def _stopped(evidence: Evidence) -> Verdict | None:
-    """A run that the driver ended: its time was over, or it hung."""
+    """A run that the driver ended because its time was over or it hung."""
     ending = evidence.ending
     if ending.stopped == "timeout":
         reason = f"not finished after {ending.limit_seconds:g} s (measure.timeout_seconds)"
@@ -197,7 +197,7 @@ def _stopped(evidence: Evidence) -> Verdict | None:
     if ending.stopped != "hang":
         return None
     nothing = f"no rank recorded anything for {ending.limit_seconds:g} s"
-    # Ranks that are stopped, else those that give no sign of life while others do, else those that are behind.
+    # Ranks that are stopped; else those that alone give no sign of life; else those that are behind.
     silent = starved(ending.statuses, ending.seen_seconds)
     guilty = sorted(ending.stopped_ranks) or silent or waited_for(ending.statuses)
     if not guilty:
@@ -219,12 +219,12 @@ def _stopped(evidence: Evidence) -> Verdict | None:
 
 
 def _stack(evidence: Evidence, rank: int) -> str:
-    """Where each thread of a rank stood, as it wrote down when the driver asked; else what was printed."""
+    """Where each thread of a rank stood, which it wrote down when the driver asked; else what was printed."""
     return log_tail(evidence.folder / f"stack-rank-{rank}.txt") or evidence.tail
 
 
 def _disk_full(evidence: Evidence) -> Verdict | None:
-    """A disk so full that not even the ranks' last words found room on it."""
+    """A disk too full even for the ranks' last words."""
     if shutil.disk_usage(evidence.folder).free > _FULL_BYTES:
         return None
     reason = "disk full: the run ended without a word, and there is no room for one; free space and run again"
@@ -232,7 +232,7 @@ def _disk_full(evidence: Evidence) -> Verdict | None:
 
 
 def _from_outside(evidence: Evidence) -> Verdict:
-    """What is seen from outside alone: exit codes, and who has not finished."""
+    """What can be seen from outside alone: exit codes, and which ranks have not finished."""
     tail, unfinished = evidence.tail, evidence.unfinished
     passing = _PASSING.search(tail) is not None
     said = _OWN_WORDS.search(tail)
@@ -259,13 +259,13 @@ JUDGES: tuple[Callable[[Evidence], Verdict | None], ...] = (
     _lost_rank,
     _silent_rank,
     _first_error,
-    # Before what it looks like from here: DeepSpeed's launcher waits for ever for a host that it cannot reach.
+    # Before `_stopped`: DeepSpeed's launcher waits for ever for a host that it cannot reach, which looks like a hang.
     _unreached,
     _stopped,
     _disk_full,
     _from_outside,
 )
-"""In the order in which they are asked; the last always tells something."""
+"""Judges in the order in which they are asked; the last one always gives a verdict."""
 
 
 def _signal_name(number: int) -> str:

@@ -1,4 +1,4 @@
-"""The driver: does what is missing, one run after the other or side by side, each with exactly one outcome."""
+"""The driver: does the missing runs, one after the other or side by side, each with exactly one outcome."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ from vitscale.store.results import Outcome
 
 @dataclass(frozen=True)
 class Options:
-    """What `vitscale run` was asked for beyond the study."""
+    """Options of `vitscale run` that are not in the study."""
 
     retry_failed: bool = False
     allow_version_change: bool = False
     unfit: Mapping[str, str] = field(default_factory=dict)
-    """Trials to skip -> why: they will not fit in memory."""
+    """Trials to skip because they will not fit in memory -> why not."""
 
 
 class DiskFullError(VitscaleError):
-    """No room for the next run: what is written is whole, and the study can go on when there is space."""
+    """No disk space for the next run: what is written is whole, and the study can go on when there is space."""
 
     exit_code = 1
 
 
 class Interrupted(VitscaleError):
-    """Ctrl-C or SIGTERM: all ranks are ended, the run that was under way does not count."""
+    """Ctrl-C or SIGTERM: all ranks are ended, and runs that were under way do not count."""
 
     exit_code = 130
 
 
 def run(plan: Plan, results: Path, options: Options, console: Console) -> Report:
-    """Runs what is missing of a study.
+    """Does a study's missing runs.
 
     Raises:
         RequestError: the data is damaged, or what ranks need is not installed; nothing was started or written.
@@ -66,7 +66,7 @@ def run(plan: Plan, results: Path, options: Options, console: Console) -> Report
     try:
         results.mkdir(parents=True, exist_ok=True)
         with locked(results), _signals_interrupt():
-            # Again under the lock: another driver may just have begun here.
+            # Check again under the lock: another driver may just have begun here.
             check_folder(results, plan.record, allow_version_change=options.allow_version_change)
             _decode_data(plan, results, made, console)
             write_study(results, plan.record)
@@ -97,9 +97,9 @@ def run(plan: Plan, results: Path, options: Options, console: Console) -> Report
 
 
 def _decode_data(plan: Plan, results: Path, made: list[Path], console: Console) -> None:
-    """Decodes the images once and here: damage inside one shows before anything starts, and no run pays for the others.
+    """Decodes the images once, so that damage shows before anything starts and no run's time includes decoding.
 
-    Where they are damaged, the folders `made` for the results, innermost first, are taken away again.
+    Where images are damaged, removes the folders `made` for the results, innermost first.
     """
     try:
         with decoding_progress(console) as progress:
@@ -118,7 +118,7 @@ def _decode_data(plan: Plan, results: Path, made: list[Path], console: Console) 
 
 
 def _run_outstanding(plan: Plan, placement: Placement, results: Path, options: Options, console: Console) -> Report:
-    # The driver of an interrupted run is gone, for we hold the lock: the room it kept is given back.
+    # We hold the lock, so drivers of interrupted runs are gone: the disk space they reserved is freed.
     finish_removing(results)
     index = RunIndex(results)
     if index.damaged:
@@ -195,9 +195,9 @@ def _run_outstanding(plan: Plan, placement: Placement, results: Path, options: O
 
 @contextmanager
 def _threads(most: int, interrupted: threading.Event) -> Iterator[ThreadPoolExecutor | None]:
-    """A thread for each of `most` runs; None for one. Left by an exception, all runs under way are ended in order.
+    """A pool with a thread for each of `most` runs; None for one. An exception ends all runs under way in order.
 
-    A thread stays until all have ended: the kernel ends what a thread has started when that thread ends.
+    Threads stay until all runs have ended: when a thread ends, the kernel ends the processes that it has started.
     """
     if most == 1:
         yield None
@@ -218,7 +218,7 @@ def _threads(most: int, interrupted: threading.Event) -> Iterator[ThreadPoolExec
 
 @contextmanager
 def _signals_interrupt() -> Iterator[None]:
-    """SIGTERM and a closed terminal end the study as Ctrl-C does: in order, with no process left."""
+    """Makes SIGTERM and a closed terminal end the study as Ctrl-C does: in order, with no process left."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -1,6 +1,6 @@
 """All that is known of a run that has ended, from which its outcome is judged.
 
-What launchers print about ranks that failed: exit codes by rank, each launcher in its own words.
+Reads what launchers print about ranks that failed: exit codes by rank, each launcher in its own words.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _TORCHRUN = re.compile(
     r"^ *rank +: (?P<rank>\d{1,6}) \(local_rank: \d+\)\n *exitcode +: (?P<code>-?\d{1,3}) \(pid: \d+\)", re.MULTILINE
 )
 _TORCHRUN_KILLED = "forcefully exiting via"
-"""torchrun says so before it sends SIGKILL itself, to ranks that did not heed SIGTERM when another had failed."""
+"""torchrun prints this before it sends SIGKILL to ranks that ignored SIGTERM after another had failed."""
 _TORCHRUN_LIST = "\nFailures:\n"
-"""Begins the list of failures: where it is there, the list is whole."""
+"""Begins torchrun's list of failures, which is complete where it is printed."""
 # Open MPI's help texts (orte/tools/orterun/help-orterun.txt: aborted by a signal, non-zero exit).
 _MPI_SIGNAL = re.compile(
     r"process rank (?P<rank>\d{1,6}) with PID \d+ on node \S+\s+exited on\s+signal (?P<code>\d{1,3})"
 )
 _MPI_EXIT = re.compile(r"Process name: \[\[\d+,\d+\],(?P<rank>\d{1,6})\]\s+Exit code: +(?P<code>\d{1,3})")
-# Slurm's srun: "srun: error: node1: task 1: Killed", "tasks 2-3,5: Exited with exit code 3". Not "Terminated": so it
-# speaks of those that it has ended itself.
+# Slurm's srun: "srun: error: node1: task 1: Killed", "tasks 2-3,5: Exited with exit code 3". "Terminated" is left out:
+# srun says that of tasks that it has ended itself.
 _SRUN = re.compile(
     r"^srun: error: \S+ tasks? (?P<rank>\d{1,6})[\d,-]*: "
     r"(?:(?P<name>Killed|Out Of Memory|Segmentation fault|Bus error|Aborted)|Exited with exit code (?P<code>\d{1,3}))",
@@ -41,12 +41,12 @@ _SIGNALS = {"Killed": 9, "Out Of Memory": 9, "Segmentation fault": 11, "Bus erro
 _SLURM_OUT_OF_MEMORY = re.compile(
     r"^slurmstepd\S*: error: Detected \d+ oom.kill event|^srun: error: .*: Out Of Memory", re.M
 )
-"""slurmstepd saw the kernel end a process for memory, on whichever node."""
+"""What slurmstepd or srun prints when the kernel ended a process for memory, on any node."""
 # `vitscale.processes.local_ranks`.
 _LOCAL = re.compile(r"^local: rank (?P<rank>\d{1,6}) ended with exit code (?P<code>-?\d{1,3})$", re.MULTILINE)
 _LOCAL_LIST = "local: the ranks that failed, the first one first:\n"
 _LOCAL_KILLED = "local: SIGKILL to the ranks that did not heed SIGTERM\n"
-# OpenSSH's own failures: "ssh: connect to host node1 port 22: No route to host"; pdsh puts the host before it.
+# OpenSSH's failures: "ssh: connect to host node1 port 22: No route to host"; pdsh puts the host's name before it.
 _SSH = re.compile(
     r"^(?:[\w.-]{1,253}: )?(?P<words>ssh: (?:connect to host (?P<host>[\w.:-]{1,253}) port"
     r"|Could not resolve hostname (?P<name>[\w.-]{1,253}):)[^\n]{0,200})",
@@ -56,12 +56,12 @@ _SSH = re.compile(
 
 @dataclass(frozen=True)
 class Reports:
-    """What one run's launchers have said."""
+    """What one run's launchers have printed about failures."""
 
     codes: tuple[tuple[int, int], ...]
-    """(rank, exit code; negative: the signal), what the launcher takes for the cause first."""
+    """(rank, exit code, or minus a signal's number); the rank that the launcher takes for the cause comes first."""
     whole: bool
-    """Whether every rank that failed is among them: the others left by themselves."""
+    """Whether `codes` has every rank that failed: then the others left by themselves."""
     launcher_killed: bool
     """Whether the launcher has sent SIGKILL itself."""
     out_of_memory: bool
@@ -88,7 +88,7 @@ def read(log: str) -> Reports:
 
 
 _LOG_TAIL_BYTES = 64_000
-# What a rank raises because another is gone: gloo's and NCCL's words for a connection that ended.
+# What a rank raises because another is gone, in gloo's and NCCL's words for a connection that ended.
 _LOST_PEER = re.compile(
     r"gloo/transport|connection (closed|reset|refused)|broken pipe|ncclRemoteError|remote process exited", re.IGNORECASE
 )
@@ -98,33 +98,33 @@ Stop = Literal["hang", "timeout", "lost"]
 
 @dataclass(frozen=True)
 class Ending:
-    """What the driver saw of a run from outside."""
+    """How a run ended, as the driver saw it from outside."""
 
     exit_code: int | None
-    """Of the launcher; None where the driver had to end it."""
+    """Exit code of the launcher; None where the driver had to end it."""
     stopped: Stop | None
     limit_seconds: float | None
     """The limit that was reached, where one was."""
     kernel_oom_kills: int
-    """Processes the kernel's OOM killer ended on this host meanwhile."""
+    """Processes that the kernel's OOM killer ended on this host during the run."""
     started_unix_seconds: float
     wall_seconds: float
     seen_seconds: float = 0.0
-    """`time.monotonic()` when it ended; what `statuses` are to be read against."""
+    """`time.monotonic()` when the run ended; times in `statuses` are on the same clock."""
     statuses: Mapping[int, RankStatus] = field(default_factory=dict)
-    """What was last heard of each rank, before anything was ended from here."""
+    """The last status heard of each rank, before the driver ended anything."""
     stopped_ranks: frozenset[int] = frozenset()
-    """Ranks that the kernel held stopped."""
+    """Ranks whose processes were stopped (SIGSTOP)."""
     unreached: tuple[str, ...] = ()
-    """Hosts that did not answer when they were asked to end what was left."""
+    """Hosts that did not answer when asked to end what was left."""
 
 
 class RankEnd(Protocol):
-    """What the record of any rank tells of its end, of one that trains and of one that checks."""
+    """What a rank's record tells of its end, whether the rank trains or checks."""
 
     @property
     def rank(self) -> int:
-        """Its number."""
+        """The rank's number."""
 
     @property
     def error(self) -> ErrorLine | None:
@@ -136,12 +136,12 @@ class RankEnd(Protocol):
 
     @property
     def last_sign(self) -> str:
-        """How far it has come, in words."""
+        """How far the rank has come, in words."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What has ended a run."""
+    """What ended a run."""
 
     kind: OutcomeKind
     reason: str
@@ -154,37 +154,39 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a run has left: on the driver's side, in its folder, and in its launcher's words."""
+    """What a run has left behind: what the driver saw, its folder, and its launcher's words."""
 
     ending: Ending
     ranks: Sequence[RankEnd]
-    """Those that recorded anything."""
+    """Records of the ranks that recorded anything."""
     world_size: int
     folder: Path
     layout: RankLayout | None = None
-    """Who shares a model with whom."""
+    """Which ranks share a model."""
 
     @cached_property
     def tail(self) -> str:
-        """The end of what launcher and ranks printed."""
+        """The end of what launcher and ranks printed (`log_tail`)."""
         return log_tail(self.folder / "log.txt")
 
     @cached_property
     def reports(self) -> Reports:
-        """What launchers say there of ranks that failed."""
+        """What launchers say in `tail` about ranks that failed."""
         return read(self.tail)
 
     @cached_property
     def codes(self) -> tuple[tuple[int, int], ...]:
-        """(rank, exit code; negative: the signal) as the launcher reports them; of a world of one without a report,
-        that of the process."""
+        """(rank, exit code, or minus a signal's number) as launchers report; the process's own for an unreported one.
+
+        The latter only in a world of one rank, whose launcher may report nothing.
+        """
         if not self.reports.codes and self.world_size == 1 and self.ending.exit_code:
             return ((0, self.ending.exit_code),)
         return self.reports.codes
 
     @cached_property
     def told(self) -> frozenset[int]:
-        """The ranks that recorded why they ended."""
+        """The ranks that recorded an error, or that they did all their work."""
         return frozenset(record.rank for record in self.ranks if record.error is not None or record.ended)
 
     @cached_property
@@ -195,17 +197,17 @@ class Evidence:
 
     @property
     def completed(self) -> bool:
-        """Whether every rank has done its work, and the launcher has nothing to object."""
+        """Whether every rank has done its work, none recorded an error, and the launcher ended with exit code 0."""
         return not self.unfinished and not any(record.error for record in self.ranks) and self.ending.exit_code == 0
 
 
 def lost_peer(error: ErrorLine) -> bool:
-    """Whether a rank raised this because another one is gone."""
+    """Whether a rank raised this error because another rank is gone."""
     return _LOST_PEER.search(error.message) is not None
 
 
 def own_cause(record: RankEnd) -> bool:
-    """Whether a rank recorded an exception that does not follow from another's end."""
+    """Whether a rank recorded an exception that does not follow from another rank's end."""
     return record.error is not None and not lost_peer(record.error)
 
 

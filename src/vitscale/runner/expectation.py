@@ -1,4 +1,4 @@
-"""What the runs of a plan are expected to take: from what was measured, else, roughly, from FLOPs."""
+"""How long a plan's runs are expected to take: from measurements, else roughly from FLOPs."""
 
 from __future__ import annotations
 
@@ -26,40 +26,40 @@ if TYPE_CHECKING:
 
 ROUGHLY = "order of magnitude"
 _SHARE_OF_MATMUL = 1 / 3
-"""Of the matrix-multiply rate, reached in training: between all of it and a ninth."""
+"""Share of the matrix-multiply rate that training reaches; the interval is from a ninth to all of it."""
 _NOTHING_TO_GO_BY = "no results to predict from (give --from RESULTS), and no stored `vitscale check` of its hosts"
 
 
 @dataclass(frozen=True)
 class Expected:
-    """One run of a trial. `seconds` None: unavailable, and `reason` says why."""
+    """Expected time of one run of a trial. `seconds` None: unavailable, and `reason` says why."""
 
     seconds: Estimate | None
-    """With start-up where it was measured; the 90 % interval of a future run."""
+    """Seconds, with start-up where it was measured; the interval is the 90 % interval of a future run."""
     known_by: str
     """measured, interpolated, extrapolated, prior-driven, or `ROUGHLY`; empty where unavailable."""
     reason: str = ""
     without_start_up: str = ""
-    """The launcher under which none was measured; empty where start-up is in it, or no results are behind it."""
+    """The launcher for which no start-up was measured; empty where start-up is included, or no results were used."""
 
 
 @dataclass(frozen=True)
 class Expectations:
-    """Of all trials of a plan."""
+    """Expected times of all trials of a plan."""
 
     by_trial: Mapping[str, Expected]
     origin: str = ""
-    """What they rest on."""
+    """What the expectations rest on."""
     price_per_gpu_hour: float | None = None
 
     def total(
         self, plan: Plan, without: Collection[str] = (), done: Collection[tuple[str, int]] = ()
     ) -> tuple[Estimate, int, Estimate] | None:
-        """(seconds of all runs one after another, how many runs those are, GPU-hours); None where none is known.
+        """(seconds of all runs one after another, number of runs, GPU-hours); None where no run's time is known.
 
         Trials `without` and runs (trial, repeat) that are `done` are left out.
 
-        The ends of the intervals are added up too, as if all runs were slow or fast together.
+        The intervals' ends are added up too, as if all runs were slow or fast together.
         """
         seconds, hours, runs = [0.0] * 3, [0.0] * 3, 0
         for task in plan.tasks:
@@ -75,15 +75,15 @@ class Expectations:
 
 
 def expectations(plan: Plan, results: Path | None, price_per_gpu_hour: float | None = None) -> Expectations:
-    """What each trial is expected to take.
+    """How long each trial is expected to take.
 
     Args:
         plan: the study.
-        results: to predict from. None: those that `vitscale run` would go on with, where there are any.
+        results: folder to predict from. None: the one that `vitscale run` would continue, where it exists.
         price_per_gpu_hour: in any currency.
 
     Raises:
-        StoreError: `results` was given, and holds none.
+        StoreError: `results` was given, and holds no results.
     """
     own = Path("results") / plan.record.name
     known, origin = _from_results(plan, own if results is None else results, needed=results is not None)
@@ -161,7 +161,7 @@ def _predicted(plan: Plan, fitted: Fitted, series: str, members: list[str]) -> d
 
 
 def _run(plan: Plan, trial_id: str, points: Sequence[Point], step: Estimate, label: str) -> Expected:
-    """One run, with its start-up."""
+    """What one run is expected to take, with its start-up."""
     from vitscale.prediction.finishing import with_start_up
     from vitscale.prediction.start_up import start_up
 
@@ -174,14 +174,14 @@ def _run(plan: Plan, trial_id: str, points: Sequence[Point], step: Estimate, lab
 
 
 def _from_flops(plan: Plan, trial_ids: list[str]) -> tuple[dict[str, Expected], str] | None:
-    """At a third of the rate at which a check saw this host multiply matrices; transfers and start-up not counted."""
+    """Times at a third of the matrix-multiply rate that a check measured, without transfers and start-up."""
     from vitscale.analysis.runs.compute import flops_per_image
 
     largest = max((trial.world for trial in plan.record.trials.values()), key=lambda world: world.size)
     hosts = tuple(host.name for host in plan.scheduler.hosts(largest))
     if not hosts:
         if isinstance(plan.scheduler, Submitter) or plan.scheduler.machine() != this_machine():
-            return None  # of what [node] describes no check is known
+            return None  # no check is known of a machine that [node] describes
         hosts = (socket.gethostname(),)
     check = latest(None, hosts)
     rates = [rank.matmul.flops_per_second for rank in check.ranks if rank.matmul is not None] if check else []
@@ -196,7 +196,7 @@ def _from_flops(plan: Plan, trial_ids: list[str]) -> tuple[dict[str, Expected], 
             expected[trial_id] = Expected(None, "", flops)
             continue
         _, count = plan.steps_of(trial_id)
-        # Of stages of a pipeline each stands still while it fills and runs empty.
+        # Each stage of a pipeline stands still while the pipeline fills and drains.
         working = 1 - trial.parallel.bubble_share(trial.train.grad_accum)
         least = count * trial.global_batch / trial.world.size * flops / rate / working
         expected[trial_id] = Expected(

@@ -1,7 +1,7 @@
 """`python -m vitscale.runner.job RESULTS NAME`: the driver inside a batch job, which does the runs of its job file.
 
-The batch system asks it to end by SIGTERM, before the time limit and when the job is cancelled: the run under way is
-then ended in order, and every run that the job leaves undone gets an outcome with the reason.
+The batch system sends it SIGTERM before the time limit and when the job is cancelled. Then the run under way is ended
+in order, and every run that the job leaves undone gets an outcome with the reason.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _work(results: Path, name: str) -> int:
     context = job.context(study, results)
     with batch_file.drivers_lock(results, name, element, patience_seconds=0.0) as lock:
         if lock is None:
-            # Slurm may start a job again while a node that it has lost still runs it.
+            # Slurm may start a job again while a node that Slurm has lost still runs it.
             raise StoreError("another process does the runs of this job", next_step="Wait for it, or end it")
         begun = [task for task in mine if batch_file.run_state(results, task, job.measure.retries).folder.exists()]
         cause = Cause("failed", f"{submitter.title} began job {own.job_id} anew")
@@ -77,14 +77,14 @@ def _do(
     job: batch_file.JobFile,
     tasks: Sequence[batch_file.BatchTask],
 ) -> int:
-    """One run after the other; an exit code of 1 where the rest cannot be done."""
+    """Does one run after the other; returns exit code 1 where the rest cannot be done."""
     with StudyProgress(Console(width=120)) as progress:
         progress.expect(len(tasks), 0)
         for task in tasks:
             if batch_file.read_job(context.results, job.name).closed:
                 print("vitscale: this job was given up, and its runs are done elsewhere", flush=True)
                 return 0
-            # While the batch system is silent no step could start: the runs wait for it.
+            # No step can start while the batch system is silent: the runs wait for it.
             batch_file.patiently(submitter, lambda: submitter.states([job.name]), lambda text: print(text, flush=True))
             trial = context.record.trials[task.trial_id]
             if batch_file.run_state(context.results, task, job.measure.retries).outcome is not None:
@@ -95,7 +95,7 @@ def _do(
                 try:
                     outcome = run_task(context, placement, task.task, task.attempt, on_progress)
                 except VitscaleError as error:
-                    # Not startable here, which the login node could not know: as good as any other failure.
+                    # The run cannot be started here, which the login node could not know: a failure like any other.
                     batch_file.write_missing_outcomes(context, [task], Cause("failed", str(error)))
                     print(f"vitscale: {error}", flush=True)
                     continue
@@ -112,7 +112,7 @@ def _outcomes_of(results: Path, trial_id: str) -> dict[tuple[str, int], Outcome]
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """The first SIGTERM interrupts; those that follow leave the ending to its work."""
+    """Makes the first SIGTERM interrupt; later ones are ignored while the job is being ended."""
 
     def interrupt(number: int, _frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_IGN)

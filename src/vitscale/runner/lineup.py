@@ -1,6 +1,6 @@
-"""Which run begins next, and on which hosts: one after another, or side by side on hosts of their own.
+"""Which run begins next, and on which hosts: one after another, or side by side on separate hosts.
 
-`measure.parallel_runs`; docs/decisions/0031-runs-side-by-side.md says why so.
+See `measure.parallel_runs`, and docs/decisions/0031-runs-side-by-side.md for the reasons.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from vitscale.store.results import Outcome
 class Lineup:
     """The outstanding runs in their order, and the hosts of those under way.
 
-    No host has two runs at a time, nor has a trial: what one run of it says (it ran out of memory, it is known closely
-    enough) decides on the next. A run that does not fit yet is overtaken by later ones of its round, by no more of them
-    than there are hosts. Runs that are to be alone are the first of their round, or the last (`planning`).
+    Neither a host nor a trial has two runs at a time: what one run of a trial shows (it ran out of memory, or its time
+    is known closely enough) decides on the next. Later runs of the same round may overtake a run that does not fit yet,
+    but no more of them than there are hosts. Runs that must be alone come first or last in their round (`planning`).
     """
 
     def __init__(self, plan: Plan, placement: Placement, todo: Iterable[Task], added: AddedRuns) -> None:
-        """`todo`: the runs that are to be done; then those `added` come."""
+        """`todo`: the runs to do first; those of `added` come after them."""
         self.most = plan.measure.parallel_runs or 1
-        """Runs at a time."""
+        """Most runs at a time."""
         self.under_way: set[Task] = set()
         self._plan = plan
         self._placement = placement
@@ -42,7 +42,7 @@ class Lineup:
         self._failed: Counter[str] = Counter()
 
     def next(self) -> tuple[Task, Placement] | None:
-        """The run that may begin now, and where; None where one under way must end before, or none is left."""
+        """The run that may begin now, and where; None where another must end first, or none is left."""
         if len(self.under_way) >= self.most or self.under_way & self._plan.alone:
             return None
         index = 0
@@ -62,36 +62,36 @@ class Lineup:
         return None
 
     def begin(self, task: Task, where: Placement) -> None:
-        """The run that `next` has given begins, on the hosts of its placement."""
+        """Notes that a run from `next` begins on the hosts of its placement."""
         self._overtaken.update(self._waiting[: self._waiting.index(task)])
         self._waiting.remove(task)
         self.under_way.add(task)
         self._given[task] = frozenset(host.name for host in where.pool()) if self._hosts else frozenset()
 
     def end(self, task: Task, outcome: Outcome) -> None:
-        """It has ended, and its hosts are free. A host that failed it is given only where no other is free."""
+        """Notes that a run has ended and frees its hosts. Hosts that failed are given again only as a last choice."""
         self.under_way.remove(task)
         given = self._given.pop(task)
         if outcome.transient and outcome.host in given:
             self._failed[outcome.host or ""] += 1
 
     def _another(self) -> bool:
-        """Takes one more run from those that come; False where there is none."""
+        """Moves one more coming run to those that wait; False where there is none."""
         task = next(self._coming, None)
         if task is not None:
             self._waiting.append(task)
         return task is not None
 
     def _blocked(self, task: Task) -> bool:
-        """Whether it must wait, whatever hosts are free."""
+        """Whether a run must wait, whichever hosts are free."""
         alone = task in self._plan.alone and bool(self.under_way)
         return alone or any(task.trial_id == other.trial_id for other in self.under_way)
 
     def _where(self, task: Task) -> Placement | None:
-        """The placement with free hosts for it alone; None where too few are free.
+        """A placement on free hosts for this run alone; None where too few are free.
 
-        Neighbours in the hostfile where they are free, from a random one on: no trial keeps to one host, and runs that
-        are alone do not keep to the first.
+        Hosts are taken in the hostfile's order from a random one on, so that no trial always gets the same host, and
+        runs that are alone do not always get the first.
         """
         if not self._hosts:
             return self._placement

@@ -1,6 +1,6 @@
-"""A study as it stands, read from its folder alone.
+"""A study's current state, read from its folder alone.
 
-No lock is taken and nothing is written, so that a driver that runs, or one that begins just then, notices nothing.
+No lock is taken and nothing is written: a driver that runs, or just begins, notices nothing.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from vitscale.store.results import StudyRecord
 from vitscale.trial.trial import Trial, samples_used
 
 _FRESH_SECONDS = 60.0
-"""A run whose files changed within these goes on: ranks give a sign in a fraction of it, but while they compile."""
+"""A run whose files changed this recently is alive: ranks give signs far more often, except while they compile."""
 _PIECE_BYTES = 256 << 10
-"""Of a rank's file, from its beginning and from its end: a look takes as long of a run of a million steps."""
+"""Bytes read from each end of a rank's file, so that even a run of a million steps takes no longer to read."""
 _RATE_STEPS = 20
 _STEADY = 0.05
-"""Share by which step times may differ and are steady still."""
+"""Largest relative change of step time that still counts as steady."""
 
 Driver = Literal["runs", "runs elsewhere", "gone", "none left to do"]
 
 
 @dataclass(frozen=True)
 class RunningRun:
-    """A run without an outcome that gives signs of life, or belongs to a driver that does. None: not recorded yet."""
+    """A run without an outcome that is alive, or whose driver is. None: not recorded yet."""
 
     run: str
     """Its folder."""
@@ -47,17 +47,17 @@ class RunningRun:
     repeat: int
     hosts: tuple[str, ...]
     step: int | None
-    """Optimizer steps done, by rank 0."""
+    """Optimizer steps that rank 0 has done."""
     steps: int | None
-    """Of the whole run."""
+    """Optimizer steps of the whole run."""
     steps_per_second: float | None
-    """By the median of the last 20 steps that count."""
+    """Rate from the median of the last 20 steps that count."""
     trend: float | None
-    """Share by which these take longer (above 0) or shorter than those before them."""
+    """Share by which those 20 steps take longer (above 0) or shorter than the steps before them."""
     gpu_utilisation: float | None
-    """Of rank 0 in the last epoch recorded, in [0, 1]."""
+    """Utilisation of rank 0's GPU in the last epoch recorded, in [0, 1]."""
     silent_seconds: float
-    """Since any of its files changed."""
+    """Seconds since any of its files changed."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,10 @@ class StudyView:
     driver_process: int | None
     done: int
     runs: int
-    """In all; those that `measure.target_ci` may add are not among them."""
+    """Runs in all, without those that `measure.target_ci` may add."""
     outcomes: dict[str, int]
     left_seconds: float | None
-    """By the mean duration of the trial's runs, or of all; None before the first has ended."""
+    """Seconds left, from the mean duration of each trial's runs, or of all; None before the first has ended."""
     running: tuple[RunningRun, ...]
     interrupted: int
     """Runs that began and have neither an outcome nor a sign of life."""
@@ -82,7 +82,7 @@ class StudyView:
 
 
 def study_view(results: Path, now_seconds: float) -> StudyView:
-    """Looks once.
+    """Reads a study's state once.
 
     Args:
         results: the folder.
@@ -103,7 +103,7 @@ def study_view(results: Path, now_seconds: float) -> StudyView:
     holder = _lock_holder(folder / "lock")
     open_runs = sorted(_open_runs(folder, index, study, now_seconds), key=lambda run: run.silent_seconds)
     fresh = tuple(run for run in open_runs if run.silent_seconds <= _FRESH_SECONDS)
-    # A driver of this host may wait for a compiler, which is silent for minutes: its run is the newest.
+    # A driver of this host may wait for a compiler, which is silent for minutes. Its run is the newest.
     running = fresh or (tuple(open_runs[:1]) if holder is not None else ())
     driver: Driver = (
         "runs" if holder is not None else "runs elsewhere" if running else "gone" if left else "none left to do"
@@ -132,7 +132,7 @@ def study_view(results: Path, now_seconds: float) -> StudyView:
 
 
 def _lock_holder(lock: Path) -> int | None:
-    """The process of this host that holds a kernel lock, by the kernel's own list: to try it would be to take it."""
+    """The process of this host that holds a lock, from the kernel's list: trying the lock would take it."""
     try:
         state = lock.stat()
         held = f"{os.major(state.st_dev):02x}:{os.minor(state.st_dev):02x}:{state.st_ino}"
@@ -146,7 +146,7 @@ def _lock_holder(lock: Path) -> int | None:
 
 
 def _open_runs(folder: Path, index: RunIndex, study: StudyRecord, now_seconds: float) -> Iterator[RunningRun]:
-    """Of each run without an outcome its last attempt."""
+    """The last attempt of each run that has no outcome."""
     for name, outcome in index.unpacked.items():
         match = RUN_FOLDER.fullmatch(name)
         if outcome is not None or match is None or match["trial"] not in study.trials:
@@ -186,8 +186,10 @@ def _open_run(folder: Path, trial: Trial, now_seconds: float) -> RunningRun:
 
 
 def pace(step_seconds: Sequence[float]) -> tuple[float | None, float | None]:
-    """Steps per second by the median of the last 20, and the share by which these take longer than all before them;
-    None where there are too few."""
+    """Steps per second from the median of the last 20, and the share by which these take longer than all before them.
+
+    None where there are too few steps.
+    """
     last, before = step_seconds[-_RATE_STEPS:], step_seconds[:-_RATE_STEPS]
     typical = statistics.median(last) if last else 0.0
     if typical <= 0:
@@ -205,7 +207,7 @@ def _steps(trial: Trial, train_samples: int | None) -> int | None:
 
 
 def _pieces(path: Path) -> tuple[list[bytes], list[bytes]]:
-    """The whole lines at the beginning and at the end of a file; all at the end where it is short."""
+    """The whole lines at the beginning and at the end of a file; a short file's are all in the second list."""
     if path.is_symlink() or not path.is_file():
         return [], []
     try:
@@ -222,7 +224,7 @@ def _pieces(path: Path) -> tuple[list[bytes], list[bytes]]:
 
 
 def _parsed(raw: bytes) -> Any:
-    """A line, or None of one that is broken, or not whole yet."""
+    """The record in a line; None where the line is broken or not yet complete."""
     try:
         return RankRecord.parse(raw)
     except (ValueError, RecursionError):
@@ -250,12 +252,12 @@ def _left_seconds(left: Sequence[tuple[str, int]], finished: Any) -> float | Non
 
 
 def view_fields(view: StudyView) -> dict[str, Any]:
-    """As data."""
+    """The view as JSON fields."""
     return asdict(view)
 
 
 def view_document(view: StudyView, results: Path) -> Document:
-    """As a few lines."""
+    """The view as a document of a few lines."""
     others = ", ".join(f"{count} {kind}" for kind, count in sorted(view.outcomes.items()) if kind != "completed")
     head = f"{view.study}: {view.done} of {counted(view.runs, 'run')} done" + (f" ({others})" if others else "")
     if view.done < view.runs:

@@ -1,6 +1,6 @@
-"""One run, from its folder to its outcome; tried again where the cause of a failure was passing.
+"""One run, from its folder to its outcome; tried again where a failure's cause was transient.
 
-Starts the ranks of one run: launcher and scheduler put together, and what every rank must know written down.
+Combines launcher and scheduler to start the run's ranks, and writes down what every rank must know.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from vitscale.trial.engines import missing_packages
 from vitscale.trial.trial import World
 
 _PASSED_ON = (*LIBRARY_SETTINGS, "HF_", "VITSCALE_")
-"""Beginnings of the names of settings that a user makes for all ranks."""
+"""Prefixes of the variables that a user sets for all ranks."""
 _NOT_PASSED_ON = ("CUDA_VISIBLE_DEVICES", launch_file.TOKEN_VARIABLE)
-"""Which GPUs are free differs from host to host."""
+"""Variables that ranks do not inherit: which GPUs are free differs from host to host, and each run has its token."""
 _SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|_KEY$|_AUTH")
-"""In the names of variables whose values must not be left in a results folder: HF_TOKEN."""
+"""Found in names of variables whose values must not end up in a results folder, as in HF_TOKEN."""
 _FIRST_PORT, _PORTS = 20_000, 12_000
-"""Below the range from which Linux takes ports for connections (32768 and up)."""
+"""First port and number of ports for rank 0: below those that Linux gives to connections (32768 and up)."""
 
 
 FindPrepared = Callable[[Mapping[str, str], Path, Path], Ready]
-"""Finds what ranks are forked from, given their variables, their working directory and their log."""
+"""Finds the process that ranks are forked from, given their variables, working directory and log."""
 
 
 def launch_plan(
@@ -74,14 +74,15 @@ def launch_plan(
 
 
 def refuse_elsewhere(scheduler: Scheduler, engines: Iterable[str] = ()) -> None:
-    """Refuses what would start ranks on this machine where it offers less than was planned with ([node]), or where
-    what they import is not installed: nothing has begun yet.
+    """Refuses, before anything begins, to start ranks on this machine where it lacks what they need.
+
+    It may offer less than was planned with ([node]), or lack packages that the ranks import.
 
     Raises:
-        RequestError: something is missing; of packages the message names the extra that brings them.
+        RequestError: something is missing; for packages the message names the extra that brings them.
     """
     if scheduler.default_launcher != LOCAL:
-        return  # on other hosts, or inside a job, there may be what is not here
+        return  # other hosts, or a job, may have what this machine lacks
     planned, here = scheduler.machine(), this_machine()
     if planned.cores > here.cores or len(planned.gpus) > len(here.gpus):
         told, offered = (
@@ -107,14 +108,14 @@ def start_ranks(
     environment: Mapping[str, str],
     ready: FindPrepared | None = None,
 ) -> Job:
-    """Starts them. The run's folder exists; launch.json and the launcher's own files are written into it.
+    """Starts a run's ranks. The run's folder exists; launch.json and the launcher's own files are written into it.
 
     Args:
         spawn: from `launch_plan`.
-        placement: the same.
-        section: the same.
-        environment: of every rank, beyond what the study says and what the user has set.
-        ready: for launchers whose ranks may be forked; None: they are started anew.
+        placement: the scheduler given to `launch_plan`.
+        section: the one given to `launch_plan`.
+        environment: variables of every rank, beyond those of the study and the user.
+        ready: finds the process to fork from, for launchers whose ranks may be forked; None: ranks are started anew.
 
     Raises:
         OSError: a file cannot be written, or a program cannot be started.
@@ -160,7 +161,7 @@ def start_ranks(
 
 
 def _settings(section: LaunchSection) -> dict[str, str]:
-    """The user's own settings for libraries, as far as they are for every rank, and those of the study."""
+    """The user's settings for libraries that are meant for every rank, and those of the study."""
     passed_on = {
         key: value
         for key, value in os.environ.items()
@@ -172,8 +173,10 @@ def _settings(section: LaunchSection) -> dict[str, str]:
 
 
 def _port(run_folder: Path, hosts: tuple[Host, ...]) -> int:
-    """A port for rank 0: another one for each run and try of each results folder (two drivers may do the same study at
-    the same time), and free where that can be seen from here."""
+    """A port for rank 0, free where that can be seen from here.
+
+    It differs by run, attempt and results folder: two drivers may do the same study at the same time.
+    """
     first = int.from_bytes(hashlib.sha256(str(run_folder).encode()).digest()[:4]) % _PORTS
     candidates = [_FIRST_PORT + (first + n) % _PORTS for n in range(100)]
     if hosts and not is_this_machine(hosts[0].name):
@@ -223,13 +226,13 @@ class RunContext:
     launch: LaunchSection
     slurm: SlurmSection
     folder: Path
-    """Of the study file: a factory's module may lie beside it."""
+    """Folder of the study file: a factory's module may lie beside it."""
     results: Path
     interrupted: threading.Event = field(default_factory=threading.Event, compare=False)
-    """Set: runs under way in other threads are to be ended, as by Ctrl-C."""
+    """When set, runs under way in other threads are to be ended, as by Ctrl-C."""
 
     def run_folder(self, task: Task, attempt: int) -> Path:
-        """Of one try of a run."""
+        """The folder of one attempt at a run."""
         return self.results / "runs" / f"{task.trial_id}-r{task.repeat}-a{attempt}"
 
 
@@ -242,7 +245,7 @@ def new_attempt(
         OSError: it exists, or there is no room.
     """
     trial = context.record.trials[task.trial_id]
-    # How long an accuracy takes depends on the seed; how long a step takes does not, and there equal work is wanted.
+    # The time to an accuracy depends on the seed. The time of a step does not, and there equal work is wanted.
     seed = trial.train.seed + (task.repeat if trial.train.target_accuracy is not None else 0)
     header = RunHeader(
         trial_id=task.trial_id,
@@ -260,7 +263,7 @@ def new_attempt(
 def skip_reason(
     context: RunContext, task: Task, attempt: int, outcomes: Mapping[tuple[str, int], Outcome]
 ) -> Outcome | None:
-    """A trial that has run out of memory would do so again: its other repeats are skipped, and that is recorded."""
+    """Skips and records a run whose trial has run out of memory in another repeat; None where it has not."""
     earlier = [o for (trial_id, repeat), o in outcomes.items() if trial_id == task.trial_id and repeat != task.repeat]
     if not any(outcome.kind == "oom" for outcome in earlier):
         return None
@@ -277,15 +280,17 @@ def run_task(
     on_progress: Callable[[int, str], None],
     prepared: PreparedProcesses | None = None,
 ) -> Outcome:
-    """Does one run, and again up to `measure.retries` times where its cause was passing; every try keeps its folder.
+    """Does one run, and repeats it up to `measure.retries` times after transient failures.
+
+    Every attempt keeps its folder.
 
     Args:
-        context: of the study.
+        context: what the study's runs share.
         placement: where it runs.
         task: which run.
-        attempt: number of the first try.
-        on_progress: is told how many steps rank 0 has recorded, and what ranks before their first step do.
-        prepared: what ranks on this machine are forked from; None: all are started anew.
+        attempt: number of the first attempt.
+        on_progress: called with the number of steps that rank 0 has recorded, and with what ranks do before step 1.
+        prepared: processes that ranks on this machine are forked from; None: all are started anew.
     """
     for again in range(context.measure.retries + 1):
         outcome = _attempt(context, placement, task, attempt + again, on_progress, prepared)
@@ -314,14 +319,14 @@ def _attempt(
             ranks_variables(trial.world, context.folder),
             hang_seconds=context.measure.hang_seconds,
             timeout_seconds=context.measure.timeout_seconds,
-            # A script brings imports of its own, and may do anything in them: it starts as a new process.
+            # A script has imports of its own, which may do anything: it starts as a new process.
             ready=None if prepared is None or trial.train.script else partial(prepared.ready, task.trial_id, trial),
             on_progress=on_progress,
             prints=trial.train.script is not None,
             interrupted=context.interrupted,
         )
     except RequestError as error:
-        # A host's name that is not known just now: the other runs need not suffer for it.
+        # A host's name could not be resolved just now: the other runs need not suffer for it.
         outcome = unstarted("failed", str(error), transient=True)
     else:
         outcome = outcome_of(Evidence(ending, read_ranks(folder), trial.world.size, folder, trial.layout))
@@ -334,8 +339,10 @@ def _attempt(
 
 
 def ranks_variables(world: World, *folders: Path) -> dict[str, str]:
-    """What every rank of a world is given: its number of threads, and `folders` to import a user's modules from after
-    the working directory, which comes first by itself."""
+    """The variables of every rank of a world: number of threads, and `folders` from which to import a user's modules.
+
+    The working directory comes before these by itself.
+    """
     paths = filter(None, [os.environ.get("PYTHONPATH"), *map(str, folders)])
     variables = {"OMP_NUM_THREADS": str(world.threads_per_rank), "PYTHONPATH": os.pathsep.join(paths)}
     return {name: value for name, value in variables.items() if value}
@@ -354,19 +361,19 @@ def run_ranks(
     prints: bool = False,
     interrupted: threading.Event | None = None,
 ) -> Ending:
-    """Starts the ranks of a run or of a check, and sees them to their end; no process of them is left.
+    """Starts the ranks of a run or of a check and watches them to their end; none of their processes is left.
 
     Args:
         spawn: from `launch_plan`.
-        placement: the same.
-        section: the same.
-        variables: of every rank.
+        placement: as `start_ranks` takes it.
+        section: as `start_ranks` takes it.
+        variables: environment variables of every rank.
         hang_seconds: as `watch` takes it.
         timeout_seconds: as `watch` takes it.
         ready: as `start_ranks` takes it.
         on_progress: as `run_task` takes it.
         prints: as `watch` takes it.
-        interrupted: likewise.
+        interrupted: as `watch` takes it.
 
     Raises:
         OSError: a file cannot be written, or a program cannot be started.
@@ -385,7 +392,7 @@ def run_ranks(
 
 
 def unstarted(kind: OutcomeKind, reason: str, *, transient: bool = False, external: bool = False) -> Outcome:
-    """Of a run whose ranks were never started."""
+    """The outcome of a run whose ranks were never started."""
     return Outcome(
         kind=kind,
         reason=reason,

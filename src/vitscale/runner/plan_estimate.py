@@ -1,7 +1,4 @@
-"""What is told of planned trials before they run: memory and whether it suffices, time, GPU-hours, money.
-
-Whether a planned trial will fit in memory, before anything runs.
-"""
+"""What a plan says of its trials before they run: memory and whether it suffices, time, GPU-hours, money."""
 
 from __future__ import annotations
 
@@ -25,31 +22,31 @@ from vitscale.schedulers.base import Local
 from vitscale.trial.trial import Trial
 
 _ROOM_FOR_ALL_ELSE = 4 * 10**9
-"""With so much beside twice the forecast nothing is left to chance."""
+"""Bytes that must be free beside twice the forecast for a trial to fit for certain."""
 _WILL_NOT, _MAY_NOT = 0.5, 0.05
-"""From which chance on a trial is said not to fit, or perhaps not to."""
+"""Chances of running out of memory from which a trial is said not to fit, and perhaps not to fit."""
 _LARGEST_IMAGE = 8192
 
 
 @dataclass(frozen=True)
 class MemoryFit:
-    """Of one trial; None where it cannot be known before the model is built, or the memory is not known."""
+    """Whether one trial fits; None where the model must be built to know, or the memory's size is unknown."""
 
     forecast_bytes: int | None
-    """Of one rank's tensors at their peak."""
+    """Peak of one rank's tensors."""
     capacity_bytes: int | None
-    """Of one rank's device; on CPU its share of the host's memory."""
+    """Memory of one rank's device; on CPU the rank's share of the host's memory."""
     oom_chance: float | None
-    """In [0, 1]."""
+    """Chance that the trial runs out of memory, in [0, 1]."""
 
     @property
     def unfit(self) -> bool:
-        """More likely than not it will not fit."""
+        """Whether it more likely than not does not fit."""
         return self.oom_chance is not None and self.oom_chance >= _WILL_NOT
 
     @property
     def unsure(self) -> bool:
-        """It may not fit, though it probably will."""
+        """Whether it probably fits, but may not."""
         return self.oom_chance is not None and _MAY_NOT <= self.oom_chance < _WILL_NOT
 
     @property
@@ -67,8 +64,8 @@ def memory_fits(plan: Plan, capacity_bytes: int | None = None) -> dict[str, Memo
 
     Args:
         plan: the study.
-        capacity_bytes: of one device. None: of the smallest GPU of the host that plans; on CPU, where ranks run on this
-            machine, their share of its memory.
+        capacity_bytes: memory of one device. None: that of the smallest GPU of the host that plans; on CPU, where ranks
+            run on this machine, a rank's share of its memory.
     """
     capacities: dict[tuple[str, int], int | None] = {}
     fits = {}
@@ -81,7 +78,7 @@ def memory_fits(plan: Plan, capacity_bytes: int | None = None) -> dict[str, Memo
 
 
 class LargestImages(NamedTuple):
-    """Of trials that differ in the size of images and in activation checkpointing alone: the largest that fits."""
+    """The largest images that fit, for trials that differ only in image size and activation checkpointing."""
 
     trial_ids: tuple[str, ...]
     trial: Trial
@@ -93,10 +90,10 @@ class LargestImages(NamedTuple):
 
 
 def largest_images(trials: Mapping[str, Trial], fits: Mapping[str, MemoryFit]) -> list[LargestImages]:
-    """The largest `model.image_size` that fits, where a study varies it or a trial of its may not fit.
+    """The largest `model.image_size` that fits, where a study varies it or one of its trials may not fit.
 
-    Sizes are multiples of a ViT's patches, or of the patches of Swin's last stage, up to 8,192; a size fits unless it
-    is more likely than not that it does not.
+    Sizes are multiples of a ViT's patches, or of the patches of Swin's last stage, up to 8,192. A size counts as
+    fitting unless it more likely than not does not fit.
     """
     alike: dict[tuple[str, int | None], list[str]] = {}
     for trial_id, trial in trials.items():
@@ -160,24 +157,24 @@ def _capacity(plan: Plan, trial: Trial) -> int | None:
 
 
 _MOST_LARGEST = 6
-"""Configurations whose largest image is told."""
+"""Number of configurations whose largest image is shown."""
 
 
 @dataclass(frozen=True)
 class PlanEstimate:
-    """By trial. Nothing is told of a trial that is not in `fits` or `expected` but its forecast of memory."""
+    """Estimates by trial. Of a trial in neither `fits` nor `expected` only the memory forecast is shown."""
 
     fits: Mapping[str, MemoryFit] = field(default_factory=dict)
     expected: Expectations | None = None
     skipped: frozenset[str] = frozenset()
-    """Trials that will not be run, and are in no sum."""
+    """Trials that will not be run; no sum includes them."""
     done: frozenset[tuple[str, int]] = frozenset()
-    """Runs, by trial and repeat, that have an outcome already, and are in no sum."""
+    """Runs, as (trial, repeat), that already have an outcome; no sum includes them."""
 
     def cells(self, trial_id: str, trial: Trial) -> dict[str, str]:
-        """Columns of the table, where any trial has something in them."""
+        """One trial's cells, by column; only columns in which some trial has a value."""
         fit = self.fits.get(trial_id)
-        # A dash where it cannot be known before the model is built.
+        # A dash where the model must be built to know.
         cells = {"memory": units.size(forecast_bytes(trial) if fit is None else fit.forecast_bytes)}
         if any(each.unfit or each.unsure for each in self.fits.values()):
             known = fit is not None and fit.oom_chance is not None
@@ -197,7 +194,7 @@ class PlanEstimate:
         return cells
 
     def lines(self, plan: Plan) -> list[str]:
-        """What all runs together take, and whether their memory suffices: the most wanted first."""
+        """What all runs together take, and whether memory suffices; the most important lines first."""
         return [*self._time_lines(plan), *self._memory_lines(), *self._largest_lines(plan), *_unavailable(plan)]
 
     def _largest_lines(self, plan: Plan) -> list[str]:
@@ -225,7 +222,7 @@ class PlanEstimate:
         capacities = {fit.capacity_bytes for fit in self.fits.values()}
         known = sorted(size for size in capacities if size is not None)
         if not known or all(fit.oom_chance is None for fit in self.fits.values()):
-            return []  # why it is unknown is said of each
+            return []  # `_unavailable` says why
         sizes = " or ".join(map(units.size, known))
         unfit = sum(fit.unfit for fit in self.fits.values())
         unsure = sum(fit.unsure for fit in self.fits.values())
@@ -274,7 +271,7 @@ class PlanEstimate:
         return [] if self.expected is None else list(self.expected.by_trial.values())
 
     def as_json(self, trial_id: str, trial: Trial) -> dict[str, Any]:
-        """Of one trial; unavailable is null."""
+        """One trial's estimates for the JSON; unavailable values are null."""
         fit = self.fits.get(trial_id)
         fields: dict[str, Any] = {
             "memory_bytes": forecast_bytes(trial) if fit is None else fit.forecast_bytes,
@@ -294,7 +291,7 @@ class PlanEstimate:
         )
 
     def total_json(self, plan: Plan) -> dict[str, Any] | None:
-        """Of all runs that are to be done; null where nothing is known of any."""
+        """Sums over all runs that are to be done; null where nothing is known of any."""
         whole = None if self.expected is None else self.expected.total(plan, self.skipped, self.done)
         if whole is None or self.expected is None:
             return None
@@ -321,7 +318,7 @@ def _unavailable(plan: Plan) -> list[str]:
 
 
 def buckets_note(trials: Mapping[str, Trial]) -> str:
-    """Why DeepSpeed's ZeRO takes much memory for a small model, where it is buckets; empty where it is not."""
+    """A note where buckets are why DeepSpeed's ZeRO takes much memory for a small model; empty elsewhere."""
     most = 0
     for trial in trials.values():
         parts = predicted.parts if (predicted := forecast(trial)) is not None else {}

@@ -1,4 +1,4 @@
-"""What a study asks for, worked out before anything starts: trials, their order, the state of a results folder."""
+"""A study's plan, worked out before anything starts: trials, their order, the state of a results folder."""
 
 from __future__ import annotations
 
@@ -38,26 +38,26 @@ class Plan:
     scheduler: Placement | Submitter
     expansion: Expansion
     tasks: tuple[Task, ...]
-    """All runs of the study in their random order, done or not; those that `measure.target_ci` may add come after."""
+    """All runs of the study in their random order, done or not, without those that `measure.target_ci` may add."""
     alone: frozenset[Task] = frozenset()
-    """Those that run with no other beside them, where others do (`_alone`)."""
+    """Runs that have no other run beside them in a study with runs side by side (`_alone`)."""
 
     @property
     def record(self) -> StudyRecord:
-        """What study.json says of it."""
+        """The study's record, as in study.json."""
         return self.context.record
 
     @property
     def measure(self) -> MeasureSection:
-        """Its [measure]."""
+        """The study's [measure] section."""
         return self.context.measure
 
     def in_folder(self, results: Path) -> RunContext:
-        """What all its runs share, in this results folder."""
+        """The context that all runs share, for this results folder."""
         return replace(self.context, results=results, interrupted=threading.Event())
 
     def steps_of(self, trial_id: str) -> tuple[int, int]:
-        """Optimizer steps of a trial: in an epoch, and in the run."""
+        """Optimizer steps of a trial: (in an epoch, in a run)."""
         trial = self.record.trials[trial_id]
         epoch = trial.steps_per_epoch(samples_used(self.expansion.train_samples[trial_id], trial.data.fraction))
         if trial.window.steps is not None:
@@ -66,24 +66,24 @@ class Plan:
 
     @property
     def most_runs(self) -> int:
-        """Runs at most: with those that `measure.target_ci` may add."""
+        """Most runs there can be, with those that `measure.target_ci` may add."""
         measure = self.measure
         return len(self.record.trials) * (measure.repeats if measure.target_ci is None else measure.max_repeats)
 
 
 @dataclass(frozen=True)
 class Report:
-    """What one call did, and how the study stands."""
+    """What one call did, and the study's state."""
 
     done_now: int
     outcomes: dict[tuple[str, int], Outcome]
-    """By trial and repeat, all runs of the study that have an outcome."""
+    """Outcomes of all the study's runs that have one, by (trial, repeat)."""
     ended: str = ""
     """Why the study ended before all of its runs were done; empty where nothing ended it."""
 
     @property
     def failures(self) -> dict[tuple[str, int], Outcome]:
-        """The runs that did not complete, but for those that were to be skipped."""
+        """The runs that did not complete, except those skipped on request."""
         return {
             key: outcome
             for key, outcome in self.outcomes.items()
@@ -92,7 +92,7 @@ class Report:
 
     @property
     def skipped(self) -> dict[tuple[str, int], Outcome]:
-        """The runs that were skipped on request, and are done by the next call that does not ask for it."""
+        """The runs that were skipped on request; the next call without that request does them."""
         return {
             key: outcome for key, outcome in self.outcomes.items() if outcome.kind == "skipped" and outcome.external
         }
@@ -105,15 +105,15 @@ def plan(
     overlay: Overlay | None = None,
     results: Path | None = None,
 ) -> Plan:
-    """Reads and checks a study against the hosts it is to run on and its data; starts nothing and writes nothing.
+    """Reads a study and checks it against its hosts and data; starts nothing and writes nothing.
 
     Args:
-        study: the study file, or what was read of it.
+        study: the study file's path, or the file read.
         machine: what one host offers; None: what the scheduler says.
         check_data: finds and verifies a dataset.
-        overlay: of a site file and the command line, where it is to be read.
-        results: the folder that it is to go into: begun there, it keeps the launcher and the threads of then, as far as
-            it leaves them open. None: results/NAME.
+        overlay: values of a site file and the command line, used when `study` is a path.
+        results: folder for the results. A study begun there keeps its launcher and threads where the file leaves them
+            open. None: results/NAME.
 
     Raises:
         RequestError: the study, the data or the hosts do not allow it.
@@ -132,11 +132,11 @@ def plan(
     begun = begun_study(results, file.study.name)
     launcher = _launcher_of(begun) or scheduler.default_launcher
     if launcher == LOCAL and scheduler.default_launcher != LOCAL:
-        launcher = scheduler.default_launcher  # it was begun on one machine, and now has hosts
+        launcher = scheduler.default_launcher  # the study was begun on one machine, and now has hosts
     host = machine or scheduler.machine()
     expansion = expand(file, host, check_data, scheduler.slots(), launcher)
     if begun is not None and host.node_cores and not begun.trials.keys() & expansion.trials.keys():
-        # Default threads once came from logical cores: a folder begun so goes on so.
+        # Default threads once came from logical cores: a folder begun that way goes on that way.
         before = expand(file, replace(host, node_cores=()), check_data, scheduler.slots(), launcher)
         expansion = before if begun.trials.keys() & before.trials.keys() else expansion
     hosts = _hosts_of_runs(scheduler, file.study.measure)
@@ -147,8 +147,8 @@ def plan(
     measure = file.study.measure
     tasks = []
     first, last = _alone(expansion.trials, measure, hosts)
-    # Seeded, so that a study resumed keeps the order it began with; random, so that drift favours nobody; in rounds of
-    # one run of each trial, so that it favours no repeat, and a process that forks ranks serves a whole round.
+    # Seeded, so that a resumed study keeps its order. Random, so that drift favours no trial. In rounds of one run of
+    # each trial, so that drift favours no repeat, and one process can fork the ranks of a whole round.
     order = random.Random(measure.order_seed)  # noqa: S311 - an order, not a secret
     for repeat in range(measure.repeats):
         whole_round = order.sample([*expansion.trials], len(expansion.trials))
@@ -175,10 +175,10 @@ def plan(
 
 
 def _hosts_of_runs(scheduler: Placement | Submitter, measure: MeasureSection) -> int:
-    """How many hosts runs may be given, to go on side by side; 0 where they do not.
+    """Number of hosts for runs side by side; 0 where runs go one after another.
 
     Raises:
-        RequestError: there is one host, or they are not told apart.
+        RequestError: there is only one host, or two names lead to one.
     """
     if measure.parallel_runs in (None, 1) or isinstance(scheduler, Submitter):
         return 0
@@ -193,14 +193,15 @@ def _hosts_of_runs(scheduler: Placement | Submitter, measure: MeasureSection) ->
 
 
 _ALONE = 2
-"""Trials within one host, and trials over several, of which one run each is alone: so many in the first round, and
-other ones in the last."""
+"""Most trials whose run is alone: of those within one host and of those over several, in the first round and last."""
 
 
 def _alone(trials: Mapping[str, Trial], measure: MeasureSection, hosts: int) -> tuple[frozenset[str], frozenset[str]]:
-    """The trials whose run of the first round, and those whose run of the last, has no other beside it, so that it can
-    be held against the trial's others. Half of them come first and half last: steady drift of the machines is then no
-    difference between the two kinds. Trials that take so many hosts that no other fits beside them tell nothing.
+    """The trials whose run in the first round is alone, and those whose run in the last round is.
+
+    These runs have no other beside them, to be compared with the same trial's other runs. Half come first and half
+    last, so that steady drift of the machines makes no difference between runs alone and side by side. Trials that take
+    so many hosts that no other fits beside them would tell nothing, and are left out.
     """
     first: list[str] = []
     last: list[str] = []
@@ -220,16 +221,16 @@ def _alone(trials: Mapping[str, Trial], measure: MeasureSection, hosts: int) -> 
 
 
 def begun_study(results: Path, name: str) -> StudyRecord | None:
-    """What a folder holds of the study `name`; None where it does not hold it."""
+    """The record of the study `name` in a folder; None where the folder does not hold that study."""
     try:
         held = read_study(results)
     except VitscaleError:
-        return None  # `check_folder` tells of it, where it is to be written to
+        return None  # `check_folder` reports it before anything is written there
     return held if held is not None and held.name == name else None
 
 
 def _launcher_of(begun: StudyRecord | None) -> str | None:
-    """The launcher of a study that was begun; None where there is none, or more than one."""
+    """The launcher of a begun study; None where it has none, or more than one."""
     if begun is None:
         return None
     launchers = {trial.launcher for trial in begun.trials.values() if trial.origin is None}
@@ -246,7 +247,7 @@ def _check_discovery(launch: LaunchSection, trial: Trial) -> None:
 
 
 def check_folder(results: Path, record: StudyRecord, *, allow_version_change: bool) -> None:
-    """Whether `results` may hold this study: a new folder, an empty one, or one that already holds it.
+    """Refuses a results folder unless it is new, empty, or already holds this study.
 
     Raises:
         StoreError: it is no folder, holds something else or another study, or was begun under other versions or data.
@@ -281,7 +282,7 @@ def check_folder(results: Path, record: StudyRecord, *, allow_version_change: bo
 
 
 def _entries(results: Path) -> list[str] | None:
-    """Names in the folder; None where nothing is there yet."""
+    """Names in the folder; None where the folder does not exist."""
     try:
         return sorted(path.name for path in results.iterdir())
     except FileNotFoundError:
@@ -297,7 +298,7 @@ _MOST_DIFFERING = 3
 
 
 def _differing(before: str, now: str) -> str:
-    """ " (train.learning_rate was 0.0005 and is 0.001)": where a study differs; empty where that is unknown."""
+    """How a study differs, as " (train.learning_rate was 0.0005 and is 0.001)"; empty where that is unknown."""
     try:
         was, is_now = (dotted(tomllib.loads(text)) for text in (before, now))
     except ValueError:

@@ -29,7 +29,7 @@ _PLACEHOLDER = Path("RESULTS/runs/TRIAL")
 
 
 def plan_document(plan: Plan, estimate: PlanEstimate = NOTHING_KNOWN) -> doc.Document:
-    """How much is to be run and what it takes, what its DeepSpeed file will do, the trials, and what starts them."""
+    """Number of runs and what they take, findings on the DeepSpeed file, the trials, and the commands for them."""
     trials = plan.record.trials
     rows = {
         trial_id: {"model": (trial.model_name or "model")}
@@ -63,7 +63,7 @@ def plan_document(plan: Plan, estimate: PlanEstimate = NOTHING_KNOWN) -> doc.Doc
 
 
 def _parameters(trials: Mapping[str, Trial]) -> list[str]:
-    """How many parameters the models have, in one line all those alike in that."""
+    """Lines with the models' numbers of parameters; models with the same number share a line."""
     models: dict[str, dict[int | None, None]] = {}
     for trial in trials.values():
         models.setdefault(trial.model_name or "model", {})[model_cost.parameters(trial.model)] = None
@@ -87,9 +87,9 @@ _COLUMNS = (
     doc.Column("trial", words=True, narrow=None),
 )
 _SAID_WHERE_VARIED = ("model", "image", "activations", "shared model")
-"""Columns that are nowhere where all trials have the same in them."""
+"""Columns that are left out where all trials have the same value."""
 _SAID_ONCE = ("precision", "hosts", "threads", "data", "per epoch", "steps")
-"""Columns that are one line below the table where all trials have the same in them."""
+"""Columns that become one line below the table where all trials have the same value."""
 
 
 def _row(plan: Plan, trial_id: str, trial: Trial) -> dict[str, str]:
@@ -114,7 +114,7 @@ def _row(plan: Plan, trial_id: str, trial: Trial) -> dict[str, str]:
 
 
 def _batch(train: TrainSpec) -> str:
-    """ "16", "16 x2" or "(20 + 12) x2": the images per micro-step of a rank, or of each, and the accumulation."""
+    """Images per micro-step, of every rank or of each, and the accumulation: "16", "16 x2" or "(20 + 12) x2"."""
     at_once = in_words(train.micro_batches) if train.micro_batches else str(train.micro_batch)
     if train.grad_accum == 1:
         return at_once
@@ -131,7 +131,7 @@ def finding_lines(plan: Plan) -> list[str]:
 
 
 def _in_a_study(plan: Plan, finding: doc.Finding) -> doc.Finding:
-    """The finding with the number of trials that it concerns, where those are not all."""
+    """The finding, with the number of trials that it concerns where that is not all."""
     return replace(finding, message=f"{finding.message}{_whose(plan, finding)}")
 
 
@@ -157,7 +157,7 @@ def _runs(plan: Plan, estimate: PlanEstimate) -> str:
 
 
 _EPOCHS_A_POINT = 5
-"""That published scaling studies of vision transformers spend (arXiv 2602.21081)."""
+"""Epochs per run in published scaling studies of vision transformers (arXiv 2602.21081)."""
 
 
 def _saving(plan: Plan) -> list[str]:
@@ -181,7 +181,7 @@ def _saving(plan: Plan) -> list[str]:
 
 
 def plan_fields(plan: Plan, estimate: PlanEstimate = NOTHING_KNOWN) -> dict[str, Any]:
-    """The same as data: one object per trial."""
+    """The plan as JSON fields, with one object per trial."""
     trials = []
     for trial_id, trial in plan.record.trials.items():
         epoch, steps = plan.steps_of(trial_id)
@@ -214,7 +214,7 @@ def plan_fields(plan: Plan, estimate: PlanEstimate = NOTHING_KNOWN) -> dict[str,
 
 
 def commands_of(plan: Plan, trial: Trial, run_folder: Path = _PLACEHOLDER) -> tuple[tuple[str, ...], ...]:
-    """The exact argv, one or one for each host, that would start a trial's ranks."""
+    """The exact argvs that would start a trial's ranks: one, or one for each host."""
     section = plan.context.launch
     return launch_plan(plan.scheduler, section, trial.launcher, trial.world, run_folder, RANK_MODULE).commands
 
@@ -223,12 +223,12 @@ _PLACEHOLDER = Path("RESULTS")
 
 
 def command_list(plan: Plan, results: Path | None, *, retry_failed: bool = False, unfit: Collection[str] = ()) -> str:
-    """One block for each trial: what it is as a comment, then its commands. Jobs of Slurm: their scripts.
+    """A block for each trial, with a comment that describes it and its commands; for a batch system the jobs' scripts.
 
     Args:
         plan: the study.
-        results: where it would run, of which only what is not done yet is listed; None: all, under a placeholder.
-        retry_failed: list what did not complete too.
+        results: folder of the results, whose finished runs are left out; None: all runs, under a placeholder.
+        retry_failed: list runs that did not complete too.
         unfit: trials to leave out.
 
     Raises:

@@ -34,7 +34,7 @@ def describe(trial: Trial) -> str:
 
 @contextmanager
 def decoding_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
-    """Gives what is to be called with the images decoded so far, and with how many there are."""
+    """Gives a function to call with (images decoded so far, images in all)."""
     spoken = time.monotonic()
     live = Progress(
         TextColumn("decoding images"),
@@ -63,11 +63,11 @@ def decoding_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
 
 
 class StudyProgress:
-    """Which run of how many, the step rate, the time left.
+    """Shows which run of how many is under way, the step rate, and the time left.
 
-    Time left is the mean duration of the runs done in this call times the runs left, over the runs at a time; before
-    the first has ended it is unknown and said to be. Where runs may be added (`measure.target_ci`), both are told as
-    the most that can come.
+    Time left is the mean duration of the runs done in this call, times the runs left, over the runs at a time. Before
+    the first run has ended it is shown as unknown. Where runs may be added (`measure.target_ci`), the number of runs
+    and the time left are the most that can come.
     """
 
     def __init__(self, console: Console) -> None:
@@ -101,7 +101,7 @@ class StudyProgress:
         (self._live.console if self._live else self._console).print(escape(text), soft_wrap=True, highlight=False)
 
     def expect(self, left: int, added: int) -> None:
-        """Says how many runs are left, and how many more may be added to them."""
+        """Sets how many runs are left, and how many more may be added to them."""
         self._runs = self._done + left + added
         self._may_be_fewer = added > 0
         if self._live:
@@ -115,13 +115,13 @@ class StudyProgress:
         return f"{how} {units.seconds(seconds)} left"
 
     def _show(self, text: str) -> None:
-        """On the live line; of several runs at a time what was last heard of any."""
+        """Shows a text on the live line; with several runs at a time the last one heard of is shown."""
         several = f"{len(self._under_way)} at a time; " if len(self._under_way) > 1 else ""
         if self._live:
             self._live.update(self._bar, description=escape(f"{several}{text}; {self._left()}"))
 
     def begin(self, trial: Trial, repeat: int) -> Callable[[int, str], None]:
-        """Announces a run; returns what is to be called with the number of its steps and its phase before them."""
+        """Announces a run; returns a function to call with its number of steps, and its phase before the first."""
         of = f"up to {self._runs}" if self._may_be_fewer else f"{self._runs}"
         self._under_way.append(trial)
         what = f"run {self._done + len(self._under_way)} of {of}: {describe(trial)}, repeat {repeat + 1}"
@@ -140,7 +140,7 @@ class StudyProgress:
                 if self._live:
                     self._show(f"{what}: starting: {phase}" if phase else f"{what}: starting")
                 elif phase.startswith(COMPILING) and phase not in told:
-                    # At once, and once each: for minutes nothing else will be said.
+                    # Said at once, and once each: nothing else will be said for minutes.
                     told.add(phase)
                     self._say(f"  starting: {phase}")
                 return
@@ -157,7 +157,7 @@ class StudyProgress:
         return on_progress
 
     def end(self, trial: Trial, outcome: Outcome) -> None:
-        """A run has ended."""
+        """Notes and tells that a run has ended."""
         self._done += 1
         if trial in self._under_way:
             self._under_way.remove(trial)

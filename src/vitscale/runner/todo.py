@@ -1,4 +1,4 @@
-"""What is to be done of a study in a results folder: outstanding runs, runs to skip, and runs to add."""
+"""What is still to do for a study in a results folder: outstanding runs, runs to skip, and runs to add."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from vitscale.store.results import Outcome, Run
 
 
 def outstanding(plan: Plan, index: RunIndex, *, retry_failed: bool) -> list[Task]:
-    """The runs still to be done: those without an outcome, those whose cause lay outside the trial, and those whose
-    cause was passing and that have not been tried as often as the study says.
+    """The runs still to be done.
 
-    Of the runs that `measure.target_ci` added those alone that are to be done again; what to add is not known here.
+    These are runs without an outcome, runs that failed for a cause outside the trial, and runs that failed for a
+    transient cause and have not been tried as often as the study says; with `retry_failed` all that did not complete.
+    Runs that `measure.target_ci` added are among them only to be done again; which to add is not known here.
     """
 
     def done(task: Task) -> bool:
@@ -27,7 +28,7 @@ def outstanding(plan: Plan, index: RunIndex, *, retry_failed: bool) -> list[Task
         if finished is None:
             return False
         name, outcome = finished
-        # A passing failure whose next try was interrupted, or not begun any more.
+        # A transient failure whose next attempt was interrupted, or never began.
         untried = outcome.transient and int(name.rpartition("-a")[2]) < plan.measure.retries
         return outcome.kind == "completed" or not (outcome.external or retry_failed or untried)
 
@@ -40,7 +41,7 @@ def outstanding(plan: Plan, index: RunIndex, *, retry_failed: bool) -> list[Task
 
 
 def done_before(plan: Plan, results: Path) -> frozenset[tuple[str, int]]:
-    """The runs, by trial and repeat, that `vitscale run` would not do again; none of another study's folder."""
+    """The runs, as (trial, repeat), that `vitscale run` would not do again; empty for another study's folder."""
     if begun_study(results, plan.record.name) is None:
         return frozenset()
     left = {(task.trial_id, task.repeat) for task in outstanding(plan, RunIndex(results), retry_failed=False)}
@@ -48,7 +49,7 @@ def done_before(plan: Plan, results: Path) -> frozenset[tuple[str, int]]:
 
 
 def existing_outcomes(plan: Plan, index: RunIndex, todo: Collection[Task]) -> dict[tuple[str, int], Outcome]:
-    """The outcomes that stand: of the study's trials, but for the runs that are to be done again."""
+    """The outcomes of the study's trials that stand: all but those of runs that are to be done again."""
     again = frozenset(todo)
     return {
         key: outcome
@@ -67,11 +68,11 @@ def skip_unfit(
     """Records each run of an unfit trial as skipped, once, and returns the others.
 
     Args:
-        context: of the study.
-        todo: what is to be done.
+        context: what the study's runs share.
+        todo: the runs to do.
         unfit: trials to skip -> why.
-        index: of what the folder holds.
-        outcomes: gets theirs.
+        index: index of the runs in the folder.
+        outcomes: outcomes by (trial, repeat), to which those of the skipped runs are added.
     """
     kept = []
     for task in todo:
@@ -81,7 +82,7 @@ def skip_unfit(
         key = (task.trial_id, task.repeat)
         _, before = index.finished.get(key, (None, None))
         if before is None or not (before.kind == "skipped" and before.external):
-            # External: nothing of the trial itself failed, so that the next `vitscale run` does it.
+            # External: the trial itself has not failed, so the next `vitscale run` does it.
             before = unstarted("skipped", reason, external=True)
             attempt = index.attempts.get(key, -1) + 1
             write_outcome(new_attempt(context, task, attempt), before)
@@ -90,29 +91,31 @@ def skip_unfit(
 
 
 class GpuHours:
-    """What a study has spent of `measure.max_gpu_hours`: of each run its GPUs times its time; of a run that is tried
-    again at once the last try, and all of them when the study goes on."""
+    """How much of `measure.max_gpu_hours` a study has spent: each run's GPUs times its time.
+
+    A run that is tried again within this call counts with its last attempt; a later call counts all attempts.
+    """
 
     def __init__(self, plan: Plan, index: RunIndex) -> None:
         self._plan = plan
         self._spent = 0.0
         self._longest: dict[str, float] = {}
-        """Trial to the GPU-hours of its longest run."""
+        """Trial -> GPU-hours of its longest run."""
         for (trial_id, _), (_, outcome) in index.finished.items():
             self.add(trial_id, outcome)
         for (trial_id, _), tries in index.earlier.items():
             self._spent += sum(self._hours(trial_id, outcome) for _, outcome in tries)
 
     def add(self, trial_id: str, outcome: Outcome) -> None:
-        """A run that has ended just now."""
+        """Adds a run that has ended."""
         hours = self._hours(trial_id, outcome)
         self._spent += hours
         self._longest[trial_id] = max(hours, self._longest.get(trial_id, 0.0))
 
     def refusal(self, trial_id: str, under_way: Iterable[str] = ()) -> str:
-        """Why no run of this trial is begun any more beside those `under_way`, by their trials; empty where it may be.
+        """Why no further run of this trial may begin beside those of the trials `under_way`; empty where one may.
 
-        Of a trial without a run nobody knows how long one takes: it may begin as long as anything is left.
+        Nobody knows how long the first run of a trial takes: it may begin as long as anything is left.
         """
         limit, needs = self._plan.measure.max_gpu_hours, self._longest.get(trial_id, 0.0)
         expected = self._spent + sum(self._longest.get(other, 0.0) for other in under_way)
@@ -122,21 +125,21 @@ class GpuHours:
         return f"measure.max_gpu_hours = {limit:g}: {self._spent:.3g} GPU-hours are spent{wanted}"
 
     def _hours(self, trial_id: str, outcome: Outcome) -> float:
-        trial = self._plan.record.trials.get(trial_id)  # of an earlier form of the study it is not known
+        trial = self._plan.record.trials.get(trial_id)  # None for a trial of an earlier form of the study
         return 0.0 if trial is None else trial.world.size * outcome.wall_seconds / 3600
 
 
 class AddedRuns:
     """The added runs of a study, in rounds of one run per trial; empty without `measure.target_ci`.
 
-    Whether a trial wants another run is decided when its turn comes, from all that it has recorded: interrupted and
-    begun again, a study goes on where it was, and where all is reached it adds nothing.
+    Whether a trial needs another run is decided when its turn comes, from all its recorded runs. So a study that is
+    interrupted and begun again goes on where it was, and adds nothing once all targets are reached.
     """
 
     def __init__(
         self, plan: Plan, results: Path, outcomes: Mapping[tuple[str, int], Outcome], todo: Collection[Task] = ()
     ) -> None:
-        """`outcomes`: of the runs that need not be done again; the driver adds to it. `todo`: what it does before."""
+        """`outcomes`: those of finished runs, to which the driver adds. `todo`: the runs that it does before."""
         self._plan = plan
         self._results = results
         self._outcomes = outcomes
@@ -157,13 +160,13 @@ class AddedRuns:
                     Task(trial_id, before) in self._todo and (trial_id, before) not in self._outcomes
                     for before in range(repeat)
                 )
-                # What is under way side by side may say that more are wanted; `wants` asks when it has ended.
+                # Runs under way beside this one may show that more are needed; `wants` asks when they have ended.
                 if (trial_id, repeat) not in self._outcomes and (due or self._status(trial_id) == "open"):
                     yield Task(trial_id, repeat)
                     self._status(trial_id)  # at once, for `most`
 
     def wants(self, task: Task) -> bool:
-        """Whether a run that was given out is to be done still, by what its trial has recorded since."""
+        """Whether a run that was given out is still needed, after what its trial has recorded since."""
         return task in self._todo or self._status(task.trial_id) == "open"
 
     def most(self) -> int:
@@ -176,7 +179,7 @@ class AddedRuns:
         return sum(self._most_of(trial_id, outcomes) for trial_id, outcomes in own.items())
 
     def _order(self, repeat: int) -> list[str]:
-        """Random in each round, so that drift favours no trial; seeded, so that a study resumed keeps its order."""
+        """Trials in a random order for each round, so that drift favours none; seeded, to be the same when resumed."""
         order = list(self._plan.record.trials)
         random.Random(f"{self._plan.measure.order_seed} {repeat}").shuffle(order)  # noqa: S311 - an order, not a secret
         return order
@@ -192,7 +195,7 @@ class AddedRuns:
         return {repeat: outcome for (trial, repeat), outcome in self._outcomes.items() if trial == trial_id}
 
     def _status(self, trial_id: str, own: list[Run] | None = None) -> TargetStatus:
-        """`own`: its runs; None: those read before, and what has come since."""
+        """A trial's status against its target. `own`: its runs; None: those read before, and any since."""
         runs = len(self._own(trial_id))
         known = self._stood.get(trial_id)
         if known is None or known[0] != runs:

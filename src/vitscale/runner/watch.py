@@ -1,6 +1,6 @@
 """Watches one run: passes its progress on and ends it when it hangs, loses a rank or runs over its time.
 
-Where the ranks of a run that hangs stand: which of them the others wait for.
+Also finds out, for a run that hangs, where its ranks stand and which of them the others wait for.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vitscale.runner.evidence import Ending, Stop
 from vitscale.schedulers import Job
 
 _PHASES = ("start-up", "data", "h2d", "script", "forward", "backward", "bubble", "optimizer")
-"""In the order in which a step goes through them."""
+"""Phases in the order in which a step goes through them."""
 _STARVED_BEATS = 5
 _COMPILER_SECONDS = 1800.0
 
@@ -26,7 +26,7 @@ def is_stopped(pid: int, host: str) -> bool:
     """Whether a process of this host is stopped (SIGSTOP, a debugger)."""
     if host != socket.gethostname():
         return False
-    import psutil  # here: a plan starts nothing, and need not wait for it
+    import psutil  # here: a plan starts no processes, and need not wait for this import
 
     try:
         return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
@@ -35,9 +35,9 @@ def is_stopped(pid: int, host: str) -> bool:
 
 
 def waited_for(statuses: Mapping[int, RankStatus]) -> list[int]:
-    """The ranks that are behind: at an earlier place of the run than the furthest one. None where all stand alike.
+    """The ranks that are furthest behind; empty where all ranks stand at the same place.
 
-    Ranks train in step, so those that are ahead wait for those that are behind; one that has left waits for nobody.
+    Ranks train in step, so those ahead wait for those behind; a rank that has left waits for none.
     """
     places = {rank: _progress(status) for rank, status in statuses.items() if status.ended_seconds is None}
     last = min(places.values(), default=(0, 0))
@@ -46,7 +46,7 @@ def waited_for(statuses: Mapping[int, RankStatus]) -> list[int]:
 
 
 def starved(statuses: Mapping[int, RankStatus], now_seconds: float) -> list[int]:
-    """The ranks that have given no sign of life for long, though they have not ended; none where that is so of all."""
+    """The ranks that have long given no sign of life without having ended; empty where all ranks are silent."""
     silent = sorted(
         rank
         for rank, status in statuses.items()
@@ -56,22 +56,22 @@ def starved(statuses: Mapping[int, RankStatus], now_seconds: float) -> list[int]
 
 
 def position(status: RankStatus) -> str:
-    """In words, as last heard: "forward of step 4"."""
+    """A rank's last known place in words: "forward of step 4"."""
     return status.phase if status.step < 0 else f"{status.phase} of step {status.step}"
 
 
 def silence_limit(statuses: Mapping[int, RankStatus], hang_seconds: float) -> float:
     """Seconds without a sign of any rank after which a run hangs.
 
-    More while something is compiled, for a compiler says nothing for minutes; and not for ever, for ranks wait for
-    a compiler that was killed as for one that works.
+    The limit is longer while something is compiled, for a compiler says nothing for minutes. It stays finite, for ranks
+    wait for a killed compiler too.
     """
     compiles = any(status.phase.startswith(COMPILING) for status in statuses.values() if status.ended_seconds is None)
     return max(hang_seconds, _COMPILER_SECONDS) if compiles else hang_seconds
 
 
 def start_up_phase(statuses: Mapping[int, RankStatus]) -> str:
-    """What ranks do up to their first step: "engine", or "compiling fused_adam" where any of them does; else empty."""
+    """What ranks do before their first step, as "engine", or "compiling fused_adam" where any compiles; else empty."""
     phases = [status.phase for _, status in sorted(statuses.items()) if status.step <= 0]
     told = [phase for phase in phases if phase.startswith(COMPILING)]
     told += [phase.removeprefix(STARTING) for phase in phases if phase.startswith(STARTING)]
@@ -85,14 +85,14 @@ def _progress(status: RankStatus) -> tuple[int, int]:
 _LOOK_SECONDS = 0.1
 _STACK_SECONDS = 1.0
 LOST_SECONDS = 10.0
-"""What a launcher has to notice by itself that a rank is gone, and to say how."""
+"""Seconds that a launcher has to notice by itself that a rank is gone, and to say how."""
 
 
 class StepCounter:
-    """Counts the steps that rank 0 has recorded, reading only what is new, and notices a sign of life of any rank."""
+    """Counts the steps that rank 0 has recorded, reading only what is new, and notices signs of life of any rank."""
 
     def __init__(self, folder: Path, *, prints: bool = False) -> None:
-        """`prints`: whether what ranks print is a sign of life too: a script may record nothing for long."""
+        """`prints`: whether ranks' output is a sign of life too, as for a script, which may record nothing for long."""
         self.folder = folder
         self._signs = ("rank-*.jsonl", "log.txt") if prints else ("rank-*.jsonl",)
         self.steps = 0
@@ -100,7 +100,7 @@ class StepCounter:
         self._seen: dict[str, tuple[int, int]] = {}
 
     def look(self) -> bool:
-        """True where any rank has written, or touched its record (`RankLog.alive`), since the last look."""
+        """Whether any rank has written, or touched its record (`RankLog.alive`), since the last look."""
         states = {path.name: path.stat() for pattern in self._signs for path in self.folder.glob(pattern)}
         seen = {name: (state.st_size, state.st_mtime_ns) for name, state in states.items()}
         alive = seen != self._seen
@@ -127,14 +127,13 @@ def watch(
 ) -> Ending:
     """Waits for the end of a run.
 
-    A run is ended from here when it exceeds `timeout_seconds`, when no rank records or says anything new for
+    The run is ended from here when it exceeds `timeout_seconds`, when no rank records or says anything new for
     `hang_seconds` (longer while an extension is compiled), and when a rank is lost and its launcher does not end the
-    others within `LOST_SECONDS`. In every
-    case no process of the job is left on any host that can be reached when this returns, and also when it is left by
-    an exception (Ctrl-C).
+    others within `LOST_SECONDS`. When this returns, or raises (Ctrl-C), no process of the job is left on any host that
+    can be reached.
 
     Raises:
-        KeyboardInterrupt: `interrupted` is set: Ctrl-C, which reaches a process's first thread alone.
+        KeyboardInterrupt: `interrupted` is set, which passes on Ctrl-C: only a process's first thread gets that.
     """
     heartbeats = job.heartbeats
     oom_before = kernel_oom_kills()
@@ -151,7 +150,7 @@ def watch(
             if changed := counter.look():
                 last_sign = now
             statuses = heartbeats.statuses()
-            # Said over the line as well: a network file system may show what ranks record a minute late.
+            # Heartbeats tell progress too: a network file system may show what ranks record a minute late.
             if (there := {rank: (status.step, status.phase) for rank, status in statuses.items()}) != places:
                 places, last_sign, changed = there, now, True
             if changed:
@@ -196,13 +195,13 @@ def watch(
 
 
 def _stacks(heartbeats: HeartbeatServer) -> None:
-    """Lets every rank write down where it stands; one that cannot (stopped, cut off) does not hold up the others."""
+    """Asks every rank to write down where it stands; one that cannot (stopped, cut off) does not delay the others."""
     heartbeats.ask_for_stacks()
     time.sleep(_STACK_SECONDS)
 
 
 def kernel_oom_kills(vmstat: Path = Path("/proc/vmstat")) -> int:
-    """Processes the kernel's OOM killer has ended since boot, in memory cgroups too (`oom_kill` in /proc/vmstat)."""
+    """Number of processes that the OOM killer has ended since boot, also in cgroups (`oom_kill` in /proc/vmstat)."""
     try:
         for line in vmstat.read_text(encoding="ascii").splitlines():
             if line.startswith("oom_kill "):

@@ -1,4 +1,4 @@
-"""Schedulers: where a launcher's commands run. The table below is the whole list of our own."""
+"""Schedulers: where a launcher's commands run. `SCHEDULERS` lists all of vitscale's own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vitscale.schedulers.prepared import Job
 from vitscale.study.sections import LaunchSection, NodeSection, SlurmSection, Study
 
 Factory = Callable[[LaunchSection, SlurmSection, NodeSection | None, Path], Placement | Submitter]
-"""Makes a scheduler of what a study says; the path is the study file's, beside which relative ones are looked for."""
+"""Makes a scheduler from a study's sections and the study file's path, beside which relative paths are looked for."""
 
 
 def _local(launch: LaunchSection, slurm: SlurmSection, node: NodeSection | None, study_path: Path) -> Placement:
@@ -47,12 +47,14 @@ SCHEDULERS: dict[str, Factory] = {"local": _local, "hostfile": _hostfile, "slurm
 
 
 def scheduler_for(study: Study, study_path: Path) -> Placement | Submitter:
-    """Where a study runs: what it says, else a hostfile where one is given, else the Slurm allocation around this
-    process, else this machine. Of a batch system: its job around this process, where there is one.
+    """The scheduler that runs a study.
+
+    That is the one that the study names, else a hostfile where one is given, else the Slurm allocation around this
+    process, else this machine. Inside a job of the batch system it is that job's placement.
 
     Args:
         study: its [launch], [slurm] and [node].
-        study_path: a relative hostfile is looked for beside it.
+        study_path: the study file; a relative hostfile is looked for beside it.
 
     Raises:
         RequestError: the scheduler is unknown, the hostfile cannot be used, or the study contradicts itself.
@@ -72,10 +74,10 @@ def scheduler_for(study: Study, study_path: Path) -> Placement | Submitter:
 def made(
     name: str, launch: LaunchSection, slurm: SlurmSection, node: NodeSection | None, study_path: Path
 ) -> Placement | Submitter:
-    """The scheduler of that name, ours or an installed package's.
+    """The scheduler called `name`, from vitscale or an installed package.
 
     Raises:
-        RequestError: there is none, or it cannot be made of what the study says.
+        RequestError: there is none, or it cannot be made from what the study says.
     """
     factory = plugins.known("scheduler", name, SCHEDULERS, "__call__")
     return factory(launch, slurm, node, study_path)

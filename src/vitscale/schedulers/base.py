@@ -1,6 +1,6 @@
-"""What a scheduler is: it knows the hosts, and either starts processes on them now or submits jobs that will.
+"""What a scheduler is: it knows the hosts, and starts processes on them now or submits jobs that will.
 
-This machine.
+`Local` is the scheduler of this machine.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from vitscale.trial.trial import World
 
 
 class Scheduler(ABC):
-    """What planning asks: which hosts there are, and how commands look that are started there."""
+    """What planning needs to know: which hosts there are, and how commands are started on them."""
 
     python: str = sys.executable
-    """The interpreter of the ranks: this one's path, unless ranks run where that is another."""
+    """Path of the ranks' interpreter: this process's own, unless it lies elsewhere where ranks run."""
     default_launcher: str = "torchrun"
     """The launcher of studies that name none."""
 
     @abstractmethod
     def machine(self) -> Machine:
-        """One of its hosts, as trials are planned for it.
+        """One of its hosts, for which trials are planned.
 
         Raises:
-            RequestError: what it offers cannot be known here, and the study does not say ([node]).
+            RequestError: what a host offers cannot be known here, and the study does not say ([node]).
         """
 
     def slots(self) -> int | None:
-        """Ranks that a host takes; None where nothing limits them but its cores and GPUs."""
+        """Ranks that a host takes; None where only its cores and GPUs limit them."""
         return None
 
     def hosts(self, world: World) -> tuple[Host, ...]:
-        """The hosts that this world gets, one for each node; empty: this machine, or known only once a job runs.
+        """The hosts that this world gets, one for each node; empty: this machine, or hosts known only in a job.
 
         Raises:
             RequestError: there are too few, or they are too small.
@@ -54,14 +54,14 @@ class Scheduler(ABC):
 
     @abstractmethod
     def refuses(self, launcher: str, world: World) -> str | None:
-        """Why this launcher cannot be used here, with what to do; None where it can."""
+        """Why this launcher cannot be used here, and what to do instead; None where it can."""
 
     def own_job(self) -> OwnJob | None:
-        """The job of a batch system around this process, where this is one; None outside."""
+        """The job of this batch system around this process; None outside, or where this is no batch system."""
         return None
 
     def adapt(self, spawn: Spawn) -> Spawn:
-        """What a launcher wants run, as it is started here: the exact argv."""
+        """A launcher's commands as they are started here, as exact argvs."""
         return spawn
 
 
@@ -69,7 +69,7 @@ class Placement(Scheduler):
     """Hosts that are there now: processes are started, and ended, on them."""
 
     def pool(self) -> tuple[Host, ...]:
-        """All hosts, of which runs may be given some each, to go on side by side; empty: there is but one.
+        """All hosts, to be divided among runs side by side; empty where there is only one.
 
         Raises:
             RequestError: two names lead to one host.
@@ -77,20 +77,20 @@ class Placement(Scheduler):
         return ()
 
     def limited_to(self, hosts: Sequence[Host]) -> Placement:
-        """The same with some of its hosts alone, in this order."""
+        """The same placement with only these hosts, in this order."""
         del hosts
         return self
 
     def start(self, spawn: Spawn, heartbeats: HeartbeatServer, prepared: Prepared | None = None) -> Job:
-        """Starts what `adapt` has made of a run's commands.
+        """Starts a run's commands, which `adapt` has made.
 
         Args:
-            spawn: with token and variables.
-            heartbeats: of this run; closed when the job has been ended.
-            prepared: what the commands are forks of; None: each is a new process.
+            spawn: the commands, with token and variables.
+            heartbeats: server of this run's heartbeats; closed when the job has been ended.
+            prepared: the process to fork the commands from; None: each is a new process.
 
         Raises:
-            OSError: one cannot be started.
+            OSError: a command cannot be started.
             PreparedError: the prepared process is gone.
         """
         return Job(spawn, heartbeats, prepared, partial(self.end_elsewhere, spawn))
@@ -99,8 +99,8 @@ class Placement(Scheduler):
         """Ends what is left of a run on other hosts, once nothing of it is left here.
 
         Args:
-            spawn: of the run.
-            exit_code: of what was started here, before any of it was ended; None where it still ran.
+            spawn: what the run was started from.
+            exit_code: that of the commands started here, before any was ended; None where they still ran.
 
         Returns:
             The hosts that did not answer; their ranks end by themselves when the driver falls silent.
@@ -114,13 +114,13 @@ class SchedulerError(VitscaleError):
 
 
 class SchedulerSilentError(SchedulerError):
-    """It does not answer at the moment; nothing is known of what was asked."""
+    """A batch system does not answer at the moment; whether it did what was asked is unknown."""
 
     exit_code = 1
 
 
 class SchedulerMissingError(SchedulerError):
-    """It is not installed here."""
+    """A batch system is not installed here."""
 
 
 @dataclass(frozen=True)
@@ -128,15 +128,15 @@ class BatchJob:
     """One job, or one array, to be submitted."""
 
     name: str
-    """Of our own making: letters, digits and dashes."""
+    """Name that vitscale gives it: letters, digits and dashes."""
     world: World
     on_gpus: bool
     results: Path
     cwd: Path
     elements: int | None = None
-    """Of an array; None: one job."""
+    """Number of elements of an array; None: one job."""
     at_a_time: int | None = None
-    """Elements of the array at most; None: as many as the batch system starts."""
+    """Most elements that may run at the same time; None: as many as the batch system starts."""
 
 
 @dataclass(frozen=True)
@@ -144,19 +144,19 @@ class JobState:
     """A job, or one element of an array, as the batch system knows it."""
 
     job_id: str
-    """As a user names it: 12, or 12_3 for element 3 of array 12."""
+    """The job's id for users: 12, or 12_3 for element 3 of array 12."""
     name: str
     element: int | None
     state: str
-    """In the batch system's words: RUNNING, PENDING, TIMEOUT, ..."""
+    """The batch system's word: RUNNING, PENDING, TIMEOUT, ..."""
     reason: str
-    """Why it waits or has ended, likewise; empty where there is none."""
+    """Why it waits or has ended, in the batch system's words; empty where there is no reason."""
     over: bool
-    """Whether nothing of it runs any more, or will."""
+    """Whether nothing of it runs now or later."""
 
     @property
     def array_id(self) -> str:
-        """The number that it was submitted under."""
+        """Number of the job or array, without the element."""
         return self.job_id.partition("_")[0]
 
 
@@ -175,20 +175,20 @@ class OwnJob:
     """The job of a batch system that this process runs in."""
 
     job_id: str
-    """As a user names it: 12, or 12_3 for element 3 of array 12."""
+    """The job's id for users: 12, or 12_3 for element 3 of array 12."""
     element: int | None
     nodes: str
-    """In the batch system's own notation."""
+    """Names of its nodes, in the batch system's notation."""
     placement: Placement
 
 
 class Submitter(Scheduler):
-    """A batch system: runs are submitted to it as jobs, each with a driver of its own (`vitscale.runner.job`)."""
+    """A batch system that takes runs as jobs, each with a driver of its own (`vitscale.runner.job`)."""
 
     name: str
-    """Of its row in the table of schedulers: by it a job finds its batch system."""
+    """Its key in the table of schedulers, by which a job finds its batch system."""
     title: str
-    """In messages."""
+    """Its name in messages."""
     arrays: bool = False
     """Whether each run is an element of an array."""
 
@@ -197,7 +197,7 @@ class Submitter(Scheduler):
         """The whole batch script, whose driver is `python -m vitscale.runner.job RESULTS NAME`.
 
         Raises:
-            RequestError: a value of the study cannot stand in it.
+            RequestError: a value of the study cannot stand in a script.
         """
 
     @abstractmethod
@@ -205,13 +205,13 @@ class Submitter(Scheduler):
         """Submits a script; returns the job's number.
 
         Raises:
-            SchedulerSilentError: no answer; the job may have been taken all the same.
-            SchedulerError: it is refused.
+            SchedulerSilentError: no answer; the job may have been taken nevertheless.
+            SchedulerError: the script is refused.
         """
 
     @abstractmethod
     def states(self, names: Sequence[str]) -> list[JobState]:
-        """All that is known of the jobs of these names, of each element of an array; ended ones too while it is.
+        """All known states of the jobs with these names, one per element of an array; ended jobs too while known.
 
         Raises:
             SchedulerSilentError: no answer.
@@ -220,11 +220,11 @@ class Submitter(Scheduler):
 
     @abstractmethod
     def cause(self, job_id: str, nodes: Sequence[str] = ()) -> Cause:
-        """Why a job ended, or is ending; says so where that is no longer known.
+        """Why a job ended, or is ending; the cause says so where that is no longer known.
 
         Args:
             job_id: 12, or 12_3 for element 3 of array 12.
-            nodes: that the job had, as far as is known.
+            nodes: nodes of the job, as far as known.
         """
 
 
@@ -243,15 +243,15 @@ class Local(Placement):
     default_launcher = "local"
 
     def __init__(self, machine: Machine | None = None) -> None:
-        """`machine`: what another one offers, that is planned for; nothing is started for it here."""
+        """`machine`: another machine to plan for; nothing is started for it here."""
         self._machine = machine
 
     def machine(self) -> Machine:
-        """What the study says ([node]), else this machine."""
+        """The machine that the study describes ([node]), else this machine."""
         return self._machine or this_machine()
 
     def refuses(self, launcher: str, world: World) -> str | None:
-        """srun needs an allocation, and several nodes other hosts."""
+        """Refuses srun, which needs an allocation, and several nodes, which need other hosts."""
         if launcher == "srun":
             return (
                 "srun starts ranks in a Slurm allocation, and this is none; run inside one (salloc), or set "

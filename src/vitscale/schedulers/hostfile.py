@@ -30,36 +30,36 @@ _SSH = (
     "ServerAliveCountMax=4",
 )
 _SSH_FAILED = 255
-"""ssh's own exit code: any other is that of a command that ran on the host, which has answered then."""
+"""ssh's own exit code for failure; any other is the command's, and so the host has answered."""
 _END_SECONDS = 40.0
 
 
 def on_host(host: str, argv: Sequence[str]) -> list[str]:
-    """The argv that runs `argv` on a host: quoted, for ssh hands it to a shell there."""
+    """The argv that runs `argv` on a host, quoted because ssh hands it to a shell there."""
     return [*_SSH, "--", host, shlex.join(argv)]
 
 
 class Hostfile(Placement):
-    """The hosts of a hostfile, the first ones first. Paths are the same on all of them."""
+    """The hosts of a hostfile, used in the file's order. Paths are the same on all of them."""
 
     def __init__(self, hosts: tuple[Host, ...], machine: Machine | None = None) -> None:
-        """`machine`: what one host offers, where this one is not like it."""
+        """`machine`: what one host offers, where this machine differs."""
         self._hosts = hosts
         self._machine = machine
 
     def machine(self) -> Machine:
-        """What the study says of its hosts ([node]), else this machine: hosts are taken to be alike until they run."""
+        """The machine that the study describes ([node]), else this one: hosts are taken to be alike until they run."""
         return self._machine or this_machine()
 
     def slots(self) -> int | None:
-        """Of the smallest host; None where the file says nothing."""
+        """Slots of the smallest host; None where the file gives none."""
         return min((host.slots for host in self._hosts if host.slots is not None), default=None)
 
     def hosts(self, world: World) -> tuple[Host, ...]:
-        """As many as the world has nodes, each with room for its ranks.
+        """One host for each node of the world, each with room for the node's ranks.
 
         Raises:
-            RequestError: there are not so many.
+            RequestError: there are too few.
         """
         fitting = [host for host in self._hosts if host.slots is None or host.slots >= world.ranks_per_node]
         if len(fitting) < world.nodes:
@@ -75,7 +75,7 @@ class Hostfile(Placement):
         """All hosts of the file.
 
         Raises:
-            RequestError: two names lead to one host, as far as can be seen from here.
+            RequestError: two names lead to the same host, as far as can be seen from here.
         """
         names: dict[str, str] = {}
         for host in self._hosts:
@@ -90,11 +90,11 @@ class Hostfile(Placement):
         return self._hosts
 
     def limited_to(self, hosts: Sequence[Host]) -> Hostfile:
-        """With these hosts alone."""
+        """A placement with only these hosts."""
         return Hostfile(tuple(hosts), self._machine)
 
     def refuses(self, launcher: str, world: World) -> str | None:
-        """srun has hosts of its own; the others need ssh."""
+        """Refuses srun, which has hosts of its own, and where ssh is missing all launchers that need it."""
         del world
         if launcher == "srun":
             return "srun takes its hosts from Slurm, not from a hostfile; use torchrun, deepspeed or mpirun"
@@ -103,7 +103,7 @@ class Hostfile(Placement):
         return None
 
     def adapt(self, spawn: Spawn) -> Spawn:
-        """The command of each host by ssh, under a host agent; on this machine without it. Others as they are."""
+        """Wraps the command of each other host in ssh and a host agent; other commands stay as they are."""
         if not spawn.per_host:
             return spawn
         commands = []
@@ -148,5 +148,5 @@ class Hostfile(Placement):
 
 
 def _in_folder(argv: Sequence[str]) -> str:
-    """As the driver's own: in its working directory, where a factory's module may lie."""
+    """A shell command that runs `argv` in the driver's working directory, where a factory's module may lie."""
     return f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(argv)}"

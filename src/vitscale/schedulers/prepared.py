@@ -1,10 +1,10 @@
-"""The driver's end of prepared processes (`vitscale.worker.prepared`): which there are, and what is asked of them.
+"""The driver's end of prepared processes (`vitscale.worker.prepared`), and the jobs that are started from them.
 
-A prepared process serves one round of repeats: no trial twice. What a process draws once for its life, and its forks
-share (where libraries lie in memory, the seed of Python's hashes), then differs between the runs of a trial, as it does
-between processes started anew; `docs/decisions/0016-ranks-as-forks.md`.
+A prepared process serves one round of repeats, and no trial twice. A process draws some things once for its life (where
+libraries lie in memory, the seed of Python's hashes), and its forks share them. So these differ between the runs of a
+trial, as between processes started anew; see `docs/decisions/0016-ranks-as-forks.md`.
 
-A run under way: the process tree that was started here, what hangs on it elsewhere, and the line to its ranks.
+A `Job` is a run under way: the process tree started here, what belongs to it elsewhere, and the line to its ranks.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from vitscale.trial.engines import ENGINES
 from vitscale.trial.trial import Trial
 
 _PLACEHOLDER = "-" * 32
-"""As long as a token; no token."""
+"""Stands in for a token, with the same length."""
 _ROOM_FOR_COMMAND = "-" * 4096
 _IMPORTS_SECONDS = 600.0
 _ANSWER_SECONDS = 30.0
 _ONE_BLAS_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 """OpenBLAS starts its threads when it is loaded; ranks set their own number."""
 _OF_POLARS = "_RJEM_MALLOC_CONF"
-"""A variable for its own allocator, which it sets where it is imported: here, in the middle of a study."""
+"""A variable for Polars' allocator, which Polars sets when it is imported: here, in the middle of a study."""
 _CODE = (".py", ".so", ".pth", ".dist-info", ".egg-info")
-"""How names end in a folder of packages that tell what can be imported, and in which version."""
+"""Suffixes of names in a folder of packages that tell what can be imported, and in which version."""
 
 
 class PreparedError(Exception):
-    """The process is gone, or does not answer."""
+    """The prepared process is gone, or does not answer."""
 
 
 class Fork:
-    """A fork of a prepared process; as much of `subprocess.Popen` as a job needs."""
+    """A fork of a prepared process, with the part of `subprocess.Popen` that a job needs."""
 
     def __init__(self, parent: Prepared, pid: int) -> None:
         self.pid = pid
@@ -59,10 +59,10 @@ class Fork:
         return self._parent.exit_code(self.pid, 0.0)
 
     def wait(self, timeout: float) -> int:
-        """The exit code.
+        """Waits for the exit code.
 
         Raises:
-            subprocess.TimeoutExpired: it runs on.
+            subprocess.TimeoutExpired: it still runs.
         """
         code = self._parent.exit_code(self.pid, timeout)
         if code is None:
@@ -74,15 +74,12 @@ class Prepared:
     """One prepared process."""
 
     def __init__(self, environment: Mapping[str, str], cwd: Path, log: Path) -> None:
-        """Starts it; it does not answer before it is asked for imports.
+        """Starts the process; it does not answer before it is asked for imports.
 
         Args:
-            environment: of the ranks.
+            environment: variables of the ranks.
             cwd: the working directory of the ranks.
-            log: takes what importing prints.
-
-        Raises:
-            OSError: it cannot be started.
+            log: file for what importing prints.
         """
         self.served: set[str] = set()
         self._codes: dict[int, int] = {}
@@ -106,7 +103,10 @@ class Prepared:
             raise
 
     def imported(self, trial: Trial | None, seconds: float) -> str | None:
-        """Waits until it has imported what the trial needs, or a check; why it cannot be forked, or None where it can.
+        """Waits until it has imported what the trial, or a check (None), needs.
+
+        Returns:
+            Why it cannot be forked; None where it can.
 
         Raises:
             PreparedError: it is gone, or takes too long.
@@ -116,7 +116,7 @@ class Prepared:
         return str(answer["cold"]) if "cold" in answer else None
 
     def fork(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> Fork:
-        """Starts `python -m vitscale.processes.local_ranks ...` as a fork, with these variables alone.
+        """Starts `python -m vitscale.processes.local_ranks ...` as a fork, with only these variables.
 
         Raises:
             PreparedError: as `imported`.
@@ -125,7 +125,7 @@ class Prepared:
         return Fork(self, int(self._asked(request, _ANSWER_SECONDS)["started"]))
 
     def exit_code(self, pid: int, seconds: float) -> int | None:
-        """Of a fork, waited for so long at most. Where this process is gone its forks are: they are tied to it."""
+        """A fork's exit code, waited for `seconds` at most; -9 where the prepared process and its forks are gone."""
         end = time.monotonic() + seconds
         with contextlib.suppress(PreparedError):
             while pid not in self._codes:
@@ -134,7 +134,7 @@ class Prepared:
         return self._codes.get(pid, -9)
 
     def close(self) -> None:
-        """Ends it and all that it has started."""
+        """Ends the process and all that it has started."""
         self._process.kill()
         self._process.wait()
         self._driver.close()
@@ -151,7 +151,7 @@ class Prepared:
         raise PreparedError(f"the prepared process did not answer within {seconds:g} s")
 
     def _listened(self, seconds: float) -> Mapping[str, Any] | None:
-        """The next message, waited for so long at most; exit codes are kept too."""
+        """The next message, waited for `seconds` at most, else None; also stores exit codes."""
         end = time.monotonic() + seconds
         while b"\n" not in self._heard:
             if self._driver.fileno() < 0:
@@ -175,19 +175,19 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Ready:
-    """How ranks are to be started: from a prepared process, or why they are not."""
+    """How ranks are to be started: forked from a prepared process, or anew, and why."""
 
     process: Prepared | None = None
     waited_seconds: float | None = None
-    """Until it had imported everything; None where it was there already."""
+    """Seconds until it had imported everything; None where it was there already."""
     cold: str | None = None
 
 
 class PreparedProcesses:
-    """Those of one driver, each for what its forks have in common; all end with the context."""
+    """A driver's prepared processes, one for each set of things that forks share; all end with the context."""
 
     def __init__(self, tell: Callable[[str], None] | None = None) -> None:
-        """`tell`: is told once of each reason for which ranks are started anew instead."""
+        """`tell`: called once with each reason why ranks are started anew instead."""
         self._tell = tell
         self._told: set[str] = set()
         self._processes: dict[tuple[object, ...], Prepared] = {}
@@ -203,14 +203,14 @@ class PreparedProcesses:
         self._processes.clear()
 
     def ready(self, trial_id: str, trial: Trial | None, environment: Mapping[str, str], cwd: Path, log: Path) -> Ready:
-        """A process that a run of the trial can be forked from: the one that is there, unless it has served this trial.
+        """A process to fork a run of the trial from: the existing one, unless it has already served this trial.
 
         Args:
-            trial_id: of the trial, or of a check.
-            trial: whose engine and model it is to have imported; None: a check is to be forked.
-            environment: of the ranks, complete, but for the token.
+            trial_id: id of the trial, or of a check.
+            trial: trial for which to import engine and model; None: a check is to be forked.
+            environment: variables of the ranks, all but the token.
             cwd: their working directory.
-            log: takes what importing prints.
+            log: file for what importing prints.
         """
         key = kept_for(trial, environment, cwd)
         held = self._processes.get(key)
@@ -219,7 +219,7 @@ class PreparedProcesses:
                 if held.imported(trial, _ANSWER_SECONDS) is None:
                     held.served.add(trial_id)
                     return Ready(held)
-        # What was there before the code changed serves nothing any more.
+        # Processes from before the code changed are of no use any more.
         for other in [other for other in self._processes if other == key or other[-1] != key[-1]]:
             self._processes.pop(other).close()
         began = time.monotonic()
@@ -244,14 +244,16 @@ class PreparedProcesses:
 
 
 def ranks_environment(added: Mapping[str, str], without: tuple[str, ...] = ()) -> dict[str, str]:
-    """The variables of a job's processes: this process's own and those `added`, less the names that begin with one of
-    `without`, and those by which a launcher around this process tells it of its rank."""
+    """The variables of a job's processes: this process's own and those `added`.
+
+    Left out are names that begin with one of `without`, and this process's own about a rank from a launcher around it.
+    """
     own = {key: value for key, value in os.environ.items() if key not in ALL_NAMES and key != _OF_POLARS}
     return {key: value for key, value in (own | dict(added)).items() if not key.startswith(without or "\0")}
 
 
 def kept_for(trial: Trial | None, environment: Mapping[str, str], cwd: Path) -> tuple[object, ...]:
-    """All that a prepared process has taken from outside when it is ready: a rank that differs in any needs another."""
+    """All that a ready prepared process has taken from outside; a rank that differs in any of it needs another."""
     return (_libraries(trial), str(cwd), tuple(sorted(environment.items())), sys.executable, _code())
 
 
@@ -266,9 +268,9 @@ def _libraries(trial: Trial | None) -> tuple[object, ...]:
 
 
 def _code() -> tuple[object, ...]:
-    """What changes when code that is imported does: the files of vitscale, and what is installed in which version.
+    """A value that changes when imported code does: the files of vitscale, and which versions are installed.
 
-    Not when a folder changed last: it does when a user's module there leaves its bytecode behind.
+    Folders' times of change are not used: a user's module that leaves its bytecode there changes them too.
     """
     own = [(str(path), path.stat().st_mtime_ns) for path in Path(__file__).parents[1].rglob("*.py")]
     installed = []
@@ -280,10 +282,10 @@ def _code() -> tuple[object, ...]:
 
 
 _OTHERS_SECONDS = 15.0
-"""Once one command has failed: what the others have to end by themselves, and to say why."""
+"""Seconds that the other commands have, once one has failed, to end by themselves and say why."""
 _LOOK_SECONDS = 0.05
 _REAP_SECONDS = 10.0
-"""Until what has been ended is known to have ended."""
+"""Seconds until an ended process is known to have ended."""
 
 
 class Job:
@@ -300,7 +302,7 @@ class Job:
         prepared: Prepared | None = None,
         end_elsewhere: Callable[[int | None], tuple[str, ...]] = lambda _: (),
     ) -> None:
-        """Starts the commands; for the arguments and what is raised see `Placement.start`."""
+        """Starts the commands; for arguments and errors see `Placement.start`."""
         self.token = spawn.token
         self.heartbeats = heartbeats
         self._prepared = prepared
@@ -318,7 +320,7 @@ class Job:
                 )
                 self._processes.append(started)
         except BaseException:
-            # Not all could be started, or Ctrl-C came meanwhile: nobody will watch those that were.
+            # Some could not be started, or Ctrl-C came meanwhile: nobody will watch the others.
             if prepared is not None:
                 prepared.close()  # it may be about to start one
             _end_all(self.token, self._first_signal)
@@ -326,7 +328,10 @@ class Job:
 
     @property
     def exit_code(self) -> int | None:
-        """None while a command runs; that of the first that failed; negative where a signal ended it."""
+        """The first failed command's exit code, negative for a signal; 0 where none failed; None while one runs.
+
+        After a failure it is given `_OTHERS_SECONDS` later even if other commands still run.
+        """
         codes = [process.poll() for process in self._processes]
         failed = next((code for code in codes if code), None)
         if None not in codes:
@@ -339,11 +344,11 @@ class Job:
 
     @property
     def wall_seconds(self) -> float:
-        """Since the start, on a clock that never goes back."""
+        """Seconds since the start, on a clock that never goes back."""
         return time.monotonic() - self._began
 
     def wait(self, seconds: float) -> int | None:
-        """Waits so long at most for the end."""
+        """Waits `seconds` at most for the end; returns `exit_code`."""
         end = time.monotonic() + seconds
         while (code := self.exit_code) is None and time.monotonic() < end:
             running = next((process for process in self._processes if process.poll() is None), None)
@@ -355,7 +360,7 @@ class Job:
         return code
 
     def end(self) -> tuple[str, ...]:
-        """Ends every process that is left on every host, returns when all are gone, and hears no more of them.
+        """Ends every process that is left on every host, waits until all are gone, and closes the heartbeat server.
 
         Returns:
             The hosts that did not answer; their ranks end by themselves when the driver falls silent.
@@ -367,7 +372,7 @@ class Job:
                 self._reap(process)
             return self._end_elsewhere(exit_code)
         finally:
-            # Last: what cannot be reached ends when the line to the driver is closed.
+            # Last: ranks that cannot be reached end when their line to the driver is closed.
             self.heartbeats.close()
 
     def _reap(self, process: subprocess.Popen[bytes] | Fork) -> None:
@@ -376,7 +381,7 @@ class Job:
         except subprocess.TimeoutExpired:
             if self._prepared is None:
                 raise
-            self._prepared.close()  # stopped: it cannot tell that what it had started is gone
+            self._prepared.close()  # it is stopped, and cannot tell that what it had started is gone
 
 
 def _end_all(token: str, first_signal: signal.Signals) -> None:

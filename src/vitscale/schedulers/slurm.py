@@ -1,6 +1,6 @@
 """A Slurm allocation around this process: its nodes are the hosts, and whatever runs on them is a job step.
 
-Slurm's own commands: asked by argv, answered in text, their refusals told in Slurm's words.
+Also calls Slurm's commands, which answer in text; their refusals are passed on in Slurm's words.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vitscale.study.sections import NodeSection, SlurmSection
 from vitscale.trial.trial import World
 
 _ANSWER_SECONDS = 120.0
-"""Slurm's commands give up by themselves, by default after some 10 s; this is for those that hang all the same."""
+"""Limit for Slurm commands that hang; normally they give up by themselves, by default after some 10 s."""
 _SILENCE = re.compile(
     r"Unable to contact slurm controller|Socket timed out|Connection (refused|timed out|reset)"
     r"|Zero Bytes were transmitted|standby mode|Unable to establish control|Slurm temporarily unable"
@@ -33,11 +33,11 @@ _SILENCE = re.compile(
     r"|Communication connection failure",
     re.IGNORECASE,
 )
-"""What Slurm's commands say where slurmctld is down, restarting or overloaded: it passes."""
+"""What Slurm's commands say while slurmctld is down, restarting or overloaded, which passes."""
 _FILTERS = ("SQUEUE_", "SCANCEL_", "SINFO_")
-"""A user's own defaults for looking at the queue would hide jobs from us."""
+"""Prefixes of variables that are dropped: a user's defaults for looking at the queue would hide jobs."""
 _OURS_ALONE = ("SBATCH_ARRAY_INX", "SBATCH_JOB_NAME", "SBATCH_OUTPUT", "SBATCH_REQUEUE", "SBATCH_SIGNAL", "SBATCH_WAIT")
-"""Variables would override what the script says of these; others (SBATCH_ACCOUNT) are the user's defaults."""
+"""Variables that are dropped because they would override the script; others (SBATCH_ACCOUNT) are user defaults."""
 
 
 def ask(*argv: str, cwd: Path | None = None) -> str:
@@ -46,7 +46,7 @@ def ask(*argv: str, cwd: Path | None = None) -> str:
     Raises:
         SchedulerSilentError: slurmctld does not answer.
         SchedulerMissingError: the command is not installed.
-        SchedulerError: it refuses.
+        SchedulerError: the command refuses.
     """
     own = {key: value for key, value in os.environ.items() if not key.startswith(_FILTERS) and key not in _OURS_ALONE}
     try:
@@ -76,23 +76,23 @@ def ask(*argv: str, cwd: Path | None = None) -> str:
 
 
 def steps_named(job_id: str, name: str) -> list[str]:
-    """The steps of a job that have this name: "12.3"."""
+    """Ids of a job's steps that have this name, as "12.3"."""
     lines = ask("squeue", "--noheader", "--steps", "--format=%i|%j", f"--job={job_id}").splitlines()
     return [step for step, _, step_name in (line.strip().partition("|") for line in lines) if step_name == name]
 
 
 def kill_steps(steps: Sequence[str]) -> None:
-    """SIGKILL to every process of these steps, on all nodes."""
+    """Sends SIGKILL to every process of these steps, on all nodes."""
     ask("scancel", "--quiet", "--signal=KILL", *steps)
 
 
 def host_names(compact: str) -> tuple[str, ...]:
-    """`node[1-3,7]` as its four names."""
+    """The names that Slurm's short form stands for: four for `node[1-3,7]`."""
     return tuple(ask("scontrol", "show", "hostnames", compact).split())
 
 
 def job_fields(job_id: str) -> dict[str, str]:
-    """What `scontrol show job` says of one job: `KEY=value` words; of values with spaces the first word."""
+    """The `KEY=value` words of `scontrol show job` for one job; of values with spaces only the first word."""
     words = ask("scontrol", "--oneliner", "show", "job", job_id).split()
     return {key: value for key, _, value in (word.partition("=") for word in words)}
 
@@ -100,11 +100,11 @@ def job_fields(job_id: str) -> dict[str, str]:
 _END_SECONDS = 30.0
 _LOOK_SECONDS = 0.2
 _MPIRUN_OPTIONS = "OMPI_MCA_plm_slurm_args"
-"""What Open MPI adds to the srun with which it starts its daemons in an allocation."""
+"""Variable whose options Open MPI adds to the srun that starts its daemons in an allocation."""
 
 
 def refused_in_a_job(launcher: str, slurm: SlurmSection) -> str | None:
-    """Why this launcher cannot be used in a job of Slurm, with what to do; None where it can."""
+    """Why this launcher cannot be used in a job of Slurm, and what to do instead; None where it can."""
     if launcher == "deepspeed":
         return "it starts ranks by ssh, past Slurm; use launcher = 'srun', 'torchrun' or 'mpirun' in Slurm's jobs"
     if launcher == "mpirun" and slurm.container is not None:
@@ -113,10 +113,10 @@ def refused_in_a_job(launcher: str, slurm: SlurmSection) -> str | None:
 
 
 class SlurmAllocation(Placement):
-    """The nodes that Slurm has given to this job, the first ones first. Paths are the same on all of them."""
+    """The nodes that Slurm has given to this job, in their order. Paths are the same on all of them."""
 
     def __init__(self, slurm: SlurmSection, node: NodeSection | None) -> None:
-        """`node`: what one of the nodes offers, where this machine is not like them."""
+        """`node`: what one of the nodes offers, where this machine differs from them."""
         self.python = slurm.python or sys.executable
         self._slurm = slurm
         self._node = node
@@ -127,7 +127,7 @@ class SlurmAllocation(Placement):
         return tuple(map(Host, self._names))
 
     def limited_to(self, hosts: Sequence[Host]) -> SlurmAllocation:
-        """With these nodes of the job alone."""
+        """A placement with only these nodes of the job."""
         limited = copy.copy(self)
         limited._names = tuple(host.name for host in hosts)
         return limited
@@ -137,7 +137,7 @@ class SlurmAllocation(Placement):
         return host_names(os.environ["SLURM_JOB_NODELIST"])
 
     def machine(self) -> Machine:
-        """What [node] describes; else this machine where it is one of the nodes, with the cores that the job has there.
+        """The machine that [node] describes, else this one; with the cores that the job has on a node.
 
         Raises:
             RequestError: this is none of the nodes (salloc on a login node), and the study does not describe them.
@@ -159,10 +159,10 @@ class SlurmAllocation(Placement):
         return _least(os.environ.get("SLURM_TASKS_PER_NODE", "")) if asked else None
 
     def hosts(self, world: World) -> tuple[Host, ...]:
-        """As many as the world has nodes.
+        """One host for each node of the world.
 
         Raises:
-            RequestError: the allocation has fewer, or fewer cores on one than the ranks of a node have threads.
+            RequestError: the allocation has too few nodes, or fewer cores on one than a node's ranks have threads.
         """
         if len(self._names) < world.nodes:
             what = f"{world.nodes} nodes are needed, and job {self._job_id} has {len(self._names)}"
@@ -177,14 +177,14 @@ class SlurmAllocation(Placement):
         return tuple(Host(name) for name in self._names[: world.nodes])
 
     def refuses(self, launcher: str, world: World) -> str | None:
-        """What starts ranks past Slurm, or past its containers."""
+        """Refuses launchers that bypass Slurm or its containers."""
         del world
         return refused_in_a_job(launcher, self._slurm)
 
     def adapt(self, spawn: Spawn) -> Spawn:
-        """srun as the launcher gives it; a command of each host by an srun and a host agent; mpirun as it is.
+        """Leaves srun and mpirun as they are, and wraps each host's command in an srun and a host agent.
 
-        Whatever they start is a step of the run's name, and ended by it.
+        Whatever these start is a job step with the run's name, by which it is ended.
         """
         folder, step_name = spawn.run_folder, spawn.run_folder.name
         commands = spawn.commands
@@ -200,7 +200,7 @@ class SlurmAllocation(Placement):
         return replace(spawn, commands=commands, environment={**spawn.environment, _MPIRUN_OPTIONS: mpirun})
 
     def end_elsewhere(self, spawn: Spawn, exit_code: int | None) -> tuple[str, ...]:
-        """Ends the run's steps: one whose srun was killed goes on alone. Returns the hosts where one is left."""
+        """Ends the run's steps, which outlive a killed srun; returns the run's hosts if any step may be left."""
         if exit_code == 0:
             return ()
         hosts = tuple(host.name for host in spawn.hosts)
@@ -216,12 +216,12 @@ class SlurmAllocation(Placement):
         return ()
 
     def _cores(self) -> int | None:
-        """CPUs that the job has on each node, of the node with the fewest; None where Slurm does not say."""
+        """CPUs that the job has on the node with the fewest; None where Slurm does not say."""
         return _least(os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
 
 
 def _on_host(host: str, step_name: str, argv: tuple[str, ...]) -> tuple[str, ...]:
-    """Beside other steps, with all that the job has on that node: binding is left to the ranks."""
+    """An srun that runs `argv` on one host beside other steps, with all the job's CPUs there; ranks bind themselves."""
     step = [f"--job-name={step_name}", f"--nodelist={host}", "--nodes=1", "--ntasks=1", "--overlap"]
     return ("srun", *step, "--cpu-bind=none", "--mpi=none", "--export=ALL", *argv)
 
@@ -233,15 +233,15 @@ def _least(counts: str) -> int | None:
 
 
 def contained(srun: Sequence[str], slurm: SlurmSection, folders: Sequence[Path], cwd: Path) -> tuple[str, ...]:
-    """An srun argv whose program runs in `slurm.container`; as it is where there is none.
+    """An srun argv that runs its program in `slurm.container`; unchanged where there is none.
 
-    Apptainer stands before the program, pyxis (enroot) takes options of srun.
+    Apptainer is called before the program; pyxis (enroot) takes options of srun.
 
     Args:
         srun: `srun`, its options as one word each, then the program.
-        slurm: of the study.
-        folders: seen in the container under the same paths, besides `slurm.container_mounts`.
-        cwd: the program's working directory, likewise.
+        slurm: the study's section.
+        folders: folders mounted under the same paths, besides `slurm.container_mounts`.
+        cwd: the program's working directory, also mounted.
 
     Raises:
         RequestError: a path cannot be mounted.

@@ -1,6 +1,6 @@
 """A Slurm cluster: trials are planned for its nodes and submitted as jobs; and why a job ended, in Slurm's words.
 
-A job's batch script: everything [slurm] says, quoted once for sbatch and once for bash.
+Writes a job's batch script from everything that [slurm] says, quoted once for sbatch and once for bash.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vitscale.study.sections import NodeSection, SlurmSection
 from vitscale.trial.trial import World
 
 WARNING_SECONDS = 60
-"""So long before its time limit a job is told, at the latest; Slurm may do so up to a minute earlier still."""
+"""Seconds before its time limit at which a job is warned, at the latest; Slurm may be up to a minute early."""
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./:=,@%+-]+")
 _OPTION = re.compile(r"--(?P<name>[a-z][a-z0-9-]*)(=.*)?")
@@ -39,18 +39,18 @@ _FOLLOWS: Mapping[str, str] = {
     **{name: f"say slurm.{name}" for name in ("partition", "account", "qos", "time", "constraint", "reservation")},
     **dict.fromkeys(("gpus", "gpus-per-node", "gpus-per-task"), "say slurm.gpus and slurm.gpu_type"),
 }
-"""Options that are not for `slurm.options`, and why."""
+"""Options that `slurm.options` may not have, and what to do instead."""
 
 
 def batch_script(slurm: SlurmSection, job: BatchJob) -> str:
-    """The whole script, which `sbatch` is given without further options.
+    """The whole batch script; `sbatch` gets no further options.
 
     Raises:
-        RequestError: a value cannot stand in a script, or an option is not for the user to set.
+        RequestError: a value cannot stand in a script, or the user may not set an option.
     """
     _check(slurm, job)
     numbered = "%A_%a" if job.elements is not None else "%j"
-    # sbatch puts job numbers in for %j and the like, anywhere in the path.
+    # sbatch replaces %j and the like by job numbers anywhere in the path.
     at_a_time = f"%{job.at_a_time}" if job.at_a_time is not None else ""
     output = f"{str(job.results / 'jobs').replace('%', '%%')}/{job.name}-{numbered}.out"
     directives = [
@@ -58,7 +58,7 @@ def batch_script(slurm: SlurmSection, job: BatchJob) -> str:
         f"--chdir={job.cwd}",
         f"--output={output}",
         "--open-mode=append",
-        # A run that a broken node has cut short is recorded, and done again by the next `vitscale run`.
+        # A run that a broken node cut short is recorded, and the next `vitscale run` does it again.
         "--no-requeue",
         f"--signal=B:TERM@{_warning_seconds(slurm.time)}",
         *([f"--array=0-{job.elements - 1}{at_a_time}"] if job.elements is not None else []),
@@ -79,7 +79,7 @@ def batch_script(slurm: SlurmSection, job: BatchJob) -> str:
     body = [
         *slurm.setup,
         *(f"module load {shlex.quote(module)} || exit 1" for module in slurm.modules),
-        # In place of bash: it is the batch shell that Slurm signals.
+        # exec, because Slurm signals the batch shell.
         f"exec {shlex.join(driver)}",
     ]
     return "\n".join(["#!/bin/bash", *(f"#SBATCH {_directive(text)}" for text in directives), "", *body, ""])
@@ -94,8 +94,9 @@ def _gpus(slurm: SlurmSection, job: BatchJob) -> list[str]:
 
 
 def _directive(text: str) -> str:
-    """An option as sbatch's own reader of `#SBATCH` lines takes it: spaces part words there and `#` begins a comment,
-    but for double quotes, in which a backslash keeps its neighbour. No shell sees these lines.
+    """An option quoted for sbatch's reader of `#SBATCH` lines; no shell sees these lines.
+
+    Outside double quotes spaces part words and `#` begins a comment; inside a backslash escapes the next character.
     """
     key, equals, value = text.partition("=")
     if not equals or _PLAIN.fullmatch(value):
@@ -105,7 +106,7 @@ def _directive(text: str) -> str:
 
 
 def _check(slurm: SlurmSection, job: BatchJob) -> None:
-    """Refuses what would break a line, and what would contradict the script's own options."""
+    """Refuses values that would break a line, and options that would contradict the script's own."""
     texts = {f"slurm.{field}": value for field, value in slurm if isinstance(value, str)}
     for field in ("modules", "container_mounts", "options"):
         texts |= {f"slurm.{field}[{n}]": text for n, text in enumerate(getattr(slurm, field))}
@@ -133,12 +134,12 @@ def _check(slurm: SlurmSection, job: BatchJob) -> None:
 
 
 def _warning_seconds(limit: str | None) -> int:
-    """A short job is not told at its very beginning."""
+    """Seconds before the time limit at which to warn; fewer for short jobs, lest they be warned when they begin."""
     return WARNING_SECONDS if limit is None else max(1, min(WARNING_SECONDS, seconds_of(limit) // 4))
 
 
 def seconds_of(limit: str) -> int:
-    """A span of time as Slurm writes it: `90` is minutes, `1:30` minutes and seconds, `1-2` a day and two hours."""
+    """Seconds of a time span in Slurm's notation: `90` minutes, `1:30` minutes and seconds, `1-2` days and hours."""
     days, dash, clock = limit.rpartition("-")
     parts = [int(part) for part in clock.split(":")]
     units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)
@@ -147,7 +148,7 @@ def seconds_of(limit: str) -> int:
 
 _SPAN = re.compile(r"(\d+-)?\d{1,4}(:\d{2}){0,2}")
 _EARLY_SECONDS = 60
-"""Slurm may send a warning so much earlier than it was asked to ("sbatch --signal")."""
+"""Seconds by which Slurm may send a warning early ("sbatch --signal")."""
 _UNDER_WAY = frozenset(
     (
         *("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "STAGE_OUT", "SIGNALING"),
@@ -165,7 +166,7 @@ _OTHER_ENDS = {
 
 
 class SlurmCluster(Submitter):
-    """Knows no hosts: Slurm names them once a job runs, and `vitscale.runner.job` runs trials on them there."""
+    """Slurm seen from outside a job: hosts are known only once a job runs, where `vitscale.runner.job` uses them."""
 
     name = "slurm"
     title = "Slurm"
@@ -178,10 +179,10 @@ class SlurmCluster(Submitter):
         self._node = node
 
     def machine(self) -> Machine:
-        """What [node] describes.
+        """The machine that [node] describes.
 
         Raises:
-            RequestError: the study does not say.
+            RequestError: the study does not describe one.
         """
         if (machine := described(self._node)) is None:
             raise RequestError(
@@ -192,11 +193,11 @@ class SlurmCluster(Submitter):
         return machine
 
     def slots(self) -> int | None:
-        """Ranks that a node takes: one on each GPU; on nodes without, as many as the study says."""
+        """Ranks that a node takes: one on each GPU; None on nodes without GPUs."""
         return len(self.machine().gpus) or None
 
     def refuses(self, launcher: str, world: World) -> str | None:
-        """In a job ranks are started by srun, on all of its nodes."""
+        """Refuses launchers other than srun on several nodes: in a job srun starts ranks on all nodes."""
         if launcher == "srun" or (launcher in ("in-process", "torchrun") and world.nodes == 1):
             return None
         return "jobs of Slurm start their ranks by srun; use launcher = 'srun'"
@@ -216,7 +217,7 @@ class SlurmCluster(Submitter):
         return batch_script(self._slurm, job)
 
     def submit(self, script: Path) -> str:
-        """By sbatch, which says JOB, or JOB;CLUSTER; a site's plugins may print lines of their own before it.
+        """Submits by sbatch, which prints JOB or JOB;CLUSTER; a site's plugins may print lines before that.
 
         Raises:
             SchedulerError: sbatch refuses the script, or does not say the job's number.
@@ -228,7 +229,7 @@ class SlurmCluster(Submitter):
         return job_id
 
     def states(self, names: Sequence[str]) -> list[JobState]:
-        """By squeue, for as long as slurmctld keeps ended jobs (MinJobAge)."""
+        """States from squeue; ended jobs for as long as slurmctld keeps them (MinJobAge)."""
         if not names:
             return []
         form = ("--format=%i|%j|%K|%T|%r", f"--name={','.join(names)}")
@@ -243,7 +244,7 @@ class SlurmCluster(Submitter):
         return states
 
     def cause(self, job_id: str, nodes: Sequence[str] = ()) -> Cause:
-        """Asks Slurm, which takes a node that fails off the job's list; says so where it no longer knows."""
+        """Why a job ended, from Slurm, which drops failed nodes from the job's list; says so where Slurm forgot."""
         try:
             fields = job_fields(job_id)
         except SchedulerError:

@@ -230,6 +230,12 @@ def _validated(path: Path, raw: Mapping[str, Any], text: str = "") -> Study:
 def _messages(problems: Sequence[ErrorDetails], text: str = "") -> str:
     """What is wrong, with its line in `text`; of several mistakes each on a line of its own, the first five."""
     listed: set[str] = set()
+    # pydantic counts the items that are right: a list is not too short for the wrong ones, which are told.
+    problems = [
+        problem
+        for problem in problems
+        if problem["type"] != "too_short" or not any(other["loc"][:-1] == problem["loc"] for other in problems)
+    ]
     told = [(_line_of(text, problem["loc"]), _message(problem, listed)) for problem in problems[:5]]
     if len(told) == 1:
         return "".join(f", {line}: {message}" if line else f": {message}" for line, message in told)

@@ -123,7 +123,7 @@ SHARED_SEGMENTERS = {
     "tensor 2, sharded norms": ("ViT",),
     "sequence 2": ("ViT",),
     "sequence 2, sharded weights": ("ViT",),
-}
+} | {name: ("ViT", "Swin V2") for name, (_, parallel) in SPLITS.items() if "pipeline" in parallel}
 """Of `SPLITS`, what UperNet labels pixels of, as in `OTHERS` but with 6 heads."""
 
 
@@ -175,6 +175,7 @@ def configurations() -> Iterator[tuple[str, str, dict[str, Any]]]:
     for name, segmenters in SHARED_SEGMENTERS.items():
         engine, parallel = SPLITS[name]
         whole = {"engine": engine, "parallel": parallel, "batch_norm": "synchronised"}
+        whole |= {"grad_accum": 4} if "pipeline" in parallel else {}
         variants = ("fp32, 8 images", "fp32, 32 images", "bf16, 8 images", "bf16-params")
         for model, variant in product(segmenters, variants):
             spec = OTHERS[f"{model} with UperNet"].model_copy(update={"heads": 6})

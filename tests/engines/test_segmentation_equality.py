@@ -171,5 +171,8 @@ def test_scenes_are_cut_and_scored_as_in_one_process(some: Worlds, ranks: int) -
         alone, shared = some[1]["none shared scenes"], some[2]["ddp shared scenes"]
         assert largest_difference(shared.losses, alone.losses) < EQUAL
         assert shared.scores == [pytest.approx(alone.scores[0], rel=1e-6)] * 2
+        for name, whole in (("staged ddp scenes", some[1]["ddp scenes"]), ("staged ddp shared scenes", alone)):
+            assert largest_difference(some[2][name].losses, whole.losses) < EQUAL
+            assert some[2][name].scores == [pytest.approx(whole.scores[0], rel=1e-6)] * 2
     assert some[1]["ddp scenes"].scores == some[1]["none scenes"].scores
     assert some[1]["zero-3 scenes"].scores != some[1]["none scenes"].scores

@@ -17,7 +17,7 @@ from vitscale.prediction.evidence import Point
 from vitscale.prediction.fitting import fit
 from vitscale.prediction.memory.forecast import forecast, forecast_bytes, peak_bytes_of_many, unavailable
 from vitscale.prediction.predicting import Question, predict
-from vitscale.prediction.shares import Share, compute_share, shares
+from vitscale.prediction.shares import Share, compute_share, filling, shares
 from vitscale.prediction.step.messages import messages
 from vitscale.prediction.step.model import StepModel, Worlds
 from vitscale.prediction.variants import variant
@@ -86,6 +86,27 @@ def test_stages_that_send_nothing_stand_still_for_the_share_that_the_formula_has
     times = model_of(parallel).times(nothing_uncertain(), worlds(8, 8, grad_accum=8))
     assert times.bubble[0, 0] == pytest.approx(3 / each)
     assert times.bubble[0, 0] / times.total[0, 0] == pytest.approx(parallel.bubble_share(8), rel=1e-6)
+
+
+def test_ranks_wait_for_what_the_others_compute_while_the_pipeline_fills() -> None:
+    """Heads of segmentation that outweigh their blocks are on the last of two ranks, which waits for the other's share
+    once; blocks of the same size on four, for three of their own, and for half of it with two stages each."""
+    trial = make_trial(8, model=SEGMENTING, engine="fsdp2", grad_accum=4)
+    shapes = parameter_shapes(trial.model)
+    assert shapes is not None
+    head = sum(module.macs for module in shapes.blocks[-1].modules) * 2 / (forward_flops(trial.model) or 1)
+    staged = trial.model_copy(update={"parallel": ParallelSpec(pipeline=2)})
+    assert compute_share(staged) == pytest.approx(head)
+    assert filling(staged) == pytest.approx((1 - head) / head)
+    times = replace(model_of(staged.parallel), filling=filling(staged)).times(nothing_uncertain(), worlds(8, 8))
+    assert times.bubble[0, 0] == pytest.approx((1 - head) / head)
+    for parallel, of_stages in (
+        (ParallelSpec(pipeline=4), 3.0), (ParallelSpec(pipeline=4, schedule="interleaved"), 1.5)
+    ):  # fmt: skip
+        alike = make_trial(8, model=HUGE, engine="fsdp2", parallel=parallel)
+        assert filling(alike) == pytest.approx(of_stages, rel=0.01)
+    unknown = trial.model_copy(update={"model": trial.model.model_copy(update={"name": None, "factory": "mine:build"})})
+    assert filling(unknown.model_copy(update={"parallel": ParallelSpec(pipeline=4)})) == 3.0
 
 
 def test_a_rank_multiplies_its_share() -> None:
@@ -245,7 +266,9 @@ def test_stages_hold_activations_of_as_many_micro_batches_as_are_under_way() -> 
         ("ddp", ParallelSpec(pipeline=4), 4, "vit-b16"), ("ddp", ParallelSpec(pipeline=4), 32, "vit-b16"),
         ("fsdp2", ParallelSpec(pipeline=4), 32, "vit-b16"), ("fsdp2", ParallelSpec(tensor=4), 2, SHARED),
         ("ddp", ParallelSpec(pipeline=4), 8, SHARED), ("fsdp2", ParallelSpec(tensor=4), 1, SEGMENTING),
-        ("ddp", ParallelSpec(sequence=4), 2, SEGMENTING),
+        ("ddp", ParallelSpec(sequence=4), 2, SEGMENTING), ("ddp", ParallelSpec(pipeline=4, sequence=2), 4, SEGMENTING),
+        ("fsdp2", ParallelSpec(pipeline=4, schedule="gpipe"), 8, SEGMENTING),
+        ("ddp", ParallelSpec(pipeline=8), 8, SHARED.model_copy(update={"task": "segmentation"})),
     ],
 )  # fmt: skip
 def test_many_at_once_are_what_each_is(engine: str, parallel: ParallelSpec, accum: int, model: str | ModelSpec) -> None:

@@ -15,6 +15,7 @@ from vitscale.prediction.layouts import MOST_RANKS, equal_hosts, host_size
 from vitscale.prediction.step.messages import messages
 from vitscale.study.model_checks import check_split
 from vitscale.trial.engines import ENGINES, check
+from vitscale.trial.model_cost import most_stages
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.parallel import NO_SPLIT, ParallelSpec
 from vitscale.trial.script import placeholders
@@ -226,7 +227,7 @@ def _splits(model: ModelSpec, ranks_per_node: int) -> Iterator[ParallelSpec]:
         return [2**power for power in range(most.bit_length()) if 2**power <= most]
 
     for tensor, sequence, pipeline in product(
-        powers(ranks_per_node), powers(_MOST_ALONG), powers(min(_MOST_ALONG, model.blocks or 1))
+        powers(ranks_per_node), powers(_MOST_ALONG), powers(min(_MOST_ALONG, most_stages(model) or 1))
     ):
         parallel = ParallelSpec(tensor=tensor, sequence=sequence, pipeline=pipeline)
         if parallel != NO_SPLIT and (model.heads or 1) % (tensor * sequence) == 0:

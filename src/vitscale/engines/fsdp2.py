@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
@@ -48,6 +50,8 @@ class Fsdp2Engine(TorchEngine):
         mixed = MixedPrecisionPolicy(param_dtype=cast, reduce_dtype=reduced)
         offloaded = CPUOffloadPolicy() if train.offload == "parameters" else OffloadPolicy()
         again = True if train.reshard_after_forward is None else train.reshard_after_forward
+        # Of stages that hand on maps; nothing is done in place to what is handed on.
+        warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module \(FSDPStage\) returned a view tensor")
         blocks = set(blocks_of(model) if own_blocks is None else own_blocks)
 
         def sharded(module: nn.Module) -> nn.Module:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.nn.functional import interpolate
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
@@ -123,7 +124,11 @@ class PipelineEngine(TorchEngine):
 
     @override
     def evaluate(self, images: Tensor) -> Tensor | None:
-        """Logits on the rank of the last stage. The others send on what they have, and go on to the next images."""
+        """Logits on the rank of the last stage. The others send on what they have, and go on to the next images.
+
+        Where the model resizes its logits to its images, they are here; in training the loss does the same, to labels
+        of the images' size.
+        """
         held, ranks = self.wrapped, self.parallel.pipeline
         last, shapes = self.parallel.stages - 1, held.shapes(*images.shape[2:])
         given: Any = images.to(self.input_dtype)
@@ -144,6 +149,8 @@ class PipelineEngine(TorchEngine):
                 for tensor in (given,) if isinstance(given, Tensor) else given:
                     dist.send(tensor.contiguous(), group=held.group, group_dst=(number + 1) % ranks)
         held.train()
+        if held.last and held.resizes:
+            given = interpolate(given, size=images.shape[2:], mode="bilinear", align_corners=False)
         return given.float() if held.last else None
 
     @property

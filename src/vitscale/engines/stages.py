@@ -43,6 +43,8 @@ class StagePlan:
     """What the module of a name makes of what is handed on to it."""
     blocks: tuple[str, ...] = ()
     """Names of what is wrapped one by one, where that is not what `base.blocks_of` has."""
+    resizes: bool = False
+    """Whether the model gives logits [b, classes, H, W] of its images' own size, and its last module others."""
 
     def blocks_of(self, model: nn.Module, trial: Trial) -> list[nn.Module]:
         """Those of this rank's stages. Of other stages nothing may hold on to itself, as a block does whose forward is
@@ -82,7 +84,8 @@ def stage_plan(model: nn.Module, trial: Trial) -> StagePlan | None:
             of_stages = (zip(rows[block], columns[block], strict=True) for block in behind)
             return tuple(tuple((own, *other) for (own, _), other in of_stage) for of_stage in of_stages)
 
-        return StagePlan(_parts(trial, first, units, last), shapes, dtype, swin_through, tuple(chain(*units)))
+        parts = _parts(trial, first, units, last)
+        return StagePlan(parts, shapes, dtype, swin_through, tuple(chain(*units)), resizes=bool(heads))
     order = list(offered(model, "in_order", trial))
     if len(order) < stages:
         what = f"parallel.pipeline = {layout.pipeline} makes {stages} stages, and {shown(trial.model.factory)} offers "
@@ -159,7 +162,7 @@ class Stages(nn.Module):
         self.group = own_group(layout.groups("pipeline"))
         rank = layout.coordinates(dist.get_rank()).pipeline
         self.first, self.last = rank == 0, rank == ranks - 1
-        self.shapes, self.dtype = plan.shapes, plan.dtype
+        self.shapes, self.dtype, self.resizes = plan.shapes, plan.dtype, plan.resizes
         stages = range(len(plan.parts))
         holders = [Stage(model, plan, *stages[other::ranks]) for other in range(ranks)]
         self.own = holders[rank]

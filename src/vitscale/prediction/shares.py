@@ -176,16 +176,31 @@ def compute_share(trial: Trial) -> float:
     """A rank's share of the products that an image takes, by arithmetic: of the largest stage; of heads of segmentation
     that of the sequence rank with most images of the micro-batch. 1 where no ranks share a model, or only building the
     model could tell."""
+    return max(_compute_shares(trial))
+
+
+def filling(trial: Trial) -> float:
+    """Micro-steps of the slowest rank for which it waits while the pipeline fills and runs empty: those of the other
+    ranks together, and of v stages each a v-th of that. (P - 1) / v of P like ranks, and where only building the model
+    could tell (arXiv 2104.04473, section 2.2)."""
+    ranks = trial.parallel.pipeline
+    of_ranks = _compute_shares(trial)
+    others = sum(of_ranks) / max(of_ranks) - 1 if len(of_ranks) == ranks else ranks - 1
+    return others * ranks / trial.parallel.stages
+
+
+def _compute_shares(trial: Trial) -> list[float]:
+    """`compute_share` of each place in the pipeline."""
     whole, parallel = recorded_shapes(trial.model), trial.parallel
     if whole is None or parallel.ranks_per_model == 1:
-        return 1.0
+        return [1.0]
     more = 0.0
     if trial.model.task == "segmentation":
         images = largest_micro_batch(trial.train)
         head = _macs(whole._replace(blocks=whole.blocks[-1:]))
         more = head * (math.ceil(images / parallel.sequence) / images - 1 / parallel.sequence)
     of_ranks = (_macs(share.shapes(whole)) / parallel.sequence + share.last * more for share in shares(trial))
-    return max(of_ranks) / _macs(whole)
+    return [own / _macs(whole) for own in of_ranks]
 
 
 def _macs(shapes: ParameterShapes) -> int:

@@ -16,7 +16,7 @@ from vitscale.prediction.gpu_types import GpuType, common_type, optimizer_factor
 from vitscale.prediction.network.links import Link, Network
 from vitscale.prediction.results import Assumption
 from vitscale.prediction.sampling import spread_out_normals
-from vitscale.prediction.shares import compute_share
+from vitscale.prediction.shares import compute_share, filling
 from vitscale.prediction.step.messages import messages, norm_messages
 from vitscale.prediction.step.model import Draws, StepModel
 from vitscale.trial import engines, model_cost
@@ -219,6 +219,7 @@ class _Changed:
             messages=sent,
             norms=norms,
             parallel=self.trial.parallel,
+            filling=filling(self.trial),
             shards_optimizer=engines.of_engine(train.wrapper).shards(train),
             backend=backend,
         )

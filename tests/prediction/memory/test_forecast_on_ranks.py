@@ -24,6 +24,7 @@ BY_DAY = [
     "fsdp2, pipeline 2, interleaved, sharded weights, Swin, fp32, 8 images",
     "ddp, Swin V2 with UperNet, checkpointing",
     "ddp, sequence 2, UperNet on ViT, fp32, 8 images",
+    "ddp, pipeline 2, UperNet on Swin V2, bf16-params",
     "ZeRO-2, Swin V2, bf16-params",
 ]
 AT_NIGHT = [
@@ -51,6 +52,8 @@ AT_NIGHT = [
     "fsdp2, tensor 2, UperNet on Swin V2, bf16, 8 images",
     "fsdp2, tensor 2, sharded norms, UperNet on ViT, fp32, 8 images",
     "fsdp2, sequence 2, sharded weights, UperNet on ViT, bf16-params",
+    "ddp, pipeline 2, gpipe, UperNet on ViT, fp32, 8 images",
+    "fsdp2, pipeline 2, interleaved, sharded weights, UperNet on Swin V2, fp32, 32 images",
 ]
 SHARED_SWIN = [
     f"fsdp2, tensor 2, Swin, {variant}"

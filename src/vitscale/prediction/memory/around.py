@@ -217,7 +217,7 @@ def _fsdp2_in_turn(trial: Trial, holding: Holding, parts: Sequence[Part], turn: 
     stays = trial.train.reshard_after_forward is False
     sizes = [part.elements if part.block > 0 else 0 for part in parts]
     root = sum(part.elements for part in parts) - sum(sizes)
-    last = max(number for number, size in enumerate(sizes) if size)
+    last = max((number for number, size in enumerate(sizes) if size), default=0)
     forward: list[Parts] = []
     backward: list[Parts] = []
     between: list[tuple[int, float, Parts]] = []
@@ -237,7 +237,7 @@ def _fsdp2_in_turn(trial: Trial, holding: Holding, parts: Sequence[Part], turn: 
         fetched = 0 if turn.whole or stays or number == 0 else sizes[number - 1]
         there = sum(sizes) if turn.whole or stays else from_here
         made = 0 if holding.held else sum(part.elements for part in parts[number + 1 :])
-        new = {"gradients": made * summed + max(part.tensors) * each}
+        new = {"gradients": made * summed + max(part.tensors, default=0) * each}
         backward.append(added(gathered(there, fetched), new))
         if own and not (turn.whole or stays):
             late = fetched + (own if number == last or not fetched else 0)

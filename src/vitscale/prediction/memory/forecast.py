@@ -117,9 +117,7 @@ def unavailable(trial: Trial) -> str:
         return "only building this model could count it"
     if _classifier(trial) is not None:
         return ""
-    if trial.parallel.pipeline > 1 and trial.model.task != "classification":
-        return "what stages hold of a model that labels pixels is not modelled"
-    if train.wrapper == "fsdp2" and shapes.wrapped_in_decoder:
+    if train.wrapper == "fsdp2" and shapes.wrapped_in_decoder and trial.parallel.pipeline == 1:
         return "FSDP2 wraps the decoder's convolutions here, which outweigh the blocks, and that is not modelled"
     return (
         ""

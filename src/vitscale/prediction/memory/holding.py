@@ -219,7 +219,7 @@ def fsdp2_in_stages(trial: Trial, shapes: ParameterShapes, *, later: bool, direc
     between = tuple(min(blocks, blocks - left + 1) * block + buffer for left in range(blocks + 1))
     at_last = min(1, blocks) + 1  # whose backward fetches nothing ahead
     by_left = (*(blocks * block for _ in range(at_last)), *between[at_last:])
-    whole, scattered = count.all * summed, max(count.root, *count.blocks) * summed
+    whole, scattered = count.all * summed, max((count.root, *count.blocks)) * summed
     return replace(
         alone,
         gradient_bytes=0 if later else summed,

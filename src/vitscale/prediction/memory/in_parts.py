@@ -47,16 +47,18 @@ def pieces(spec: ModelSpec, train: TrainSpec, share: Share = WHOLE) -> Pieces:
     body = _vit(spec, train, narrow, decoder, share) if swin is None else of_swin(spec, swin, train, narrow, share)
     cast = narrow == 2 and (share.first or train.precision not in AUTOCAST)
     pixels = images * side**2 * (spec.channels * (4 + 2 * cast) + (0 if decoder is None else 8))
-    if decoder is None:
+    if decoder is None or not share.last:
         return Pieces(tuple(body), pixels, 0, buffers)
     layers = model_counts.upernet_layers(decoder)
+    if swin is not None and share.chunks:
+        layers = list(_of_received(layers, decoder, swin, share))
     if swin is None and train.precision in AUTOCAST:  # Swin's own maps are narrow
         layers = list(_casting_anew(layers, decoder))
     over_ranks = train.batch_norm == "synchronised" or share.parallel.sequence > 1
     head = [_layer(layer, labelled, narrow, train, over_ranks=over_ranks) for layer in layers]
     # The library's models resize their logits themselves; the loop holds these, and of others those of a map's size.
     whole, on_map = (labelled * decoder.classes * size**2 for size in (side, decoder.sides[0]))
-    held = on_map if swin is None else whole
+    held = on_map if swin is None or share.chunks else whole
     loss = _loss(whole, held, labelled * side**2, decoder, train)
     return Pieces((*body, *head, loss), pixels, held * narrow, buffers)
 
@@ -68,17 +70,42 @@ def own_blocks(swin: SwinShape, share: Share) -> list[Stage]:
 
 
 def of_parts(trial: Trial, stage: Share, model: Pieces) -> StageBytes:
-    """Of a micro-batch of a Swin in one of its pipeline's stages."""
-    swin, train = swin_shape(trial.model), trial.train
-    maps = [] if swin is None else model_counts.swin_maps(swin)
-    given = [_narrow(train) * largest_micro_batch(train) * side**2 * width for (side, width), *_ in maps]
+    """Of a micro-batch in one of a pipeline's stages."""
+    swin, vit, train = swin_shape(trial.model), vit_shape(trial.model), trial.train
+    images = largest_micro_batch(train)
+    sizes: list[list[int]] = []
+    if swin is not None:
+        sizes = [[n * images * _narrow(train) for n in of_unit] for of_unit in _going_on(trial.model, swin)]
+    elif vit is not None:
+        tokens = math.ceil(vit.tokens / stage.parallel.sequence)
+        sizes = [[images * tokens * vit.hidden * weight_bytes(train)]] * vit.layers
     (blocks,) = stage.chunks
-    copies = (train.precision in AUTOCAST) * sum(part.cast_bytes(linear=True) for part in model.parts)
-    return StageBytes(
-        sum(part.kept for part in model.parts) + copies,
-        0 if stage.first else given[blocks.start - 1],
-        0 if stage.last else given[blocks.stop - 1],
-    )
+    taken = [] if stage.first else sizes[blocks.start - 1]
+    given = [] if stage.last else sizes[blocks.stop - 1]
+    lasting = [part for part in model.parts if part.block < 1 or not train.activation_checkpointing]
+    copies = (train.precision in AUTOCAST) * sum(part.cast_bytes(linear=True) for part in lasting)
+    kept, passed_on = sum(part.kept for part in model.parts) + copies + model.logits, sum(taken[1:]) if given else 0
+    return StageBytes(kept, sum(taken), sum(given) - passed_on, passed_on)
+
+
+def _going_on(spec: ModelSpec, swin: SwinShape) -> list[list[int]]:
+    """Elements of each tensor that goes on behind each of a Swin's blocks, of an image."""
+    maps = model_counts.swin_maps(swin, segments=spec.task == "segmentation")
+    return [[side**2 * width for side, width in of_unit] for of_unit in maps]
+
+
+def _of_received(
+    layers: list[DecoderLayer], decoder: DecoderShape, swin: SwinShape, share: Share
+) -> Iterator[DecoderLayer]:
+    """UperNet's layers in the last stage: maps that it received lie in the schedule's buffers, and are kept there."""
+    (blocks,) = share.chunks
+    received = len(model_counts.swin_maps(swin, segments=True)[blocks.start - 1]) - 1
+    pooled = len(decoder.sides) - 1
+    for number, layer in enumerate(layers):
+        there = layer.taken if number < received else 0
+        if number == pooled and not blocks:
+            there = decoder.widths[-1] * decoder.sides[-1] ** 2
+        yield layer._replace(kept=layer.kept - there)
 
 
 def _narrow(train: TrainSpec) -> int:
@@ -118,34 +145,40 @@ def _swin(spec: ModelSpec, shape: SwinShape, train: TrainSpec, narrow: int, shar
 def _swin_in_stages(spec: ModelSpec, shape: SwinShape, train: TrainSpec, narrow: int, share: Share) -> Iterator[Part]:
     """What one stage of a pipeline has; each block and each merging is wrapped by itself. A stage lets go of what one
     of its modules took as soon as that has given something."""
-    images = largest_micro_batch(train)
+    images, segments = largest_micro_batch(train), spec.task == "segmentation"
     stages = model_counts.stages(shape)
     every = [(stage, number) for stage in stages for number in range(stage.depth)]
     (blocks,) = share.chunks
     units: list[tuple[Part, int, int]] = []  # with its blocks, one or none, and bytes that it takes
+    # Gradients of maps that were received wait: of a head here, or as they came. Maps that are made here stay.
+    received = [] if share.first else [images * narrow * size for size in _going_on(spec, shape)[blocks.start - 1]]
+    waiting, made = sum(received[1:]), 0
     for stage, number in (every[block] for block in blocks):
-        own = _block(stage, number, images, narrow, train, share, 0)
+        own = _block(stage, number, images, narrow, train, share, waiting)
         taken = images * narrow * stage.width * stage.side**2
-        units.append((own._replace(forward=tuple(held - taken for held in own.forward)), 1, taken))
+        units.append((own._replace(forward=tuple(held - taken + made for held in own.forward)), 1, taken))
         if number == stage.depth - 1 and stage is not stages[-1]:
-            units.append((_merge(stage, images, narrow, train, 0), 0, taken))
+            units.append((_merge(stage, images, narrow, train, waiting), 0, taken))
+            made += taken * segments
+            waiting += taken * (segments and share.last)
     if not share.last:
         # What is passed on to the last one lies in the schedule's buffer until its attention.
         last, of_block, taken = units[-1]
-        (side, width), *_ = model_counts.swin_maps(shape)[blocks.stop - 1]
-        handed_on = images * narrow * side**2 * width
+        handed_on = images * narrow * _going_on(spec, shape)[blocks.stop - 1][0]
         behind = len(last.backward) - 2 * of_block
         passed = (own - handed_on * (index < behind) for index, own in enumerate(last.backward))
         units[-1] = last._replace(backward=tuple(passed)), of_block, taken
     if train.activation_checkpointing:
         units = [(_computed_again([unit], depth, taken, 0), depth, taken) for unit, depth, taken in units]
-        if not share.first:  # what the first one takes lies in the schedule's buffer, too
+        if segments:  # what is merged is a map, which stays anyway
+            units = [(unit if depth else unit._replace(kept=0), depth, taken) for unit, depth, taken in units]
+        if units and not share.first:  # what the first one takes lies in the schedule's buffer, too
             units[0] = units[0][0]._replace(kept=0), *units[0][1:]
     if share.first:
         yield _embedding(shape, train, images, narrow)
     for number, (unit, _, _) in enumerate(units, 1):
         yield unit._replace(block=number)
-    if share.last:
+    if share.last and not segments:
         yield _head(stages[-1], spec.num_classes or 0, images, narrow, train, share)
 
 
@@ -232,18 +265,25 @@ def _vit(spec: ModelSpec, train: TrainSpec, narrow: int, decoder: DecoderShape |
     if vit is None or shapes is None or decoder is None:
         return
     kept: Activations = activations(plain, train, vit, share, autocast=train.precision in AUTOCAST, casts_kept=True)
-    embedding, block, _ = share.shapes(shapes).blocks
+    embedding, *alike, _ = share.shapes(shapes).blocks
+    blocks = share.blocks if share.chunks else vit.layers
     width, grid = vit.hidden, decoder.sides[2]
     own = labelled * narrow * width
     maps = own * sum(side**2 for side in decoder.sides)
-    yield Part(0, (0,), (2 * kept.stream,), embedding.in_forward)
+    if share.first:
+        yield Part(0, (0,), (2 * kept.stream,), embedding.in_forward)
     widest = tuple(kept.backward_of_block + kept.recomputed + own for own in (kept.sums, kept.sums_of_weights))
-    for number in range(1, vit.layers + 1):
-        yield Part(kept.kept_of_block, (kept.stream,), widest, block.in_forward, number * block.wrapped)
+    received = 0 if share.first else kept.stream  # in the schedule's buffer, as the gradient that is handed back is
+    for number in range(1, blocks + 1):
+        of_block = kept.kept_of_block - (received if number == 1 else 0)
+        passed = tuple(own - kept.handed_back * (number == blocks) for own in widest)
+        yield Part(of_block, (kept.stream,), passed, alike[0].in_forward, number * alike[0].wrapped)
+    if not share.last:
+        return
     pyramid = (model_counts.norm(width), *model_counts.pyramid(width, grid))
     tokens = math.ceil(vit.tokens / parallel.sequence)
     tokens = math.ceil(tokens / parallel.tensor) if parallel.shard_norms else tokens
-    of_norm = kept.stream + images * tokens * _statistics(train)
+    of_norm = kept.stream - (0 if blocks else received) + images * tokens * _statistics(train)
     of_pyramid = of_norm + labelled * model_counts.pyramid_kept_bytes(width, grid, narrow)
     if train.precision in AUTOCAST:
         # All that the last norm gives, which pooling keeps, stays in fp32, and each of two convolutions casts it for

@@ -25,6 +25,9 @@ class StageBytes(NamedTuple):
     """From its forward to its backward, beside the buffer of what it takes."""
     received: int
     handed_on: int
+    """But for what it received."""
+    passed_on: int = 0
+    """Of what it received, maps for a head that go on as they are."""
 
 
 class InTurn(NamedTuple):
@@ -123,11 +126,12 @@ def _kept_by_schedule(trial: Trial, share: Share, of_stages: Sequence[StageBytes
     """What a schedule of torch keeps: a buffer for the activations of each of a step's micro-batches that a stage
     takes, and one for the gradients of each that it hands on (`_setup_forward_recv_info` and `_create_grad_recv_info`
     in torch/distributed/pipelining/stage.py); all images in the dtype in which the first stage takes them, there once
-    more as one tensor."""
+    more as one tensor, and the labels of all pixels."""
     count = trial.train.grad_accum
     images = (count * (1 + share.first) - 1) * _pixels(trial) * weight_bytes(trial.train)
-    buffers = count * sum(own.received + own.handed_on for own in of_stages)
-    return {"buffers of stages": buffers, "images": images}
+    labels = (count - 1) * _pixels(trial) // trial.model.channels * 8 * (trial.model.task == "segmentation")
+    buffers = count * sum(own.received + own.handed_on + own.passed_on for own in of_stages)
+    return {"buffers of stages": buffers, "images": images + labels}
 
 
 def _pixels(trial: Trial) -> int:

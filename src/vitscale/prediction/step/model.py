@@ -9,8 +9,8 @@
                 normals; times the slowest type's factor on unlike devices; plus a lateness that grows with z(N) too:
                 ranks that stop for many collectives of a step wait in each, which one sum over the step does not show
     transfers   the engine's messages at the links' bandwidths, less what computing hides, times an efficiency
-    bubble      where ranks have stages of a model: (P - 1) / v more micro-steps, with what they exchange, in which the
-                pipeline fills and runs empty (arXiv 2104.04473, section 2.2)
+    bubble      where ranks have stages of a model: more micro-steps, with what they exchange, in which the pipeline
+                fills and runs empty: (P - 1) / v of equal ranks (arXiv 2104.04473, section 2.2)
     norms       what synchronised norms exchange in every micro-step; nothing hides it, and it is mostly latency
     optimizer   the update of all that a rank holds, or of 1/N of it where the engine shards its states over N ranks
 
@@ -138,6 +138,9 @@ class StepModel:
     those between hosts too, by `ALIKE_ACROSS`, unless a check measured either."""
     parallel: ParallelSpec = NO_SPLIT
     """How many ranks share a model; every world holds a multiple of that."""
+    filling: float | None = None
+    """Micro-steps that the slowest rank of a pipeline waits while it fills and runs empty (`shares.filling`); None: as
+    many as with equal ranks."""
 
     def times(self, draws: Draws, worlds: Worlds, calls: Calls | None = None) -> StepTimes:
         """The parts of a step.
@@ -169,7 +172,9 @@ class StepModel:
             passes = cheapest(algorithms, message.tensor_bytes_at(ranks, worlds.micro_batch))
             norm = norm + passes * message.calls * worlds.grad_accum
         stages = self.parallel.stages // self.parallel.pipeline
-        bubble = (self.parallel.pipeline - 1) / stages * (micro_step + filling * np.exp(draws["overlap"]))
+        handed_on = (self.parallel.pipeline - 1) / stages
+        computed = handed_on if self.filling is None else self.filling
+        bubble = computed * micro_step + handed_on * filling * np.exp(draws["overlap"])
         rest = compute + wait + wire + norm + optimizer + bubble
         return StepTimes(compute, optimizer + 0 * rest, self._data_wait(worlds, rest), wait, wire, norm, bubble)
 

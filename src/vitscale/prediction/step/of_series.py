@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from vitscale.prediction.evidence import Evidence, Point, Series
+from vitscale.prediction.shares import filling
 from vitscale.prediction.step.messages import Message, messages, norm_messages, rescaled
 from vitscale.prediction.step.model import Loading, StepModel, Worlds
 from vitscale.trial import engines
@@ -110,6 +111,7 @@ def model_of(points: Sequence[Point], evidence: Evidence) -> StepModel:
         loading=_loading(points, evidence),
         imported=largest.trial.origin is not None,
         parallel=parallel,
+        filling=filling(largest.trial),
     )
 
 

@@ -36,7 +36,7 @@ __all__ = [
 
 
 _MANY_RUNS = 1000
-"""From so many on they are worth forks of this process."""
+"""Number of runs from which forking this process is worth its cost."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,14 @@ class Analysis:
 
     study: StudyRecord
     trials: Mapping[str, TrialResult]
-    """By identity, in the order of the curves; each trial once."""
+    """Trials by identity, in the order of the curves; each trial once."""
     curves: tuple[CurveResult, ...]
     problems: tuple[str, ...]
-    """What of the records could not be used, and why."""
+    """What in the records could not be used, and why."""
     runs: Sequence[Run]
     combine_unlike: bool
 
-    # What reports alone show is worked out where it is asked for: plan, predict and advise begin sooner.
+    # What only reports show is worked out on demand, so that plan, predict and advise begin sooner.
 
     @cached_property
     @without_collection()
@@ -69,11 +69,11 @@ class Analysis:
     @cached_property
     @without_collection()
     def waterfalls(self) -> tuple[Waterfall, ...]:
-        """Of each trial on each curve, the baselines left out."""
+        """The waterfall of each trial on each curve, except the baselines."""
         return tuple(waterfall for curve in self.curves for waterfall in waterfalls(curve, self.trials))
 
     def curve_of(self, trial_id: str) -> tuple[CurveResult, Point] | None:
-        """The first curve that holds a trial, and its place there."""
+        """The first curve that holds a trial, and the trial's point on it."""
         return next(
             ((curve, point) for curve in self.curves for point in curve.points if point.trial_id == trial_id), None
         )
@@ -85,8 +85,8 @@ def analyse(results: Results, *, combine_unlike: bool = False) -> Analysis:
 
     Args:
         results: the records.
-        combine_unlike: combine runs although they ran on unlike devices or under other library versions. Without it
-            they stay apart, and a finding says so.
+        combine_unlike: combine runs even if they ran on unlike devices or under other library versions. Otherwise they
+            stay apart, and a finding says so.
     """
     study = results.study
     runs: dict[str, list[Run]] = {}

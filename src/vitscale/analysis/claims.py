@@ -1,7 +1,7 @@
 """Published claims as tests: is training over several hosts as fast as in one, and as accurate on N GPUs as on fewer?
-Does a doubling of the GPUs still shorten it, and by less than transfers would leave?
+Does doubling the GPUs still shorten it, and by less than transfers explain?
 
-That no difference was found is not that there is none: each answer says what difference it can exclude.
+Finding no difference does not show that there is none. Each answer says what difference it can exclude.
 
 Sources: Schuirmann, "A comparison of the two one-sided tests procedure and the power approach for assessing the
 equivalence of average bioavailability" (Journal of Pharmacokinetics and Biopharmaceutics 15, 1987, 657-680); Welch,
@@ -20,9 +20,9 @@ from vitscale.analysis import statistics
 from vitscale.present.estimate import Estimate
 
 MARGIN = 0.05
-"""Epoch times within this factor count as equal: a whole run, done again, varies by as much."""
+"""Epoch times within a factor of 1 + this count as equal: repeated whole runs vary by as much."""
 LEVEL = 0.05
-"""Of each of the two one-sided tests for equivalence."""
+"""Significance level of each of the two one-sided tests for equivalence."""
 
 HostsVerdict = Literal[
     "too few to tell", "equivalent", "no difference shown", "different", "different, but within the margin"
@@ -39,7 +39,7 @@ class CountRatio:
 
     gpus: int
     ratio: Estimate
-    """With an interval where both sides have repeated runs."""
+    """Ratio of the epoch seconds; it has an interval where both sides have repeated runs."""
     one_host_runs: int
     several_hosts_runs: int
 
@@ -50,12 +50,13 @@ class HostsTest:
 
     counts: tuple[CountRatio, ...]
     ratio: Estimate
-    """Geometric mean over the counts; its 95 % interval is Student's t on the logarithms, a count being the unit."""
+    """Geometric mean over the counts, with a 95 % interval: Student's t on the logarithms, one value per count."""
     scatter: float | None
     """Standard deviation of the counts' ratios, as a factor less 1."""
     margin: float
     p_equivalence: float | None
-    """Of two one-sided tests: below 0.05 a ratio outside 1/(1+margin) to 1+margin is excluded. None: fewer than 2."""
+    """P-value of two one-sided tests: below 0.05 a ratio outside 1/(1+margin) to 1+margin is excluded. None from fewer
+    than 2 counts."""
     cannot_exclude: float | None
     """Largest difference within the 95 % interval, as a share: 0.03 is 3 %, in either direction."""
     verdict: HostsVerdict
@@ -66,33 +67,33 @@ class AccuracyDifference:
     """Accuracy at one rank count less that at another, after equally many images. All as shares in [0, 1]."""
 
     difference: Estimate
-    """With its 95 % interval over runs (Welch), where neither side has one run."""
+    """Difference with its 95 % interval over runs (Welch); no interval where a side has one run."""
     counting_error: float | None
-    """Half the 95 % interval from counting right and wrong images alone: the least that a difference is uncertain by.
-    How far another seed would move it is not in it. None where the numbers of images are unknown."""
+    """Half the 95 % interval from counting right and wrong images alone: the least uncertainty of a difference. The
+    effect of another seed is not included. None where the numbers of images are unknown."""
     runs: tuple[int, int]
-    """Of the reference, and of what is held against it."""
+    """Number of runs of the reference and of the other side."""
     verdict: AccuracyVerdict
     p: float | None = None
-    """Two-sided, of no difference (Welch); None from fewer than 3 runs on a side."""
+    """Two-sided p-value of no difference (Welch); None from fewer than 3 runs on a side."""
     p_adjusted: float | None = None
-    """The same after Holm's correction for all accuracies that were held against each other."""
+    """`p` after Holm's correction for all accuracies that were compared."""
 
 
 @dataclass(frozen=True)
 class Doubling:
-    """N GPUs against twice as many, with as many images for each GPU and step: half the steps of the same work."""
+    """N GPUs against twice as many, with equally many images per GPU and step: the same work in half the steps."""
 
     gain: statistics.Comparison
     """How many times as fast an epoch is on twice the GPUs: 2 is ideal."""
     hardly: Literal["confirmed", "refuted", "not decided"]
-    """That a doubling hardly shortens training: confirmed where the whole interval of `gain` lies below 1 + `MARGIN`,
-    refuted where it lies above."""
+    """Verdict on the claim that a doubling hardly shortens training: confirmed where the whole interval of `gain` lies
+    below 1 + `MARGIN`, refuted where it lies above."""
     left: float | None
-    """What would be gained if a step took what it takes on N GPUs and all of the transfer on top, with no overlap."""
+    """The gain if a step took its time on N GPUs plus the whole transfer, with no overlap."""
     beyond: Estimate | None
-    """A step on twice the GPUs against that: above 1 something else than transfers slows it. None, as `left`, where the
-    transfer is not known."""
+    """Step seconds on twice the GPUs over those on N GPUs plus the whole transfer: above 1 something other than
+    transfers slows the step. None, as `left`, where the transfer is not known."""
     transfers: Literal["do not explain it", "are enough", "not decided"] | None
 
 
@@ -102,13 +103,13 @@ def doubling_test(
     transfer_seconds: float | None,
     looked: tuple[int, int] = (0, 0),
 ) -> Doubling:
-    """Tests a doubling of the GPUs; each pair is of N and of 2 N, a value per run.
+    """Tests a doubling of the GPUs. Each pair holds the values on N and on 2 N GPUs, one per run.
 
     Args:
         epochs: epoch seconds; positive and finite.
         steps: seconds of a whole step; positive and finite.
-        transfer_seconds: of an optimizer step on 2 N GPUs, as long as a ring needs for it; None: not known.
-        looked: of each side as for `statistics.interval`.
+        transfer_seconds: seconds that a ring needs for an optimizer step's transfer on 2 N GPUs; None: not known.
+        looked: `looked` of each side, as for `statistics.interval`.
     """
     gain = statistics.compare(epochs[1], epochs[0], (looked[1], looked[0]))
     side = gain.ratio.side_of(1 + MARGIN)
@@ -117,8 +118,8 @@ def doubling_test(
     )
     if transfer_seconds is None or not (steps[0] and steps[1]):
         return Doubling(gain, hardly, None, None, None)
-    # Wholly on top, though most would be hidden under backward, and though the step on N GPUs has its own transfers in
-    # it already: what is slower still is not the transfers' doing.
+    # The transfer is added in full, although backward would hide most of it and the step on N GPUs already contains its
+    # own: transfers cannot explain a step that is slower still.
     beyond = statistics.ratio(steps[1], [seconds + transfer_seconds for seconds in steps[0]], (looked[1], looked[0]))
     told = beyond.side_of(1.0)
     return Doubling(
@@ -135,8 +136,8 @@ def hosts_test(
 ) -> HostsTest | None:
     """Tests one host against several, paired by GPU count; None where no count of several GPUs was measured on both.
 
-    Epochs of a run are no repeats: a run is one value. With one run per count nothing is known of a single count, but
-    the counts together are repeated measurements of one ratio, if the ratio is the same at each.
+    Epochs of a run are not repeats: each run gives one value. One run per count says nothing about that count alone,
+    but the counts together are repeated measurements of one ratio, if the ratio is the same at each.
 
     Args:
         one_host: GPU count to the epoch seconds of each run; positive and finite.
@@ -152,7 +153,7 @@ def hosts_test(
     )
     if not counts:
         return None
-    # Not of the ratios, which may be beyond all floats.
+    # Logarithms of the costs, not of the ratios, which may overflow.
     logs = [_mean_log(several_hosts[count.gpus]) - _mean_log(one_host[count.gpus]) for count in counts]
     mean = fmean(logs)
     if len(logs) < 2:
@@ -174,11 +175,11 @@ def accuracy_difference(
 
     Args:
         reference: accuracy of each run, in [0, 1].
-        other: the same of what is held against it.
-        images_counted: from how many images each run of either side counted its accuracy; None where unknown.
+        other: accuracy of each run on the other side.
+        images_counted: images from which each run of either side counted its accuracy; None where unknown.
 
     Raises:
-        ValueError: a side is empty, or holds what is no share.
+        ValueError: a side is empty, or holds a value that is not a share.
     """
     if not reference or not other or not all(0 <= value <= 1 for value in (*reference, *other)):
         raise ValueError(f"accuracies must be shares, at least one on each side: {list(reference)}, {list(other)}")

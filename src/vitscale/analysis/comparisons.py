@@ -35,7 +35,7 @@ class CurveComparison:
 
 @dataclass(frozen=True)
 class AgainstReference:
-    """All that may be compared with one another on `gpus` ranks, each against one of them."""
+    """Curves that may be compared on `gpus` ranks, each held against one of them."""
 
     mode: Mode
     gpus: int
@@ -50,11 +50,11 @@ class AgainstReference:
 def compare_curves(
     curves: Sequence[CurveResult], trials: Mapping[str, TrialResult], combine_unlike: bool
 ) -> tuple[CurveComparison, ...]:
-    """All pairs of curves of one mode that differ in one swept field, and that not a field of the data.
+    """All pairs of curves of one mode that differ in one swept field, fields of the data excepted.
 
-    An engine with its options counts as one. Epochs over different data are different work, and a difference in two
-    things at once explains nothing. A trial that drifts is compared with none. Who is faster is said after Holm's
-    correction for all pairs of trials that are compared: two modes that share a pair test it once.
+    An engine with its options counts as one field. Epochs over different data are different work, and a difference in
+    two things at once explains nothing. A trial that drifts is not compared. Verdicts follow Holm's correction for all
+    pairs of trials that are compared; a pair that two modes share is tested once.
     """
     comparisons = []
     for first, second in itertools.combinations(curves, 2):
@@ -70,7 +70,7 @@ def compare_curves(
 
 
 def pairs_tested(comparisons: Sequence[CurveComparison]) -> int:
-    """How many different pairs of trials were tested: the number that Holm's correction is for."""
+    """Number of different pairs of trials that were tested, for which Holm's correction is made."""
     return len({_pair(comparison) for comparison in comparisons if comparison.result.p is not None})
 
 
@@ -81,12 +81,12 @@ def _pair(comparison: CurveComparison) -> frozenset[str]:
 def against_references(
     curves: Sequence[CurveResult], trials: Mapping[str, TrialResult], comparisons: Sequence[CurveComparison]
 ) -> tuple[AgainstReference, ...]:
-    """What `comparisons` tell, in a readable number: of n curves that differ in one thing n - 1, each against one.
+    """A readable number of comparisons: n - 1 for n curves that differ in one thing, each against one reference.
 
-    That one is DDP without options where it is among them, else the fastest.
+    The reference is DDP without options where it is among them, else the fastest.
 
     Args:
-        curves: those that were compared.
+        curves: the compared curves.
         trials: by identity.
         comparisons: which pairs may be compared (`compare_curves`).
     """

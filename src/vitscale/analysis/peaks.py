@@ -1,11 +1,11 @@
 """Published peak rates of NVIDIA GPUs, by the name that the driver reports: what MFU is a share of.
 
-Dense rates: datasheets put those with structured sparsity first, which are twice as high. Of tensor cores where the
-arithmetic has them, with sums in fp32, as PyTorch adds. fp32 is that of the ordinary cores; in tf32 PyTorch computes
-fp32 products where it is told to be faster.
+Rates are dense; datasheets first give those with structured sparsity, which are twice as high. They are those of tensor
+cores where these know the arithmetic, with sums in fp32, as PyTorch adds. The fp32 rate is that of the ordinary cores.
+PyTorch computes fp32 products in tf32 where it is told to be faster.
 
-The figures have been held against arithmetic (multiprocessors x FLOP per clock x clock, within 1 %), not yet against
-the documents named as their source: check there before you publish an MFU.
+The figures have been checked against arithmetic (multiprocessors x FLOP per clock x clock, within 1 %), but not yet
+against the documents named as their source: check those before you publish an MFU.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Peak:
     """What one arithmetic can reach on one type of GPU."""
 
     gpu: str
-    """As people call it."""
+    """The GPU's common name."""
     dtype: str
     flops_per_second: float
     source: str
@@ -35,7 +35,7 @@ class Peak:
 class _Type:
     gpu: str
     names: str
-    """A regular expression of whole names, without "NVIDIA", which older drivers leave out."""
+    """Regular expression for whole names, without "NVIDIA", which older drivers leave out."""
     teraflops: Mapping[str, float]
     source: str
 

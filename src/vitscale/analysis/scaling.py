@@ -1,6 +1,6 @@
 """Speedup and efficiency along a curve, against its baseline and against the plain run without a wrapper.
 
-The baseline is the curve's smallest rank count with a completed run, N_base. All of a curve is relative to it:
+The baseline is the curve's smallest rank count with a completed run, N_base. All figures of a curve are relative to it:
 
     strong modes   speedup    = baseline epoch seconds / epoch seconds
                    efficiency = speedup / (N / N_base)
@@ -8,10 +8,10 @@ The baseline is the curve's smallest rank count with a completed run, N_base. Al
                    speedup    = efficiency x N / N_base                    (scaled speedup)
 
 so with N_base > 1 a speedup of 2 means twice as fast as N_base ranks, not as one rank. Strong and weak scaling:
-Amdahl (AFIPS 1967) and Gustafson (CACM 31, 1988). A trial that drifts (`learning.drift`) does other work: it
-has its place on the curve, but no speedup, and is nobody's baseline.
+Amdahl (AFIPS 1967) and Gustafson (CACM 31, 1988). A trial that drifts (`learning.drift`) does other work: it keeps its
+place on the curve, but has no speedup and is no baseline.
 
-Curves are named here too: short, and no two alike that were swept apart ("deepspeed ZeRO-2, compile").
+Curves are named here too: briefly, and apart where a sweep makes them differ ("deepspeed ZeRO-2, compile").
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _LOCAL_NORM = NORMS["local"]
 _OF_AN_IMPORT: Mapping[str, Fact] = {"layout": Fact(short=_LAYOUTS)} | dict.fromkeys(
     ("series", "cluster", "device"), Fact(short="{}")
 )
-"""Labels of imports that are no fields of a study."""
+"""Labels of imports that are not fields of a study."""
 
 
 def curve_name(labels: Mapping[str, Any], trial: Trial | None) -> str:
@@ -57,7 +57,7 @@ def curve_name(labels: Mapping[str, Any], trial: Trial | None) -> str:
 
     Args:
         labels: the swept fields and their values.
-        trial: the one of the curve with the most ranks, for what was not swept.
+        trial: the curve's trial with the most ranks, for what was not swept.
     """
     train = trial.train if trial is not None else None
     named = {
@@ -74,7 +74,7 @@ def curve_name(labels: Mapping[str, Any], trial: Trial | None) -> str:
         others["train.zero_stage"] = stage
     keys = [field.rpartition(".")[2] for field in others]
     imported = trial is not None and trial.origin is not None
-    # Of an import the engine may be unknown, which says nothing where something else tells its curves apart.
+    # An import's engine may be unknown, which need not be said where something else tells its curves apart.
     untold = imported and engine in (None, "unknown") and bool(others)
     return ", ".join(
         [
@@ -92,8 +92,8 @@ def curve_name(labels: Mapping[str, Any], trial: Trial | None) -> str:
 
 
 def trial_name(trial: Trial) -> str:
-    """The engine and the rank count of one trial, with its accumulation and the images of each rank where these differ:
-    "ddp on 2 ranks, accumulation 3, shares 16 + 8".
+    """The engine and rank count of one trial, with its accumulation if above 1 and each rank's images if unequal: "ddp
+    on 2 ranks, accumulation 3, shares 16 + 8".
     """
     train = trial.train
     ranks = f"{trial.world.size} rank{'s' if trial.world.size != 1 else ''}"
@@ -114,8 +114,10 @@ def split_name(parallel: ParallelSpec) -> str:
 
 
 def named_apart(trials: Mapping[str, TrialResult], curves: Sequence[CurveResult]) -> dict[str, TrialResult]:
-    """The same trials with their names: engine and rank count; where several share these, also what was swept, the
-    micro-batch and the share of the images, as far as they differ. "ddp on 2 ranks, micro-batch 16".
+    """The same trials with names that tell them apart: "ddp on 2 ranks, micro-batch 16".
+
+    A name is the engine and the rank count. Where several trials share these, what was swept, the micro-batch and the
+    share of the images are added as far as they differ.
     """
     curve_of = {point.trial_id: curve.name for curve in reversed(curves) for point in curve.points}
     alike: dict[str, list[str]] = {}
@@ -143,7 +145,7 @@ def _apart(curve: str, trial: Trial) -> tuple[str, str, str]:
 
 
 def _norms_locally(trial: Trial) -> bool:
-    """Whether it computes another thing than one process for its batch norms; in classification that is no choice."""
+    """Whether its batch norms compute something else than in one process; classification leaves no choice."""
     return trial.model.task == "segmentation" and trial.train.batch_norm == "local"
 
 
@@ -186,14 +188,14 @@ def _plainly(field: str, value: Any) -> str:
 
 @dataclass(frozen=True)
 class Point:
-    """One trial's place on a curve. None where it is unknown."""
+    """One trial's place on a curve. None stands for what is unknown."""
 
     gpus: int
     trial_id: str
     speedup: Estimate | None = None
     efficiency: Estimate | None = None
     speedup_over_plain: Estimate | None = None
-    """Against the run on one rank without a distributed wrapper (engine = "none"), where the study has it."""
+    """Against one rank without a distributed wrapper (engine = "none"), where the study has such a run."""
     efficiency_over_plain: Estimate | None = None
 
 
@@ -210,7 +212,7 @@ class CurveResult:
     """None: no trial of the curve has completed, or each that has drifts."""
     plain_trial: str | None
     unlike: tuple[str, ...]
-    """Points not held against the baseline, because their surroundings differ from it, and how."""
+    """Points not compared with the baseline, and how their surroundings differ from its."""
 
 
 def by_mode(curves: Iterable[CurveResult]) -> dict[Mode, list[CurveResult]]:
@@ -287,13 +289,13 @@ def _same_work(mode: Mode, plain: Trial, trial: Trial) -> bool:
         ours, theirs = plain.train, trial.train
         batch = (ours.micro_batch, ours.grad_accum) == (theirs.micro_batch, theirs.grad_accum)
     share = exact(trial.data.fraction) / (ranks if mode == "weak" else 1)
-    # Shares have passed through a float each, which their exact product has not.
+    # Each share has passed through a float; their exact product has not.
     fraction = abs(exact(plain.data.fraction) - share) < 1e-9
     return batch and fraction and plain.world.size == 1 and _rest(plain) == _rest(trial)
 
 
 def _rest(trial: Trial) -> tuple[Any, ...]:
-    """All that must agree whatever the mode. The launcher acts on the start-up alone."""
+    """All that must agree in every mode. The launcher is left out: it affects the start-up alone."""
     return (
         trial.model,
         trial.data.model_dump(exclude={"fraction", *HOW_FOUND}),

@@ -2,8 +2,8 @@
 
 The centre of costs and of rates is the geometric mean over runs, everywhere. It is the one centre under which figures
 that belong together agree however they are worked out: the ratio of two centres is the centre of the ratios, and the
-centre of images/s is the images over the centre of the seconds. (Of constant work the geometric mean lies between the
-arithmetic mean, which is that of costs, and the harmonic one, which is that of rates; at a spread of 5 % they differ by
+centre of images/s is the images over the centre of the seconds. (For constant work the geometric mean lies between the
+arithmetic mean, which suits costs, and the harmonic mean, which suits rates; at a spread of 5 % these two differ by
 0.25 %.)
 
 Sources: Hoefler & Belli, "Scientific Benchmarking of Parallel Computing Systems" (SC'15), sections 3 and 4; Welch, "The
@@ -11,8 +11,8 @@ generalization of 'Student's' problem" (Biometrika 34, 1947, 28-35); Efron & Ste
 variance" (Annals of Statistics 9, 1981, 586-596); Holm, "A simple sequentially rejective multiple test procedure"
 (Scandinavian Journal of Statistics 6, 1979, 65-70).
 
-Student's t and F are worked out by the incomplete beta function. SciPy has them too, and takes a fifth of a second to
-import, which pays from some thousand values on alone.
+Student's t and F come from the incomplete beta function. SciPy has them too, but takes a fifth of a second to import,
+which pays only from some thousand values on.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from vitscale.present.estimate import Estimate
 
 CONFIDENCE = 0.95
 FEWEST_REPEATS = 3
-"""Below it nothing is decided: an interval of two runs is given where it is of times, and settles no direction."""
+"""Fewest runs that decide anything. An interval of two runs is given for times, but settles no direction."""
 
 ONE_RUN = "one run: no interval"
 TOO_FEW = "too few repeats"
@@ -52,9 +52,9 @@ class Comparison:
     ratio: Estimate
     verdict: ComparisonVerdict
     p: float | None = None
-    """Two-sided, of no difference; None from fewer than 3 runs on a side."""
+    """Two-sided p-value of no difference; None from fewer than 3 runs on a side."""
     p_adjusted: float | None = None
-    """The same after Holm's correction for all comparisons that were made with it."""
+    """`p` after Holm's correction for all comparisons that were made together."""
 
 
 class _Tested(Protocol):
@@ -71,7 +71,7 @@ Tested = TypeVar("Tested", bound=_Tested)
 
 @dataclass(frozen=True)
 class _Mean:
-    """The mean of some logarithms: its squared standard error and the degrees of freedom that this is known with."""
+    """The mean of some logarithms, its squared standard error, and the degrees of freedom of that error."""
 
     value: float
     squared_error: float
@@ -82,13 +82,13 @@ class _Mean:
 def interval(values: Sequence[float], *, looked: int = 0, fewest: int = 2) -> Estimate:
     """The geometric mean of one positive value per run and its 95 % interval: Student's t on the logarithms.
 
-    Times are bounded below and skewed to the right, which logarithms are less.
+    Times are bounded below and skewed to the right; their logarithms are less so.
 
     Args:
-        values: in the order of the runs.
-        looked: how many of the first runs decided how many there are (`analysis.runs.repeats`): what they say of
-            the spread is left out, for they were acted on because of it.
-        fewest: runs below which there are no bounds.
+        values: one per run, in the order of the runs.
+        looked: how many of the first runs decided how many runs there are (`analysis.runs.repeats`). What they say
+            about the spread is left out, because it was acted on.
+        fewest: number of runs below which there are no bounds.
 
     Raises:
         ValueError: there is no value, or one that is not positive and finite.
@@ -103,12 +103,12 @@ def interval(values: Sequence[float], *, looked: int = 0, fewest: int = 2) -> Es
 def mean_interval(values: Sequence[float], *, least: float = 0.0, most: float = math.inf) -> Estimate:
     """The arithmetic mean of one value per run and its 95 % interval: Student's t on the values themselves.
 
-    For what may be 0 in a run, such as a part of a step. None from fewer than 3 runs.
+    This is for figures that may be 0 in a run, such as a part of a step. No interval from fewer than 3 runs.
 
     Args:
         values: at least one.
-        least: the smallest value there can be: no end of the interval lies below.
-        most: the largest one.
+        least: the smallest possible value: no end of the interval lies below it.
+        most: the largest possible value.
 
     Raises:
         ValueError: there is no value.
@@ -125,12 +125,12 @@ def mean_interval(values: Sequence[float], *, least: float = 0.0, most: float = 
 def jackknife(centre: float, without: Sequence[Sequence[float]]) -> Estimate:
     """The 95 % interval of a figure worked out from the runs of one side or several together.
 
-    The variance that each side brings is the jackknife's, (n-1)/n times the squared deviations of the figure with one
-    of the side's n runs left out; of a mean that is the ordinary one. Student's t with Welch's degrees of freedom.
+    Each side adds the jackknife's variance: (n-1)/n times the sum of squared deviations of the figures with one of the
+    side's n runs left out. For a mean this is its ordinary variance. Student's t has Welch's degrees of freedom.
 
     Args:
         centre: the figure from all runs.
-        without: of each side the figures with one run left out, as many as the side has runs. None from fewer than 3.
+        without: for each side the figure without each of its runs in turn. No interval from fewer than 3 runs.
     """
     fewest = min(len(side) for side in without)
     if fewest < FEWEST_REPEATS:
@@ -143,13 +143,13 @@ def jackknife(centre: float, without: Sequence[Sequence[float]]) -> Estimate:
 def ratio(numerators: Sequence[float], denominators: Sequence[float], looked: tuple[int, int] = (0, 0)) -> Estimate:
     """Ratio of two costs, each with one positive value per run, and its 95 % interval.
 
-    The ratio of the geometric means, with Welch's t on the logarithms: the uncertainty of both sides is in it. No
-    interval where either side has one run.
+    It is the ratio of the geometric means, with Welch's t on the logarithms: the uncertainty of both sides is in it.
+    There is no interval where either side has one run.
 
     Args:
-        numerators: in the order of their runs.
-        denominators: the same of the other side.
-        looked: of each side as for `interval`.
+        numerators: one value per run, in the order of the runs.
+        denominators: the same for the other side.
+        looked: `looked` of each side, as for `interval`.
 
     Raises:
         ValueError: a side is empty or holds a value that is not positive and finite.
@@ -167,7 +167,7 @@ def compare(seconds: Sequence[float], other_seconds: Sequence[float], looked: tu
     """Is the first faster than the second? One cost in seconds per run on each side.
 
     No difference is claimed where the 95 % interval of the ratio holds 1, nor from fewer than 3 runs on a side.
-    `looked`: of each side as for `interval`.
+    `looked` holds a value for each side, as for `interval`.
     """
     times_as_fast = ratio(other_seconds, seconds, (looked[1], looked[0]))
     if times_as_fast.note:
@@ -189,7 +189,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def adjusted(test: Tested, p_adjusted: float | None) -> Tested:
-    """The same test among others: it tells a direction only where the adjusted p-value is below 0.05."""
+    """The same test as one of several: it tells a direction only where the adjusted p-value is below 0.05."""
     if p_adjusted is None:
         return test
     lost = test.verdict in _DIRECTIONS and p_adjusted >= 1 - CONFIDENCE
@@ -197,9 +197,9 @@ def adjusted(test: Tested, p_adjusted: float | None) -> Tested:
 
 
 def corrected(tests: Sequence[Tested], pairs: Sequence[Hashable]) -> list[Tested]:
-    """The same tests after Holm's correction for all of them. `pairs`: of each what was held against what.
+    """The same tests after Holm's correction for all of them. `pairs`: what each test compares.
 
-    What is there twice was tested once.
+    A pair that is there twice counts as one test.
     """
     of_pair = {pair: test.p for test, pair in zip(tests, pairs, strict=True) if test.p is not None}
     of_all = dict(zip(of_pair, holm(list(of_pair.values())), strict=True))
@@ -207,7 +207,8 @@ def corrected(tests: Sequence[Tested], pairs: Sequence[Hashable]) -> list[Tested
 
 
 def quantile(values: Sequence[float] | npt.NDArray[np.float64], share: float) -> float:
-    """The `share` quantile, linear between the two nearest (Hyndman & Fan 1996, definition 7). Arrays come sorted."""
+    """The `share` quantile, linear between the two nearest (Hyndman & Fan 1996, definition 7). Arrays must be
+    sorted."""
     ordered = values if isinstance(values, np.ndarray) else sorted(values)
     at = (len(ordered) - 1) * share
     below = math.floor(at)
@@ -221,7 +222,7 @@ def finite_or_none(value: float | None) -> float | None:
 
 
 def known_median(values: Iterable[float | None]) -> float | None:
-    """The median of those that are known; None where none is."""
+    """The median of the known values; None where none is known."""
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
 
@@ -233,7 +234,7 @@ def welch_half(parts: Sequence[tuple[float, int]]) -> float:
 
 
 def welch_p(difference: float, parts: Sequence[tuple[float, int]]) -> float:
-    """Two-sided, of no difference, from the squared errors and degrees of freedom of its sides."""
+    """Two-sided p-value of no difference, from the squared errors and degrees of freedom of its sides."""
     squared_error = sum(part for part, _ in parts)
     if squared_error == 0:
         return 1.0 if difference == 0 else 0.0
@@ -241,11 +242,11 @@ def welch_p(difference: float, parts: Sequence[tuple[float, int]]) -> float:
 
 
 def _mean_log(values: Sequence[float], looked: int) -> _Mean:
-    """The spread is that of all runs; with `looked`, what the later ones add to the sum of squares of those.
+    """The mean of the logarithms. Its spread is that of all runs; with `looked`, only what the later runs add to it.
 
-    Of normal noise that addition is independent of the first runs' spread, and so is the mean of all, so that nothing
-    which was decided by that spread makes the interval wrong. One degree of freedom less is counted than there is:
-    noise that is skewed leaves some dependence (benchmarks/target_ci.py).
+    In normal noise, what they add to the sum of squares is independent of the first runs' spread, and so is the mean of
+    all runs. Hence no decision that rested on that spread makes the interval wrong. One degree of freedom less is
+    counted than there is: skewed noise leaves some dependence (benchmarks/target_ci.py).
     """
     logs = _logs(values)
     count, mean = len(logs), statistics.fmean(logs)
@@ -259,19 +260,19 @@ def _mean_log(values: Sequence[float], looked: int) -> _Mean:
 
 
 def variance(values: Sequence[float]) -> float:
-    """The variance of a sample. statistics.variance takes ten times as long; of equal values this too is exactly 0."""
+    """The variance of a sample, exactly 0 for equal values. `statistics.variance` takes ten times as long."""
     shifted = [value - values[0] for value in values]
     mean = statistics.fmean(shifted)
     return math.fsum((value - mean) ** 2 for value in shifted) / (len(values) - 1)
 
 
 def spread_within(costs: Iterable[tuple[float, ...]], prior: float, weight: float) -> tuple[float, float]:
-    """Standard deviation of logarithms about the mean of their own group, over all groups, and its degrees of freedom.
+    """Standard deviation of logarithms about the mean of their own group, over all groups, with its degrees of freedom.
 
     Args:
-        costs: of each group, positive.
-        prior: the standard deviation that is expected, and
-        weight: the degrees of freedom that it counts for.
+        costs: positive costs of each group.
+        prior: the standard deviation that is expected.
+        weight: the degrees of freedom that `prior` counts for.
     """
     squares, freedom = prior**2 * weight, weight
     for own in costs:
@@ -282,14 +283,15 @@ def spread_within(costs: Iterable[tuple[float, ...]], prior: float, weight: floa
 
 @functools.lru_cache(maxsize=1 << 12)
 def _squares_about_mean(costs: tuple[float, ...]) -> float:
-    """Of their logarithms, added up: advice asks for those of each trial a hundred times."""
+    """Sum of the logarithms' squared deviations; cached, as advice asks for each trial's a hundred times."""
     logs = [math.log(cost) for cost in costs]
     mean = statistics.fmean(logs)
     return sum((log - mean) ** 2 for log in logs)
 
 
 def _freedom(parts: Sequence[tuple[float, int]], squared_error: float) -> float:
-    """Welch-Satterthwaite, in shares of the squared error so that tiny variances do not underflow when squared."""
+    """Welch-Satterthwaite's degrees of freedom, in shares of the squared error lest tiny variances underflow when
+    squared."""
     return 1 / sum((part / squared_error) ** 2 / degrees for part, degrees in parts)
 
 
@@ -302,7 +304,7 @@ def _logs(values: Sequence[float]) -> list[float]:
 
 
 def exp_of(log: float) -> float:
-    """Infinity where the bound of a two-run interval is beyond all floats."""
+    """`math.exp`; infinity on overflow, as for the bound of a two-run interval."""
     try:
         return math.exp(log)
     except OverflowError:
@@ -316,7 +318,7 @@ def _note(runs: int) -> str:
 _TINY = 1e-300
 _TERMS = 10_000
 _MOST_FREEDOM = 1e7
-"""Beyond it the distribution is the normal one, and the fraction loses digits."""
+"""Degrees of freedom beyond which the distribution is the normal one, and the fraction loses digits."""
 
 
 _FEW = 2_000
@@ -326,8 +328,8 @@ _asked = itertools.count()
 def incomplete_beta(a: float, b: float, x: float) -> float:
     """The regularised incomplete beta function I_x(a, b), for x in [0, 1].
 
-    By its continued fraction (NIST Digital Library of Mathematical Functions, 8.17.22), evaluated as Lentz does, on the
-    side on which it converges fast.
+    It is computed by its continued fraction (NIST Digital Library of Mathematical Functions, 8.17.22) with Lentz's
+    method, on the side on which it converges fast.
     """
     if x <= 0.0 or x >= 1.0:
         return 0.0 if x <= 0.0 else 1.0
@@ -349,7 +351,7 @@ def incomplete_beta(a: float, b: float, x: float) -> float:
 
 
 def t_below(freedom: float, value: float) -> float:
-    """The chance that Student's t of so many degrees of freedom is below `value`."""
+    """The chance that Student's t with `freedom` degrees of freedom is below `value`."""
     if next(_asked) > _FEW:
         from scipy.special import stdtr
 
@@ -360,7 +362,7 @@ def t_below(freedom: float, value: float) -> float:
 
 
 def f_above(freedom: float, other: float, value: float) -> float:
-    """The chance that F of so many degrees of freedom is above `value`, which is at least 0."""
+    """The chance that F with `freedom` and `other` degrees of freedom is above `value`, which is at least 0."""
     return incomplete_beta(other / 2, freedom / 2, other / (other + freedom * value))
 
 
@@ -368,7 +370,7 @@ def f_above(freedom: float, other: float, value: float) -> float:
 def t_quantile(freedom: float, share: float = (1 + CONFIDENCE) / 2) -> float:
     """The value below which `share` of Student's t lies; by default both 2.5 % tails are outside.
 
-    By Newton's method on a bracket, from the normal quantile.
+    Found by Newton's method on a bracket, from the normal quantile on.
     """
     if next(_asked) > _FEW:
         from scipy.special import stdtrit

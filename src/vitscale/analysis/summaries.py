@@ -109,9 +109,9 @@ def summarise(
 
 
 def without_one_off(trials: Mapping[str, TrialResult]) -> dict[str, TrialResult]:
-    """The same trials; in runs that compiled, that phase is the others' median, and the rest is told apart.
+    """The same trials; in runs that compiled, a phase gets the other runs' median and the rest goes to `one_off`.
 
-    Where a run is said to have compiled and no other tells of the phase without, it is left out: unavailable.
+    Where a run is recorded to have compiled and no other has the phase without, the phase is left out: unavailable.
     """
     groups: dict[tuple[Any, ...], list[tuple[str, int, RunFigures]]] = {}
     for trial_id, result in trials.items():
@@ -137,7 +137,7 @@ def without_one_off(trials: Mapping[str, TrialResult]) -> dict[str, TrialResult]
 
 
 def _median_without(ordered: Sequence[float], value: float) -> float | None:
-    """The median of all but one `value` of them; None where there is no other."""
+    """The median of `ordered` without one `value`; None where nothing else is there."""
     rank, count = bisect.bisect_left(ordered, value), len(ordered) - 1
     if not count:
         return None
@@ -150,7 +150,8 @@ def _far_beyond(seconds: float, usual: float) -> bool:
 
 
 def _without(run: RunFigures, phase: str, usual: float | None) -> RunFigures:
-    """`usual`: seconds of the phase in other runs; None where there are none."""
+    """The run with a compilation taken out of a phase. `usual`: the phase's seconds in other runs; None: there are
+    none."""
     rest = {name: seconds for name, seconds in run.startup.items() if name != phase}
     seconds = run.startup[phase]
     if usual is None:
@@ -160,24 +161,24 @@ def _without(run: RunFigures, phase: str, usual: float | None) -> RunFigures:
 
 
 def _kind(phase: str, result: TrialResult) -> tuple[Any, ...]:
-    """What is equal for runs that do the same in a phase: build the same engine, or train the same first step."""
+    """What runs share that do the same in a phase: the engine that they build, or the first step that they train."""
     trial = result.trial
     if phase == "first_step":
         return (result.trial_id,)
-    # As text: a DeepSpeed file is a dict, which is no key.
+    # As text: a DeepSpeed file is a dict, which cannot be a key.
     wrapper = trial.train.model_dump_json(include=set(OF_THE_WRAPPER))
     return (trial.launcher, trial.train.device, trial.train.optimizer, trial.model.model_dump_json(), wrapper)
 
 
 def with_start_up(result: TrialResult, runs: tuple[RunFigures, ...]) -> TrialResult:
-    """The same with the start-up of other run figures."""
+    """The same result with the start-up of these run figures."""
     return replace(
         result, runs=runs, startup=_startup(runs), startup_seconds=known_median([run.startup_seconds for run in runs])
     )
 
 
 def _outcome(all_runs: Sequence[Run]) -> tuple[OutcomeKind | None, str]:
-    """Completed as soon as one run is; else as the last run ended; None where there is none."""
+    """Completed if any run is, else the outcome of the last run; None without runs."""
     if not all_runs:
         return None, NOT_RUN_YET
     in_time = sorted(all_runs, key=lambda run: run.outcome.started_unix_seconds)
@@ -198,7 +199,7 @@ def _startup(figures: Sequence[RunFigures]) -> dict[str, float]:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    """The mean over runs; None as soon as one has no finite value: a mean of the others would hide that it diverged."""
+    """The mean over runs; None if any has no finite value: a mean of the others would hide that it diverged."""
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if values and len(known) == len(values) else None
 

@@ -23,7 +23,7 @@ from vitscale.store.results import OutcomeKind, Run
 from vitscale.trial.trial import Trial, samples_used
 
 _UNLIKE_DATASETS = 0.05
-"""Share by which logs of one dataset may differ: some tell it as steps x batch."""
+"""Share by which the recorded sizes of one dataset may differ: some logs give steps x batch."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Failure:
     detail: str
     """The guilty rank's traceback, or the end of the log."""
     log: str = ""
-    """Inside the results folder."""
+    """Path inside the results folder."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class CheckpointCost:
     """Medians over runs."""
 
     save_seconds: float
-    """Until the last rank has its files on the disk."""
+    """Seconds until the last rank has its files on the disk."""
     load_seconds: float
-    """Until the last rank has restored all; what it reads may still be in the host's memory."""
+    """Seconds until the last rank has restored everything; it may read from the host's memory."""
     bytes: float
-    """Of all files together."""
+    """Size of all files together."""
 
 
 def checkpoint_cost(runs: Sequence[Run]) -> CheckpointCost | None:
@@ -65,32 +65,32 @@ def checkpoint_cost(runs: Sequence[Run]) -> CheckpointCost | None:
 
 @dataclass(frozen=True)
 class Drift:
-    """Whether a trial's loss is that of a trial that must compute the same (`vitscale.analysis.learning.drift`)."""
+    """Whether a trial's loss equals that of a trial that must compute the same (`vitscale.analysis.learning.drift`)."""
 
     status: Literal["reference", "agrees", "drifts", "unknown"]
     reference: str | None = None
-    """The trial it was held against; None where there is none."""
+    """The trial it was compared with; None where there is none."""
     reference_name: str = ""
     difference: float | None = None
     """The largest relative difference of the loss of an optimizer step; infinite where one of the two is not finite."""
     tolerance: float | None = None
     step: int | None = None
-    """Where the difference is largest."""
+    """Step at which the difference is largest."""
     reason: str = ""
-    """Why it is unknown."""
+    """Why the status is unknown."""
 
 
 @dataclass(frozen=True)
 class TrialResult:
-    """A trial and what its runs say of it. None where that is unknown."""
+    """A trial and what its runs say about it. None stands for what is unknown."""
 
     trial_id: str
     trial: Trial
     outcome: OutcomeKind | None
-    """None: it has no run yet."""
+    """None: the trial has no run yet."""
     reason: str
     runs: tuple[RunFigures, ...]
-    """Of the completed runs that were combined."""
+    """Figures of the completed runs that were combined."""
     records: tuple[Run, ...]
     """The same runs as they were recorded."""
     runs_done: int
@@ -101,7 +101,7 @@ class TrialResult:
     environment: RunEnvironment | None
     step_seconds: Estimate | None
     images_per_second: Estimate | None
-    """Times `epoch_seconds` it is the images trained in an epoch, where the size of the dataset is known."""
+    """Multiplied by `epoch_seconds` it gives the images trained in an epoch, where the size of the dataset is known."""
     epoch_seconds: Estimate | None
     epoch_seconds_source: PaceSource | None
     elapsed_epoch_seconds: Estimate | None
@@ -115,7 +115,7 @@ class TrialResult:
     """Mean over runs."""
     peak_bytes: int | None
     breakdown: Breakdown | None = None
-    """Where the time of a step goes; None where no step was explained."""
+    """The parts of a step's time; None where no step was explained."""
     resources: ResourceFigures | None = None
     """What the devices did; None where no run completed."""
     convergence: Convergence | None = None
@@ -126,19 +126,19 @@ class TrialResult:
     """What a checkpoint takes; None where no run measured it."""
     drift: Drift = Drift("unknown", reason="not held against another trial")
     name: str = ""
-    """As a sentence names it among the others of its study (`vitscale.analysis.scaling.named_apart`)."""
+    """The trial's name among those of its study, for sentences (`vitscale.analysis.scaling.named_apart`)."""
     looked: int = 0
-    """By how many of the first runs it was decided how many there are (`vitscale.analysis.runs.repeats`)."""
+    """Number of first runs that decided how many runs there are (`vitscale.analysis.runs.repeats`)."""
     allocations: tuple[tuple[int, ...], ...] = ()
-    """The runs of each allocation, or of the same hosts, by their place in `runs`; empty where no run is."""
+    """Places in `runs` of the runs of each allocation, or of the same hosts; empty without runs."""
     components: Components | None = None
     """The spread between allocations and inside them; None where fewer than 2 of them have 2 runs."""
     clock_anomalies: tuple[str, ...] = ()
-    """What cannot be right in the times of its last run that has such (`quality.measurement.clock_anomalies`)."""
+    """Impossible times in the last run that has any (`quality.measurement.clock_anomalies`)."""
 
     @property
     def batch_known(self) -> bool:
-        """Whether its micro-batch is: where an import does not tell it, 1 stands for it and steps have no images."""
+        """Whether the micro-batch is known. An import that does not give it has 1 instead, and steps without images."""
         if self.trial.origin is None or self.trial.train.micro_batch > 1:
             return True
         ranks = [rank for run in self.records for rank in run.ranks]
@@ -146,15 +146,14 @@ class TrialResult:
 
     @property
     def drifts(self) -> bool:
-        """Whether it computes something else than the others: its times stand for other work than theirs."""
+        """Whether it computes something else than the others, so that its times stand for other work."""
         return self.drift.status == "drifts"
 
     @cached_property
     def comparable_costs(self) -> list[float]:
-        """What speedups, efficiencies and comparisons may rest on: of each observation its seconds for all images.
+        """The seconds that each observation needs for all images: the basis of speedups, efficiencies and comparisons.
 
-        They are those of an epoch, but for `drop_last`: what it leaves out is charged as what was trained. None where
-        the trial drifts.
+        They are an epoch's seconds, scaled up for the images that `drop_last` leaves out. Empty where the trial drifts.
         """
         trained = 1 - self.images_left_out
         return [] if self.drifts else [seconds / trained for seconds in self.observed_costs]
@@ -165,8 +164,9 @@ class TrialResult:
         return observations([run.epoch_seconds for run in self.runs], self.clusters)
 
     def unlike(self, other: TrialResult) -> tuple[str, ...]:
-        """Why its times must not be held against another's: surroundings (`differences`), or datasets of markedly
-        unlike size, as an import's trials may have had. Empty where nothing speaks against it, or is not known."""
+        """Why the times of two trials must not be compared; empty where no reason is known.
+
+        Reasons are unlike surroundings (`differences`) and, among imports, datasets of markedly unlike size."""
         ours, theirs = self.train_samples, other.train_samples
         told = differences(self.environment, other.environment)
         if ours is None or theirs is None or max(ours, theirs) <= (1 + _UNLIKE_DATASETS) * min(ours, theirs):
@@ -179,7 +179,7 @@ class TrialResult:
         return next((run.model.train_samples for run in self.runs if run.model is not None), None)
 
     def without(self, dropped: Collection[int]) -> TrialResult:
-        """The same from fewer runs: costs and breakdown alone, for their uncertainty. `dropped`: places in `runs`."""
+        """The same trial from fewer runs, with only costs and breakdown updated. `dropped`: places in `runs`."""
         kept = [run for run in range(len(self.runs)) if run not in dropped]
         fewer = replace(
             self,
@@ -195,7 +195,7 @@ class TrialResult:
 
     @property
     def explained_runs(self) -> int:
-        """How many runs say where the time of a step goes."""
+        """Number of runs that say where the time of a step goes."""
         return sum(run is not None for run in self.breakdown.by_run) if self.breakdown else 0
 
     @property
@@ -219,7 +219,7 @@ class TrialResult:
 
     @property
     def decoding_share(self) -> float | None:
-        """Share of its loaders' threads' time that decoding took; None where a record does not tell."""
+        """Share of the loader threads' time that decoding took; None where a record lacks it."""
         lines = [line for run in self.records for rank in run.ranks for line in rank.epochs]
         spent = [(line.loader_reading_seconds, line.loader_decoding_seconds) for line in lines]
         known = [(reading, decoding) for reading, decoding in spent if reading is not None and decoding is not None]
@@ -236,18 +236,18 @@ class TrialResult:
 
     @property
     def kept_slow_share(self) -> float | None:
-        """The same of those that come too often to be set aside."""
+        """Share of that time in slow steps that come too often to be set aside; mean over runs."""
         known = [run.kept_slow_share for run in self.runs if run.kept_slow_share is not None]
         return statistics.fmean(known) if known else None
 
     @property
     def effective_steps(self) -> float | None:
-        """Whole steps that an epoch comes to, median over runs: its short last step counts as long as it took."""
+        """Number of whole steps that an epoch is worth, median over runs: a short last step counts by its time."""
         return self.median_of(lambda run: run.pace.effective_steps)
 
     @property
     def elapsed_epochs(self) -> int:
-        """Epochs behind `elapsed_epoch_seconds`, of all runs."""
+        """Number of epochs behind `elapsed_epoch_seconds`, over all runs."""
         return sum(run.elapsed_epochs for run in self.runs)
 
     def median_of(self, figure: Callable[[RunFigures], float | None]) -> float | None:

@@ -20,7 +20,7 @@ from vitscale.store.results import Run, StudyRecord
 def findings(
     trials: Sequence[TrialResult], curves: Sequence[CurveResult], study: StudyRecord, runs: Sequence[Run]
 ) -> tuple[Finding, ...]:
-    """All findings on a study, warnings first. `runs`: all of it, those that failed too."""
+    """All findings on a study, warnings first. `runs`: all runs, failed ones too."""
     measured = [trial for trial in trials if trial.runs]
     found_by_rule = [
         *study_quality.drift(measured),

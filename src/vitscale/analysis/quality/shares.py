@@ -1,6 +1,6 @@
 """Do ranks of unlike speed take the images that suit them, so that none waits for another?
 
-How fast a rank computes is what an image takes it in forward and backward.
+A rank's speed is judged by the time that an image takes in forward and backward.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from vitscale.store.results import Run
 from vitscale.trial.rank_batches import longest, micro_batches, shares
 
 _WORTH_IT = 0.05
-"""Share of the time of forward and backward from which other shares are advised."""
+"""Saving, as a share of the time of forward and backward, from which other shares are advised."""
 
 
 def mixed_hardware(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Trials whose ranks are of unlike type or quota and take equally many images; with the shares that suit them."""
+    """Trials whose ranks differ in type or quota but take equally many images; with the shares that suit them."""
     mixed = [trial for trial in measured if trial.trial.train.micro_batches is None and _unlike(trial)]
     if not mixed:
         return
@@ -49,7 +49,7 @@ def mixed_hardware(measured: Sequence[TrialResult]) -> Iterable[Finding]:
 
 
 def unequal_shares(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Trials whose ranks take unequal shares of the images, and whether these suit them."""
+    """Trials whose ranks take unequal shares of the images, and whether the shares suit the ranks."""
     unequal = [trial for trial in measured if trial.trial.train.micro_batches is not None]
     if not unequal:
         return
@@ -89,7 +89,7 @@ def _measured(speeds: Sequence[float] | None) -> str:
 
 
 def _unlike(trial: TrialResult) -> str:
-    """The types or the quotas that differ among a trial's ranks; empty where none do, or where it is not known."""
+    """The types or quotas that differ among a trial's ranks; empty where none do, or where nothing is known."""
     for run in trial.records:
         ranks = environments(run)
         if len(devices := sorted({rank.device.name for rank in ranks})) > 1:
@@ -103,8 +103,8 @@ def _unlike(trial: TrialResult) -> str:
 def rank_speeds(result: TrialResult) -> tuple[float, ...] | None:
     """Each rank's speed against the fastest, 1.0, to two decimals; None where no full step was explained on all ranks.
 
-    The median over explained steps of all runs. Waiting and transfers are not in it. It holds for about as many images
-    as were taken: a micro-step costs something whatever its images.
+    It is the median over the explained steps of all runs, without waiting and transfers. It holds for about as many
+    images as were taken: a micro-step has a cost that does not depend on its images.
     """
     by_step = [
         per_image
@@ -120,13 +120,13 @@ def rank_speeds(result: TrialResult) -> tuple[float, ...] | None:
 
 
 def gain(result: TrialResult, speeds: Sequence[float]) -> float:
-    """Share by which forward and backward of a step would be shorter, were its images shared out by `speeds`."""
+    """Share by which forward and backward of a step would be shorter if its images were divided by `speeds`."""
     taken = micro_batches(result.trial.train, result.trial.layout.data)
     return 1 - longest(shares(sum(taken), speeds), speeds) / longest(taken, speeds)
 
 
 def _seconds_per_image(run: Run, steady_from: int) -> Iterator[tuple[float, ...]]:
-    """Seconds of forward and backward per image by rank, of each full step that all explained from `steady_from` on."""
+    """Seconds of forward and backward per image and rank, for each full step from `steady_from` that all explained."""
     numbers = [rank.rank for rank in explained_ranks(run)]
     of_ranks = {rank.rank: Steps.of(rank.steps) for rank in run.ranks}
     for lines in common_steps(run, lambda rank: [line for line in rank.explained if line.step >= steady_from]):

@@ -207,8 +207,7 @@ def corrected(tests: Sequence[Tested], pairs: Sequence[Hashable]) -> list[Tested
 
 
 def quantile(values: Sequence[float] | npt.NDArray[np.float64], share: float) -> float:
-    """The `share` quantile, linear between the two nearest (Hyndman & Fan 1996, definition 7). Arrays must be
-    sorted."""
+    """The `share` quantile, linear between the two nearest (Hyndman & Fan 1996, definition 7); arrays come sorted."""
     ordered = values if isinstance(values, np.ndarray) else sorted(values)
     at = (len(ordered) - 1) * share
     below = math.floor(at)
@@ -290,8 +289,7 @@ def _squares_about_mean(costs: tuple[float, ...]) -> float:
 
 
 def _freedom(parts: Sequence[tuple[float, int]], squared_error: float) -> float:
-    """Welch-Satterthwaite's degrees of freedom, in shares of the squared error lest tiny variances underflow when
-    squared."""
+    """Welch-Satterthwaite's degrees of freedom, in shares of the squared error: squares of tiny ones underflow."""
     return 1 / sum((part / squared_error) ** 2 / degrees for part, degrees in parts)
 
 

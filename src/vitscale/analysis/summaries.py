@@ -1,9 +1,9 @@
-"""Makes a trial's result of its runs, and keeps one-off compilations out of all start-up figures.
+"""Makes a trial's result from its runs, and keeps one-off compilations out of all start-up figures.
 
-DeepSpeed compiles an extension (fused_adam, cpu_adam) where a machine has none of it yet: minutes in the first run of
-an engine, and never again. `torch.compile` keeps what it compiled in the first step on disk, for the runs of a trial
-that follow. A rank says so (`PhaseLine.compiled`). An older record does not; but the phase is beyond that of the other
-runs that do the same by more than any run differs.
+DeepSpeed compiles an extension (fused_adam, cpu_adam) on a machine that has none of it yet: minutes in the first run of
+an engine, and never again. `torch.compile` keeps what it compiled in the first step on disk for the trial's later runs.
+A rank records this (`PhaseLine.compiled`). Older records do not, but there the phase exceeds that of like runs by more
+than any run differs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NOT_RUN_YET = "not run yet"
 
 _MAY_COMPILE = ("engine", "first_step")
 _TIMES, _SECONDS_MORE = 5.0, 20.0
-"""A phase is one with a compilation where it is beyond the others' median by both."""
+"""A phase counts as one with a compilation where it exceeds the others' median by both."""
 
 
 def summarise(
@@ -42,7 +42,7 @@ def summarise(
 ) -> TrialResult:
     """Puts the runs of one trial together. Runs from unlike surroundings stay apart unless `combine_unlike`.
 
-    `target_ci`: what the study asked for, if its runs were added until epoch times are known so closely.
+    `target_ci`: the precision of epoch times that the study asked for, if runs were added until it is reached.
     """
     completed = [run for run in all_runs if run.outcome.kind == "completed"]
     completed.sort(key=lambda run: run.header.repeat)

@@ -105,7 +105,7 @@ class TrialResult:
     epoch_seconds: Estimate | None
     epoch_seconds_source: PaceSource | None
     elapsed_epoch_seconds: Estimate | None
-    """From barrier to barrier, slow steps included: of each run its median epoch of light steps alone."""
+    """Seconds from barrier to barrier, slow steps included, from each run's median epoch of light steps alone."""
     startup: Mapping[str, float]
     """Phase to seconds, median over runs."""
     startup_seconds: float | None
@@ -166,7 +166,8 @@ class TrialResult:
     def unlike(self, other: TrialResult) -> tuple[str, ...]:
         """Why the times of two trials must not be compared; empty where no reason is known.
 
-        Reasons are unlike surroundings (`differences`) and, among imports, datasets of markedly unlike size."""
+        Reasons are unlike surroundings (`differences`) and, among imports, datasets of markedly unlike size.
+        """
         ours, theirs = self.train_samples, other.train_samples
         told = differences(self.environment, other.environment)
         if ours is None or theirs is None or max(ours, theirs) <= (1 + _UNLIKE_DATASETS) * min(ours, theirs):

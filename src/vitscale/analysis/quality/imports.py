@@ -1,18 +1,18 @@
-"""What a reader must know of results that were imported: where they come from, and what they do not tell.
+"""What a reader must know of imported results: where they come from, and what they do not tell.
 
-Of one rank's log: bounds on waiting and transfer, and a sign of which of the two it is. A rank's exchange of gradients
-takes x_i = T + W_i in step i: the transfer, and the wait for the slowest rank. Only their sum is in the log. Where
-every step sends the same over the same network, so that T is the same in each:
+One rank's log bounds its waiting and its transfer, and hints at which of the two it is. A rank's exchange of gradients
+takes x_i = T + W_i in step i: the transfer, and the wait for the slowest rank. The log holds only their sum. Where
+every step sends the same over the same network, T is the same in each:
 
     T <= min x_i              no step can take less than its transfer
-    W >= mean x_i - min x_i   what is above that was not transfer
-    T >= sent bytes / link    where both are known; else 0
+    W >= mean x_i - min x_i   the time above that was not transfer
+    T >= sent bytes / link    where both are known; else T >= 0
     W <= mean x_i - that      a rank that is early by the same time in every step waits in every step, the quickest too
 
-so the quickest step bounds the transfer from above, and never from below. Whether the rank was early is seen from its
-own pace: one that waits waits for a moment that others set, so that what it computes slower it waits less. Of the
-change of x from one step to the next per change of its own computing, -1 says that it waits, 0 that others wait for it
-(or that nobody waits), as far as ranks do not slow down together.
+so the quickest step bounds the transfer from above, and never from below. The rank's own pace shows whether it was
+early. One that waits waits for a moment that others set, so that it waits less by the time that it computes longer. The
+change of x from one step to the next per change of its own computing is -1 where it waits, and 0 where others wait for
+it or nobody waits, as far as ranks do not slow down together.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MOST_FILES = 3
 
 
 def imported_results(study: StudyRecord) -> Iterable[Finding]:
-    """Which files the results are, and what had to be assumed."""
+    """The files that the results come from, and what had to be assumed."""
     if study.imported is None:
         return
     files = [file.name for file in study.imported.files]
@@ -63,7 +63,7 @@ def steps_from_epochs(measured: Sequence[TrialResult]) -> Iterable[Finding]:
 
 
 def some_ranks(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Trials of which the files tell some ranks alone."""
+    """Trials of which the files hold some ranks only."""
     partly = [trial for trial in measured if any(_partly(run) for run in trial.records)]
     if partly:
         first = partly[0].records[0].ranks_needed
@@ -115,7 +115,7 @@ class OneRankBounds:
     wait_high: float
     follows_own_pace: float | None
     """Change of the exchange per change of the rank's own computing, from step to step: -1 where it waits, 0 where it
-    does not. Median over the steps of which the computing changed most; None where it hardly changes."""
+    does not. Median over the steps whose computing changed most; None where it hardly changes."""
 
     @property
     def waits(self) -> bool | None:
@@ -128,13 +128,13 @@ class OneRankBounds:
 def one_rank_bounds(
     run: Run, steady_from: int = 0, sent_bytes: float | None = None, link_bytes_per_second: float | None = None
 ) -> OneRankBounds | None:
-    """The bounds of a run of which one rank alone is recorded; None of others, and of fewer than 20 steps.
+    """The bounds of a run with only one rank recorded; None for other runs, and for fewer than 20 steps.
 
     Args:
         run: the record.
         steady_from: the first step after warm-up (`RunFigures.steady_from`).
-        sent_bytes: what a rank sends and receives over its link in a step, at least.
-        link_bytes_per_second: what that link can do, at most.
+        sent_bytes: the least that a rank sends and receives over its link in a step.
+        link_bytes_per_second: the most that this link can do.
     """
     if run.header.trial.world.size < 2 or len(run.ranks) != 1 or len(run.ranks_needed) != 1:
         return None
@@ -164,7 +164,7 @@ def one_rank_bounds(
 
 
 def ring_bytes(tensor_bytes: float, ranks: int) -> float:
-    """What each rank sends in an all-reduce of `tensor_bytes` by a ring: 2 (N - 1) / N of them.
+    """What each rank sends in an all-reduce of `tensor_bytes` by a ring: 2 (N - 1) / N times that.
 
     No algorithm sends less from the busiest rank: Patarasuk & Yuan, "Bandwidth optimal all-reduce algorithms for
     clusters of workstations" (JPDC 69, 2009), section 3.
@@ -177,7 +177,7 @@ def _exchange(line: ExplainedLine) -> float:
 
 
 def _follows(lines: Sequence[ExplainedLine], exchanged: Sequence[float]) -> float | None:
-    """The median ratio of the changes, over the half of the steps whose computing changed most."""
+    """The median ratio of the two changes, over the half of the steps whose computing changed most."""
     own = [
         sum(end - start for name, start, end in line.phases if name in ("forward", "backward")) - exchange
         for line, exchange in zip(lines, exchanged, strict=True)
@@ -190,7 +190,7 @@ def _follows(lines: Sequence[ExplainedLine], exchanged: Sequence[float]) -> floa
     if len(changes) < _FEWEST_STEPS:
         return None
     typical = statistics.median(abs(change) for change, _ in changes)
-    # Timers have two decimals of a millisecond: below a tenth of one there is nothing to be seen.
+    # Timers have two decimals of a millisecond: below a tenth of a millisecond nothing can be seen.
     if typical < 1e-4:
         return None
     return statistics.median(other / change for change, other in changes if abs(change) >= typical)

@@ -15,7 +15,7 @@ from vitscale.store.results import Run
 
 _OVERHEAD = 0.1
 _OVERHEAD_MISLEADS = 0.5
-"""Above it the breakdown is that of other steps than those that were timed."""
+"""Above this the breakdown describes other steps than those that were timed."""
 _ATTACHED = 0.05
 _OTHER = 0.03
 _OTHER_MISLEADS = 0.2
@@ -36,7 +36,7 @@ def clocks(measured: Sequence[TrialResult]) -> Iterable[Finding]:
 
 
 def synchronised(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Runs in which something waited for the device inside each step."""
+    """Runs in which something waited for the device within a step."""
     waiting = those(measured, lambda trial: any(run.model and run.model.synchronised_timing for run in trial.runs))
     if waiting:
         yield warning(
@@ -48,7 +48,7 @@ def synchronised(measured: Sequence[TrialResult]) -> Iterable[Finding]:
 
 
 def no_profile(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Trials that do not say where the time of a step goes."""
+    """Trials that do not tell where the time of a step goes."""
     own = [trial for trial in measured if trial.trial.origin is None]  # what a log does not tell, no option brings
     off = those(own, lambda trial: trial.breakdown is None and not trial.trial.window.explain)
     blind = [trial for trial in own if trial.breakdown and set(trial.breakdown.typical.parts.values()) == {None}]
@@ -114,14 +114,14 @@ def attached_profiler(measured: Sequence[TrialResult]) -> Iterable[Finding]:
 
 
 def _blown_up(slowed: Sequence[TrialResult]) -> str:
-    """Where the profiler's cost is: a GPU's kernels last as long as ever, and are launched later."""
+    """Which parts the profiler lengthens: a GPU's kernels last as long as ever, but are launched later."""
     devices = {trial.trial.train.device for trial in slowed}
     where = {"cpu": "the compute parts are blown up", "cuda": "the launch gaps are blown up"}
     return where[devices.pop()] if len(devices) == 1 else "compute parts on CPUs and launch gaps on GPUs are blown up"
 
 
 def unaccounted(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Trials of whose step more than 3 % is in no part."""
+    """Trials with more than 3 % of a step in no part."""
     unclear = worst(measured, _other, _OTHER)
     if unclear:
         scripted = all(trial.trial.train.script is not None for trial in unclear.trials)
@@ -141,7 +141,7 @@ def unaccounted(measured: Sequence[TrialResult]) -> Iterable[Finding]:
 
 
 def _other(trial: TrialResult) -> float | None:
-    """The largest share of any rank's step that is in no part."""
+    """The largest share of a step, over ranks, that is in no part."""
     if trial.breakdown is None:
         return None
     shares = [(rank.parts["other"] or 0.0) / rank.seconds for rank in trial.breakdown.ranks if rank.seconds > 0]
@@ -150,16 +150,16 @@ def _other(trial: TrialResult) -> float | None:
 
 _SHARE = 0.01
 _BARRIER_SECONDS = 0.01
-"""What the barrier that ends an epoch may take besides: in an epoch of a few short steps it is more than 1 %."""
+"""Time that the barrier at an epoch's end may take besides: in an epoch of a few short steps it is more than 1 %."""
 
 
 def clock_anomalies(run: Run) -> tuple[str, ...]:
-    """What cannot be right in a run's times, a phrase for each kind; empty where the clocks agree.
+    """Contradictions in a run's times, a phrase for each kind; empty where the clocks agree.
 
     Every rank counts an epoch between the same two barriers, so the ranks' epochs take equally long. In an epoch of
-    light steps alone nothing lies between the steps, so that a rank's steps add up to its epoch. Both within 1 %, and
-    10 ms for the closing barrier. Who timed an imported run, and between which barriers, is not known: of it nothing is
-    said.
+    light steps alone nothing lies between the steps, so that a rank's steps add up to its epoch. Both must hold within
+    1 %, and 10 ms for the closing barrier. Nothing is said of an imported run: who timed it, and between which
+    barriers, is not known.
     """
     if run.header.imported is not None:
         return ()
@@ -205,5 +205,5 @@ def _ranks_against_ranks(run: Run) -> str:
 
 
 def _too_far(difference: float, seconds: float) -> bool:
-    """An epoch without length is no measure: it is left to the steps."""
+    """Whether a difference is beyond what clocks and a barrier explain; never for an epoch without length."""
     return seconds > 0 and abs(difference) > _SHARE * seconds + _BARRIER_SECONDS

@@ -1,4 +1,4 @@
-"""Did all ran where it should: on like hardware, with cores and GPUs of its own, under one set of settings?"""
+"""Did everything run where it should: on like hardware, with cores and GPUs of its own, under one set of settings?"""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from vitscale.present.document import Finding
 from vitscale.present.units import rough_percent as percent
 
 _THROTTLED = 0.01
-"""Share of the time above which throttling is told: below it no step time moves by more than that."""
+"""Share of the time above which throttling is reported: below it no step time changes by more than that."""
 
 
 def unlike_repeats(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Trials some of whose runs may not be combined with the others."""
+    """Trials with runs that may not be combined with the others."""
     apart = [trial for trial in measured if trial.left_out]
     if apart:
         yield warning(
@@ -34,12 +34,12 @@ def unlike_repeats(measured: Sequence[TrialResult]) -> Iterable[Finding]:
 
 
 def across_hosts(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Curves that begin inside one host and go on over several: two networks under one line."""
+    """Curves that begin inside one host and go on over several: one line over two networks."""
     nodes = {trial.trial_id: trial.trial.world.nodes for trial in trials}
     for curve in curves:
         inside = [point for point in curve.points if nodes[point.trial_id] == 1]
         beyond = [point for point in curve.points if nodes[point.trial_id] > 1]
-        # One rank alone talks to nobody: it belongs to either.
+        # One rank alone exchanges nothing: it belongs to either network.
         if beyond and any(point.gpus > 1 for point in inside):
             yield note(
                 "across-hosts",
@@ -51,7 +51,7 @@ def across_hosts(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -
 
 
 def unlike_points(curves: Sequence[CurveResult]) -> Iterable[Finding]:
-    """Points that may not be held against their baseline."""
+    """Points that may not be compared with their baseline."""
     for curve in curves:
         if curve.unlike:
             yield warning(
@@ -160,7 +160,7 @@ def throttled(measured: Sequence[TrialResult]) -> Iterable[Finding]:
 
 
 def gradient_dtypes(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Trials that do not move the same number of bytes, and engines that name another dtype than travels."""
+    """Trials that move different numbers of bytes, and engines that name another dtype than is sent."""
     by_dtype: dict[str, list[str]] = {}
     otherwise: list[tuple[TrialResult, str]] = []
     for trial in measured:

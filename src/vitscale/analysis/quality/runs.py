@@ -18,7 +18,7 @@ _FEWEST_TIMED_STEPS = 5
 _RUNS_DIFFER = 0.05
 _STEPS_DIFFER = 0.2
 _STEPS_MISLEAD = 0.5
-"""Above it no step is typical, and the mean of few of them is a chance."""
+"""Above this no step is typical, and the mean of a few is down to chance."""
 _SLOW_SHARE = 0.02
 _LEAST_SECONDS = 10.0
 _DATA_BOUND = 0.1
@@ -47,7 +47,7 @@ def unstable(measured: Sequence[TrialResult]) -> Iterable[Finding]:
 
 
 def slow_steps(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Slow steps that take more than 2 % of the time: those that were set aside, and those that come too often."""
+    """Slow steps that take more than 2 % of the time: those set aside, and those too frequent for that."""
     if aside := worst(measured, lambda trial: trial.slow_share, _SLOW_SHARE):
         trial = aside.trial
         steps = sum(len(run.slow.set_aside) for run in trial.runs)
@@ -72,14 +72,14 @@ def slow_steps(measured: Sequence[TrialResult]) -> Iterable[Finding]:
 
 
 def _spread_of_runs(trial: TrialResult) -> float | None:
-    """The standard deviation of the logarithms: of small effects the relative one."""
+    """The standard deviation of the logarithms, which is the relative one where it is small."""
     if len(trial.epoch_costs) < FEWEST_REPEATS:
         return None
     return statistics.stdev(math.log(seconds) for seconds in trial.epoch_costs)
 
 
 def warming_up(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Trials of which at least half the runs were slow beyond the marked warm-up, or never came to rest."""
+    """Trials in which at least half the runs were slow beyond the marked warm-up, or never came to rest."""
     slowing = [trial for trial in measured if _half(trial, [(run.trend or 0.0) > 0 for run in trial.runs])]
     if slowing:
         rises = [run.trend or 0.0 for trial in slowing for run in trial.runs]
@@ -128,7 +128,8 @@ def _half(trial: TrialResult, seen: Sequence[bool]) -> bool:
 
 def few_steps(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Runs with too few steps for a typical one."""
-    # What is imported may be means of many steps, or epochs, as is a script's whole time: on how few is not known.
+    # An imported step may be the mean of many steps or of an epoch, and so may a script's whole time: how few steps are
+    # behind it is unknown.
     own = [
         trial for trial in measured if trial.trial.origin is None and not all(map(whole_epochs_alone, trial.records))
     ]
@@ -174,7 +175,7 @@ def diverged(measured: Sequence[TrialResult]) -> Iterable[Finding]:
 
 
 def data_bound(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Trials that wait for data for more than 10 % of a step, or whose loader takes as much of the computing cores."""
+    """Trials that wait for data for more than 10 % of a step, or whose loader takes as much of their cores."""
     hungry = worst(measured, _data_wait, _DATA_BOUND)
     if hungry:
         data = hungry.trial.trial.data
@@ -209,8 +210,8 @@ def data_bound(measured: Sequence[TrialResult]) -> Iterable[Finding]:
 
 
 def _on_the_cores(trial: TrialResult) -> float | None:
-    """Seconds of a rank's loader for each second of its cores, median over ranks and epochs; None on GPUs, whose hosts'
-    cores compute nothing else, without threads, and where no record tells."""
+    """Seconds that a rank's loader is at work per second of its cores, median over ranks and epochs. None on GPUs,
+    whose hosts' cores compute nothing else, without loader threads, and where no record tells."""
     if trial.trial.train.device != "cpu" or not trial.trial.data.workers:
         return None
     cores = trial.trial.world.threads_per_rank
@@ -225,7 +226,7 @@ def _on_the_cores(trial: TrialResult) -> float | None:
 
 
 def _loader_rate(trial: TrialResult) -> float | None:
-    """Images per second of the median rank and epoch; None where no record tells."""
+    """Images per second that a loader reads, median over ranks and epochs; None where no record tells."""
     rates = [
         line.loader_images_per_second
         for record in trial.records
@@ -245,7 +246,7 @@ def _data_wait(trial: TrialResult) -> float | None:
 
 
 def one_off_compilation(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Runs that compiled what later ones find: they say so, or took far longer in that phase than all others."""
+    """Runs that compiled what later ones find: they record it, or took far longer in that phase than all others."""
     phases = [(seconds, phase, run, t) for t in measured for run in t.runs for phase, seconds in run.one_off.items()]
     if compiled := [phase for phase in phases if phase[0] > 0]:
         seconds, phase, run, _ = max(compiled, key=lambda each: each[0])

@@ -1,14 +1,14 @@
 """Did runs that went on side by side slow one another, by what their hosts share: storage, switches, the driver?
 
-Which runs were beside others follows from when each began and how long it took. The step time y of run r of trial t,
-with x the share of the run's time in which another of the study was under way:
+When each run began and how long it took tells which runs were beside others. The step time y of run r of trial t
+depends on x, the share of the run's time in which another run of the study was under way:
 
     ln y = mu_t + delta * x + noise
 
-Trials differ by their mu alone, so that runs are held against runs of the same trial (the within-group estimator of a
+Trials differ by their mu alone, so that runs are compared with runs of the same trial (the within-group estimator of a
 panel with fixed effects: Wooldridge, "Econometric Analysis of Cross Section and Panel Data", MIT Press, 2nd edition
-2010, section 10.5). delta is told apart for trials within one host and over several, for these alone cross switches;
-the noise is that of all runs together, so that a few runs that were alone suffice.
+2010, section 10.5). There is one delta for trials within one host and one for trials over several, as only these cross
+switches. The noise is that of all runs together, so that a few runs that were alone suffice.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from vitscale.store.results import Run
 
 _FEWEST_FREEDOM = 3
 _LEAST_CONTRAST = 0.25
-"""Sum of squares of x within trials: 0.5 is one run alone and one beside others all its time."""
+"""Sum of squares of x within trials: 0.5 is one run alone and one that had others beside it all its time."""
 _ALONE = 0.05
-"""A run that had others beside it for no larger share of its time counts as alone, where runs are counted."""
+"""A run counts as alone if others were beside it for no larger share of its time than this."""
 
 
 @dataclass(frozen=True)
 class Slowdown:
-    """By what factor steps take longer beside other runs, in trials within one host, or over several."""
+    """Factor by which steps take longer beside other runs, in trials within one host or over several."""
 
     hosts: str
     factor: float
     low: float
-    """With `high` the 95 % interval."""
+    """Lower end of the 95 % interval; `high` is the upper one."""
     high: float
     p: float
-    """Of no difference."""
+    """P-value of no difference."""
 
 
 def shares_beside(runs: Sequence[Run]) -> npt.NDArray[np.float64]:
-    """Of each run the share of its time in which another one was under way, in [0, 1]."""
+    """Share of each run's time in which another run was under way, in [0, 1]."""
     began = np.array([run.outcome.started_unix_seconds for run in runs])
     ended = began + np.array([run.outcome.wall_seconds for run in runs])
     moments = np.concatenate([began, ended])
@@ -101,10 +101,10 @@ def slowdowns(measured: Sequence[TrialResult], beside: Mapping[str, float]) -> l
 
 
 def _on_one_host(runs: Sequence[Run]) -> dict[str, str]:
-    """Trials whose run went on with another on one of its hosts -> that host."""
+    """Trials with a run that went on beside another on one of its hosts -> that host."""
     shared: dict[str, str] = {}
     latest: dict[str, Run] = {}
-    """Of each host the run that ends last, of those that have begun."""
+    """Host to the run that ends last of those that have begun there."""
     for run in sorted(runs, key=lambda run: run.outcome.started_unix_seconds):
         for host in run.header.hosts:
             before = latest.get(host)
@@ -119,7 +119,7 @@ def _ended(run: Run) -> float:
 
 
 def side_by_side(measured: Sequence[TrialResult], runs: Sequence[Run]) -> Iterable[Finding]:
-    """Studies whose runs went on side by side. `runs`: all of them, those that failed too."""
+    """Studies whose runs went on side by side. `runs`: all runs, failed ones too."""
     own = [run for run in runs if run.header.imported is None and run.header.hosts]
     shares = shares_beside(own) if own else np.zeros(0)
     if not (count := int((shares > _ALONE).sum())):

@@ -20,7 +20,7 @@ _LEFT_OUT, _LEFT_OUT_MISLEADS = 0.005, 0.03
 
 
 def few_repeats(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Trials of one run or two."""
+    """Trials with only one or two runs."""
     once = [trial.trial_id for trial in measured if len(trial.runs) == 1]
     twice = [trial.trial_id for trial in measured if 1 < len(trial.runs) < FEWEST_REPEATS]
     if once or twice:
@@ -39,7 +39,7 @@ def _more_runs(measured: Sequence[TrialResult]) -> str:
 
 
 def unfinished(trials: Sequence[TrialResult], study: StudyRecord) -> Iterable[Finding]:
-    """Runs that every trial is to have, and those that `measure.target_ci` may still ask for."""
+    """Runs that are still to be made: those of every trial, and those that `measure.target_ci` may ask for."""
     lacking = [trial for trial in trials if trial.runs_done < study.repeats]
     missing = sum(study.repeats - trial.runs_done for trial in lacking)
     said = [f"{missing} of {study.repeats * len(trials)} runs are still to be done"] if lacking else []
@@ -58,7 +58,7 @@ def unfinished(trials: Sequence[TrialResult], study: StudyRecord) -> Iterable[Fi
 
 
 def target_ci(trials: Sequence[TrialResult], study: StudyRecord) -> Iterable[Finding]:
-    """Which trials are known as closely as the study asked, and which stopped before."""
+    """Which trials are known as closely as the study asked, and which stopped before that."""
     target, most = study.target_ci, study.max_repeats
     if target is None or most is None:
         return
@@ -99,7 +99,7 @@ def target_ci(trials: Sequence[TrialResult], study: StudyRecord) -> Iterable[Fin
 
 
 def _named(trials: Sequence[TrialResult]) -> str:
-    """A few by identity, each with how closely it is known."""
+    """The names of a few trials, each with how closely it is known."""
     each = [
         f"{name(trial)} ({f'within {percent(width)}' if width is not None else 'no interval'})"
         for trial in trials[:_MOST_NAMED]
@@ -109,7 +109,7 @@ def _named(trials: Sequence[TrialResult]) -> str:
 
 
 def baselines(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Curves without a baseline, or with one of more than one rank. Of those that drift `drift` tells."""
+    """Curves without a baseline, or with one of more than one rank; `drift` tells of curves with drifting trials."""
     drifting = {trial.trial_id for trial in trials if trial.drifts}
     unmeasured = [curve for curve in curves if not any(point.trial_id in drifting for point in curve.points)]
     if without := [curve for curve in unmeasured if curve.baseline is None]:
@@ -137,7 +137,7 @@ def baselines(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> I
 
 
 def drift(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Trials that compute something else than those they are compared with; and those of which nobody can tell."""
+    """Trials that compute something else than those they are compared with, and trials where this is unknown."""
     if drifting := [trial for trial in measured if trial.drifts]:
         each = [
             f"{name(trial)}: its loss differs by {_difference(own.difference)} from that of "
@@ -174,7 +174,7 @@ def _difference(share: float | None) -> str:
 
 
 def badly_divided(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Points of a constant global batch whose share of it has no divisor near the micro-batch of the others."""
+    """Points of a constant global batch whose share has no divisor near the micro-batch of the other points."""
     spec = {trial.trial_id: trial.trial.train for trial in trials}
     for curve in curves:
         largest = max((spec[point.trial_id].micro_batch for point in curve.points), default=1)
@@ -191,7 +191,7 @@ def badly_divided(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) 
 
 
 def images_left_out(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Trials whose epochs lack more than 0.5 % of the images, for `drop_last` leaves them out."""
+    """Trials whose epochs lack more than 0.5 % of the images because of `drop_last`."""
     lacking = worst(measured, lambda trial: trial.images_left_out, _LEFT_OUT)
     if lacking:
         yield (warning if lacking.value > _LEFT_OUT_MISLEADS else note)(
@@ -205,7 +205,7 @@ def images_left_out(measured: Sequence[TrialResult]) -> Iterable[Finding]:
 
 
 def mixed_epochs(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Imported curves of which some epoch times come from steps and some from whole epochs."""
+    """Imported curves with some epoch times from steps and some from whole epochs."""
     source = {trial.trial_id: trial.epoch_seconds_source for trial in trials}
     for curve in curves:
         kinds = {source[point.trial_id] for point in curve.points} - {None}

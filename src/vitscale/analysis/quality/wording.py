@@ -17,12 +17,12 @@ class _Named(Protocol):
 
 
 def warning(kind: str, message: str, advice: str, trials: Iterable[_Named | str] = ()) -> Finding:
-    """Figures may mislead. `trials`: those it is about, points of a curve too, or their identities."""
+    """Figures may mislead. `trials`: the trials concerned, points of a curve, or their identities."""
     return Finding(kind, "warning", message, advice, About(trials=_ids(trials)))
 
 
 def note(kind: str, message: str, advice: str, trials: Iterable[_Named | str] = ()) -> Finding:
-    """Figures stand, but know this."""
+    """Figures stand, but there is something to know about them."""
     return Finding(kind, "note", message, advice, About(trials=_ids(trials)))
 
 
@@ -34,15 +34,15 @@ class Worst(NamedTuple):
     """The trials whose figure is above a limit."""
 
     value: float
-    """The highest."""
+    """The highest figure."""
     trial: TrialResult
-    """Whose that is."""
+    """The trial with the highest figure."""
     trials: tuple[TrialResult, ...]
-    """All of them, the highest first."""
+    """All these trials, the highest figure first."""
 
 
 def those(measured: Sequence[TrialResult], holds: Callable[[TrialResult], bool]) -> tuple[str, ...]:
-    """The identities of the trials of which `holds` is true."""
+    """The identities of the trials for which `holds` is true."""
     return tuple(trial.trial_id for trial in measured if holds(trial))
 
 
@@ -56,7 +56,7 @@ def worst(measured: Sequence[TrialResult], figure: Callable[[TrialResult], float
 
 
 def imported(trials: Sequence[TrialResult]) -> bool:
-    """Whether these are imported: nobody can run them again from here."""
+    """Whether these trials are imported, so that nobody can run them again from here."""
     return any(trial.trial.origin is not None for trial in trials)
 
 

@@ -1,6 +1,6 @@
-"""How much of its arithmetic a device gives to training: the rate achieved, measured and published.
+"""How much of its arithmetic a device gives to training: the rates achieved, measured and published.
 
-Energy per image of a run: of all ranks' devices, each device once, over the images of all ranks.
+The energy per image of a run is that of all ranks' devices, each device once, over the images of all ranks.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _DTYPES: Mapping[Precision, str] = {"fp32": "fp32", "bf16": "bf16", "bf16-params
 
 @dataclass(frozen=True)
 class Compute:
-    """Rates of one run in the model's own FLOPs, 3 x forward (1 MAC = 2 FLOP): nothing computed twice counts twice."""
+    """Rates of one run in the model's own FLOPs, 3 x forward (1 MAC = 2 FLOP): what is recomputed counts once."""
 
     achieved_flops_per_second: float | None
     """Per rank: FLOPs of an image x images/s of all ranks / ranks."""
     matmul_flops_per_second: float | None
-    """Mean over ranks."""
+    """Measured rate of the devices, mean over ranks."""
     peak: Peak | None
     reason: str
     """Why MFU is unknown; empty where it is known."""
@@ -38,7 +38,7 @@ class Compute:
 
     @property
     def share_of_matmul(self) -> float | None:
-        """Achieved / measured."""
+        """Achieved rate / measured rate."""
         return _ratio(self.achieved_flops_per_second, self.matmul_flops_per_second)
 
     @property
@@ -122,10 +122,10 @@ def _ratio(value: float | None, whole: float | None) -> float | None:
 
 NOT_RECORDED = "this run recorded no energy"
 SHORTEST_SECONDS = 10.0
-"""Of a stretch that counts. NVML moves its counter every 20 to 100 ms: of so long a stretch each end may be off by 1 %
+"""Shortest stretch that counts. NVML moves its counter every 20 to 100 ms: in such a stretch each end may be off by 1 %
 at most."""
 _WHOLE_HOST = "RAPL"
-"""A reading whose source begins so covers all ranks of its host."""
+"""A reading whose source begins with this covers all ranks of its host."""
 
 
 @dataclass(frozen=True)
@@ -140,11 +140,11 @@ class Energy:
 def energy_per_image(run: Run, spans: Mapping[int, range]) -> Energy:
     """Joules of timed steps on all ranks / their images on all ranks.
 
-    A part of the ranks is no answer: where one rank's energy is unknown, so is the run's.
+    Where one rank's energy is unknown, so is the run's.
 
     Args:
         run: the record.
-        spans: of epochs whose resources tell of timed steps alone, these steps. Those too short are left out.
+        spans: epochs whose resources cover timed steps alone, and these steps. Those too short are left out.
     """
     if len(run.ranks) < run.header.trial.world.size:
         return Energy(None, None, "not every rank left a record")

@@ -1,4 +1,4 @@
-"""Where runs ran, and whether two runs may be combined: like devices, drivers, versions, settings and links."""
+"""What runs ran on, and whether two runs may be combined: like devices, drivers, versions, settings and links."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from vitscale.store.results import Run
 
 _TRANSPORT_SETTINGS = ("NCCL_", "GLOO_", "TORCH_NCCL_")
 _MUST_AGREE = ("NCCL_", "GLOO_")
-"""TORCH_NCCL_ settings are told of, but launchers set some of them themselves (torchrun, for each rank)."""
+"""TORCH_NCCL_ settings are reported, but need not agree: launchers set some themselves (torchrun, for each rank)."""
 _NO_MATTER = ("NCCL_DEBUG",)
-"""Beginnings of settings that say what is logged."""
+"""Beginnings of settings that only say what is logged."""
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,14 @@ class RunEnvironment:
     quotas: tuple[float, ...]
     """CPU quotas in cores; empty where there was none."""
     versions: tuple[tuple[str, str], ...]
-    """Library and version, for those that were there."""
+    """Library and version, for libraries that were there."""
     settings: tuple[tuple[str, str], ...]
     """Settings of the transport (NCCL, gloo) that were set."""
     git_revision: str | None
     hardware: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """How hosts and GPUs were set and linked: what, and its different values; without what the ranks could not tell."""
+    """Settings and links of hosts and GPUs: name and different values; without what the ranks could not tell."""
     unheld_sm_clock_mhz: float | None = None
-    """Of the slowest GPU, where nothing but the user's setting held the clocks back."""
+    """Clock of the slowest GPU while nothing but the user's setting held the clocks back."""
 
     def __str__(self) -> str:
         return f"{' and '.join(self.devices)} on {', '.join(self.hosts)}"
@@ -44,7 +44,7 @@ class RunEnvironment:
 def run_environments(runs: Sequence[Run]) -> list[RunEnvironment | None]:
     """The environment of each run, all its ranks together; None where no rank recorded it.
 
-    What packed runs of a trial share is there once, and is gone through once.
+    Packed runs of a trial share their environments; what they share is gone through once.
     """
     known: dict[tuple[tuple[int, ...], float | None], RunEnvironment | None] = {}
     around = []
@@ -103,13 +103,13 @@ _HARDWARE: dict[str, Callable[[Environment], Any]] = {
     "PCIe lanes": _gpu("pcie_width"),
     "NVLinks": _gpu("nvlinks"),
 }
-"""What decides a time beside type and versions, and must agree where both runs tell of it."""
+"""What decides a time besides type and versions, and must agree where both runs record it."""
 _BETWEEN_HOSTS: dict[str, Callable[[Environment], Any]] = {
     "network adapters": lambda environment: "; ".join(environment.network_adapters or ()) or None
 }
-"""The same, of runs on several hosts."""
+"""The same for runs on several hosts."""
 _LIKE_CLOCKS = 0.95
-"""Boost clocks fall by a few percent as a GPU gets warm; locked ones are further away, or cost no more than that."""
+"""Boost clocks fall by a few percent as a GPU gets warm; locked clocks differ by more, or cost no more than that."""
 
 
 def _told(of_ranks: Sequence[Environment], ask: Callable[[Environment], Any]) -> tuple[str, ...]:
@@ -124,14 +124,14 @@ def _shown(value: Any) -> str:
 
 
 def environments(run: Run) -> list[Environment]:
-    """One per rank that recorded it, by rank."""
+    """The environment of each rank that recorded it, in the order of the ranks."""
     return [rank.start.environment for rank in run.ranks if rank.start is not None]
 
 
 def differences(first: RunEnvironment | None, other: RunEnvironment | None) -> tuple[str, ...]:
-    """Why two runs must not be combined; empty where nothing speaks against it, or where it is not known.
+    """Why two runs must not be combined; empty where nothing speaks against it, or where nothing is known.
 
-    Versions count only for libraries that both runs name, and how hardware is set only where both tell of it.
+    Versions count only for libraries that both runs name, and settings of hardware only where both record them.
     """
     if first is None or other is None or first is other:
         return ()
@@ -169,7 +169,7 @@ def differences(first: RunEnvironment | None, other: RunEnvironment | None) -> t
 
 
 def largest_like_group(around: Sequence[RunEnvironment | None]) -> list[int]:
-    """The places in `around` of the largest group of runs that may be combined; of equally large ones the first."""
+    """The places in `around` of the largest group of runs that may be combined; of equally large groups the first."""
     groups: list[list[int]] = []
     for index, environment in enumerate(around):
         home = next((group for group in groups if not differences(around[group[0]], environment)), None)
@@ -183,7 +183,7 @@ def largest_like_group(around: Sequence[RunEnvironment | None]) -> list[int]:
 def oversubscription(run: Run) -> str:
     """How ranks shared cores or a GPU; empty where each had its own, or where it is not known.
 
-    Ranks that are pinned see their own cores alone, so the cores of a host are those of all its ranks together.
+    Pinned ranks see only their own cores, so a host's cores are those of all its ranks together.
     """
     of_ranks = environments(run)
     for host in _unique(e.host for e in of_ranks):
@@ -204,9 +204,9 @@ def oversubscription(run: Run) -> str:
 
 
 def shared_physical_cores(run: Run) -> str:
-    """How ranks share physical cores, each with fewer than threads; empty where none do, or where it is not known.
+    """How ranks share physical cores with more threads than cores; empty where none do, or where it is not known.
 
-    Ranks whose cores overlap are taken together: those that are not pinned may still have cores enough.
+    Ranks whose cores overlap are taken together: those that are not pinned may still have enough cores.
     """
     of_ranks = environments(run)
     for host in _unique(e.host for e in of_ranks):
@@ -225,7 +225,7 @@ def shared_physical_cores(run: Run) -> str:
 
 
 def off_their_gpus_node(run: Run) -> tuple[int, ...]:
-    """The ranks none of whose cores lies on the memory node of its GPU."""
+    """The ranks without a core on the memory node of their GPU."""
     return tuple(
         rank.rank
         for rank in run.ranks

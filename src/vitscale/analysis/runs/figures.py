@@ -1,8 +1,8 @@
 """The figures of one run, from the raw values of its ranks.
 
-All figures of time derive from the timed steps: light ones, without warm-up and without the rare slow step. Warm-up is
-what is marked so, and what follows it and is seen to be slow still (`warmup`); which steps are slow says `steps`; what
-the others come to, `pace`.
+All figures of time derive from the timed steps: light ones, without warm-up and without rare slow steps. Warm-up is
+what is marked as such, and the steps after it that are still slow (`warmup`). `steps` tells which steps are slow, and
+what pace the others come to.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from vitscale.trial.trial import Trial
 PHASES: tuple[str, ...] = ("launch", "imports", "data", "model", "engine", "script", "first_step")
 """Parts of the start-up, in order."""
 OF_SCRIPT = ("script",)
-"""Those that a user's own script alone has: all that it does up to its first step."""
+"""Phases that only a user's own script has: everything up to its first step."""
 
 LEARNED = ("train_loss", "train_accuracy", "held_out_loss", "held_out_accuracy", "mean_iou")
-"""What an epoch tells of learning."""
+"""What an epoch tells about learning."""
 FEWEST_FOR_TAILS = 100
-"""Steps of a run: of fewer the 99th percentile is little else than the largest."""
+"""Fewest steps of a run for its tails: with fewer, the 99th percentile is little else than the largest."""
 _FEWEST_FOR_SPREAD = 5
 _MOST_NAMED = 4
 
@@ -53,15 +53,15 @@ class EpochFigures:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LossByStep(Sequence[tuple[int, float | None]]):
-    """Step number and loss, pair by pair; None where the loss was not finite."""
+    """Pairs of step number and loss; None where the loss was not finite."""
 
     step: step_figures.Integers
     loss: step_figures.Floats
-    """NaN where it was not finite."""
+    """NaN where the loss was not finite."""
 
     @classmethod
     def means(cls, step: step_figures.Integers, loss: step_figures.Floats) -> list[LossByStep]:
-        """Of each run the mean over the rows of its `loss`, (runs, rows, steps): what is not finite makes it none."""
+        """Each run's mean over the rows of its `loss`, (runs, rows, steps); NaN where a value is not finite."""
         if not loss.shape[1]:
             return [cls(step, np.full(len(step), math.nan)) for _ in loss]
         with np.errstate(over="ignore", invalid="ignore"):
@@ -69,7 +69,7 @@ class LossByStep(Sequence[tuple[int, float | None]]):
         return [cls(step, own) for own in np.where(np.isfinite(means), means, math.nan)]
 
     def known(self) -> LossByStep:
-        """Those alone whose loss was finite."""
+        """Only the steps whose loss was finite."""
         return self._at(~np.isnan(self.loss))
 
     def _at(self, places: slice | step_figures.Flags) -> LossByStep:
@@ -104,54 +104,55 @@ class LossByStep(Sequence[tuple[int, float | None]]):
 
 @dataclass(frozen=True)
 class RunFigures:
-    """What one completed run says. None where its record does not tell."""
+    """What one completed run says. None stands for what its record does not tell."""
 
     run: str
     """Trial and repeat, for messages."""
     timed_steps: int
-    """Those that the figures rest on."""
+    """Number of steps that the figures rest on."""
     detected_warmup_steps: int
-    """Light steps after the marked warm-up that were slow still: kept in the record, in none of these figures."""
+    """Number of light steps after the marked warm-up that were still slow: recorded, but in none of these figures."""
     steady_from: int | None
-    """Number of the first timed step: what lies before it is warm-up, of whatever window."""
+    """Number of the first timed step: all steps before it, of whatever window, are warm-up."""
     slow: step_figures.SlowSteps
     slow_share: float | None
-    """Time of the slow steps that were set aside, against that of all light steps after warm-up."""
+    """Time of the slow steps that were set aside, as a share of that of all light steps after warm-up."""
     kept_slow_share: float | None
-    """The same of those that come too often to be set aside."""
+    """The same share for slow steps that come too often to be set aside."""
     trend: float | None
     """Share by which step times fall (below 0) or rise through the rest of the run; None where they are steady."""
     step_spread: float | None
     """Interquartile range of the times of like steps over their median."""
     pace: step_figures.Pace
-    """By which `step_seconds`, `epoch_seconds` and `images_per_second` go."""
+    """The source of `step_seconds`, `epoch_seconds` and `images_per_second`."""
     step_seconds_p95: float | None
-    """Of the slowest rank in each step, slow steps included; None, as p99, of fewer than `FEWEST_FOR_TAILS` steps."""
+    """95th percentile of each step's slowest rank, slow steps included; None, as p99, below `FEWEST_FOR_TAILS`
+    steps."""
     step_seconds_p99: float | None
     tail_steps: int
-    """So many steps are behind p95 and p99."""
+    """Number of steps behind p95 and p99."""
     elapsed_epoch_seconds: float | None
     """Median of the complete epochs of light steps alone, from barrier to barrier, slow steps included."""
     elapsed_epochs: int
-    """So many epochs are behind it."""
+    """Number of epochs behind `elapsed_epoch_seconds`."""
     training_seconds: float | None
-    """All steps but the first, which belongs to the start-up; warm-up and slow steps included."""
+    """Seconds of all steps but the first, which belongs to the start-up; warm-up and slow steps included."""
     startup: Mapping[str, float]
     """Phase to the seconds of its slowest rank."""
     evaluation_seconds: float | None
-    """After an epoch, of the slowest rank: the median over epochs. None where nothing was evaluated, or not timed."""
+    """The slowest rank's seconds after an epoch, median over epochs; None where nothing was evaluated or timed."""
     epochs: tuple[EpochFigures, ...]
     loss_by_step: LossByStep
-    """The mean over ranks."""
+    """Mean over ranks."""
     peak_bytes: int | None
-    """Of the rank that needed most."""
+    """Peak of the rank that needed most."""
     model: ModelLine | None
     notes: tuple[str, ...]
     """What the record lacks."""
     compiled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Phase to what was compiled in it, as the ranks say; older records do not tell."""
+    """Phase to what was compiled in it, as the ranks record it; older records do not."""
     one_off: Mapping[str, float] = field(default_factory=dict)
-    """Phase to the seconds taken off it, for they were paid once: see `vitscale.analysis.summaries`."""
+    """Phase to the seconds taken off it because they were paid once: see `vitscale.analysis.summaries`."""
 
     @property
     def step_seconds(self) -> float | None:
@@ -160,17 +161,17 @@ class RunFigures:
 
     @property
     def images_per_second(self) -> float | None:
-        """Real images of all ranks."""
+        """Real images per second of all ranks."""
         return self.pace.images_per_second
 
     @property
     def epoch_seconds(self) -> float | None:
-        """What the steps of an epoch come to; where a log tells of whole epochs alone, their median."""
+        """Seconds of an epoch by its steps; where a log tells of whole epochs alone, their median."""
         return self.pace.epoch_seconds
 
     @property
     def startup_seconds(self) -> float | None:
-        """Sum of the phases; None too where one of them is known with a one-off compilation alone."""
+        """Sum of the phases; None also where one of them is only known with a one-off compilation."""
         return sum(self.startup.values()) if self.startup and self.one_off.keys() <= self.startup.keys() else None
 
 
@@ -182,8 +183,8 @@ def run_figures(run: Run) -> RunFigures:
 def all_run_figures(runs: Sequence[Run]) -> list[RunFigures]:
     """Works out the figures of each run from its record.
 
-    Runs whose steps differ in seconds and losses alone are worked out together. Of an imported run only the ranks that
-    its files tell of are needed.
+    Runs whose steps differ in seconds and losses alone are worked out together. An imported run needs only the ranks
+    that its files tell of.
     """
     figures: dict[int, RunFigures] = {}
     recorded = [step_figures.recorded_steps(run) for run in runs]
@@ -202,15 +203,15 @@ class _TimedSteps:
     steady: step_figures.Integers
     """Places of the light steps after warm-up."""
     timed: step_figures.Integers
-    """Those of them that are not set aside; none where no time passed in them."""
+    """Places of the steady steps that are not set aside; empty where no time passed in them."""
     tails: step_figures.Floats
-    """Of the slowest rank in each steady step, sorted."""
+    """Seconds of the slowest rank in each steady step, sorted."""
     disturbed_epochs: Collection[int]
-    """Those with a step that is no light one after warm-up."""
+    """Epochs with a step that is not a light one after warm-up."""
 
 
 def _of_steps(runs: Sequence[Run], recorded: Sequence[Sequence[Steps]]) -> list[RunFigures]:
-    """Of runs whose steps differ in seconds and losses alone."""
+    """The figures of runs whose steps differ in seconds and losses alone."""
     steps = step_figures.RunSteps.of(recorded)
     is_light = steps.in_window(step_figures.LIGHT)
     elapsed, kinds = step_figures.elapsed_seconds(steps), step_figures.step_kinds(steps)
@@ -301,7 +302,7 @@ def _of_run(
 
 
 def _lacking(run: Run, common: int) -> list[str]:
-    """What is to be said of ranks and steps that are not there, where `common` steps are on all ranks."""
+    """Notes on ranks and steps that are missing, where `common` steps are on all ranks."""
     present = {rank.rank for rank in run.ranks}
     if absent := [rank for rank in run.ranks_needed if rank not in present]:
         return [f"no record of {'rank' if len(absent) == 1 else 'ranks'} {', '.join(map(str, absent))}"]
@@ -314,8 +315,10 @@ def _lacking(run: Run, common: int) -> list[str]:
 
 
 def _told(run: Run, losses: LossByStep) -> LossByStep:
-    """Of an imported run and of a script the steps whose loss they tell: elsewhere it is not known, rather than not
-    finite. A script that told it of every step up to one, and of none from there on, told what is not finite."""
+    """The losses but those that an imported run or a script does not tell: unknown, rather than not finite.
+
+    A script that told the loss of every step up to one, and of none after it, told it until it was not finite.
+    """
     if run.header.imported is None and run.header.trial.train.script is None:
         return losses
     told = ~np.isnan(losses.loss)
@@ -324,7 +327,7 @@ def _told(run: Run, losses: LossByStep) -> LossByStep:
 
 
 def _steady(light: step_figures.Integers, alike: step_figures.Integers, warm: int) -> step_figures.Integers:
-    """The light steps after the first `warm` of `alike`, which are warm-up; at least half. All are places."""
+    """Places of the light steps after warm-up, the first `warm` of the places `alike`; at least half of `light`."""
     if not warm:
         return light
     return light[min(int(np.searchsorted(light, alike[warm - 1])) + 1, len(light) // 2) :]
@@ -339,9 +342,9 @@ def _spread(seconds: step_figures.Floats) -> float | None:
 
 
 def _epochs(ranks: Sequence[RankRecord], needed: Collection[int], notes: list[str]) -> tuple[EpochFigures, ...]:
-    """Each epoch once: its figures are the same on every rank, its seconds are the slowest rank's.
+    """Each epoch once, with the figures that all ranks share and the seconds of the slowest rank.
 
-    Where a rank of `needed` lacks an epoch, nobody knows the slowest: that epoch has no seconds.
+    Where a rank of `needed` lacks an epoch, the slowest is unknown, and that epoch has no seconds.
     """
     by_rank = {rank.rank: {line.epoch: line for line in rank.epochs} for rank in ranks}
     epochs, partial = [], []
@@ -368,9 +371,9 @@ def _epochs(ranks: Sequence[RankRecord], needed: Collection[int], notes: list[st
 def _elapsed_epochs(
     trial: Trial, model: ModelLine | None, epochs: Sequence[EpochFigures], disturbed: Collection[int]
 ) -> list[float]:
-    """Seconds of the complete epochs of light steps alone, after warm-up.
+    """Seconds of the complete epochs after warm-up that consist of light steps alone.
 
-    Which epochs hold warm-up is counted, not read off the steps: a step's mark may be in a line that was left out.
+    Which epochs hold warm-up is counted, not read from the steps: a marked step's line may have been left out.
     """
     _, steps = step_figures.of_an_epoch(trial, model)
     warmup = trial.window.warmup_steps if trial.train.script is None else 0  # no epoch of a script has steps

@@ -1,26 +1,28 @@
 """The runs of a trial: how much of their spread lies between allocations, and how many are enough.
 
 Repeats in one allocation of a cluster share its nodes, their neighbours and their temperature: their interval does not
-cover what another allocation would give. Where runs come from several, a one-way random-effects analysis of variance
-tells the two spreads apart, and where allocations differ an allocation counts as one observation, not each of its runs.
+cover what another allocation would give. Where runs come from several allocations, a one-way random-effects analysis of
+variance tells the two spreads apart. Where allocations differ, each of them counts as one observation, rather than each
+run.
 
 Sources: Searle, Casella & McCulloch, "Variance Components" (Wiley, 1992), chapter 3; Bancroft, "On biases in estimation
 due to the use of preliminary tests of significance" (Annals of Mathematical Statistics 15, 1944, 190-204).
 
-Is a trial's epoch time known as closely as the study asks (`measure.target_ci`), or does it need more runs?
+The other question: is a trial's epoch time known as closely as the study asks (`measure.target_ci`), or are more runs
+needed?
 
-Stopping as soon as an interval is narrow favours runs that agree by chance: where a limit of runs keeps most studies
-from stopping at all, half of those that do stop miss the truth. So the runs that decide and those that tell the spread
-are kept apart, as in Stein's two-stage procedure:
+Stopping as soon as an interval is narrow favours runs that agree by chance: where a limit on runs keeps most studies
+from stopping at all, half of those that do stop miss the truth. So the runs that decide and those that estimate the
+spread are kept apart, as in Stein's two-stage procedure:
 
-    the first m runs, m = 3, 4, ..., say how many it takes: the smallest N of m + 3 runs or more of which Student's
-    interval is within the target if the spread is as large as these m allow at 80 %;
-    from the first m on whose N is at most 2 m (or m + 3), N runs are made, whatever they say;
+    the first m runs, m = 3, 4, ..., tell how many it takes: the smallest N of m + 3 or more whose Student's interval is
+    within the target if the spread is as large as these m allow at 80 %;
+    as soon as this N is at most 2 m (or m + 3), N runs are made, whatever they say;
     the interval is around the mean of all N, with the spread that the runs after the m-th add.
 
-Of log-normal effects that spread and the mean are independent of what was decided by, so that the interval holds the
-truth in 95 % of the studies that stop, at any spread, target and limit. It may come out wider than was asked, and the
-report then says so: to go on until it is not would be the old mistake. Simulated and recorded effects:
+For log-normal effects that spread and the mean are independent of what the decision rested on, so that the interval
+holds the truth in 95 % of the studies that stop, at any spread, target and limit. It may come out wider than was asked,
+and the report then says so: going on until it is narrow would be the old mistake. Simulated and recorded effects:
 benchmarks/target_ci.py.
 
 Sources: Stein, "A two-sample test for a linear hypothesis whose power is independent of the variance" (Annals of
@@ -50,19 +52,19 @@ _POOLED_ABOVE = 0.25
 the test sees little, and runs that are wrongly pooled make an interval too narrow."""
 
 Clusters = Sequence[Sequence[int]] | None
-"""The runs of each observation, by their place among the runs of a trial; None: each is one."""
+"""Runs of each observation, by their place among the runs of a trial; None: each run is one."""
 
 
 @dataclass(frozen=True)
 class Components:
-    """The spread of a trial's epoch times, as standard deviations of their logarithms: of small ones shares."""
+    """The spread of a trial's epoch times, as standard deviations of their logarithms; small ones are shares."""
 
     between: float
-    """Of allocations. 0 where they differ by no more than the runs inside them."""
+    """Spread of allocations; 0 where they differ by no more than the runs inside them."""
     within: float
-    """Of runs inside an allocation."""
+    """Spread of runs inside an allocation."""
     p: float
-    """Of the F test that allocations do not differ."""
+    """P-value of the F test that allocations do not differ."""
 
     @property
     def clustered(self) -> bool:
@@ -78,14 +80,14 @@ def allocation_of(run: Run) -> str:
 
 
 def groups(places: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """The places in `places` of equal names, in the order of their first: what `allocation_of` says of each run."""
+    """The places of each name in `places` (`allocation_of` each run), in the order in which the names first occur."""
     return tuple(tuple(i for i, name in enumerate(places) if name == each) for each in dict.fromkeys(places))
 
 
 def clusters_of(
     runs: int, by_allocation: tuple[tuple[int, ...], ...], spread: Components | None
 ) -> tuple[tuple[int, ...], ...]:
-    """The runs of each observation: an allocation with its runs where allocations differ, else each run."""
+    """The runs of each observation: an allocation's runs where allocations differ, else each run alone."""
     return by_allocation if spread is not None and spread.clustered else tuple((run,) for run in range(runs))
 
 
@@ -96,7 +98,7 @@ def components(costs: Sequence[Sequence[float]]) -> Components | None:
     between = (MSB - MSW) / n0, n0 = (N - sum of n_i^2 / N) / (k - 1), within = MSW, F = MSB / MSW.
 
     Args:
-        costs: of each allocation the cost of each run, positive.
+        costs: positive costs of the runs of each allocation.
 
     Returns:
         None where fewer than 2 allocations have 2 runs or more.
@@ -120,7 +122,7 @@ def components(costs: Sequence[Sequence[float]]) -> Components | None:
 def observations(
     values: Sequence[float | None], clusters: Clusters, mean: Callable[[list[float]], float] = statistics.geometric_mean
 ) -> list[float]:
-    """One value per cluster of runs: the mean of those that are known, which for the geometric mean are positive."""
+    """One value per cluster of runs: the mean of its known values, which the geometric mean needs positive."""
     own = [[run] for run in range(len(values))] if clusters is None else clusters
     known = [[value for run in cluster if (value := values[run]) is not None] for cluster in own]
     return [some[0] if len(some) == 1 else mean(some) for some in known if some]
@@ -129,8 +131,8 @@ def observations(
 def over_runs(values: Sequence[float | None], clusters: Clusters) -> Estimate | None:
     """The figure of a trial from one value per run, none negative; None where no run has it.
 
-    As `statistics.interval` of one value per cluster, and where a run has 0 as `mean_interval`; no bounds from fewer
-    than 3 of them.
+    It is `statistics.interval` of one value per cluster, or `mean_interval` where a run has 0. There are no bounds from
+    fewer than 3 values.
     """
     positive = all(value is None or value > 0 for value in values)
     known = observations(values, clusters, statistics.geometric_mean if positive else statistics.fmean)
@@ -146,22 +148,22 @@ many runs as are allowed. failed: a run did not complete, so none is added. unti
 FEWEST_LOOKED_AT = 3
 FEWEST_AFTER = 3
 _SPREAD_BOUND = 0.2
-"""The spread is taken as large as it is exceeded in 20 % of cases; chosen with seed 7, tested with others."""
+"""Chance that the spread is larger than the bound taken for it; chosen with seed 7, tested with others."""
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """How many runs a trial takes, and by how many of them this was decided."""
+    """How many runs a trial takes, and how many of the first runs decided this."""
 
     looked: int
     runs: int
 
 
 def run_plan(costs: Sequence[float], target_ci: float) -> RunPlan | None:
-    """The number of runs that makes the interval about as narrow as asked; None where these cannot tell it yet.
+    """The number of runs that makes the interval about as narrow as asked; None where these runs cannot tell it yet.
 
     Args:
-        costs: epoch seconds of the runs so far, in the order of the runs. More of them never change a plan.
+        costs: epoch seconds of the runs so far, in the order of the runs. More runs never change a plan.
         target_ci: how far the interval may reach from its centre, as a share of it.
     """
     logs = [math.log(cost) for cost in costs]
@@ -169,27 +171,27 @@ def run_plan(costs: Sequence[float], target_ci: float) -> RunPlan | None:
         spread = math.sqrt(variance(logs[:looked])) * _bound(looked - 1)
         least = looked + FEWEST_AFTER
         for runs in range(least, max(least, 2 * looked) + 1):
-            # As `statistics.interval` counts its degrees of freedom.
+            # Degrees of freedom are counted as in `statistics.interval`.
             if t_quantile(runs - looked - 1) * spread / math.sqrt(runs) <= math.log1p(target_ci):
                 return RunPlan(looked, runs)
     return None
 
 
 def looked_at(costs: Sequence[float], target_ci: float | None) -> int:
-    """How many first runs decided the number of runs; 0 where all of them stand for themselves."""
+    """How many first runs decided the number of runs; 0 where none did."""
     plan = run_plan(costs, target_ci) if target_ci is not None else None
     return plan.looked if plan is not None and len(costs) >= plan.runs else 0
 
 
 def half_width(interval: Estimate | None) -> float | None:
-    """How far the 95 % interval reaches from its centre, as a share of it; of its two sides the longer one."""
+    """How far the 95 % interval reaches from its centre on the longer side, as a share of the centre."""
     if interval is None or interval.low is None or interval.high is None:
         return None
     return max(interval.high - interval.value, interval.value - interval.low) / interval.value
 
 
 def target_status(result: TrialResult, target_ci: float, max_repeats: int) -> TargetStatus:
-    """How a trial stands, by those of its runs that may be combined."""
+    """The status of a trial, by those of its runs that may be combined."""
     if result.failures:
         return "failed"
     if result.runs and not result.epoch_costs:
@@ -201,7 +203,7 @@ def target_status(result: TrialResult, target_ci: float, max_repeats: int) -> Ta
 
 @functools.cache
 def _bound(freedom: int) -> float:
-    """What a standard deviation is multiplied by for its upper bound."""
+    """The factor from a standard deviation to its upper bound."""
     from scipy.special import chdtri  # a third of a second to import, and only needed here
 
     return math.sqrt(freedom / float(chdtri(freedom, 1 - _SPREAD_BOUND)))

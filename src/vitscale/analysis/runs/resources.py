@@ -1,7 +1,7 @@
 """What a trial used: processor time, memory, GPUs, energy, and how much of the arithmetic its devices can do.
 
-Shares and rates are those of timed steps alone: of each epoch's longest stretch of them, or unknown. Peaks of memory
-are those of all epochs.
+Shares and rates cover timed steps alone: each epoch's longest stretch of them, else they are unknown. Peaks of memory
+cover all epochs.
 """
 
 from __future__ import annotations
@@ -36,53 +36,53 @@ class RankResources:
     cpu_utilisation: float | None
     """Processor seconds / (seconds x threads): 1 where its threads compute all the time; the loader's may add to it."""
     peak_bytes: int | None
-    """Allocated on the device at its highest; resident on CPU."""
+    """Highest allocation on the device; on CPU the highest resident memory."""
     gpu_utilisation: float | None
     share_of_matmul: float | None
     cores: tuple[int, ...] = ()
-    """Those it was allowed, in the first run; empty where it did not record them."""
+    """Cores that it was allowed, in the first run; empty where it did not record them."""
     numa_nodes: tuple[int, ...] | None = None
     """The memory nodes of these cores; None where the kernel does not tell."""
 
 
 @dataclass(frozen=True)
 class ResourceFigures:
-    """A trial, median over its runs; memory at the highest of any; what comes with an interval as `over_runs` has it.
+    """Medians over a trial's runs; memory is the highest of any run, and intervals are those of `over_runs`.
 
     None where unavailable.
     """
 
     by_rank: tuple[RankResources, ...]
     peak_rss_bytes: int | None
-    """Of the rank that needed most, as the other peaks."""
+    """Peak of the rank that needed most, as are the other peaks."""
     cuda_allocated_bytes: int | None
     cuda_reserved_bytes: int | None
     cuda_device_bytes: int | None
     cpu_utilisation: float | None
-    """Mean over ranks, of their threads."""
+    """Use of the ranks' threads, mean over ranks."""
     cpu_utilisation_of_quota: float | None
     """Processor seconds of all ranks of a host / (seconds x cores that the quota grants), mean over hosts; None without
     a quota."""
     cpu_throttled_share: float | None
-    """Of the time, in which the CPU controller held back the worst rank's group, at most 1; None without a quota."""
+    """Share of time in which the CPU controller held back the worst rank's group, at most 1; None without a quota."""
     gpu_utilisation: float | None
     """Mean over ranks of the share of time in which a kernel ran."""
     sm_clock_mhz: float | None
-    """Mean over ranks of the median."""
+    """Mean over ranks of their median clocks."""
     sm_clock_mhz_min: float | None
     temperature_celsius_max: float | None
     power_watts: float | None
     """Mean per GPU."""
     throttle_reasons: tuple[str, ...]
-    """Of any run."""
+    """Reasons seen in any run."""
     throttled_share: float | None
-    """Of the samples of the worst rank."""
+    """Share of the worst rank's samples."""
     limits: tuple[str, ...]
-    """Of any run: limits at which GPUs held their clocks."""
+    """Limits at which GPUs held their clocks, in any run."""
     limited_share: float | None
-    """Of the samples of the worst rank."""
+    """Share of the worst rank's samples."""
     power_limit_watts: tuple[float, ...]
-    """Of the GPUs, those that differ."""
+    """Different limits of the GPUs."""
     gpu_reason: str
     """Why the figures of GPUs are None; empty where they are known."""
     joules_per_image: Estimate | None
@@ -92,7 +92,7 @@ class ResourceFigures:
     matmul_flops_per_second: float | None
     """Measured on these devices, mean over ranks."""
     achieved_flops_per_second: Estimate | None
-    """Per rank, by the run's images/s."""
+    """Rate per rank, by the run's images/s."""
     share_of_matmul: Estimate | None
     mfu: Estimate | None
     peak_name: str | None
@@ -106,7 +106,7 @@ class _RankUse:
 
     rank: int
     lines: tuple[ResourcesLine, ...]
-    """Of the epochs that count."""
+    """Resources of the epochs that count."""
     all_lines: tuple[ResourcesLine, ...]
     threads: int
     on_gpu: bool
@@ -134,7 +134,7 @@ class _RankUse:
     def throttled_share(self) -> float | None:
         held = [line.cpu_throttled_seconds for line in self.lines]
         known = [value for value in held if value is not None]
-        # Summed over cores by the kernel: several at once can come to more than the time that went by.
+        # The kernel sums over cores: several cores held back at once can exceed the time that went by.
         return min(1.0, sum(known) / self.seconds) if known and len(known) == len(held) and self.seconds > 0 else None
 
     @cached_property
@@ -142,7 +142,7 @@ class _RankUse:
         return tuple(_of_format_6(line.gpu) for line in self.lines if line.gpu is not None)
 
     def gpu_mean(self, field: Callable[[GpuSamples], float | None]) -> float | None:
-        """Mean over epochs, each with the weight of its samples."""
+        """Mean over epochs, each weighted by its number of samples."""
         if not self.gpu:
             return None
         known = [(value, max(1, samples.samples)) for samples in self.gpu if (value := field(samples)) is not None]
@@ -228,11 +228,11 @@ def resource_figures(
 
 
 def timed_spans(run: Run, steady_from: int = 0) -> dict[int, range]:
-    """Epoch to the steps that its resources tell of, where these are timed ones, after warm-up, on all ranks.
+    """Epoch to the steps that its resources cover, where these are all timed ones after warm-up, on all ranks.
 
     Args:
         run: the record.
-        steady_from: `RunFigures.steady_from`: light steps before it are warm-up that went on.
+        steady_from: `RunFigures.steady_from`; light steps before it are warm-up that went on.
     """
     spans: dict[int, set[range]] = {}
     disturbed: list[Integers] = []
@@ -303,7 +303,7 @@ def _rank_resources(number: int, used: Sequence[_RunUse]) -> RankResources:
 
 
 def _of_format_6(samples: GpuSamples) -> GpuSamples:
-    """With limits apart from slowdowns; of older records, in which they stand together, only where all are limits."""
+    """The samples with limits apart from slowdowns. Older records mix the two: there only where all are limits."""
     if samples.limits is not None or not samples.throttle_reasons or set(samples.throttle_reasons) - set(GPU_LIMITS):
         return samples
     told = {"limits": samples.throttle_reasons, "limited_share": samples.throttled_share}

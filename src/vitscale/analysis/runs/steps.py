@@ -5,22 +5,22 @@ over ranks of the sum of their steps, and a step is what it adds to that:
 
     T(k) = max over ranks of (d(r, 1) + ... + d(r, k))          elapsed(k) = T(k) - T(k - 1)
 
-so that any stretch of consecutive steps adds up to what passed. The largest over ranks of each step would not:
-collectives tie the ranks' pace, so that a rank which stamps late in one step is short in the next, and a sum of such
-maxima is more than passed, the more ranks the more.
+so that any stretch of consecutive steps adds up to the time that passed. The maxima over ranks of each step would not:
+collectives tie the ranks' pace, so that a rank which stamps late in one step is short in the next. The sum of such
+maxima is more than the time that passed, the more ranks the more.
 
-A step is slow beyond all others of its run by a preemption, a page-cache miss, a kernel compiled anew. One such step
-among 80 that takes eight seconds would decide what all 80 say. It is set aside, on all ranks, where it is rare: at most
-one step in a hundred. What comes more often is the machine's nature, and stays in every figure.
+A preemption, a page-cache miss or a kernel compiled anew makes a step slow beyond all others of its run. One such step
+of eight seconds among 80 would decide what all 80 say. Slow steps are set aside on all ranks where they are rare: at
+most one step in a hundred. What comes more often is the machine's nature, and stays in every figure.
 
-How fast a run goes: from its timed steps, or of an imported one from whole epochs shared out over their steps.
+How fast a run goes follows from its timed steps, or for an imported run from whole epochs shared out over their steps.
 
 An epoch of K optimizer steps, of which the last one holds the images that are left, takes
 
     epoch = K_eff x step         K_eff = K - 1 + t_last / step          images/s = images trained in an epoch / epoch
 
-with `step` the mean of whole steps: the one that begins an epoch (it may wait for the loader) counts once in K where it
-was timed. t_last is the mean of the short steps that were timed, else its slots' share of a whole step
+with `step` the mean of whole steps. The one that begins an epoch, which may wait for the loader, counts once in K where
+it was timed. t_last is the mean of the short steps that were timed, else its slots' share of a whole step
 (`trial.last_step_share`).
 """
 
@@ -46,46 +46,46 @@ Integers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 WHOLE, FIRST, SHORT = range(3)
-"""Kinds of a step. Whole: a full global batch. First: one that begins an epoch after the first, and may wait for the
-loader. Short: the last of an epoch, with the images that are left."""
+"""Kinds of steps. Whole: a full global batch. First: it begins an epoch after the first one, and may wait for the
+loader. Short: it ends an epoch, with the images that are left."""
 LIGHT, EXPLAINED, ATTACHED = (WINDOWS.index(name) for name in ("light", "explained", "attached"))
 
 FEWEST_STEPS = 8
-"""Below it nobody knows what is usual, and nothing is set aside."""
+"""Fewest steps that tell what is usual; of fewer, none is set aside."""
 SLOWER_TIMES = 1.5
 DEVIATIONS = 6.0
-"""Of the logarithms: with both, chance alone sets a step aside in at most 2 % of runs of log-normal noise."""
+"""Deviations of the logarithms. With both, chance sets a step aside in at most 2 % of runs of log-normal noise."""
 ONE_IN = 100
 _MAD_TO_SIGMA = 1.4826
-"""Median absolute deviation of normal noise to its standard deviation."""
+"""Factor from the median absolute deviation of normal noise to its standard deviation."""
 _AS_LONG = 0.5
 
 
 @dataclass(frozen=True, eq=False)
 class RunSteps:
-    """The steps that every rank needed recorded, in rising order: arrays of S steps, or of R ranks x S steps.
+    """The steps that every needed rank recorded, in rising order: arrays of S steps, or of R ranks x S steps.
 
-    They may be those of B runs that differ in seconds and losses alone: runs of a trial mostly do.
+    They may belong to B runs that differ in seconds and losses alone, as runs of a trial mostly do.
     """
 
     step: Integers
-    """Numbers, (S,)."""
+    """Step numbers, (S,)."""
     epoch: Integers
-    """(R, S), as images, warmup and window."""
+    """Shape (R, S), as images, warmup and window."""
     seconds: Floats
-    """(B, R, S)."""
+    """Shape (B, R, S)."""
     images: Integers
     loss: Floats
-    """(B, R, S). NaN where a line has null."""
+    """Shape (B, R, S); NaN where a line has null."""
     warmup: Flags
     window: npt.NDArray[np.uint8]
 
     @classmethod
     def of(cls, runs: Sequence[Sequence[Steps]]) -> RunSteps:
-        """The steps that all ranks have; of lines of one number a rank's last one counts.
+        """The steps that all ranks have; where a rank has several lines of one number, the last one counts.
 
         Args:
-            runs: of each its ranks' steps, with the same columns in all runs but for `seconds` and `loss`.
+            runs: each run's steps by rank, with the same columns in all runs but for `seconds` and `loss`.
         """
         if not _alike(runs[0]):
             places = _common_places(runs[0])
@@ -96,13 +96,13 @@ class RunSteps:
             of_all = name in _OF_EACH_RUN
             rows = [getattr(steps, name) for some in (runs if of_all else runs[:1]) for steps in some]
             shape = (len(runs), len(ranks), -1) if of_all else (len(ranks), -1)
-            # As np.stack, in a third of the time.
+            # This is np.stack in a third of the time.
             columns[name] = np.concatenate(rows).reshape(shape) if rows else np.empty((*shape[:-1], 0), dtype=kind)
         step = columns.pop("step")
         return cls(step[0] if ranks else np.array([], dtype=np.int64), **columns)
 
     def in_window(self, window: int) -> Flags:
-        """Which steps lie after warm-up and in a window on all ranks, (S,)."""
+        """Which steps lie after warm-up and in `window` on all ranks, (S,)."""
         return np.asarray(((self.window == window) & ~self.warmup).all(axis=0))
 
     def __len__(self) -> int:
@@ -113,7 +113,7 @@ _OF_EACH_RUN = ("seconds", "loss")
 
 
 def _alike(ranks: Sequence[Steps]) -> bool:
-    """Whether all have the same steps, each once and in rising order."""
+    """Whether all ranks have the same steps, each once and in rising order."""
     first = ranks[0].step if ranks else np.array([])
     rest = [steps.step for steps in ranks[1:]]
     rising = bool((first[1:] > first[:-1]).all())
@@ -121,7 +121,7 @@ def _alike(ranks: Sequence[Steps]) -> bool:
 
 
 def _common_places(ranks: Sequence[Steps]) -> list[Integers]:
-    """Of each rank the places of the steps that all have, in rising order, of one number the last."""
+    """For each rank the places of the steps that all ranks have, in rising order; of lines of one number the last."""
     numbers, places = zip(*(np.unique(steps.step[::-1], return_index=True) for steps in ranks), strict=True)
     common = functools.reduce(functools.partial(np.intersect1d, assume_unique=True), numbers)
     return [
@@ -136,13 +136,13 @@ def run_steps(run: Run) -> RunSteps:
 
 
 def recorded_steps(run: Run) -> list[Steps]:
-    """The steps of each rank as it recorded them; of no rank if one is missing."""
+    """The steps of each rank as it recorded them; empty if a rank is missing."""
     complete = run.ranks and len(run.ranks) >= len(run.ranks_needed)
     return [Steps.of(rank.steps) for rank in run.ranks] if complete else []
 
 
 def in_like_groups(runs: Sequence[Sequence[Steps]]) -> list[list[int]]:
-    """The indices in `runs` of those whose ranks' steps differ in seconds and losses alone, for `RunSteps.of`."""
+    """The places in `runs`, grouped for `RunSteps.of`, of runs whose steps differ in seconds and losses alone."""
     groups: dict[tuple[bytes, ...], list[int]] = {}
     columns = [name for name in COLUMNS if name not in _OF_EACH_RUN]
     for index, ranks in enumerate(runs):
@@ -152,10 +152,10 @@ def in_like_groups(runs: Sequence[Sequence[Steps]]) -> list[list[int]]:
 
 
 def elapsed_seconds(steps: RunSteps) -> Floats:
-    """Seconds that each step adds to the time that passed, (B, S): see the module.
+    """Seconds that each step adds to the time that passed, (B, S): see the module's docstring.
 
-    Clocks start together where an epoch or an explained block begins and after such a block. After marked warm-up they
-    are taken as together, and so they are after a step that is missing in the record.
+    Clocks start together where an epoch or an explained block begins, and after such a block. They are taken to start
+    together after marked warm-up too, and after a step that is missing in the record.
     """
     elapsed = np.empty((len(steps.seconds), len(steps)))
     if not len(steps):
@@ -177,9 +177,9 @@ def elapsed_seconds(steps: RunSteps) -> Floats:
 
 
 def step_kinds(steps: RunSteps) -> npt.NDArray[np.uint8]:
-    """What work each step holds, by its images and its place, (S,): WHOLE, FIRST or SHORT.
+    """The kind of each step, by its images and its place, (S,): WHOLE, FIRST or SHORT.
 
-    The run's very first step is a whole one: if it is slow, that is warm-up.
+    The run's very first step counts as a whole one: if it is slow, that is warm-up.
     """
     kinds = np.full(len(steps), WHOLE, dtype=np.uint8)
     if len(steps):
@@ -191,12 +191,12 @@ def step_kinds(steps: RunSteps) -> npt.NDArray[np.uint8]:
 
 
 def median(values: Floats) -> float:
-    """As `statistics.median`, of an array."""
+    """`statistics.median` for an array."""
     return float(medians(values[np.newaxis])[0])
 
 
 def medians(values: Floats) -> Floats:
-    """Along the last axis of what is not NaN; NaN where there is nothing."""
+    """Medians along the last axis of the values that are not NaN; NaN where there are none."""
     ordered = np.sort(values, axis=-1)
     known = values.shape[-1] - np.isnan(values).sum(axis=-1, keepdims=True)
     below = np.take_along_axis(ordered, np.maximum(known - 1, 0) // 2, axis=-1)
@@ -210,25 +210,25 @@ class SlowSteps:
     """The slow steps of one run, by number."""
 
     set_aside: tuple[int, ...] = ()
-    """In no figure of the run but its tails (p95, p99) and its elapsed epochs."""
+    """Steps that are in no figure of the run but its tails (p95, p99) and its elapsed epochs."""
     kept: tuple[int, ...] = ()
-    """They come too often to be set aside, and are in every figure."""
+    """Steps that come too often to be set aside, and are in every figure."""
 
 
 def slow_steps(numbers: Integers, seconds: Floats, kinds: npt.NDArray[np.uint8]) -> list[SlowSteps]:
-    """Finds the slow ones among each run's light steps after warm-up.
+    """Finds the slow steps among each run's light steps after warm-up.
 
-    A step is slow where it takes 1.5 times the median whole step, and more than 6 scaled median absolute deviations of
-    the logarithms beyond it. One that begins an epoch is held against the least of its like instead, where there are
-    two or more and that is longer: waiting for the loader is part of every epoch.
+    A step is slow where it takes more than 1.5 times the median whole step, and lies more than 6 scaled median absolute
+    deviations of the logarithms beyond it. A step that begins an epoch is compared with the shortest of its kind
+    instead, where there are two or more and that is longer: waiting for the loader is part of every epoch.
 
-    At most one in a hundred is set aside, and one in runs shorter than that: the slowest. One is not set aside where
-    one more is at least half as long beyond the usual as it is: such steps come more often than that.
+    The slowest are set aside: at most one step in a hundred, and one in shorter runs. A step is not set aside where the
+    next slowest exceeds the usual by at least half as much: such steps come more often than that.
 
     Args:
-        numbers: of the steps, (S,).
+        numbers: numbers of the steps, (S,).
         seconds: elapsed seconds (`elapsed_seconds`), (B, S).
-        kinds: of each (`step_kinds`), (S,).
+        kinds: kinds of the steps (`step_kinds`), (S,).
     """
     slow = [SlowSteps()] * len(seconds)
     if len(numbers) < FEWEST_STEPS:
@@ -253,7 +253,7 @@ def slow_steps(numbers: Integers, seconds: Floats, kinds: npt.NDArray[np.uint8])
 
 
 def _set_aside(numbers: Integers, beyond: Floats, most: int) -> SlowSteps:
-    """Of slow steps, with the seconds by which they are, at most so many are set aside."""
+    """Sets aside at most `most` of the slow steps `numbers`, which exceed the usual by `beyond` seconds."""
     order = np.argsort(-beyond, kind="stable")
     excess, slowest = beyond[order].tolist(), numbers[order].tolist()
     count = next(
@@ -273,7 +273,7 @@ Line = TypeVar("Line", bound=_OfAStep)
 
 
 def common_steps(run: Run, lines_of: Callable[[RankRecord], Sequence[Line]]) -> list[tuple[Line, ...]]:
-    """The lines, one per rank, of each step of which every rank needed has one, in order; empty if a rank is missing.
+    """The lines, one per rank, of each step that every needed rank has, in order; empty if a rank is missing.
 
     Args:
         run: the record.
@@ -287,14 +287,14 @@ def common_steps(run: Run, lines_of: Callable[[RankRecord], Sequence[Line]]) -> 
 
 
 def explained_ranks(run: Run) -> tuple[RankRecord, ...]:
-    """All ranks of a run; of a script without a Probe those whose traces it has left."""
+    """All ranks of a run; of a script without a Probe only those that left traces."""
     if run.header.trial.train.script is None or not whole_epochs_alone(run):
         return tuple(run.ranks)
     return tuple(rank for rank in run.ranks if rank.explained)
 
 
 PaceSource = Literal["steps", "epochs"]
-"""steps: timed steps. epochs: whole epochs of an imported log that tells of no step."""
+"""steps: timed steps. epochs: whole epochs of an imported log that records no step."""
 LastStepSource = Literal["measured", "share"]
 """measured: the short last step of an epoch was timed. share: its slots' share of a whole step."""
 
@@ -310,40 +310,40 @@ class Pace:
     """Real images of all ranks."""
     source: PaceSource | None = None
     effective_steps: float | None = None
-    """K_eff."""
+    """K_eff of the module's docstring."""
     last_step_source: LastStepSource | None = None
-    """None where the last step is as long as any."""
+    """None where the last step is a whole one."""
     epoch_images: int | None = None
-    """Trained in one epoch: what drop_last leaves out is not among them."""
+    """Images trained in one epoch, without those that drop_last leaves out."""
 
 
 NO_PACE = Pace()
-"""Of a run that tells of neither steps nor epochs."""
+"""The pace of a run that records neither steps nor epochs."""
 
 
 def of_steps(
     run: Run, elapsed: Floats, kinds: npt.NDArray[np.uint8], images: Integers, model: ModelLine | None
 ) -> Pace:
-    """The pace by T timed steps, at least one.
+    """The pace of a run by its T timed steps, at least one.
 
     Args:
         run: the record.
-        elapsed: their `elapsed_seconds`, (T,).
-        kinds: their `step_kinds`, (T,).
-        images: of R ranks, (R, T).
-        model: what was built.
+        elapsed: `elapsed_seconds` of these steps, (T,).
+        kinds: `step_kinds` of these steps, (T,).
+        images: images of these steps on R ranks, (R, T).
+        model: the model that was built.
     """
     trial = run.header.trial
     seconds: dict[int, list[float]] = {kind: elapsed[kinds == kind].tolist() for kind in (WHOLE, FIRST, SHORT)}
     mean = {kind: _mean(values) for kind, values in seconds.items() if values}
     trained, count = of_an_epoch(trial, model)
     if not trained or not count or count == 1:
-        # Of an epoch of one step that step is the whole; of an unknown dataset nobody knows which step is its last.
+        # If an epoch has one step, this is the whole epoch. In an unknown dataset no step is known as an epoch's last.
         whole = [*seconds[WHOLE], *seconds[FIRST]] or seconds[SHORT]
         step = _mean(whole)
         if count == 1 and trained:
             return _pace(step, 1.0, None, trained)
-        # Where an imported log tells of some ranks alone, the others take as many images: a step is everybody's.
+        # An imported log may hold some ranks only: the others take as many images, and a step is everybody's.
         of_each = trial.layout.data / len(run.ranks_needed)
         passed = sum(elapsed.tolist())
         rate = of_each * float(images.sum(dtype=np.float64)) / passed if passed > 0 else None
@@ -358,7 +358,7 @@ def of_steps(
 
 
 def _whole_step(mean: Mapping[int, float], wholes: int, share: float | None) -> float:
-    """The mean over the `wholes` whole steps of an epoch, of which one begins it, from the means of those timed."""
+    """The mean over the `wholes` whole steps of an epoch, one of which begins it, from the means of the timed ones."""
     if WHOLE not in mean and FIRST not in mean:
         return mean[SHORT] / (share or 1.0)
     inner = mean.get(WHOLE, mean.get(FIRST, 0.0))
@@ -378,7 +378,7 @@ def _pace(step: float, effective_steps: float, source: LastStepSource | None, tr
 
 
 def of_epochs(trial: Trial, model: ModelLine | None, epoch_seconds: float | None) -> Pace:
-    """The pace of a run that tells of whole epochs alone. A step is known where the images of an epoch are."""
+    """The pace of a run that records whole epochs alone. Its step is known where the images of an epoch are."""
     if cost(epoch_seconds) is None or epoch_seconds is None:
         return NO_PACE
     trained, count = of_an_epoch(trial, model)
@@ -407,11 +407,11 @@ def of_an_epoch(trial: Trial, model: ModelLine | None) -> tuple[int | None, int 
 
 
 def whole_epochs_alone(run: Run) -> bool:
-    """Whether an imported run tells of epochs and of no step, or a user's own script of its whole time alone."""
+    """Whether an imported run records epochs and no step, or a user's own script only its whole time."""
     from_elsewhere = run.header.imported is not None or run.header.trial.train.script is not None
     return from_elsewhere and not any(rank.steps for rank in run.ranks)
 
 
 def cost(value: float | None) -> float | None:
-    """What statistics can work with: positive and finite. Records are input, and may hold anything."""
+    """`value` if statistics can work with it: positive and finite. Records are input, and may hold anything."""
     return value if value is not None and math.isfinite(value) and value > 0 else None

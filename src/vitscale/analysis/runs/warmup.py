@@ -1,6 +1,6 @@
 """Is a run warm? How many of its first steps are still slow, and whether its times fall or rise through the rest.
 
-Steps marked as warm-up (`measure.warmup_steps`) have been left out before; this looks at what follows them.
+Steps marked as warm-up (`measure.warmup_steps`) have been left out already; this looks at the steps after them.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ from vitscale.analysis.runs.steps import Flags, Floats, medians
 from vitscale.analysis.statistics import t_below
 
 FEWEST_STEPS = 12
-"""Below it chance makes the first steps look slow too often, and nothing is looked for."""
+"""Fewest steps that are looked at: of fewer, chance makes the first ones look slow too often."""
 _SLOWER_BY = 0.05
 _DEVIATIONS = 3.0
 _ALONE_SLOWER_BY = 0.5
 _ALONE_DEVIATIONS = 10.0
 _MAD_TO_SIGMA = 1.4826
-"""Median absolute deviation of normal noise to its standard deviation."""
+"""Factor from the median absolute deviation of normal noise to its standard deviation."""
 _SMALL_SAMPLE = 8.0
 _MOST_CORRELATED = 0.9
 _BLOCKS = 20
 _FEWEST_BLOCKS = 8
 _CHANGE = 0.05
 _P = 1e-4
-"""One-sided, in either direction. A test that estimates the autocorrelation from few blocks is far from exact: with
-this and the 5 % that is asked for as well, noise with an autocorrelation of 0.9 falls or rises in under 3 % of runs."""
+"""Level of the one-sided test in either direction. A test that estimates the autocorrelation from few blocks is far
+from exact: with this and the required change of 5 %, noise with an autocorrelation of 0.9 falls or rises in under 3 %
+of runs."""
 _MOST_CORRELATED_BLOCKS = 0.97
 
 
@@ -37,9 +38,9 @@ class WarmUp:
     """What a run's times say of its warm-up."""
 
     steps: int
-    """So many of the first steps are slow; never more than half of all."""
+    """Number of first steps that are slow; never more than half of all."""
     trend: float | None
-    """By what share the times change from the first to the last third of the other steps: below 0 they fall, above 0
+    """Share by which the times change from the first to the last third of the other steps: below 0 they fall, above 0
     they rise. None where they are steady."""
 
 
@@ -49,11 +50,11 @@ NONE_SEEN = WarmUp(0, None)
 def warm_up(times: Floats) -> list[WarmUp]:
     """Looks for a slow beginning in the times of like steps, in order: (runs, steps).
 
-    The steady level is the median of the later half, its noise the scaled median absolute deviation there: neither
-    moves for a few outliers. Noise that lasts from step to step moves the level of a whole run, and shows too little
-    inside a half: deviations are made longer by it (`_stretch`). A step is slow where it is beyond that level by 5 %
-    and by 3 such deviations. Two or more slow steps at the beginning are warm-up; so is one alone that is beyond by
-    half and by 10 deviations. What is slow later on is no warm-up.
+    The steady level is the median of the later half, and its noise the scaled median absolute deviation there: a few
+    outliers move neither. Noise that lasts from step to step moves the level of a whole run, but shows too little
+    inside a half: deviations are stretched for it (`_stretch`). A step is slow where it exceeds that level by 5 % and
+    by 3 such deviations. Two or more slow steps at the beginning are warm-up; so is a single one that exceeds the level
+    by half and by 10 deviations. Steps that are slow later on are not warm-up.
     """
     if times.shape[1] < FEWEST_STEPS:
         return [NONE_SEEN] * len(times)
@@ -81,10 +82,11 @@ def warm_up(times: Floats) -> list[WarmUp]:
 
 
 def _stretch(seconds: Floats, middle: Floats) -> Floats:
-    """What a deviation inside n consecutive steps is multiplied by, (runs, 1), for their noise's autocorrelation r.
+    """The factor that stretches a deviation inside n consecutive steps, (runs, 1), for noise of autocorrelation r.
 
-    sqrt((1 + r) / (1 - r)), by which the error of a mean grows, times 1 + 8 / n, for few steps tell r badly. r is
-    unbiased by Kendall, "Note on bias in the estimation of autocorrelation" (Biometrika 41, 1954, 403-404).
+    It is sqrt((1 + r) / (1 - r)), by which the error of a mean grows, times 1 + 8 / n, because few steps tell r badly.
+    The bias of r is taken off after Kendall, "Note on bias in the estimation of autocorrelation" (Biometrika 41, 1954,
+    403-404).
     """
     count = seconds.shape[1]
     ratios = seconds / np.where(middle > 0, middle, math.nan)
@@ -95,11 +97,11 @@ def _stretch(seconds: Floats, middle: Floats) -> Floats:
 
 
 def _trends(seconds: Floats) -> list[float | None]:
-    """Share by which the times of each run change, where they do so steadily: by 5 % and more than chance has it.
+    """Share by which the times of each run change where they do so steadily: by more than 5 % and more than by chance.
 
-    A line through the logarithms of the medians of up to 20 blocks of consecutive steps, with errors that are
+    A line is fitted to the logarithms of the medians of up to 20 blocks of consecutive steps, with errors that are
     correlated from block to block: Prais & Winsten, "Trend estimators and serial correlation" (Cowles Commission 383,
-    1954). The correlation is that of the residuals, with the bias that fitting a line has taken off.
+    1954). The correlation is that of the residuals, corrected for the bias that fitting a line brings.
     """
     trends: list[float | None] = [None] * len(seconds)
     steps = seconds.shape[1]

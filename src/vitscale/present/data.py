@@ -34,11 +34,11 @@ VERSIONS: Mapping[str, int] = MappingProxyType(
         "like": 3,
     }
 )
-"""Of each verb's content. (The results folder has a format of its own: `store.records.FORMAT`.)"""
+"""Version of each verb's content. (The results folder has a format of its own: `store.records.FORMAT`.)"""
 
 
 def envelope(verb: str, content: Mapping[str, Any]) -> str:
-    """`{"vitscale": verb, "version": n, ...content}` as text; unavailable is null, and so is what JSON cannot tell.
+    """`{"vitscale": verb, "version": n, ...content}` as text; null: unavailable, or what JSON cannot express.
 
     Raises:
         ValueError: the content has a field of the envelope's own.
@@ -50,7 +50,7 @@ def envelope(verb: str, content: Mapping[str, Any]) -> str:
         text = json.dumps(whole, allow_nan=False)
     except ValueError:  # a number that JSON does not know
         text = json.dumps(finite(whole), allow_nan=False)
-    # json.dumps indents in Python, ten times as slowly.
+    # json.dumps would indent in Python, ten times as slowly.
     return msgspec.json.format(text, indent=1) + "\n"
 
 
@@ -74,7 +74,7 @@ def finite(value: Any) -> Any:
 
 
 def finding_fields(finding: Finding) -> dict[str, Any]:
-    """A finding as every verb tells it."""
+    """The fields of a finding in the JSON of every verb."""
     about = finding.about
     return {
         "kind": finding.kind,

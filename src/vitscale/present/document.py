@@ -1,6 +1,6 @@
 """What a verb says, as plain values: pure, and the same for a terminal, Markdown, LaTeX and a page.
 
-The answer stands first; what few need stands in parts that are `folded`. Texts are sentences without markup.
+The answer comes first; parts that few readers need are `folded`. Texts are sentences without markup.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from vitscale.present.units import UNKNOWN, counted
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
-"""Most severe first. An error: it will not work, or not as the request says. A warning: it works, and costs time,
-memory or accuracy, or its figures may mislead. A note: worth knowing, right as it may be."""
+"""Most severe first. Error: it will not work, or not as requested. Warning: it works, but costs time, memory or
+accuracy, or its figures may mislead. Note: worth knowing, although nothing need be wrong."""
 
 
 @dataclass(frozen=True)
 class About:
-    """What a finding concerns; empty: all of what was looked at."""
+    """What a finding concerns; empty: everything that was looked at."""
 
     trials: tuple[str, ...] = ()
-    """Identities."""
+    """Identities of trials."""
     ranks: tuple[int, ...] = ()
     hosts: tuple[str, ...] = ()
     key: str = ""
     """Dotted key of a configuration, as in the file."""
     line: int | None = None
-    """Where that key stands in its file, from 1; None: unknown, or it stands nowhere."""
+    """Line of that key in its file, from 1; None: unknown, or it is in no file."""
     source: str = ""
-    """Where that can be looked up: a file of a release, a page, a paper."""
+    """Source for looking it up: a file of a release, a page, a paper."""
 
 
 EVERYTHING = About()
@@ -54,7 +54,7 @@ def most_severe_first(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 
 def counts_of(findings: Sequence[Finding]) -> str:
-    """ "1 error, 2 notes"; "nothing to complain of"."""
+    """Counts in words, such as "1 error, 2 notes" or "nothing to complain of"."""
     counts = {severity: sum(finding.severity == severity for finding in findings) for severity in SEVERITIES}
     return ", ".join(counted(n, severity) for severity, n in counts.items() if n) or "nothing to complain of"
 
@@ -88,11 +88,11 @@ class Column:
 
     name: str
     unit: str = ""
-    """Of its figures, where each does not carry its own."""
+    """Unit of its figures, where each does not carry its own."""
     narrow: str | None = ""
-    """The heading where there is little room; empty: `name`; None: such a column is the first to be left out."""
+    """The heading where there is little room; empty: `name`; None: the column is among the first to be left out."""
     words: bool = False
-    """Words, which stand on the left and may be wrapped; figures stand on the right and never are."""
+    """Whether it holds words, which stand on the left and may be wrapped; figures stand on the right and never are."""
 
     @property
     def heading(self) -> str:
@@ -109,7 +109,7 @@ class Cell:
     state: Literal["", "failed", "missing", "baseline"] = ""
     """failed, missing: the text says what became of the trial, instead of a figure."""
     spans: int = 1
-    """Columns: an outcome takes those of the figures that are not there."""
+    """Number of columns that it takes: an outcome takes those of the figures that are not there."""
     run: str = ""
     """The interval of one future run, where `bounds` is that of the mean."""
 
@@ -133,14 +133,14 @@ class Group:
 
 @dataclass(frozen=True)
 class Table:
-    """Columns in the same order in every row, in groups, with what must be known beside it below."""
+    """Rows in groups, all with the same columns, and notes that stand below them."""
 
     columns: tuple[Column, ...]
     groups: tuple[Group, ...]
     notes: tuple[str, ...] = ()
     folded: bool = False
     title: str = ""
-    """Also the name of what is folded."""
+    """Also the name under which the table is folded."""
     label: str = ""
     """The heading above the groups' labels."""
 
@@ -165,7 +165,7 @@ class View:
     """One picture of a figure. The rows of its table are those it draws."""
 
     name: str
-    """Of its file, without the ending."""
+    """Name of its file, without the ending."""
     choices: Mapping[str, Choice]
     """Control ("measure") to the option that shows this view."""
     title: str
@@ -191,13 +191,13 @@ class View:
 
     @property
     def titled(self) -> dict[str, Any]:
-        """The spec with its title, as a picture of its own has it."""
+        """The spec with its title, as a picture outside a page has it."""
         return {**self.spec, "title": {"text": self.title, **({"subtitle": self.subtitle} if self.subtitle else {})}}
 
 
 @dataclass(frozen=True)
 class Figure:
-    """All views of one subject, the one that is shown at first in front."""
+    """All views of one subject; the first is shown at the start."""
 
     name: str
     title: str
@@ -222,7 +222,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Section:
-    """Blocks under a heading; one that is folded opens when it is asked for."""
+    """Blocks under a heading; a folded section opens on request."""
 
     title: str
     blocks: tuple[Block, ...]
@@ -240,8 +240,8 @@ class Document:
     """Empty where the first block is the answer itself."""
     blocks: tuple[Block, ...]
     last: tuple[str, ...] = ()
-    """Lines at the end of however short a form: where it is stored, what to do next. One that begins with a blank is a
-    command, and is not wrapped."""
+    """Lines at the end of even the shortest form: where it is stored, what to do next. A line that begins with a blank
+    is a command, and is not wrapped."""
 
 
 def table(
@@ -254,15 +254,15 @@ def table(
     always: Sequence[str] = (),
     label: str = "",
 ) -> Table:
-    """A table less the columns of which nothing is known.
+    """A table without the columns of which nothing is known.
 
     Args:
         columns: the headings.
-        rows: texts or cells, one for each column; or label of a group to its rows.
-        title: of the table.
-        notes: below it.
-        folded: whether it opens only when it is asked for.
-        always: names of columns that stay whatever is known.
+        rows: texts or cells, one for each column; or the label of each group to its rows.
+        title: title of the table.
+        notes: sentences below the table.
+        folded: whether the table opens only on request.
+        always: names of columns that stay even if nothing is known of them.
         label: the heading above the groups' labels.
     """
     groups = {
@@ -280,7 +280,7 @@ def table(
 
 
 def plain(text: str) -> str:
-    """`text` on one line, control characters shown and not obeyed: what a user's name carried in stays words."""
+    """`text` on one line, control characters shown rather than obeyed: what a user's name brings in stays words."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else " " if c.isspace() else c.encode("unicode_escape").decode() for c in text)

@@ -22,7 +22,7 @@ FIGURE_FORMATS = ("png", "svg", "pdf")
 VEGA_LITE = "6.4"
 """The version that charts are written for, as vl-convert names it."""
 _LETTERS = {"text": 66, "subtitle": 84}
-"""In a line of a picture's title."""
+"""Number of letters that fit in a line of a picture's title."""
 _EXPORTED = "window.vegaEmbed = vegaEmbed;"
 
 
@@ -69,7 +69,7 @@ def _theme(text: str, muted: str, grid: str, background: str) -> dict[str, Any]:
 
 LIGHT = _theme("#1c2430", "#5b6573", "#e6e9ee", "#ffffff")
 _STILL = LIGHT | {"aria": False, "legend": {**LIGHT["legend"], "columnPadding": 28}}
-"""A reader's letters may be wider than those that it was laid out with."""
+"""Columns are padded because a reader's letters may be wider than those that the still was laid out with."""
 DARK = _theme("#e6e9ee", "#a3adba", "#2b333e", "transparent")
 
 
@@ -95,12 +95,14 @@ def picture(view: View, kind: str) -> bytes:
 _DRAWS = "from vitscale.present import drawing; drawing.draw_for_parent()"
 _SMALLEST: dict[str, Any] = {"data": {"values": [{}]}, "mark": "point"}
 _beside: list[subprocess.Popen[bytes]] = []
-"""The process that draws for this one, until it is asked."""
+"""The process that draws for this one, until it is asked for its pictures."""
 
 
 def draw_beside() -> None:
-    """Starts a process that draws the next page's figures, where there is a core for it: loading the library takes half
-    a second, which this process has for other things."""
+    """Starts a process that draws the next page's figures, where there is a core for it.
+
+    Loading the library takes half a second, which this process has for other things.
+    """
     if _beside or "vl_convert" in sys.modules or len(os.sched_getaffinity(0)) < 2:
         return
     with contextlib.suppress(OSError):
@@ -110,13 +112,13 @@ def draw_beside() -> None:
 
 
 def draw_for_parent() -> None:
-    """What that process does: specs as a JSON list come in, their SVGs go out."""
+    """What the process beside its parent does: specs as a JSON list come in, their SVGs go out."""
     still(_SMALLEST)
     json.dump([still(spec) for spec in json.load(sys.stdin)], sys.stdout)
 
 
 def stills(specs: Sequence[Mapping[str, Any]]) -> Callable[[], Sequence[str]]:
-    """Begins to draw specs as SVG for a page; what is returned waits for them."""
+    """Begins to draw specs as SVG for a page; the returned function waits for them."""
     if not (specs and _beside):
         return lambda: [still(spec) for spec in specs]
     process = _beside.pop()
@@ -125,7 +127,7 @@ def stills(specs: Sequence[Mapping[str, Any]]) -> Callable[[], Sequence[str]]:
             asked.write(json.dumps(specs).encode())
 
     def drawn() -> Sequence[str]:
-        """Those of the other process; where it has failed, drawn here, so that errors are those of `still`."""
+        """The other process's SVGs; where it has failed, drawn here, so that errors are those of `still`."""
         with contextlib.suppress(ValueError), process:
             answer: Sequence[str] = json.loads(process.stdout.read() if process.stdout else b"")
             return answer
@@ -135,7 +137,7 @@ def stills(specs: Sequence[Mapping[str, Any]]) -> Callable[[], Sequence[str]]:
 
 
 def still(spec: Mapping[str, Any]) -> str:
-    """A spec as SVG for a page: without the words for each mark, which the figure beside it has as a table."""
+    """A spec as SVG for a page: without words for each mark, which the figure beside it has as a table."""
     import vl_convert
 
     drawn: str = vl_convert.vegalite_to_svg({**spec, "config": _STILL}, vl_version=VEGA_LITE)
@@ -143,7 +145,7 @@ def still(spec: Mapping[str, Any]) -> str:
 
 
 def draw(views: Iterable[View], folder: Path, formats: Collection[str]) -> list[Path]:
-    """Draws views into `folder` in each of `formats`, which are of `FIGURE_FORMATS`; returns the files written.
+    """Draws views into `folder` in each of `formats`, taken from `FIGURE_FORMATS`; returns the files written.
 
     Raises:
         OSError: the folder cannot be written to.
@@ -158,7 +160,7 @@ def draw(views: Iterable[View], folder: Path, formats: Collection[str]) -> list[
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Writes a file whole, into a folder that is made where it is missing: a crash leaves the old file or the new one.
+    """Writes a file whole, and makes its folder if missing: a crash leaves the old file or the new one.
 
     Raises:
         OSError: it cannot be written.
@@ -176,7 +178,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 def library() -> bytes:
     """Vega, Vega-Lite and Vega-Embed as one script, compressed (gzip), that sets `vegaEmbed`; kept for the next page.
 
-    Bundling takes seconds; what is kept is named by the versions it was made of.
+    Bundling takes seconds; the kept file is named by the versions that it was made of.
     """
     import vl_convert
 

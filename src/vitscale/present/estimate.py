@@ -13,7 +13,7 @@ from vitscale.present import units
 class Estimate:
     """A value and the interval in which it lies at `level`; `low` and `high` are None where there is no interval.
 
-    With bounds a note says why they decide nothing still (too few runs); without, why there are none.
+    With bounds, a note says why they still decide nothing (too few runs); without bounds, why there are none.
     """
 
     value: float
@@ -24,7 +24,7 @@ class Estimate:
     """What lies in the interval with that confidence."""
     note: str = ""
     future_low: float | None = None
-    """Of an estimate of the mean that tells too where one run still to be made will lie, at the same level."""
+    """Lower end of where one run still to be made will lie, at the same level; only for an estimate of the mean."""
     future_high: float | None = None
 
     def times(self, factor: float) -> Estimate:
@@ -50,14 +50,14 @@ class Estimate:
         )
 
     def side_of(self, value: float) -> Literal["above", "below"] | None:
-        """On which side of `value` the whole interval lies; None where it holds it, or where runs are too few."""
+        """The side of `value` on which the whole interval lies; None where it holds `value`, or runs are too few."""
         if self.low is None or self.high is None or self.note:
             return None
         return "above" if self.low > value else "below" if self.high < value else None
 
     @property
     def ends(self) -> tuple[float, float]:
-        """(low, high).
+        """The ends of the interval, (low, high).
 
         Raises:
             ValueError: there is no interval.
@@ -66,7 +66,7 @@ class Estimate:
 
     @property
     def future_ends(self) -> tuple[float, float]:
-        """(low, high) of one run still to be made.
+        """The ends of where one run still to be made will lie, (low, high).
 
         Raises:
             ValueError: there is no such interval.
@@ -75,7 +75,7 @@ class Estimate:
 
     @property
     def one_run(self) -> Estimate:
-        """Where one future run lies, as an estimate of its own; without an interval where that is unknown."""
+        """The interval of one future run as an estimate of its own; without bounds where that is unknown."""
         if self.of == "a future run":
             return self
         return Estimate(self.value, self.future_low, self.future_high, self.level, "a future run", self.note)

@@ -1,7 +1,7 @@
-"""A document as one self-contained HTML file: no network, works from a file, all that a user could write escaped.
+"""A document as one self-contained HTML file: no server, no network, and all that a user could write escaped.
 
-Each figure is there as SVG, without JavaScript too. With it, a figure's controls choose among its views, curves go on
-and off, and the state stands in the address's fragment.
+Each figure is an SVG, which needs no JavaScript. With JavaScript, a figure's controls choose among its views, curves go
+on and off, and the address's fragment keeps the state.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _PAGE = """<!doctype html>
 
 
 def to_html(document: doc.Document, *, brand: str = "vitscale", subtitle: str = "") -> str:
-    """The document as a page; a section that is folded opens when it is asked for."""
+    """The document as a page; a folded section opens on request."""
     shown = list(figures(document.blocks))
     drawn = drawing.stills([figure.views[0].spec for figure in shown])
     sections = [block for block in document.blocks if isinstance(block, doc.Section)]
@@ -88,7 +88,7 @@ def figures(blocks: Iterable[doc.Block]) -> Iterator[doc.Figure]:
 
 
 def _format(text: str, *values: object) -> str:
-    """`text` with each value escaped, but for what is HTML of ours already."""
+    """`text` with each value escaped, except for HTML of our own."""
     return str(Markup(text).format(*values))  # noqa: S704  # each `text` is written in this file
 
 
@@ -137,7 +137,7 @@ def _block(block: doc.Block, depth: int) -> str:
 
 
 def _message(text: str) -> str | Markup:
-    """A sentence; of one with many clauses each in a line of its own."""
+    """A sentence; one with many clauses has each of them on a line of its own."""
     head, *clauses = text.split("; ")
     if len(clauses) < _MANY_CLAUSES:
         return _sentence(text)
@@ -196,11 +196,11 @@ def _figure(figure: doc.Figure, depth: int) -> str:
 
 
 _PICTURE = "<!-- {} -->"
-"""In place of a figure until it is drawn; what users write is escaped and holds none."""
+"""Placeholder of a figure until it is drawn; text of users is escaped and holds none."""
 
 
 def _with_pictures(body: str, shown: Sequence[doc.Figure], drawn: Sequence[str]) -> str:
-    """The SVGs in place, the identities in each made its own: those of all figures of a page are in one space."""
+    """The body with its SVGs; the identities in each are made unique, as those of all figures share one page."""
     for figure, picture in zip(shown, drawn, strict=True):
         for identity in dict.fromkeys(re.findall(r'\bid="([\w-]+)"', picture)):
             own = f"{figure.name}-{identity}"
@@ -219,7 +219,7 @@ def _rows(view: doc.View) -> str:
 
 
 def _scripts(shown: Sequence[doc.Figure]) -> tuple[list[str], list[str]]:
-    """The script elements of a page with these figures, and the hashes of what may run: nothing without figures."""
+    """The script elements of a page with these figures, and the hashes of what may run; none without figures."""
     if not shown:
         return [], []
     library = drawing.library()
@@ -260,7 +260,7 @@ def _digest(script: bytes) -> str:
 
 
 def _policy(hashes: Sequence[str]) -> str:
-    """A content security policy: our scripts by their hash and no other, nothing from anywhere.
+    """A content security policy: our scripts by their hashes and no others, nothing from elsewhere.
 
     Vega compiles its expressions, which needs 'unsafe-eval'; it compiles our own figures only.
     """

@@ -18,7 +18,7 @@ _WIDTH = 110
 
 
 def to_latex(document: doc.Document) -> str:
-    """The whole document, what is folded elsewhere too, without a preamble: to be included where booktabs is loaded."""
+    """The whole document, folded parts too, without a preamble: to be included where booktabs is loaded."""
     lines = ["% Needs \\usepackage{booktabs} and a font encoding with quotes, such as \\usepackage[T1]{fontenc}."]
     lines += [rf"\section{{{escaped(document.title)}}}"] if document.title else []
     for block in document.blocks:
@@ -27,7 +27,7 @@ def to_latex(document: doc.Document) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text with all that LaTeX would act on taken literally."""
+    """Text in which everything that LaTeX would act on is taken literally."""
     return "".join(_ESCAPED.get(character, character) for character in doc.plain(text))
 
 
@@ -48,7 +48,7 @@ def _block(block: doc.Block, depth: int) -> Iterator[str]:
                 "",
             )
         case doc.Code():
-            # Not verbatim: a line of a user could end it.
+            # Not verbatim: a user's line could end it.
             yield from (
                 r"\begin{flushleft}\ttfamily",
                 *(rf"{escaped(line)}\\" for line in block.lines),

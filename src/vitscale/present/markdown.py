@@ -10,7 +10,7 @@ _DEEPEST = 6
 
 
 def to_markdown(document: Document) -> str:
-    """The whole document: what is folded elsewhere stands open here."""
+    """The whole document; parts that are folded elsewhere are open here."""
     lines = [f"# {escaped(document.title)}", ""] if document.title else []
     for block in document.blocks:
         lines += _block(block, 2)
@@ -46,7 +46,7 @@ def _block(block: Block, depth: int) -> Iterator[str]:
 
 
 def _table(table: Table, depth: int) -> Iterator[str]:
-    """A line per row; the label of its group is its first cell."""
+    """A line per row; its first cell is the label of its group."""
     grouped = any(group.label for group in table.groups)
     if table.title:
         yield from (f"{'#' * min(depth, _DEEPEST)} {escaped(table.title)}", "")
@@ -83,5 +83,5 @@ def _code(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """User text with all that Markdown or HTML would act on taken literally."""
+    """User text in which everything that Markdown or HTML would act on is taken literally."""
     return "".join(f"\\{c}" if c in "\\`*_[]#|~" else {"<": "&lt;", "&": "&amp;"}.get(c, c) for c in plain(text))

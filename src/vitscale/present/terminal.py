@@ -1,4 +1,4 @@
-"""A document on a terminal: 80 columns or more, 25 lines unless all is asked for, no number broken across lines."""
+"""A document on a terminal: 80 columns or more, 25 lines unless all are asked for, no number broken across lines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vitscale.present.units import KEPT, counted, listed, unbroken
 MOST_LINES = 25
 _NARROWEST = 40
 _FEWEST = 3
-"""Lines of a block that is cut, at least; one that would have fewer is named instead."""
+"""Fewest lines of a block that is cut; one that would have fewer is named instead."""
 _SEVERITY_STYLES: dict[doc.Severity, str] = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 _TONES = {"": "", "strong": "bold", "quiet": "dim", "bad": "red"}
 
@@ -27,14 +27,14 @@ class _Part:
     """The lines of one block, and how they may be shortened."""
 
     name: str
-    """For where it is left out."""
+    """Name to show where it is left out."""
     lines: tuple[Text, ...]
     units: tuple[int, ...] = ()
-    """Lines of each thing in it that stands or goes as a whole, from the first; empty: the block is not cut."""
+    """Numbers of lines of the things in it that stand or go as a whole, in order; empty: the block is not cut."""
     before: int = 0
-    """Lines that precede those: a heading."""
+    """Number of lines before those: a heading."""
     notes: int = 0
-    """Lines below those, before the empty one: the first to go."""
+    """Number of lines after those, before the empty one: the first to go."""
 
 
 def show(console: Console, document: doc.Document, verbose: bool = False, most_lines: int = MOST_LINES) -> None:
@@ -47,10 +47,10 @@ def lines(document: doc.Document, width: int = 80, verbose: bool = False, most_l
     """The lines of a document.
 
     Args:
-        document: what is said.
-        width: columns; what is no sentence or table (a path, a command) may be longer and stays whole.
-        verbose: everything; else what is folded is only named.
-        most_lines: unless verbose; of what is longer the last parts are cut first, and it is said what was.
+        document: the document.
+        width: columns; what is neither a sentence nor a table (a path, a command) may be longer and stays whole.
+        verbose: show everything; else folded parts are only named.
+        most_lines: limit unless verbose; of a longer document the last parts are cut first, and a line says which.
     """
     width = max(width, _NARROWEST)
     head = [Text(line, "bold") for line in _wrapped(document.title, width)] if document.title else []
@@ -99,7 +99,7 @@ def _length(head: Sequence[Text], parts: Sequence[_Part], closing: Sequence[Text
 
 
 def _shortened(part: _Part, over: int) -> _Part | None:
-    """The part with at least `over` lines fewer, a line said instead; None where too little would be left."""
+    """The part with at least `over` lines fewer and a line that says so; None where too little would be left."""
     kept = list(part.units)
     while kept and sum(part.units) - sum(kept) < over + 1:
         kept.pop()
@@ -121,7 +121,7 @@ def _folded(blocks: Sequence[doc.Block]) -> Iterator[str]:
 
 
 def _parts(blocks: Sequence[doc.Block], width: int, verbose: bool) -> Iterator[_Part]:
-    """One part for each block that is shown, findings in a row together, each with an empty line at its end."""
+    """One part for each block that is shown, with an empty line at its end; findings in a row are one part."""
     findings: list[doc.Finding] = []
     for block in [*blocks, None]:
         if isinstance(block, doc.Finding):
@@ -153,7 +153,7 @@ def _parts(blocks: Sequence[doc.Block], width: int, verbose: bool) -> Iterator[_
 
 
 def _table(table: doc.Table, width: int) -> Iterator[_Part]:
-    """One part for each table that it takes to hold all figures."""
+    """One part for each of the tables that it takes to hold all figures."""
     title = (Text(doc.plain(table.title), "bold"),) if table.title else ()
     notes = tuple(Text(line, "dim") for note in table.notes for line in _wrapped(note, width, "  ", "  "))
     name, laid = doc.plain(table.title) or "a table", table_lines(table, width)
@@ -188,7 +188,7 @@ def _part(block: doc.Paragraph | doc.Bullets | doc.Code | doc.Figure, width: int
 
 
 def _findings(findings: Sequence[doc.Finding], width: int, verbose: bool) -> _Part:
-    """Severity, kind and key on a line; what is there; what to do; with all asked for, where it can be looked up."""
+    """Severity, kind and key on a line; what is there; what to do; with `verbose` also the source."""
     shown: list[list[Text]] = []
     for finding in findings:
         head = Text(finding.severity, _SEVERITY_STYLES[finding.severity])
@@ -208,7 +208,7 @@ def _findings(findings: Sequence[doc.Finding], width: int, verbose: bool) -> _Pa
 
 
 def _wrapped(text: str, width: int, first: str = "", following: str = "") -> list[str]:
-    """`text` in lines; a number stays with its unit, and a long path or address whole, for the mouse."""
+    """`text` in lines; a number stays with its unit, and a long path or address stays whole, for the mouse."""
     wrapper = textwrap.TextWrapper(width, initial_indent=first, subsequent_indent=following)
     wrapper.break_long_words = wrapper.break_on_hyphens = False
     return [line.replace(KEPT, " ").rstrip() for line in wrapper.wrap(unbroken(doc.plain(text).strip()))]

@@ -1,4 +1,4 @@
-"""A table in columns of text: figures whole and on the right, words wrapped, and what does not fit told otherwise."""
+"""A table in columns of text: figures whole and on the right, words wrapped, and what does not fit shown elsewhere."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class LaidTable:
     """The lines of a table."""
 
     head: tuple[Text, ...]
-    """What is the same in all rows, the headings, and a rule."""
+    """Values that are the same in all rows, the headings, and a rule."""
     rows: tuple[tuple[Text, ...], ...]
-    """A row whose words are wrapped has several lines."""
+    """Lines of each row; a row with wrapped words has several."""
 
 
 def table_lines(table: Table, width: int) -> tuple[LaidTable, ...]:
-    """A table within `width` columns; several, one below the other, where one cannot hold all figures.
+    """A table within `width` columns; several tables, one below the other, where one cannot hold all figures.
 
-    Where it is too wide, in this order: words are wrapped and columns stand closer; columns without a narrow heading
-    are left out, and then those with the same in every row, which is told once, above; what is left stands in several
-    tables, each with the first column. A figure is never wrapped nor shortened.
+    A table that is too wide is changed in this order. Words are wrapped, and columns stand closer. Columns without a
+    narrow heading are left out, and then those with one value in all rows; such a value is shown once, above. What
+    remains is split into several tables, each with the first column. A figure is never wrapped nor shortened.
     """
     if not table.columns:
         return ()
@@ -53,7 +53,7 @@ def table_lines(table: Table, width: int) -> tuple[LaidTable, ...]:
 
 
 def _dispensable(table: Table) -> int | None:
-    """The column to go next: one without a narrow heading, first where it is constant; then any constant one."""
+    """The column to leave out next: one without a narrow heading, first where it is constant; then any constant one."""
     places = range(len(table.columns) - 1, 0, -1)
     optional = [at for at in places if table.columns[at].narrow is None]
     constant = [at for at in places if _constant(table, at)]
@@ -102,7 +102,7 @@ def _fits(table: Table, width: int, gap: int = _NARROW_GAP) -> bool:
 
 
 def _gap(table: Table, width: int) -> int:
-    """Wide where no word is wrapped for it."""
+    """The gap between columns: wide where no word is wrapped for it."""
     gaps = (_WIDE_GAP, _NARROW_GAP)
     whole = [gap for gap in gaps if sum(_widths(table, 10**6, gap)) + gap * len(table.columns) <= width]
     return next(iter([*whole, *(gap for gap in gaps if _fits(table, width, gap))]), _NARROW_GAP)
@@ -127,7 +127,7 @@ def _cells_at(table: Table, at: int) -> Iterator[str]:
 
 
 def _heading(column: Column, narrowest: int) -> list[str]:
-    """The heading in lines no wider than its figures, where its words allow; the unit on a line of its own."""
+    """The heading in lines no wider than its figures, where its words allow this; the unit on a line of its own."""
     words = plain(column.narrow or column.name)
     longest = max((cell_len(word) for word in words.split()), default=1)
     wrapper = textwrap.TextWrapper(max(longest, narrowest, 1), break_long_words=False, break_on_hyphens=False)
@@ -135,7 +135,7 @@ def _heading(column: Column, narrowest: int) -> list[str]:
 
 
 def _widths(table: Table, width: int | None, gap: int) -> list[int]:
-    """Of the labels, where there are any, and of each column; words get what figures leave of `width`, or the least."""
+    """Widths of the labels, if any, and of each column; words get what figures leave of `width`, or the least."""
     labels = [plain(group.label) for group in table.groups] if _labelled(table) else []
     bounds: list[tuple[int, int]] = []
     if labels:
@@ -197,7 +197,7 @@ def _laid(table: Table, width: int) -> LaidTable:
                 sizes.append(size)
                 left.append(as_words)
                 at += cell.spans
-            if labelled:  # over the lines of the group's rows; what is left of it under the last
+            if labelled:  # the label goes over the lines of the group's rows; what is left of it under the last
                 end = None if n == len(group.rows) - 1 else max(map(len, cells))
                 cells[0], label = label[:end], label[end:] if end else []
             style = next((_STYLES[cell.state] for cell in row if cell.state), "")
@@ -208,7 +208,7 @@ def _laid(table: Table, width: int) -> LaidTable:
 def _physical(
     cells: Sequence[Sequence[str]], widths: Sequence[int], left: Sequence[bool], gap: int, bottom: bool = False
 ) -> list[Text]:
-    """The lines that cells of several lines stand in, without blanks at their ends."""
+    """The lines on which cells of several lines stand, without blanks at their ends."""
     height = max((len(lines) for lines in cells), default=0)
     laid = []
     for n in range(height):

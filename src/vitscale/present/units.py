@@ -1,7 +1,7 @@
 """Quantities as text: the one family of formatters, three significant digits, nothing unknown shown as 0.
 
-Sizes (memory, files, messages) are binary, as what allocates memory counts it: 1 GiB is 2^30 bytes. Rates are decimal,
-as networks and processors are sold: 1 GB/s is 10^9 bytes in a second.
+Sizes (memory, files, messages) are binary, as memory is counted: 1 GiB is 2^30 bytes. Rates are decimal, as networks
+and processors are sold: 1 GB/s is 10^9 bytes per second.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from dataclasses import dataclass
 
 DASH = "\N{EN DASH}"
 UNKNOWN = DASH
-"""In a table's cell."""
+"""The unknown in a table's cell."""
 UNAVAILABLE = "unavailable"
-"""In a sentence."""
+"""The unknown in a sentence."""
 NOT_FINITE = "not finite"
 
 KEPT = "\N{NO-BREAK SPACE}"
 _NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=[A-Za-z%=])|(?<==) (?=\d)")
 _ALMOST = 0.9995
-"""From here on a value is shown as 1.00 of a unit, not as 1,000 of the one below."""
+"""Share of a unit from which a value is shown as 1.00 of it, not as 1,000 of the unit below."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """What a quantity in its base unit is multiplied by to be shown, and the sign that stands behind it."""
+    """The factor that takes a quantity from its base unit to the shown one, and the sign that follows the number."""
 
     factor: float
     sign: str
@@ -36,7 +36,7 @@ class Unit:
         return UNKNOWN if value is None else number(value * self.factor)
 
 
-# From the smallest: each with the number of base units from which on it is used.
+# From the smallest unit up, each with the number of base units from which it is used.
 _TIMES = (
     (0.0, Unit(1e6, "us")),
     (1e-3, Unit(1e3, "ms")),
@@ -66,7 +66,7 @@ def _largest(values: Iterable[float | None], otherwise: float) -> float:
 def time_unit(values: Iterable[float | None]) -> Unit:
     """The unit in which the largest of some times in seconds reads best: "s" below 10 minutes, "min" below 2 hours.
 
-    It is at least a millisecond: a column of times is not told in microseconds.
+    It is at least a millisecond: columns of times are never in microseconds.
     """
     return _unit_of(max(1e-3, _largest(values, 1.0)), _TIMES)
 
@@ -117,7 +117,7 @@ def share(value: float | None) -> str:
 
 
 def percent(value: float | None, decimals: int = 0) -> str:
-    """A share in percent: "7 %"; "<1 %" for what is there and would be shown as none."""
+    """A share in percent: "7 %"; "<1 %" for a share above 0 that would be shown as 0 %."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     least = 10.0**-decimals
@@ -125,7 +125,7 @@ def percent(value: float | None, decimals: int = 0) -> str:
 
 
 def rough_percent(value: float) -> str:
-    """A share in percent with two digits: "0.12 %", "2 %", "14 %"; "under 0.01 %" for what is there and less."""
+    """A share in percent with two digits: "0.12 %", "2 %", "14 %"; "under 0.01 %" for any smaller share above 0."""
     if 0 < abs(value) < 1e-4:
         return "under 0.01 %"
     return f"{100 * value:.0f} %" if abs(value) >= 0.0995 else f"{100 * value:.2g} %"
@@ -180,5 +180,5 @@ def runs_of(numbers: Iterable[int]) -> list[list[int]]:
 
 
 def unbroken(text: str) -> str:
-    """`text` with each number kept on a line with its unit, by spaces at which no line is broken."""
+    """`text` with each number kept on one line with its unit, by no-break spaces."""
     return _NUMBER_AND_UNIT.sub(KEPT, text)

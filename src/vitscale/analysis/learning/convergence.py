@@ -1,8 +1,8 @@
-"""How fast training gets somewhere: accuracy by images and by seconds, what a target accuracy took, gradient noise.
+"""How fast training progresses: accuracy by images and by seconds, what a target accuracy took, gradient noise.
 
-Throughput alone says nothing of the time to an accuracy: a larger global batch takes fewer steps per epoch, and each of
-them teaches less once the batch is beyond the gradient noise scale: how large a batch may grow before a larger one
-hardly gives a better gradient.
+Throughput alone says nothing of the time to an accuracy. A larger global batch takes fewer steps per epoch, but each of
+them teaches less once the batch is beyond the gradient noise scale. That scale is how large a batch may grow before a
+larger one hardly gives a better gradient.
 
 McCandlish et al. 2018, "An Empirical Model of Large-Batch Training" (arXiv 1812.06162), appendix A.1. Let G be the
 gradient over all data, Sigma the covariance of one image's gradient and G_b the mean gradient of b images. Then
@@ -12,7 +12,7 @@ E|G_b|^2 = |G|^2 + tr(Sigma)/b, so that two batch sizes b < B in one step give, 
     tr(Sigma) = (|G_b|^2 - |G_B|^2) / (1/b - 1/B)
 
 A ratio of two noisy numbers is biased: both are averaged over the steps of a run before they are divided. The (simple)
-noise scale B_noise = tr(Sigma) / |G|^2, in images, is that of the moment of training at which it was taken.
+noise scale B_noise = tr(Sigma) / |G|^2, in images, holds for the moment of training at which it was taken.
 """
 
 from __future__ import annotations
@@ -36,34 +36,34 @@ from vitscale.trial.step_schedule import has_two_batch_sizes
 
 @dataclass(frozen=True)
 class AccuracyPoint:
-    """After one epoch; the last one of a run that `measure.steps` ends may be a part of it."""
+    """The state after one epoch; the last epoch of a run that `measure.steps` ends may be incomplete."""
 
     epoch: int
     """Counted from 1."""
     images: int
-    """Trained on so far, padding not counted."""
+    """Images trained on so far, without padding."""
     seconds: float | None
-    """Of training so far at the run's images per second; start-up and evaluation left out."""
+    """Training so far, at the run's images per second, without start-up and evaluation."""
     held_out_accuracy: float | None
     """Share in [0, 1]."""
     evaluation_seconds: float | None = None
-    """Of evaluating so far, which `seconds` leaves out; None in older records."""
+    """Evaluation so far, which `seconds` leaves out; None in older records."""
 
 
 @dataclass(frozen=True)
 class TargetRun:
-    """What one run took to reach the target accuracy. `epochs` None: it did not reach it."""
+    """What one run took to reach the target accuracy. `epochs` is None where the run did not reach it."""
 
     repeat: int
     seed: int
     epochs: int | None
     images: int | None
     seconds: float | None
-    """Of training; None where it was not reached, and where the record does not tell."""
+    """Time of training; None where the target was not reached, or the record does not tell."""
     evaluation_seconds: float | None = None
-    """Of evaluating after each epoch until then: with it, time to train is what MLPerf means by it."""
+    """Evaluation after each epoch until then; with it, the time is what MLPerf calls time to train."""
     trained_images: int | None = None
-    """Until the run ended: one that did not reach the target would have taken more."""
+    """Images until the run ended: a run that did not reach the target would have taken more."""
     trained_seconds: float | None = None
 
 
@@ -74,23 +74,23 @@ class Convergence:
     noise_scale_images: Estimate | None
     """The simple gradient noise scale, B_noise."""
     noise_reason: str
-    """Why it is None; empty where it is not."""
+    """Why the noise scale is None; empty where it is known."""
     target_accuracy: float | None
     target_runs: tuple[TargetRun, ...]
-    """Every run, by repeat; empty where there is no target."""
+    """All runs, by repeat; empty where there is no target."""
     images_to_target: Estimate | None
     seconds_to_target: Estimate | None
-    """Both None where a run did not reach it: those that did were the quickest."""
+    """None, as `images_to_target`, where a run did not reach the target: those that did were the quickest."""
     points: tuple[AccuracyPoint, ...]
     """Means over all runs, as far as every run went."""
     images_to_target_at_least: float | None = None
-    """A lower bound where some runs did not reach the target: each of these counts with all that it trained."""
+    """A lower bound where some runs did not reach the target: each of them counts with all that it trained."""
     seconds_to_target_at_least: float | None = None
 
 
 @dataclass(frozen=True)
 class Reach:
-    """How far a comparison can go: every trial that has any accuracy was trained at least so long."""
+    """How far a comparison can go: every trial with any accuracy was trained at least that long."""
 
     images: int | None
     seconds: float | None
@@ -99,7 +99,7 @@ class Reach:
 def convergence(runs: Sequence[Run], figures: Sequence[RunFigures], clusters: Clusters = None) -> Convergence | None:
     """The convergence of one trial from its completed runs and their figures; None where there is no run.
 
-    `clusters`: the runs of each observation of a time, by repeat; of images each run is one.
+    `clusters`: the runs of each observation of a time, by repeat; for images each run is an observation.
     """
     if not runs:
         return None
@@ -130,8 +130,8 @@ def convergence(runs: Sequence[Run], figures: Sequence[RunFigures], clusters: Cl
 def course(run: Run, figures: RunFigures) -> tuple[AccuracyPoint, ...]:
     """One run's own points, up to the first epoch that its record lacks.
 
-    An epoch takes what its images take at the run's `images_per_second`: warm-up, explained and rare slow steps are in
-    no time. Of an imported log of whole epochs alone it takes its own seconds.
+    An epoch takes what its images take at the run's `images_per_second`, so that no time holds warm-up, explained or
+    rare slow steps. In an imported log of whole epochs alone it takes its own seconds.
     """
     epochs: dict[int, list[EpochLine]] = {}
     for line in (line for rank in run.ranks for line in rank.epochs):
@@ -143,7 +143,7 @@ def course(run: Run, figures: RunFigures) -> tuple[AccuracyPoint, ...]:
     while (number := len(points)) in epochs:
         line = epochs[number][0]
         if line.images is None or line.steps is None:
-            break  # an imported log that does not tell of how many images an epoch is
+            break  # an imported log that does not tell how many images an epoch has
         images += line.images
         if whole and seconds is not None:
             seconds += max(line.seconds for line in epochs[number])
@@ -157,12 +157,12 @@ def course(run: Run, figures: RunFigures) -> tuple[AccuracyPoint, ...]:
 
 
 def accuracy_at_images(learned: Convergence, images: float) -> float | None:
-    """Mean held-out accuracy after so many images: linear between epochs; None before the first and after the last."""
+    """Mean held-out accuracy after `images`: linear between epochs; None before the first and after the last."""
     return linear_between([(float(point.images), point.held_out_accuracy) for point in learned.points], images)
 
 
 def accuracy_at_seconds(learned: Convergence, seconds: float) -> float | None:
-    """The same after so many seconds of training."""
+    """The same after `seconds` of training."""
     known = [(point.seconds, point.held_out_accuracy) for point in learned.points if point.seconds is not None]
     return linear_between(known, seconds)
 
@@ -201,7 +201,7 @@ def _to_target(
     trained: Callable[[TargetRun], float | None],
     clusters: Clusters,
 ) -> tuple[Estimate | None, float | None]:
-    """What the target took over all runs; or, where some did not reach it, None and a lower bound of the centre."""
+    """What the target took over all runs; where some did not reach it, None and a lower bound of the centre."""
     if not runs:
         return None, None
     if all(run.epochs is not None for run in runs):
@@ -212,7 +212,7 @@ def _to_target(
 
 
 def _mean_point(same: Sequence[AccuracyPoint]) -> AccuracyPoint:
-    """One epoch of all runs; unknown as soon as it is unknown for one of them."""
+    """One epoch over all runs; a value is unknown if it is unknown for one of them."""
     accuracies = [point.held_out_accuracy for point in same if point.held_out_accuracy is not None]
     seconds = [point.seconds for point in same if point.seconds is not None]
     return AccuracyPoint(
@@ -242,15 +242,15 @@ def linear_between(points: Sequence[tuple[float, float | None]], wanted: float) 
 
 
 FEWEST_STEPS = 4
-"""With norms at two batch sizes, in a run."""
+"""Fewest steps of a run that must have norms at two batch sizes."""
 ONE_SEED = "runs of one seed: no interval"
 _ROUNDING = 1.01
-"""A mean of gradients is never longer than they are in the mean square; bfloat16 may round it up by less than this."""
+"""A mean of gradients is never longer than their root mean square; bfloat16 may round its square up by under this."""
 
 
 @dataclass(frozen=True)
 class _Estimate:
-    """What one run says."""
+    """What one run says about the noise scale."""
 
     images: float | None
     reason: str
@@ -260,8 +260,8 @@ class _Estimate:
 def noise_scale(runs: Sequence[Run]) -> tuple[Estimate | None, str]:
     """B_noise in images over the runs of one trial; or None, with the reason.
 
-    Runs of one seed see the same gradients, so they count as one observation. Where noise drowns the gradient in any
-    run there is no figure: the other runs alone would make it too small.
+    Runs of one seed see the same gradients and count as one observation. Where noise drowns the gradient in any run
+    there is no figure: the other runs alone would make it too small.
     """
     if not runs:
         return None, "no run has completed"
@@ -286,7 +286,7 @@ def noise_scale(runs: Sequence[Run]) -> tuple[Estimate | None, str]:
 
 
 def seed_of(run: Run) -> int:
-    """The seed that a run used; in format 1 that was its trial's."""
+    """The seed that a run used; in format 1 that of its trial."""
     header = run.header
     return header.trial.train.seed if header.seed is None else header.seed
 
@@ -329,8 +329,8 @@ def _known(line: GradientLine) -> bool:
 def _parts(lines: Sequence[GradientLine]) -> tuple[float, float] | None:
     """|G|^2 and tr(Sigma) of one step; None where its norms cannot be those of gradients and their mean.
 
-    Ranks of unequal shares b_r count in proportion to them: `sum(b_r |G_b_r|^2) / sum(b_r)` is expected to be
-    |G|^2 + tr(Sigma) / b with b the mean share.
+    Ranks of unequal shares b_r count in proportion to them: the expectation of `sum(b_r |G_b_r|^2) / sum(b_r)` is |G|^2
+    + tr(Sigma) / b with b the mean share.
     """
     at_once = sum(line.small_images for line in lines)
     few = at_once / len(lines)

@@ -1,9 +1,9 @@
 """Does an engine compute what the others do? Its loss, step by step, against that of a trial that does the same work.
 
-Trials that differ in nothing but how training is distributed (`trial.OF_THE_WRAPPER`), how the global batch is split
-into ranks and micro-batches, and what trades memory for time show the same loss at every optimizer step, but for
-rounding. The reference is the run without a wrapper; where the study has none, the trial that most others agree with.
-How far rounding may reach, and from which measurements: docs/decisions/0010-drift-by-the-first-steps.md.
+Trials show the same loss at every optimizer step, but for rounding, if they differ only in how training is distributed
+(`trial.OF_THE_WRAPPER`), how the global batch is split into ranks and micro-batches, and what trades memory for time.
+The reference is the run without a wrapper; where the study has none, the trial that most others agree with. How far
+rounding may reach, and from which measurements: docs/decisions/0010-drift-by-the-first-steps.md.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from vitscale.trial.rank_batches import micro_batches
 from vitscale.trial.trial import HOW_FOUND, TrainSpec, Trial
 
 STEPS = 20
-"""Optimizer steps from the beginning that are compared: later ones amplify rounding."""
+"""Number of first optimizer steps that are compared: later ones amplify rounding."""
 _LEAST_SHARE = 0.01
-"""Differences are relative to the reference's loss, or to this share of its first one where it has fallen below."""
+"""Differences are relative to the reference's loss, or to this share of its first loss where that is more."""
 
 Losses = Mapping[int, float | None]
 """Step to loss; None where it is not finite."""
@@ -35,28 +35,28 @@ Losses = Mapping[int, float | None]
 
 @dataclass(frozen=True)
 class LossDifference:
-    """Step and relative difference of two runs' losses. Infinite: one loss is finite where the other is not."""
+    """Step and relative difference of two runs' losses; infinite where one loss is finite and the other is not."""
 
     by_step: tuple[tuple[int, float], ...]
 
     @property
     def worst(self) -> tuple[int, float]:
-        """The step with the largest difference, and that."""
+        """The step with the largest difference, and that difference."""
         return max(self.by_step, key=lambda pair: pair[1])
 
     def equal_steps(self, tolerance: float) -> int:
-        """How many steps pass before the first that differs by more than `tolerance`."""
+        """Number of steps before the first one that differs by more than `tolerance`."""
         beyond = (at for at, (_, difference) in enumerate(self.by_step) if difference > tolerance)
         return next(beyond, len(self.by_step))
 
     def early(self, after_one_update: float, after_two: float) -> bool:
-        """Whether losses differ by more than rounding does before training has had the time to amplify it."""
+        """Whether losses differ by more than rounding explains before training has had the time to amplify it."""
         first = [difference for _, difference in self.by_step[:3]]
         return max(first[:2]) > after_one_update or max(first) > after_two
 
 
 def largest(member: TrialResult, reference: TrialResult) -> LossDifference | None:
-    """The run of `member` that differs most; None where no two of their runs can be compared."""
+    """The difference of the run of `member` that differs most; None where no two of their runs can be compared."""
     if not seeded(reference) and (known := _of_like_steps(member, reference)) is not None:
         return known
     by_run = [between_runs(run, reference) for run in losses(member)]
@@ -64,7 +64,7 @@ def largest(member: TrialResult, reference: TrialResult) -> LossDifference | Non
 
 
 def _of_like_steps(member: TrialResult, reference: TrialResult) -> LossDifference | None:
-    """The same, all runs at once; None where one lacks a loss or has other steps than the reference's first run."""
+    """`largest` for all runs at once; None where one lacks a loss or has other steps than the reference's first run."""
     theirs = _by_repeat(reference)[0][1].loss_by_step[:STEPS]
     ours = [figures.loss_by_step[:STEPS] for _, figures in _by_repeat(member)]
     if len(theirs) < 2 or not all(np.array_equal(run.step, theirs.step) for run in ours):
@@ -86,7 +86,7 @@ def _by_repeat(result: TrialResult) -> list[tuple[int, RunFigures]]:
 
 
 def between_runs(run: tuple[int, Losses], reference: TrialResult) -> LossDifference | None:
-    """A run against the reference's first one; where repeats have seeds of their own, against the same repeat."""
+    """A run against the reference's first run; where repeats have seeds of their own, against the same repeat."""
     repeat, ours = run
     numbered = _by_repeat(reference)
     first = next((figures for number, figures in numbered if number == repeat or not seeded(reference)), None)
@@ -109,9 +109,9 @@ def losses(result: TrialResult) -> list[tuple[int, Losses]]:
 
 
 def differences(ours: Losses, theirs: Losses) -> tuple[tuple[int, float], ...]:
-    """Step and `|l - r| / max(r, r_first / 100)` of the steps that both have; empty where they have no two to tell by.
+    """Step and `|l - r| / max(r, r_first / 100)` of the steps that both have; empty for fewer than two such steps.
 
-    Infinite where one is finite and the other not; where neither is any more, what follows tells nothing.
+    Infinite where one loss is finite and the other is not; from the step on where neither is, nothing is told.
     """
     common = sorted(ours.keys() & theirs.keys())
     if len(common) < 2:
@@ -133,16 +133,16 @@ def differences(ours: Losses, theirs: Losses) -> tuple[tuple[int, float], ...]:
 TOLERANCES = {"fp32": 1e-5, "bf16": 2.0**-8, "bf16-params": 2.0**-7, "fp16": 2.0**-8}
 """Largest relative difference of a loss that rounding explains, by precision."""
 SIXTEEN_BIT_GRADIENTS = TOLERANCES["bf16"]
-"""The same of fp32 training whose gradients travel in 16 bits."""
+"""The same for fp32 training whose gradients travel in 16 bits."""
 _AFTER_ONE_UPDATE, _AFTER_TWO = 1e-6, 1e-4
 """The same in fp32 before training has had the time to amplify rounding."""
 _BEYOND_THOSE_THAT_AGREE = 30.0
-"""Times the largest difference of two trials or more that agree: amplified rounding scatters less."""
+"""Factor on the largest difference of two or more trials that agree: amplified rounding scatters less."""
 _WIDEST = 0.01
-"""Beyond it a tolerance says nothing: the study's own repeats differ too much."""
+"""A tolerance beyond this says nothing: the study's own repeats differ too much."""
 _MOST_CANDIDATES = 16
 _NO_MATTER = set(fields_where(TrainSpec, lambda fact: fact.role))
-"""Fields of `TrainSpec` that leave the loss of the first steps as it is, or are put in as what they come to."""
+"""Fields of `TrainSpec` that leave the loss of the first steps as it is, or that enter by what they amount to."""
 _OF_THE_FILE = ("scheduler", "curriculum_learning", "progressive_layer_drop", "compression_training", "data_efficiency")
 """Sections of a user's own DeepSpeed file that change what is trained."""
 
@@ -173,7 +173,7 @@ def _not_held(result: TrialResult) -> Drift:
 
 
 def _computation(result: TrialResult) -> str:
-    """All that decides which losses a trial shows: equal for trials that must agree."""
+    """All that decides which losses a trial shows; equal for trials that must agree."""
     trial, train = result.trial, result.trial.train
     file = train.deepspeed_config or {}
     sections = (*_OF_THE_FILE, "optimizer") if train.optimizer == "deepspeed_config" else _OF_THE_FILE
@@ -197,9 +197,9 @@ def _computation(result: TrialResult) -> str:
 
 
 def _normalised(trial: Trial) -> object:
-    """The images that batch norms of segmentation are over; None in classification.
+    """The images over which batch norms of segmentation are taken; None in classification.
 
-    The short last step is cut into other micro-steps by other numbers of ranks.
+    Another number of ranks cuts the short last step into other micro-steps.
     """
     train, sizes = trial.train, micro_batches(trial.train, trial.layout.data)
     if trial.model.task == "classification":
@@ -224,7 +224,7 @@ def _judged_group(members: Sequence[TrialResult]) -> dict[str, Drift]:
 
 
 def _reference(members: Sequence[TrialResult]) -> TrialResult:
-    """The run without a wrapper; else what most others agree with, at first of few ranks, at first DDP."""
+    """The run without a wrapper; else the trial that most others agree with, preferring few ranks and then DDP."""
     ordered = sorted(members, key=lambda member: _nearness(member.trial))
     if ordered[0].trial.train.engine == "none":
         return ordered[0]
@@ -262,9 +262,9 @@ class _Held:
         return max(self._rounding, 2 * own)
 
     def early(self, own: float) -> bool:
-        """Whether they differ by more than rounding before training has had the time to amplify it.
+        """Whether they differ by more than rounding explains before training has had the time to amplify it.
 
-        In 16 bits it has after two updates.
+        In 16 bits, training has had it after two updates.
         """
         if self.difference is None:
             return False
@@ -275,7 +275,11 @@ class _Held:
 
 
 def _drift(held: _Held, own: float, scatter: float) -> Drift:
-    """`own`: how far the reference's own runs differ; `scatter`: how far those that agree do, infinite if too few."""
+    """The drift of one trial.
+
+    `own`: the largest difference among the reference's own runs; `scatter`: that of the trials which agree with it,
+    infinite if these are too few.
+    """
     trial, reference = held.member.trial, held.reference.trial
     name = trial_name(reference)
     against = Drift("unknown", held.reference.trial_id, name)
@@ -301,7 +305,7 @@ def _drift(held: _Held, own: float, scatter: float) -> Drift:
 
 
 def _not_comparable(trial: Trial, reference: Trial) -> str:
-    """Why a difference need not be the engine's; empty where it is."""
+    """Why a difference need not be the engine's doing; empty where it is."""
     if trial.model.name is not None:
         return ""  # ours, without dropout and without statistics over a batch
     how = "under another engine" if _split(trial) == _split(reference) else "in another split"
@@ -313,7 +317,7 @@ def _split(trial: Trial) -> tuple[tuple[int, ...], int]:
 
 
 def _gradients(result: TrialResult) -> set[str]:
-    """The dtypes in which gradients travelled, as recorded; as asked for where they are not."""
+    """The dtypes in which gradients travelled, as recorded; where they are not, as asked for."""
     recorded = {run.model.gradient_dtype for run in result.runs if run.model is not None and run.model.gradient_dtype}
     return recorded or {result.trial.train.gradient_dtype or ""}
 
@@ -321,7 +325,7 @@ def _gradients(result: TrialResult) -> set[str]:
 def _of_its_own(reference: TrialResult, members: Sequence[TrialResult]) -> float:
     """The largest difference among runs of the reference: its repeats, and in 16 bits its other micro-batches.
 
-    Of other micro-batches at least two count: what one of them shows is too little to go by.
+    Other micro-batches count only where there are two or more: one alone shows too little to go by.
     """
     of_own_runs: list[LossDifference | None] = []
     if not seeded(reference):

@@ -1,10 +1,10 @@
-"""Where the time of a step goes, per rank: parts that never overlap and add up to the step.
+"""The parts of a step's time, per rank: they never overlap, and add up to the step.
 
     data_wait    the loader is not ready
     h2d          copying the batch to the device, where nothing else goes on meanwhile
     forward      preprocessing on the device, the model, the loss
     backward     backward computation
-    bubble       of ranks that hold stages: neither, for other stages have not handed on yet
+    bubble       on ranks that hold stages: neither, because other stages have not handed on yet
     wait         exposed: waiting for the slowest rank to arrive at a collective
     wire         exposed: the transfer of a collective
     norm         exposed: the same where synchronised norms exchange their sums
@@ -12,8 +12,8 @@
     launch_gaps  the device has nothing to do inside a phase (GPU only)
     other        what is left
 
-Of explained steps only, as they are: their slowdown against the timed steps beside them is `overhead`. On a GPU these
-are attached steps, whose own slowdown against the light ones before is `attached_overhead`.
+Only explained steps count, as they are: their slowdown against the timed steps beside them is `overhead`. On a GPU
+those are attached steps, whose own slowdown against the light ones before is `attached_overhead`.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from vitscale.store.results import Run
 
 COMPUTE = ("h2d", "forward", "backward")
 _LEAST_WAIT_SHARE = 0.02
-"""Of a step: below it nobody is waited for."""
+"""Share of a step that a wait must exceed: below it nobody is waited for."""
 _FEWEST_STEPS_TO_NAME = 3
 _NEIGHBOURS = 4
-"""Timed steps on either side that an explained block is held against."""
+"""Number of timed steps on either side that an explained block is compared with."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class RankParts:
 
     rank: int
     seconds: float
-    """Of the whole step."""
+    """Seconds of the whole step."""
     parts: Mapping[str, float | None]
     exposed_seconds: float | None
     """Exposed communication, known also where wait and wire cannot be told apart; None where the profile lacks it."""
@@ -60,7 +60,7 @@ class RankParts:
         return exposed / self.seconds if exposed is not None and self.seconds > 0 else None
 
     def sum_of(self, *names: str) -> float:
-        """The known ones of some parts together."""
+        """The sum of those parts that are known."""
         return sum(self.parts[name] or 0.0 for name in names)
 
 
@@ -70,11 +70,11 @@ class Straggler:
 
     rank: int
     share_of_steps: float
-    """In which it was the one."""
+    """Share of steps in which the others waited for this rank."""
     slower_by: float | None
     """How much longer its own work takes than the median of the others': 0.21 is 21 %."""
     interval: Estimate | None = None
-    """Of `share_of_steps`, over runs; None in a single run."""
+    """`share_of_steps` with its interval over runs; None in a single run."""
 
 
 @dataclass(frozen=True)
@@ -83,21 +83,21 @@ class Breakdown:
 
     ranks: tuple[RankParts, ...]
     steps: int
-    """Explained steps, over all runs."""
+    """Number of explained steps, over all runs."""
     reasons: Mapping[str, str]
     """Part to why it is unknown."""
     overhead: float | None
-    """Explained steps against the timed ones beside them: 0.03 is 3 % slower."""
+    """How much longer explained steps take than the timed ones beside them: 0.03 is 3 % slower."""
     straggler: Straggler | None
-    """None: nobody is waited for in most steps, or it cannot be told."""
+    """None: nobody is waited for in most steps, or this is unknown."""
     by_run: tuple[Breakdown | None, ...] = ()
-    """Of each run that it is the mean of, in the order of `TrialResult.runs`; None where nothing was explained."""
+    """Breakdown of each run, in the order of `TrialResult.runs`; None for a run without explained steps."""
     clusters: Clusters = None
     """The runs of each observation."""
     typical_rank: int | None = None
-    """The number of the typical rank, where it is fixed."""
+    """Number of the typical rank, where it is fixed."""
     attached_overhead: float | None = None
-    """Timed steps after the profiler has stopped against those before it first started; None where there are none."""
+    """How much longer timed steps take after the profiler than before it; None where there are none."""
 
     @property
     def slowdown(self) -> float:
@@ -105,11 +105,12 @@ class Breakdown:
         return max(1.0, (1 + (self.overhead or 0.0)) * (1 + (self.attached_overhead or 0.0)))
 
     def over_runs(self, figure: Callable[[Breakdown], float | None], most: float = math.inf) -> Estimate | None:
-        """A figure's mean over the observations that have it, with its 95 % interval from 3; None where none has it.
+        """A figure's mean over the observations that have it, with a 95 % interval from 3 of them; None where none has
+        it.
 
         Args:
-            figure: of one run's breakdown, not negative.
-            most: the largest that it can be.
+            figure: what to take from one run's breakdown; not negative.
+            most: the largest possible value.
         """
         of_runs = [figure(run) if run is not None else None for run in self.by_run]
         known = observations(of_runs, self.clusters, statistics.fmean)
@@ -125,7 +126,7 @@ class Breakdown:
         return Estimate(share) if of_runs is None else Estimate(share, of_runs.low, of_runs.high, note=of_runs.note)
 
     def part_seconds(self, number: int, part: str | None) -> Estimate | None:
-        """Seconds of a part of one rank's step over runs; of the whole step where `part` is None."""
+        """Seconds of a part of one rank's step over runs; those of the whole step where `part` is None."""
 
         def of_run(run: Breakdown) -> float | None:
             own = run.rank(number)
@@ -143,7 +144,7 @@ class Breakdown:
     def typical(self) -> RankParts:
         """The rank with the (upper) median wait: with one slow rank it is one of those that wait for it.
 
-        Where waiting is not known, that with the median exposed communication: the transfer is the same on all.
+        Where waiting is unknown, it is the rank with the median exposed communication: transfer is the same on all.
         """
         if self.typical_rank is not None:
             return self.rank(self.typical_rank)
@@ -164,7 +165,7 @@ def breakdown(run: Run, steady_from: int = 0) -> Breakdown | None:
     """The breakdown of one run; None where no step was explained on all its ranks.
 
     Args:
-        run: with the records of all ranks.
+        run: the run, with the records of all ranks.
         steady_from: the first step after warm-up (`RunFigures.steady_from`); those before it are left out.
     """
     numbers = [rank.rank for rank in step_figures.explained_ranks(run)]
@@ -192,7 +193,7 @@ def breakdown(run: Run, steady_from: int = 0) -> Breakdown | None:
 def combined(
     by_run: Sequence[Breakdown | None], clusters: Clusters = None, typical_rank: int | None = None
 ) -> Breakdown | None:
-    """The mean over the observations of one trial, of those that were explained; None where none was."""
+    """The mean over the explained observations of one trial; None where none was explained."""
     explained = [run for run in by_run if run is not None]
     if not explained:
         return None
@@ -245,7 +246,7 @@ def _straggler(means: Sequence[RankParts], earliness: Sequence[Mapping[int, floa
     """The rank that waits least, where it keeps the others waiting more often than chance and by more than noise.
 
     Args:
-        means: of every rank.
+        means: mean parts of every rank.
         earliness: per step, how long each rank waited.
     """
     if len(means) < 2 or any(len(waits) < len(means) for waits in earliness):
@@ -269,7 +270,7 @@ def _straggler(means: Sequence[RankParts], earliness: Sequence[Mapping[int, floa
 
 
 def _beyond_noise(margins: Sequence[float]) -> bool:
-    """Whether their mean is more than three standard errors above nothing: the one of many ranks is picked for it."""
+    """Whether their mean is more than three standard errors above 0: a rank picked from many needs that much."""
     return statistics.fmean(margins) > 3 * statistics.stdev(margins) / math.sqrt(len(margins))
 
 
@@ -295,8 +296,8 @@ def _overheads(run: Run, steady_from: int) -> tuple[float | None, float | None]:
 
     Returns:
         The median over blocks of the explained steps' mean against that of the timed steps of their kind beside them,
-        attached ones where there are any; and the mean whole attached step against as many light ones, the last before
-        the profiler.
+            attached ones where there are any; and the mean whole attached step against that of as many light ones, the
+            last before the profiler.
     """
     steps = step_figures.run_steps(run)
     (elapsed,), kinds = step_figures.elapsed_seconds(steps), step_figures.step_kinds(steps)

@@ -1,23 +1,25 @@
-"""Exposed communication of a step, told apart into waiting for the slowest rank and the transfer itself: that of
-synchronised norms, which nothing can hide, and all other.
+"""Exposed communication of a step: the wait for the slowest rank, the transfer of synchronised norms, which nothing can
+hide, and all other transfer.
 
-No clocks need be synchronised. What ranks share is that they leave a collective together: nobody has the result before
-the last one has sent its part. Per communicator, in the order of issue,
+No clocks need be synchronised, because ranks leave a collective together: nobody has the result before the last one has
+sent its part. Per communicator, in the order of issue,
 
     service_k = end_k - max(start_k, end_(k-1))        the time the communicator spent on collective k, on one rank
-                                                       (of those that end later it is served ahead)
+                                                       (it is served ahead of those that end later)
     wire_k    = min over ranks of service_k            the rank that came last did not wait: its service is transfer
 
-and in each rank's own clock the transfer is the last wire_k of its service, the wait the rest. The plain minimum of
+and in each rank's own clock the transfer is the last wire_k of its service, and the wait the rest. The plain minimum of
 durations would count the queue as transfer as soon as collectives overlap. end_k is the same moment on all ranks, taken
-from the one that saw it first: with the ends as each rank saw them, a thread that is scheduled late makes one service
+from the rank that saw it first. With the ends as each rank saw them, a thread that is scheduled late makes one service
 longer and the next one shorter, and the minimum keeps the shorter ones. On all ranks the transfer lasts until the last
-one has left: who has left before, and meets the next collective first, waits for what still travels and for nobody's
-work. (At 300 Mbit/s the end of a norm's exchange was 40 ms late on one rank now and then, and both seemed to wait for
-one another.) What of both falls into the rank's idle time is exposed. Holds for collectives in which everybody waits
-for everybody; not for rooted ones: what they take is transfer where it is little, else nothing can be told apart.
+rank has left: one that left before, and meets the next collective first, waits for what still travels and for nobody's
+work. (At 300 Mbit/s the end of a norm's exchange was 40 ms late on one rank now and then, and both ranks seemed to wait
+for one another.) Wait and transfer that fall into the rank's idle time are exposed. All this holds for collectives in
+which everybody waits for everybody. It does not hold for rooted ones: their time is transfer where it is short, else
+nothing can be told apart.
 
-Where a rank was at each moment of an explained step: the parts of a breakdown, as intervals instead of lengths.
+`lanes` tells what a rank did at each moment of an explained step: the parts of a breakdown, as intervals instead of
+lengths.
 """
 
 from __future__ import annotations
@@ -35,10 +37,10 @@ from vitscale.store.records import COMMUNICATION, EXPOSED, UNKNOWN_OPERATION, Ex
 from vitscale.store.results import Run
 
 ROOTED = ("broadcast", "reduce", "gather", "scatter", "send", "recv", "send_recv")
-"""Operations a rank may leave before another has come."""
+"""Operations that a rank may leave before another one has come."""
 _OF_STAGES = ("send", "recv")
 _BRIEF = 0.01
-"""Of a step: rooted operations that take less on every rank are transfer. DDP broadcasts buffers in each forward."""
+"""Share of a step: rooted operations that take less on every rank are transfer, such as DDP's broadcasts of buffers."""
 NAMELESS = "kernels of collectives do not name their operation, and some operations do not end together on all ranks"
 
 
@@ -48,13 +50,13 @@ class RankExposure:
 
     rank: int
     exposed: tuple[Interval, ...]
-    """Idle while a collective was in flight: wait, wire and norm together."""
+    """Idle time while a collective was in flight: wait, wire and norm together."""
     wait: tuple[Interval, ...] | None
     wire: tuple[Interval, ...] | None
     norm: tuple[Interval, ...] | None
-    """The transfers of synchronised norms, if there are any. None: they cannot be told apart; `reason` says why."""
+    """Transfers of synchronised norms, if there are any. None: they cannot be told apart; `reason` says why."""
     late_by_seconds: float | None
-    """All waiting in the step, exposed or not: what this rank was early by. The rank the others wait for has least."""
+    """All waiting in the step, exposed or not: how early this rank was. The rank that the others wait for has least."""
     wire_seconds: float | None
     """All transfer in the step, exposed or not."""
     reason: str = ""
@@ -64,7 +66,7 @@ def exposures(lines: Sequence[tuple[int, ExplainedLine]]) -> tuple[RankExposure,
     """The exposure of every rank in one step.
 
     Args:
-        lines: (rank, line) of all ranks of the run, of one step.
+        lines: (rank, line) for all ranks of the run, in one step.
     """
     reason = _why_not(lines)
     transfers = [_Transfers() for _ in lines] if reason else _transfers([line for _, line in lines])
@@ -87,8 +89,8 @@ def _exposure(rank: int, line: ExplainedLine, transfers: _Transfers, reason: str
     if reason:
         without_norms = not line.norms and "norm" not in line.unknown
         return RankExposure(rank, exposed, None, None, () if without_norms else None, None, None, reason)
-    # A rank may wait in one communicator while it transfers in another: that time is the transfer's. So is that of a
-    # norm beside another transfer the norm's, for which computing stands still.
+    # A rank may wait in one communicator while it transfers in another: that time is transfer. Time of a norm beside
+    # another transfer is the norm's, for which computing stands still.
     transferring, of_norms = (intersection(in_flight, union(some)) for some in (transfers.all, transfers.of_norms))
     whole = (0.0, max((end for _, end in in_flight), default=0.0))
     waiting = intersection(in_flight, complement(transferring, whole))
@@ -119,14 +121,14 @@ def _transfers(lines: Sequence[ExplainedLine]) -> list[_Transfers]:
         issued = [[start for name, _, start, _ in line.collectives if name == communicator] for line in lines]
         ended = [[end for name, _, _, end in line.collectives if name == communicator] for line in lines]
         # How far each clock is from the first rank's, by the ends they share; and when a collective truly ended: a
-        # thread that is scheduled late sees it late, and would make the next one seem short.
+        # thread that is scheduled late sees the end late, and would make the next collective seem short.
         together = [at for at, index in enumerate(indices) if lines[0].collectives[index][1] not in ROOTED] or [0]
         apart = [statistics.median(own[at] - ended[0][at] for at in together) for own in ended]
         seen = [list(map(sub, same, apart)) for same in zip(*ended, strict=True)]
         ends = list(map(min, seen))
         done = [-math.inf]
         for at, end in enumerate(ends):
-            if lines[0].collectives[indices[at]][1] in ROOTED:  # brief: `_why_not` has looked
+            if lines[0].collectives[indices[at]][1] in ROOTED:  # brief, as `_why_not` has checked
                 for own, starts, stops in zip(transfers, issued, ended, strict=True):
                     own.all.append((starts[at], stops[at]))
                 bisect.insort(done, end)
@@ -144,8 +146,8 @@ def _transfers(lines: Sequence[ExplainedLine]) -> list[_Transfers]:
 
 
 def clocks_ahead(lines: Sequence[ExplainedLine]) -> list[float]:
-    """What each rank's clock reads beyond the first's, in seconds, by the ends of the collectives of one step that they
-    leave together; 0 where there are none, or not the same on all."""
+    """Seconds that each rank's clock is ahead of the first's, by the ends of one step's collectives that ranks leave
+    together; 0 where there are none, or not the same on all."""
     issued = [
         [(c, op, end) for c, op, _, end in sorted(line.collectives, key=lambda own: own[0]) if op not in ROOTED]
         for line in lines
@@ -199,9 +201,9 @@ def lanes(run: Run, step: int) -> dict[int, dict[str, list[Interval]]]:
 
 
 def step_parts(line: ExplainedLine, exposure: RankExposure) -> dict[str, list[Interval]]:
-    """Part to where it lies in one rank's step; they never overlap, and cover it.
+    """Part to where it lies in one rank's step; the parts never overlap, and cover the step.
 
-    Unknown ones are absent; where wait, wire and norm cannot be told apart, COMMUNICATION stands for all.
+    Unknown parts are absent; where wait, wire and norm cannot be told apart, COMMUNICATION stands for all three.
     """
     whole: Interval = (0.0, line.seconds)
     exposed = list(exposure.exposed)
@@ -223,7 +225,7 @@ def computing_seconds(line: ExplainedLine) -> float:
 
 
 def _phases(line: ExplainedLine, exposed: list[Interval], whole: Interval) -> dict[str, list[Interval]]:
-    """Part to where it lies, of those in which a rank is busy."""
+    """Part to where it lies, for the parts in which a rank is busy."""
     busy = complement(union(line.idle) if line.device == "cuda" else exposed, whole)
     parts: dict[str, list[Interval]] = {}
     for phase, start, end in line.phases:

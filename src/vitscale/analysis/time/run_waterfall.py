@@ -4,15 +4,16 @@ A run of e epochs of T seconds takes
 
     R = start-up + e * (T + evaluation) + one checkpoint saved
 
-where start-up is that up to the end of the first step, less a usual step, which the epochs have. Perfect scaling would
-have it take y = R_b * N_b / N (weak: R_b) of the baseline's R_b. By the logarithmic mean Divisia index, as in
+where start-up lasts until the end of the first step, less a usual step, which the epochs contain. With perfect scaling
+it would take y = R_b * N_b / N (weak: R_b), from the baseline's R_b. By the logarithmic mean Divisia index, as in
 `analysis.time.waterfall`, with parts x of the trial and y of that ideal, and X and Y their sums,
 
     ln f = (y - x) / L(X, Y)        for start-up, evaluation and checkpoint
     ln f = ln f_epoch * L(x, y) / L(X, Y)        for each factor f_epoch of the epochs' own efficiency y / x
 
-The second is the first for all epochs together, ln(y / x) * L(x, y) = y - x, shared out as their own waterfall does:
-the index is consistent in aggregation (Ang, Energy Policy 32, 2004). So all factors multiply to Y / X again.
+The second line is the first for all epochs together, ln(y / x) * L(x, y) = y - x, divided as their own waterfall
+divides it: the index is consistent in aggregation (Ang, Energy Policy 32, 2004). So all factors multiply to Y / X
+again.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ def epochs_of(trial: TrialResult) -> int:
 
 
 def run_parts(trial: TrialResult) -> Mapping[str, float]:
-    """Seconds of each part of a whole run, over its runs: of epochs the geometric mean, as everywhere, else medians.
+    """Seconds of each part of a whole run, over its runs: the geometric mean for epochs, as everywhere, else medians.
 
-    Without "evaluation" where the trial evaluates nothing, and without "checkpoint" where none was measured.
+    There is no "evaluation" where the trial evaluates nothing, and no "checkpoint" where none was measured.
 
     Raises:
         Unexplained: a part is not known.
@@ -89,7 +90,7 @@ def run_seconds(trial: TrialResult) -> list[float]:
 
 
 def run_breakdown(trial: TrialResult) -> Mapping[str, float]:
-    """Seconds of each part of a whole run: `run_parts`, with the epochs in `light_step_parts`.
+    """Seconds of each part of a whole run: `run_parts`, with the epochs split into `light_step_parts`.
 
     Raises:
         Unexplained: a part is not known.
@@ -103,7 +104,7 @@ def run_breakdown(trial: TrialResult) -> Mapping[str, float]:
 
 
 def run_waterfalls(curve: CurveResult, trials: Mapping[str, TrialResult]) -> tuple[of_epoch.Waterfall, ...]:
-    """The waterfall of the whole run for each trial of a curve but its baseline, as `waterfalls` has it of an epoch."""
+    """The waterfall of the whole run for each trial of a curve but its baseline, like `waterfalls` for an epoch."""
     of_runs = []
     for waterfall in of_epoch.waterfalls(curve, trials):
         point = next(point for point in curve.points if point.trial_id == waterfall.trial_id)
@@ -134,7 +135,7 @@ def _of_run(
 def _run_factors(trial: TrialResult, reference: TrialResult, ranks: float) -> tuple[of_epoch.Factor, ...]:
     of_epochs = of_epoch.step_factors(trial, reference, ranks)
     parts, base = run_parts(trial), run_parts(reference)
-    # A checkpoint that was timed on one side alone, or an evaluation, is in neither run.
+    # A checkpoint or an evaluation that was timed on one side alone is in neither run.
     measured = {name: seconds for name, seconds in parts.items() if name in base}
     ideal = {name: ranks * base[name] for name in measured}
     mean = of_epoch.logarithmic_mean(sum(measured.values()), sum(ideal.values()))

@@ -1,7 +1,8 @@
 """What an optimizer step really sends: its collectives by operation and dtype, in logical and in physical bytes.
 
 Logical is what the engine asks for, in the units of the ZeRO paper (arXiv 1910.02054, section 7): a collective over a
-tensor of S bytes moves S, and an all-reduce 2 S, for it is a reduce-scatter and an all-gather. The tensor is the whole
+tensor of S bytes moves S, and an all-reduce 2 S, because it is a reduce-scatter and an all-gather. The tensor is the
+whole
 one: what an all-gather puts out, what a reduce-scatter takes in.
 
 Physical is what a rank then puts on the wire, the mean over the ranks of a communicator of N, under a ring:
@@ -12,7 +13,8 @@ Physical is what a rank then puts on the wire, the mean over the ranks of a comm
     reduce_scatter                              (N-1)/N S under NCCL, 2 (N-1)/N S under gloo: it sends an all_reduce
 
 NCCL may choose another algorithm than a ring; these are the bytes of its bus bandwidth (PERFORMANCE.md of nccl-tests).
-Those of gloo were read off the network's counters (docs/traffic.md); of its reduce they do not follow from the size.
+The bytes of gloo were read off the network's counters (docs/traffic.md); those of its reduce do not follow from the
+size.
 """
 
 from __future__ import annotations
@@ -36,20 +38,20 @@ _VOLUMES = {
     "all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "broadcast": 1, "reduce": 1, "all_to_all": 1, "barrier": 0,
     "send": 1, "recv": 0,
 }  # fmt: skip
-"""Logical bytes in units of the tensor's."""
+"""Logical bytes in units of the tensor's bytes."""
 _ON_THE_WIRE: dict[str, dict[str, int | None]] = {
     "nccl": dict(_VOLUMES),
     "gloo": {**_VOLUMES, "reduce_scatter": 2, "reduce": None},
     NO_GROUP: {},
 }
-"""By backend: the physical bytes in units of (N-1)/N of the tensor's."""
+"""Backend and operation to physical bytes, in units of (N-1)/N of the tensor's."""
 _BYTES = {
     "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1,
     "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "none": 0,
 }  # fmt: skip
 _REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
 _LEAST_SHARE = 0.01
-"""Of the elements reduced: a norm or two of fewer are no gradients."""
+"""Least share of the reduced elements for a dtype of gradients: less is a norm or two."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +61,14 @@ class Sent:
     operation: str
     dtype: str
     ranks: int
-    """Of the communicator."""
+    """Size of the communicator."""
     calls: int
     elements: int
-    """Of the whole tensors, all calls together."""
+    """Elements of the whole tensors, all calls together."""
     logical_bytes: int | None
     """None where the volume of such an operation, or the size of its dtype, is unknown."""
     physical_bytes: float | None
-    """That a rank sends, the mean over ranks."""
+    """Bytes that a rank sends, mean over ranks."""
 
     @property
     def tensor_bytes(self) -> int | None:
@@ -77,25 +79,25 @@ class Sent:
 
 @dataclass(frozen=True)
 class Traffic:
-    """An optimizer step of a trial. Each rank, counted step and run sends the same, or nothing is said.
+    """What an optimizer step of a trial sends: the same on each rank, in each counted step and run, or nothing is said.
 
-    Where ranks hold stages or tokens of one model, each of them sends the same in every step and run, and what is said
-    is of the one that sends most.
+    Where ranks hold stages or tokens of one model, each of them sends the same in every step and run, and the figures
+    are those of the rank that sends most.
     """
 
     backend: str | None
     sent: tuple[Sent, ...]
-    """In the order of the first call of each; empty where nothing is sent, or where it is unknown: see `reason`."""
+    """In the order of each kind's first call; empty where nothing is sent, or where this is unknown: see `reason`."""
     logical_bytes: int | None
     physical_bytes: float | None
     wire_seconds: Estimate | None
-    """Of an explained step, exposed or not; None where wait and wire cannot be told apart or no step was explained."""
+    """Transfer in an explained step, exposed or not; None where wait is not told apart or no step was explained."""
     reason: str
     """Why bytes are None; empty where all are known."""
 
     @property
     def calls(self) -> int | None:
-        """Collectives in a step; None where unknown."""
+        """Number of collectives in a step; None where unknown."""
         return sum(sent.calls for sent in self.sent) if self.sent or not self.reason else None
 
     @property
@@ -107,7 +109,7 @@ class Traffic:
 
     @property
     def gradient_dtypes(self) -> Mapping[str, float]:
-        """The floating dtypes that are reduced, with their share of the elements reduced, the largest first."""
+        """The floating dtypes that are reduced, with their shares of the reduced elements, the largest first."""
         elements: Counter[str] = Counter()
         for sent in self.sent:
             if sent.operation in _REDUCTIONS and "float" in sent.dtype:
@@ -130,10 +132,10 @@ def traffic(
     """What a trial sends in an optimizer step; None where none of its runs recorded it.
 
     Args:
-        runs: completed ones of one trial.
-        figures: of the same runs.
+        runs: completed runs of one trial.
+        figures: figures of the same runs.
         clusters: the runs of each observation.
-        unlike: whether ranks hold stages or tokens of one model, and so send unlike things.
+        unlike: whether ranks hold stages or tokens of one model, and so send different things.
     """
     counted = [line for run in runs for rank in run.ranks for line in rank.traffic]
     if not counted:
@@ -159,7 +161,7 @@ def traffic(
 
 
 def _why_not(runs: Sequence[Run], *, unlike: bool) -> str:
-    """Why the counts are not those of every step, and of every rank or of the same one; empty where they are."""
+    """Why the counts differ between steps or ranks (`unlike`: between steps of a rank); empty where they do not."""
     firsts: dict[int, tuple[str, Counter[Collective]]] = {}
     for run in runs:
         steps = common_steps(run, lambda rank: rank.traffic)
@@ -170,7 +172,7 @@ def _why_not(runs: Sequence[Run], *, unlike: bool) -> str:
                 if line.collectives is None:
                     return line.reason or "they could not be counted"
                 if not line.collectives and len(lines) > 1:
-                    # Of an old record: on NCCL a recorder was read that only other backends write into.
+                    # An old record, for which NCCL's ranks read a recorder that only other backends write into.
                     return f"the recorder of {line.backend} was found empty, though {len(lines)} ranks trained together"
                 where = f"rank {rank} in step {line.step} of repeat {run.header.repeat}"
                 kinds = Counter(_nameless(collective) for collective in line.collectives)
@@ -181,7 +183,7 @@ def _why_not(runs: Sequence[Run], *, unlike: bool) -> str:
 
 
 def _nameless(collective: Collective) -> Collective:
-    """Without the name of its communicator, which differs from rank to rank for groups of some of them."""
+    """The collective without its communicator's name, which for groups of ranks differs from rank to rank."""
     return collective.model_copy(update={"communicator": ""})
 
 
@@ -215,7 +217,7 @@ def _sent(backend: str, collectives: Iterable[Collective]) -> tuple[Sent, ...]:
 
 
 def _whole(collective: Collective) -> int:
-    """Elements of the whole tensor. Of DTensor's own gathers and scatters torch records parts alone."""
+    """Elements of the whole tensor; for DTensor's own gathers and scatters torch records only parts."""
     own, result = collective.input_elements, collective.output_elements
     if collective.operation == "all_gather":
         own *= collective.ranks

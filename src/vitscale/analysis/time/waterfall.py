@@ -1,14 +1,14 @@
 """The waterfall: from ideal to measured, in factors that multiply to the efficiency.
 
-With T the seconds of an epoch, S its whole step and K = T / S the steps it comes to (`runs.pace`: the short last one
-counts as long as it took), of a trial and its baseline (b), and q the images of a rank's step against the
-baseline's, `analysis.scaling` gives
+T is the seconds of an epoch, S its whole step and K = T / S the steps it comes to (`runs.steps`: the short last one
+counts by its time); those of the baseline have a b. With q the images of a rank's step against the baseline's,
+`analysis.scaling` gives
 
     E = step rounding * q * S_b / S        step rounding = K_b / K / q, times N_b / N in the strong modes
 
 A step with a share of the images takes more than that share of the time: for equal images per rank the first factor is
-(K_b / exact K_b) / (K / exact K), with exact K = images / global batch. Under drop_last K is that of all images, though
-an epoch leaves some out: `images_left_out` says how many, and the factor is 1.
+(K_b / exact K_b) / (K / exact K), with exact K = images / global batch. Under drop_last K covers all images, though an
+epoch leaves some out: `images_left_out` says how many, and the factor is 1.
 
 What remains is shared out over the parts of the step by the logarithmic mean Divisia index (LMDI-I; Ang, "Decomposition
 analysis for policymaking in energy: which is the preferred method?", Energy Policy 32, 2004, 1131-1139). With x the
@@ -21,13 +21,13 @@ so nothing is left over, no order has to be chosen, and a part may be zero. The 
 (1 - E) * ln f / ln E, add up to 1 - E, and those of the parts are in proportion to the seconds that each adds.
 
 The parts are those of a typical rank (`Breakdown.typical`) on the scale of light steps: the profiler slows down what
-the host does, but neither the transfer nor the waiting. So these, data wait and copies stand as measured. Where the
-host computes, the others are scaled by one factor to fill the step up to S. On a GPU kernels last as long as ever and
-come later: what an explained step takes beyond S is taken out of launch gaps and "other", down to 0, before the others
-are scaled.
+the host does, but neither the transfer nor the waiting. So transfer, waiting, data wait and copies stand as measured.
+Where the host computes, the others are scaled by one factor to fill the step up to S. On a GPU kernels last as long as
+ever but come later: the time that an explained step takes beyond S is taken out of launch gaps and "other", down to 0,
+before the others are scaled.
 
-Where images are decoded while training waits, data wait is two factors, loading and decoding: it is shared out as the
-loader's threads shared out their time (`sources.base.Spent`).
+Where images are decoded while training waits, data wait is two factors, loading and decoding, in the proportion in
+which the loader's threads spent their time (`sources.base.Spent`).
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ _PARTS_OF_FACTOR: dict[str, tuple[str, ...]] = {
     "other": ("other",),
 }
 FACTORS = (STEP_ROUNDING, *_PARTS_OF_FACTOR)
-"""All that a waterfall may hold, in its order."""
+"""All factors that a waterfall may hold, in its order."""
 _LEAST, _MOST = 1e-9, 1e9
-"""Steps in seconds, and efficiencies, outside of these come from broken clocks: nothing can be explained by them."""
+"""Limits of steps in seconds and of efficiencies: values outside come from broken clocks and explain nothing."""
 
 _MOST_LOG = 700.0
-"""Its exponential is a float still."""
+"""A logarithm whose exponential is still a float."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,11 @@ class Factor:
     name: str
     """One of `FACTORS`."""
     factor: float
-    """All factors multiply to the efficiency; above 1 it helps."""
+    """All factors multiply to the efficiency; one above 1 helps."""
     points: float
-    """What it takes from the efficiency: 0.17 is 17 points of 100 lost, below zero is a gain."""
+    """What it takes from the efficiency: 0.17 is 17 points of 100 lost; below zero it is a gain."""
     interval: Estimate | None = None
-    """Of the points, over the runs of the trial and of its baseline; None where it cannot be told."""
+    """Interval of the points, over the runs of the trial and of its baseline; None where it is unknown."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +100,11 @@ class Waterfall:
     """In order; empty where `reason` says why they are unknown."""
     reason: str
     straggler: Straggler | None
-    """Of the trial."""
+    """The trial's straggler."""
     interval: Estimate | None = None
-    """Of the efficiency."""
+    """The efficiency with its interval."""
     work_per_rank: float | None = None
-    """Images of a rank's optimizer step, in the mean of the ranks, against the baseline's."""
+    """Images of a rank's optimizer step, mean over ranks, against the baseline's."""
     images_left_out: float = 0.0
     """Share of an epoch's images that drop_last leaves out."""
 
@@ -121,7 +121,7 @@ def waterfalls(curve: CurveResult, trials: Mapping[str, TrialResult]) -> tuple[W
 
 
 def decompose(parts: Mapping[str, float], ideal_parts: Mapping[str, float]) -> dict[str, float]:
-    """ln f of each part of a step, by LMDI-I: see the module.
+    """ln f of each part of a step, by LMDI-I: see the module's docstring.
 
     Args:
         parts: seconds of the measured step, none negative, their sum above 0.
@@ -182,7 +182,7 @@ def step_factors(trial: TrialResult, reference: TrialResult, ranks: float) -> tu
     """The factors of an epoch's efficiency, without their intervals.
 
     Args:
-        trial: what is explained.
+        trial: the trial that is explained.
         reference: its baseline.
         ranks: `share_of_ranks`.
 
@@ -204,8 +204,8 @@ def step_factors(trial: TrialResult, reference: TrialResult, ranks: float) -> tu
 
 
 def light_step_parts(trial: TrialResult) -> dict[str, float]:
-    """Seconds of the parts of a trial's light step: of computing by their own names, else under those of the factors
-    that they would be.
+    """Seconds of the parts of a trial's light step: parts of computing under their own names, the others under those of
+    their factors.
 
     Raises:
         Unexplained: with the reason.
@@ -216,7 +216,7 @@ def light_step_parts(trial: TrialResult) -> dict[str, float]:
 
 
 def factors_of(logs: Mapping[str, float], efficiency: float) -> tuple[Factor, ...]:
-    """Factors by name, from their logarithms, which add up to that of the efficiency."""
+    """Factors by name, from logarithms that add up to that of the efficiency."""
     share = points_per_log(efficiency)  # negative; adding 0.0 takes the sign off a zero
     return tuple(Factor(name, math.exp(log), share * log + 0.0) for name, log in logs.items())
 
@@ -227,9 +227,9 @@ def with_intervals(
     ranks: float,
     factors_by: Callable[[TrialResult, TrialResult, float], tuple[Factor, ...]],
 ) -> tuple[Factor, ...]:
-    """The factors with the interval of their points: each run of both sides left out in turn (jackknife).
+    """The factors with the intervals of their points, each run of both sides left out in turn (jackknife).
 
-    The typical rank stays the one that it is: which rank is named is no part of the uncertainty.
+    The typical rank stays the same: which rank is named is not part of the uncertainty.
     """
     factors = factors_by(trial, reference, ranks)
     if not all(
@@ -253,14 +253,14 @@ def with_intervals(
 
 
 def _comparable_parts(sides: Mapping[str, TrialResult]) -> list[dict[str, float]]:
-    """Seconds of the parts of each side's light step, in their order, under names that all of them can tell apart.
+    """Seconds of the parts of each side's light step, in the order of the sides, under names that all can tell apart.
 
-    `sides`: by whose they are, for messages.
+    `sides`: trials by whose they are, for messages.
     """
     together = not all(map(_told_apart, sides.values()))
     merged = {} if all(map(_knows_launch_gaps, sides.values())) else {"launch_gaps": "other"}
     if not together and not any(side.trial.train.batch_norm == "synchronised" for side in sides.values()):
-        merged["norm"] = "wire"  # which it adds nothing to: there is none
+        merged["norm"] = "wire"  # adds nothing: there is no synchronised norm
     if not any(side.trial.parallel.pipeline > 1 for side in sides.values()):
         merged["bubble"] = "other"  # likewise
     shares = [side.decoding_share for side in sides.values()]
@@ -276,8 +276,8 @@ def _light_parts(
 ) -> dict[str, float]:
     """Seconds of the parts of the step that the trial's epochs are made of.
 
-    `together`: exposed communication in one. `merged`: parts that stand with another. `decoding`: its share of data
-    wait; None leaves that whole.
+    `together`: exposed communication is one part. `merged`: parts that are added to another. `decoding`: its share of
+    data wait; None leaves data wait whole.
     """
     if result.breakdown is None:
         raise Unexplained(f"no step{whose} was explained")
@@ -299,12 +299,12 @@ def _light_parts(
 
 
 def unprofiled(parts: Mapping[str, float], step: float, device: str) -> dict[str, float]:
-    """The parts of an explained step as a light step has them: see the module.
+    """The parts of an explained step as a light step has them: see the module's docstring.
 
     Args:
         parts: name to seconds, their sum above 0; COMMUNICATION may stand for wait, wire and norm.
         step: seconds of the light step, to which the result adds up.
-        device: "cpu" or "cuda", whose profiler it was.
+        device: "cpu" or "cuda", on which the profiler ran.
     """
     late = [name for name in ("launch_gaps", "other") if name in parts]
     excess, idle = sum(parts.values()) - step, sum(parts[name] for name in late)
@@ -327,7 +327,7 @@ def _knows_launch_gaps(result: TrialResult) -> bool:
 
 
 def _step_seconds(result: TrialResult) -> float:
-    """S: the mean epoch as `analysis.scaling` takes it, shared out over its steps."""
+    """S: the mean epoch as `analysis.scaling` takes it, divided by its steps."""
     return math.exp(mean_log(result) - math.log(_steps(result)))
 
 
@@ -337,7 +337,7 @@ def mean_log(result: TrialResult) -> float:
 
 
 def _steps(result: TrialResult) -> float:
-    """K, of all images of an epoch."""
+    """K, for all images of an epoch."""
     steps = result.effective_steps
     if steps is None:
         raise Unexplained("how many steps an epoch has is unknown")
@@ -345,7 +345,7 @@ def _steps(result: TrialResult) -> float:
 
 
 def _work_per_rank(trial: TrialResult, reference: TrialResult) -> float:
-    """q: images of a rank's optimizer step, of the one against the other."""
+    """q: images of a rank's optimizer step, of the trial against the reference."""
     ours, theirs = trial.trial.train, reference.trial.train
     return ours.micro_batch * ours.grad_accum / (theirs.micro_batch * theirs.grad_accum)
 

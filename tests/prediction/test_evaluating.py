@@ -60,7 +60,7 @@ def test_a_configuration_is_the_same_to_the_digit_whatever_else_is_asked(
     forked: list[int] = []
     fork = os.fork
     with monkeypatch.context() as changed:
-        changed.setattr(workloads, "_MANY", 1 if in_forks else 1 << 30)
+        changed.setattr(workloads, "_MANY_KINDS", 2 if in_forks else 1 << 30)
         changed.setattr(os, "sched_getaffinity", lambda _pid: {0, 1})
         changed.setattr(os, "fork", lambda: forked.append(1) or fork())  # type: ignore[func-returns-value]  # None
         many = evaluate_all(FITTED, "ddp", every)

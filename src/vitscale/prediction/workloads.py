@@ -19,8 +19,8 @@ from vitscale.trial.parallel import ParallelSpec
 from vitscale.trial.rank_batches import largest_micro_batch
 from vitscale.trial.trial import HOW_FOUND, OF_THE_WRAPPER, Trial
 
-_MANY = 1 << 17
-"""Draws x configurations from which forks of this process are worth their cost."""
+_MANY, _MANY_KINDS = 1 << 17, 24
+"""Draws x configurations, or kinds of them, from which on forks of this process are worth their start."""
 
 
 def evaluate_all(
@@ -79,7 +79,7 @@ def evaluate_all(
         )
         return replace(evaluated, candidates=())  # known here: they need not travel
 
-    pieces = spread(piece, kinds, fewest=2 if draws * len(candidates) >= _MANY else len(kinds) + 1)
+    pieces = spread(piece, kinds, fewest=2 if draws * len(candidates) >= _MANY else _MANY_KINDS)
     return gathered(
         [
             (members, replace(evaluated, candidates=tuple(own)))

@@ -28,8 +28,7 @@ _MOST_EVENTS = 5_000_000
 _TRACKS = ("step", "time", "phase", "idle", "copy", "loader", "collective")
 """Tracks of a rank in the order in which they are shown; collectives may need several."""
 _FIRST_TRACK, _TRACKS_OF_A_RANK = 10_000_000, 1000
-"""Thread numbers: Perfetto (v52) moves a track to another process, or makes it the main one, where they are 0 or
-taken."""
+"""Thread numbers: if 0 or taken, Perfetto (v52) moves the track to another process, or makes it the main one."""
 _COLOURS = {
     "bubble": "grey", "wait": "terrible", "wire": "bad", "norm": "bad", COMMUNICATION: "bad",
     "forward": "good", "backward": "rail_response", "optimizer": "rail_animation",

@@ -1,4 +1,4 @@
-"""Where images come from. Used by the driver (to plan and refuse) and by every rank (to read): no torch in here."""
+"""Where images come from: used by the driver, to plan and refuse, and by every rank, to read. No torch in here."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SOURCES: Mapping[str, str] = {
     "synthetic": "vitscale.sources.synthetic:SYNTHETIC",
     "synthetic-masks": "vitscale.sources.synthetic:SYNTHETIC_MASKS",
 }
-"""`data.name` -> what reads it, as module:object: imported where it is named."""
+"""`data.name` to its source, as module:object; imported when it is used."""
 
 
 def check(spec: DataSpec) -> Summary:
@@ -42,7 +42,7 @@ def check(spec: DataSpec) -> Summary:
 
 
 def prepare(spec: DataSpec, progress: Progress | None = None) -> None:
-    """Does here, once, what every rank would do in `load`; damage inside an image shows before anything starts.
+    """Does once what every rank would do in `load`; damage inside an image shows before anything starts.
 
     Raises `RequestError` as `load` does.
     """
@@ -69,7 +69,7 @@ def load(spec: DataSpec, cache_root: Path | None = None) -> Dataset:
 
 
 def _statistics(split: Split) -> ChannelStatistics:
-    """Mean and standard deviation of each channel over training images spread evenly: up to 256, up to 1 GiB of them.
+    """Mean and standard deviation of each channel over evenly spread training images: 8 to 256, up to 1 GiB of them.
 
     Every rank comes to the same numbers, for they look at the same images.
     """
@@ -82,7 +82,7 @@ def _statistics(split: Split) -> ChannelStatistics:
         values += pixels[..., 0].size
     mean = np.asarray(total / values)
     deviation = np.sqrt(np.maximum(squares / values - mean**2, 0.0))
-    # A channel that is the same everywhere stays what it is: nothing but its mean is taken off.
+    # A channel that is the same everywhere is not scaled: only its mean is taken off.
     return ChannelStatistics(tuple(mean.tolist()), tuple(np.where(deviation > 0, deviation, 1.0).tolist()))
 
 
@@ -95,8 +95,8 @@ def _source(spec: DataSpec) -> Source:
 
 
 class _OfScript:
-    """The dataset `script`, read by a user's own script alone: `samples`, how many images an epoch has, is the user's
-    word, and nothing else is known."""
+    """The dataset `script`, which only a user's own script reads. `samples`, the images of an epoch, is the user's
+    word; nothing else is known."""
 
     def check(self, spec: DataSpec) -> Summary:
         """Needs nothing but the numbers in `spec`."""

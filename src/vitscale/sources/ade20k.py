@@ -1,4 +1,4 @@
-"""ADE20K as it is published for scene parsing (ADEChallengeData2016), and other sets of its layout."""
+"""ADE20K as published for scene parsing (ADEChallengeData2016), and other sets with its layout."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def list_ade20k(spec: DataSpec) -> Listing:
 
 
 def _files(root: Path, kind: str, split: str, extensions: frozenset[str]) -> dict[str, _File]:
-    """Path below its folder, without the extension -> each file of one kind in a split."""
+    """Path below its folder without the extension, to the file: all files of one kind in a split."""
     folder, real = root / kind / split, Path(os.path.realpath(root))
     if kind_of(folder) != "folder":
         raise RequestError(f"{shown(str(folder))} is not a folder", next_step=_HOW)

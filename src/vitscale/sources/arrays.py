@@ -1,4 +1,4 @@
-"""Images of any number of channels and bits: NumPy's files, TIFF and HDF5 as fastMRI has it, each within limits."""
+"""Images of any number of channels and bits, each within limits: NumPy's files, TIFF, and HDF5 in fastMRI's layout."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ from vitscale.sources.pictures import MOST_PIXELS, BrokenImage, centre_box
 from vitscale.trial.trial import PixelType
 
 ARRAY_EXTENSIONS = (".npy", ".npz", ".h5", ".hdf5", ".tif", ".tiff")
-"""TIFF is read as a picture where pictures are asked for: 3 channels of 8 bits."""
+"""Extensions of array files. TIFF is read as a picture where pictures are asked for: 3 channels of 8 bits."""
 MOST_BYTES = 1 << 31
-"""Of one image decoded: what a small file claims or unpacks to beyond it is refused."""
+"""Largest size of one decoded image; a file that claims or unpacks to more is refused."""
 
 _Array = NDArray[Any]
 _RECONSTRUCTIONS = ("reconstruction_rss", "reconstruction_esc")
 _UNPACKERS: Mapping[int, Callable[[], Any]] = {
     8: zlib.decompressobj, 32946: zlib.decompressobj, 34925: partial(lzma.LZMADecompressor, memlimit=MOST_BYTES),
 }  # fmt: skip
-"""TIFF's number of a compression that makes much of little -> what undoes it step by step."""
+"""TIFF's number of a compression with large ratios -> what unpacks it step by step."""
 _MOST_PAGES = 4096
-"""Of a TIFF: as many channels as an image may have."""
+"""Most pages of a TIFF: as many as an image may have channels."""
 _MOST_FROM_DEFLATED = 1032
-"""Bytes that zlib makes of one, at most."""
+"""Most bytes that zlib makes of one."""
 _DEFLATE, _FILTERS = 1, {1: "gzip", 2: "shuffle", 3: "fletcher32", 32000: "lzf"}
-"""HDF5's numbers of what chunks are packed by."""
+"""HDF5's numbers of the filters that chunks may be packed with."""
 _CHECKSUM_BYTES = 4
-"""Of fletcher32, which may be packed too."""
+"""Size of fletcher32's checksum, which may be packed too."""
 _HARMLESS_BYTES = 1 << 28
-"""What a chunk may come to unchecked."""
+"""Size up to which a chunk may unpack unchecked."""
 
 
 class ArrayShape(NamedTuple):
-    """What every array of a set is stored as."""
+    """How every array of a set is stored."""
 
     side: int
     channels: int
@@ -62,15 +62,15 @@ class _Stored(NamedTuple):
     dtype: np.dtype[Any]
     read: Callable[[], _Array]
     channels_first: bool | None = None
-    """None: the file does not say; the axis as long as there are channels is theirs, the last one if in doubt."""
+    """Whether channels come first. None: not told; they have the axis of that length, if in doubt the last one."""
     bytes_there: int | None = None
-    """Of an array that lies in the file as it is; None: compressed, or its library looks after that."""
+    """Size of an array that lies in the file uncompressed; None: it is compressed, or its library checks this."""
     verify: Callable[[], None] = lambda: None
-    """Raises `BrokenImage` where what is read unpacks to more than it should; asked once the shape is fine."""
+    """Raises `BrokenImage` if the data unpacks to more than it should; called once the shape is fine."""
 
 
 def images_in(content: Content, name: str) -> int:
-    """How many images a file holds: the slices of an HDF5 volume, else 1.
+    """Number of images that a file holds: the slices of an HDF5 volume, else 1.
 
     Raises:
         RequestError: it is broken.
@@ -82,7 +82,7 @@ def images_in(content: Content, name: str) -> int:
 
 
 def acquisition_of(path: str) -> str | None:
-    """What fastMRI calls the kind of scan in the file's attributes; None where it has none.
+    """fastMRI's kind of scan from the file's attributes; None where it has none.
 
     Raises:
         RequestError: it is broken.
@@ -93,7 +93,7 @@ def acquisition_of(path: str) -> str | None:
 
 
 def verify_array(content: Content, shape: ArrayShape, name: str) -> None:
-    """Raises `RequestError` naming the file unless it is whole, as its headers tell, and can be stored as `shape`."""
+    """Raises `RequestError` naming the file unless its headers say that it is whole and can be stored as `shape`."""
     with _reported(name), _stored(content, 0, name) as stored:
         _channel_axis(stored, shape, name)
 
@@ -130,7 +130,7 @@ def _square(image: _Array, shape: ArrayShape) -> Images:
 
 
 def _channel_axis(stored: _Stored, shape: ArrayShape, name: str) -> int | None:
-    """The axis of channels, None where there is one channel without an axis; refuses what `shape` cannot hold."""
+    """The axis of channels; None for one channel without an axis. Refuses what `shape` cannot hold."""
     sides = stored.shape
     if len(sides) == 2 and shape.channels == 1:
         axis = None
@@ -141,7 +141,7 @@ def _channel_axis(stored: _Stored, shape: ArrayShape, name: str) -> int | None:
     else:
         size = " x ".join(map(str, sides)) or "a single value"
         raise BrokenImage(name, f"it holds {size}, not height x width x {shape.channels} (data.channels)")
-    # To float every number of any size, else only what fits.
+    # float32 takes every number of any size; other types take only what fits.
     wide = stored.dtype.kind in "biufc" if shape.dtype == "float32" else np.can_cast(stored.dtype, shape.dtype)
     if not wide:
         raise BrokenImage(name, f"it holds {stored.dtype}, which data.dtype = '{shape.dtype}' cannot")
@@ -160,7 +160,7 @@ def _reported(name: str) -> Iterator[None]:
 
 @contextmanager
 def _stored(content: Content, part: int, name: str) -> Iterator[_Stored]:
-    """The array of `part`, checked against the limits."""
+    """Yields the array of `part`, checked against the limits."""
     opened = {".npy": _npy, ".npz": _npz, ".tif": _tiff, ".tiff": _tiff}.get(Path(name).suffix.lower())
     with opened(content, name) if opened is not None else _slice(content, part, name) as stored:
         pixels = math.prod(sorted(stored.shape)[-2:])
@@ -211,7 +211,7 @@ def _npz(content: Content, name: str) -> Iterator[_Stored]:
             raise BrokenImage(name, f"it claims {chosen[0].file_size:,} bytes, more than {MOST_BYTES:,}")
 
         def read() -> _Array:
-            with archive.open(chosen[0]) as member:  # which gives no more than `file_size`
+            with archive.open(chosen[0]) as member:  # it gives no more than `file_size`
                 array: _Array = np.lib.format.read_array(member, allow_pickle=False)
                 return array
 
@@ -235,7 +235,7 @@ def _tiff(content: Content, name: str) -> Iterator[_Stored]:
 
 
 def _verify_pages(file: Any, form: Any, name: str) -> None:
-    """There are few, and none leads back to one before it: in such a circle tifffile goes round for good."""
+    """Refuses too many pages, and any that leads back to an earlier one: tifffile would go round for ever."""
     seen: set[int] = set()
     file.seek(4 if form.offsetsize == 4 else 8)
     while len(told := file.read(form.offsetsize)) == form.offsetsize:
@@ -251,7 +251,7 @@ def _verify_pages(file: Any, form: Any, name: str) -> None:
 
 
 def _verify_segments(file: Any, page: Any, size: int, name: str) -> None:
-    """Strips or tiles lie in the file, and unpack to no more than they should."""
+    """Refuses strips or tiles that end outside the file, or unpack to more than they should."""
     shape = page.keyframe.chunks
     whole = math.prod(shape) * page.keyframe.dtype.itemsize
     for offset, count in zip(page.dataoffsets, page.databytecounts, strict=True):
@@ -309,7 +309,7 @@ def _volume(file: Any, name: str) -> Any:
         raise BrokenImage(name, f"its {key} lies in other files, or is no array")
     if volume.ndim not in (3, 4) or volume.dtype.kind not in "iufc":
         raise BrokenImage(name, f"its {key} is no volume of numbers")
-    # Of two that unpack, each would make a thousand times as much of what the other has made.
+    # Each filter only once: of two unpackers, one would unpack a thousandfold what the other has unpacked.
     if len(set(filters := _filters(volume))) < len(filters) or not _FILTERS.keys() >= set(filters):
         packed = ", ".join(_FILTERS.get(number, f"number {number}") for number in filters)
         raise BrokenImage(name, f"its {key} is packed by {packed}; read is {', '.join(_FILTERS.values())}, each once")
@@ -322,7 +322,7 @@ def _filters(volume: Any) -> list[int]:
 
 
 def _verify_chunks(volume: Any, part: int, name: str) -> None:
-    """The chunks that hold a slice unpack to no more than they should."""
+    """Refuses a slice whose chunks unpack to more than they should."""
     if volume.chunks is None:
         return
     whole = math.prod(volume.chunks) * volume.dtype.itemsize

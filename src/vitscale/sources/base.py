@@ -1,5 +1,5 @@
-"""What every source of images gives: a summary, and two splits of images, one kept back where a dataset has none of its
-own; where datasets and the cache lie. A path that cannot be used becomes a message instead of a traceback."""
+"""What every source of images gives: a summary, and two splits of images, one held out where a dataset has none of its
+own. Also where datasets and the cache lie. A path that cannot be used gives a message, not a traceback."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _seconds = {"reading": 0.0, "decoding": 0.0, "both": 0.0}
 
 
 class Spent(NamedTuple):
-    """Seconds of threads, added up."""
+    """Seconds spent by threads, added up."""
 
     reading: float
-    """From files, a decoded cache or memory."""
+    """Seconds for reading from files, a decoded cache or memory."""
     decoding: float
 
 
 @contextmanager
 def spending(on: Literal["reading", "decoding", "both"]) -> Iterator[None]:
-    """Counts the time inside it. "both": by a library that reads as it decodes, so that they cannot be told apart."""
+    """Counts the time inside it. "both": for a library that reads as it decodes, so that the two stay together."""
     began = time.perf_counter()
     try:
         yield
@@ -46,28 +46,28 @@ def spending(on: Literal["reading", "decoding", "both"]) -> Iterator[None]:
 
 
 class Meter:
-    """What is spent from now on."""
+    """Measures what is spent from its creation on."""
 
     def __init__(self) -> None:
         self._before = dict(_seconds)
 
     def read(self) -> Spent | None:
-        """None where nothing was spent, as with images that are made, or where the two cannot be told apart."""
+        """Seconds spent; None where there are none (generated images), or where the two cannot be told apart."""
         reading, decoding, both = (_seconds[on] - self._before[on] for on in ("reading", "decoding", "both"))
         return Spent(reading, decoding) if reading + decoding > 0 and both == 0 else None
 
 
 Images = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.float32]
-"""`[n, H, W, C]`, in the dtype that the dataset is stored in (`trial.PixelType`)."""
+"""`[n, H, W, C]`, in the dtype in which the dataset is stored (`trial.PixelType`)."""
 Labels = NDArray[np.int64]
 Content = str | bytes
-"""Of an encoded image: where the file is, or what is in it."""
+"""An encoded image: its file's path, or its bytes."""
 Progress = Callable[[int, int], None]
-"""Told how many images are done, and of how many."""
+"""Called with the number of images done, and of all."""
 IGNORED = 255
-"""In a mask: pixels that no label is known of."""
+"""Mask value of pixels whose label is unknown."""
 OUTSIDE = 254
-"""In a mask of `Summary.sizes_vary`: where its image has ended. Labels of such masks are 0 to 253."""
+"""Mask value outside the image, where `Summary.sizes_vary`. Labels of such masks are 0 to 253."""
 
 
 @dataclass(frozen=True)
@@ -79,55 +79,54 @@ class Summary:
     classes: tuple[str, ...]
     """Names, in the order of the labels."""
     image_shape: tuple[int, int, int]
-    """Height, width, channels as stored. Grey pictures have 3 too, all alike, unless one is asked for."""
+    """Height, width, channels as stored. Grey pictures have 3 equal channels too, unless one channel is asked for."""
     fingerprint: str
-    """Hexadecimal digest of the content; two runs with different ones did not see the same images."""
+    """Hexadecimal digest of the content; two runs with different digests did not see the same images."""
     notes: tuple[str, ...] = ()
-    """What a reader of the results should know, e.g. that the files are not the official ones."""
+    """What a reader of the results should know, such as that the files are not the official ones."""
     task: Task = "classification"
-    """What its labels are of: images, or pixels."""
+    """What its labels describe: images, or pixels."""
     sizes_vary: bool = False
-    """Images lie in the upper left corner of what is stored, in their own proportions; masks tell by `OUTSIDE` how
-    large they are."""
+    """Whether images keep their proportions, in the upper left corner of what is stored; masks tell where they end."""
 
 
 class Split(Protocol):
-    """Images and labels of one split. Safe to read from several threads."""
+    """Images and labels of one split, safe to read from several threads."""
 
     def __len__(self) -> int: ...
 
     @property
     def labels(self) -> Any:
-        """Class of every image, int64 `[samples]`; of segmentation what gives masks uint8 `[n, H, W]` of images `[n]`.
+        """Class of every image, int64 `[samples]`; in segmentation what gives masks uint8 `[n, H, W]` for ids `[n]`.
 
         Masks are as large as their images, and `IGNORED` counts for nothing in them; they need not lie in memory.
         """
         ...
 
     def take(self, ids: Labels) -> Images:
-        """Images `ids` (int64 `[n]`, each in `0 <= id < len(self)`), as `[n, H, W, C]` of the caller's own."""
+        """Images `ids` (int64 `[n]`, each in `0 <= id < len(self)`) as `[n, H, W, C]`, which the caller owns."""
         ...
 
 
 class Encoded(Protocol):
-    """Images of one split as they are stored, not decoded. Pickled, in parts, for the processes that decode."""
+    """Images of one split as stored, not decoded. Parts of it are pickled for the processes that decode."""
 
     def __len__(self) -> int: ...
 
     def name(self, number: int) -> str:
-        """Of an image in messages: its file, as a user finds it. Its extension says what it is."""
+        """An image's name in messages: its file, as a user finds it. The extension gives its format."""
         ...
 
     def content(self, number: int) -> Content:
-        """What its decoder takes."""
+        """The input of its decoder."""
         ...
 
     def part(self, number: int) -> int:
-        """Which image of its file it is, from 0."""
+        """Number of the image within its file, from 0."""
         ...
 
     def some(self, numbers: Labels) -> Encoded:
-        """Those images alone, in this order."""
+        """Only these images, in this order."""
         ...
 
 
@@ -146,24 +145,24 @@ class Dataset:
     train: Split
     held_out: Split
     statistics: ChannelStatistics | None = None
-    """Of the training images; None: 8-bit pictures in colour, whose statistics go by the dataset's name."""
+    """Statistics of the training images; None for 8-bit colour pictures, whose statistics go by the dataset's name."""
 
 
 class Source(Protocol):
     """One kind of dataset."""
 
     def check(self, spec: DataSpec) -> Summary:
-        """Finds and verifies; raises `RequestError`; writes nothing, except a download that was asked for."""
+        """Finds and verifies the images, or raises `RequestError`; writes nothing but a download that was asked for."""
         ...
 
     def load(self, spec: DataSpec, cache_root: Path) -> Dataset:
-        """Opens the images, decoding them into the cache where they are not there yet."""
+        """Opens the images; those that are not in the cache yet are decoded into it."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class ArraySplit:
-    """A split that lies in one array: in memory, or a memory-mapped file shared by the ranks of a host."""
+    """A split in one array: in memory, or a memory-mapped file shared by the ranks of a host."""
 
     images: Images
     labels: Labels
@@ -178,7 +177,7 @@ class ArraySplit:
             return self.images[ids]
 
     def channels(self, first: int, stop: int) -> ArraySplit:
-        """Those channels alone, of the same array."""
+        """Only these channels, of the same array."""
         return ArraySplit(self.images[..., first:stop], self.labels)
 
 
@@ -199,11 +198,11 @@ _OF_SOME = {
     "skip_broken": "folder, shards, hf or ade20k",
     "evaluation": "ade20k",
 }
-"""Keys of [data] that mean something to some sources only, and to which."""
+"""Keys of [data] that only some sources take, and which sources."""
 
 
 def refuse_other_keys(spec: DataSpec, taken: Collection[str] = ()) -> None:
-    """A key that means nothing to a source is said, not ignored; `taken` are those of `_OF_SOME` that it takes.
+    """Refuses keys that mean nothing to a source; `taken` are the keys of `_OF_SOME` that it takes.
 
     Raises:
         RequestError: such a key is given; with what to do in its place.
@@ -218,7 +217,7 @@ def refuse_other_keys(spec: DataSpec, taken: Collection[str] = ()) -> None:
 
 
 def class_count(spec: DataSpec) -> int:
-    """Classes of a dataset that is made: a number.
+    """Number of classes of a generated dataset.
 
     Raises:
         RequestError: `classes` is no number.
@@ -229,12 +228,12 @@ def class_count(spec: DataSpec) -> int:
 
 
 def unused_root_notes(spec: DataSpec) -> tuple[str, ...]:
-    """A note where `root` is given to a source that reads no files of the user."""
+    """A note if `root` is given to a source that reads no files of the user."""
     return () if spec.root is None else (f"data.root is not used by the dataset '{spec.name}'",)
 
 
 def library(module: str, what: str, extra: str) -> Any:
-    """A module that reads `what`, imported only now: it comes with an extra of this package.
+    """Imports the module that reads `what`, only now: it comes with an extra of this package.
 
     Raises:
         RequestError: it is not installed.
@@ -271,12 +270,12 @@ _STREAM = 1
 
 
 def held_out_count(samples: int, classes: int, share: float) -> int:
-    """How many images are held out: `round(samples * share)`, at least 1, leaving one of every class."""
+    """Number of images to hold out: `round(samples * share)`, at least 1, leaving one of every class."""
     return min(max(1, round(samples * share)), samples - classes)
 
 
 def split_ids(labels: Labels, share: float) -> tuple[Labels, Labels]:
-    """Ids of the training and of the held-out images, each ascending; always the same for the same labels.
+    """Ids of training and held-out images, each ascending; always the same for the same labels.
 
     Every class gives about its share: within a class the images are shuffled and placed at equal distances
     in [0, 1), and the images placed lowest over all classes are held out. One image per class always stays
@@ -342,7 +341,7 @@ def kind_of(path: Path) -> Literal["file", "folder", "other"] | None:
 
 
 def write_if_possible(path: Path, text: str) -> None:
-    """Keeps what every rank would else find out for itself: whole or not at all, and not where it cannot be written."""
+    """Writes what every rank would else find out for itself: whole or not at all, and silently not where it cannot."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -353,5 +352,5 @@ def write_if_possible(path: Path, text: str) -> None:
 
 
 def reason(error: Exception) -> str:
-    """The text of an error without the path, which the message names already (and truncates)."""
+    """The text of an error without the path (which the message names already, and which would be truncated)."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

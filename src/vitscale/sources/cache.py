@@ -30,11 +30,11 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _BLOCK = 4096
-"""Items handed to the threads at once: a future for each of a million would cost a gigabyte."""
+"""Items given to the threads at once: a future for each of a million items would cost a gigabyte."""
 
 
 def in_threads(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """Results in order, from a thread per core that this process may use; the first failure ends the rest.
+    """Yields results in order, from one thread per core that this process may use; the first failure ends the rest.
 
     Pillow releases the interpreter lock while it decodes.
     """
@@ -50,7 +50,7 @@ SPLITS = ("train", "held_out")
 
 
 def chunk_samples(shape: tuple[int, ...], dtype: PixelType) -> int:
-    """Images of one checksum, and of one piece of the decoding."""
+    """Images per checksum, and per piece of the decoding."""
     return max(1, min(256, _CHUNK_BYTES // (int(np.prod(shape)) * np.dtype(dtype).itemsize)))
 
 
@@ -61,7 +61,7 @@ def checksums(images: Images) -> list[int]:
 
 
 class Unfinished(RequestError):
-    """A builder could not go on; what it has finished is kept for the next one."""
+    """A builder could not go on; what it has finished is kept for the next builder."""
 
 
 @dataclass
@@ -72,15 +72,15 @@ class Room:
     """
 
     folder: Path | None = None
-    """None: in memory."""
+    """Folder of the arrays; None: they are in memory."""
     splits: dict[str, ArraySplit] = field(default_factory=dict)
     done: dict[str, dict[int, int]] = field(default_factory=lambda: {split: {} for split in SPLITS})
-    """Split -> number of a chunk that is finished -> its checksum."""
+    """Split -> number of each finished chunk -> its checksum."""
 
     def __call__(
         self, split: str, samples: int, shape: tuple[int, int, int], dtype: PixelType = "uint8"
     ) -> tuple[Images, Labels]:
-        """Images `[samples, H, W, C]` and labels int64 `[samples]`."""
+        """Makes images `[samples, H, W, C]` and labels int64 `[samples]` for a split."""
         images: Images
         if self.folder is None:
             images, labels = np.empty((samples, *shape), dtype=dtype), np.empty(samples, dtype=np.int64)
@@ -107,7 +107,7 @@ class Room:
 
 
 Build = Callable[[Room], tuple[str, ...]]
-"""Fills both `SPLITS` and returns the names of the classes."""
+"""Fills both `SPLITS` in a room and returns the names of the classes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,10 +118,10 @@ class Decoded:
     held_out: ArraySplit
     classes: tuple[str, ...]
     checksums: dict[str, list[int]] = field(default_factory=dict)
-    """Split -> that of its labels, then those of its chunks of images."""
+    """Split -> checksum of its labels, then those of its chunks of images."""
 
     def dataset(self, fingerprint: str, notes: tuple[str, ...]) -> Dataset:
-        """With its summary."""
+        """Both splits with a summary."""
         height, width, channels = self.train.images.shape[1:]
         summary = Summary(
             train_samples=len(self.train),
@@ -134,7 +134,7 @@ class Decoded:
         return Dataset(summary, self.train, self.held_out)
 
     def whole_chunks(self) -> dict[str, dict[int, int]]:
-        """Split -> number of each chunk that is what it was when it was written -> its checksum. Reads everything."""
+        """Split -> number of each unchanged chunk -> its checksum. Reads everything."""
         return {
             split: {
                 chunk: kept
@@ -147,7 +147,7 @@ class Decoded:
         }
 
     def is_whole(self, whole: dict[str, dict[int, int]]) -> bool:
-        """Whether `whole_chunks` are all, and the labels too are what they were."""
+        """Whether `whole_chunks` found all chunks, and the labels are unchanged too."""
         return all(
             self.checksums[split] == [zlib.crc32(getattr(self, split).labels.data), *whole[split].values()]
             for split in SPLITS
@@ -162,7 +162,7 @@ def in_memory(build: Build) -> Decoded:
 
 
 def find(cache_root: Path, key: str) -> Decoded | None:
-    """The entry `key`, or None where it is absent, unreadable or damaged as far as its sizes tell."""
+    """The entry `key`, or None where it is absent, unreadable or, by its sizes, damaged."""
     folder = cache_root / key
     try:
         facts = json.loads((folder / _FACTS).read_text())
@@ -176,7 +176,7 @@ def find(cache_root: Path, key: str) -> Decoded | None:
 
 
 def cached(cache_root: Path, key: str, build: Build, *, verify: bool = False) -> Decoded | None:
-    """The entry `key`, built first where it is not there; None where the cache cannot be written.
+    """The entry `key`, built first where it is missing; None where the cache cannot be written.
 
     Of several callers at once one builds and the others wait for it. What `build` raises is passed on, and leaves
     nothing behind; it must not raise `OSError` for its own reasons. `verify` proves the checksums of an entry that was
@@ -246,13 +246,13 @@ def _build(cache_root: Path, key: str, build: Build) -> Decoded | None:
     except Exception:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    # Only now: whoever is interrupted while building goes on with it another time.
+    # Not in a finally: a build that was interrupted is continued another time.
     shutil.rmtree(partial, ignore_errors=True)
     return entry
 
 
 def _journalled(partial: Path) -> dict[str, dict[int, int]]:
-    """What an earlier builder noted as finished; whatever else stands there is taken for a line cut short."""
+    """Chunks that an earlier builder noted as finished; any other text is taken for a line cut short."""
     done: dict[str, dict[int, int]] = {split: {} for split in SPLITS}
     try:
         for line in (partial / _JOURNAL).read_text().splitlines():
@@ -272,7 +272,7 @@ def _put_in_place(partial: Path, final: Path, another_host_was_faster: bool) -> 
 
 
 def _mapped(path: Path, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> np.memmap:
-    """The array of an earlier builder where it is of this shape, else a new one."""
+    """The array of an earlier builder if it has this shape, else a new one."""
     try:
         array = np.lib.format.open_memmap(path, mode="r+")
         if array.shape == shape and array.dtype == dtype:
@@ -281,6 +281,6 @@ def _mapped(path: Path, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> 
         pass
     array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
     with path.open("r+b") as file:
-        # A full disk is an OSError here; in a sparse file it would be a SIGBUS at the first write.
+        # A full disk raises OSError here; in a sparse file the first write would raise SIGBUS.
         os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
     return array

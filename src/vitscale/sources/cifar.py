@@ -53,7 +53,7 @@ class Layout:
 HELD_OUT_SAMPLES = 10_000
 IMAGE_SHAPE = (32, 32, 3)
 MOST_BYTES = 256 << 20
-"""The official archives have 170,498,071 and 169,001,437 bytes, and their content about 186 MB."""
+"""Most bytes of an archive and of its content; officially 170,498,071 and 169,001,437, unpacked about 186 MB."""
 
 _CIFAR10_CLASSES = "airplane automobile bird cat deer dog frog horse ship truck"
 _CIFAR100_CLASSES = """
@@ -107,13 +107,13 @@ _LONGEST_CLASS_NAME = 100
 
 @dataclass(frozen=True)
 class _Files:
-    """Where a dataset was found and what its checksums say."""
+    """A dataset that was found, and what its checksums say."""
 
     fingerprint: str
     is_official: bool
     notes: tuple[str, ...]
     read: Callable[[], Mapping[str, bytes]]
-    """Contents by file name (without folder)."""
+    """Reads the contents by file name (without folder)."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Cifar:
     layout: Layout
 
     def check(self, spec: DataSpec) -> Summary:
-        """Checksums alone where the files are the official ones, otherwise every file is read and verified."""
+        """Compares checksums if the files are the official ones; otherwise reads and verifies every file."""
         files = self._find(spec)
         if files.is_official:
             layout = self.layout
@@ -156,7 +156,7 @@ class Cifar:
         return _archive(self.layout, path, expected_md5, spec.verify)
 
     def _locate(self, spec: DataSpec) -> Path:
-        """The archive or the unpacked folder, downloaded first where that is asked for and neither is there."""
+        """The archive or the unpacked folder; if neither is there and it was asked for, the archive is downloaded."""
         layout = self.layout
         root = base.root_of(spec) or base.default_cache_root() / "archives"
         names_archive = root.name.endswith((".tar.gz", ".tgz"))
@@ -211,7 +211,7 @@ def _md5_of(spec: DataSpec) -> str | None:
 
 
 def _file_md5(path: Path) -> str:
-    """Of a file of at most `MOST_BYTES`."""
+    """MD5 of a file of at most `MOST_BYTES`."""
     try:
         if (size := path.stat().st_size) > MOST_BYTES:
             what = f"{shown(str(path))} has {size:,} bytes, more than any CIFAR file ({MOST_BYTES:,} at most)"
@@ -249,7 +249,7 @@ def _archive(layout: Layout, path: Path, expected_md5: str | None, verify: bool)
 
 
 def _unpacked(layout: Layout, folder: Path) -> _Files:
-    """Files that the user unpacked (or made) may differ from the official ones: a note, no refusal."""
+    """Reads an unpacked folder. Files of users may differ from the official ones: that gives a note, no refusal."""
     missing = [name for name in layout.files if base.kind_of(folder / name) != "file"]
     if missing:
         raise RequestError(

@@ -1,4 +1,4 @@
-"""Decodes many images into one array: by threads in a rank, by processes in the driver, which has all cores for it."""
+"""Decodes many images into one array: by threads in a rank, by processes in the driver, which may use all cores."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from vitscale.sources.pictures import BrokenImage, decode_square, verify_picture
 from vitscale.sources.scenes import ScenePairs
 
 FEWEST_FOR_PROCESSES = 2048
-"""Fewer images are decoded before processes have started."""
+"""Fewest images for which processes are started; fewer would be decoded before they had started."""
 _MOST_NAMED = 50
 _MOST_PENDING = 4
-"""Chunks that wait for each process."""
+"""Most chunks that wait for each process."""
 
 Problems = dict[int, tuple[str, str]]
-"""Number of an image -> its name, and what is wrong with it."""
+"""Number of a broken image -> its name, and what is wrong with it."""
 
 
 def decode_image(encoded: Encoded, number: int, shape: ArrayShape) -> Images:
@@ -49,7 +49,7 @@ def decode_image(encoded: Encoded, number: int, shape: ArrayShape) -> Images:
 
 
 def problems_of(encoded: Encoded, shape: ArrayShape, *, wholly: bool) -> Problems:
-    """Every image that is broken: as far as is cheap to tell, or by decoding each `wholly`."""
+    """Every broken image: as far as is cheap to tell, or with `wholly` by decoding each."""
 
     def judge(number: int) -> tuple[str, str] | None:
         try:
@@ -74,7 +74,7 @@ def problems_of(encoded: Encoded, shape: ArrayShape, *, wholly: bool) -> Problem
 
 
 def refuse_broken(problems: Sequence[tuple[str, str]], skipped_at_most: int = 0) -> None:
-    """Names all of them at once, unless so many may be left out.
+    """Refuses broken images, naming all of them at once, unless there are few enough to leave out.
 
     Raises:
         RequestError: there are more.
@@ -105,7 +105,7 @@ def decode_split(
     processes: int = 0,
     progress: Progress | None = None,
 ) -> None:
-    """Fills `images` with what the room does not have yet, and notes each chunk that is finished.
+    """Decodes into `images` what the room does not have yet, and notes each finished chunk.
 
     Args:
         room: where `images` lie.
@@ -141,7 +141,7 @@ def decode_split(
 
 
 def _fill(images: Images, encoded: Encoded, shape: ArrayShape, *, threads: bool) -> tuple[int, list[tuple[str, str]]]:
-    """Decodes a chunk; returns its checksum, and which images of it are broken."""
+    """Decodes a chunk; returns its checksum, and which of its images are broken."""
 
     def decode(number: int) -> tuple[str, str] | None:
         try:
@@ -159,7 +159,7 @@ def _fill(images: Images, encoded: Encoded, shape: ArrayShape, *, threads: bool)
 def _by_processes(
     processes: int, path: Path, shape: ArrayShape, size: int, parts: Iterator[tuple[int, Encoded]]
 ) -> Iterator[tuple[int, int, list[tuple[str, str]]]]:
-    # Not forks: the driver has threads. What they are sent comes from here alone.
+    # Spawned, not forked: the driver has threads. Whatever is unpickled in them comes from here.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(processes, context, _tied, (os.getpid(),))
     pending: dict[Future[tuple[int, list[tuple[str, str]]]], int] = {}
@@ -181,7 +181,7 @@ def _by_processes(
 
 
 def _tied(driver: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to hear
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver
     if not end_with_parent(driver):
         os._exit(1)
 
@@ -193,13 +193,13 @@ def _fill_file(path: Path, first: int, encoded: Encoded, shape: ArrayShape) -> t
 
 
 def _read_ahead(encoded: Encoded) -> None:
-    """Asks for files before their turn, so that the disk reads while others are decoded: a fifth of the time where they
-    come from it. What cannot be opened is named when it is decoded."""
+    """Asks for files before their turn, so that the disk reads while others are decoded: a fifth of the time for files
+    on disk. What cannot be opened is named when it is decoded."""
     for number in range(len(encoded)):
         with suppress(OSError, RequestError):
             content = encoded.content(number)
             if not isinstance(content, str):
-                break  # it is read by asking
+                break  # asking for it has read it
             file = os.open(content, os.O_RDONLY | os.O_NONBLOCK)
             try:
                 os.posix_fadvise(file, 0, 0, os.POSIX_FADV_WILLNEED)

@@ -17,14 +17,14 @@ from vitscale.trial.trial import DataSpec
 _SAMPLES, _SIDE = 1797, 8
 _CLASSES = tuple(str(digit) for digit in range(10))
 _SHA256 = "0b7e9c3202d7bcd255d6a19a238d3743bf5e320ba74812a6679958a017c55382"
-"""Of the uint8 images `[1797, 8, 8]` (0 to 255), then the labels as little-endian int64."""
+"""SHA-256 of the uint8 images `[1797, 8, 8]` (0 to 255), followed by the labels as little-endian int64."""
 
 
 class Digits:
-    """The dataset `digits`, split once and for all by `held_out`."""
+    """The dataset `digits`, always split the same way by `held_out`."""
 
     def check(self, spec: DataSpec) -> Summary:
-        """Needs no scikit-learn: all that is told of its images is known."""
+        """Needs no scikit-learn: all facts about its images are known."""
         base.refuse_other_keys(spec)
         held_out = base.held_out_count(_SAMPLES, len(_CLASSES), spec.held_out)
         return Summary(
@@ -37,7 +37,7 @@ class Digits:
         )
 
     def load(self, spec: DataSpec, cache_root: Path) -> Dataset:
-        """Through the cache, so that only the first rank imports scikit-learn."""
+        """Reads through the cache, so that only the first rank imports scikit-learn."""
         summary = self.check(spec)
         build = partial(_build, spec.held_out)
         decoded = cached(cache_root, f"digits-{_SHA256[:12]}-{spec.held_out}", build) or in_memory(build)

@@ -1,4 +1,4 @@
-"""Fetches a file over HTTP with a progress bar; it appears under its name only once its checksum is right."""
+"""Downloads a file over HTTP with a progress bar; it gets its name only once its checksum is right."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def fetch(url: str, target: Path, *, md5: str | None, most_bytes: int) -> None:
     `md5` None accepts any content. Raises `RequestError` where there is no network, the transfer breaks off, the
     content is larger than `most_bytes` or has another MD5, or the folder cannot be written.
     """
-    import http.client  # here, with TLS behind it: mostly nothing is downloaded
+    import http.client  # imported here with TLS: mostly nothing is downloaded
 
     if not url.startswith(("http://", "https://")):
         raise RequestError(f"cannot download {shown(url)}: only http and https")
@@ -53,7 +53,7 @@ def fetch(url: str, target: Path, *, md5: str | None, most_bytes: int) -> None:
 
 
 def _transfer(url: str, file: IO[bytes], most_bytes: int) -> str:
-    """Copies the body of `url` into `file` and returns its MD5. Raises `OSError` where it breaks off."""
+    """Copies the body of `url` into `file` and returns its MD5. Raises `OSError` where the transfer breaks off."""
     import urllib.request
 
     from rich.console import Console
@@ -81,7 +81,7 @@ def _transfer(url: str, file: IO[bytes], most_bytes: int) -> str:
 
 
 class _Refused(Exception):
-    """An archive that is not what it should be, whole or not."""
+    """An archive with content that it should not have, damaged or not."""
 
 
 def read_members(archive: Path, wanted: Collection[str], most_bytes: int) -> dict[str, bytes]:
@@ -110,7 +110,7 @@ def read_members(archive: Path, wanted: Collection[str], most_bytes: int) -> dic
 
 
 class _Bounded(io.RawIOBase):
-    """Reads `source` until `most_bytes` have come out of it, then refuses: a small file may hold terabytes."""
+    """Reads at most `most_bytes` from `source`, then refuses: a small file may unpack to terabytes."""
 
     def __init__(self, source: IO[bytes] | gzip.GzipFile, most_bytes: int) -> None:
         self._source, self._left, self._most = source, most_bytes, most_bytes
@@ -141,7 +141,7 @@ def _read(stream: _Bounded, wanted: set[str]) -> dict[str, bytes]:
             contents[name] = content.read()
             if len(contents[name]) != member.size:
                 raise EOFError("the end is missing")
-    while stream.read(_CHUNK_BYTES):  # to the end, where the checksum is
+    while stream.read(_CHUNK_BYTES):  # to the end, where the checksum lies
         pass
     return contents
 

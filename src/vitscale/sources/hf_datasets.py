@@ -1,4 +1,4 @@
-"""What Hugging Face's `datasets` reads: a dataset saved on disk, a folder of Parquet files, or a name of the hub."""
+"""Datasets that Hugging Face's `datasets` reads: saved on disk, a folder of Parquet files, or a name on the hub."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _HOW = "Name a dataset of images and classes: a folder, or a name of the hub whe
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Images that are rows of a table; their bytes are as they were saved, or files that the table names."""
+    """Images that are rows of a table: their bytes as saved, or files that the table names."""
 
     table: Any
-    """A `datasets.Dataset` whose images are not decoded."""
+    """A `datasets.Dataset` that does not decode its images."""
     column: str
     named: str
     rows: Labels
@@ -57,7 +57,7 @@ class Rows:
 
 
 def list_hf(spec: DataSpec) -> Listing:
-    """The dataset `hf`; its splits "train", and "validation" or "test" where it has one.
+    """The dataset `hf`: its split "train", and "validation" or "test" where it has one.
 
     Raises:
         RequestError: the library is not installed or cannot read it, or it is no set of images with classes.
@@ -100,7 +100,7 @@ def _splits(spec: DataSpec) -> dict[str, Any]:
         raise RequestError("the dataset 'hf' needs data.hf", next_step=_HOW)
     datasets = _library()
     datasets.disable_progress_bars()
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells of each try; here is one message
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it logs each try; one message is enough
     try:
         folder = Path(spec.hf).expanduser()
         if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
@@ -110,7 +110,7 @@ def _splits(spec: DataSpec) -> dict[str, Any]:
         else:
             name, _, configuration = spec.hf.partition(":")
             loaded = datasets.load_dataset(name, configuration or None)
-    except Exception as error:  # whatever files, parsers and the network bring
+    except Exception as error:  # whatever files, parsers and the network raise
         text = " ".join((reason(error) or type(error).__name__).split())[:300]
         raise RequestError(f"data.hf {shown(spec.hf)} cannot be loaded: {text}", next_step=_HOW) from None
     splits = dict(loaded) if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
@@ -124,7 +124,7 @@ def _library() -> Any:
 
 
 def _columns(spec: DataSpec, features: Any) -> tuple[str, str]:
-    """The one column of images and the one of classes."""
+    """Names of the only column of images and of the only one of classes."""
     datasets = _library()
     images = [name for name, feature in features.items() if isinstance(feature, datasets.Image)]
     labels = [name for name, feature in features.items() if isinstance(feature, datasets.ClassLabel)]

@@ -1,4 +1,4 @@
-"""A folder with a folder of images for each class, with or without a held-out split of its own."""
+"""A folder with one folder of images per class, with or without its own held-out split."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vitscale.sources.pictures import EXTENSIONS
 from vitscale.trial.trial import DataSpec
 
 HELD_OUT_NAMES = ("val", "valid", "validation", "test")
-"""The first of these beside "train" is the held-out split."""
+"""Names of a held-out split beside "train"; the first that exists is taken."""
 _HOW = "Make a folder of images for each class: ROOT/CLASS/*.jpg, or ROOT/train/CLASS/* and ROOT/val/CLASS/*"
 _READ = frozenset((*EXTENSIONS, *ARRAY_EXTENSIONS))
 _VOLUMES = (".h5", ".hdf5")
@@ -55,7 +55,7 @@ class _File(NamedTuple):
     path: str
     label: int
     stamp: str
-    """What tells this file from another: its place, size and time of change."""
+    """Identifies the file: its place, size and time of change."""
 
 
 def list_folder(spec: DataSpec) -> Listing:
@@ -104,13 +104,13 @@ def split_folders(spec: DataSpec, how: str, is_split: Callable[[Path], bool]) ->
 
 
 def fingerprint_of(*parts: Sequence[str]) -> str:
-    """Of the stamps of every file of each split."""
+    """Fingerprint of the stamps of every file of each split."""
     text = "\n\n".join("\n".join(part) for part in parts)
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
 
 
 def files_under(folder: Path, root: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """Every file at any depth but hidden ones, with its status.
+    """Yields every file at any depth, except hidden ones, with its status.
 
     Raises:
         RequestError: one cannot be read, or a link leads out of `root`, a real path.
@@ -130,7 +130,7 @@ def files_under(folder: Path, root: Path) -> Iterator[tuple[str, os.stat_result]
 
 
 def refuse_link_out(path: str, root: Path) -> None:
-    """Raises `RequestError` for a link to somewhere outside of `root`, a real path."""
+    """Raises `RequestError` for a link to a place outside of `root`, a real path."""
     target = os.path.realpath(path)
     if not Path(target).is_relative_to(root) and os.path.exists(target):  # noqa: PTH110 - as above
         raise RequestError(
@@ -144,7 +144,7 @@ def _raise(error: OSError) -> None:
 
 
 def _entries(folder: Path, endings: tuple[str, ...] = ()) -> list[os.DirEntry[str]]:
-    """The folders in a folder, and what has one of these endings; hidden ones are left out."""
+    """The folders in a folder, and its files with one of these endings, without hidden ones."""
     try:
         with os.scandir(folder) as entries:
             seen = [entry for entry in entries if not entry.name.startswith(".")]
@@ -188,7 +188,7 @@ def _files(folder: Path, present: list[str], classes: list[str], root: Path) -> 
 
 
 def _flat_volumes(spec: DataSpec, train_root: Path, held_out_root: Path | None) -> Listing:
-    """fastMRI's own layout: HDF5 files that lie side by side; their kind of acquisition is their class."""
+    """fastMRI's own layout: HDF5 files side by side, classed by their kind of acquisition."""
     real = Path(os.path.realpath(root_of(spec) or train_root))
     splits: list[list[tuple[str, str, str]]] = []
     for folder in (train_root, held_out_root):
@@ -218,7 +218,7 @@ def _listing(
 
 
 def _images(files: list[_File]) -> tuple[Files, Labels]:
-    """Every image, those of a volume one after another, and their labels."""
+    """Every image with its label; a volume's images follow one another."""
     counts = [images_in(file.path, file.path) for file in files]
     paths = tuple(file.path for file, count in zip(files, counts, strict=True) for _ in range(count))
     parts = np.concatenate([np.arange(count) for count in counts]) if counts else np.empty(0, dtype=np.int64)
@@ -226,7 +226,7 @@ def _images(files: list[_File]) -> tuple[Files, Labels]:
 
 
 def stamp(path: str, folder: Path, status: os.stat_result) -> str:
-    """What tells a file from another: its place, size and time of change."""
+    """Identifies a file: its place, size and time of change."""
     return f"{os.path.relpath(path, folder)} {status.st_size} {status.st_mtime_ns}"
 
 

@@ -1,4 +1,4 @@
-"""What every set of encoded images has in common: verified, decoded once or always, and read by ranks."""
+"""What all sets of encoded images have in common: they are verified, decoded once or each time, and read by ranks."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from vitscale.trial.model_spec import Task
 from vitscale.trial.trial import DataSpec
 
 MOST_CACHED_BYTES = 20_000_000_000
-"""Decoded images of more than this stay files and are decoded whenever they are taken, unless `data.source` says."""
+"""Most bytes of decoded images that are cached; more are decoded whenever they are taken, unless `data.source` says."""
 MOST_MEMORY_BYTES = 2_000_000_000
-"""The same where there is no cache to write to."""
+"""Most bytes of decoded images that are kept in memory where no cache can be written."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,11 +53,11 @@ class FileSplit:
         return images
 
     def channels(self, first: int, stop: int) -> FileSplit:
-        """Those channels alone: of a scene the first 3 are its picture, and the last is its mask."""
+        """Only these channels: in a scene, the first 3 are its picture and the last is its mask."""
         return replace(self, shape=self.shape._replace(channels=stop - first))
 
     def without(self, numbers: Sequence[int]) -> FileSplit:
-        """All images but these."""
+        """All images except these."""
         kept = np.delete(np.arange(len(self)), list(numbers))
         return FileSplit(self.encoded.some(kept), self.labels[kept], self.shape)
 
@@ -70,22 +70,22 @@ class Listing:
     train: FileSplit
     held_out: FileSplit
     fingerprint: str
-    """Of the files as they are, before anything is left out for being broken."""
+    """Fingerprint of the files as they are, before any is left out for being broken."""
     key: str
-    """Of the cache entry: the files, what they are stored as, and which of them are held out."""
+    """Key of the cache entry, from the files, what they are stored as, and which of them are held out."""
     notes: tuple[str, ...] = ()
     task: Task = "classification"
-    """Of segmentation the last channel that is stored is the mask."""
+    """In segmentation the last stored channel is the mask."""
 
     @property
     def decoded_bytes(self) -> int:
-        """Of both splits."""
+        """Bytes of both splits once decoded."""
         side, channels, dtype = self.train.shape
         return (len(self.train) + len(self.held_out)) * side**2 * channels * np.dtype(dtype).itemsize
 
     @property
     def summary(self) -> Summary:
-        """What is known before anything is decoded."""
+        """What is known before decoding."""
         side, channels, _ = self.train.shape
         masked = self.task == "segmentation"
         return Summary(
@@ -100,7 +100,7 @@ class Listing:
         )
 
     def dataset(self, train: FileSplit | ArraySplit, held_out: FileSplit | ArraySplit) -> Dataset:
-        """Both splits as their pixels are read."""
+        """The dataset, given how each split's pixels are read."""
         if self.task == "classification":
             return Dataset(self.summary, train, held_out)
         mask = self.train.shape.channels - 1
@@ -111,11 +111,11 @@ class Listing:
         return Dataset(self.summary, scenes(train), scenes(held_out))
 
     def judged(self, *, wholly: bool) -> dict[str, Problems]:
-        """The broken images of each split."""
+        """Finds the broken images of each split."""
         return {split: problems_of(getattr(self, split).encoded, self.train.shape, wholly=wholly) for split in SPLITS}
 
     def without(self, problems: dict[str, Problems]) -> Listing:
-        """A set that lacks the broken images, under a fingerprint and a key of its own."""
+        """The set without its broken images, with a fingerprint and a key of its own."""
         names = [name for split in SPLITS for name, _ in problems[split].values()]
         if not names:
             return self
@@ -132,16 +132,16 @@ class Listing:
 
 
 class ImageSet:
-    """A dataset of encoded images: what lists them is the one thing that differs."""
+    """A dataset of encoded images; such datasets differ only in how images are listed."""
 
     def __init__(self, list_images: Callable[[DataSpec], Listing], keys: Sequence[str] = ("channels", "dtype")) -> None:
-        """`keys` of [data] that it takes, besides those of every image set."""
+        """`keys` are the keys of [data] that it takes, besides those of every image set."""
         self._list_images, self._keys = list_images, (*keys, "source", "skip_broken", "classes")
         self._verified: set[str] = set()
-        """Keys of listings of which nothing was broken: a study that varies something else looks at them once."""
+        """Keys of listings without a broken image: a study that varies something else checks them only once."""
 
     def check(self, spec: DataSpec) -> Summary:
-        """Opens every image, unless the cache of this user holds these very files decoded; names all that are broken.
+        """Opens every image, unless this user's cache holds these files decoded; names all that are broken.
 
         Where some may be left out each is decoded, and what came of it is kept in the cache's folder.
         """
@@ -155,7 +155,7 @@ class ImageSet:
         return listing.summary
 
     def prepare(self, spec: DataSpec, cache_root: Path, progress: Progress | None = None) -> None:
-        """Decodes what ranks will map, by processes on all cores; proves what is there already by its checksums.
+        """Decodes what ranks will map, in processes on all cores; checks what is already there by its checksums.
 
         Raises:
             RequestError: images are wrong, or the cache has no room or cannot be written.
@@ -169,7 +169,7 @@ class ImageSet:
         if decoded is None and spec.source == "cache":
             raise _no_cache(listing, cache_root)
         if decoded is None and listing.decoded_bytes <= MOST_MEMORY_BYTES:
-            in_memory(build)  # for the errors alone: each rank has to do it for itself
+            in_memory(build)  # only for its errors: each rank has to decode for itself
 
     def load(self, spec: DataSpec, cache_root: Path) -> Dataset:
         """See `Source.load`."""
@@ -211,7 +211,7 @@ def listing_of(
     fingerprint: str,
     where: str,
 ) -> Listing:
-    """A listing of what was found; `data.held_out` of the images are held out where they have no split of their own.
+    """A listing of what was found; without a split of its own, a share `data.held_out` of the images is held out.
 
     Args:
         kind: of the dataset, for the cache's key.
@@ -249,7 +249,7 @@ def listing_of(
 def chosen_classes(
     spec: DataSpec, present: Sequence[str], where: str, kind: str = "classes", next_step: str = ""
 ) -> list[str]:
-    """The classes taken of those that are there, sorted: all, or those that `data.classes` names.
+    """The classes that are taken from those present, sorted: all, or those that `data.classes` names.
 
     A line of its file is a class, or begins with one: "n01440764 tench". `where` the classes are, what `kind` of thing
     they are and the `next_step` where they are too few stand in messages.
@@ -294,7 +294,7 @@ def _told(progress: Progress, before: int, samples: int, done: int, _of_split: i
 
 
 def _remembered(path: Path, listing: Listing) -> dict[str, Problems]:
-    """The broken images, of which a file in the cache's folder may know: finding them decodes every image."""
+    """The broken images, read from a file in the cache's folder if it exists: finding them decodes every image."""
     try:
         read = json.loads(path.read_text())
         return {split: {int(n): (str(name), str(what)) for n, name, what in read[split]} for split in SPLITS}

@@ -1,4 +1,4 @@
-"""One picture of a common format: is it whole, and its pixels as a square of a given side."""
+"""Pictures of common formats: whether one is whole, and its pixels as a square of a given side."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ EXTENSIONS = {
 """Extension -> Pillow's name of the format. The only formats read: some of Pillow's others start programs."""
 
 MOST_PIXELS = 100_000_000
-"""More is refused before it is decoded: a file of a few kilobytes may claim to hold terabytes."""
+"""Most pixels of a picture; more are refused before decoding: a file of a few kilobytes may claim to hold terabytes."""
 _MOST_BYTES_AT_ONCE = 100_000_000
-"""Of a file that is read whole before it is decoded; a larger one is read by what decodes it."""
+"""Largest file that is read whole before decoding; its decoder reads a larger one."""
 _TAIL_BYTES = 4096
 _JPEG = b"\xff\xd8\xff"
 _END_MARKS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}
 
 
 def verify_picture(content: Content, name: str = "") -> tuple[int, int]:
-    """Width and height of a picture that is whole, as far as is cheap to tell.
+    """Width and height of a picture, checked to be whole as far as is cheap.
 
     Raises:
         RequestError: it is broken; names the file.
     """
     with _opened(content, name) as image:
         mark = _END_MARKS.get(image.format or "")
-        # Without its end mark a file may still be good, with other data after it: only decoding tells.
+        # A file without its end mark may still be good, with other data behind: only decoding tells.
         if mark is not None and mark not in _tail(content):
             image.load()
         return image.width, image.height
@@ -77,7 +77,7 @@ def decode_square(content: Content, side: int, channels: int = 3, name: str = ""
 
 
 def decode_within(content: Content, side: int, name: str = "") -> tuple[Images, tuple[int, int]]:
-    """A whole picture, scaled down as in `decode_square` where one of its sides is longer than `side`.
+    """A whole picture, scaled down as in `decode_square` if one of its sides is longer than `side`.
 
     Returns:
         Pixels uint8 `[h, w, 3]`, and the width and height that it has in its file.
@@ -92,7 +92,7 @@ def decode_within(content: Content, side: int, name: str = "") -> tuple[Images, 
 
 
 def decode_labels(content: Content, name: str = "") -> NDArray[np.uint8]:
-    """The numbers that a picture of one channel of 8 or 16 bits, or of a palette, holds: `[H, W]`.
+    """The values `[H, W]` of a picture that has one channel of 8 or 16 bits, or a palette.
 
     Raises:
         RequestError: it is broken, or holds something else.
@@ -108,7 +108,7 @@ def decode_labels(content: Content, name: str = "") -> NDArray[np.uint8]:
 
 
 def within(width: int, height: int, side: int) -> tuple[int, int]:
-    """Width and height of a picture in its own proportions, of which none is more than `side`; never enlarged."""
+    """Width and height of a picture scaled down in its own proportions so that neither is more than `side`."""
     longer = max(width, height)
     if longer <= side:
         return width, height
@@ -121,10 +121,10 @@ def _name(name: str, content: Content) -> str:
 
 @contextmanager
 def _stored(content: Content) -> Iterator[Content]:
-    """What is decoded inside: the bytes of a file, whose reading is counted apart; of a very large one its path."""
+    """Yields what to decode: a file's bytes, whose reading is timed separately, or the path of a very large file."""
     stored = content
     if isinstance(content, str):
-        with spending("reading"), suppress(OSError):  # told by what opens it next, as all else that is wrong with it
+        with spending("reading"), suppress(OSError):  # reported by the next one to open it, like any other fault
             if Path(content).stat().st_size <= _MOST_BYTES_AT_ONCE:
                 stored = Path(content).read_bytes()
     with spending("decoding" if isinstance(stored, bytes) else "both"):
@@ -144,22 +144,22 @@ def _square(image: Image, side: int, channels: int) -> Images:
 
 
 _Target = Callable[[int, int], tuple[int, int]]
-"""From width and height of a picture to those that it is wanted in."""
+"""Width and height of a picture -> those at which it is wanted."""
 
 
 def _decoded(content: Content, target: _Target, channels: int, name: str) -> tuple[Image, tuple[int, int]]:
-    """A picture, decoded no larger than its target needs, and its own width and height."""
+    """A picture, decoded no larger than `target` needs, and its own width and height."""
     if (decoded := _jpeg(content, target, channels)) is not None:
         return _pillow().fromarray(decoded[0]), decoded[1]
     with _opened(content, name) as image:
         own = image.size
-        # Lets JPEG decode at a half, quarter, ... that is still large enough.
+        # Lets JPEG decode at a half, a quarter, ... as long as that is large enough.
         image.draft("L" if channels == 1 else "RGB", target(*own))
         return _grey(image) if channels == 1 else _rgb(image), own
 
 
 def _jpeg(content: Content, target: _Target, channels: int) -> tuple[Images, tuple[int, int]] | None:
-    """What Pillow decodes, to the bit, in less time; None where that is left to Pillow, as all that is odd is.
+    """Decodes a JPEG exactly as Pillow does, but faster; None for anything odd, which is left to Pillow.
 
     Both are libjpeg-turbo with its exact transform. Pillow scales by halves, so no other scale is asked for here.
     """
@@ -175,7 +175,7 @@ def _jpeg(content: Content, target: _Target, channels: int) -> tuple[Images, tup
             halvings += 1
         smaller = {"min_height": -(-height >> halvings), "min_width": -(-width >> halvings)} if halvings else {}
         pixels: Images = simplejpeg.decode_jpeg(content, "GRAY" if channels == 1 else "RGB", **smaller)
-    except (OSError, ValueError):  # broken, or a warning that Pillow passes over
+    except (OSError, ValueError):  # broken, or with a warning that Pillow ignores
         return None
     return (pixels[..., 0] if channels == 1 else pixels), (width, height)
 
@@ -192,7 +192,8 @@ def _simplejpeg() -> ModuleType | None:
 def _pillow() -> ModuleType:
     from PIL import Image
 
-    # Pillow warns of what `_opened` refuses or what does no harm (odd metadata): the user gets one message or none.
+    # Pillow warns of things that `_opened` refuses, or that do no harm (odd metadata): the user gets one message or
+    # none.
     warnings.filterwarnings("ignore", module=r"PIL\.")
     return Image
 
@@ -224,7 +225,7 @@ def _tail(content: Content) -> bytes:
 
 
 def _grey(image: Image) -> Image:
-    # Wider grey goes its own way (`_rgb`), and comes back as one of three like channels.
+    # Wider grey goes through `_rgb` and comes back as one of its three equal channels.
     return _rgb(image).getchannel(0) if image.mode.startswith(("I", "F")) else image.convert("L")
 
 
@@ -232,7 +233,7 @@ def _rgb(image: Image) -> Image:
     from PIL import Image
 
     wide = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM")
-    if image.mode in ("I", "F") and not wide:  # Pillow would clip what is above 255, and show fractions as black
+    if image.mode in ("I", "F") and not wide:  # Pillow would clip values above 255, and show fractions as black
         raise ValueError(f"it holds {'whole numbers' if image.mode == 'I' else 'fractions'} of 32 bits, no colours")
     if wide:  # Pillow would clip 16-bit grey to white
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
@@ -242,7 +243,7 @@ def _rgb(image: Image) -> Image:
 
 
 class BrokenImage(RequestError):
-    """A file that cannot be an image of the set; `name` and `what` are what is wrong with which."""
+    """A file that cannot be an image of the set; `name` says which file, `what` what is wrong."""
 
     def __init__(self, name: str, what: str) -> None:
         self.name, self.what = name, what

@@ -1,4 +1,4 @@
-"""Reads the pickles CIFAR comes in without ever unpickling: nothing that a file names is looked up or called.
+"""Reads the pickles that CIFAR comes in without unpickling: nothing that a file names is looked up or called.
 
 The standard library splits the file into opcodes; this module gives a meaning only to those that build dicts,
 lists, tuples, strings, integers and numpy arrays of a few integer types. A name such as `numpy.ndarray` becomes a
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from vitscale.errors import RequestError, shown
 
 _MOST_OPCODES = 1_000_000
-"""CIFAR-100's training file has about 250,000."""
+"""Most opcodes of a file; CIFAR-100's training file has about 250,000."""
 _INTEGER_TYPES = ("u1", "i4", "i8")
 
 _SYMBOLS = {
@@ -33,7 +33,7 @@ _SYMBOLS = {
     ("_codecs", "encode"): "encode",
     ("__builtin__", "bytes"): "no bytes",  # how Python 3 writes b"" in protocol 2
 }
-"""Every name that CIFAR files contain, as written by Python 2 and 3 and by numpy 1 and 2."""
+"""Every name in CIFAR files as written by Python 2 and 3 and by numpy 1 and 2, and what stands for it."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class _Array:
 
 
 class _Refused(Exception):
-    """Something that no CIFAR file contains."""
+    """Content that no CIFAR file has."""
 
 
 def read_pickle(content: bytes, name: str) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def _as_result(value: object) -> dict[str, Any]:
 
 
 class _Machine:
-    """The pickle machine, reduced to data. A stack of stacks: a mark opens a new one."""
+    """The pickle machine, reduced to data. It has a stack of stacks: a mark opens a new one."""
 
     def __init__(self) -> None:
         self.stacks: list[list[Any]] = [[]]
@@ -138,7 +138,7 @@ class _Machine:
         if not isinstance(target, dict) or len(items) % 2:
             raise ValueError("items for something that is not a dictionary")
         for key, value in zip(items[::2], items[1::2], strict=True):
-            # Only flat keys: hashing a tuple nested a million deep would overflow the stack of C.
+            # Only flat keys: hashing a tuple nested a million deep would overflow C's stack.
             if not isinstance(key, (str, bytes, int)):
                 raise _Refused(f"a dictionary key of the type {type(key).__name__}")
             target[key] = value
@@ -196,7 +196,7 @@ def _fill(array: _Array, state: object) -> None:
 def _shaped(content: bytes, dtype: np.dtype[Any], shape: object, is_fortran: bool) -> NDArray[Any]:
     if not isinstance(shape, tuple) or len(shape) > 4 or not all(type(n) is int and n >= 0 for n in shape):
         raise ValueError("an array without a proper shape")
-    # Both raise ValueError where the content does not fit; neither allocates.
+    # Both raise ValueError where the content does not fit; neither allocates memory.
     return np.frombuffer(content, dtype=dtype).reshape(shape, order="F" if is_fortran else "C")
 
 
@@ -216,7 +216,7 @@ def _integer(argument: int) -> int:
 
 _LITERALS: dict[str, Callable[[Any], object]] = {
     **dict.fromkeys(("BININT", "BININT1", "BININT2", "LONG1", "LONG4"), _integer),
-    # Strings of Python 2: pickletools hands the bytes over as text in this encoding.
+    # Strings of Python 2: pickletools gives their bytes as text in this encoding.
     **dict.fromkeys(("BINSTRING", "SHORT_BINSTRING"), lambda text: text.encode("latin-1")),
     **dict.fromkeys(("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"), lambda text: text),
     **dict.fromkeys(("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"), lambda content: content),

@@ -1,4 +1,4 @@
-"""Scenes: pictures of unlike sizes with a label for each pixel, which another picture holds.
+"""Scenes: pictures of different sizes with a label for each pixel, which a second picture holds.
 
 A scene is stored in the upper left corner of a square: three channels of its picture, and one of its mask.
 """
@@ -26,12 +26,12 @@ SCENE_CHANNELS = 4
 
 @dataclass(frozen=True, eq=False)
 class ScenePairs:
-    """Pictures and their annotations, whose label 0 stands for nothing, and k for class k - 1. See `Encoded`."""
+    """Pictures and their annotations, in which 0 stands for no label and k for class k - 1. See `Encoded`."""
 
     pictures: tuple[str, ...]
-    """Paths; "" where an annotation has none."""
+    """Paths of pictures; "" where an annotation has no picture."""
     annotations: tuple[str, ...]
-    """The same of the annotations."""
+    """Paths of annotations; "" where a picture has none."""
     classes: int
 
     def __len__(self) -> int:
@@ -55,7 +55,7 @@ class ScenePairs:
         return ScenePairs(pictures, annotations, self.classes)
 
     def verify(self, number: int) -> None:
-        """Reads the annotation, and of the picture what is cheap.
+        """Checks a scene: reads the annotation wholly, and of the picture what is cheap.
 
         Raises:
             BrokenImage: one of both is broken or not there, their sizes differ, or a label stands for no class.
@@ -63,7 +63,7 @@ class ScenePairs:
         self._both(number, lambda path: (None, verify_picture(path, path)))
 
     def decode(self, number: int, shape: ArrayShape) -> Images:
-        """A scene as `[side, side, channels]`: of 3 channels its picture, of 1 its mask, of 4 both.
+        """A scene as `[side, side, channels]`: its picture for 3 channels, its mask for 1, both for 4.
 
         Where the scene has ended the picture is black, and the mask `OUTSIDE`.
 
@@ -88,7 +88,7 @@ class ScenePairs:
         return stored
 
     def _both(self, number: int, read: Callable[[str], tuple[T, tuple[int, int]]]) -> tuple[T, Mask]:
-        """What `read` gives of the picture, besides its width and height, and the mask at its own size."""
+        """The result of `read` for the picture, without width and height, and the mask at its own size."""
         name, annotation = self.pictures[number], self.annotations[number]
         if not name or not annotation:
             raise BrokenImage(name or annotation, f"it has no {'annotation' if name else 'picture'} of its name")
@@ -111,18 +111,18 @@ class ScenePairs:
         return picture, mask
 
     def _mask(self, number: int) -> Mask:
-        """Classes `[H, W]`, `IGNORED` for what is labelled 0 or 255."""
+        """Classes `[H, W]`; `IGNORED` where the label is 0 or 255."""
         path = self.annotations[number]
         labels = decode_labels(path, path)
         labels[labels == IGNORED] = 0
         if (most := int(labels.max())) > self.classes:
             raise BrokenImage(path, f"it has the label {most}, and data.classes is {self.classes}")
-        labels -= np.uint8(1)  # of 0 it is 255: bytes wrap
+        labels -= np.uint8(1)  # bytes wrap: 0 becomes 255
         return labels
 
 
 def nearest_within(mask: Mask, side: int) -> Mask:
-    """A mask scaled as `pictures.within` scales its picture: to each pixel the label nearest to its middle."""
+    """A mask scaled as `pictures.within` scales its picture: each pixel gets the label nearest to its middle."""
     size = within(mask.shape[1], mask.shape[0], side)
     columns, rows = ((2 * np.arange(n) + 1) * whole // (2 * n) for n, whole in zip(size, mask.shape[::-1], strict=True))
     scaled: Mask = mask[rows[:, None], columns]
@@ -131,7 +131,7 @@ def nearest_within(mask: Mask, side: int) -> Mask:
 
 @dataclass(frozen=True, eq=False)
 class SceneSplit:
-    """Pictures and masks of a split apart."""
+    """A split with its pictures and its masks as separate splits."""
 
     pictures: Split
     masks: Split
@@ -141,7 +141,7 @@ class SceneSplit:
 
     @property
     def labels(self) -> SceneSplit:
-        """What indexing it by ids gives: masks uint8 `[n, side, side]`."""
+        """An object that gives masks uint8 `[n, side, side]` when indexed by ids."""
         return self
 
     def __getitem__(self, ids: Labels) -> Images:

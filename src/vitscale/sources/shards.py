@@ -1,4 +1,4 @@
-"""Tar files as WebDataset lays them out: `KEY.jpg` beside `KEY.cls`, read in place and never unpacked."""
+"""Tar files in WebDataset's layout: `KEY.jpg` beside `KEY.cls`, read in place and never unpacked."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vitscale.trial.trial import DataSpec
 _HOW = "Put shards there: ROOT/train/*.tar and ROOT/val/*.tar, or ROOT/train-000.tar, ROOT/val-000.tar"
 _MOST_LABEL_BYTES = 1 << 20
 FEWEST_REMEMBERED = 10_000
-"""It takes about 0.1 ms a sample to go through a shard's headers."""
+"""Fewest samples whose index is kept: going through a shard's headers takes about 0.1 ms a sample."""
 _IMAGES = frozenset((*EXTENSIONS, *ARRAY_EXTENSIONS))
 
 
@@ -38,7 +38,7 @@ class _Member(NamedTuple):
 
 
 _TYPES = [int, str, int, int, int, str]
-"""Of a member's fields."""
+"""Types of the fields of a `_Member`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,8 +72,8 @@ class Members:
 
 
 def list_shards(spec: DataSpec) -> Listing:
-    """The dataset `shards`. A sample is the members of one name up to its first dot: an image, and its class as a
-    number or a name in `.cls`, or under "label" in `.json`.
+    """The dataset `shards`. A sample is all members with the same name up to its first dot: an image, and its class as
+    a number or a name in `.cls`, or under "label" in `.json`.
 
     Raises:
         RequestError: it is not laid out like this, or a shard is damaged.
@@ -116,7 +116,7 @@ def _shards(folder: Path, root: Path) -> tuple[list[str], list[str]]:
 
 
 def _members(shards: list[str], stamps: list[str]) -> list[_Member]:
-    """Every sample. Many are remembered in the cache's folder, or each rank would go through all headers."""
+    """Every sample. Many samples are kept in the cache's folder, since else each rank would go through all headers."""
     path = default_cache_root() / f"shards-{fingerprint_of(stamps)[:24]}.index.json"
     try:
         kept = [_Member(*member) for member in json.loads(path.read_text())]

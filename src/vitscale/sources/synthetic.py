@@ -22,10 +22,10 @@ from vitscale.trial.trial import DataSpec
 
 _VERSION = 1
 _GRID = 4
-"""A class is a pattern of `_GRID x _GRID` coloured squares."""
+"""Squares along a side of a class's pattern: `_GRID x _GRID` coloured squares."""
 _PATTERN_STREAM, _TRAIN_STREAM, _HELD_OUT_STREAM, _SQUARES_STREAM, _MARGIN_STREAM = 10, 11, 12, 20, 30
 _MOST_CLASSES = 255
-"""Of a mask's bytes, one stands for pixels that count for nothing."""
+"""Most classes of masks: of a byte's 256 values, one stands for pixels that count for nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,7 @@ class SyntheticSplit:
 
 @dataclass(frozen=True, eq=False)
 class SegmentedSplit:
-    """Image `i` is `_GRID x _GRID` squares of classes drawn by `i`, each in its class's colour, plus uniform noise.
+    """Image `i` is `_GRID x _GRID` squares of classes that `i` draws, each in its class's colour, plus uniform noise.
 
     Of a mask the topmost rows count for nothing: up to a quarter of them, as many as `i` draws.
     """
@@ -72,7 +72,7 @@ class SegmentedSplit:
 
     @property
     def labels(self) -> SegmentedSplit:
-        """What indexing it by ids gives: uint8 `[n, side, side]`."""
+        """An object that gives masks uint8 `[n, side, side]` when indexed by ids."""
         return self
 
     def __getitem__(self, ids: Labels) -> NDArray[np.uint8]:
@@ -97,14 +97,14 @@ class SegmentedSplit:
 
 
 def _noise(ids: Labels, count: int, stream: int) -> NDArray[np.uint8]:
-    """Uniform bytes `[len(ids), count]`, a row for each id."""
+    """Uniform bytes `[len(ids), count]`, one row per id."""
     words = -(-count // 8)
     positions: Words = np.add.outer(ids.astype(np.uint64) * np.uint64(words), np.arange(words, dtype=np.uint64))
     return base.mix64(positions, stream).astype("<u8").view(np.uint8)[:, :count]
 
 
 class Synthetic:
-    """The dataset `synthetic`, and of segmentation `synthetic-masks`.
+    """The dataset `synthetic`, and for segmentation `synthetic-masks`.
 
     `samples`, `classes` and `source_size` decide everything.
     """
@@ -140,7 +140,7 @@ class Synthetic:
     def load(self, spec: DataSpec, cache_root: Path) -> Dataset:  # noqa: ARG002  one signature for every source
         """Makes only the labels; images are made when taken."""
         summary = self.check(spec)
-        # A pattern and its noise, each of 128 values alike: (128^2 - 1) / 12 of variance, twice.
+        # A pattern and its noise have 128 equally likely values each: a variance of (128^2 - 1) / 12, twice.
         alike = base.ChannelStatistics((127.0,) * spec.channels, (52.25,) * spec.channels)
         statistics = None if spec.channels == 3 else alike
         if self.task == "segmentation":

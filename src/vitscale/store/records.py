@@ -105,8 +105,7 @@ class Environment(Record):
     numa_nodes: tuple[int, ...] | None = None
     """The memory nodes of `cores_allowed`; null where the kernel does not tell."""
     git_revision: str | None
-    """Revision of rank 0's working directory, with "+changes" if there were any; null elsewhere and outside a
-    repository."""
+    """Revision of rank 0's working directory, with "+changes" if it has any; null without one and on other ranks."""
     tf32: bool | None = None
     """Whether fp32 products may be computed in TF32, by whatever setting; null on cpu and in older formats."""
     physical_cores: tuple[int, ...] | None = None
@@ -114,8 +113,7 @@ class Environment(Record):
     cpu: str | None = None
     """The host's processor."""
     cpu_governor: str | None = None
-    """Governor of its clocks ("performance", "powersave"); null where the kernel does not tell: most virtual
-    machines."""
+    """Governor of its clocks ("performance", "powersave"); null where it is unknown, as in most virtual machines."""
     cpu_boost: bool | None = None
     """Whether cores may clock above their base (turbo)."""
     kernel: str | None = None

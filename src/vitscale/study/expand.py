@@ -1,4 +1,4 @@
-"""From a study to its trials: "auto" resolved, batch sizes worked out, curves laid through them.
+"""Expands a study to its trials: "auto" resolved, batch sizes worked out, curves laid through them.
 
 Trials that several curves share (strong-micro and strong-global at one rank) exist once.
 """
@@ -36,27 +36,27 @@ from vitscale.trial.trial import (
 
 @dataclass(frozen=True)
 class Expansion:
-    """All that a study asks for, on this machine and this data."""
+    """All trials that a study asks for, on this machine and this data."""
 
     curves: tuple[Curve, ...]
     trials: dict[str, Trial]
     fingerprints: dict[str, str]
     """Trial identity to the fingerprint of its data."""
     train_samples: dict[str, int]
-    """Trial identity to the images in its whole training split."""
+    """Trial identity to the number of images in its whole training split."""
     notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class _Settled:
-    """One point of the sweep with all settled that needs no data; its model still lacks the class count."""
+    """One point of the sweep in which all that needs no data is settled; its model still lacks the class count."""
 
     labels: dict[str, Any]
     study: Study
     data: DataSpec
     model: ModelSpec
     worlds: tuple[tuple[TrainSpec, World, float], ...]
-    """With the share of the training images that each uses."""
+    """For each rank count: training, world, and the share of the training images that is used."""
     script_digest: str | None
 
 
@@ -67,7 +67,7 @@ def expand(
     slots: int | None = None,
     launcher: str = "torchrun",
 ) -> Expansion:
-    """Every trial of a study.
+    """Every trial of a study, on its curves.
 
     Data come last: they may have to be downloaded, which a mistake elsewhere should not have to wait for.
 
@@ -83,7 +83,7 @@ def expand(
     """
     _refuse_idle_fields(file)
     shapes = [study.scaling.gpus_per_node or slots for _, study, _ in file.points()]
-    # Equal along all curves, packed or spread: a rank alone on its host must not compute with more threads.
+    # The same number of threads on all curves, packed or spread: a rank alone on its host must not compute with more.
     most = None if None in shapes else max(shape for shape in shapes if shape is not None)
     points = [
         _settled(file.path, labels, study, by_hand, machine, slots, most) for labels, study, by_hand in file.points()
@@ -121,7 +121,7 @@ def expand(
 
 
 def _micro_step_notes(point: _Settled) -> Iterator[str]:
-    """Rank counts whose share of a constant global batch divides badly."""
+    """Notes on rank counts whose share of a constant global batch divides badly."""
     train = point.study.train
     if point.study.scaling.mode != "strong-global" or train.micro_batch is None:
         return
@@ -134,7 +134,7 @@ def _micro_step_notes(point: _Settled) -> Iterator[str]:
 
 
 def _refuse_idle_fields(file: StudyFile) -> None:
-    """A field of one batch policy alone must have a curve of that policy to act on."""
+    """Refuses a field of one batch policy where no curve has that policy."""
     study, modes = file.study, file.modes
     for field, value, mode in (
         ("train.global_batch", study.train.global_batch, "strong-global"),
@@ -152,7 +152,7 @@ def _refuse_idle_fields(file: StudyFile) -> None:
 
 
 def _refuse_idle_values(study: Study, by_hand: frozenset[str]) -> None:
-    """A value set by hand that another one leaves nothing to do."""
+    """Refuses a value set by hand that has no effect because of another value."""
     idle = None
     for name in TrainSection.model_fields if study.train.script is None else ():
         field, values = facts.fact_of(TrainSection, name).needs or ("", ())
@@ -201,7 +201,7 @@ def _settled(
     if config is not None and "train.optimizer" in deepspeed_config.fixed_fields(config):
         kept["optimizer"] = "deepspeed_config"
     located = user_model.located(path, study.model)
-    # Whatever the class count, the rest must be right.
+    # Whatever the number of classes, all else must be right.
     model = located if located.unknown and digest else model_spec.resolve(located, 1)
     worlds = []
     for gpus in ranks:
@@ -231,7 +231,7 @@ def _settled(
 
 
 def _with_script(path: Path, study: Study, by_hand: frozenset[str]) -> tuple[Study, str | None]:
-    """The study with the path of its script from the study file's folder, and the script's digest; None without one."""
+    """The study with its script's path seen from the study file's folder, and the script's digest; None without one."""
     train = study.train
     if train.script is None:
         return study, None
@@ -248,7 +248,7 @@ def _with_script(path: Path, study: Study, by_hand: frozenset[str]) -> tuple[Stu
 
 
 def _located(path: Path, data: DataSpec) -> DataSpec:
-    """With its paths from the study file's folder, and the classes that its file names."""
+    """`data` with paths resolved from the study file's folder, and with the classes that its file names."""
     settled: dict[str, Any] = {} if data.root is None else {"root": str(beside(path, data.root))}
     if data.hf is not None and (folder := beside(path, data.hf)).is_dir():
         settled["hf"] = str(folder)
@@ -260,7 +260,7 @@ def _located(path: Path, data: DataSpec) -> DataSpec:
 
 
 def _rank_counts(study: Study, *, split_varies: bool) -> list[int]:
-    """Of one point. Counts below the ranks that share its model are those of other points, which share it less."""
+    """Rank counts of one point. With `split_varies`, those too small for its split belong to other points."""
     gpus = sorted(set(study.scaling.gpus))
     engines.known(study.train.engine)
     if study.train.engine != "none":
@@ -287,7 +287,7 @@ def _trial(
     study = point.study
     measured = {field: getattr(study.measure, field) for field in WindowSpec.model_fields}
     auto = measured["steps"] == AUTO
-    model, samples = point.model, {"samples": summary.train_samples}  # the rank does not look for itself
+    model, samples = point.model, {"samples": summary.train_samples}  # the rank does not count the images itself
     if not (model.unknown and point.script_digest):
         model = model_spec.resolve(model, len(summary.classes), summary.image_shape[2])
     trial = Trial(
@@ -328,7 +328,7 @@ def _check_length_is_said(study: Study) -> None:
 
 
 def _steps_per_epoch(trial: Trial, summary: Summary) -> int:
-    """Of a run with at least one step that counts; others are refused."""
+    """Optimizer steps of an epoch; refuses a run without a step that counts."""
     train, window = trial.train, trial.window
     images = samples_used(summary.train_samples, trial.data.fraction)
     steps = trial.steps_per_epoch(images)

@@ -1,5 +1,5 @@
-"""A study file, read and held against what a study may say; and what is put over it: the site file, which says where
-and how a cluster wants things run, so that a study runs everywhere, and values on the command line."""
+"""Reads a study file and checks it against what a study may say. Also what is put over it: values on the command line,
+and the site file, which says where and how a cluster wants things run, so that a study runs everywhere."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 _MOST_RUNS = 20_000
 FEWEST_FOR_TARGET = 6
-"""Runs from which on `measure.target_ci` can be reached; `vitscale.analysis.runs.repeats` says why."""
+"""Fewest runs with which `measure.target_ci` can be reached; `vitscale.analysis.runs.repeats` says why."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class StudyFile:
-    """A study as it was read: its text, its raw values, and the validated whole."""
+    """A study as it was read: its text, its raw values, and the validated study."""
 
     def __init__(self, path: Path, text: str, overlay: Overlay | None = None, overrides: Sequence[str] = ()) -> None:
-        """As `checked`, but for the points of the sweep."""
+        """Reads as `checked` does, but leaves out the points of the sweep."""
         self.path = path
         self.text = text
         self.overrides = tuple(overrides)
@@ -61,7 +61,7 @@ class StudyFile:
 
     @classmethod
     def checked(cls, path: Path, text: str, overlay: Overlay | None = None, overrides: Sequence[str] = ()) -> StudyFile:
-        """A study, every point of its sweep included.
+        """A study that is valid at every point of its sweep.
 
         Args:
             path: names it in messages; relative paths in it start in its folder.
@@ -89,11 +89,11 @@ class StudyFile:
 
     @property
     def swept_fields(self) -> frozenset[str]:
-        """The dotted fields that the sweep varies, those in its tables too."""
+        """The dotted fields that the sweep varies, including those in its tables."""
         return frozenset(field for its_choices in self._choices() for choice in its_choices for field in choice)
 
     def points(self) -> Iterator[tuple[Choice, Study, frozenset[str]]]:
-        """Each point of the sweep: the swept values, the study with them put in, and the dotted fields set by hand.
+        """Yields each point of the sweep: the swept values, the study with them, and the dotted fields set by hand.
 
         Raises:
             RequestError: the sweep, rank counts and repeats make more runs than a study may have, or a point is wrong.
@@ -121,7 +121,7 @@ class StudyFile:
                 if section != "sweep" and isinstance(keys, dict)
                 for key in keys
             )
-            yield labels, _validated(self.path, raw), by_hand  # a swept value stands on no line of its section
+            yield labels, _validated(self.path, raw), by_hand  # no line is named: a swept value stands on none
 
     def _choices(self) -> list[list[Choice]]:
         try:
@@ -130,13 +130,13 @@ class StudyFile:
             raise RequestError(f"{shown(str(self.path))}: {error}") from None
 
     def _check_sweep(self) -> None:
-        """What the command line decides is not varied."""
+        """Refuses to vary what the command line or the site file decides."""
         for field in sorted(self.swept_fields & self._decided.keys()):
             by = self._decided[field].format(key=field.partition(".")[2])
             raise self._error(f"sweep.'{field}' varies what {by} decides", next_step="Remove one of the two")
 
     def _check_repeats(self) -> None:
-        """`target_ci` must have runs to add, and `max_repeats` a target to add them for."""
+        """Requires room in `max_repeats` for the runs that `target_ci` adds, and a target for `max_repeats`."""
         measure = self.study.measure
         by_hand = "max_repeats" in self.raw.get("measure", {})
         limit = f"measure.max_repeats = {measure.max_repeats}" + ("" if by_hand else " (its default)")
@@ -167,16 +167,16 @@ def _overlaid(raw: dict[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]
         if not isinstance(section, Mapping):
             raw[name] = section
             continue
-        if name in SECTIONS:  # [sweep] is judged by its own rules
+        if name in SECTIONS:  # [sweep] has rules of its own
             _check_by_itself(name, section)
         own = raw.get(name, {})
-        if isinstance(own, dict):  # anything else is refused below
+        if isinstance(own, dict):  # anything else is refused later
             raw[name] = own | dict(section)
     return raw
 
 
 def _check_by_itself(name: str, section: Mapping[str, Any]) -> None:
-    """Of what is put over a study: a mistake in it must not be looked for in the study file.
+    """Checks a section that is put over a study by itself, so that nobody looks for its mistakes in the study file.
 
     What it lacks may stand there.
 
@@ -198,7 +198,7 @@ def _toml(path: Path, text: str) -> dict[str, Any]:
         raise _nested_too_deeply(path)
     try:
         return tomllib.loads(text)
-    except ValueError as error:  # tomllib.TOMLDecodeError, and an int of more digits than Python reads
+    except ValueError as error:  # tomllib.TOMLDecodeError, or an int of more digits than Python reads
         raise RequestError(
             f"study file {shown(str(path))} is not TOML: {error}",
             next_step="Strings need quotes, lists brackets; see examples/quickstart.toml",
@@ -214,7 +214,7 @@ def _nested_too_deeply(path: Path) -> RequestError:
 
 def _validated(path: Path, raw: Mapping[str, Any], text: str = "") -> Study:
     try:
-        # Strict: "64" is no number and 1 is not true.
+        # Strict: "64" is no number, and 1 is not true.
         study = Study.model_validate(raw, strict=True)
     except ValidationError as error:
         told = _messages(error.errors(include_url=False), text)
@@ -228,7 +228,7 @@ def _validated(path: Path, raw: Mapping[str, Any], text: str = "") -> Study:
 
 
 def _messages(problems: Sequence[ErrorDetails], text: str = "") -> str:
-    """What is wrong, with its line in `text`; of several mistakes each on a line of its own, the first five."""
+    """What is wrong, with its line in `text`; several mistakes are listed one per line, at most five."""
     listed: set[str] = set()
     # pydantic counts the items that are right: a list is not too short for the wrong ones, which are told.
     problems = [
@@ -244,7 +244,7 @@ def _messages(problems: Sequence[ErrorDetails], text: str = "") -> str:
 
 
 def _line_of(text: str, where: Sequence[int | str]) -> str:
-    """ "line 7", where a key of a section stands in a study's text, or the section; empty where neither is found."""
+    """ "line 7", where a key of a section stands in a study's text, or else its section; empty if neither is found."""
     section, key = str(where[0]), str(where[1]) if len(where) > 1 else ""
     at, heading = "", 0
     for number, line in enumerate(text.splitlines(), 1):
@@ -258,7 +258,7 @@ def _line_of(text: str, where: Sequence[int | str]) -> str:
 
 
 def _message(problem: ErrorDetails, listed: set[str]) -> str:
-    """One problem: an unknown key with the valid ones and where it belongs, or a wrong value.
+    """Words one problem: an unknown key with the valid ones and where it belongs, or a wrong value.
 
     The keys of a section are listed once; `listed` holds the sections of which they were.
     """
@@ -295,7 +295,7 @@ def _message(problem: ErrorDetails, listed: set[str]) -> str:
 
 
 def overridden(words: Sequence[str]) -> dict[str, Any]:
-    """What KEY=VALUE words of the command line put over a study: values by section and key, and its name.
+    """Parses KEY=VALUE words of the command line: values by section and key, and the study's name.
 
     A key is dotted ("train.micro_batch", "sweep.train.engine"); a value is TOML's, and a bare word a string.
 
@@ -327,7 +327,7 @@ def overridden(words: Sequence[str]) -> dict[str, Any]:
 
 
 def likely_overrides(key: str) -> list[str]:
-    """The KEY=VALUE words that may be meant by a key without its section, or by another program's word for one."""
+    """KEY=VALUE words that may be meant by a key without its section, or by another program's word for a key."""
     if meant := meant_key(key):
         return [f"{meant[0]}={meant[1] or 'VALUE'}"]
     return [f"{name}.{key}=VALUE" for name, model in SECTIONS.items() if key in model.model_fields]
@@ -346,7 +346,7 @@ def _unknown_override(field: str, key: str) -> RequestError:
 
 
 def _value_of(text: str, field: str) -> Any:
-    """TOML's value of a word; what is none is a string, unless it begins as one that must end."""
+    """The TOML value of `text`. Other text is a string, unless it begins like a value that must be closed."""
     try:
         value = tomllib.loads(f"value = {text}") if not has_long_keys(text) else {}
     except (ValueError, RecursionError):
@@ -362,14 +362,14 @@ def _value_of(text: str, field: str) -> Any:
 
 
 SITE_SECTIONS = ("launch", "slurm", "node")
-"""What a site file may say; it is put over what the study says of the same."""
+"""Sections that a site file may have; they are put over those of the study."""
 
 Overlay = Mapping[str, Mapping[str, Any]]
 """Values by section and key that are put over those of a study file."""
 
 
 def overlay(site: Path | None, *, launcher: str | None, scheduler: str | None, hostfile: Path | None) -> Overlay:
-    """What a site file and the command line put over a study, the command line last.
+    """Merges what the site file and the command line put over a study; the command line wins.
 
     Raises:
         RequestError: the site file cannot be read, is not TOML or has other sections.
@@ -378,7 +378,7 @@ def overlay(site: Path | None, *, launcher: str | None, scheduler: str | None, h
     given = {"launcher": launcher, "scheduler": scheduler, "hostfile": str(hostfile.absolute()) if hostfile else None}
     chosen: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     if scheduler in ("local", "slurm") and hostfile is None:
-        chosen["hostfile"] = None  # of the study or the site: it has no meaning there
+        chosen["hostfile"] = None  # removes the study's or the site's hostfile, which has no meaning here
     if chosen:
         sections["launch"] = sections.get("launch", {}) | chosen
     return sections

@@ -1,5 +1,5 @@
-"""What a study leaves open, settled by the user's DeepSpeed file and by the machine, and whether it fits there; and how
-batch and data follow the rank count, under each of three policies: arithmetic, and what does not divide."""
+"""Settles what a study leaves open, from the user's DeepSpeed file and the machine, and checks that it fits there. Also
+works out batch and data for each rank count under the three policies, and refuses what does not divide."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vitscale.trial.trial import Device, Mode, Precision, World, exact
 def with_deepspeed_config(
     study_path: Path, study: Study, by_hand: frozenset[str]
 ) -> tuple[Study, dict[str, Any] | None]:
-    """Reads the user's DeepSpeed file, if there is one, and takes over what it fixes and the study leaves open.
+    """Reads the user's DeepSpeed file, if any, and takes from it what the study leaves open.
 
     Args:
         study_path: the study file; a relative path in it starts there.
@@ -58,7 +58,7 @@ def with_deepspeed_config(
         if value is not None and field not in by_hand
     }
     try:
-        # Validated again, for these values are the user's too.
+        # Validated again, because these values come from the user too.
         new_train = TrainSection.model_validate(values | adopted, strict=True)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
@@ -69,7 +69,7 @@ def with_deepspeed_config(
 
 
 def device_of(study: Study, machine: Machine) -> Device:
-    """cuda where there is a GPU, unless the study says.
+    """cuda where there is a GPU, unless the study names a device.
 
     Raises:
         RequestError: it says cuda, and there is none; or it leaves that open, and GPUs that seem to be there cannot be
@@ -93,7 +93,7 @@ def device_of(study: Study, machine: Machine) -> Device:
 
 
 def precision_of(study: Study, device: Device, machine: Machine) -> Precision:
-    """bf16 where `device` is fast at it, unless the study says, or its DeepSpeed file, which it has been given."""
+    """Precision of the study or its DeepSpeed file; for "auto", bf16 where `device` is fast at it, else fp32."""
     precision = study.train.precision
     if precision == "auto":
         return "bf16" if machine.fast_bf16(device) else "fp32"
@@ -101,7 +101,7 @@ def precision_of(study: Study, device: Device, machine: Machine) -> Precision:
 
 
 def world_of(ranks: int, ranks_per_node: int | None, threads: int) -> World:
-    """The hosts that so many ranks take: one where they fit, else as many as there are full ones.
+    """The hosts that `ranks` ranks take: one where they fit, else as many full ones as needed.
 
     Args:
         ranks: in all.
@@ -123,7 +123,7 @@ def world_of(ranks: int, ranks_per_node: int | None, threads: int) -> World:
 
 
 def threads_of(study: Study, device: Device, machine: Machine, most_per_node: int | None = None) -> int:
-    """Threads per rank, equal along the curve.
+    """Threads per rank, the same along the curve.
 
     The curve's largest world decides, also for the plain baseline on one rank, so that all curves compute alike; of
     several hosts the fullest one.
@@ -162,7 +162,7 @@ _ANOTHER = "To plan for another machine describe it: node.cores=64 node.gpus=8"
 
 
 _MOST_IMAGES = 1_000_000
-"""Of `trial.BatchCount`."""
+"""Largest `trial.BatchCount`."""
 
 
 def batch_of(mode: Mode, train: TrainSection, world_size: int, smallest_world: int) -> tuple[int, int]:
@@ -193,7 +193,7 @@ def batch_of(mode: Mode, train: TrainSection, world_size: int, smallest_world: i
 
 
 def micro_batches_of(train: TrainSection, world_size: int, micro_batch: int) -> tuple[int, ...] | None:
-    """Images per micro-step of each rank where `rank_speeds` makes them unequal; their mean is `micro_batch`.
+    """Images per micro-step of each rank if `rank_speeds` makes them unequal; their mean is `micro_batch`.
 
     None where all are equal: that is the same trial as without `rank_speeds`.
 
@@ -219,7 +219,7 @@ def micro_batches_of(train: TrainSection, world_size: int, micro_batch: int) -> 
 
 
 def fraction_of(study: Study, world_size: int) -> float:
-    """Share of the training images used on `world_size` ranks: grows with them under weak scaling, exactly.
+    """Share of the training images used on `world_size` ranks; under weak scaling it grows with them, exactly.
 
     Raises:
         RequestError: weak scaling would need more images than there are.

@@ -1,4 +1,4 @@
-"""The study file as a JSON schema, by which an editor completes, explains and checks it while one types.
+"""The study file as a JSON schema, with which an editor completes, explains and checks it as one types.
 
 It refuses nothing that a study may say; what one value makes of another, `vitscale plan` tells.
 """
@@ -19,11 +19,11 @@ from vitscale.trial.facts import Spec
 from vitscale.trial.model_spec import NAMED_MODELS
 
 _OFFERED: dict[str, Collection[str]] = {"model.name": NAMED_MODELS, "data.name": SOURCES, "train.engine": ENGINES}
-"""Names that an editor offers, where other packages may bring more."""
+"""Names that an editor offers; other packages may add more."""
 
 
 def study_schema() -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of a study file, with the sources' docstrings as descriptions."""
+    """JSON Schema (draft 2020-12) of a study file, with docstrings of the code as descriptions."""
     schema = Study.model_json_schema()
     definitions = schema["$defs"]
     kinds: list[type[Spec]] = [Study, *SECTIONS.values()]
@@ -40,7 +40,7 @@ def study_schema() -> dict[str, Any]:
         properties = definitions[SECTIONS[section].__name__]["properties"]
         described = {word: properties[key][word] for word in ("description", "default") if word in properties[key]}
         properties[key] = {"anyOf": [{"enum": sorted(names)}, {"type": "string"}]} | described
-    # A script knows model and data itself, and data.hf says which dataset it is.
+    # A script knows model and data itself, and data.hf names the dataset.
     del definitions["DataSpec"]["required"]
     scripted = {"properties": {"script": {}}, "required": ["script"]}
     schema |= {
@@ -55,7 +55,8 @@ def study_schema() -> dict[str, Any]:
 
 
 def _sweep() -> dict[str, Any]:
-    """A list of values for each field, or of tables of a section's fields, with others' by their dotted names."""
+    """Schema of [sweep]: a list of values for each field, or of tables of a section's fields, in which other sections'
+    fields go by dotted names."""
     fields = {
         field: {"$ref": f"#/$defs/{SECTIONS[section].__name__}/properties/{key}"}
         for field in SWEEPABLE
@@ -78,14 +79,14 @@ def _sweep() -> dict[str, Any]:
 
 
 def _as_toml(value: dict[str, Any]) -> dict[str, Any]:
-    """Without null, which TOML does not have, and without titles, which say the key again."""
+    """`value` without null, which TOML does not have, and without titles, which repeat the key."""
     kept = {key: part for key, part in value.items() if key != "title" and not (key == "default" and part is None)}
     choices = [choice for choice in kept.pop("anyOf", []) if choice.get("type") != "null"]
     return kept | (choices[0] if len(choices) == 1 else {"anyOf": choices} if choices else {})
 
 
 def _docstrings(kind: type[Spec]) -> dict[str, str]:
-    """Of the fields that have one below them, a base's where the class has none of its own."""
+    """Docstrings of the fields that have one below them; a base class's where the class has none."""
     told: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if not issubclass(base, Spec):

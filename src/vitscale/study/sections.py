@@ -1,5 +1,5 @@
-"""The study: what to vary and what to hold fixed, as a study file says it; and what [sweep] varies: a field and its
-values, or a section and tables of its fields that go together."""
+"""The study: what to vary and what to hold fixed, as a study file says it. [sweep] varies a field over its values, or a
+section over tables of fields that go together."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ RankSpeeds = Annotated[
 
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$")]
 WithoutNul = Annotated[str, Field(pattern=r"^[^\x00]*$")]
-"""Text that can be a variable's value or a word of a command."""
+"""Text that can be the value of a variable or a word of a command."""
 
 
 class TrainSection(TrainFields):
-    """[train]: with "auto" where the machine or the data decide."""
+    """[train]: how to train, with "auto" where the machine or the data decide."""
 
     engine: str = "ddp"
     precision: Literal["fp32", "bf16", "bf16-params", "fp16", "auto"] = "auto"
@@ -53,14 +53,14 @@ class TrainSection(TrainFields):
     """auto: cuda where there is a GPU."""
     micro_batch: BatchCount | None = None
     global_batch: int | None = Field(default=None, ge=1, le=1_000_000_000)
-    """Of strong-global; by default that of the smallest world."""
+    """Global batch of strong-global; by default that of the smallest world."""
     optimizer: Literal["adamw", "sgd", "lamb", "onebit-adam", "onebit-lamb"] = "adamw"
     batch_norm: BatchNormScope | None = None
-    """By default synchronised in segmentation, and local in classification."""
+    """Scope of batch norms in training; by default synchronised in segmentation and local in classification."""
     deepspeed_config: str | None = None
     rank_speeds: RankSpeeds | None = None
-    """Relative speeds of the ranks, in rank order, as `vitscale check` measures them: each rank's share of the
-    images of a micro-step follows its speed, so that all take equally long. By default all are equal."""
+    """Relative speeds of the ranks, in rank order, as `vitscale check` measures them. Each rank's share of a
+    micro-step's images follows its speed, so that all take equally long. By default all are equal."""
 
 
 class ScalingSection(Spec):
@@ -68,14 +68,14 @@ class ScalingSection(Spec):
 
     mode: Mode = "strong-micro"
     gpus: Annotated[RankCounts, Fact(swept=False)] = (1,)
-    """Ranks in all; on CPU too."""
+    """Ranks in all, on GPUs or on CPUs."""
     fraction_per_gpu: Annotated[float | None, Fact(swept=False, short="{:g} of the data per GPU")] = Field(
         default=None, gt=0.0, le=1.0
     )
-    """Of weak: share of the training images per rank; by default `data.fraction / max(gpus)`."""
+    """Share of the training images per rank in weak; by default `data.fraction / max(gpus)`."""
     gpus_per_node: Annotated[int | None, Fact(short="{} to a host")] = Field(default=None, ge=1, le=4096)
-    """Ranks on one host. N ranks take N / gpus_per_node hosts, fewer ranks than that one; by default as many as a host
-    has. Sweep it to compare the same rank count packed (8) and spread (1)."""
+    """Ranks on one host. N ranks take N / gpus_per_node hosts, fewer ranks one host; by default as many as a host has.
+    Sweep it to compare the same rank count packed (8) and spread (1)."""
 
 
 AUTO = "auto"
@@ -94,44 +94,44 @@ class LaunchSection(Spec):
     """[launch]: how ranks are started and placed."""
 
     launcher: str = AUTO
-    """auto: the one that the results were begun with; of new results `local` on this machine, `torchrun` elsewhere."""
+    """auto: the launcher that results were begun with; for new ones `local` on this machine, `torchrun` elsewhere."""
     scheduler: Annotated[str, AfterValidator(_known_scheduler), Fact(swept=False)] = "auto"
-    """Where it runs. auto: `hostfile` where one is given, `slurm` inside an allocation, else this machine."""
+    """Where the study runs. auto: `hostfile` where one is given, `slurm` inside an allocation, else this machine."""
     hostfile: Annotated[str | None, Fact(swept=False)] = None
     """Hosts and how many ranks each takes: `NAME slots=4`, as DeepSpeed and Open MPI read them."""
     interface: Annotated[str | None, Fact(swept=False)] = Field(
         default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,30}$"
     )
-    """Network interface that ranks talk over (`NCCL_SOCKET_IFNAME`, `GLOO_SOCKET_IFNAME`, Open MPI's TCP)."""
+    """Network interface that ranks use (`NCCL_SOCKET_IFNAME`, `GLOO_SOCKET_IFNAME`, Open MPI's TCP)."""
     environment: Annotated[dict[VariableName, WithoutNul], Fact(swept=False)] = Field(default_factory=dict)
     """Variables set in every rank."""
     mpi_discovery: Annotated[bool, Fact(swept=False)] = False
-    """mpirun with DeepSpeed: let DeepSpeed find the ranks itself, through mpi4py."""
+    """With mpirun and DeepSpeed, let DeepSpeed find the ranks itself, through mpi4py."""
     threads_per_rank: int | None = Field(default=None, ge=1, le=4096)
-    """Equal along a curve; by default the machine's cores / max(gpus)."""
+    """Threads of each rank, equal along a curve; by default the machine's cores / max(gpus)."""
     oversubscribe: Annotated[bool, Fact(swept=False)] = False
     """Allow more threads or ranks than there are cores or GPUs."""
 
 
 class SlurmSection(Spec):
-    """[slurm]: what `sbatch` is asked for, beyond nodes, ranks and cores, which follow from each world."""
+    """[slurm]: what `sbatch` is asked for besides nodes, ranks and cores, which follow from each world."""
 
     jobs: Literal["job", "array"] = "job"
-    """job: one job for each world, which does its runs one after the other. array: one array for each world, with one
-    run in each element."""
+    """job: one job for each world, which does its runs in turn. array: one array per world, with one run in each
+    element."""
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
     time: str | None = Field(default=None, pattern=r"^(\d+-)?\d{1,4}(:\d{2}){0,2}$")
-    """Of each job: minutes, or [days-]hours:minutes:seconds."""
+    """Time limit of each job: minutes, or [days-]hours:minutes:seconds."""
     constraint: str | None = None
     reservation: str | None = None
     gpus: Literal["gpus-per-node", "gres", "none"] = "gpus-per-node"
     """How GPUs are asked for: `--gpus-per-node=N`, `--gres=gpu:N`, or not at all."""
     gpu_type: str | None = None
-    """As the cluster calls it: `--gpus-per-node=a100:4`."""
+    """The cluster's name for the GPUs: `--gpus-per-node=a100:4`."""
     modules: list[str] = Field(default_factory=list)
-    """`module load`ed before the ranks start, in this order."""
+    """Modules to load (`module load`) before the ranks start, in this order."""
     container: str | None = None
     """An image in which the ranks run."""
     container_runtime: Literal["apptainer", "pyxis"] = "apptainer"
@@ -142,11 +142,11 @@ class SlurmSection(Spec):
     options: list[str] = Field(default_factory=list)
     """Further `#SBATCH` options, one each: "--mail-type=END"."""
     setup: list[str] = Field(default_factory=list)
-    """Lines of shell in the batch script, before the runs: what a site needs. The one place where shell is meant."""
+    """Lines of shell in the batch script before the runs, for what a site needs. Only here is shell allowed."""
 
 
 class NodeSection(Spec):
-    """[node]: one host of the cluster, where the machine that plans is not like it (a login node)."""
+    """[node]: one host of the cluster, where it differs from the machine that plans (a login node)."""
 
     cores: int = Field(ge=1, le=100_000)
     gpus: int = Field(default=0, ge=0, le=1024)
@@ -155,7 +155,7 @@ class NodeSection(Spec):
 
 
 def _steps_or_auto(steps: Any, _: object) -> Any:
-    """Of a number that is none one thing is said, not also that it is no "auto"."""
+    """Validates `steps` so that a wrong number gets one message, and not a second one that it is no "auto"."""
     return steps if steps in (AUTO, None) else _STEP_COUNT.validate_python(steps)
 
 
@@ -166,24 +166,24 @@ class MeasureSection(WindowSpec):
     """[measure]: how long, how often, and when to give up."""
 
     steps: Annotated[StepCount | Literal["auto"] | None, WrapValidator(_steps_or_auto)] = None  # type: ignore[assignment]  # a trial has the number
-    """As a trial has it. "auto": as few as tell a run's mean step (`trial.step_schedule.shortest_run`)."""
+    """Optimizer steps after warm-up. "auto": as few as tell a run's mean step (`trial.step_schedule.shortest_run`)."""
     repeats: int = Field(default=3, ge=1, le=1000)
     target_ci: float | None = Field(default=None, gt=0.0, lt=1.0)
-    """Whole runs are added to a trial until the 95 % interval of its epoch time lies within this share of it."""
+    """Whole runs are added to a trial until the 95 % interval of its epoch time lies within this share of that time."""
     max_repeats: int = Field(default=10, ge=1, le=1000)
-    """Of `target_ci`: runs of a trial at most."""
+    """Most runs of a trial under `target_ci`."""
     max_gpu_hours: float | None = Field(default=None, gt=0.0)
-    """GPUs x hours of all runs, start-up and failed tries included: no run begins that is expected to end beyond."""
+    """GPUs x hours of all runs, start-up and failed tries included: no run begins that is expected to exceed this."""
     parallel_runs: int | None = Field(default=None, ge=1, le=10_000)
-    """Runs at a time at most: each on hosts of its own of a hostfile or an allocation, or jobs of Slurm. By default one
-    on hosts, and in Slurm as many as it starts."""
+    """Most runs at a time: each on its own hosts of a hostfile or an allocation, or jobs of Slurm. By default one on
+    hosts, and in Slurm as many as it starts."""
     hang_seconds: float = Field(default=300.0, gt=0.0)
-    """A run in which no rank records anything for so long is ended as `hang`."""
+    """A run in which no rank records anything for this long is ended as `hang`."""
     timeout_seconds: float | None = Field(default=None, gt=0.0)
     order_seed: Seed = 0
     """Seed of the random order of runs."""
     retries: int = Field(default=1, ge=0, le=100)
-    """How often a run is tried again whose cause was passing: a port in use, a host that did not answer."""
+    """How often a run is tried again if its cause was passing: a port in use, a host that did not answer."""
 
 
 class Study(Spec):
@@ -204,7 +204,7 @@ class Study(Spec):
     @model_validator(mode="before")
     @classmethod
     def _of_a_script(cls, values: Any) -> Any:
-        """A script distributes training itself, and knows model and data where the study does not name them."""
+        """Fills in engine, model and data for a script, which distributes training itself and knows model and data."""
         train, sweep = (values.get(key, {}) if isinstance(values, dict) else {} for key in ("train", "sweep"))
         if not isinstance(train, dict) or not ("script" in train or (isinstance(sweep, dict) and _SWEPT in sweep)):
             return values
@@ -230,13 +230,13 @@ SECTIONS: dict[str, type[Spec]] = {
 
 
 def fact_of_label(field: str) -> Fact:
-    """The facts of a dotted field ("train.compile"); of what is no field of a study those of a field without any."""
+    """The facts of a dotted field ("train.compile"); empty facts for a name that is no field of a study."""
     section, _, key = field.partition(".")
     return fact_of(SECTIONS[section], key) if section in SECTIONS else Fact()
 
 
 Choice = dict[str, Any]
-"""Dotted fields and the values they take together."""
+"""Dotted fields with the values that they take together."""
 
 
 _SWEPT_SECTIONS = ("data", "launch", "model", "parallel", "scaling", "train")
@@ -245,11 +245,11 @@ SWEEPABLE = sorted(
     for section in _SWEPT_SECTIONS
     for key in fields_where(SECTIONS[section], lambda fact: fact.swept and fact.role != "location")
 )
-"""The dotted fields that [sweep] may vary: not those along a curve, nor where images are found and where it may run."""
+"""Dotted fields that [sweep] may vary: not those along a curve, nor where images are found and where it may run."""
 
 
 def choices(sweep: Mapping[str, Sequence[Any]]) -> list[list[Choice]]:
-    """For each key of [sweep] what it may be: one field each, or the fields of one table.
+    """For each key of [sweep], its choices: one field each, or the fields of one table.
 
     Values are not judged here: each point of the sweep is validated as a study of its own.
 
@@ -308,5 +308,5 @@ def _of_table(section: str, table: Any) -> Choice:
         if key not in fields and key not in SWEEPABLE:
             what = f"{named}: {shown(key)} is no field of [{section}] that can be swept"
             raise RequestError(what, valid=fields, hint=nearest(key, fields))
-    # A field of another section by its dotted name: an engine and a split that it takes.
+    # A field of another section goes by its dotted name: for instance an engine and a split that it takes.
     return {key if key in SWEEPABLE else f"{section}.{key}": value for key, value in table.items()}

@@ -1,4 +1,4 @@
-"""What is the user's own, a model or a script: found before anything starts, without running it or importing torch."""
+"""Finds the user's own model or script before anything starts, without running it or importing torch."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from vitscale.errors import RequestError, nearest, shown
 from vitscale.trial.model_spec import NAMED_MODELS, ModelSpec
 
 _WEIGHTS = "model.safetensors"
-"""As the hub has them; several files only above 5 GB, which no named model comes to."""
+"""File name of weights on the hub; several files are used only above 5 GB, which no named model reaches."""
 
 
 def located(study_path: Path, model: ModelSpec) -> ModelSpec:
-    """`hf` and `weights` as absolute paths where they name folders beside the study file, else as they are: names on
+    """Makes `hf` and `weights` absolute paths where they name folders beside the study file; else they stay names on
     the hub. A name that an installed package offers becomes the factory that it stands for."""
     if model.name is not None and model.name not in NAMED_MODELS and (factory := target("model", model.name)):
         model = model.model_copy(update={"name": None, "factory": factory})
@@ -33,12 +33,12 @@ def _located(study_path: Path, name: str) -> str:
     folder = beside(study_path, name)
     try:
         return str(folder) if folder.is_dir() else name
-    except OSError:  # a name too long for a file is no folder
+    except OSError:  # a name too long for a file
         return name
 
 
 def weights_digest(model: ModelSpec) -> str | None:
-    """The SHA-256 of a located model's pretrained weights: of its config.json and all its safetensors files.
+    """SHA-256 of a located model's pretrained weights: of its config.json and all its safetensors files.
 
     Raises:
         RequestError: they are not there, or not in safetensors: other formats may run code when they are read.
@@ -62,7 +62,7 @@ def weights_digest(model: ModelSpec) -> str | None:
 
 
 def check(study_path: Path, model: ModelSpec) -> str | None:
-    """Whether a located model is there.
+    """Checks that a located model is there.
 
     Returns:
         For `hf`, the SHA-256 of its config.json: all that decides which model is built, wherever its folder lies.
@@ -87,7 +87,7 @@ _HEADS = {"classification": "IMAGE_CLASSIFICATION", "segmentation": "SEMANTIC_SE
 
 
 def _check_type(model: ModelSpec, config: str) -> None:
-    """Refuses a type that transformers, as installed here, has no head for; without it nothing is refused."""
+    """Refuses a model type for which the installed transformers has no such head; without it, refuses nothing."""
     told = re.search(r'"model_type"\s*:\s*"([\w.-]+)"', config)
     known = _types_with_head(_HEADS[model.task])
     if told is None or not known or told[1] in known:
@@ -101,28 +101,28 @@ def _check_type(model: ModelSpec, config: str) -> None:
 
 
 def _types_with_head(head: str) -> list[str]:
-    """The model types in transformers' own table, read as text: to import it takes seconds, and torch."""
+    """The model types in transformers' own table, read as text: importing it takes seconds, and torch."""
     transformers = importlib.util.find_spec("transformers")
     for folder in (transformers.submodule_search_locations or ()) if transformers is not None else ():
         file = Path(folder) / "models" / "auto" / "modeling_auto.py"
         text = file.read_text(encoding="utf-8") if file.is_file() else ""
         table = text.partition(f"\nMODEL_FOR_{head}_MAPPING_NAMES = OrderedDict(")[2].partition("\n)")[0]
-        # A pair of a type and its class, or classes: these are in brackets of their own.
+        # A type with its class, or with several classes in brackets of their own.
         return re.findall(r'\(\s*"([\w.-]+)",\s*(?:"[A-Z]|\()', table)
     return []
 
 
 def _from_hub(name: str, file: str, key: str) -> Path:
-    """A file of the hub, from huggingface_hub's own cache where it is there already; `key` of [model] names it."""
+    """A file from the hub, or from huggingface_hub's cache; `key` of [model] names it in messages."""
     import huggingface_hub as hub
 
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells of each try; here is one message
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it logs each try; one message is enough
     unreachable: Exception | None = None
     try:
         hub.get_hf_file_metadata(hub.hf_hub_url(name, file))
     except hub.errors.HfHubHTTPError:
-        pass  # it answers: the download tells why not, and tries again what may pass
-    except Exception as error:  # known at once, where the download tries for half a minute
+        pass  # the hub answers: the download says what is wrong, and repeats what may pass
+    except Exception as error:  # known at once, while the download would try for half a minute
         unreachable = error
     try:
         return Path(hub.hf_hub_download(name, file, local_files_only=unreachable is not None))
@@ -145,7 +145,7 @@ def script_digest(script: Path) -> str:
 
 def _check_factory(study_path: Path, factory: str) -> None:
     module, _, function = factory.partition(":")
-    # As the ranks will search: the working directory, the study file's folder, then what is installed.
+    # The ranks search in the same order: working directory, study file's folder, installed packages.
     spec = _module_spec(module.split("."), [str(Path.cwd()), str(study_path.parent.absolute())])
     if spec is None:
         what = f"model.factory {shown(factory)}: there is no module {shown(module)}"
@@ -159,23 +159,23 @@ def _check_factory(study_path: Path, factory: str) -> None:
 
 
 def _module_spec(parts: list[str], folders: list[str]) -> ModuleSpec | None:
-    """The module's specification, package by package, importing none of them."""
+    """The module's specification, found package by package without importing any."""
     spec = PathFinder.find_spec(parts[0], [*folders, *sys.path])
     try:
-        # Editable installations are found by hooks of their own; a top-level name is looked up without importing it.
+        # Editable installations have finders of their own; looking up a top-level name imports nothing.
         spec = spec or importlib.util.find_spec(parts[0])
     except (ImportError, ValueError):
         return None
     for part in parts[1:]:
         if spec is None or spec.submodule_search_locations is None:
             return None
-        # By its last name: by the whole one the finder would want the packages above it to have been imported.
+        # By its last name: given the whole name, the finder would want the packages above to be imported.
         spec = PathFinder.find_spec(part, list(spec.submodule_search_locations))
     return spec
 
 
 def _names_in(source: Path, factory: str) -> set[str] | None:
-    """Every name the module's text gives a value; None where the text does not tell (a star import, `__getattr__`)."""
+    """Every name to which the module's text gives a value; None if it cannot tell (star import, `__getattr__`)."""
     text = read_text(source, f"the module of model.factory {shown(factory)},", next_step="Mend or remove it")
     tree = _parsed(text, f"model.factory {shown(factory)}: {source}")
     names: set[str] = set()

@@ -23,7 +23,7 @@ BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_ac
 
 
 class _Part(BaseModel):
-    """What this program looks at in a configuration; the rest is DeepSpeed's to judge."""
+    """The keys of a configuration that this program reads; the rest is DeepSpeed's to judge."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
@@ -83,7 +83,7 @@ def read_json(path: Path, *, next_step: str) -> dict[str, Any]:
 
 
 def parse_json(text: str, named: str) -> dict[str, Any]:
-    """As `read_json`, from the text of the file `named`.
+    """Parses the text of the DeepSpeed file `named`, as `read_json` does.
 
     Raises:
         RequestError: it is no JSON, nested too deeply, or no object.
@@ -116,7 +116,7 @@ def _no_constant(name: str) -> float:
 
 
 def _require_plain(value: object, depth: int = 0) -> None:
-    """Raises for what could not be stored and read back the same: nesting, infinity (1e999), half characters."""
+    """Raises for values that would not be read back as stored: deep nesting, infinity (1e999), half characters."""
     if depth > _DEEPEST:
         raise RecursionError
     if isinstance(value, dict):
@@ -143,7 +143,7 @@ def _known(config: dict[str, Any]) -> _Known:
 
 
 def _without_auto(value: Any) -> Any:
-    """What Hugging Face's integration calls "auto" is left open, as if it were not there."""
+    """The value without keys that Hugging Face's integration sets to "auto", as if they were not there."""
     if not isinstance(value, dict):
         return value
     return {key: _without_auto(item) for key, item in value.items() if item != "auto"}
@@ -177,7 +177,7 @@ def _precision(known: _Known) -> str | None:
         what = f"the DeepSpeed configuration enables {' and '.join(enabled)} at once"
         raise RequestError(what, valid=["one of bf16.enabled, fp16.enabled and torch_autocast.enabled"])
     if not enabled:
-        # Autocast refused, and nothing else asked for: fp32 is what is left.
+        # Autocast is refused and nothing else asked for, which leaves fp32.
         return "fp32" if known.torch_autocast.enabled is False else None
     dtype = known.torch_autocast.dtype
     if enabled == ["bf16"] and dtype not in (None, "bfloat16", "bf16", "torch.bfloat16"):
@@ -186,7 +186,7 @@ def _precision(known: _Known) -> str | None:
 
 
 def contradictions(config: dict[str, Any], study_values: Mapping[str, Any]) -> list[str]:
-    """Where file and study disagree: one sentence each, naming both values.
+    """Disagreements between file and study: one sentence each, naming both values.
 
     `study_values` holds the fields set by hand in the study (dotted names) with their values.
     """
@@ -224,11 +224,11 @@ _ALSO_A_KEY: dict[str, tuple[str, ...]] = {
     "train.learning_rate_warmup_steps": ("scheduler",),
     "train.learning_rate_scaling": ("scheduler",),
 }
-"""Fields of a study that are keys of the file under other names or in other units: one of the two may say them."""
+"""Fields of a study that are keys of the file too, under other names or in other units: only one may set them."""
 
 
 def _set_twice(config: dict[str, Any], field: str) -> str | None:
-    """The key of the file that says what `field` of the study says."""
+    """The key of the file that sets what `field` of the study sets."""
     for key in _ALSO_A_KEY.get(field, ()):
         section, _, name = key.rpartition(".")
         part = config.get(section) if section else config
@@ -250,7 +250,7 @@ def _says_auto(config: dict[str, Any], key: str) -> bool:
 
 
 def batch_values(config: dict[str, Any]) -> dict[str, int]:
-    """Those of `BATCH_KEYS` that the file gives a number."""
+    """The keys among `BATCH_KEYS` to which the file gives a number, with that number."""
     known = _known(config).model_dump(include=set(BATCH_KEYS))
     return {key: known[key] for key in BATCH_KEYS if known[key] is not None}
 
@@ -281,5 +281,5 @@ def check_batch(config: dict[str, Any], mode: str, trial_values: dict[str, int])
 
 
 def synchronised(config: dict[str, Any] | None) -> bool:
-    """Whether the file asks for timers that wait for the device, which slows the step they measure."""
+    """Whether the file asks for timers that wait for the device; these slow the step that they measure."""
     return config is not None and config.get("wall_clock_breakdown") is True

@@ -1,4 +1,4 @@
-"""Engines as a study, an analysis and a prediction see them: one row each. What trains is in `vitscale.engines`."""
+"""Engines as a study, an analysis and a prediction see them: one entry each. What trains is in `vitscale.engines`."""
 
 from __future__ import annotations
 
@@ -25,37 +25,37 @@ class Refusal(NamedTuple):
     """Why an engine cannot do what is asked."""
 
     what: str
-    """What is asked, and what is in its way."""
+    """What is asked, and what prevents it."""
     next_step: str
 
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """All that is said of an engine outside the ranks. References are "module:name", and imported when they are asked
-    for; what is left out is not known, or not so."""
+    """All facts of an engine that are needed outside the ranks. References are "module:name", imported when needed;
+    what is left out is unknown, or does not apply."""
 
     engine: str
     """Reference to the class that trains: a `vitscale.engines.base.Engine`."""
     title: str = ""
-    """Its name where Accelerate stands before it."""
+    """Its name where Accelerate wraps it."""
     packages: tuple[str, ...] = ()
     """Distributions beyond torch that decide its results; their versions are recorded."""
     splits: tuple[Axis, ...] = ()
-    """Axes of [parallel] along which it takes a model that several ranks share."""
+    """Axes of [parallel] along which several ranks may share a model under it."""
     options: tuple[str, ...] = ()
-    """Fields of [train] that it takes, beyond those that name it themselves (`Fact.taken_by`)."""
+    """Fields of [train] that it takes, besides those that name the engine themselves (`Fact.taken_by`)."""
     cannot: Mapping[tuple[str, str], Refusal] = field(default_factory=dict)
     """(Field of [train], value) -> why it is refused."""
     refusals: Callable[[TrainSpec], Iterator[Refusal]] = lambda _: iter(())
-    """What else cannot be."""
+    """Further refusals of a [train]."""
     unavailable: Callable[[Device], str | None] = lambda _: None
-    """Why it cannot run here at all."""
+    """Why it cannot run here at all; None where it can."""
     shards: Callable[[TrainSpec], bool] = lambda _: False
-    """Whether each rank updates a part of the parameters alone: shards or flat groups, not the model's own tensors."""
+    """Whether each rank updates only a part of the parameters: shards or flat groups, not the model's own tensors."""
     keeps_fp32_weights: bool = False
-    """Beside weights of 16 bits."""
+    """Whether it keeps fp32 weights beside those of 16 bits."""
     norms_unknown: Callable[[TrainSpec], str | None] = lambda _: None
-    """Why gradients have no norms that can be told."""
+    """Why norms of gradients cannot be told; None where they can."""
     checkpoint_unknown: str | None = None
     """Why no checkpoint can be saved and restored."""
     messages: str = ""
@@ -63,19 +63,19 @@ class EngineFacts:
     memory: str = ""
     """Reference to what a rank holds: `(trial, shapes) -> Holding` of `prediction.memory`."""
     advised: tuple[int, ...] = ()
-    """ZeRO stages with which `vitscale advise` considers it where no run used it; (0,) of an engine without."""
+    """ZeRO stages with which `vitscale advise` considers it even if no run used it; (0,) for an engine without."""
 
 
 _FROM_STAGE_1 = ("offload", "overlap_comm", "bucket_mib", "gather_bucket_mib")
-"""Of DeepSpeed. At stage 0 it exchanges whole gradients after backward, in buckets of a fixed 5e8 elements
-(`allreduce_gradients` in deepspeed/runtime/engine.py, 0.19)."""
+"""Options that DeepSpeed takes from stage 1 on. At stage 0 it exchanges whole gradients after backward, in buckets of a
+fixed 5e8 elements (`allreduce_gradients` in deepspeed/runtime/engine.py, 0.19)."""
 
 _COMPRESSING = ("onebitadam", "onebitlamb", "zerooneadam")
-"""Optimizers of a DeepSpeed file, in lower case, that exchange something of their own instead of gradients."""
+"""Optimizers of a DeepSpeed file, in lower case, that exchange data of their own instead of gradients."""
 
 
 def check(train: TrainSpec) -> None:
-    """Holds what is to be trained against what its engine can do, on the trial's device.
+    """Checks what is to be trained against what its engine can do on the trial's device.
 
     Raises:
         RequestError: it cannot, or an option is set that it does not have; with the reason and the next step.
@@ -86,7 +86,7 @@ def check(train: TrainSpec) -> None:
 
 
 def check_checkpoint(train: TrainSpec) -> None:
-    """Whether a checkpoint of this training can be saved and restored (`measure.checkpoint`).
+    """Checks that a checkpoint of this training can be saved and restored (`measure.checkpoint`).
 
     Raises:
         RequestError: it cannot, with the reason.
@@ -103,7 +103,7 @@ def check_checkpoint(train: TrainSpec) -> None:
 
 
 def norms_unknown(trial: Trial) -> str | None:
-    """Why the norms of a micro-batch's and of a step's gradient cannot be told; None where they can."""
+    """Why the norms of the gradients of a micro-batch and of a step cannot be told; None where they can."""
     train = trial.train
     if trial.parallel.ranks_per_model > 1:
         return "ranks that share a model hold parts of the gradient"
@@ -115,10 +115,10 @@ def norms_unknown(trial: Trial) -> str | None:
 
 
 def _refusals(train: TrainSpec) -> Iterator[Refusal]:
-    """The reasons in the order in which to mend them."""
+    """The reasons for refusal, in the order in which they should be mended."""
     if train.script is not None or train.arguments or train.engine == script.NAME:
         yield from itertools.starmap(Refusal, script.unfit(train))
-        return  # how it trains is the script's own affair
+        return  # how a script trains is its own affair
     if reason := of_engine(train.engine).unavailable(train.device):
         yield Refusal(f"train.engine = {shown(train.engine)} cannot run here: {reason}", "Use another engine")
     yield from _idle_options(train)
@@ -129,7 +129,7 @@ def _refusals(train: TrainSpec) -> Iterator[Refusal]:
 
 
 def _idle_options(train: TrainSpec) -> Iterator[Refusal]:
-    """An option set that its engine does not have would be varied without varying anything."""
+    """Refuses options that the engine does not have: varying them would vary nothing."""
     if train.accelerate_backend is not None and train.engine != "accelerate":
         what = f"train.accelerate_backend has no meaning under train.engine = {shown(train.engine)}"
         yield Refusal(what, "Remove it, or set engine = 'accelerate'")
@@ -210,7 +210,7 @@ def _deepspeed(train: TrainSpec) -> Iterator[Refusal]:
 
 
 def _fixed_micro_batch(train: TrainSpec) -> Iterator[Refusal]:
-    """A DeepSpeed file that says how many images every GPU takes."""
+    """Refuses different batches per rank where a DeepSpeed file gives one micro-batch to all."""
     fixed = (train.deepspeed_config or {}).get("train_micro_batch_size_per_gpu")
     if train.micro_batches is not None and isinstance(fixed, int):
         yield Refusal(
@@ -268,7 +268,7 @@ def _fsdp2(train: TrainSpec) -> Iterator[Refusal]:
 
 
 def _engine(train: TrainSpec) -> str:
-    """The engine as the study says it."""
+    """The engine in the study's words."""
     if train.engine == "accelerate":
         return f"train.engine = 'accelerate' with accelerate_backend = {shown(train.wrapper)}"
     if train.engine == "deepspeed":
@@ -325,7 +325,7 @@ ENGINES: Mapping[str, EngineFacts] = {
         splits=("tensor", "sequence", "pipeline"),
         refusals=_fsdp2,
         shards=lambda _: True,
-        # FSDP2 hands autograd weights of its own, so that no hook sees the gradient of one micro-batch.
+        # FSDP2 gives autograd weights of its own, so no hook sees the gradient of one micro-batch.
         norms_unknown=lambda _: "FSDP2 scatters gradients before a rank's own can be seen whole",
         messages=f"{_STEP}.gradients:fsdp2",
         memory=f"{_MEMORY}.holding:fsdp2",
@@ -368,7 +368,7 @@ ENGINES: Mapping[str, EngineFacts] = {
         messages=f"{_STEP}.gradients:megatron",
     ),
 }
-"""The engines of vitscale; others come by entry points (`vitscale.engines`), each an `EngineFacts`."""
+"""The engines of vitscale; others register by entry points (`vitscale.engines`), each as an `EngineFacts`."""
 _NOTHING_KNOWN = EngineFacts(engine="")
 _OF_SCRIPT = EngineFacts(
     engine="",
@@ -379,7 +379,7 @@ _OF_SCRIPT = EngineFacts(
 
 
 def known(engine: str) -> EngineFacts:
-    """The facts of an engine that is to train.
+    """The facts of an engine that shall train.
 
     Raises:
         RequestError: nobody has it, or the package that does is broken.
@@ -392,7 +392,7 @@ def known(engine: str) -> EngineFacts:
 
 @lru_cache
 def of_engine(engine: str) -> EngineFacts:
-    """The facts of an engine that results name; none where it is unknown here, as that of an imported log may be."""
+    """The facts of an engine that results name; empty ones where it is unknown here, as an imported log's may be."""
     try:
         return known(engine)
     except RequestError:
@@ -400,33 +400,33 @@ def of_engine(engine: str) -> EngineFacts:
 
 
 def takers(option: str) -> tuple[str, ...]:
-    """The engines of vitscale that take an option of [train]; none for what all of them take."""
+    """The engines of vitscale that take an option of [train]; empty for options that all of them take."""
     named = fact_of(TrainSpec, option).taken_by
     return named + tuple(name for name, facts in ENGINES.items() if option in facts.options)
 
 
 def takes(engine: str, option: str) -> bool:
-    """Whether an engine, which stands for itself, takes an option that not all of them take."""
+    """Whether an engine takes an option that not all of them take; `engine` is the one that wraps the model."""
     return engine in takers(option) or option in of_engine(engine).options
 
 
 def missing_packages(engines: Iterable[str]) -> list[str]:
-    """What ranks of these engines import and is neither installed here nor on Python's path (where a cluster's
-    module may have put it); nothing is imported."""
+    """Packages that ranks of these engines import and that are neither installed here nor on Python's path (where a
+    cluster's module may have put them); imports nothing."""
     needed = ["torch", *(package for name in engines for package in of_engine(name).packages)]
     unknown = [name for name, version in versions_of(needed).items() if version is None]
     return [name for name in unknown if find_spec(name.replace("-", "_")) is None]
 
 
 def installed_versions(engines: Iterable[str] = ()) -> dict[str, str | None]:
-    """The versions of the distributions that decide a result, of every engine of vitscale and of those that are named;
-    nothing is imported. None: not installed."""
+    """Versions of the distributions that decide a result: those of vitscale's engines and of the engines named. Imports
+    nothing; None: not installed."""
     of_engines = [package for name in (*ENGINES, *engines) for package in of_engine(name).packages]
     return versions_of(("vitscale", "torch", "deepspeed", "transformers", "numpy", *of_engines, "pytorch-optimizer"))
 
 
 def versions_of(distributions: Iterable[str]) -> dict[str, str | None]:
-    """The version of each distribution, None where it is not installed; nothing is imported."""
+    """Versions of distributions, None where one is not installed; imports nothing."""
     versions: dict[str, str | None] = {}
     for name in distributions:
         try:

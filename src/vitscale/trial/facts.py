@@ -1,4 +1,4 @@
-"""What a field of a trial or of a study says of itself, once; whatever treats fields by their kind reads it here."""
+"""Facts about fields of a trial or of a study, each stated once, for all code that treats fields by kind."""
 
 from __future__ import annotations
 
@@ -19,40 +19,41 @@ class Spec(BaseModel):
 
 @dataclass(frozen=True)
 class Fact:
-    """Beside a field's type: `Annotated[int, Fact(...)]`. A field that narrows a base's keeps the base's facts."""
+    """Facts beside a field's type: `Annotated[int, Fact(...)]`. A narrowed field keeps the facts of its base's."""
 
     since: int = 1
-    """Format of records (`store.records`) that has it first. After 1: at its default it is no part of an identity."""
+    """Format of records (`store.records`) that introduced the field. After 1, its default is no part of an identity."""
     role: Role = ""
-    """What it decides. "": what is computed. Of others the losses of the first steps do not depend, but for rounding:
-    wrapper: how training is distributed; batch: how a global batch is cut; execution: how the same is computed;
-    duration: when training ends; rate: part of `Trial.peak_learning_rate`. location: where data lie, and
-    no part of an identity."""
+    """What the field decides. "": what is computed. The other roles change the losses of the first steps only by
+    rounding. wrapper: how training is distributed; batch: how a global batch is cut; execution: how the same is
+    computed; duration: when training ends; rate: part of `Trial.peak_learning_rate`. location: where data lie, no part
+    of an identity."""
     taken_by: tuple[str, ...] = ()
-    """Of the wrapper: who has it (`TrainSpec.wrapper`); a later engine may name it among `EngineFacts.options`."""
+    """Engines that take a field of role "wrapper" (`TrainSpec.wrapper`); later ones name it in
+    `EngineFacts.options`."""
     step_seconds: bool = False
-    """Beside wrapper and batch: decides how long a step takes."""
+    """Whether it decides how long a step takes although it is neither wrapper nor batch."""
     needs: tuple[str, tuple[str, ...]] | None = None
-    """A field of its section, and the values without which this one has no meaning."""
+    """Another field of its section, and the values of it with which this one has a meaning."""
     swept: bool = True
     """Whether [sweep] may vary it."""
     short: str | tuple[str, str] | Mapping[str, str] = ""
-    """In a curve's name: "{} MiB buckets" for any value, (true, false) of a switch, or value -> words. "": its name and
-    the value."""
+    """Words in a curve's name: "{} MiB buckets" for any value, (true, false) for a switch, or value -> words. "" gives
+    the field's name and its value."""
 
 
 def wrapping(since: int, *engines: str, short: str | tuple[str, str] | Mapping[str, str] = "") -> Fact:
-    """Of a field that says how training is distributed, and that these engines take."""
+    """The facts of a field that says how training is distributed, and that only these engines take."""
     return Fact(since=since, role="wrapper", taken_by=engines, short=short)
 
 
 def switch(name: str) -> tuple[str, str]:
-    """What a field that is on or off is called in a curve's name (`Fact.short`)."""
+    """Words for a switch in a curve's name, on and off (`Fact.short`)."""
     return name, f"no {name}"
 
 
 def fact_of(kind: type[BaseModel], field: str) -> Fact:
-    """The facts of a field, its base's where it has none of its own."""
+    """The facts of a field, or its base's where it has none of its own."""
     for base in kind.__mro__:
         declared = getattr(base, "model_fields", {}).get(field)
         for item in declared.metadata if declared is not None else ():
@@ -62,5 +63,5 @@ def fact_of(kind: type[BaseModel], field: str) -> Fact:
 
 
 def fields_where(kind: type[BaseModel], holds: Callable[[Fact], Any]) -> tuple[str, ...]:
-    """The fields of which something holds, in the order in which they are declared."""
+    """The fields for which `holds` is true of their facts, in the order in which they are declared."""
     return tuple(field for field in kind.model_fields if holds(fact_of(kind, field)))

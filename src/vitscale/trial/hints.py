@@ -1,4 +1,4 @@
-"""Other programs' words for what a study says: which key, and which value, is meant. The one table of them."""
+"""Other programs' words for keys and values of a study, and what is meant by them. The only table of them."""
 
 from __future__ import annotations
 
@@ -89,13 +89,13 @@ _VALUES = {
 
 
 def meant_key(word: str) -> tuple[str, str, str] | None:
-    """The dotted field that another program calls so, an example of its value, and what else to know; None: none."""
+    """The dotted field that another program calls `word`, an example of its value, and a remark; None if unknown."""
     row = _BY_WORD.get(word.lower().replace("-", "_"))
     return row[1:] if row else None
 
 
 def meant_value(field: str, value: object) -> str:
-    """What to write for another program's value of a dotted field; empty where it is none."""
+    """What to write for another program's value of a dotted field; empty where the value is unknown."""
     if not isinstance(value, str) or len(value) > 100:
         return ""
     for pattern, advice in _VALUES.get(field, ()):

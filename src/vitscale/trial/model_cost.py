@@ -35,7 +35,7 @@ class VitShape(NamedTuple):
 
 
 def vit_shape(spec: ModelSpec) -> VitShape | None:
-    """A resolved ViT's, whatever stands on it; None of all else.
+    """The shape of a resolved ViT, whatever head it has; None for any other model.
 
     Raises:
         ValueError: the spec is not resolved.
@@ -59,7 +59,7 @@ def vit_shape(spec: ModelSpec) -> VitShape | None:
 
 
 def swin_shape(spec: ModelSpec) -> SwinShape | None:
-    """A resolved Swin's; None of all else."""
+    """The shape of a resolved Swin; None for any other model."""
     if spec.depths is None or spec.patch_size is None or spec.hidden_size is None or spec.heads is None:
         return None
     return SwinShape(
@@ -69,7 +69,7 @@ def swin_shape(spec: ModelSpec) -> SwinShape | None:
 
 
 _OWN_MAP = 2
-"""Of a ViT's pyramid: the map of its own side."""
+"""Index of the map with a ViT's own side in its pyramid."""
 
 
 def decoder_shape(spec: ModelSpec) -> DecoderShape | None:
@@ -99,21 +99,21 @@ class ParameterShapes(NamedTuple):
 
     blocks: tuple[Block, ...]
     wrapped_in_decoder: bool = False
-    """Whether engines wrap a list of the decoder's convolutions, which has more parameters than that of the blocks."""
+    """Whether engines wrap a list of the decoder's convolutions: it has more parameters than the list of blocks."""
     units: tuple[tuple[Block, ...], ...] = ()
-    """What a pipeline's stages take one by one, between embedding and head, where that is not `blocks[1]`."""
+    """What a pipeline's stages take one by one, between embedding and head; empty where that is `blocks[1]`."""
 
     @property
     def in_a_row(self) -> tuple[tuple[Block, ...], ...]:
-        """The units."""
+        """The units between embedding and head, one by one."""
         return self.units or ((self.blocks[1]._replace(repeats=1),),) * self.blocks[1].repeats
 
     def each(self) -> Iterator[Block]:
-        """Every block by itself: like ones one after the other."""
+        """Every block by itself, repeated ones one after the other."""
         return (block for block in self.blocks for _ in range(block.repeats))
 
     def tensors(self) -> list[tuple[int, ...]]:
-        """All shapes."""
+        """Shapes of all tensors."""
         return [shape for block in self.each() for module in block.modules for shape in module.tensors]
 
 
@@ -147,7 +147,7 @@ def _shapes(
 
 
 def _vit_blocks(s: VitShape) -> list[Block]:
-    """Tokens, positions and patches; the blocks."""
+    """Two blocks: tokens, positions and patches; the repeated blocks."""
     h, t = s.hidden, s.tokens
     patches = Module(
         ((h, s.channels, s.patch, s.patch), (h,)), (t - s.special_tokens) * s.channels * s.patch**2 * h, cast=True
@@ -164,7 +164,7 @@ def _vit_blocks(s: VitShape) -> list[Block]:
 
 
 def recorded_shapes(spec: ModelSpec) -> ParameterShapes | None:
-    """The same of a recorded spec; None too where it was never resolved, or its configuration is not here any more: a
+    """The shapes of a recorded spec's tensors. None also where it was never resolved, or its configuration is gone: a
     record is input, and may hold anything."""
     try:
         return parameter_shapes(spec)
@@ -173,8 +173,7 @@ def recorded_shapes(spec: ModelSpec) -> ParameterShapes | None:
 
 
 def parameters(spec: ModelSpec) -> int | None:
-    """Trainable parameters of a resolved spec, or as an import's user told them; None where only building the model
-    could tell."""
+    """Trainable parameters of a resolved spec, or as an import's user gave them; None if only building could tell."""
     shapes = parameter_shapes(spec)
     return spec.parameter_count if shapes is None else sum(block.repeats * block.elements for block in shapes.blocks)
 
@@ -184,7 +183,7 @@ _THOUSANDS = {"": 0, "k": 1, "m": 2, "g": 3, "b": 3, "t": 4}
 
 
 def counted(text: str) -> int:
-    """The parameters of "110M", "1.3B" or "25557032".
+    """The number of parameters that "110M", "1.3B" or "25557032" states.
 
     Raises:
         RequestError: it is no such count.
@@ -218,12 +217,12 @@ def training_flops(spec: ModelSpec) -> int | None:
 
 
 def most_stages(spec: ModelSpec) -> int:
-    """Into how many a resolved model's blocks can be cut, the heads of segmentation beside them."""
+    """Most stages into which a resolved model can be cut: its blocks, and in segmentation the heads as one more."""
     return (spec.blocks or 0) + (spec.task == "segmentation")
 
 
 def stage_blocks(spec: ModelSpec, stages: int) -> tuple[range, ...]:
-    """Which blocks of a resolved model each pipeline stage has, so that the largest stage has the fewest FLOPs.
+    """The blocks of each pipeline stage of a resolved model, cut so that the largest stage has the fewest FLOPs.
 
     The first stage has the embedding as well and the last one the head: of segmentation that may be all it has. Blocks
     of one size go one by one to the stage that has least, which is optimal; of equals to the last, for stages hold the
@@ -246,7 +245,7 @@ def stage_blocks(spec: ModelSpec, stages: int) -> tuple[range, ...]:
         macs[0] += embedding
         costs = [*macs, head] if segments else [*macs[:-1], macs[-1] + head]
         ends = (*balanced(tuple(costs), stages)[:-1], len(macs))
-        if ends[-2:] == (len(macs),) * 2:  # the heads by themselves: the others have their own largest one
+        if ends[-2:] == (len(macs),) * 2:  # the heads alone: the blocks are balanced over the other stages
             ends = (*balanced(tuple(macs), stages - 1), len(macs))
         return tuple(range(begin, end) for begin, end in pairwise((0, *ends)))
     block = macs[0]
@@ -261,7 +260,7 @@ def stage_blocks(spec: ModelSpec, stages: int) -> tuple[range, ...]:
 
 @lru_cache(maxsize=1024)
 def balanced(costs: tuple[int, ...], groups: int) -> tuple[int, ...]:
-    """Where each of so many runs of `costs` ends, so that the largest sum of a run is least."""
+    """Ends of `groups` runs of `costs`, chosen so that the largest sum of a run is least."""
 
     @cache
     def cut(begin: int, left: int) -> tuple[int, tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""Parameters, products and kept activations of Swin V2 and of the decoders of segmentation, by arithmetic.
+"""Parameters, products and kept activations of Swin V2 and of the segmentation decoders, by arithmetic.
 
 As transformers 5.23 builds them (`modeling_swinv2.py`, `modeling_upernet.py`): its attention is not fused, and what a
 window does not divide is padded. Images are square.
@@ -11,24 +11,24 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 BIAS_WIDTH = 512
-"""Of the small network that makes a window's position biases."""
+"""Hidden width of the small network that makes a window's position biases."""
 
 
 class Module(NamedTuple):
     """A module with trainable tensors of its own."""
 
     tensors: tuple[tuple[int, ...], ...]
-    """Their shapes, in the order in which they are registered."""
+    """Their shapes, in the order of registration."""
     macs: int = 0
-    """Products of one image's forward that are done in it, or beside it with what it gives (attention)."""
+    """MACs of one image's forward that are done in it, or with its output beside it (attention)."""
     cast: bool = False
-    """Whether it is a linear layer or a plain convolution: what DeepSpeed sends in 16 bits under autocast. (Autocast
-    itself computes in 16 bits whatever has products.)"""
+    """Whether it is a linear layer or a plain convolution, which DeepSpeed sends in 16 bits under autocast. (Autocast
+    itself computes all products in 16 bits.)"""
     cut: Literal["", "outputs", "inputs"] = ""
-    """By what tensor ranks cut it (`engines.splits`, `engines.swin_split`); empty: each has it whole."""
+    """Which side tensor ranks cut (`engines.splits`, `engines.swin_split`); empty: each rank has it whole."""
 
     def part(self, ranks: int) -> Module:
-        """What one of so many tensor ranks has of it: the bias goes with outputs, and stays whole beside inputs."""
+        """The part that one of `ranks` tensor ranks has: a bias is cut with outputs, and stays whole beside inputs."""
         if not self.cut or ranks == 1:
             return self
         (outputs, *rest), *biases = self.tensors
@@ -40,30 +40,30 @@ class Module(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """Of all its tensors."""
+        """Number of elements of all its tensors."""
         return sum(map(math.prod, self.tensors))
 
     @property
     def gradients(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes in the order in which autograd makes their gradients: a linear layer's bias first, and positions."""
+        """Shapes in the order of their gradients in autograd: a linear layer's bias first, positions before tokens."""
         return self.tensors[::-1] if len(self.tensors[0]) in (2, 3) else self.tensors
 
 
 class Block(NamedTuple):
-    """Modules that follow one another in forward, as one part of a model."""
+    """Modules that forward takes one after the other, as one part of a model."""
 
     modules: tuple[Module, ...]
-    """In the order in which they are registered."""
+    """In the order of registration."""
     forward: tuple[int, ...]
-    """Their places in the order of forward, whose reverse is that of backward."""
+    """Indices of `modules` in the order of forward; backward has the reverse order."""
     repeats: int = 1
-    """Like blocks in a row."""
+    """Number of equal blocks in a row."""
     wrapped: bool = False
-    """Whether it is one of the model's repeated blocks, which engines wrap one by one (`engines.base.blocks_of`)."""
+    """Whether it is one of the model's repeated blocks, which engines wrap singly (`engines.base.blocks_of`)."""
 
     @property
     def elements(self) -> int:
-        """Of one block's tensors."""
+        """Number of elements of one block's tensors."""
         return sum(module.elements for module in self.modules)
 
     @property
@@ -73,7 +73,7 @@ class Block(NamedTuple):
 
 
 def in_order(modules: Iterable[Module]) -> Block:
-    """A block whose modules forward takes in the order in which they are registered."""
+    """A block whose forward takes its modules in the order of registration."""
     listed = tuple(modules)
     return Block(listed, tuple(range(len(listed))))
 
@@ -88,12 +88,12 @@ def linear(
 
 
 def norm(width: int) -> Module:
-    """The weight and the bias of a norm."""
+    """A norm with its weight and bias."""
     return Module(((width,), (width,)))
 
 
 def convolution(inputs: int, outputs: int, kernel: int, side: int, *, bias: bool = True) -> Module:
-    """A convolution that gives `side` x `side` pixels of an image."""
+    """A convolution that gives `side` x `side` pixels per image."""
     own = ((outputs,),) if bias else ()
     return Module(((outputs, inputs, kernel, kernel), *own), side**2 * inputs * outputs * kernel**2, cast=True)
 
@@ -105,9 +105,9 @@ class SwinShape(NamedTuple):
     channels: int
     patch_size: int
     hidden_size: int
-    """Of the first stage; each further one has twice as much."""
+    """Width of the first stage; each further stage has twice the width."""
     heads: int
-    """Of the first stage; each further one has twice as many."""
+    """Heads of the first stage; each further stage has twice as many."""
     depths: tuple[int, ...]
     window_size: int
 
@@ -121,21 +121,21 @@ class Stage(NamedTuple):
     side: int
     """Tokens along an image's side."""
     window: int
-    """Tokens along a window's side; 0 where nothing is left of the image."""
+    """Tokens along a window's side; 0 where the image is too small for this stage."""
 
     @property
     def padded(self) -> int:
-        """Tokens of an image in whole windows."""
+        """Tokens of an image padded to whole windows."""
         return (-(-self.side // self.window) * self.window) ** 2
 
     @property
     def positions(self) -> int:
-        """Of one token to another in its window."""
+        """Number of relative positions of two tokens in a window."""
         return (2 * self.window - 1) ** 2
 
 
 def stages(shape: SwinShape) -> list[Stage]:
-    """Swin's stages. Sides are rounded up; a window is no larger than the side rounded down."""
+    """The stages of a Swin. Sides are rounded up; a window is no larger than the side rounded down."""
     side, nominal = -(-shape.image_size // shape.patch_size), shape.image_size // shape.patch_size
     built = []
     for number, depth in enumerate(shape.depths):
@@ -152,7 +152,7 @@ def swin(shape: SwinShape) -> list[Block]:
     """
     built = stages(shape)
     patches = convolution(shape.channels, shape.hidden_size, shape.patch_size, built[0].side)
-    if len(built) == 1:  # a list of one stage is none, but its own blocks are
+    if len(built) == 1:  # engines do not take a list of one stage for blocks, so its own blocks are
         blocks = [swin_block(built[0])._replace(repeats=built[0].depth, wrapped=built[0].depth > 1)]
     else:
         blocks = [_stage(s, s is built[-1]) for s in built]
@@ -160,7 +160,7 @@ def swin(shape: SwinShape) -> list[Block]:
 
 
 def swin_units(shape: SwinShape) -> list[tuple[Block, ...]]:
-    """Its blocks one by one, as a pipeline's stages take them: with what merges its stage behind the last of it."""
+    """The blocks one by one, as a pipeline's stages take them; the last block of a stage comes with its merging."""
     built = stages(shape)
     units = []
     for s in built:
@@ -171,8 +171,8 @@ def swin_units(shape: SwinShape) -> list[tuple[Block, ...]]:
 
 
 def swin_maps(shape: SwinShape, *, segments: bool = False) -> list[tuple[tuple[int, int], ...]]:
-    """(side, width) of all that goes on behind each of `swin_units`, of an image: hidden states, and beside them, where
-    a head of UperNet `segments`, what each stage gave that has been merged."""
+    """(side, width) of the maps that leave each of `swin_units` for one image: hidden states, and with `segments`, for
+    UperNet's heads, the outputs of all stages merged so far."""
     built = stages(shape)
     sizes = [(s.side, s.width) for s in built]
     following = [*sizes[1:], sizes[-1]]
@@ -192,12 +192,12 @@ def _stage(s: Stage, last: bool) -> Block:
 
 
 def swin_merge(s: Stage) -> tuple[Module, Module]:
-    """What follows a stage that is not the last: four tokens side by side to twice the width, and a norm."""
+    """The merging behind a stage, except the last: four tokens become one of twice the width, then a norm."""
     return linear(4 * s.width, 2 * s.width, ((s.side + 1) // 2) ** 2, bias=False), norm(2 * s.width)
 
 
 def swin_block(s: Stage) -> Block:
-    """Attention in windows, by cosines and with learnt position biases; an MLP of four times the width; two norms.
+    """A block: attention in windows, by cosines and with learnt position biases; a four times wider MLP; two norms.
 
     Of attention's products half are done with the values, and half before the small network that makes its biases,
     once for however many images, has a gradient.
@@ -225,7 +225,7 @@ _KEPT: dict[str, tuple[int, int, int, int]] = {
     "bf16-params": (2, 8, 4, 8),
     "fp16": (2, 8, 8, 16),
 }
-"""Bytes that a block keeps by precision: of an element; per padded token and head, score, token.
+"""Bytes that a block keeps, by precision: (per element; per padded token and head; per score; per token).
 
 The lengths of q and k, twice each (4 elements); scores before scaling and after softmax (2); both norms' mean and
 deviation (4). Autocast casts softmax back from fp32; it was held against a CPU's, where norms give 16 bit.
@@ -233,7 +233,7 @@ deviation (4). Autocast casts softmax back from fp32; it was held against a CPU'
 
 
 def block_kept_bytes(s: Stage, precision: str, ranks: int = 1) -> int:
-    """Bytes that a block keeps of one image for backward, on each of so many tensor ranks.
+    """Bytes that a block keeps of one image for backward, on each of `ranks` tensor ranks.
 
     Elements per padded token and width: windows; by heads q, k and v, q and k normalised, what attention gives (6). Per
     token and width: what the norms and the MLP's first layer take (3); by its width what GELU and the second take (8).
@@ -246,14 +246,14 @@ def block_kept_bytes(s: Stage, precision: str, ranks: int = 1) -> int:
 
 
 def merge_kept_bytes(s: Stage, precision: str) -> int:
-    """Of the merging after a stage: what its product and its norm take, and the norm's statistics."""
+    """Bytes kept by the merging after a stage: inputs of its product and of its norm, and the norm's statistics."""
     element, statistics = (4 if precision == "fp32" else 2), _KEPT[precision][-1] // 4
     return int(((s.side + 1) // 2) ** 2 * (element * (4 + 2) * s.width + 2 * statistics))
 
 
 def bias_kept(s: Stage, ranks: int = 1) -> int:
-    """Elements that a block's position biases keep, however many the images: its small network's, and of the heads of
-    one of so many tensor ranks their sigmoid."""
+    """Elements that a block's position biases keep, whatever the number of images: those of the small network, and the
+    sigmoid for the heads of one of `ranks` tensor ranks."""
     return s.positions * BIAS_WIDTH + s.heads // ranks * s.window**4
 
 
@@ -264,7 +264,7 @@ class DecoderShape(NamedTuple):
     """Channels of each feature map, the largest map first."""
     sides: tuple[int, ...]
     size: int
-    """Channels inside the head; the auxiliary head has half of them."""
+    """Channels inside the head; the auxiliary head has half as many."""
     classes: int
     auxiliary: bool
 
@@ -274,20 +274,20 @@ _AUXILIARY_MAP = 2
 
 
 class DecoderLayer(NamedTuple):
-    """A convolution of UperNet with the norm and the ReLU behind it; elements of one image."""
+    """A convolution of UperNet with the norm and the ReLU behind it; counts are elements of one image."""
 
     modules: tuple[Module, ...]
     """The convolution, and its batch norm where it has one."""
     taken: int
-    """What it takes."""
+    """Elements of its input."""
     given: int
-    """What it gives, and its norm takes."""
+    """Elements of its output, which its norm takes."""
     kept: int
-    """For backward: what it, its norm and what takes its ReLU's output take; once what is kept already."""
+    """Elements kept for backward: inputs of the convolution, its norm and what follows its ReLU, each only once."""
 
     @property
     def norm(self) -> int:
-        """Channels of its batch norm; 0: it has neither norm nor ReLU."""
+        """Channels of its batch norm; 0 where it has neither norm nor ReLU."""
         return self.modules[1].tensors[0][0] if len(self.modules) > 1 else 0
 
 
@@ -305,7 +305,7 @@ def upernet_layers(shape: DecoderShape) -> list[DecoderLayer]:
     *others, (width, side) = zip(shape.widths, shape.sides, strict=True)
     laterals = [_layer(w, size, 1, s) for w, s in others]
     pooled = [_layer(width, size, 1, pixels) for pixels in _POOLED]
-    pooled[0] = pooled[0]._replace(kept=pooled[0].kept + width * side**2)  # pooling keeps the map
+    pooled[0] = pooled[0]._replace(kept=pooled[0].kept + width * side**2)  # pooling keeps its input map
     bottleneck = _layer(width + len(_POOLED) * size, size, 3, side)
     outputs = [_layer(size, size, 3, s) for _, s in others]
     joined = _layer(len(shape.widths) * size, size, 3, first)
@@ -319,7 +319,7 @@ def upernet_layers(shape: DecoderShape) -> list[DecoderLayer]:
 
 
 def upernet(shape: DecoderShape, before: Sequence[Module] = (), *, auxiliary_first: bool = False) -> Block:
-    """UperNet's modules, behind those that a model holds `before` it.
+    """UperNet's modules, behind those that a model registers `before` it.
 
     Registered are the classifier, what is pooled and its bottleneck, the laterals, then the rest as in forward.
     `auxiliary_first`: whether forward goes through the auxiliary head before the other one.
@@ -340,7 +340,7 @@ def upernet(shape: DecoderShape, before: Sequence[Module] = (), *, auxiliary_fir
 
 
 def upernet_lists(shape: DecoderShape) -> int:
-    """Elements of the larger of UperNet's two lists of like modules: its laterals, and the convolutions behind."""
+    """Elements of the larger of UperNet's two module lists: the laterals, or the convolutions behind them."""
     layers, others = upernet_layers(shape), len(shape.widths) - 1
     behind = others + len(_POOLED) + 1
     return max(
@@ -350,7 +350,7 @@ def upernet_lists(shape: DecoderShape) -> int:
 
 
 def _layer(inputs: int, outputs: int, kernel: int, side: int) -> DecoderLayer:
-    """A convolution without bias that keeps the side, and a batch norm."""
+    """A convolution that keeps the side and has no bias, with a batch norm."""
     modules = (convolution(inputs, outputs, kernel, side, bias=False), norm(outputs))
     taken, given = inputs * side**2, outputs * side**2
     return DecoderLayer(modules, taken, given, taken + 2 * given)
@@ -361,12 +361,12 @@ def _classifier(size: int, classes: int, side: int) -> DecoderLayer:
 
 
 def pyramid(width: int, side: int) -> tuple[Module, ...]:
-    """The maps of 4, 2, 1 and 1/2 times a ViT's side: two transposed convolutions, one, none, and a pooling."""
+    """Modules for maps of 4, 2, 1 and 1/2 times a ViT's side: two transposed convolutions, one, none, and a pooling."""
     tensors = ((width, width, 2, 2), (width,))
     return tuple(Module(tensors, side**2 * 4 * width**2 * times) for times in (1, 4, 1))
 
 
 def pyramid_kept_bytes(width: int, side: int, element_bytes: int) -> int:
-    """What a ViT's pyramid keeps of one image, beside the maps; pooling keeps 64-bit places."""
-    beside_the_map = width * element_bytes  # the class token's, in the memory of the third map
+    """Bytes that a ViT's pyramid keeps of one image beside the maps; pooling keeps 64-bit indices."""
+    beside_the_map = width * element_bytes  # the class token lies in the memory of the third map
     return beside_the_map + 2 * width * (2 * side) ** 2 * element_bytes + width * (side // 2) ** 2 * 8

@@ -1,4 +1,4 @@
-"""Which model: what a user wrote, and `resolve`, which turns it into a spec that leaves nothing open.
+"""Which model is trained: the user's words, and `resolve`, which turns them into a spec that leaves nothing open.
 
 The shape in a Hugging Face configuration on disk is read as plain JSON: no torch, no transformers.
 """
@@ -34,39 +34,39 @@ class ModelSpec(Spec):
     """
 
     task: Annotated[Task, Fact(since=7)] = "classification"
-    """A label for each image, or for each pixel. Named models of segmentation have UperNet's head."""
+    """What is labelled: each image, or each pixel. Named models of segmentation have UperNet's head."""
     name: Annotated[str | None, Fact(short="{}")] = None
     """One of `NAMED_MODELS`."""
     hf: str | None = None
     """Folder or hub name of a configuration for the task; weights start random unless `weights` names some."""
     factory: str | None = None
-    """"module:function", called with `num_classes` and `image_size`, and `channels` where it takes them."""
+    """ "module:function", called with `num_classes` and `image_size`, and with `channels` where it takes them."""
     image_size: int = Field(default=224, ge=1, le=8192)
     patch_size: int | None = Field(default=None, ge=1, le=1024)
     num_classes: int | None = Field(default=None, ge=1, le=10_000_000)
-    """Null takes the dataset's count."""
+    """Number of classes; null takes the dataset's."""
     channels: Annotated[int, Fact(since=7)] = Field(default=3, ge=1, le=4096)
-    """Of an image: always the dataset's."""
+    """Channels of an image; always the dataset's."""
     hidden_size: int | None = Field(default=None, ge=1, le=65_536)
-    """Of Swin that of its first stage, as `heads`; each further stage has twice as much and as many."""
+    """Width; in Swin that of the first stage. Each further stage has twice the width and twice the `heads`."""
     layers: int | None = Field(default=None, ge=1, le=1000)
-    """Of a ViT."""
+    """Number of blocks of a ViT."""
     heads: int | None = Field(default=None, ge=1, le=1024)
     mlp_size: int | None = Field(default=None, ge=1, le=1_000_000)
     """Width inside a ViT's MLP; null takes 4 x hidden_size, as all named models have it."""
     depths: Annotated[Depths | None, Fact(since=7)] = None
-    """Of Swin: blocks of each stage."""
+    """Number of blocks in each stage of a Swin."""
     window_size: Annotated[int | None, Fact(since=7)] = Field(default=None, ge=1, le=1024)
-    """Of Swin: tokens along a window's side."""
+    """Tokens along the side of a Swin's window."""
     decoder_size: Annotated[int | None, Fact(since=7)] = Field(default=None, ge=1, le=65_536)
-    """Channels inside the segmentation head of a named model; null takes 512. The auxiliary head has half of them."""
+    """Channels inside the segmentation head of a named model; null takes 512. The auxiliary head has half as many."""
     auxiliary_weight: Annotated[float | None, Fact(since=7)] = Field(default=None, ge=0.0, le=100.0)
-    """Of the auxiliary head's loss in segmentation; 0 leaves the head out. Null: 0.4, or as the configuration says."""
+    """Weight of the auxiliary head's loss in segmentation; 0 removes the head. Null: 0.4, or the configuration's."""
     weights: Annotated[str | None, Fact(since=7)] = None
-    """Folder or hub name of a pretrained model, whose weights are taken wherever names and shapes are alike."""
+    """Folder or hub name of a pretrained model; its weights are taken wherever names and shapes agree."""
 
     parameter_count: Annotated[int | None, Fact(since=8)] = Field(default=None, ge=1, le=10**14)
-    """Of an imported log's model that nothing else describes."""
+    """Parameters of an imported log's model of which nothing else is known."""
 
     @property
     def unknown(self) -> bool:
@@ -75,7 +75,7 @@ class ModelSpec(Spec):
 
     @property
     def blocks(self) -> int | None:
-        """Of a resolved ViT or Swin."""
+        """Number of blocks of a resolved ViT or Swin; None for other models."""
         return self.layers if self.depths is None else sum(self.depths)
 
 
@@ -112,7 +112,7 @@ _FACTORY = re.compile(rf"{_IDENTIFIER}(\.{_IDENTIFIER})*:{_IDENTIFIER}")
 
 
 def resolve(spec: ModelSpec, dataset_classes: int, channels: int | None = None) -> ModelSpec:
-    """`spec` with every field filled that can be known here, so that a trial's identity holds real values.
+    """Fills every field of `spec` that can be known here, so that a trial's identity holds real values.
 
     A named model gets its whole shape; `hf` gets the shape in its folder's config.json where that is a plain ViT or
     DeiT; `num_classes` comes from the dataset unless given, and `channels` (None: not known here) always. Resolving
@@ -185,7 +185,7 @@ _OTHERS_NAMES = re.compile(
 
 
 def _meant(name: str) -> str:
-    """What a name of timm's, torchvision's or the hub's comes to here, as a next step; empty where it is none."""
+    """The next step for a name of timm's, torchvision's or the hub's; empty where the name is not recognised."""
     if match := _OTHERS_NAMES.fullmatch(name):
         letter = match[1][0].lower()
         own = next((ours for ours in NAMED_MODELS if ours.startswith(f"vit-{letter}")), None)
@@ -218,7 +218,7 @@ def _check_shape(spec: ModelSpec) -> None:
         what = f"model.image_size = {spec.image_size} is one patch, and a pyramid's smallest map has half its side"
         raise RequestError(what, valid=[f"{2 * patch} or more"])
     if patch is not None and spec.depths is not None:
-        least = patch << (len(spec.depths) - 1)  # the library pads the rest
+        least = patch << (len(spec.depths) - 1)  # transformers pads the rest
         if spec.image_size < least:
             raise RequestError(
                 f"model.image_size = {spec.image_size} leaves nothing of an image for the last of "
@@ -242,7 +242,7 @@ def _check_shape(spec: ModelSpec) -> None:
 
 
 def _refuse_shape_fields(spec: ModelSpec, source: str, allowed: dict[str, int]) -> None:
-    """Refuses a shape field whose value is not the one `source` itself fixes (`allowed`)."""
+    """Refuses a shape field whose value differs from the one that `source` fixes (`allowed`)."""
     for key in SHAPE_FIELDS:
         value = getattr(spec, key)
         if value is not None and value != allowed.get(key):
@@ -264,7 +264,7 @@ def _hf_fields(spec: ModelSpec) -> dict[str, object]:
 
 
 def fields_named(name: str, next_step: str = "Or give the folder of a Hugging Face model") -> dict[str, Any]:
-    """The field of a `ModelSpec` that a user's word for a model stands for: its name here, or a Hugging Face folder.
+    """The field of a `ModelSpec` that a user's word for a model means: a name here, or a Hugging Face folder.
 
     Raises:
         RequestError: it is neither.
@@ -274,7 +274,7 @@ def fields_named(name: str, next_step: str = "Or give the folder of a Hugging Fa
     try:
         if Path(name).is_dir():
             return {"hf": name}
-    except (OSError, ValueError):  # a NUL, a name too long
+    except (OSError, ValueError):  # a NUL in it, or a name too long
         pass
     raise unknown("model", name, NAMED_MODELS, next_step)
 
@@ -284,7 +284,7 @@ _LARGEST_CONFIG_BYTES = 1 << 20
 
 
 class HfShape(BaseModel):
-    """What counts in the config.json of a plain ViT or DeiT; defaults are those of transformers' ViTConfig."""
+    """The relevant keys of the config.json of a plain ViT or DeiT; defaults are those of transformers' ViTConfig."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", protected_namespaces=())
 
@@ -303,7 +303,7 @@ class HfShape(BaseModel):
         return value[0] if isinstance(value, list) and len(value) == 2 and value[0] == value[1] else value
 
     def fields(self) -> dict[str, int]:
-        """The shape under the names of `ModelSpec`."""
+        """The shape by field names of `ModelSpec`."""
         return {
             "patch_size": self.patch_size,
             "hidden_size": self.hidden_size,
@@ -320,7 +320,7 @@ def hf_shape(hf: str) -> HfShape | None:
         RequestError: a field of config.json cannot be used.
     """
     content = read_config(hf)
-    # head_dim makes attention wider or narrower than hidden_size: such a model is built, but not counted.
+    # head_dim makes attention wider or narrower than hidden_size: such models are built, but not counted.
     if content is None or content.get("model_type") not in ("vit", "deit") or "head_dim" in content:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Shares: how many images of a micro-step each rank takes, where ranks are of unlike speed.
+"""Shares: how many images of a micro-step each rank takes, where ranks differ in speed.
 
 A step takes as long as its slowest rank: with shares a and speeds v, in images per second, max(a / v). Whole images
 cannot follow the speeds exactly; of all shares with the same sum and at least one image each, `shares` has the least
@@ -21,7 +21,7 @@ from vitscale.trial.trial import TrainSpec, exact
 
 
 def shares(images: int, speeds: Sequence[float]) -> tuple[int, ...]:
-    """Images of each rank, at least one, which add up to `images` and are done soonest.
+    """The images of each rank, at least one, which add up to `images` and are done soonest.
 
     Exact, and the same everywhere: of two ranks that would be done at once the first takes the image.
 
@@ -35,7 +35,7 @@ def shares(images: int, speeds: Sequence[float]) -> tuple[int, ...]:
     if images < len(speeds):
         raise ValueError(f"{images} images do not go round {len(speeds)} ranks")
     exactly = [exact(speed) for speed in speeds]
-    # All that a rank has done by this moment; one image each beyond it can be no more than there are.
+    # At this moment the ranks together have done all images but one per rank, so one each on top is not too many.
     moment = (images - len(speeds)) / sum(exactly)
     taken = [max(1, math.floor(moment * speed)) for speed in exactly]
     done = [((count + 1) / speed, rank) for rank, (count, speed) in enumerate(zip(taken, exactly, strict=True))]
@@ -48,7 +48,7 @@ def shares(images: int, speeds: Sequence[float]) -> tuple[int, ...]:
 
 
 def longest(sizes: Sequence[int], speeds: Sequence[float]) -> float:
-    """Time of a micro-step of these shares, max(share / speed): in seconds where speeds are images per second."""
+    """Time of a micro-step with these shares, max(share / speed), in seconds where speeds are in images per second."""
     return max(size / speed for size, speed in zip(sizes, speeds, strict=True))
 
 
@@ -58,18 +58,18 @@ def micro_batches(train: TrainSpec, ranks: int) -> tuple[int, ...]:
 
 
 def largest_micro_batch(train: TrainSpec) -> int:
-    """Images per micro-step of the rank that takes most: it decides on memory."""
+    """Images per micro-step of the rank that takes most; memory depends on it."""
     return max((train.micro_batch, *(train.micro_batches or ())))
 
 
 def in_words(values: Sequence[Any], between: str = " + ") -> str:
-    """ "2 x 10 + 4": equal neighbours are counted."""
+    """Values in words, equal neighbours counted: "2 x 10 + 4"."""
     groups = [(str(value).removesuffix(".0"), len(list(same))) for value, same in groupby(values)]
     return between.join(f"{count} x {value}" if count > 1 else value for value, count in groups)
 
 
 def needless_micro_steps(train: TrainSpec, largest_micro_batch: int) -> str:
-    """How a rank's share is cut into more micro-steps than it has to be; empty where it is not.
+    """Says that a rank's share is cut into more micro-steps than necessary; empty where it is not.
 
     A prime share of 37 images can be cut into 37 of one image alone, where 3 of at most 16 would hold them.
 

@@ -1,4 +1,4 @@
-"""A user's own training script: what the placeholders in its arguments stand for, and what may be asked of it.
+"""A user's own training script: what placeholders in its arguments stand for, and what can be asked of it.
 
 "{micro_batch}" is a field of [train] or of the world, "{model.image_size}" and "{data.root}" those of other sections,
 "{output}" a folder of the run's own. "{{" and "}}" are braces. Words stay words: no shell sees them.
@@ -14,19 +14,19 @@ from vitscale.errors import RequestError, nearest, shown
 from vitscale.trial.trial import TrainFields, TrainSpec, Trial
 
 NAME = "script"
-"""Of its engine: it distributes training itself. And of its data, where the study names none."""
+"""Name of a script's engine, as it distributes training itself, and of its data where the study names none."""
 OUTPUT = "output"
-"""The placeholder of a folder of the run's own, and that folder's name."""
+"""Placeholder of the run's own folder, and the name of that folder."""
 _PART = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 _NOT_HANDED_ON = ("script", "arguments", "engine", "micro_batches", "deepspeed_config")
 OF_OUR_LOOP = ("rank_speeds", "target_accuracy", "deepspeed_config", "accelerate_backend")
-"""Fields of [train] that say nothing to a script."""
+"""Fields of [train] that mean nothing to a script."""
 ALWAYS_TOLD = ("script", "arguments", "engine", "device", "micro_batch", "grad_accum", "global_batch")
-"""Fields of [train] that count whether or not an argument hands them on: what a Probe is told is held against them."""
+"""Fields of [train] that count even if no argument passes them on: what a Probe is told is checked against them."""
 
 
 def placeholders(arguments: Iterable[str]) -> set[str]:
-    """The names between braces."""
+    """The names in braces."""
     return {match[1] for word in arguments for match in _PART.finditer(word) if match[1] is not None}
 
 
@@ -87,7 +87,7 @@ def _text(value: object) -> str:
 
 
 def unfit(train: TrainSpec) -> Iterator[tuple[str, str]]:
-    """Why a script and the rest of [train] do not go together: (what is in the way, next step)."""
+    """Why a script does not go with the rest of [train]: (what is in the way, next step)."""
     if train.script is None:
         what = "train.arguments" if train.arguments else f"train.engine = {shown(NAME)}"
         yield f"{what} has no meaning without train.script", 'Add script = "train.py", or remove it'
@@ -100,7 +100,7 @@ def unfit(train: TrainSpec) -> Iterator[tuple[str, str]]:
 
 
 def untold(train: TrainFields, by_hand: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Fields of [train] that are set and that the script never hears of, in the same form.
+    """Fields of [train] that the study sets but the script never hears of, as (what is in the way, next step).
 
     Args:
         train: of a script.

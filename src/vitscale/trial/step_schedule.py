@@ -27,35 +27,35 @@ from vitscale.trial.engines import norms_unknown
 from vitscale.trial.trial import Trial
 
 StepWindow = Literal["light", "explained", "settling", "gradients", "attached"]
-"""light: timed and reported. explained: profiled. settling: after a pause of the measurement. gradients: with the
-gradients' norms taken. attached: on a GPU, timed after the profiler first started, which stays attached. Only light
-steps are in a reported time; warm-up is marked apart."""
+"""light: timed and reported. explained: profiled. settling: after a pause of the measurement. gradients: norms of
+gradients are taken. attached: on a GPU, timed after the profiler first started, which stays attached. Only light steps
+are in a reported time; warm-up is marked apart."""
 BLOCKS = {"cpu": 8, "cuda": 4}
 EXPLAINED_STEPS = {"cpu": 1, "cuda": 3}
-"""Of one block. On a host one, for the memory of a growing profile slows the steps down. On a GPU the first step of a
-block begins on a drained device, so that it takes more to have any that tell."""
+"""Steps of one block. One on a host, because a growing profile's memory slows the steps down. On a GPU a block begins
+on a drained device, so its first step does not count."""
 GRADIENT_STEPS = (32, 8)
-"""As many as a run has room for: the noise scale of 8 steps is rough."""
+"""Steps on which the gradient is measured, the most that a run has room for: the noise scale of 8 steps is rough."""
 _LIGHT_STEPS = 4
-"""Timed steps, at the least, before a block, and after the last."""
+"""Fewest timed steps before a block, and after the last."""
 _ATTACHED_STEPS = 2
-"""Between two blocks on a GPU."""
+"""Timed steps between two blocks on a GPU."""
 _LIGHT_SHARE = 0.5
-"""Of the steps after warm-up, at least so many stay light."""
+"""Share of the steps after warm-up that stays light at least."""
 
 
 def settling_steps(trial: Trial) -> int:
-    """Steps until the loader is where it was before a pause: one, and one for each batch a thread had in hand."""
+    """Steps until the loader is where it was before a pause: one, plus one for each batch that a thread held."""
     return 1 + -(-trial.data.workers // trial.train.grad_accum)
 
 
 def has_two_batch_sizes(trial: Trial) -> bool:
-    """Whether a step holds unreduced gradients of fewer images than the step has: of ranks, or of micro-steps."""
+    """Whether a step has unreduced gradients of fewer images than its own, because of several ranks or micro-steps."""
     return trial.layout.data * trial.train.grad_accum > 1
 
 
 def timed_stretch(kinds: Sequence[StepWindow], warmup_steps: int, epoch: range) -> range:
-    """The longest run of timed steps among an epoch's steps; of equally long ones the last; all of them if it has none.
+    """The longest run of timed steps in an epoch, of equally long ones the last; all its steps if none is timed.
 
     Args:
         kinds: the window of each of the run's steps.
@@ -72,14 +72,14 @@ def timed_stretch(kinds: Sequence[StepWindow], warmup_steps: int, epoch: range) 
 
 
 FEWEST_LIGHT = 20
-"""Timed steps of the shortest run: its mean is known to a quarter of what one step differs from the next."""
+"""Timed steps of the shortest run: they give the mean to a quarter of what single steps differ by."""
 _FEWEST_EXPLAINED = 2
 _MOST_LOOKED_AT = 200
 
 
 def shortest_run(trial: Trial, steps_per_epoch: int) -> int:
-    """Optimizer steps after warm-up of the shortest run with `FEWEST_LIGHT` timed steps, and, where the trial is
-    explained and epochs leave room for it, two explained blocks.
+    """Optimizer steps after warm-up of the shortest run with `FEWEST_LIGHT` timed steps. Where the trial is explained
+    and epochs leave room, it has two explained blocks too.
 
     More steps than that tell more of one run; how far the next run is from it, only the next run tells.
     """
@@ -111,7 +111,7 @@ def windows(trial: Trial, steps: int, steps_per_epoch: int) -> tuple[StepWindow,
 
 
 class _Schedule:
-    """Where the blocks of one run lie."""
+    """The places of a run's blocks."""
 
     def __init__(self, trial: Trial, steps: int, steps_per_epoch: int) -> None:
         self.steps, self.per_epoch, self.device = steps, steps_per_epoch, trial.train.device
@@ -127,7 +127,7 @@ class _Schedule:
             return self.laid(self._profile_last())
         early = self._all_early()
         spread = self._spread(sum(block.window == "explained" for block in early))
-        # Spread out, if that leaves whole epochs of light steps wherever the other way leaves any.
+        # Spread the blocks, unless only the other way leaves whole epochs of light steps.
         laid = self.laid(early)
         if spread is None or (self._light_epochs(laid) and not self._light_epochs(self.laid(spread))):
             return laid
@@ -139,7 +139,7 @@ class _Schedule:
         return self._with_gradients(blocks, after=blocks)
 
     def _spread(self, count: int) -> list[_Block] | None:
-        """Half of the explained blocks at the beginning, the others at the end; None where that cannot be."""
+        """Puts half of the explained blocks at the beginning, the others at the end; None where that is impossible."""
         early = self._forward("explained", [self.length] * (count - count // 2), [])
         early = self._with_gradients(early, after=early, budget_for=count * (self.length + self.settling))
         explained = [block for block in early if block.window == "explained"]
@@ -152,7 +152,7 @@ class _Schedule:
         return [*early, *late]
 
     def _profile_last(self) -> list[_Block]:
-        """Explained blocks at the end, gradients at the beginning: rather those than a third or a fourth block."""
+        """Puts explained blocks last and gradients first; gradients matter more than a third or fourth block."""
         counts = range(BLOCKS[self.device], 0, -1)
         with_gradients = [(count, length) for count in counts if count > 1 for length in self.gradient_steps]
         for count, gradients in [*with_gradients, *((count, 0) for count in counts)]:
@@ -167,7 +167,7 @@ class _Schedule:
         return []
 
     def _forward(self, window: StepWindow, lengths: list[int], after: list[_Block], spent: int = 0) -> list[_Block]:
-        """As many blocks of these lengths, one after the other, as the run, its epochs and its light steps allow."""
+        """As many blocks of these lengths in a row as the run, its epochs and its light steps allow."""
         budget = int(max(0, self.steps - self.warmup) * (1 - _LIGHT_SHARE)) - spent
         earliest = self.first if not after else after[-1].begin + self._distance(after[-1].length)
         blocks: list[_Block] = []
@@ -180,7 +180,7 @@ class _Schedule:
         return blocks
 
     def _backward(self, count: int, end: int, burst: int | None) -> list[_Block] | None:
-        """`count` explained blocks, the last of them over by `end`; None where there is no room.
+        """`count` explained blocks, the last of which is over by `end`; None where there is no room.
 
         `burst`: a step at the same place of the loader's bursts as the last block is to be.
         """
@@ -210,7 +210,7 @@ class _Schedule:
         return blocks
 
     def _distance(self, length: int) -> int:
-        """From the beginning of a block to that of the next: it settles, and timed steps lie between.
+        """Steps from the beginning of a block to that of the next, with settling and timed steps between.
 
         On a host as many as the block takes; on a GPU a few, for they are in no reported time. Threads that began
         together deliver in bursts, every so many steps. From block to block the place in the burst moves on by one, so
@@ -221,11 +221,11 @@ class _Schedule:
         return distance + (1 - distance) % self.workers
 
     def _whole_bursts(self, count: int) -> int:
-        """As many explained blocks as look at every place of a burst equally often, if there are enough for that."""
+        """The most blocks up to `count` that look at every place of a burst equally often; `count` if it is small."""
         return count // self.workers * self.workers if count > self.workers else count
 
     def _inside_after(self, step: int, length: int) -> int:
-        """The first step from `step` on at which `length` steps lie in one epoch, and not at its start."""
+        """The first step from `step` on where `length` steps lie in one epoch and do not begin it."""
         in_epoch = step % self.per_epoch
         if in_epoch == 0:
             return step + 1
@@ -235,7 +235,7 @@ class _Schedule:
         return block.begin + block.length + self.settling
 
     def laid(self, blocks: list[_Block]) -> tuple[StepWindow, ...]:
-        """The window of each step, with these blocks in order."""
+        """The window of each step, given these blocks in order."""
         kinds: list[StepWindow] = ["light"] * self.steps
         explained = [block.begin for block in blocks if block.window == "explained"]
         if self.device == "cuda" and explained:
@@ -250,6 +250,6 @@ class _Schedule:
         return after_warmup.count("light") < _LIGHT_SHARE * len(after_warmup)
 
     def _light_epochs(self, laid: tuple[StepWindow, ...]) -> int:
-        """Whole epochs after warm-up, of light steps alone."""
+        """Number of whole epochs after warm-up that have only light steps."""
         begins = range(0, self.steps - self.per_epoch + 1, self.per_epoch)
         return sum(begin >= self.warmup and set(laid[begin : begin + self.per_epoch]) == {"light"} for begin in begins)

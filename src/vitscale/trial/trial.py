@@ -49,7 +49,7 @@ SceneEvaluation = Literal["whole", "sliding"]
 
 
 def _or_says(expected: str) -> WrapValidator:
-    """Lists are tuples here; and of a value that is of none of several types one thing is said, not one for each."""
+    """Takes lists for tuples; a value that fits none of several types gets one message, not one for each type."""
 
     def validate(value: Any, validated: Callable[[Any], Any]) -> Any:
         try:
@@ -61,7 +61,7 @@ def _or_says(expected: str) -> WrapValidator:
 
 
 FROM_LIST = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
-"""Of tuples: TOML and JSON have lists."""
+"""Makes tuples of the lists that TOML and JSON have."""
 Classes = Annotated[
     Annotated[int, Field(ge=2, le=100_000)]
     | Annotated[str, Field(min_length=1)]
@@ -72,13 +72,13 @@ Columns = Annotated[tuple[str, str], _or_says("the names of the images' and of t
 
 ADE20K_CLASSES = 150
 ONE_BIT = ("onebit-adam", "onebit-lamb")
-"""Optimizers that DeepSpeed builds itself."""
+"""Optimizers that DeepSpeed itself builds."""
 OFFLOADED = {"none": "no offload", "optimizer": "optimizer offloaded", "parameters": "parameters offloaded"}
 NORMS = {"local": "local norm", "synchronised": "synchronised norm"}
 
 
 class DataSpec(Spec):
-    """Which images, and how much of them.
+    """Which images are used, and how many of them.
 
     The fields in `HOW_FOUND` stay out of a trial's identity: what was really read is recorded as a fingerprint of its
     content.
@@ -86,45 +86,44 @@ class DataSpec(Spec):
 
     name: Annotated[str, Fact(short="{}")]
     hf: Annotated[str | None, Fact(since=7)] = Field(default=None, min_length=1, max_length=4096)
-    """A dataset of Hugging Face's library: a folder on disk, or a name of the hub ("NAME", "NAME:CONFIGURATION")."""
+    """A dataset of Hugging Face's library: a folder on disk, or a name on the hub ("NAME", "NAME:CONFIGURATION")."""
     columns: Annotated[Columns | None, Fact(since=7)] = None
-    """Of `hf`: the columns of images and labels, where it has several."""
+    """The columns of images and labels of an `hf` dataset, where it has several."""
     root: Annotated[str | None, Fact(role="location")] = None
     download: Annotated[bool, Fact(role="location")] = False
     verify: Annotated[bool, Fact(role="location")] = True
     md5: Annotated[str | None, Fact(role="location")] = None
     fraction: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Share of the training images used."""
+    """Share of the training images that is used."""
     held_out: float = Field(default=0.2, gt=0.0, lt=1.0)
-    """Share kept for evaluation, where a dataset has no split of its own."""
+    """Share kept for evaluation where a dataset has no split of its own."""
     samples: int = Field(default=4096, ge=2, le=10_000_000)
-    """Training images of the synthetic dataset; `held_out` of as many again are made for evaluation."""
+    """Training images of the synthetic dataset; a share `held_out` of as many again are made for evaluation."""
     classes: Classes = 10
-    """How many the synthetic dataset has; which ones of an image set are taken (a file that names one a line; in a
-    trial the names themselves)."""
+    """Number of classes of the synthetic dataset; for an image set, which classes are taken (a file with one name a
+    line; in a trial the names themselves)."""
     source_size: int = Field(default=32, ge=4, le=8192)
-    """Side in pixels at which synthetic images are made and those of files are stored; of scenes the longer side at
-    most."""
+    """Side in pixels at which synthetic images are made and files' are stored; for scenes the longer side at most."""
     channels: Annotated[int, Fact(since=7, short="{} channels")] = Field(default=3, ge=1, le=4096)
-    """Of synthetic images and of those from files; pictures are grey (1) or in colour (3)."""
+    """Channels of synthetic images and of those from files; pictures are grey (1) or in colour (3)."""
     dtype: Annotated[PixelType, Fact(since=7)] = "uint8"
-    """In which files are stored decoded. Arrays of fewer bits are widened, of more refused."""
+    """Type in which decoded files are stored. Arrays of fewer bits are widened, those of more are refused."""
     source: Annotated[PixelSource | None, Fact(since=7, short="from {}")] = None
     """Where files' pixels come from: decoded anew each time, from the decoded cache, or from a copy of it in each
     rank's memory. Null: the cache where it fits, else memory, else files."""
     skip_broken: Annotated[int, Fact(since=7, role="location")] = Field(default=0, ge=0, le=10_000_000)
-    """Broken files that are left out, at most; with more, and always at 0, they are named and nothing starts."""
+    """Most broken files that may be left out; with more, and always at 0, they are named and nothing starts."""
     augment: Annotated[bool, Fact(short=switch("augment"))] = True
     """Random shift and horizontal flip of training images, on the device."""
     evaluation: Annotated[SceneEvaluation, Fact(since=7)] = "whole"
-    """Of scenes: each whole image in one forward, or windows of `model.image_size` that slide over it by two thirds."""
+    """Evaluation of scenes: each whole image in one forward, or windows of `model.image_size`, two thirds apart."""
     workers: int = Field(default=0, ge=0, le=256)
     """Threads per rank that prepare batches ahead; 0 prepares them between steps."""
 
     @model_validator(mode="before")
     @classmethod
     def _implied(cls, values: Any) -> Any:
-        """`hf` alone says which dataset it is, and ADE20K's name how many classes it has."""
+        """Fills in what other fields imply: `hf` the dataset's name, and ADE20K's name the number of classes."""
         if not isinstance(values, dict):
             return values
         implied = {"name": "hf"} if values.get("hf") is not None else {}
@@ -132,11 +131,11 @@ class DataSpec(Spec):
 
 
 HOW_FOUND = fields_where(DataSpec, lambda fact: fact.role == "location")
-"""Fields of `DataSpec` that say how the images are found, and change nothing in what is computed from them."""
+"""Fields of `DataSpec` that say how the images are found, and change nothing in what is computed."""
 
 
 class TrainFields(Spec):
-    """How a trial is trained, applied alike by every engine; and a study's [train], which may leave some of it open."""
+    """How a trial is trained, applied alike by every engine. A study's [train] may leave some of it open."""
 
     engine: Annotated[str, Fact(role="wrapper")]
     precision: Annotated[str, Fact(step_seconds=True, short="{}")]
@@ -148,31 +147,31 @@ class TrainFields(Spec):
     epochs: Annotated[EpochCount | None, Fact(role="duration")] = None
     optimizer: Annotated[str, Fact(step_seconds=True, short="{}")] = "adamw"
     learning_rate: Annotated[float, Fact(role="rate")] = Field(default=1e-3, gt=0.0)
-    """After warm-up, at a global batch of `learning_rate_base_batch` where `learning_rate_scaling` is not none."""
+    """Rate after warm-up, at a global batch of `learning_rate_base_batch` unless `learning_rate_scaling` is none."""
     learning_rate_scaling: Annotated[LearningRateScaling, Fact(since=3, role="rate")] = "none"
-    """How the learning rate follows the global batch: times the ratio to the base batch, or its square root."""
+    """How the learning rate follows the global batch: by its ratio to the base batch, or by the ratio's square root."""
     learning_rate_base_batch: Annotated[
         BatchCount, Fact(since=3, role="rate", needs=("learning_rate_scaling", ("linear", "sqrt")))
     ] = 256
     learning_rate_warmup_steps: Annotated[WarmupCount, Fact(since=3)] = 0
-    """Optimizer steps over which the learning rate rises linearly from 1/n of itself; constant afterwards."""
+    """Optimizer steps over which the learning rate rises linearly from 1/n of itself; then it is constant."""
     weight_decay: float = Field(default=0.05, ge=0.0)
     momentum: Annotated[float, Fact(needs=("optimizer", ("sgd",)))] = Field(default=0.9, ge=0.0, lt=1.0)
-    """Of SGD."""
+    """Momentum of SGD."""
     onebit_freeze_steps: Annotated[WarmupCount, Fact(since=3, needs=("optimizer", ONE_BIT))] = 100
-    """Of DeepSpeed's 1-bit optimizers: first steps whose gradients travel uncompressed."""
+    """First steps of DeepSpeed's 1-bit optimizers, whose gradients travel uncompressed."""
     gradient_clipping: Annotated[float, Fact(step_seconds=True)] = Field(default=0.0, ge=0.0)
-    """Largest global L2 norm of the gradient; 0 does not clip."""
+    """Largest global L2 norm of the gradient; 0 means no clipping."""
     accelerate_backend: Annotated[AccelerateBackend | None, Fact(since=3, role="wrapper")] = None
-    """What Accelerate wraps the model in; null for every other engine."""
+    """The engine by which Accelerate wraps the model; null under every other engine."""
     zero_stage: Annotated[ZeroStage, wrapping(1, "deepspeed")] = 0
     offload: Annotated[Offload, wrapping(3, "deepspeed", "fsdp2", short=OFFLOADED)] = "none"
     """What lies in the host's memory instead of the device's: nothing, the optimizer's states, or the weights too."""
     overlap_comm: Annotated[bool | None, wrapping(3, "deepspeed", "megatron", short=switch("overlap"))] = None
-    """Exchange gradients while backward goes on. Null: the engine's own default."""
+    """Exchange gradients while backward runs. Null: the engine's own default."""
     bucket_mib: Annotated[BucketMib | None, wrapping(2, "ddp", "deepspeed", "megatron", short="{} MiB buckets")] = None
-    """Size of the buckets in which gradients travel, in the dtype in which they do. Null: the engine's own; for DDP 25
-    MiB after a first one of 1 MiB, for DeepSpeed 5e8 elements."""
+    """Size of the buckets in which gradients travel, in the dtype in which they travel. Null: the engine's own; for DDP
+    25 MiB after a first one of 1 MiB, for DeepSpeed 5e8 elements."""
     gather_bucket_mib: Annotated[BucketMib | None, wrapping(3, "deepspeed", short="{} MiB gather buckets")] = None
     """Size of the buckets in which weights are gathered (stages 1 and 2) or fetched ahead (stage 3)."""
     gradient_dtype: Annotated[
@@ -180,13 +179,13 @@ class TrainFields(Spec):
     ] = None
     """The dtype in which gradients travel. Null: the engine's own."""
     master_weights: Annotated[bool, wrapping(6, "fsdp2", short=("fp32 master weights", "no master weights"))] = False
-    """With `bf16-params`: shards and optimizer states are fp32, and weights are cast to bf16 to be gathered."""
+    """With `bf16-params`, keep shards and optimizer states in fp32, and cast weights to bf16 to gather them."""
     reshard_after_forward: Annotated[bool | None, wrapping(3, "fsdp2", short=switch("reshard"))] = None
     """Free the gathered weights of a block after forward, and gather them again in backward. Null: true."""
     gradient_as_bucket_view: Annotated[bool, wrapping(3, "ddp", short=switch("bucket view"))] = False
     """Gradients are views into the buckets instead of copies."""
     static_graph: Annotated[bool, wrapping(3, "ddp", short=switch("static graph"))] = False
-    """The graph of the first step is that of all."""
+    """Take the graph of the first step as that of every step."""
     activation_checkpointing: Annotated[
         bool, Fact(since=3, role="execution", step_seconds=True, short=switch("activation checkpointing"))
     ] = False
@@ -194,17 +193,17 @@ class TrainFields(Spec):
     compile: Annotated[bool, Fact(since=3, role="execution", step_seconds=True, short=switch("compile"))] = False
     """Compile each block by torch.compile."""
     batch_norm: Annotated[BatchNormScope | None, Fact(since=7, short=NORMS)] = None
-    """Whose images a batch norm in training is over: the rank's own, or those of all ranks, exchanged in each norm."""
+    """Images that a batch norm in training is over: the rank's own, or those of all ranks, exchanged in each norm."""
     deepspeed_config: Annotated[Any, wrapping(1, "deepspeed")] = None
     script: Annotated[str | None, Fact(since=10, short="{}")] = Field(default=None, min_length=1, max_length=4096)
     """The user's own training script, which each rank runs in place of vitscale's loop (`trial.script`)."""
     arguments: Annotated[tuple[ArgumentWord, ...], Fact(since=10), Field(max_length=1000), FROM_LIST] = ()
-    """Of `script`: words of its command line, in which "{micro_batch}" stands for the trial's value."""
+    """Words of the command line of `script`, in which "{micro_batch}" stands for the trial's value."""
     drop_last: Annotated[bool, Fact(short=("drop last", "keep last"))] = False
     target_accuracy: Annotated[Accuracy | None, Fact(since=2, role="duration")] = None
-    """Training ends after the first epoch whose held-out accuracy reaches it; `epochs` is then the limit."""
+    """Training ends after the first epoch whose held-out accuracy reaches this; `epochs` is then the limit."""
     seed: Seed = 0
-    """Of weights, order and augmentation. With `target_accuracy` repeat r uses `seed + r`."""
+    """Seed of weights, order and augmentation. With `target_accuracy` repeat r uses `seed + r`."""
 
 
 class TrainSpec(TrainFields):
@@ -214,43 +213,43 @@ class TrainSpec(TrainFields):
     device: Device
     micro_batch: BatchCount
     optimizer: Literal["adamw", "sgd", "lamb", "onebit-adam", "onebit-lamb", "deepspeed_config"] = "adamw"
-    """deepspeed_config: the one that the user's own file describes."""
+    """deepspeed_config: the optimizer that the user's own file describes."""
     batch_norm: BatchNormScope = "local"
     deepspeed_config: dict[str, Any] | None = None
     """The user's own DeepSpeed configuration, as read; null where there is none."""
     micro_batches: Annotated[tuple[BatchCount, ...] | None, Fact(since=4, role="batch")] = None
-    """Images per micro-step of each rank, where ranks are of unlike speed; they add up to ranks x `micro_batch`. Null:
+    """Images per micro-step of each rank, where ranks differ in speed; they add up to ranks x `micro_batch`. Null:
     `micro_batch` on every rank."""
 
     @property
     def wrapper(self) -> str:
-        """What wraps the model in the end: the engine, or what Accelerate stands for."""
+        """What finally wraps the model: the engine, or the one that Accelerate stands for."""
         return self.accelerate_backend or self.engine
 
 
 OF_THE_WRAPPER = frozenset(fields_where(TrainSpec, lambda fact: fact.role == "wrapper"))
-"""Fields of `TrainSpec` that say how training is distributed. Whatever they are, the same is computed; only the dtype
-in which gradients travel may round it."""
+"""Fields of `TrainSpec` that say how training is distributed. They do not change what is computed; only the dtype in
+which gradients travel may round it."""
 OF_THE_BATCH = frozenset(fields_where(TrainSpec, lambda fact: fact.role == "batch"))
 
 
 class WindowSpec(Spec):
-    """How long a run is and which of its steps count."""
+    """How long a run is, and which of its steps count."""
 
     steps: StepCount | None = None
-    """Optimizer steps after warm-up; null where the run is as long as `train.epochs`."""
+    """Optimizer steps after warm-up; null where `train.epochs` decides how long the run is."""
     warmup_steps: WarmupCount = 3
-    """First optimizer steps, kept in the record but marked and left out of every figure."""
+    """First optimizer steps; they are kept in the record but marked, and left out of every figure."""
     evaluate: bool = True
     """Measure held-out loss and accuracy after each epoch, outside every timing window."""
     explain: Annotated[bool, Fact(since=2)] = True
-    """Between light steps explain some: see `vitscale.trial.step_schedule`."""
+    """Explain some steps between light ones: see `vitscale.trial.step_schedule`."""
     traces: Annotated[bool, Fact(since=2)] = False
     """Keep the profiler's trace of each explained block in the run's folder."""
     checkpoint: Annotated[bool, Fact(since=3)] = False
-    """After training save a checkpoint, restore it, and record what both took."""
+    """Save a checkpoint after training, restore it, and record what both took."""
     probes: Annotated[tuple[str, ...], Fact(since=9), Field(max_length=100), FROM_LIST] = ()
-    """Of other packages, by name: what they measure in each epoch is recorded beside the rest."""
+    """Names of other packages' probes; what they measure in each epoch is recorded too."""
 
 
 class World(Spec):
@@ -258,10 +257,10 @@ class World(Spec):
 
     nodes: int = Field(default=1, ge=1)
     ranks_per_node: int = Field(ge=1)
-    """Of a full node."""
+    """Ranks of a full node."""
     threads_per_rank: int = Field(ge=1)
     ranks: Annotated[int | None, Fact(since=8)] = Field(default=None, ge=1)
-    """In all, where the last node has fewer than the others. Null: every node is full."""
+    """Ranks in all, where the last node has fewer than the others. Null: every node is full."""
 
     @model_validator(mode="after")
     def _last_node_has_some(self) -> Self:
@@ -274,12 +273,12 @@ class World(Spec):
 
     @property
     def size(self) -> int:
-        """Ranks in all."""
+        """Number of ranks in all."""
         return self.ranks or self.nodes * self.ranks_per_node
 
 
 def world_of_hosts(ranks: int, ranks_per_node: int, threads_per_rank: int) -> World:
-    """Full hosts of at most `ranks_per_node`, and one with the rest, as a scheduler gives them."""
+    """The world that a scheduler gives: full hosts of at most `ranks_per_node`, and one with the remaining ranks."""
     each = min(ranks, ranks_per_node)
     nodes = -(-ranks // each)
     rest = ranks if ranks % each else None
@@ -297,14 +296,14 @@ class Trial(Spec):
     launcher: str
     parallel: ParallelSpec = ParallelSpec()
     model_digest: str | None = None
-    """Of a Hugging Face configuration: which model it describes, wherever its folder lies; null for other models."""
+    """Digest of what a Hugging Face configuration says, wherever its folder lies; null for other models."""
     weights_digest: str | None = None
-    """Of the pretrained weights that training begins with, wherever they lie; null where they are random."""
+    """Digest of the pretrained weights that training begins with, wherever they lie; null where weights are random."""
     script_digest: str | None = None
     """SHA-256 of the user's own training script, wherever it lies; null for vitscale's own loop."""
     origin: str | None = None
-    """Of an imported trial: the cluster and the devices it ran on, as the log names them, for what else decides its
-    result is not known. Null for trials of vitscale's own."""
+    """Cluster and devices of an imported trial, as the log names them, for nothing else is known that decides its
+    result. Null for trials of vitscale's own."""
 
     @model_validator(mode="after")
     def _shares_fit(self) -> Self:
@@ -316,13 +315,13 @@ class Trial(Spec):
 
     @property
     def model_name(self) -> str | None:
-        """The model, as the user named it, else the script that has it; None where nobody says."""
+        """The model as the user named it, else the script that holds it; None where neither is told."""
         model, script = self.model, self.train.script
         return model.name or model.hf or model.factory or (PurePath(script).name if script is not None else None)
 
     @property
     def layout(self) -> RankLayout:
-        """How its ranks share models and images. Ranks that share a model take the same images."""
+        """How its ranks share models and images; ranks that share a model take the same images."""
         return RankLayout.of(self.world.size, self.parallel)
 
     @property
@@ -331,7 +330,7 @@ class Trial(Spec):
         return self.layout.data * self.train.micro_batch * self.train.grad_accum
 
     def steps_per_epoch(self, images: int) -> int:
-        """Optimizer steps in an epoch of so many images, already a fraction of the dataset (`steps_per_epoch`)."""
+        """Optimizer steps in an epoch of this many images, already a fraction of the dataset (`steps_per_epoch`)."""
         train = self.train
         return steps_per_epoch(images, self.layout.data, train.micro_batch, train.grad_accum, train.drop_last)
 
@@ -353,16 +352,16 @@ class Trial(Spec):
         return self.peak_learning_rate * (min(1.0, (step + 1) / warmup) if warmup else 1.0)
 
     def identity(self) -> str:
-        """12 hexadecimal digits of SHA-256 over all that affects the result."""
+        """Identity of the trial: 12 hexadecimal digits of SHA-256 over all that affects the result."""
         content = self.model_dump(mode="json")
         for key in HOW_FOUND:
             del content["data"][key]
         for section, key, default in _ADDED_LATER:
             if content[section][key] == default:
                 del content[section][key]
-        if not content["parallel"]:  # as before there was any
+        if not content["parallel"]:  # as before [parallel] existed
             del content["parallel"]
-        if self.origin is None:  # came with imports; trials of vitscale's own stay as they were
+        if self.origin is None:  # imports brought it; trials of vitscale's own keep their identity
             del content["origin"]
         if self.model_digest is not None:
             del content["model"]["hf"]
@@ -390,7 +389,7 @@ _ADDED_LATER = [
     )
     for key in fields_where(kind, lambda fact: fact.since > 1 and fact.role != "location")
 ]
-"""(Section, field, default in JSON): what came after the first results were written."""
+"""(Section, field, default in JSON) of fields that came after the first results were written."""
 
 
 @lru_cache(maxsize=1 << 12)
@@ -411,7 +410,7 @@ def steps_per_epoch(samples: int, data_ranks: int, micro_batch: int, grad_accum:
 
 
 def last_step_share(trial: Trial, samples: int) -> float | None:
-    """The slots of an epoch's short last step against those of a whole one, on the rank that shrinks least.
+    """Slots of an epoch's short last step relative to a whole one, on the rank that shrinks least.
 
     `datasets.order` shrinks a rank's slot of m images to ceil(m * R / G) entries, where R images are left of a global
     batch of G. None where no step is shorter than another: there is one step, all batches are whole, or `drop_last`
@@ -429,14 +428,14 @@ def last_step_share(trial: Trial, samples: int) -> float | None:
 
 
 def effective_steps(trial: Trial, samples: int) -> float:
-    """Whole steps that an epoch of `samples` images comes to, its short last one by `last_step_share`."""
+    """Whole steps to which an epoch of `samples` images amounts, counting its short last one by `last_step_share`."""
     count = trial.steps_per_epoch(samples)
     share = last_step_share(trial, samples)
     return float(count) if share is None else count - 1 + share
 
 
 def exact(share: float) -> Fraction:
-    """The rational number a share was meant to be: 0.3 is 3/10, the float nearest to 5/7 is 5/7, 0.1 * 3 is 3/10.
+    """The rational number that a share was meant to be: 0.3 is 3/10, the float nearest 5/7 is 5/7, 0.1 * 3 is 3/10.
 
     It is the simplest one within a few rounding errors: a share of exactly 15,000 images must not become 15,001 by
     `ceil`.

@@ -1,1 +1,1 @@
-"""What everything may use: text files, wording of errors, spans of time."""
+"""What all other packages may use: text files and locks, forks, plugins, spans of time."""

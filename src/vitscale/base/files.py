@@ -1,5 +1,7 @@
-"""Files that a user names: text, read bounded, where every way it can be unreadable is one message; and kernel locks,
-which go with their holder, unless that is on a host which a network file system has lost."""
+"""Text files that a user names, read up to a limit, with one message for each way to be unreadable; and kernel locks.
+
+A lock goes with its holder, unless that is on a host which a network file system has lost.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ def read_text(path: Path, what: str, *, next_step: str) -> str:
     """The UTF-8 text of `path`, at most 1 MiB: an endless file is not read to its end.
 
     Raises:
-        RequestError: `what` ("study file") is missing, unreadable, too large, empty or no text; with `next_step`.
+        RequestError: `what` ("study file") is missing, unreadable, too large, empty or no text.
     """
     named = f"{what} {shown(str(path))}"
     try:
@@ -42,14 +44,15 @@ def read_text(path: Path, what: str, *, next_step: str) -> str:
 
 
 def has_long_keys(text: str) -> bool:
-    """Whether TOML text has dotted keys of very many parts: tomllib takes quadratic time over them, and no file of ours
-    has one of more than two.
+    """Whether TOML text has dotted keys with very many parts.
+
+    tomllib takes quadratic time over them, and vitscale's files need no more than two parts.
     """
     return _KEY_CHAIN.search(text) is not None
 
 
 def beside(file: Path, named: str) -> Path:
-    """The path that `file` means by `named`: `~` is the home folder, a relative one starts at the folder of `file`.
+    """The path that `file` means by `named`: `~` is the home folder; a relative path starts at the folder of `file`.
 
     Raises:
         RequestError: the home folder of `~name` is not known.
@@ -68,7 +71,7 @@ _LOOK_SECONDS = 0.1
 
 @contextmanager
 def file_lock(path: Path, patience_seconds: float = math.inf) -> Iterator[TextIO | None]:
-    """Holds the lock of `path`, made where it is missing, for the length of a block.
+    """Holds the lock of `path`, which is made where missing, for the length of a block.
 
     Yields:
         The open file; None where another process held the lock for all of `patience_seconds`.

@@ -1,4 +1,4 @@
-"""Work spread over the cores by forks of this process: what is worked on is there already, and results alone travel."""
+"""Work spread over the cores by forks of this process, which already have the items: only results are sent."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Done = TypeVar("Done")
 
 
 def spread(work: Callable[[Item], Done], items: Sequence[Item], *, fewest: int) -> list[Done]:
-    """`[work(item) for item in items]`, the items dealt out to this process and a fork of it for each further core.
+    """`[work(item) for item in items]`, with the items dealt out to this process and a fork for each further core.
 
-    What `work` changes elsewhere is lost. Where a fork fails, its share is done here, so that errors are those of
-    `work`.
+    Changes that `work` makes elsewhere are lost. Where a fork fails, its share is done here, so that errors are those
+    of `work`.
 
     Args:
-        work: pure, and without threads; what it returns can be pickled.
-        items: to work on.
-        fewest: items below which none is worth a fork.
+        work: pure, and without threads; its results can be pickled.
+        items: items to work on.
+        fewest: number of items from which forking is worth its cost.
     """
     forks = min(len(items), len(os.sched_getaffinity(0))) if len(items) >= max(1, fewest) else 1
     shares = [range(first, len(items), forks) for first in range(forks)]
@@ -33,10 +33,10 @@ def spread(work: Callable[[Item], Done], items: Sequence[Item], *, fewest: int) 
         for share in shares[1:]:
             answer, write = os.pipe()
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12's, of threads: none takes part
+                warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12's on threads, which take no part
                 try:
                     child = os.fork()
-                except OSError:  # no memory, or no process more
+                except OSError:  # no memory, or no more processes
                     os.close(answer)
                     os.close(write)
                     break
@@ -46,7 +46,7 @@ def spread(work: Callable[[Item], Done], items: Sequence[Item], *, fewest: int) 
             children.append((child, answer, share))
         done |= {index: work(items[index]) for index in shares[0]}
         for _, answer, share in children:
-            # Without an answer, or with a part of one where the fork was ended.
+            # A fork that was ended gives no answer, or only a part.
             with suppress(EOFError, pickle.UnpicklingError), os.fdopen(answer, "rb", closefd=False) as file:
                 done |= zip(share, pickle.load(file), strict=True)  # noqa: S301 - of a fork of this process
     finally:
@@ -58,7 +58,7 @@ def spread(work: Callable[[Item], Done], items: Sequence[Item], *, fewest: int) 
 
 
 def _answer(write: int, work: Callable[[Item], Done], items: Sequence[Item]) -> None:
-    """What a fork does, to its end: nothing of the process that it is a copy of may run in it."""
+    """Does a fork's work and ends the fork: no other code of the process that it copies may run in it."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent ends it
         with os.fdopen(write, "wb") as file:

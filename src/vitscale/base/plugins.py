@@ -1,5 +1,7 @@
-"""What other packages bring: entry points, listed without importing anything and loaded where a study or a command
-names them, so that a broken one fails nobody else. docs/extending.md says what each kind is."""
+"""Entry points of other packages, listed without importing anything and loaded only where one is named.
+
+So a broken one affects nobody who does not name it. docs/extending.md describes the kinds.
+"""
 
 from __future__ import annotations
 
@@ -15,27 +17,27 @@ Kind = Literal["engine", "model", "dataset", "launcher", "scheduler", "probe", "
 
 
 def names(kind: Kind) -> set[str]:
-    """What installed packages offer; none of it is imported."""
+    """Names of what installed packages offer of a kind; nothing is imported."""
     return set(metadata.entry_points(group=f"vitscale.{kind}s").names)
 
 
 def target(kind: Kind, name: str) -> str | None:
-    """The "module:object" that a package offers by that name; None where none does."""
+    """The "module:object" that a package offers as `name`; None where none does."""
     entry = _entry(kind, name)
     return None if entry is None else entry.value
 
 
 def load(kind: Kind, name: str, *needs: str, of: type = object) -> Any | None:
-    """What a package offers by that name; None where none does.
+    """The object that a package offers as `name`; None where none does.
 
     Args:
-        kind: of thing; its group is `vitscale.<kind>s`.
-        name: of the entry point. What it points at is an object, or a class that makes one without arguments.
-        needs: methods that it must have; "__call__" of a function.
-        of: class that it must be of.
+        kind: kind of thing; its group is `vitscale.<kind>s`.
+        name: name of the entry point, which points at an object or at a class that makes one without arguments.
+        needs: methods that the object must have; "__call__" for a function.
+        of: class of which it must be an instance.
 
     Raises:
-        RequestError: it cannot be imported, or is something else; with the package that it came from.
+        RequestError: it cannot be imported, or is something else; the message names its package.
     """
     entry = _entry(kind, name)
     if entry is None:
@@ -43,7 +45,7 @@ def load(kind: Kind, name: str, *needs: str, of: type = object) -> Any | None:
     try:
         loaded = entry.load()
         made = loaded() if isinstance(loaded, type) else loaded
-    except (Exception, SystemExit) as error:  # whatever a stranger's module does while it is imported
+    except (Exception, SystemExit) as error:  # a foreign module may do anything while it is imported
         raise _broken(kind, entry, f"{type(error).__name__}: {error}") from None
     if not isinstance(made, of):
         raise _broken(kind, entry, f"it is {type(made).__name__}, and no {of.__name__}")
@@ -53,10 +55,10 @@ def load(kind: Kind, name: str, *needs: str, of: type = object) -> Any | None:
 
 
 def known(kind: Kind, name: str, own: Mapping[str, T], *needs: str, of: type = object, next_step: str = "") -> T:
-    """What is called so: of vitscale's `own`, which nobody replaces, else of an installed package (`load`).
+    """The thing called `name`: one of vitscale's `own`, which nobody replaces, else an installed package's (`load`).
 
     Raises:
-        RequestError: nothing is, with what there is; or the package that offers it is broken.
+        RequestError: there is none, with the names that there are; or the package that offers it is broken.
     """
     if name in own:
         return own[name]
@@ -67,7 +69,7 @@ def known(kind: Kind, name: str, own: Mapping[str, T], *needs: str, of: type = o
 
 
 def referred(reference: str) -> Any:
-    """The object that "module:name" names: of what is declared on one plane and done on the other."""
+    """The object that "module:name" names, for things that are declared on one plane and done on the other."""
     module, _, name = reference.partition(":")
     return getattr(importlib.import_module(module), name)
 

@@ -12,7 +12,7 @@ _END = itemgetter(1)
 
 
 def union(intervals: Iterable[Interval], *, join_below: float = 0.0) -> list[Interval]:
-    """The same points as disjoint intervals in order; gaps shorter than `join_below` are filled."""
+    """The union as disjoint intervals in order; gaps of up to `join_below` are filled."""
     joined: list[Interval] = []
     for start, end in sorted(intervals):
         if joined and start - joined[-1][1] <= join_below:
@@ -23,7 +23,7 @@ def union(intervals: Iterable[Interval], *, join_below: float = 0.0) -> list[Int
 
 
 def complement(disjoint: Sequence[Interval], within: Interval) -> list[Interval]:
-    """What of `within` lies in none of the intervals, which are disjoint and in order."""
+    """The parts of `within` that lie in none of the intervals, which are disjoint and in order."""
     left, right = within
     gaps: list[Interval] = []
     for start, end in disjoint:
@@ -36,11 +36,11 @@ def complement(disjoint: Sequence[Interval], within: Interval) -> list[Interval]
 
 
 def intersection(left: Sequence[Interval], right: Sequence[Interval]) -> list[Interval]:
-    """What lies in both; each side is disjoint and in order."""
+    """The parts that lie in both; each side is disjoint and in order."""
     common: list[Interval] = []
     if not (left and right):
         return common
-    # Of a step in a long profile most lies before it.
+    # Skip ahead: most of a long profile lies before a step.
     i, j = bisect_left(left, right[0][0], key=_END), bisect_left(right, left[0][0], key=_END)
     while i < len(left) and j < len(right):
         start = max(left[i][0], right[j][0])

@@ -31,7 +31,7 @@ def _version(
 
 
 def _program(words: Sequence[str]) -> typer.Typer:
-    """The program, or where its first word is a verb that one alone: building all takes a twentieth of a second."""
+    """The program; only one verb's where the first word names one, for building all takes a twentieth of a second."""
     of_verb = {
         command.name or getattr(command.callback, "__name__", ""): command for command in app.registered_commands
     }
@@ -56,7 +56,7 @@ def main() -> None:
     except BrokenPipeError:
         silence(sys.stdout)
     except OSError as error:
-        # What reads or writes files has its own messages; what is left is standard output itself.
+        # Code that reads or writes files has its own messages; what is left is standard output itself.
         sys.stderr.write(f"vitscale: standard output cannot be written: {error.strerror or error}\n")
         silence(sys.stdout)
         sys.exit(1)

@@ -1,6 +1,6 @@
 """The program, and what its verbs share: arguments, options, the console.
 
-Values of options as a user writes them: "16,32,1024", "1-8", "80GB", "1.5d".
+Reads options' values as users write them: "16,32,1024", "1-8", "80GB", "1.5d".
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 VERBS = ("init", "plan", "run", "watch", "report", "compare", "predict", "advise", "import", "check", "export", "lint",
          "lab", "train", "schema", "completion")  # fmt: skip
-"""In the order in which `--help` lists them."""
+"""Verbs in the order in which `--help` lists them."""
 
 
 class _Program(TyperGroup):
@@ -36,14 +36,14 @@ class _Program(TyperGroup):
 
     @override
     def invoke(self, ctx: Any) -> Any:
-        """As ever, but an option that is a study's field elsewhere (--lr) is told as the KEY=VALUE that is meant.
+        """Invokes a verb; where an unknown option names a study's field (--lr), suggests the KEY=VALUE to write.
 
         Raises:
-            RequestError: so that there is such an option nowhere.
+            RequestError: an unknown option names a field of the study.
         """
         try:
             return super().invoke(ctx)
-        except Exception as error:  # typer has no public name for the one that is meant
+        except Exception as error:  # typer has no public name for the error of an unknown option
             unknown = str(getattr(error, "option_name", ""))
             command = getattr(getattr(error, "ctx", None), "command", None)
             if unknown and any(parameter.name == "overrides" for parameter in getattr(command, "params", ())):
@@ -56,7 +56,7 @@ class _Program(TyperGroup):
 
 
 def _completed_keys(incomplete: str) -> list[str]:
-    """The fields of a study that begin with what is typed, with their equals signs."""
+    """The study's fields that begin with what is typed, each with an equals sign."""
     from vitscale.study.sections import SECTIONS, SWEEPABLE
 
     fields = [f"{section}.{key}" for section, model in SECTIONS.items() for key in model.model_fields]
@@ -76,7 +76,7 @@ app = typer.Typer(
 
 
 def option(names: str, metavar: str, words: str) -> Any:
-    """An option: its names ("-o --output"), what stands for its value (empty: a switch), and its help."""
+    """An option from its names ("-o --output"), a word for its value (empty: a switch), and its help."""
     return typer.Option(*names.split(), metavar=metavar or None, help=words)
 
 
@@ -115,15 +115,18 @@ HostfileOption = Annotated[Path | None, option("--hostfile", "FILE", "Hosts to r
 
 
 def compute_on_one_core() -> None:
-    """For verbs that start no ranks, before numpy is imported: a fit's matrix products are so small that OpenBLAS's
-    threads spend as much processor time on waiting for each other as it takes. And cycles of objects are looked for
-    after every 100,000 new ones: what an answer needs has none."""
+    """Makes numpy use one thread and the garbage collector run less often, for verbs that start no ranks.
+
+    Called before numpy is imported. A fit's matrix products are so small that OpenBLAS's threads would spend as much
+    processor time on waiting for each other as the fit takes. Garbage is collected after every 100,000 new objects,
+    because an answer makes no cycles.
+    """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     gc.set_threshold(100_000)
 
 
 class ProgramConsole(Console):
-    """A study goes on when nobody listens any more (`vitscale run ... | head`): what is left to say is dropped."""
+    """A console that drops its output when nobody reads it any more (`vitscale run ... | head`): the study goes on."""
 
     @override
     def on_broken_pipe(self) -> None:
@@ -132,14 +135,14 @@ class ProgramConsole(Console):
 
 
 def silence(stream: TextIO) -> None:
-    """Points a stream that can no longer be written at nothing, so that leaving does not fail on it once more."""
+    """Redirects a stream that can no longer be written to /dev/null, so that exiting does not fail on it again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def answer(
     verb: str, fields: Callable[[], Mapping[str, Any]], document: Callable[[], Document], *, json: bool, verbose: bool
 ) -> None:
-    """Prints what a verb has found: as data where --json asks for it, else for a terminal."""
+    """Prints what a verb has found: as JSON where --json asks for it, else for a terminal."""
     from vitscale.present.data import envelope
     from vitscale.present.terminal import show
 
@@ -151,7 +154,7 @@ def answer(
 
 _MOST_RANKS = 100_000
 MOST_COUNTS = 1000
-"""In one question."""
+"""Most rank counts in one question."""
 
 _COUNT = re.compile(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?")
 _SIZE = re.compile(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([KMGT]i?)B\s*", re.IGNORECASE)
@@ -164,7 +167,8 @@ def rank_counts(text: str, option: str = "--gpus") -> tuple[int, ...]:
     """The counts in a list of numbers and ranges, each once, in rising order.
 
     Raises:
-        RequestError: a part is no count, a range runs backwards, a count is 0 or too large, or there are too many.
+        RequestError: a part is no count, a range runs backwards, a count is 0 or too large, or there are too many
+            counts.
     """
     counts: set[int] = set()
     for part in text.split(","):
@@ -190,7 +194,7 @@ def size_bytes(text: str, option: str) -> int:
     """Bytes of "80GB" (10^9 bytes) or "80GiB" (2^30).
 
     Raises:
-        RequestError: it is no size, or none at all.
+        RequestError: it is no size, or less than a byte.
     """
     match = _SIZE.fullmatch(text)
     if match is None:
@@ -207,11 +211,11 @@ def seconds_of(text: str, option: str) -> float:
     """The seconds of "90s", "30m", "2h" or "1.5d".
 
     Args:
-        text: as the user gave it.
-        option: which option it was given to, for the message.
+        text: the value as the user gave it.
+        option: the option's name, for the message.
 
     Raises:
-        RequestError: it is no duration, or none that is longer than nothing.
+        RequestError: it is no duration, or not above 0.
     """
     match = _DURATION.fullmatch(text.strip())
     seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
@@ -221,10 +225,10 @@ def seconds_of(text: str, option: str) -> float:
 
 
 def positive(value: float | None, option: str, most: float = math.inf) -> float | None:
-    """`value`, where it is a number above 0 and at most `most`, or not given.
+    """`value`, checked to be above 0 and at most `most`, or not given.
 
     Raises:
-        RequestError: it is neither.
+        RequestError: it is given and out of range.
     """
     if value is not None and not (0 < value <= most and math.isfinite(value)):
         upper = "" if math.isinf(most) else f" and at most {most:g}"
@@ -236,7 +240,7 @@ _SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)\s*(%?)")
 
 
 def share_of(text: str, option: str) -> float:
-    """ "5%" or "0.05" as 0.05.
+    """The share in "5%" or "0.05": 0.05.
 
     Raises:
         RequestError: it is no share above 0 and up to 10.

@@ -1,4 +1,4 @@
-"""The verb that brings in results of others: import."""
+"""The verb that brings in others' results: import."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def import_(
 
 
 def _document(done: Done, results: Path, taken_for: str) -> Document:
-    """One row for each series, what was assumed, what could not be used, and what comes next."""
+    """A document with a row for each series, what was assumed, what could not be used, and the next step."""
     from vitscale.present.document import Block, Bullets, Column, Document, Paragraph, table
 
     columns = [Column("series", words=True), Column("scaling", words=True), Column("GPUs")]
@@ -93,7 +93,7 @@ def _document(done: Done, results: Path, taken_for: str) -> Document:
 
 
 def _rank_table(done: Done) -> Table:
-    """Where the time of each rank's device went."""
+    """A table that divides each rank's time by what its device did."""
     from vitscale.present import units
     from vitscale.present.document import Column, table
 
@@ -109,7 +109,7 @@ def _rank_table(done: Done) -> Table:
 
 
 def waited_for(ranks: Sequence[dict[str, Any]]) -> list[str]:
-    """Of each job whose ranks wait for one of them a sentence: which, and how long. `ranks`: as --json has them."""
+    """A sentence for each job whose ranks wait for one rank: for which, and how long. `ranks`: as in --json."""
     from statistics import fmean
 
     from vitscale.present import units
@@ -125,14 +125,14 @@ def waited_for(ranks: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _counts(gpus: Sequence[int]) -> str:
-    """ "1-8", "1, 2, 4": three or more in a row are a range."""
+    """Counts as "1-8" or "1, 2, 4"; three or more consecutive ones become a range."""
     from vitscale.present.units import runs_of
 
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs_of(gpus))
 
 
 def _series(done: Done) -> list[dict[str, Any]]:
-    """One object for each series; epochs and steps are those of the first rank of each run."""
+    """A JSON object for each series; epochs and steps are those of each run's first rank."""
     from vitscale.analysis.scaling import curve_name
 
     objects = []
@@ -167,7 +167,7 @@ def _fields(done: Done, results: Path) -> dict[str, Any]:
 
 
 def _told_apart(done: Done, results: Path) -> dict[str, list[Any]]:
-    """What a format tells beyond runs; of ranks also what a step waited and transferred, where all are there."""
+    """What a format tells beyond runs; where all ranks are there, also what each waited and transferred per step."""
     from vitscale.analysis.time.breakdown import breakdown
     from vitscale.store import load
     from vitscale.store.records import EXPOSED
@@ -191,7 +191,7 @@ def _told_apart(done: Done, results: Path) -> dict[str, list[Any]]:
 
 
 def _import_links(logs: list[Path], taken: LinkFormat, results: Path, json: bool) -> None:
-    """What others measured of the network, as a check in the results folder."""
+    """Imports others' measurements of the network, as a check in the results folder."""
     from vitscale.prediction.network.checked import network_of
     from vitscale.preflight.imported import import_links
     from vitscale.present import units

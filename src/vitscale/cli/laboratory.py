@@ -1,6 +1,6 @@
-"""The verbs of several hosts on this machine: lab up, down, exec, status.
+"""The verbs for several hosts on this machine: lab up, down, exec, status.
 
-What `vitscale lab` says: how to use a lab, and how its hosts are.
+Also tells how to use a lab, and the state of its hosts.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def lab_status(json: JsonOption = False) -> None:
 
 
 def up_lines(lab: Laboratory) -> list[str]:
-    """What was made, and the commands to use it with."""
+    """Lines that tell what was made, and the commands to use it."""
     from vitscale.lab.state import DEFAULT_NAME
 
     name = lab.state.name
@@ -112,7 +112,7 @@ def up_lines(lab: Laboratory) -> list[str]:
 
 
 def status_document(labs: Sequence[Laboratory]) -> Document:
-    """One line per host."""
+    """A table with a row per host."""
     from vitscale.present.document import Column, Document, table
 
     names = ("lab", "host", "address", "slots", "Mbit/s", "cores", "state", "processes")
@@ -122,7 +122,7 @@ def status_document(labs: Sequence[Laboratory]) -> Document:
 
 
 def status_fields(labs: Sequence[Laboratory]) -> dict[str, Any]:
-    """The same for JSON, with the hostfiles."""
+    """JSON fields of all hosts, and the labs' hostfiles."""
     return {"hostfiles": {lab.state.name: str(lab.hostfile) for lab in labs}, "hosts": _rows(labs)}
 
 
@@ -144,7 +144,7 @@ def _rows(labs: Sequence[Laboratory]) -> list[dict[str, Any]]:
 
 
 def _this_program() -> str:
-    """Under sudo the PATH is another one, and a virtual environment's programs may not be on it."""
+    """The command for this program: under sudo the PATH may lack a virtual environment's programs."""
     return "vitscale" if shutil.which("vitscale") else shlex.join([sys.executable, "-m", "vitscale"])
 
 

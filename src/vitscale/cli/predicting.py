@@ -195,7 +195,7 @@ def _answer(
     verbose: bool,
     json: bool,
 ) -> bool:
-    """Whether anything meets the limits; prints, draws and writes what was asked for."""
+    """Prints, draws and writes what was asked for; returns whether anything meets the limits."""
     from vitscale import analysis, store
     from vitscale.advice.pipeline import advised_from
     from vitscale.advice.printing import advice_document, advice_fields

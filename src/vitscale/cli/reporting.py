@@ -76,7 +76,7 @@ def report(
     for name in wanted:
         if name not in outputs.FORMATS:
             raise unknown("format", name, outputs.FORMATS)
-    with without_collection():  # nor between the two, each of which does without by itself
+    with without_collection():  # each of the two does without by itself; here also between them
         loaded = store.load(results)
         analysed = analysis.analyse(loaded, combine_unlike=combine_unlike)
         gc.freeze()
@@ -85,7 +85,7 @@ def report(
     fitted = fitting.fit(evidence)
     ahead = answering.forecast(fitted) if set(wanted) - {*outputs.WITHOUT_PREDICTIONS} else None
     brought = outputs.brought(charts or (), analysed)
-    # The forms of data have no advice, which takes as long as all predictions do.
+    # Data formats have no advice, which takes as long as all predictions.
     advice = _advice(fitted, analysed) if set(wanted) - {*outputs.OF_DATA} else None
     reported = outputs.Reported(analysed, ahead, advice, results, brought)
     files = outputs.write(reported, _folder(results), wanted, output)
@@ -97,12 +97,12 @@ def report(
 
 
 def _folder(results: Path) -> Path:
-    """Where files go that no -o names: into the results folder; of a bundle, into a folder of its name beside it."""
+    """Folder for files without -o: the results folder; for a bundle, a folder with its name beside it."""
     return results.with_name(results.name.partition(".")[0]) if results.is_file() else results
 
 
 def _like(results: Path, name: str, formats: list[str], output: Path | None, *, combine_unlike: bool) -> None:
-    """The figures and claims of a published study, on these results."""
+    """Writes a published study's figures and claims, made from these results."""
     from vitscale import analysis, store
     from vitscale.prediction.evidence import evidence_of
     from vitscale.report import like
@@ -121,7 +121,7 @@ def _like(results: Path, name: str, formats: list[str], output: Path | None, *, 
 
 
 def _advice(fitted: Fitted, analysed: Analysis) -> Advice | None:
-    """What to do without any limit; None where these results allow no advice."""
+    """Advice without any limits; None where these results allow none."""
     from vitscale.advice.pipeline import advised_from
     from vitscale.advice.request import Request
 

@@ -1,4 +1,4 @@
-"""The verbs for others who look on: export, which makes results a file to send; watch, a view of a study that runs."""
+"""The verbs to share and look on: export, which makes results a file to send; watch, a view of a study that runs."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _send(results: Path, to: str, folder: Path) -> None:
 
 _LOOK_SECONDS = 2.0
 _MOST_OF_THE_TIME = 20.0
-"""So many times as long as a look takes it rests: of a large folder on a slow disk a look is not for nothing."""
+"""Times the duration of a look that `watch` rests after it, for looking at a large folder on a slow disk costs."""
 
 
 @app.command()

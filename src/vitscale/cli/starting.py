@@ -20,11 +20,11 @@ EngineOption = Annotated[str | None, option("--engine", "NAME", "ddp, fsdp2, dee
 
 SHELLS = ("bash", "zsh", "fish")
 _COMPLETE = "_VITSCALE_COMPLETE"
-"""Set by a shell's script, which calls the program for what may come next."""
+"""Variable that a shell's completion script sets when it calls the program for what may come next."""
 
 
 def answer_a_shell() -> None:
-    """Where a completing shell calls, lets typer know the shells that it has scripts for."""
+    """Tells typer about the shells that it has completion scripts for, where a completing shell calls."""
     if _COMPLETE in os.environ:
         from typer import completion
 
@@ -105,7 +105,7 @@ def train(
     ranks = rank_counts_for(where)[-1] if gpus is None else gpus
     wishes = Wishes(model, data, root, engine, (ranks,))
     over = overlay(site, launcher=launcher, scheduler=scheduler, hostfile=hostfile)
-    # By what it is asked for: the same command finds its folder again, and another one has its own.
+    # Named by what is asked for: the same command finds its folder again, and another command has its own.
     asked = repr((first_study("", where, wishes, repeats=1), over, overrides))
     name = f"train-{hashlib.sha256(asked.encode()).hexdigest()[:8]}"
     text = first_study(name, where, wishes, repeats=1)
@@ -135,10 +135,10 @@ def schema(
 
 
 def write_new(path: Path, text: str) -> None:
-    """Writes a file that is not there yet.
+    """Writes a file that does not exist yet.
 
     Raises:
-        RequestError: it is there, or cannot be written.
+        RequestError: it exists, or cannot be written.
     """
     try:
         with path.open("x", encoding="utf-8") as file:

@@ -103,7 +103,7 @@ def run(
 
 
 def carry_out(planned: Plan, results: Path, options: Options, *, verbose: bool, json: bool) -> None:
-    """Runs what is not done yet, and prints how it stands; exits with 1 where a run failed."""
+    """Does the runs that are not done yet, and prints the results; exits with 1 where a run failed."""
     from vitscale import runner
     from vitscale.preflight import pace_warnings
     from vitscale.runner.preview import finding_lines
@@ -113,7 +113,7 @@ def carry_out(planned: Plan, results: Path, options: Options, *, verbose: bool, 
     for note in (*(f"note: {note}" for note in notes), *finding_lines(planned)):
         console.print(note, markup=False, highlight=False, soft_wrap=True)
     done = runner.run(planned, results, options, console)
-    # What a report takes is imported when there is one to show: the first run need not wait for it.
+    # The report's modules are imported only when there is one to show: the first run need not wait for them.
     from vitscale import analysis, store
     from vitscale.present.terminal import show
     from vitscale.report.answers import terminal_document
@@ -129,7 +129,7 @@ def carry_out(planned: Plan, results: Path, options: Options, *, verbose: bool, 
 
 
 def _told(done: Report) -> list[str]:
-    """What became of the runs, a sentence each."""
+    """Sentences on what became of the runs."""
     runs = len(done.outcomes)
     told = [] if done.done_now or done.ended else ["Nothing to do: every run of this study has its outcome."]
     if done.ended:

@@ -1,12 +1,12 @@
 """Makes a laboratory, step by step; every process is written down as soon as it runs.
 
-Its network: a switch in a namespace of its own, and a link of known bandwidth from it to every host. Both ends of a
-link are shaped where they send: a host sends at most at the rate, and receives at most at it, as over a full-duplex
+The network is a switch in a namespace of its own, with a link of known bandwidth B to every host. Both ends of a link
+are shaped where they send, so that a host sends at most at the rate and receives at most at it, as over a full-duplex
 cable. In a ring each host sends 2(N-1)/N*S bytes to one neighbour and gets as many from the other, so a ring all-reduce
-of S bytes takes 2(N-1)/N*S/B. Shaped on the host's side alone, N-1 hosts that send to one would reach it at N-1 times
-the rate.
+of S bytes takes 2(N-1)/N*S/B. If links were shaped on the host's side alone, N-1 hosts that send to one would reach it
+at N-1 times the rate.
 
-ssh between its hosts: their own keys and configuration, and an sshd on every host.
+For ssh the hosts have their own keys and configuration, and each runs an sshd.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ def address(number: int) -> str:
 
 
 def start_switch(switch: Process) -> None:
-    """Makes a namespace the switch that hosts are linked to."""
+    """Makes the bridge, to which hosts are linked, in the switch's namespace."""
     call_inside(switch, "ip", "link", "add", _BRIDGE, "type", "bridge")
     call_inside(switch, "ip", "link", "set", _BRIDGE, "up")
 
 
 def link(switch: Process, host: Process, number: int, bandwidth_mbit: float | None) -> None:
-    """Links a host to the switch; None leaves the link as fast as it is."""
+    """Links a host to the switch; a bandwidth of None leaves the link as fast as it is."""
     port = _port(number)
-    # Both ends are born inside: no interface is ever seen outside the lab.
+    # Both ends are made inside, so that no interface is ever seen outside the lab.
     peer = ("peer", "name", port, "netns", str(switch.pid))
     call("ip", "link", "add", INTERFACE, "netns", str(host.pid), "type", "veth", *peer)
     call_inside(switch, "ip", "link", "set", port, "master", _BRIDGE, "up")
@@ -58,7 +58,7 @@ def link(switch: Process, host: Process, number: int, bandwidth_mbit: float | No
 
 
 def set_link(switch: Process, number: int, state: str) -> None:
-    """Sets the switch's end of a host's link "down", which is as if its cable were pulled, or "up"."""
+    """Sets the switch's end of a host's link "down", as if its cable were pulled, or "up"."""
     call_inside(switch, "ip", "link", "set", _port(number), state)
 
 
@@ -67,7 +67,7 @@ def _port(number: int) -> str:
 
 
 def make_folder(name: str) -> None:
-    """Makes the lab's folder, which is also the claim to its name.
+    """Makes the lab's folder, which also claims its name.
 
     Raises:
         RequestError: a lab of this name exists.
@@ -83,7 +83,7 @@ def make_folder(name: str) -> None:
 
 
 def build(plan: Plan, started: list[subprocess.Popen[str]]) -> State:
-    """Makes what was planned, in its folder; puts the processes that were started into `started`, to be waited for.
+    """Makes the planned lab in its folder; adds the processes that it starts, which must be waited for, to `started`.
 
     Raises:
         RequestError: this machine cannot; what was made so far is left to `take_down`.
@@ -116,7 +116,7 @@ def build(plan: Plan, started: list[subprocess.Popen[str]]) -> State:
 
 
 class _Building:
-    """A lab that grows."""
+    """A lab while it is being made."""
 
     def __init__(self, plan: Plan, started: list[subprocess.Popen[str]]) -> None:
         self._started = started
@@ -129,11 +129,11 @@ class _Building:
         )
 
     def hold_switch(self) -> Process:
-        """Starts what holds the switch's namespaces; its first process."""
+        """Starts the process that holds the switch's namespaces; returns the first process inside."""
         return self._hold("switch", lambda holder: {"switch": holder})
 
     def hold_host(self, name: str) -> Process:
-        """Starts what holds the next host's namespaces; its first process."""
+        """Starts the process that holds the next host's namespaces; returns the first process inside."""
         return self._hold(name, lambda holder: {"hosts": (*self.state.hosts, holder)})
 
     def _hold(self, name: str, added: Callable[[Holder], dict[str, object]]) -> Process:
@@ -147,7 +147,7 @@ class _Building:
 
 
 def _make_quotas(plan: Plan, lab: str, hosts: tuple[str, ...]) -> None:
-    """Every host gets a cgroup where that can be; only a limit that was asked for must be possible."""
+    """Makes a cgroup for every host, where possible; fails only where a limit was asked for."""
     controller = quota.find_controller()
     try:
         if controller is None:
@@ -162,10 +162,10 @@ def _make_quotas(plan: Plan, lab: str, hosts: tuple[str, ...]) -> None:
 
 
 def own_cores(plan: Plan, cores: Sequence[int]) -> list[frozenset[int]] | None:
-    """The cores of each host: equal shares of `cores`, or one each in turn where there are more hosts than cores.
+    """Each host's own cores: equal shares of `cores`, or one each in turn where there are more hosts than cores.
 
-    None, and no host is held to any, where a share would be too small: ranks pin themselves to a host's first cores,
-    and those of two hosts that see the same ones would all sit on these.
+    They matter because ranks pin themselves to a host's first cores: ranks of two hosts that see the same cores would
+    all use these. None, and no host is held to any cores, where a share would be too small.
     """
     share = max(1, len(cores) // plan.hosts)
     if share < max(plan.slots, plan.cores_per_host or 0):
@@ -176,7 +176,7 @@ def own_cores(plan: Plan, cores: Sequence[int]) -> list[frozenset[int]] | None:
 
 
 def hold_to_own(plan: Plan, firsts: Sequence[Process]) -> None:
-    """Holds each host's first process to its cores; commands on the host take them from it (`enter.py`)."""
+    """Pins each host's first process to the host's own cores; commands on the host take them over (`enter.py`)."""
     shares = own_cores(plan, sorted(os.sched_getaffinity(0)))
     for first, cores in zip(firsts, shares or (), strict=False):
         os.sched_setaffinity(first.pid, cores)
@@ -185,18 +185,18 @@ def hold_to_own(plan: Plan, firsts: Sequence[Process]) -> None:
 HOSTS_FILE = "hosts"
 _OPEN_MPI = Path("/etc/openmpi/openmpi-mca-params.conf")
 _OWN_SESSIONS = "orte_tmpdir_base = /run"
-"""Open MPI keeps a job's files in /tmp, which all hosts share, under the host's name and a process id, which two labs
-have alike: the job that ends first takes the other's away."""
+"""A setting that keeps Open MPI's files of a job out of /tmp, which all hosts share. There they are named by the host
+and a process id, which may be the same in two labs; then the job that ends first removes the other's files."""
 
 
 def write_hosts_file(folder: Path, hosts: Sequence[tuple[str, str]]) -> None:
-    """Writes /etc/hosts for names and addresses."""
+    """Writes the hosts' /etc/hosts. `hosts` are (name, address)."""
     lines = ["127.0.0.1 localhost", "::1 localhost", *(f"{address} {name}" for name, address in hosts)]
     (folder / HOSTS_FILE).write_text("".join(f"{line}\n" for line in lines), encoding="ascii")
 
 
 def mount_files(first: Process, folder: Path, host: Path, *, with_ssh: bool) -> None:
-    """Mounts them, in the host's own mount namespace alone. `folder` is the lab's, `host` the host's in it."""
+    """Mounts a host's own files, in its mount namespace alone. `folder` is the lab's, `host` the host's in it."""
     _own_run(first, folder, host)
     _mount(first, "-t", "tmpfs", "-o", "mode=1777", "tmpfs", "/dev/shm")  # noqa: S108 - the host's own
     _own_sys(first)
@@ -207,7 +207,7 @@ def mount_files(first: Process, folder: Path, host: Path, *, with_ssh: bool) -> 
         _mount(first, "--bind", str(own), str(_OPEN_MPI))
     if with_ssh:
         _mount(first, "--bind", str(folder / CLIENT_CONFIGURATION), "/etc/ssh/ssh_config")
-        # Without PAM, sshd lets nobody in whose password is locked, as Ubuntu's root's is.
+        # Without PAM, sshd refuses users whose password is locked, as root's is on Ubuntu.
         shadow = host / "shadow"
         shadow.write_text(f"{pwd.getpwuid(os.geteuid()).pw_name}:*:::::::\n", encoding="utf-8")
         shadow.chmod(0o600)
@@ -227,7 +227,7 @@ def _own_run(first: Process, folder: Path, host: Path) -> None:
 
 
 def _own_sys(first: Process) -> None:
-    """A sysfs shows the interfaces of the namespace it was mounted in. The cgroups stay in sight."""
+    """Mounts a sysfs, which shows the interfaces of the namespace it is mounted in; cgroups stay visible."""
     _mount(first, "-t", "sysfs", "sysfs", "/run/sys")
     _mount(first, "--rbind", "/sys/fs/cgroup", "/run/sys/fs/cgroup")
     _mount(first, "--move", "/run/sys", "/sys")
@@ -235,7 +235,7 @@ def _own_sys(first: Process) -> None:
 
 
 def _mount(first: Process, *arguments: str) -> None:
-    call_inside(first, "mount", "--no-mtab", *arguments)  # it would note them in /run, outside
+    call_inside(first, "mount", "--no-mtab", *arguments)  # mtab is in /run, outside the lab
 
 
 CLIENT_KEY, HOST_KEY = "client_key", "host_key"
@@ -244,7 +244,7 @@ _START_SECONDS = 30.0
 
 
 def write_keys(folder: Path, hosts: Sequence[tuple[str, str]]) -> None:
-    """Makes the keys, and what clients on every host read. `hosts` are names and addresses."""
+    """Makes the keys, and the configuration of ssh clients on every host. `hosts` are (name, address)."""
     for key in (CLIENT_KEY, HOST_KEY):
         processes.call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "vitscale-lab", "-f", str(folder / key))
     (folder / "authorized_keys").write_text(_public(folder, CLIENT_KEY), encoding="ascii")
@@ -268,7 +268,7 @@ Host *
 
 
 def write_daemon_configuration(folder: Path, host: Path, address: str) -> None:
-    """Writes what a host's sshd reads. It listens on the host's own address alone."""
+    """Writes the configuration of a host's sshd, which listens on the host's own address alone."""
     (host / "sshd_config").write_text(
         f"""\
 ListenAddress {address}
@@ -294,7 +294,7 @@ ClientAliveCountMax 3
 
 
 def daemon_command(host: Path) -> list[str]:
-    """Starts a host's sshd, which goes on in the background."""
+    """The command that starts a host's sshd in the background."""
     return [processes.find("sshd") or "sshd", "-f", str(host / "sshd_config"), "-E", str(host / "sshd.log")]
 
 
@@ -302,7 +302,7 @@ def wait_for_daemon(host: Path) -> None:
     """Returns once a host's sshd takes connections.
 
     Raises:
-        VitscaleError: it does not.
+        VitscaleError: it does not start in time.
     """
     end = time.monotonic() + _START_SECONDS
     while daemon_pid(host) is None:  # written when it listens
@@ -314,7 +314,7 @@ def wait_for_daemon(host: Path) -> None:
 
 
 def daemon_pid(host: Path) -> int | None:
-    """The id of a host's sshd, as seen inside the host; None where it has none."""
+    """The process id of a host's sshd, as seen inside the host; None where it has none."""
     try:
         return int((host / "sshd.pid").read_text(encoding="ascii"))
     except (OSError, ValueError):

@@ -1,8 +1,8 @@
 """`python enter.py PID TICKS PROCS -- ARGV...`: runs ARGV in the namespaces and the cgroup of a host.
 
 PID and TICKS name the host's first process and when it started; PROCS is its cgroup's `cgroup.procs`, or `-`. The
-command keeps its folder, environment and open files. Signals to this process reach it, its exit is this process's exit,
-and it is killed with this process. It imports nothing heavy: it stands before every command of a host.
+command keeps its folder, environment and open files. It gets signals that are sent to this process, and is killed with
+it; this process exits as the command does. This module imports nothing heavy: it runs before every command of a host.
 """
 
 import ctypes
@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import NoReturn
 
 NAMESPACES = ("ipc", "net", "uts", "mnt", "pid")
-"""All but the last are entered by the command alone, so that what waits for it outside keeps no host alive."""
+"""Namespaces. Only the command enters all but the last, so that the process waiting outside keeps no host alive."""
 
 _FORWARDED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
 _BY_THE_TERMINAL = 0x80
-"""`si_code` SI_KERNEL: a key that was pressed, which the command, in the same process group, has been sent too."""
+"""`si_code` SI_KERNEL: the signal comes from a pressed key, and the command, in the same process group, got it too."""
 _NOT_ENTERED, _NOT_RUN = 126, 127
-"""Exit codes, as a shell's."""
+"""Exit codes, as in a shell."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def start_ticks(pid: int) -> int | None:
-    """When process `pid` started, in clock ticks since boot; None where there is none, or only its zombie."""
+    """When process `pid` started, in clock ticks since boot; None where it does not exist, or is a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -37,13 +37,13 @@ def start_ticks(pid: int) -> int | None:
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Enters, runs the command, and leaves as it left."""
+    """Enters the host, runs the command, and exits as the command did."""
     match arguments:
         case [pid, ticks, procs, "--", *command] if pid.isdecimal() and ticks.isdecimal() and command:
             pass
         case _:
             sys.exit("usage: enter.py PID TICKS PROCS -- COMMAND...")
-    sys.path.append(str(Path(__file__).parents[2]))  # it is run by its path, and isolated
+    sys.path.append(str(Path(__file__).parents[2]))  # this file is run by its path, in isolated mode
     from vitscale.processes.parent_death import end_with_parent
 
     folder = Path.cwd()
@@ -78,7 +78,7 @@ def main(arguments: list[str]) -> NoReturn:
 
 
 def _become(command: list[str], parent_lives: int) -> NoReturn:
-    # A parent that died before the call sends no signal. Its id would not tell: outside the namespace all are 0.
+    # A parent that died before `end_with_parent` sends no signal. Its id would not tell: outside ids all show as 0.
     if select.select([parent_lives], [], [], 0)[0]:
         os._exit(_NOT_ENTERED)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -89,7 +89,7 @@ def _become(command: list[str], parent_lives: int) -> NoReturn:
 
 
 def _follow(child: int) -> int:
-    """Passes signals on until the command ends; its wait status."""
+    """Passes signals on until the command ends; returns the command's wait status."""
     while True:
         received = signal.sigwaitinfo(_FORWARDED | {signal.SIGCHLD})
         if received.si_signo != signal.SIGCHLD:
@@ -113,7 +113,7 @@ def _leave_as(status: int) -> NoReturn:
 
 
 def _set_namespace(descriptor: int) -> None:
-    """`os.setns` came with Python 3.12."""
+    """Like `os.setns`, which exists only since Python 3.12; closes the descriptor."""
     if _libc.setns(descriptor, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

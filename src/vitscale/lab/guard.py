@@ -1,6 +1,6 @@
-"""`python -m vitscale.lab.guard NAME`: ends the lab when the process dies that makes or uses it.
+"""`python -m vitscale.lab.guard NAME`: ends the lab when the process that makes or uses it dies.
 
-It hears of it through a pipe, its standard input, that the kernel closes whatever that process died of.
+It notices through its standard input, a pipe that the kernel closes however that process dies.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _KEEP = "keep\n"
 
 
 class Guard:
-    """Ends the lab with the block, or with this process, whichever comes first; unless it is to be kept."""
+    """Ends the lab with the block or with this process, whichever ends first, unless the lab is to be kept."""
 
     def __init__(self, name: str, started: list[subprocess.Popen[str]]) -> None:
         self._name = name
@@ -39,7 +39,7 @@ class Guard:
         return self
 
     def keep(self) -> None:
-        """The lab outlives the block and this process."""
+        """Lets the lab outlive the block and this process."""
         self._keep = True
 
     def __exit__(
@@ -55,16 +55,16 @@ class Guard:
 
 
 def main(name: str) -> None:
-    """Waits for the end of its standard input."""
+    """Waits for a line or the end of standard input; ends the lab unless it is told to keep it."""
     if sys.stdin.readline() != _KEEP:
         take_down(name)
 
 
 def take_down(name: str) -> bool:
-    """Ends the lab of this name, however much of it is left; False where there was nothing.
+    """Ends the lab called `name`, however much of it is left; False where there was nothing.
 
     Raises:
-        VitscaleError: a process or a cgroup was not gone after 10 s; the folder is kept, so that it can be tried again.
+        VitscaleError: a process or a cgroup was not gone after 10 s; the folder is kept, to try again.
     """
     folder = folder_of(name)
     state = read(name)
@@ -75,13 +75,13 @@ def take_down(name: str) -> bool:
         controller.remove(PREFIX + name)
     if not folder.exists():
         return False
-    with suppress(FileNotFoundError):  # somebody else is ending it too
+    with suppress(FileNotFoundError):  # another process is ending it too
         shutil.rmtree(folder)
     return True
 
 
 def end_holders(holders: Iterable[Holder]) -> None:
-    """Ends them with everything in their namespaces, and returns when all are gone.
+    """Ends the holders with everything in their namespaces, and returns when all are gone.
 
     Raises:
         VitscaleError: a process was not gone after 10 s.

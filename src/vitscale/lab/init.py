@@ -1,6 +1,6 @@
-"""`python init.py NAME`: the first process of a host. Its end is the end of everything inside.
+"""`python init.py NAME`: the first process of a host. Everything inside ends with it.
 
-It holds the host's namespaces, has its name, and reaps processes whose parents are gone. It imports nothing heavy.
+It holds the host's namespaces, sets its name, and reaps processes whose parents are gone. It imports nothing heavy.
 """
 
 import os
@@ -10,11 +10,11 @@ import sys
 
 
 def main(name: str) -> None:
-    """Runs until it is killed, or until what started it dies before it says `stay`."""
+    """Runs until it is killed, or until the process that started it dies before it has said `stay`."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     socket.sethostname(name)
     print("ready", flush=True)
-    # Only once its process id is written down may it outlive what started it.
+    # It may outlive the process that started it only once its process id is written down.
     if sys.stdin.readline() != "stay\n":
         sys.exit(1)
     nowhere = os.open(os.devnull, os.O_RDWR)

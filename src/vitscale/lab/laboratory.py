@@ -1,4 +1,4 @@
-"""A laboratory in use: commands on its hosts, and faults to order."""
+"""A laboratory in use: commands on its hosts, and faults on demand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vitscale.lab.state import Plan, State, existing, names, read
 
 
 class Laboratory:
-    """Hosts by number, from 0."""
+    """A lab in use; hosts are numbered from 0."""
 
     interface = INTERFACE
     """The name of every host's network interface."""
@@ -29,9 +29,9 @@ class Laboratory:
         self.addresses = tuple(address(number) for number in range(len(state.hosts)))
 
     def command(self, host: int, argv: Sequence[str]) -> list[str]:
-        """`argv` as it is run on a host, in the same folder and environment; its exit code is the command's.
+        """The argv that runs `argv` on a host, in the same folder and environment, with the same exit code.
 
-        Signals are passed on to it, and it is killed when what runs the command is.
+        Signals are passed on to `argv`, and it is killed when the returned command is.
         """
         return processes.enter_command(self.state, host, list(argv))
 
@@ -44,14 +44,14 @@ class Laboratory:
         set_link(self.state.switch_process, host, "up")
 
     def kill(self, host: int) -> None:
-        """The host is gone, with everything that ran on it, when this returns."""
+        """Ends the host and everything that runs on it, and returns when it is gone."""
         end_holders([self.state.hosts[host]])
 
     def slow(self, host: int, cores: float) -> None:
-        """From now on all processes of the host together get so many CPU seconds per second.
+        """Limits all processes of the host together to `cores` CPU seconds per second from now on.
 
         Raises:
-            RequestError: this machine cannot limit them.
+            RequestError: this machine cannot limit them, or `cores` is out of range.
         """
         Plan(cores_per_host=cores)
         controller = quota.find_controller()
@@ -63,12 +63,12 @@ class Laboratory:
             raise quota.refused(str(error)) from None
 
     def cores(self, host: int) -> float | None:
-        """CPU seconds per second that all of the host's processes together get at most; None: no limit."""
+        """Most CPU seconds per second for all of the host's processes together; None: no limit."""
         controller = quota.find_controller()
         return controller.cores(self.state.cgroup, self.names[host]) if controller else None
 
     def processes(self, host: int) -> list[int]:
-        """Ids, as seen outside the lab, of what runs on a host besides its first process and its sshd."""
+        """Ids, as seen outside the lab, of a host's processes other than its first one and its sshd."""
         first = self.state.hosts[host].first
         if not first.alive:
             return []
@@ -88,10 +88,10 @@ def laboratory(
     slots: int = 1,
     name: str | None = None,
 ) -> Iterator[Laboratory]:
-    """Hosts for the length of a block. They are gone after it, also when this process is killed.
+    """Makes hosts for the length of a block. They are gone after it, even when this process is killed.
 
-    Each sends, and receives, `bandwidth_mbit` megabits per second at most; all of its processes together get
-    `cores_per_host` CPU seconds per second. Without a name it gets one of its own.
+    Each host sends, and receives, `bandwidth_mbit` megabits per second at most; all its processes together get
+    `cores_per_host` CPU seconds per second. Without `name` the lab gets a name of its own.
 
     Raises:
         VitscaleError: a value is wrong, a lab of this name exists, or this machine cannot make hosts.
@@ -113,7 +113,7 @@ def up(plan: Plan) -> State:
 
 
 def down(name: str) -> bool:
-    """Ends the lab of this name with all that runs on it; False where there was none.
+    """Ends the lab called `name` with all that runs on it; False where there was none.
 
     Raises:
         VitscaleError: something was not gone after 10 s.
@@ -123,7 +123,7 @@ def down(name: str) -> bool:
 
 
 def laboratories() -> tuple[list[Laboratory], list[VitscaleError]]:
-    """All that there are, by name; and what is wrong with those that cannot be read."""
+    """(all labs, by name; what is wrong with those that cannot be read)."""
     processes.require()
     labs, wrong = [], []
     for name in names():
@@ -137,7 +137,7 @@ def laboratories() -> tuple[list[Laboratory], list[VitscaleError]]:
 
 
 def command_on(name: str, host: str, argv: Sequence[str]) -> list[str]:
-    """`argv` as it is run on a host of the lab of this name.
+    """The argv that runs `argv` on a host of the lab called `name`.
 
     Raises:
         RequestError: there is no such lab or host, or the host is gone.

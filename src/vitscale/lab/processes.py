@@ -1,7 +1,7 @@
-"""Processes named so that no other is ever taken for them: by id and by when they started.
+"""Processes named by id and start time, so that no other process is ever taken for them.
 
-Programs that a laboratory is made with: which are missing, and running them. Namespaces, held by one process whose end
-frees them, and programs in them.
+Also the programs that make a laboratory: which are missing, and how they are run. And namespaces, each held by one
+process whose end frees them, with programs run in them.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ if TYPE_CHECKING:
 
 
 ENDING_SECONDS = 10.0
-"""Killed processes are gone in milliseconds, unless the kernel holds one (a disk or a network disk that hangs)."""
+"""Limit for killed processes, which are gone in milliseconds unless the kernel holds one (for a disk that hangs)."""
 
 
 class Process(BaseModel):
-    """One process; it stays itself when its id is given to another."""
+    """One process, told apart from a later one with the same id."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     pid: int = Field(gt=1)
     start_ticks: int = Field(ge=0)
-    """Clock ticks since boot."""
+    """When it started, in clock ticks since boot."""
 
     @property
     def alive(self) -> bool:
-        """A zombie is not."""
+        """Whether the process still runs; a zombie does not."""
         return start_ticks(self.pid) == self.start_ticks
 
 
 def process(pid: int) -> Process:
-    """The process that has this id now.
+    """The process that now has this id.
 
     Raises:
-        ProcessLookupError: there is none.
+        ProcessLookupError: no process has it.
     """
     ticks = start_ticks(pid)
     if ticks is None:
@@ -60,7 +60,7 @@ def process(pid: int) -> Process:
 
 
 def kill(processes: Iterable[Process]) -> None:
-    """Kills those that are left, and returns when they are gone.
+    """Kills the processes that still run, and returns when they are gone.
 
     Raises:
         VitscaleError: one was not gone after 10 s.
@@ -87,7 +87,7 @@ def _handles(processes: Iterable[Process]) -> Iterator[tuple[int, Process]]:
             handle = os.pidfd_open(process.pid)
         except ProcessLookupError:
             continue
-        if process.alive:  # looked at after the handle was taken: the handle means no other from now on
+        if process.alive:  # asked after the handle was opened, which from then on means no other process
             yield handle, process
         else:
             os.close(handle)
@@ -100,7 +100,7 @@ def _gone(handle: int, milliseconds: float) -> bool:
 
 
 def pid_namespace(pid: int | str) -> str | None:
-    """Of process `pid`, or of "self"; None where it has ended."""
+    """The PID namespace of process `pid`, or of "self"; None where the process has ended."""
     try:
         return str(Path(f"/proc/{pid}/ns/pid").readlink())
     except OSError:
@@ -119,7 +119,7 @@ def in_same_namespace(pid: int) -> list[int]:
 
 
 def innermost_id(pid: int) -> int | None:
-    """The id that process `pid` has in its own PID namespace; None where it has ended."""
+    """The id that process `pid` has in its own PID namespace; None where the process has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -128,14 +128,14 @@ def innermost_id(pid: int) -> int | None:
 
 
 _NEEDED = {"unshare": "util-linux", "nsenter": "util-linux", "mount": "mount", "ip": "iproute2", "tc": "iproute2"}
-"""Programs, and the Debian packages they come in."""
+"""Programs -> the Debian packages that have them."""
 _SSH = {"ssh": "openssh-client", "ssh-keygen": "openssh-client", "sshd": "openssh-server"}
 _SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
-"""Where Debian has them, and where the PATH of root (after `su`, say) may not look."""
+"""Debian's folders for these programs, which root's PATH may lack (after `su`, for example)."""
 
 
 def find(program: str) -> str | None:
-    """Its absolute path; None where it is not installed."""
+    """A program's absolute path; None where it is not installed."""
     return shutil.which(program) or shutil.which(program, path=os.pathsep.join(_SYSTEM_FOLDERS))
 
 
@@ -145,10 +145,10 @@ def missing_for_ssh() -> tuple[str, ...]:
 
 
 def require() -> None:
-    """Returns where hosts can be made.
+    """Refuses where hosts cannot be made.
 
     Raises:
-        RequestError: not Linux, not root, or a program is not installed.
+        RequestError: this is not Linux, the user is not root, or a program is not installed.
     """
     if sys.platform != "linux":
         raise RequestError(f"vitscale lab needs Linux, and this is {sys.platform}")
@@ -165,7 +165,7 @@ def call(program: str, *arguments: str) -> str:
     """Runs a program to its end and returns what it printed.
 
     Raises:
-        RequestError: it failed, with what it said.
+        RequestError: it failed; the message has its output.
     """
     argv = [find(program) or program, *arguments]
     answer = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
@@ -175,7 +175,7 @@ def call(program: str, *arguments: str) -> str:
 
 
 def failed(argv: Sequence[str], said: str) -> RequestError:
-    """What to raise when a program refused."""
+    """The error for a program that refused."""
     what = f"this machine cannot make hosts: {shown(' '.join(argv))} said: {shown(said.strip() or 'nothing')}"
     return RequestError(what, next_step="In a container, hosts can be made only if it was started with --privileged")
 
@@ -188,9 +188,9 @@ _KINDS = ("--net", "--uts", "--ipc", "--mount", "--pid")
 def hold(name: str, write_down: Callable[[Process, Process], None]) -> tuple[subprocess.Popen[str], Process]:
     """Starts a process that holds namespaces of its own, with `name` as their host name.
 
-    `write_down` gets `unshare`, which waits, and the first process inside. Only when it has returned may they outlive
-    this process: nothing is ever left that is not written down. Returned is `unshare`, to be waited for, and the first
-    process.
+    `write_down` gets `unshare`, which waits, and the first process inside. Only when it has returned may the two
+    outlive this process, so that nothing is ever left that is not written down. Returns `unshare`, to be waited for,
+    and the first process.
 
     Raises:
         RequestError: namespaces cannot be made here.
@@ -206,7 +206,7 @@ def hold(name: str, write_down: Callable[[Process, Process], None]) -> tuple[sub
         stderr=subprocess.PIPE,
         text=True,
         cwd="/",
-        start_new_session=True,  # Ctrl-C ends what was asked for in the terminal, not the hosts
+        start_new_session=True,  # Ctrl-C ends the command in the terminal, not the hosts
     )
     if holder.stdin is None or holder.stdout is None or holder.stderr is None:
         raise AssertionError("pipes were asked for")
@@ -234,7 +234,7 @@ def call_inside(first: Process, program: str, *arguments: str) -> str:
     """Runs a program to its end in a host's network and mount namespaces, and returns what it printed.
 
     Raises:
-        RequestError: it failed, with what it said.
+        RequestError: it failed; the message has its output.
     """
     inside = find(program) or program
     return call("nsenter", f"--target={first.pid}", "--net", "--mount", "--", inside, *arguments)
@@ -244,7 +244,7 @@ _ENTER = Path(__file__).with_name("enter.py")
 
 
 def enter_command(lab: State, number: int, argv: list[str]) -> list[str]:
-    """`argv` as it is run on a host."""
+    """The argv that runs `argv` on a host."""
     host = lab.hosts[number]
     controller = quota.find_controller()
     members = controller.members(lab.cgroup, host.name) if controller else None
@@ -253,10 +253,10 @@ def enter_command(lab: State, number: int, argv: list[str]) -> list[str]:
 
 
 def waiting(first: Process) -> list[Process]:
-    """Processes outside that wait for a command on the host whose first process this is.
+    """The processes outside that wait for a command on the host with this first process.
 
-    The kernel ends a host only when each of its dead was reaped. One that is stopped (Ctrl-Z) reaps nothing, and must
-    be ended with the host.
+    The kernel ends a host only when all its dead processes are reaped. A waiting process that is stopped (Ctrl-Z) reaps
+    nothing, and must be ended with the host.
     """
     sought = _beginning(first)[1:]
     processes = []

@@ -1,4 +1,4 @@
-"""CPU quotas of hosts: a cgroup for each, under one for the lab, by version 1 or 2 of the kernel's interface."""
+"""CPU quotas of hosts: a cgroup for each, inside one for the lab, in version 1 or 2 of the kernel's interface."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from pathlib import Path
 from vitscale.errors import RequestError, VitscaleError
 
 PERIOD_MICROSECONDS = 20_000
-"""Shorter than a step, so that a host with half a core is a slow host and not one that stands still now and then."""
+"""Shorter than a step, so that a host with half a core is slow rather than at a standstill now and then."""
 LEAST_CORES = 0.05
-"""The kernel takes no quota below 1 ms."""
+"""Smallest quota: the kernel takes none below 1 ms per period."""
 _EMPTY_SECONDS = 10.0
 _MOST_WEIGHT = {1: "262144", 2: "10000"}
-"""Against everything else on the machine, so that hosts get their quota where it is busy: with equal weights each login
-session (the kernel's autogroup) takes as much as all hosts together, however nice its processes are."""
+"""The lab's weight against everything else on the machine, by interface version, so that hosts get their quota on a
+busy machine. With equal weights each login session (the kernel's autogroup) takes as much as all hosts together,
+however nice its processes are."""
 
 
 @dataclass(frozen=True)
 class Controller:
-    """Where the kernel's CPU controller is found."""
+    """The kernel's CPU controller: its version and where it is mounted."""
 
     version: int
     root: Path
@@ -31,7 +32,7 @@ class Controller:
         """Makes the hosts' cgroups, without a quota.
 
         Raises:
-            OSError: it may not.
+            OSError: they cannot be made.
         """
         folder = self.root / lab
         folder.mkdir()
@@ -43,7 +44,7 @@ class Controller:
             (folder / host).mkdir()
 
     def limit(self, lab: str, host: str, cores: float) -> None:
-        """All processes of the host together get so much CPU time per time."""
+        """Limits all processes of the host together to `cores` CPU seconds per second."""
         quota = str(round(cores * PERIOD_MICROSECONDS))
         folder = self.root / lab / host
         if self.version == 2:
@@ -53,7 +54,7 @@ class Controller:
             _write(folder / "cpu.cfs_quota_us", quota)
 
     def cores(self, lab: str, host: str) -> float | None:
-        """What the host is limited to now; None where nothing limits it."""
+        """Cores that the host is limited to now; None where nothing limits it."""
         folder = self.root / lab / host
         try:
             if self.version == 2:
@@ -67,14 +68,14 @@ class Controller:
             return None
 
     def members(self, lab: str, host: str) -> Path:
-        """The file by which a process joins a host's cgroup."""
+        """The file to which a process writes to join a host's cgroup."""
         return self.root / lab / host / "cgroup.procs"
 
     def remove(self, lab: str) -> None:
         """Removes the lab's cgroups, whose processes have ended.
 
         Raises:
-            VitscaleError: one still has processes after 10 s.
+            VitscaleError: a cgroup still has processes after 10 s.
         """
         folder = self.root / lab
         end = time.monotonic() + _EMPTY_SECONDS
@@ -101,7 +102,7 @@ def find_controller(mounts: Path = Path("/proc/self/mounts")) -> Controller | No
 
 
 def refused(reason: str) -> RequestError:
-    """What to raise when a quota was asked for and cannot be set."""
+    """The error for a quota that was asked for and cannot be set."""
     return RequestError(
         f"this machine cannot limit the cores of hosts: {reason}",
         next_step="Leave out --cores-per-host; in a container, start it with --privileged --cgroupns=host",
@@ -109,8 +110,10 @@ def refused(reason: str) -> RequestError:
 
 
 def _enable_cpu(folder: Path) -> None:
-    """Lets the folder's children have quotas. At the root, where systemd does the same, it stays enabled: others that
-    have come since may rely on it."""
+    """Lets the folder's children have quotas.
+
+    At the root, where systemd does the same, this stays enabled: other cgroups may rely on it by then.
+    """
     enabled = folder / "cgroup.subtree_control"
     if "cpu" not in enabled.read_text(encoding="ascii").split():
         _write(enabled, "+cpu")

@@ -1,4 +1,4 @@
-"""What a laboratory shall be, checked before anything is made; and what it leaves in its folder for later commands."""
+"""What a lab is to be, checked before anything is made; and its state, kept in its folder for later commands."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _MBIT = {"mbit": 1.0, "gbit": 1000.0}
 
 @dataclass(frozen=True)
 class Plan:
-    """How many hosts, and what each of them has.
+    """How many hosts to make, and what each of them has.
 
     Raises:
-        RequestError: a value is none that can be made.
+        RequestError: a value is out of range.
     """
 
     name: str = DEFAULT_NAME
     hosts: int = 2
     bandwidth_mbit: float | None = None
-    """Megabits per second that a host sends, and receives, at most; None does not limit them."""
+    """Most megabits per second that a host sends, and that it receives; None: no limit."""
     cores_per_host: float | None = None
-    """CPU seconds per second, of all of a host's processes together; None does not limit them."""
+    """Most CPU seconds per second for all of a host's processes together; None: no limit."""
     slots: int = 1
     """Ranks per host, as the hostfile says."""
 
@@ -51,10 +51,10 @@ class Plan:
 
 
 def check_name(name: str) -> str:
-    """`name`, where a laboratory can be called so: it becomes part of paths.
+    """`name`, checked to be a possible name of a lab: it becomes part of paths.
 
     Raises:
-        RequestError: it cannot.
+        RequestError: a lab cannot have this name.
     """
     if not _NAME.fullmatch(name):
         valid = "at most 31 of a-z, 0-9 and -, and no - in front"
@@ -81,7 +81,7 @@ def _check(what: str, value: float, least: float, most: float) -> None:
 
 
 RUN = Path("/run")
-"""Owned by root, as a lab is, and empty after a reboot, as a lab is."""
+"""Folder of labs' folders: like a lab, it belongs to root and is gone after a reboot."""
 PREFIX = "vitscale-lab-"
 _FILE = "lab.json"
 
@@ -95,7 +95,7 @@ class Holder(BaseModel):
     outside: Process
     """`unshare`, which waits for `first`."""
     first: Process
-    """The first process inside: with it everything inside ends."""
+    """The first process inside; everything inside ends with it."""
 
 
 class State(BaseModel):
@@ -105,7 +105,7 @@ class State(BaseModel):
 
     name: str
     pid_namespace: str | None
-    """Where the ids of its processes mean what they say."""
+    """PID namespace in which the ids of its processes are valid."""
     slots: int
     bandwidth_mbit: float | None
     switch: Holder | None = None
@@ -114,12 +114,12 @@ class State(BaseModel):
 
     @property
     def folder(self) -> Path:
-        """Everything that the lab has on disk."""
+        """Folder of everything that the lab has on disk."""
         return folder_of(self.name)
 
     @property
     def hostfile(self) -> Path:
-        """One line per host."""
+        """The hostfile, with one line per host."""
         return self.folder / "hostfile"
 
     @property
@@ -129,7 +129,7 @@ class State(BaseModel):
 
     @property
     def switch_process(self) -> Process:
-        """Whose network namespace the switch is in.
+        """The process that holds the switch's network namespace.
 
         Raises:
             RequestError: the lab was never finished.
@@ -142,36 +142,36 @@ class State(BaseModel):
 
     @property
     def holders(self) -> tuple[Holder, ...]:
-        """Of every namespace."""
+        """The holders of all namespaces: the switch's and the hosts'."""
         return (*([] if self.switch is None else [self.switch]), *self.hosts)
 
 
 def folder_of(name: str) -> Path:
-    """The folder of the lab of this name."""
+    """The folder of the lab called `name`."""
     return RUN / f"{PREFIX}{check_name(name)}"
 
 
 def names() -> list[str]:
-    """Of all labs that have a folder."""
+    """Names of all labs that have a folder."""
     return sorted(folder.name.removeprefix(PREFIX) for folder in RUN.glob(f"{PREFIX}*") if folder.is_dir())
 
 
 def write(state: State) -> None:
-    """Writes it whole or not at all."""
+    """Writes a lab's state, whole or not at all."""
     temporary = state.folder / f"{_FILE}.new"
     temporary.write_text(state.model_dump_json(indent=1), encoding="utf-8")
     temporary.replace(state.folder / _FILE)
 
 
 def read(name: str) -> State | None:
-    """The lab of this name; None where there is none, or nothing of it but its folder.
+    """The state of the lab called `name`; None where there is no such lab, or only its folder.
 
     Raises:
-        VitscaleError: what its folder holds is not to be trusted, or the lab is not this machine's to end.
+        VitscaleError: its folder cannot be trusted or read, or the lab was made in another PID namespace.
     """
     folder = folder_of(name)
     try:
-        # It names processes that will be killed: nobody else may have written it.
+        # The file names processes that will be killed: nobody else may have written it.
         status = folder.stat()
         if status.st_uid != os.geteuid() or status.st_mode & 0o077:
             raise _damaged(folder, "others may write to it")
@@ -187,10 +187,10 @@ def read(name: str) -> State | None:
 
 
 def existing(name: str) -> State:
-    """The lab of this name.
+    """The state of the lab called `name`, which must exist.
 
     Raises:
-        RequestError: there is none.
+        RequestError: there is no such lab.
     """
     state = read(name)
     if state is None:

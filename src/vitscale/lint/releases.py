@@ -1,4 +1,4 @@
-"""What a release of DeepSpeed does with each key of a configuration, from a generated table"""
+"""What a release of DeepSpeed does with each key of a configuration, from a generated table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?(?:[.+-][\w.+-]*)?")
 
 @cache
 def _table() -> dict[str, Any]:
-    """Written by `tools/make_deepspeed_keys.py` from DeepSpeed's own source archives."""
+    """The table that `tools/make_deepspeed_keys.py` makes from DeepSpeed's source archives."""
     text = resources.files("vitscale.lint").joinpath("deepspeed_keys.json").read_text(encoding="utf-8")
     table: dict[str, Any] = json.loads(text)
     return table
@@ -28,7 +28,7 @@ def known_releases() -> tuple[str, ...]:
 
 
 def installed_version() -> str | None:
-    """Of DeepSpeed, without importing it; None where it is not installed."""
+    """DeepSpeed's installed version, found without importing it; None where it is not installed."""
     try:
         return metadata.version("deepspeed")
     except metadata.PackageNotFoundError:
@@ -36,7 +36,7 @@ def installed_version() -> str | None:
 
 
 class Release:
-    """One release, or for a version that the table lacks the release nearest to it."""
+    """One release of DeepSpeed; for a version that the table lacks, the nearest release."""
 
     def __init__(self, wanted: str | None) -> None:
         """`wanted`: a version such as "0.16.9"; None takes the newest release of the table.
@@ -59,26 +59,27 @@ class Release:
             self._children.setdefault(parent, []).append(name)
 
     def fact(self, key: str) -> str | None:
-        """What it does with a dotted key; None where it knows none of that name. For the words see the table's maker,
-        `tools/deepspeed_reads.py`.
+        """What the release does with a dotted key; None where it does not know the key.
+
+        The words are explained in the table's maker, `tools/deepspeed_reads.py`.
         """
         return self._facts.get(key)
 
     def children(self, part: str) -> list[str]:
-        """Names that are known inside a part ("" for the whole)."""
+        """Names of the known keys inside a part ("" for the whole)."""
         return self._children.get(part, [])
 
     def places(self, name: str) -> list[str]:
-        """The dotted keys anywhere that end in `name`."""
+        """All known dotted keys that end in `name`."""
         return [key for key in self._facts if key.rpartition(".")[2] == name]
 
     def read_in(self, key: str) -> str | None:
-        """In which releases the key is or was read ("from 0.9.5 to 0.19.2"); None where in none of the table."""
+        """The releases that read the key, in words ("from 0.9.5 to 0.19.2"); None where none in the table does."""
         history = _table()["keys"].get(key)
         return None if history is None else _said(span for fact, span in history.items() if fact != "refused")
 
     def default(self, key: str) -> float | None:
-        """Its default of a key whose default has changed."""
+        """The release's default for a key whose default has changed; None for other keys."""
         value = self._now(_table()["defaults"].get(key, {}))
         return None if value is None else float(value)
 
@@ -87,11 +88,11 @@ class Release:
         return _said([_table()[part][name][fact]])
 
     def names(self, part: str) -> list[str]:
-        """The names it knows among "optimizers" or "schedulers"."""
+        """The "optimizers" or "schedulers" that the release knows."""
         return [name for name, history in _table()[part].items() if self._now(history)]
 
     def once_named(self, part: str, name: str) -> str | None:
-        """In which releases such a name is known; None where in none."""
+        """The releases that know this optimizer or scheduler, in words; None where none does."""
         history = _table()[part].get(name)
         return None if history is None else _said(history.values())
 
@@ -125,7 +126,7 @@ def _numbers(version: str) -> tuple[int, int, int] | None:
 
 
 def _nearest(number: tuple[int, int, int]) -> str:
-    """The release of the same minor version with the nearest patch; else the newest before it, else the oldest."""
+    """The release of the same minor version with the nearest patch, else the newest earlier one, else the oldest."""
     known = {_numbers(version): version for version in known_releases()}
     same = [held for held in known if held is not None and held[:2] == number[:2]]
     if same:

@@ -1,6 +1,6 @@
-"""A configuration as rules look at it: values by dotted key, "auto" and wrong types told apart from absence
+"""A configuration as rules see it: values by dotted key, with "auto" and wrong types told apart from absence.
 
-What a configuration is judged for: the model, the GPUs, and the version of DeepSpeed
+And what it is judged for: the model, the GPUs, and the version of DeepSpeed.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ _IMAGENET_CLASSES = 1000
 
 @dataclass(frozen=True)
 class Setting:
-    """Rules that need what is None here say nothing."""
+    """What a configuration is judged for. Rules that need a value that is None here say nothing."""
 
     model: str | None = None
-    """Its name, for messages."""
+    """The model's name, for messages."""
     parameters: int | None = None
-    """Of the model."""
+    """The model's number of parameters."""
     gpus: int | None = None
     """Ranks in all."""
     deepspeed: str | None = None
-    """The version to judge for; None: the newest that the table knows."""
+    """The version of DeepSpeed to judge for; None: the newest that the table knows."""
     installed: bool = True
     """Whether that version is installed here, or was asked for."""
     stage: int | None = None
-    """The ZeRO stage, where a study sets it whatever the file says."""
+    """The ZeRO stage, where a study sets it and the file's does not count."""
     settled: frozenset[str] = frozenset()
-    """Dotted keys that a study writes itself: a file that leaves them out leaves nothing open."""
+    """Dotted keys that a study writes itself, so that the file need not have them."""
 
     def described(self) -> str:
         """What the file was judged for, in a few words."""
@@ -45,15 +45,15 @@ class Setting:
 
 
 def setting_of(model: str | None, gpus: int | None, deepspeed: str | None) -> Setting:
-    """What the command line says, checked and with the installed version filled in.
+    """The setting from the command line, checked, with the installed version filled in.
 
     Args:
-        model: a named model (counted with the 1,000 classes of ImageNet-1k), or the folder of a Hugging Face model.
+        model: a named model (with the 1,000 classes of ImageNet-1k), or the folder of a Hugging Face model.
         gpus: ranks in all.
         deepspeed: a version; None takes the installed one.
 
     Raises:
-        RequestError: the model is not known, or its size is not.
+        RequestError: the model is unknown, or its size is.
     """
     version = installed_version() if deepspeed is None else deepspeed
     return Setting(
@@ -90,18 +90,18 @@ def finding(rule: str, severity: Severity, key: str, message: str, fix: str, sou
     """One finding of a rule.
 
     Args:
-        rule: its name, such as "unknown-key".
-        severity: an error: DeepSpeed refuses the file, or does not do what the file says.
-        key: dotted, as in the file; empty where the finding concerns the whole.
-        message: what is there and what DeepSpeed does with it.
+        rule: the rule's name, such as "unknown-key".
+        severity: "error" where DeepSpeed refuses the file, or does not do what the file says.
+        key: the dotted key in the file; empty where the finding concerns the whole file.
+        message: what the file has and what DeepSpeed does with it.
         fix: what to do.
-        source: where that can be looked up: a file of a release of DeepSpeed, its documentation, a paper.
+        source: where to look this up: a file of a release of DeepSpeed, its documentation, a paper.
     """
     return Finding(rule, severity, message, fix, About(key=key, source=source))
 
 
 def as_switch(value: object) -> bool | None:
-    """What pydantic takes `value` for where it wants a boolean; None where it refuses."""
+    """The boolean that pydantic makes of `value`; None where it refuses."""
     if isinstance(value, str):
         word = value.lower()
         return True if word in _TRUE else False if word in _FALSE else None
@@ -110,8 +110,10 @@ def as_switch(value: object) -> bool | None:
 
 @dataclass(frozen=True)
 class View:
-    """A file, and what it is judged for. A value that is "auto" or of a wrong type is None in every question: the
-    first is left to the Hugging Face integration, of the second a rule of its own tells.
+    """A configuration, and what it is judged for.
+
+    A value that is "auto" or has a wrong type is None in every answer: "auto" is left to the Hugging Face integration,
+    and wrong types have a rule of their own.
     """
 
     config: dict[str, Any]
@@ -119,12 +121,12 @@ class View:
     release: Release
 
     def value(self, key: str) -> Any:
-        """Whatever stands at a dotted key; None where nothing does (`has` tells that from null)."""
+        """Any value at a dotted key; None where the key is absent (`has` tells that from null)."""
         value = self._at(key)
         return None if value is _ABSENT else value
 
     def has(self, key: str) -> bool:
-        """Whether the key is there, "auto" included."""
+        """Whether the key is there, even if it is "auto"."""
         return self._at(key) is not _ABSENT
 
     def open(self, key: str) -> bool:
@@ -134,7 +136,7 @@ class View:
         return any(name in self.setting.settled or self._at(name) == "auto" for name in above)
 
     def flag(self, key: str, default: bool = False) -> bool | None:
-        """A switch; `default` where it is absent."""
+        """A switch's value; `default` where it is absent."""
         value = self._at(key)
         if value is _ABSENT:
             return default
@@ -146,7 +148,7 @@ class View:
         return self.flag(key) is True
 
     def number(self, key: str, default: float | None = None) -> float | None:
-        """A number; `default` where it is absent."""
+        """A number's value; `default` where it is absent."""
         value = self._at(key)
         if value is _ABSENT:
             return default
@@ -155,7 +157,7 @@ class View:
         return value if abs(value) < _LARGEST else None
 
     def text(self, key: str) -> str | None:
-        """A string other than "auto"."""
+        """A string's value; None for "auto" and where it is absent."""
         value = self._at(key)
         return value if isinstance(value, str) and value != "auto" else None
 
@@ -165,13 +167,13 @@ class View:
         return value if isinstance(value, dict) else {}
 
     def zero(self, *names: str) -> str:
-        """The name under which the file has a key of `zero_optimization` ("reduce_bucket_size"); the first if none."""
+        """The dotted key of `zero_optimization` that the file has among these `names`; the first name's if none."""
         written = (f"zero_optimization.{name}" for name in names if self.has(f"zero_optimization.{name}"))
         return next(written, f"zero_optimization.{names[0]}")
 
     @property
     def stage(self) -> int | None:
-        """The ZeRO stage: 0 where none is asked for, None where it is open."""
+        """The ZeRO stage; 0 where none is asked for, None where it is open."""
         if self.setting.stage is not None:
             return self.setting.stage
         if isinstance(self._at("zero_optimization"), bool):
@@ -184,7 +186,7 @@ class View:
 
     @property
     def precision(self) -> str | None:
-        """ "fp32", "bf16", "fp16" or "autocast"; None where it is open."""
+        """The precision: "fp32", "bf16", "fp16" or "autocast"; None where it is open."""
         parts = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "torch_autocast": "autocast"}
         for part, name in parts.items():
             if self.on(f"{part}.enabled"):
@@ -193,7 +195,7 @@ class View:
         return None if open_parts else "fp32"
 
     def source(self, file: str) -> str:
-        """A file of the release that the file is judged for."""
+        """A file of the release of DeepSpeed judged for, in words."""
         return f"DeepSpeed {self.release.version}, deepspeed/{file}"
 
     def _at(self, key: str) -> Any:

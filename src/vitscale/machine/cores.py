@@ -1,6 +1,6 @@
-"""Which cores a rank computes on: whole physical cores, of one memory node where they fit, on the side of its GPU.
+"""Which cores a rank computes on: whole physical cores, of one memory node where they fit, near its GPU.
 
-And what the kernel tells of the processor."""
+Also what the kernel tells of the processor."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ Nodes = Sequence[int | None]
 
 @dataclass(frozen=True)
 class PhysicalCore:
-    """A physical core, as far as this process may use it."""
+    """A physical core that this process may use, at least in part."""
 
     node: int | None
     """Its memory node; None where the kernel does not tell."""
     number: int
-    """The lowest number of its logical cores, allowed or not: the same for every process of the host."""
+    """The lowest number of its logical cores, allowed or not, which is the same for all processes of the host."""
     logical: tuple[int, ...]
-    """Those of its logical cores that are allowed."""
+    """Its logical cores that are allowed."""
 
 
 def physical_cores(allowed: Iterable[int] | None = None, sysfs: Path = _SYSFS) -> tuple[PhysicalCore, ...]:
-    """The physical cores behind `allowed` (default: this process's own mask), by memory node and number.
+    """The physical cores of the logical cores `allowed` (default: this process's mask), by memory node and number.
 
-    Where the kernel does not tell of siblings, every logical core is a physical one.
+    Where the kernel does not tell siblings, every logical core counts as a physical one.
     """
     cores = frozenset(os.sched_getaffinity(0) if allowed is None else allowed)
     node_of = {core: node for node, own in _cores_of_nodes(sysfs).items() for core in own}
@@ -66,7 +66,7 @@ def _cores_of_nodes(sysfs: Path) -> dict[int, frozenset[int]]:
         if number.isascii() and number.isdigit():
             try:
                 nodes[int(number)] = frozenset(_cpu_list((folder / "cpulist").read_text(encoding="ascii")))
-            except (OSError, ValueError):  # a node of memory alone has an empty list
+            except (OSError, ValueError):  # a node without cores has an empty list
                 continue
     return nodes
 
@@ -80,7 +80,7 @@ def _cpu_list(text: str) -> list[int]:
 
 
 def node_distances(sysfs: Path = _SYSFS) -> dict[int, dict[int, int]]:
-    """Distances between memory nodes, as the firmware tells (10: itself); without those that it does not tell of."""
+    """Distances between memory nodes, from the firmware (10: the node itself); without nodes that it does not tell."""
     numbers = sorted(_cores_of_nodes(sysfs))
     distances = {}
     for node in numbers:
@@ -88,24 +88,24 @@ def node_distances(sysfs: Path = _SYSFS) -> dict[int, dict[int, int]]:
             told = [int(word) for word in (sysfs / f"node/node{node}/distance").read_text(encoding="ascii").split()]
         except (OSError, ValueError):
             continue
-        if len(told) == len(numbers):  # else there are nodes of memory alone, whose place in the row is not known
+        if len(told) == len(numbers):  # else there are nodes without cores, whose place in the row is not known
             distances[node] = dict(zip(numbers, told, strict=True))
     return distances
 
 
 def is_bound(own: frozenset[int], parent: frozenset[int], host: frozenset[int]) -> bool:
-    """Whether the launcher has bound a rank: it left it fewer cores than it has itself and the rank's group grants.
+    """Whether the launcher has bound a rank: the rank has fewer cores than the launcher has within the rank's cpuset.
 
     Args:
-        own: the rank's mask as it came.
-        parent: the mask of the process that started it.
-        host: what the rank's cpuset allows (a container's, a job step's).
+        own: the rank's mask when it started.
+        parent: the mask of the process that started the rank.
+        host: the cores that the rank's cpuset allows (a container's, a job step's).
     """
     return own < parent & host
 
 
 def bound_by_launcher() -> bool:
-    """`is_bound` of this process. For a moment it asks for every core: the kernel grants those of its cpuset."""
+    """`is_bound` for this process, which for a moment asks for all cores: the kernel grants those of its cpuset."""
     own = frozenset(os.sched_getaffinity(0))
     try:
         parent = frozenset(os.sched_getaffinity(os.getppid()))
@@ -127,23 +127,23 @@ def share_of_cores(
 ) -> tuple[int, ...] | None:
     """The logical cores that a rank is pinned to; None where the host has fewer than all ranks' threads.
 
-    As many physical cores as the rank has threads, or its equal share where there are fewer, each with its siblings.
-    Every rank works out the same table of all ranks of its host. First come those whose GPU's memory node has room,
-    then those that fit on another node, the nearest first, and last those that fit on none.
+    A rank gets as many physical cores as it has threads, or its equal share where there are fewer, each with its
+    siblings. Every rank works out the same table of all ranks of its host. Ranks whose GPU's memory node has room come
+    first, then those that fit on another node, the nearest first, and last those that fit on no single node.
 
     Args:
-        local_rank: of this host, from 0.
-        ranks: of this host.
-        threads: of each rank.
-        cores: of the host, in the order of `physical_cores`.
+        local_rank: the rank's number on this host, from 0.
+        ranks: number of ranks on this host.
+        threads: threads of each rank.
+        cores: the host's cores, in the order of `physical_cores`.
         gpu_nodes: the memory node of each GPU that this rank sees, in CUDA's order; None where unknown.
-        distances: between memory nodes (`node_distances`).
+        distances: distances between memory nodes (`node_distances`).
     """
     each = min(threads, len(cores) // ranks)
     if not each:
         return _consecutive(local_rank, ranks, threads, cores)
     if 0 < len(gpu_nodes) < ranks:
-        # A launcher that shows each rank its own GPU: which the others have is not known, but that they have others.
+        # The launcher shows each rank only its own GPU: the others have different ones, but which is not known.
         node = gpu_nodes[local_rank % len(gpu_nodes)]
         near = [core for core in cores if core.node == node]
         if len(near) >= each:
@@ -157,7 +157,7 @@ def share_of_cores(
 def _table(
     ranks: int, each: int, cores: Sequence[PhysicalCore], near: Nodes, distances: Mapping[int, Mapping[int, int]]
 ) -> list[list[PhysicalCore]]:
-    """`each` physical cores for each rank; `near`: the node that each is to lie on, where that matters."""
+    """`each` physical cores for each rank; `near`: the node on which each rank should lie, where that matters."""
     free: dict[int | None, list[PhysicalCore]] = {}
     for core in cores:
         free.setdefault(core.node, []).append(core)
@@ -194,19 +194,19 @@ def _logical(cores: Sequence[PhysicalCore], threads: int) -> tuple[int, ...] | N
 
 
 def _consecutive(local_rank: int, ranks: int, threads: int, cores: Sequence[PhysicalCore]) -> tuple[int, ...] | None:
-    """Logical cores one after the other, where whole physical ones do not suffice: ranks share some of those."""
+    """Consecutive logical cores, where whole physical ones do not suffice and ranks must share some of these."""
     logical = [core for own in cores for core in own.logical]
     first = local_rank * threads
     return tuple(sorted(logical[first : first + threads])) if ranks * threads <= len(logical) else None
 
 
 Products = Literal["tiles", "words", "widened"]
-"""Of 16-bit numbers: by AMX in tiles, by AVX512-BF16, or by a processor that has neither, in 32 bits."""
+"""Ways to multiply 16-bit numbers: AMX in tiles, AVX512-BF16, or, on a processor that has neither, in 32 bits."""
 
 
 @cache
 def cpu_facts(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
-    """What the kernel tells of the first processor; empty where it tells nothing."""
+    """What the kernel tells of the first processor, by key; empty where it tells nothing."""
     try:
         first = cpuinfo.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
     except OSError:
@@ -215,7 +215,7 @@ def cpu_facts(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
 
 
 def products_of_16_bits() -> Products:
-    """How this machine's processor multiplies 16-bit numbers, unless oneDNN is told to leave what it has."""
+    """How this machine's processor multiplies 16-bit numbers, within the limit set for oneDNN."""
     return _products(cpu_facts().get("flags", ""), os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper())
 
 

@@ -1,4 +1,4 @@
-"""The GPUs of this host, as NVML tells of them: which ones this process may use, how they are set and linked."""
+"""The GPUs of this host, from NVML: which ones this process may use, how they are set and linked."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 class GpusUnreadable(Exception):
-    """There are signs of GPUs, and none can be read; its words say which signs and why."""
+    """There are signs of GPUs, but none can be read; the message says which signs and why."""
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,16 @@ class Gpu:
     numa_node: int | None = None
     """The memory node that it is attached to."""
     slices: tuple[Gpu, ...] = ()
-    """In MIG mode: what it is cut into."""
+    """Its slices, in MIG mode."""
     mig: bool = False
-    """Whether it is cut into slices: it computes by those alone."""
+    """Whether it is in MIG mode, in which only its slices compute."""
 
 
 def visible_gpus() -> tuple[Gpu, ...]:
     """The GPUs that this process may use, honouring CUDA_VISIBLE_DEVICES; empty where there are none.
 
     Raises:
-        GpusUnreadable: there should be some: a device file, or CUDA_VISIBLE_DEVICES names one.
+        GpusUnreadable: none can be used, although NVML, a device file or CUDA_VISIBLE_DEVICES tells of some.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and visible.strip() in _HIDDEN:
@@ -66,15 +66,15 @@ def visible_gpus() -> tuple[Gpu, ...]:
 
 
 def device_files(folder: Path = _DEVICE_FILES) -> list[str]:
-    """The device files of NVIDIA GPUs: there also where a container has no NVML to ask."""
+    """The device files of NVIDIA GPUs, which exist even in a container without NVML."""
     return sorted(str(path) for path in folder.glob("nvidia[0-9]*"))
 
 
 def select_visible(gpus: tuple[Gpu, ...], visible: str | None) -> tuple[Gpu, ...]:
-    """Those of `gpus` that CUDA_VISIBLE_DEVICES names, by index or by a UUID's unique beginning, in its order.
+    """The `gpus` that CUDA_VISIBLE_DEVICES names, by index or by a UUID's unique prefix, in its order.
 
-    As in CUDA, the list ends at the first entry that names nothing, and a process sees one slice of a GPU at most: the
-    first of a GPU in MIG mode, unless it is named by its own UUID. A GPU named twice counts once: two ranks on it would
+    As in CUDA, the list ends at the first entry that names nothing, and a process sees at most one slice: the first of
+    a GPU in MIG mode, unless another is named by its UUID. A GPU named twice counts once, for two ranks on it would
     share it. Source: NVIDIA Multi-Instance GPU User Guide, sections "Device Enumeration" and "CUDA_VISIBLE_DEVICES".
     """
     if visible is None:
@@ -104,9 +104,9 @@ def is_count(text: str) -> bool:
 
 
 def gpu_settings(uuid: str) -> dict[str, Any]:
-    """How the GPU (or slice) with this UUID is set and linked: the fields of `vitscale.store.records.GpuSettings`.
+    """Settings and links of the GPU (or slice) with this UUID: the fields of `vitscale.store.records.GpuSettings`.
 
-    None where NVML does not tell; empty where it does not know the GPU or cannot be asked.
+    A value is None where NVML does not tell it. Empty where NVML does not know the GPU or cannot be asked.
     """
     try:
         with _nvml() as nvml:
@@ -121,7 +121,7 @@ def gpu_settings(uuid: str) -> dict[str, Any]:
                 "persistence": lambda: bool(nvml.nvmlDeviceGetPersistenceMode(handle)),
                 "ecc": lambda: bool(nvml.nvmlDeviceGetEccMode(handle)[0]),
                 "mig": lambda: bool(nvml.nvmlDeviceGetMigMode(handle)[0]),
-                # The present generation falls while a GPU idles.
+                # The current generation falls while a GPU idles.
                 "pcie_generation": lambda: nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle),
                 "pcie_width": lambda: nvml.nvmlDeviceGetCurrPcieLinkWidth(handle),
             }
@@ -131,7 +131,7 @@ def gpu_settings(uuid: str) -> dict[str, Any]:
 
 
 def known_gpu(uuid: str) -> Gpu | None:
-    """What NVML tells of the GPU with this UUID; None where it does not know it or cannot be asked."""
+    """The GPU with this UUID, from NVML; None where NVML does not know it or cannot be asked."""
     try:
         with _nvml() as nvml:
             return _gpu(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid))
@@ -160,7 +160,7 @@ def _nvml() -> Iterator[Any]:
 
 
 def _told(nvml: Any, ask: Callable[[], _T]) -> _T | None:
-    """An answer; None where this GPU, driver or pynvml has none."""
+    """What `ask` returns; None where this GPU, driver or pynvml has no answer."""
     try:
         return ask()
     except (nvml.NVMLError, AttributeError):
@@ -184,7 +184,7 @@ def _gpu(nvml: Any, handle: Any) -> Gpu:
 
 
 def _slices(nvml: Any, handle: Any, gpu: Gpu) -> Iterator[Gpu]:
-    """The slices of a GPU in MIG mode; they compute as the GPU does, on less memory."""
+    """The slices of a GPU in MIG mode; they have the GPU's properties, but less memory."""
     for index in range(_told(nvml, lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(handle)) or 0):
         part = _told(nvml, partial(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index))
         if part is None:
@@ -198,7 +198,7 @@ def _slices(nvml: Any, handle: Any, gpu: Gpu) -> Iterator[Gpu]:
 
 
 def _numa_node(nvml: Any, handle: Any) -> int | None:
-    """The memory node by the kernel's PCI devices; else by NVML's memory affinity, where that is one node."""
+    """The GPU's memory node, from the kernel's PCI devices, else from NVML's memory affinity where that is one node."""
     bus = _told(nvml, lambda: nvml.nvmlDeviceGetPciInfo(handle).busId)
     if bus is not None:
         name = bus.decode("ascii", "replace") if isinstance(bus, bytes) else str(bus)

@@ -18,27 +18,27 @@ __all__ = ["Gpu", "Machine", "cpu_quota_cores", "cpu_throttled_seconds", "this_m
 
 @dataclass(frozen=True)
 class Machine:
-    """What trials can be placed on."""
+    """The resources that trials can be placed on."""
 
     cores: int
-    """Whole cores this process may use: the affinity mask, cut down to the cgroup CPU quota."""
+    """Whole cores that this process may use: those of its affinity mask, limited by the cgroup CPU quota."""
     cpu_quota_cores: float | None
     gpus: tuple[Gpu, ...]
     cpu_has_fast_bf16: bool
     node_cores: tuple[tuple[int | None, int], ...] = ()
-    """(memory node, physical cores there). Empty where that is not known: then every core counts as a physical one."""
+    """(memory node, physical cores there). Empty where unknown: then every core counts as a physical one."""
     gpus_unreadable: str | None = None
-    """Why GPUs that seem to be there cannot be used; None where nothing speaks for any."""
+    """Why GPUs that seem to be there cannot be used; None where there are no signs of such GPUs."""
 
     @property
     def physical_cores(self) -> int:
-        """Never more than `cores`, which a quota may have cut down."""
+        """Number of physical cores, and never more than `cores`, which a quota may limit."""
         return min(self.cores, sum(count for _, count in self.node_cores) or self.cores)
 
     def threads_for(self, ranks: int, device: Device) -> int:
-        """Threads that each of so many ranks gets by default: an equal share of the physical cores.
+        """Threads that each of `ranks` ranks gets by default: an equal share of the physical cores.
 
-        With GPUs no more than lets every rank lie on its GPU's memory node beside the others there.
+        On GPUs it is limited so that all ranks of a memory node's GPUs fit on that node.
         """
         threads = self.physical_cores // ranks
         if device == "cuda":
@@ -48,21 +48,21 @@ class Machine:
         return max(1, threads)
 
     def limited_to(self, cores: int) -> Self:
-        """The same with so many of its cores (logical ones) at most; which ones is not known."""
+        """The same machine with at most `cores` of its logical cores; which ones is not known."""
         if cores >= self.cores:
             return self
         nodes = tuple((node, max(1, count * cores // self.cores)) for node, count in self.node_cores)
         return replace(self, cores=cores, node_cores=nodes)
 
     def fast_bf16(self, device: str) -> bool:
-        """Whether bf16 arithmetic is faster than fp32 on `device`: AMX or AVX512-BF16; compute capability 8.0."""
+        """Whether bf16 arithmetic is faster than fp32: with AMX or AVX512-BF16, or from compute capability 8.0."""
         if device == "cpu":
             return self.cpu_has_fast_bf16
         return bool(self.gpus) and all(gpu.compute_capability and gpu.compute_capability >= (8, 0) for gpu in self.gpus)
 
 
 def this_machine() -> Machine:
-    """Asks the kernel and, where it exists, NVML."""
+    """This machine, from the kernel and, where it exists, NVML."""
     quota = cpu_quota_cores()
     cores = len(os.sched_getaffinity(0))
     if quota is not None:
@@ -85,10 +85,10 @@ def this_machine() -> Machine:
 def cpu_quota_cores(
     proc_cgroup: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")
 ) -> float | None:
-    """Cores the CPU controller grants (cgroup v2 `cpu.max`, v1 `cpu.cfs_quota_us`), or None without a limit.
+    """Cores that the CPU controller grants (cgroup v2 `cpu.max`, v1 `cpu.cfs_quota_us`); None without a limit.
 
-    A limit on any ancestor binds too, so the smallest on the way up counts. In a container the path in
-    /proc/self/cgroup may name folders outside its own view; those that do not exist are passed over.
+    Limits on all ancestors bind too, so the smallest counts. In a container the path in /proc/self/cgroup may name
+    folders outside the container's view; folders that do not exist are skipped.
     """
     return min((quota for quota, _ in _quotas(proc_cgroup, mount)), default=None)
 
@@ -96,11 +96,11 @@ def cpu_quota_cores(
 def cpu_throttled_seconds(
     proc_cgroup: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")
 ) -> float | None:
-    """Seconds for which the CPU controller has held this process's group back so far, or None without a quota.
+    """Seconds for which the CPU controller has held this process's group back so far; None without a quota.
 
-    Of the group whose quota binds (see `cpu_quota_cores`), all its processes together: `throttled_usec` of `cpu.stat`
-    in version 2, `throttled_time` (nanoseconds) in version 1. The kernel adds up over cores: two cores held back for a
-    second are two seconds.
+    They are those of all processes in the group whose quota binds (see `cpu_quota_cores`): `throttled_usec` of
+    `cpu.stat` in version 2, `throttled_time` (nanoseconds) in version 1. The kernel adds up over cores: two cores held
+    back for a second are two seconds.
     """
     quotas = _quotas(proc_cgroup, mount)
     if not quotas:
@@ -119,7 +119,7 @@ def cpu_throttled_seconds(
 
 
 def _quotas(proc_cgroup: Path, mount: Path) -> list[tuple[float, Path]]:
-    """The quota in cores of each group on the way up that has one, with the group's folder."""
+    """(quota in cores, folder) of this process's group and each ancestor, where they have a quota."""
     try:
         entries = [line.split(":", 2) for line in proc_cgroup.read_text(encoding="utf-8").splitlines()]
     except OSError:

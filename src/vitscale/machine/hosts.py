@@ -1,4 +1,4 @@
-"""Hosts by name, and how many ranks each takes: hostfiles as DeepSpeed and Open MPI write them."""
+"""Hosts by name, and how many ranks each takes; hostfiles in DeepSpeed's and Open MPI's form."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 from vitscale.base.files import read_text
 from vitscale.errors import RequestError, shown
 
-# A name reaches other programs' command lines: no leading dash, nothing that a shell would act on.
+# Names are passed on other programs' command lines: no leading dash, nothing that a shell would interpret.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,252}")
 _MOST_HOSTS = 10_000
 
 
 @dataclass(frozen=True)
 class Host:
-    """A machine by the name that others reach it by."""
+    """A machine, by the name under which others reach it."""
 
     name: str
     slots: int | None = None
@@ -26,10 +26,10 @@ class Host:
 
 
 def read_hostfile(path: Path) -> tuple[Host, ...]:
-    """Reads `NAME`, `NAME slots=4` or `NAME:4` lines; `#` begins a comment, other `key=value` words are passed over.
+    """Reads lines `NAME`, `NAME slots=4` or `NAME:4`; `#` begins a comment, other `key=value` words are ignored.
 
     Raises:
-        RequestError: it cannot be read, names no host or one twice, or has a line that is neither; with its number.
+        RequestError: it cannot be read, names no host, too many or one twice, or has another line (with its number).
     """
     text = read_text(path, "hostfile", next_step="Write one line per host: NAME slots=4")
     hosts: dict[str, Host] = {}
@@ -68,9 +68,9 @@ def _host(words: list[str]) -> Host | None:
 
 @functools.cache
 def is_this_machine(name: str) -> bool:
-    """Whether `name` is an address or a name of the machine (or the network namespace) that asks.
+    """Whether `name` is an address or a name of this machine (or of this process's network namespace).
 
-    Found out once in a process: every trial asks, and a name that leads nowhere can take seconds.
+    Cached: every trial asks, and a name that does not resolve can take seconds.
     """
     if name in ("localhost", "127.0.0.1", "::1", socket.gethostname()):
         return True
@@ -83,7 +83,7 @@ def is_this_machine(name: str) -> bool:
 
 @functools.cache
 def address_of(name: str) -> str | None:
-    """The first address of a host; None where its name leads nowhere from here."""
+    """The first address of a host; None where its name does not resolve here."""
     try:
         return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
     except (OSError, UnicodeError):
@@ -91,7 +91,7 @@ def address_of(name: str) -> str | None:
 
 
 def _is_own(address: str) -> bool:
-    """Only an address of one's own can be bound to."""
+    """Whether an address belongs to this machine, which can bind only to its own."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         try:

@@ -29,7 +29,7 @@ STARTING, COMPILING = "start-up: ", "compiling "
 
 @dataclass
 class Progress:
-    """Where a rank is. The training thread replaces each field whole; the heartbeat's thread reads them."""
+    """How far a rank is. The training thread replaces each field whole; the heartbeat's thread reads them."""
 
     step: int = -1
     phase: str = "start-up"

@@ -219,7 +219,7 @@ def _stopped(evidence: Evidence) -> Verdict | None:
 
 
 def _stack(evidence: Evidence, rank: int) -> str:
-    """Where each thread of a rank stood, which it wrote down when the driver asked; else what was printed."""
+    """The stacks of a rank's threads, which it wrote down when the driver asked; else what was printed."""
     return log_tail(evidence.folder / f"stack-rank-{rank}.txt") or evidence.tail
 
 

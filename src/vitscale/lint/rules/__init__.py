@@ -1,4 +1,4 @@
-"""All rules in one table, a configuration's way through them, and that of the files of a study's trials"""
+"""All rules in one table, and how a configuration, or those of a study's trials, are checked by them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def lint(config: dict[str, Any], setting: Setting) -> tuple[Finding, ...]:
-    """Every finding of every rule, most severe first, otherwise in the order of `RULES`.
+    """The findings of all rules, the most severe first, otherwise in the order of `RULES`.
 
     Raises:
         RequestError: `setting.deepspeed` is no version.
@@ -67,13 +67,13 @@ def lint(config: dict[str, Any], setting: Setting) -> tuple[Finding, ...]:
 
 
 def at_lines(findings: Iterable[Finding], text: str) -> tuple[Finding, ...]:
-    """The findings with the line on which the key of each stands in the file that they are on; `text` is valid JSON."""
+    """The findings with the line of each finding's key in the file; `text` is the file's valid JSON."""
     lines = _lines_of_keys(text)
     return tuple(replace(each, about=replace(each.about, line=lines.get(each.about.key))) for each in findings)
 
 
 def _lines_of_keys(text: str) -> dict[str, int]:
-    """Dotted key to its line, counted from 1."""
+    """Dotted key -> its line, counted from 1."""
     lines: dict[str, int] = {}
     above: list[str] = []
     last = key = ""
@@ -94,24 +94,24 @@ def _lines_of_keys(text: str) -> dict[str, int]:
 
 
 def lint_document(file: str, findings: Sequence[Finding], setting: Setting) -> Document:
-    """How much was found in a file, judged for what, and each finding."""
+    """A document with a file's findings, their number, and what the file was judged for."""
     return Document("", (Paragraph(f"{file}: {counts_of(findings)} ({setting.described()})", "strong"), *findings))
 
 
 def lint_fields(file: str, findings: Sequence[Finding], setting: Setting) -> dict[str, Any]:
-    """The same as data."""
+    """A file's findings as JSON fields, with what it was judged for."""
     judged = {"file": file, "deepspeed": setting.deepspeed, "parameters": setting.parameters, "gpus": setting.gpus}
     return judged | {"findings": [finding_fields(finding) for finding in findings]}
 
 
 _ALWAYS_SETTLED = (*BATCH_KEYS, "gradient_clipping", "timers.throughput", "steps_per_print")
-"""What the engine writes into every configuration, so that it is open in no file."""
+"""Keys that vitscale's engine writes into every configuration, so that no file leaves them open."""
 
 _SWITCHES = {"bf16": "torch_autocast", "bf16-params": "bf16", "fp16": "fp16"}
 
 
 def findings_of(trials: Mapping[str, Trial]) -> tuple[Finding, ...]:
-    """Each finding once, most severe first, about the trials that it concerns; none on trials without a file."""
+    """The findings on all trials' files, the most severe first; each finding once, with the trials that it concerns."""
     concerned: dict[Finding, list[str]] = {}
     for trial_id, trial in trials.items():
         config = trial.train.deepspeed_config
@@ -136,7 +136,7 @@ def _setting(trial: Trial) -> Setting:
 
 
 def _settled(train: TrainSpec) -> list[str]:
-    """The keys that this trial writes over or completes."""
+    """The keys of the file that this trial overrides or adds."""
     zero = {
         "overlap_comm": train.overlap_comm is not None,
         "reduce_bucket_size": train.bucket_mib is not None,

@@ -1,4 +1,4 @@
-"""Batch sizes: train_batch_size = micro-batch x accumulation x GPUs must close"""
+"""Batch sizes: train_batch_size must be micro-batch x accumulation x GPUs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _DOCS = "https://www.deepspeed.ai/docs/config-json/#batch-size-related-parameter
 
 
 def batch_arithmetic(view: View) -> Iterator[Finding]:
-    """Whether DeepSpeed can work the three sizes out, for the GPUs there are or for any number of them."""
+    """Batch sizes from which DeepSpeed cannot work out all three, for the GPUs given or for any number of them."""
     if any(view.open(key) for key in (GLOBAL, MICRO, ACCUMULATION)):
         return
     sizes: dict[str, int] = {}
     for key in (GLOBAL, MICRO, ACCUMULATION):
         value = view.number(key)
         if value is None and view.value(key) is not None:
-            return  # of a wrong type, which another rule tells
+            return  # a wrong type, which another rule tells
         if value is not None:
             if value <= 0:
                 yield _finding(view, "error", key, f"It is {value:g}, but must be greater than 0", "Write at least 1")

@@ -1,4 +1,4 @@
-"""Keys: unknown, misspelt, misplaced, removed, deprecated, or of another release"""
+"""Keys: unknown, misspelt, misplaced, removed, deprecated, or of another release."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from vitscale.lint.view import View, finding
 from vitscale.present.document import Finding
 
 _MOST = 50
-"""Unknown keys that are told one by one: a file with more is no configuration."""
+"""Most unknown keys that are told one by one: a file with more is hardly a configuration."""
 
 _COMMENTS = ("_", "#", "//", "$", "comment")
 
 
 def release_not_in_the_table(view: View) -> Iterator[Finding]:
-    """The table of keys has not this version, or DeepSpeed is not installed."""
+    """A version that the table of keys lacks, or no installed DeepSpeed."""
     release, setting = view.release, view.setting
     source = "tools/make_deepspeed_keys.py"
     if not setting.installed:
@@ -33,7 +33,7 @@ def release_not_in_the_table(view: View) -> Iterator[Finding]:
 
 
 def unknown_and_removed_keys(view: View) -> Iterator[Finding]:
-    """Every key in the file against those that the release knows in that place."""
+    """Keys in the file that the release does not know in their place, refuses or deprecates."""
     told = 0
     for key, name, part in _keys(view, view.config, ""):
         for judged in _judged(view, key, name, part):
@@ -48,7 +48,7 @@ def unknown_and_removed_keys(view: View) -> Iterator[Finding]:
 
 
 def _keys(view: View, part: dict[str, Any], above: str) -> Iterator[tuple[str, str, str]]:
-    """(dotted key, name, part) of all keys in parts whose keys the release looks at one by one."""
+    """(dotted key, name, part) of all keys, inside parts only where the release reads their keys one by one."""
     for name, value in part.items():
         key = f"{above}.{name}" if above else name
         yield key, name, above
@@ -107,7 +107,7 @@ def _unknown(view: View, key: str, name: str, part: str, *, refuses: bool, sourc
 
 
 _COMMON = ("enabled", "params", "dtype", "type", "device", "verbose", "debug", "mode", "name", "project")
-"""Names that stand in so many parts that the same name elsewhere says nothing."""
+"""Names that are in so many parts that finding one elsewhere is no hint."""
 
 
 def _nearest(name: str, valid: list[str]) -> str | None:

@@ -1,4 +1,4 @@
-"""Memory: buckets larger than a small model, and offload and partitioning that cannot pay for its size"""
+"""Memory: buckets that are larger than a small model, and offload and partitioning that cannot pay for it."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from vitscale.present.document import Finding
 from vitscale.present.units import size
 
 STATE_BYTES = 16
-"""Bytes per parameter that training with Adam keeps: in mixed precision 2 + 2 + 12 for weights, gradients, and the
-optimizer's fp32 weights and moments; in fp32 4 + 4 + 8 (Rajbhandari et al., ZeRO, arXiv 1910.02054, section 3.1)."""
+"""Bytes per parameter that training with Adam keeps, for weights, gradients and the optimizer: 2 + 2 + 12 in mixed
+precision, where the optimizer has fp32 weights and moments; 4 + 4 + 8 in fp32 (Rajbhandari et al., ZeRO, arXiv
+1910.02054, section 3.1)."""
 
 _ZERO_PAPER = "Rajbhandari et al., ZeRO (arXiv 1910.02054), section 3.1: 16 bytes per parameter"
 _SMALL_GPU_BYTES = 16 * 2**30
-"""The smallest memory of a GPU still common for training (V100 16 GB, T4)."""
+"""The smallest GPU memory that is still common for training (V100 16 GB, T4)."""
 
 _LITTLE = 0.25
 _DEVICES = ("cpu", "nvme")
 
 
 def _buffer_bytes(view: View) -> int:
-    """Bytes of an element of a bucket's buffer, at least.
+    """Fewest bytes that an element of a bucket's buffer takes.
 
-    At stages 1 and 2 it has the type of the weights (which autocast leaves in fp32), whatever is sent; at stage 3 the
-    type in which gradients travel: `setup_buckets` in stage_1_and_2.py and `ipg_buckets` in stage3.py of 0.19.8.
+    At stages 1 and 2 an element has the type of the weights (which autocast leaves in fp32), whatever is sent. At stage
+    3 it has the type in which gradients are sent. See `setup_buckets` in stage_1_and_2.py and `ipg_buckets` in
+    stage3.py of 0.19.8.
     """
     if view.stage == 3 and view.text("communication_data_type") is not None:
         return 4 if (view.text("communication_data_type") or "").lower() == "fp32" else 2
@@ -33,7 +35,7 @@ def _buffer_bytes(view: View) -> int:
 
 
 def bucket_memory(view: View) -> Iterator[Finding]:
-    """Buffers for buckets are allocated whole, whatever the model's size."""
+    """Bucket buffers, which are allocated whole whatever the model's size, that exceed the model's states."""
     parameters, bucket, stage = view.setting.parameters, bucket_elements(view), view.stage
     if parameters is None or bucket is None or not stage:
         return
@@ -62,7 +64,7 @@ def _offloads(view: View, part: str) -> str | None:
 
 
 def offload_that_cannot_pay(view: View) -> Iterator[Finding]:
-    """What offload frees, against the memory of a small GPU, and what it costs in every step."""
+    """Offload that frees little even on a small GPU, and costs time in every step."""
     parameters, stage = view.setting.parameters, view.stage
     if parameters is None or not stage:
         return
@@ -85,7 +87,7 @@ def offload_that_cannot_pay(view: View) -> Iterator[Finding]:
 
 
 def offload_without_effect(view: View) -> Iterator[Finding]:
-    """Offload at a stage that has none."""
+    """Offload at a stage where it does nothing or is refused."""
     stage, zero = view.stage, "zero_optimization"
     if stage is None:
         return
@@ -104,7 +106,7 @@ def offload_without_effect(view: View) -> Iterator[Finding]:
 
 
 def stage_that_saves_little(view: View) -> Iterator[Finding]:
-    """Partitioning states that are small beside any GPU's memory."""
+    """Partitioning of states that are small compared to any GPU's memory."""
     parameters, stage = view.setting.parameters, view.stage
     if parameters is None or stage not in (2, 3) or view.setting.gpus == 1:
         return
@@ -119,7 +121,7 @@ def stage_that_saves_little(view: View) -> Iterator[Finding]:
 
 
 def parameters_gathered_once(view: View) -> Iterator[Finding]:
-    """Stage 3 on a model below its thresholds keeps every gathered parameter."""
+    """Stage 3 on a model below its thresholds, which keeps every gathered parameter."""
     parameters = view.setting.parameters
     if parameters is None or view.stage != 3:
         return

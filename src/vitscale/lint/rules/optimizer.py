@@ -1,4 +1,4 @@
-"""The optimizer: its name, its clipping, its schedule, and what DeepSpeed makes of them"""
+"""The optimizer: its name, its clipping, its schedule, and what DeepSpeed makes of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TORCH_SCHEDULERS = (
     *("SequentialLR", "CosineAnnealingLR", "ChainedScheduler", "ReduceLROnPlateau", "CyclicLR", "OneCycleLR"),
     *("CosineAnnealingWarmRestarts", "PolynomialLR"),
 )
-"""Names in torch.optim and torch.optim.lr_scheduler of torch 2.13: DeepSpeed takes what it does not know from there."""
+"""Names in torch.optim and torch.optim.lr_scheduler of torch 2.13, where DeepSpeed looks for names it does not know."""
 
 _WITH_ZERO = ("adam", "adamw", "adagrad", "lion", "muon")
 """ZERO_SUPPORTED_OPTIMIZERS of deepspeed/runtime/zero/utils.py."""
@@ -26,7 +26,7 @@ _COMPRESSED = ("onebitadam", "onebitlamb", "zerooneadam")
 
 
 def clipping_omitted(view: View) -> Iterator[Finding]:
-    """The default was 0.0 and became 1.0: the same file trains differently under another release."""
+    """Clipping left to the default, which was 0.0 and became 1.0: releases train the same file differently."""
     key = "gradient_clipping"
     if view.has(key) or key in view.setting.settled:
         return
@@ -41,7 +41,7 @@ def clipping_omitted(view: View) -> Iterator[Finding]:
 
 
 def clipping_in_the_optimizer(view: View) -> Iterator[Finding]:
-    """`max_grad_norm` belongs to Apex; DeepSpeed refuses it."""
+    """`max_grad_norm`, a parameter of Apex's optimizers that DeepSpeed refuses."""
     key = "optimizer.params.max_grad_norm"
     if view.has(key):
         yield finding(
@@ -83,7 +83,7 @@ def optimizer_type(view: View) -> Iterator[Finding]:
 
 
 def adam_is_adamw(view: View) -> Iterator[Finding]:
-    """ "Adam" is AdamW unless `adam_w_mode` is false."""
+    """The name "Adam", which means AdamW unless `adam_w_mode` is false."""
     name, decay = view.text("optimizer.type"), view.number("optimizer.params.weight_decay", 0)
     if name is None or name.lower() != "adam" or decay == 0 or view.has("optimizer.params.adam_w_mode"):
         return

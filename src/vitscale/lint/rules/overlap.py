@@ -1,4 +1,4 @@
-"""Overlap: whether gradients travel while backward still computes, and how often they travel"""
+"""Overlap: whether gradients are sent while backward still computes, and how often they are sent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BUCKET = "zero_optimization.reduce_bucket_size"
 
 
 def overlaps(view: View) -> bool | None:
-    """Whether `overlap_comm` is on at this stage: by default at stage 3 alone. None where that is open."""
+    """Whether `overlap_comm` is on at this stage, by default only at stage 3; None where that is open."""
     if view.stage is None or view.open(_OVERLAP):
         return None
     return view.flag(_OVERLAP, view.stage == 3)
@@ -28,14 +28,14 @@ def bucket_elements(view: View) -> float | None:
 
 
 def good_bucket(parameters: int) -> int:
-    """A bucket that makes about ten of a model: one significant digit, at least a million elements."""
+    """A bucket of about a tenth of the model: one significant digit, at least a million elements."""
     tenth = max(parameters // 10, 1_000_000)
     unit = int("1".ljust(len(str(tenth)), "0"))
     return tenth // unit * unit
 
 
 def nothing_overlaps(view: View) -> Iterator[Finding]:
-    """Gradients that are sent after backward has ended."""
+    """Gradients that are sent only after backward has ended, or while backward waits."""
     stage = view.stage
     if stage is None or view.setting.gpus == 1:
         return
@@ -65,7 +65,7 @@ def nothing_overlaps(view: View) -> Iterator[Finding]:
 
 
 def one_bucket(view: View) -> Iterator[Finding]:
-    """`overlap_comm` with a bucket that holds the whole model: it is full when backward has ended."""
+    """`overlap_comm` with a bucket that holds the whole model, and so is full only when backward has ended."""
     parameters, bucket, stage = view.setting.parameters, bucket_elements(view), view.stage
     if not stage or parameters is None or bucket is None or view.setting.gpus == 1:
         return
@@ -81,7 +81,7 @@ def one_bucket(view: View) -> Iterator[Finding]:
 
 
 def gradients_sent_every_micro_step(view: View) -> Iterator[Finding]:
-    """From stage 2 on accumulation does not save communication."""
+    """Accumulation at stages 2 and 3, where it saves no communication."""
     steps, stage = view.number("gradient_accumulation_steps", 1), view.stage
     if stage in (2, 3) and steps is not None and steps > 1 and view.setting.gpus != 1:
         yield finding(

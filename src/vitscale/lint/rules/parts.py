@@ -1,4 +1,4 @@
-"""Whole parts: without effect at this stage, in an old form, or waiting for a program that uses them"""
+"""Whole parts: without effect at this stage, in an old form, or only for a program that uses them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OF_STAGE_3 = (
 )
 _OF_STAGES_1_AND_2 = ("allgather_bucket_size", "allgather_partitions", "round_robin_gradients")
 _OFFLOAD = ("offload_optimizer", "offload_param", "cpu_offload", "cpu_offload_param", "overlap_comm")
-"""Told by rules of their own."""
+"""Keys that have rules of their own."""
 
 _NEEDS_THE_PROGRAM = {
     "activation_checkpointing": (
@@ -31,7 +31,7 @@ _NEEDS_THE_PROGRAM = {
 
 
 def scaling_before_reduction(view: View) -> Iterator[Finding]:
-    """Gradient scaling that reduce-scatter refuses."""
+    """Gradient scaling that DeepSpeed refuses with reduce-scatter."""
     if view.stage not in (2, 3) or view.flag("zero_optimization.reduce_scatter", True) is not True:
         return
     file = "runtime/zero/stage3.py" if view.stage == 3 else "runtime/zero/stage_1_and_2.py"
@@ -47,7 +47,7 @@ def scaling_before_reduction(view: View) -> Iterator[Finding]:
 
 
 def keys_without_effect_at_this_stage(view: View) -> Iterator[Finding]:
-    """Keys of `zero_optimization` that the stage does not look at: one finding names them all."""
+    """Keys of `zero_optimization` that the stage does not use; one finding names them all."""
     stage = view.stage
     names = [name for name in view.part("zero_optimization") if name not in _OFFLOAD]
     names = [name for name in names if view.release.fact(f"zero_optimization.{name}") not in (None, "refused")]
@@ -70,7 +70,7 @@ def keys_without_effect_at_this_stage(view: View) -> Iterator[Finding]:
 
 
 def old_form_of_zero(view: View) -> Iterator[Finding]:
-    """`"zero_optimization": true`."""
+    """The old form `"zero_optimization": true`."""
     if isinstance(view.value("zero_optimization"), bool):
         yield finding(
             "old-form", "warning", "zero_optimization",

@@ -1,4 +1,4 @@
-"""Precision: what is computed, kept and communicated in which type, and the traps of fp16's loss scale"""
+"""Precision: in which types values are computed, kept and sent, and the traps of fp16's loss scale."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TYPES |= {"bf16": "bf16", "bfloat16": "bf16"}
 
 
 def no_reduced_precision(view: View) -> Iterator[Finding]:
-    """Neither bf16 nor fp16 nor autocast is enabled: everything runs in fp32."""
+    """Files that enable neither bf16 nor fp16 nor autocast, so that everything runs in fp32."""
     if view.precision != "fp32":
         return
     said = next((f"{part}.enabled" for part in ("bf16", "fp16", "torch_autocast") if view.has(f"{part}.enabled")), "")
@@ -52,7 +52,7 @@ def several_precisions(view: View) -> Iterator[Finding]:
 
 
 def bf16_is_not_autocast(view: View) -> Iterator[Finding]:
-    """`bf16.enabled` is another precision than PyTorch's autocast."""
+    """`bf16.enabled`, which is not the same as PyTorch's autocast."""
     if view.precision == "bf16" and not view.on("torch_autocast.enabled"):
         instead = ", which is torch_autocast here" if view.release.fact("torch_autocast") is not None else ""
         yield finding(
@@ -64,7 +64,7 @@ def bf16_is_not_autocast(view: View) -> Iterator[Finding]:
 
 
 def loss_scale(view: View) -> Iterator[Finding]:
-    """What fp16's loss scale does in the first steps, and when it is fixed."""
+    """A loss scale for fp16 that is fixed, or begins or changes so that steps are lost."""
     if not view.on("fp16.enabled"):
         return
     source = view.source("runtime/fp16/loss_scaler.py")
@@ -106,7 +106,7 @@ def loss_scale(view: View) -> Iterator[Finding]:
 
 
 def communication_type(view: View) -> Iterator[Finding]:
-    """In which type gradients travel, where the file says so."""
+    """A type for sending gradients that is unknown, wasteful or too narrow."""
     key = "communication_data_type"
     sent = view.text(key)
     if sent is None:
@@ -133,7 +133,7 @@ def communication_type(view: View) -> Iterator[Finding]:
 
 
 def accumulation_type(view: View) -> Iterator[Finding]:
-    """Without ZeRO DeepSpeed accumulates gradients in the model's own type only."""
+    """A type for accumulating gradients that is not the model's, which DeepSpeed allows only with ZeRO."""
     key = "data_types.grad_accum_dtype"
     written = view.text(key)
     if written is None or view.stage != 0:
@@ -154,7 +154,7 @@ def accumulation_type(view: View) -> Iterator[Finding]:
 
 
 def low_precision_states(view: View) -> Iterator[Finding]:
-    """Master weights and optimizer states in 16 bits, which only ZeRO's optimizers have."""
+    """Master weights and optimizer states in 16 bits without the settings that they need."""
     masters = ("bf16.bf16_master_weights_and_grads", "fp16.fp16_master_weights_and_grads")
     for key in (*masters, "bf16.bf16_optimizer_states"):
         missing = ""

@@ -1,4 +1,4 @@
-"""Timing: what DeepSpeed measures by making the host wait for the device, which slows what it measures"""
+"""Timing: measurements for which DeepSpeed makes the host wait for the device, which slows what is measured."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COSTLY_SWITCHES = (
         "Set it to false and take a profile of a few steps instead",
         ("runtime/engine.py (step)", "utils/timer.py (get_elapsed_msec)"),
     ),
-    (  # it switches `wall_clock_breakdown` on for the whole run, not for its one step
+    (  # switches `wall_clock_breakdown` on for the whole run, not only for the profiled step
         "flops_profiler.enabled", "synchronising-flops-profiler",
         "It counts FLOPs in one step, but switches wall_clock_breakdown on for the whole run, whose timers make "
         "the host wait in every micro-step",
@@ -41,7 +41,7 @@ _COSTLY_SWITCHES = (
         "Set it to false for training", ("runtime/engine.py (_autotuning_exit)",),
     ),
 )  # fmt: skip
-"""Switch, rule, what DeepSpeed does where it is on, what to do, and where that stands."""
+"""(switch, rule, what DeepSpeed does where it is on, what to do, source files)."""
 
 
 def costly_switches(view: View) -> Iterator[Finding]:
@@ -52,7 +52,7 @@ def costly_switches(view: View) -> Iterator[Finding]:
 
 
 def throughput_timer(view: View) -> Iterator[Finding]:
-    """On by default, and it synchronises the device twice in every micro-step."""
+    """The throughput timer, which is on by default and synchronises the device twice in every micro-step."""
     timer = "timers.throughput"
     if view.open(f"{timer}.enabled") or f"{timer}.enabled" in view.setting.settled:
         return

@@ -1,4 +1,4 @@
-"""Values: of the wrong type, or left open for the Hugging Face integration to fill in"""
+"""Values: of the wrong type, or left open for the Hugging Face integration to fill in."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _READ_AS_THEY_ARE = {
     "optimizer.params.lr": "float",
     "optimizer.params.weight_decay": "float",
 }
-"""Values that DeepSpeed takes as they stand, without a model that would convert or refuse them."""
+"""Types of values that DeepSpeed uses as they are, without a pydantic model that would convert or refuse them."""
 
 _PARTS = (
     *("zero_optimization", "bf16", "fp16", "torch_autocast", "optimizer", "scheduler", "timers", "flops_profiler"),
@@ -43,7 +43,7 @@ _WHOLE = re.compile(r"[+-]?\d+(?:\.0*)?")
 _LARGEST_WHOLE = 2**63
 _MAY_BE_NULL = ("bf16", "optimizer.params", "zero_optimization.offload_optimizer", "zero_optimization.offload_param")
 _HELD = ("int", "float", "bool", "str", "one")
-"""First words of the facts of keys that a model holds to a type."""
+"""First words of the facts on keys whose type a pydantic model checks."""
 
 _LIMITS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
     "gt": (operator.gt, "greater than"),
@@ -61,7 +61,7 @@ _IN_WORDS = {
 
 
 def wrong_types(view: View) -> Iterator[Finding]:
-    """A string for a number, a number for a switch, a value for a part."""
+    """Values of a wrong type, such as a string for a number, a number for a switch, a value for a part."""
     for part in _PARTS:
         value = view.value(part)
         if view.has(part) and not isinstance(value, dict) and not _may_stand_for_a_part(part, value):
@@ -84,7 +84,7 @@ def _in_models(view: View, part: dict[str, Any], above: str) -> Iterator[Finding
 
 
 def _in_model(view: View, key: str, value: object, fact: str) -> Iterator[Finding]:
-    """A value that pydantic holds to the type and limits in `fact` ("int gt=0") or to one of several."""
+    """Checks a value as pydantic does, against the type and limits in `fact` ("int gt=0"), or several valid values."""
     may_be_null, fact = fact.endswith(" or null"), fact.removesuffix(" or null")
     if value is None and may_be_null:
         return
@@ -133,7 +133,7 @@ def _is(value: object, kind: str) -> bool:
 
 
 def _converts(value: object, kind: str) -> bool:
-    """Whether pydantic makes a `kind` of `value`, as it does unless told to be strict."""
+    """Whether pydantic, unless strict, converts `value` to a `kind`."""
     if kind == "bool":
         return as_switch(value) is not None
     if kind == "str":
@@ -154,7 +154,7 @@ def _as_number(value: object, kind: str) -> float | None:
 
 
 def values_left_to_an_integration(view: View) -> Iterator[Finding]:
-    """ "auto": the Hugging Face Trainer and Accelerate fill it in; DeepSpeed itself does not at the top level."""
+    """Values "auto", which the Hugging Face Trainer and Accelerate fill in, but not DeepSpeed itself."""
     keys = [name for name, value in view.config.items() if value == "auto" and name not in view.setting.settled]
     inner = [
         f"{name}.{inside}"

@@ -102,8 +102,8 @@ AT_NIGHT = {
     3: ("shared-vit:tiny ddp pipeline=3 schedule=gpipe", "shared-swin:tiny fsdp2 pipeline=3 schedule=gpipe",
         "ddp pipeline=3", "fsdp2 pipeline=3 schedule=gpipe", "fsdp2 tensor=3", "fsdp2 tensor=3 shard_norms=1",
         "ddp sequence=3", "fsdp2 sequence=3", "swinv2-4:tiny ddp pipeline=3"),
-    4: ("shared-vit:tiny ddp pipeline=2", "shared-vit:tiny fsdp2 pipeline=2 sequence=2",
-        "shared-vit:tiny fsdp2 pipeline=2 tensor=2", "shared-swin:tiny fsdp2 pipeline=2 tensor=2",
+    4: ("shared-vit:tiny ddp pipeline=2 schedule=gpipe", "shared-vit:tiny fsdp2 pipeline=2 sequence=2",
+        "shared-vit:tiny fsdp2 pipeline=2 tensor=2 schedule=gpipe", "shared-swin:tiny fsdp2 pipeline=2 tensor=2",
         "shared-swin:tiny ddp pipeline=2 schedule=gpipe", "shared-swin:tiny ddp pipeline=4 schedule=gpipe",
         "fsdp2 tensor=4", "fsdp2 tensor=2 shard_norms=1", "ddp sequence=4", "fsdp2 sequence=2",
         "fsdp2 sequence=2 tensor=2", "ddp pipeline=4 schedule=gpipe", "fsdp2 pipeline=2",
@@ -490,10 +490,15 @@ def _counted(line: dict[str, Any]) -> Counter[str]:
 
 def in_each_setting(names: Sequence[str], ranks: int) -> list[Job]:
     """What is trained at night. Pixels are not labelled in three micro-steps by several data-parallel ranks, for batch
-    norms see a micro-step, and each number of these ranks cuts a short last step into its own."""
+    norms see a micro-step, and each number of these ranks cuts a short last step into its own; nor in one by stages
+    that take turns."""
     jobs = [job_of(name, setting, STEPS_AT_NIGHT) for name in names for setting in SETTINGS]
-    accumulated = [job for job in jobs if "segments" in job and job["train"].get("grad_accum", 1) > 1]
-    return [job for job in jobs if job not in accumulated or trial_of(job, ranks).layout.data == 1]
+    labelling = [job for job in jobs if "segments" in job]
+    accumulated = [job for job in labelling if job["train"].get("grad_accum", 1) > 1]
+    several = [job for job in accumulated if trial_of(job, ranks).layout.data > 1]
+    at_once = [job for job in labelling if job not in accumulated and "pipeline" in job["name"]]
+    in_turns = [job for job in at_once if "gpipe" not in job["name"]]
+    return [job for job in jobs if job not in several and job not in in_turns]
 
 
 @pytest.mark.nightly

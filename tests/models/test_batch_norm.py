@@ -120,6 +120,19 @@ def test_two_zero_images_of_eight_are_seen_by_torchs_own_and_not_by_ours() -> No
     assert (nn.BatchNorm2d(CHANNELS)(images)[:6] - alone).abs().max() > 0.3
 
 
+def test_weights_of_a_local_norm_have_a_gradient_where_no_image_counts() -> None:
+    """Of 0, so that whoever exchanges gradients waits for none; statistics stay."""
+    norm = BatchNorm(nn.BatchNorm2d(CHANNELS), synchronised=False)
+    norm.real = 0
+    normed = norm(torch.randn(2, CHANNELS, 4, 4))
+    assert torch.equal(normed, torch.zeros(2, CHANNELS, 4, 4))
+    torch.autograd.backward(normed.sum())
+    for parameter in norm.parameters():
+        assert torch.equal(parameter.grad if parameter.grad is not None else parameter, torch.zeros(CHANNELS))
+    assert norm.num_batches_tracked is not None
+    assert norm.num_batches_tracked == 0
+
+
 def test_every_norm_of_a_model_is_replaced_and_its_names_stay() -> None:
     model = nn.Sequential(nn.Conv2d(3, CHANNELS, 1), nn.Sequential(nn.BatchNorm2d(CHANNELS), nn.ReLU()))
     before = {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}

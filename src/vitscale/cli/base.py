@@ -118,8 +118,8 @@ def compute_on_one_core() -> None:
     """Makes numpy use one thread and the garbage collector run less often, for verbs that start no ranks.
 
     Called before numpy is imported. A fit's matrix products are so small that OpenBLAS's threads would spend as much
-    processor time on waiting for each other as the fit takes. Garbage is collected after every 100,000 new objects,
-    because an answer makes no cycles.
+    processor time on waiting for each other as the fit takes. Cycles of objects are looked for only after every 100,000
+    new ones, for an answer needs none.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     gc.set_threshold(100_000)
@@ -167,8 +167,7 @@ def rank_counts(text: str, option: str = "--gpus") -> tuple[int, ...]:
     """The counts in a list of numbers and ranges, each once, in rising order.
 
     Raises:
-        RequestError: a part is no count, a range runs backwards, a count is 0 or too large, or there are too many
-            counts.
+        RequestError: a part is no count, a range runs backwards, a count is 0 or too large, or there are too many.
     """
     counts: set[int] = set()
     for part in text.split(","):

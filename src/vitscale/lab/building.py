@@ -235,7 +235,7 @@ def _own_sys(first: Process) -> None:
 
 
 def _mount(first: Process, *arguments: str) -> None:
-    call_inside(first, "mount", "--no-mtab", *arguments)  # mtab is in /run, outside the lab
+    call_inside(first, "mount", "--no-mtab", *arguments)  # else it writes to /run, outside the lab
 
 
 CLIENT_KEY, HOST_KEY = "client_key", "host_key"

@@ -78,7 +78,7 @@ def main(arguments: list[str]) -> NoReturn:
 
 
 def _become(command: list[str], parent_lives: int) -> NoReturn:
-    # A parent that died before `end_with_parent` sends no signal. Its id would not tell: outside ids all show as 0.
+    # A parent that died before `end_with_parent` sends no signal. Its id does not tell: in here it is always 0.
     if select.select([parent_lives], [], [], 0)[0]:
         os._exit(_NOT_ENTERED)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -55,7 +55,7 @@ class Guard:
 
 
 def main(name: str) -> None:
-    """Waits for a line or the end of standard input; ends the lab unless it is told to keep it."""
+    """Waits for a line or the end of standard input; ends the lab unless the line is `_KEEP`."""
     if sys.stdin.readline() != _KEEP:
         take_down(name)
 

@@ -102,7 +102,7 @@ def laboratory(
 
 
 def up(plan: Plan) -> State:
-    """Makes hosts that outlive this process, until `take_down`.
+    """Makes hosts that outlive this process, until `down`.
 
     Raises:
         VitscaleError: a lab of this name exists, or this machine cannot make hosts; nothing is left then.

@@ -40,7 +40,7 @@ class Spawn:
     drop_variables: tuple[str, ...] = ()
     """Prefixes of variables that the commands must not see."""
     kill_at_once: bool = False
-    """Whether to send SIGKILL without SIGTERM first, because what the commands do on SIGTERM reaches other runs."""
+    """Whether to send SIGKILL without SIGTERM first, because what the commands do on SIGTERM affects other runs."""
     from_prepared: bool = False
     """Whether a process that has imported what ranks need may run the command (`vitscale.worker.prepared`)."""
     token: str = ""

@@ -54,7 +54,7 @@ def read(run_folder: Path) -> LaunchFile | None:
     """The run's launch file; None where there is none (a rank started by hand).
 
     Raises:
-        ValueError: this version does not write such a file.
+        ValueError: the file is not one that this version writes.
     """
     try:
         return LaunchFile.model_validate_json((run_folder / NAME).read_text(encoding="utf-8"))

@@ -144,7 +144,7 @@ def _by_signal(rank: int, number: int, evidence: Evidence) -> Verdict:
 def _first_error(evidence: Evidence) -> Verdict | None:
     """The exception recorded first; lost connections come last, for they follow from another rank's end.
 
-    The order is that in which the driver heard of the ranks' ends, where it did: hosts' clocks differ, and get set.
+    They are ordered by when the driver heard of the ranks' ends, where it did: hosts' clocks differ, and may be set.
     """
     statuses = evidence.ending.statuses
     errors = [

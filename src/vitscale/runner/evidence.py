@@ -114,7 +114,7 @@ class Ending:
     statuses: Mapping[int, RankStatus] = field(default_factory=dict)
     """The last status heard of each rank, before the driver ended anything."""
     stopped_ranks: frozenset[int] = frozenset()
-    """Ranks whose processes were stopped (SIGSTOP)."""
+    """Ranks whose processes were stopped (SIGSTOP, a debugger)."""
     unreached: tuple[str, ...] = ()
     """Hosts that did not answer when asked to end what was left."""
 
@@ -176,9 +176,9 @@ class Evidence:
 
     @cached_property
     def codes(self) -> tuple[tuple[int, int], ...]:
-        """(rank, exit code, or minus a signal's number) as launchers report; the process's own for an unreported one.
+        """(rank, exit code, or minus a signal's number), from launchers' reports.
 
-        The latter only in a world of one rank, whose launcher may report nothing.
+        For a single rank without a report it is the launcher's own exit code.
         """
         if not self.reports.codes and self.world_size == 1 and self.ending.exit_code:
             return ((0, self.ending.exit_code),)

@@ -193,7 +193,7 @@ def _hosts_of_runs(scheduler: Placement | Submitter, measure: MeasureSection) ->
 
 
 _ALONE = 2
-"""Most trials whose run is alone: of those within one host and of those over several, in the first round and last."""
+"""Most trials of each kind (within one host, over several) with a run alone in the first round, and in the last."""
 
 
 def _alone(trials: Mapping[str, Trial], measure: MeasureSection, hosts: int) -> tuple[frozenset[str], frozenset[str]]:

@@ -163,7 +163,7 @@ class AddedRuns:
                 # Runs under way beside this one may show that more are needed; `wants` asks when they have ended.
                 if (trial_id, repeat) not in self._outcomes and (due or self._status(trial_id) == "open"):
                     yield Task(trial_id, repeat)
-                    self._status(trial_id)  # at once, for `most`
+                    self._status(trial_id)  # worked out at once, for `most`
 
     def wants(self, task: Task) -> bool:
         """Whether a run that was given out is still needed, after what its trial has recorded since."""

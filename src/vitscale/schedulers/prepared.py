@@ -246,7 +246,8 @@ class PreparedProcesses:
 def ranks_environment(added: Mapping[str, str], without: tuple[str, ...] = ()) -> dict[str, str]:
     """The variables of a job's processes: this process's own and those `added`.
 
-    Left out are names that begin with one of `without`, and this process's own about a rank from a launcher around it.
+    Left out are names that begin with one of `without`, and those by which a launcher around this process tells it its
+    rank.
     """
     own = {key: value for key, value in os.environ.items() if key not in ALL_NAMES and key != _OF_POLARS}
     return {key: value for key, value in (own | dict(added)).items() if not key.startswith(without or "\0")}

@@ -154,7 +154,7 @@ class SlurmAllocation(Placement):
         return machine if cores is None else machine.limited_to(cores)
 
     def slots(self) -> int | None:
-        """Tasks per node where the allocation was asked for by tasks; else as many as cores and GPUs allow."""
+        """Tasks per node where the allocation was asked for by tasks; else None: cores and GPUs decide."""
         asked = "SLURM_NTASKS" in os.environ or "SLURM_NTASKS_PER_NODE" in os.environ
         return _least(os.environ.get("SLURM_TASKS_PER_NODE", "")) if asked else None
 

@@ -39,7 +39,7 @@ _FOLLOWS: Mapping[str, str] = {
     **{name: f"say slurm.{name}" for name in ("partition", "account", "qos", "time", "constraint", "reservation")},
     **dict.fromkeys(("gpus", "gpus-per-node", "gpus-per-task"), "say slurm.gpus and slurm.gpu_type"),
 }
-"""Options that `slurm.options` may not have, and what to do instead."""
+"""Options that `slurm.options` may not have -> why, or what to use instead."""
 
 
 def batch_script(slurm: SlurmSection, job: BatchJob) -> str:
@@ -134,7 +134,7 @@ def _check(slurm: SlurmSection, job: BatchJob) -> None:
 
 
 def _warning_seconds(limit: str | None) -> int:
-    """Seconds before the time limit at which to warn; fewer for short jobs, lest they be warned when they begin."""
+    """Seconds before the time limit at which to warn; fewer for short jobs, which are not warned as they begin."""
     return WARNING_SECONDS if limit is None else max(1, min(WARNING_SECONDS, seconds_of(limit) // 4))
 
 

@@ -57,7 +57,7 @@ def judged(record: CheckRecord) -> tuple[doc.Finding, ...]:
 def pace_warnings(plan: Plan, results: Path) -> list[str]:
     """A line for each finding that ranks compute at different paces; empty without a check, or where all are alike.
 
-    The check is the folder's newest one, else the user's newest one of exactly these hosts.
+    The check is the newest one of exactly these hosts, in the folder or else among the user's own.
 
     Args:
         plan: the study; the hosts of its largest world count.

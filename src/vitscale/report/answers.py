@@ -1,5 +1,5 @@
-"""What a reader asks, in this order: how it scales, what to choose, why not better, what next, whether to trust it. And
-the short form of it all, in which `run` and `report` end on a terminal."""
+"""Answers to a reader's questions, in this order: how it scales, what to choose, why not better, what next, whether to
+trust it. And their short form, with which `run` and `report` end on a terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ENOUGH_RUNS = 3
 
 
 def how_it_scales(analysis: Analysis, figure: doc.Figure | None) -> doc.Section:
-    """A sentence for each series, five at most, best first; of fewer than three runs in no order."""
+    """A sentence for each series, five at most: the best first, then those of too few runs in no order."""
     told = [
         (curve, point.efficiency, text)
         for curve in analysis.curves
@@ -47,7 +47,7 @@ def how_it_scales(analysis: Analysis, figure: doc.Figure | None) -> doc.Section:
 
 
 def best_measured(analysis: Analysis) -> TrialResult | None:
-    """The trial with the shortest epoch, of those that train all images that any of them does; None of none."""
+    """The trial with the shortest epoch among those that train the largest share of the images; None without any."""
     known = [trial for trial in analysis.trials.values() if trial.epoch_seconds is not None and not trial.drifts]
     most = max((trial.trial.data.fraction for trial in known), default=0.0)
     whole = [trial for trial in known if trial.trial.data.fraction == most]
@@ -107,7 +107,7 @@ def why_not_better(analysis: Analysis, figure: doc.Figure | None) -> doc.Section
 
 
 def _losses(analysis: Analysis) -> tuple[str, ...]:
-    """What of a step computes nothing, where no baseline makes it an efficiency: in the trials that lose most."""
+    """Parts of a step that compute nothing, where no baseline gives an efficiency: for the trials that lose most."""
     lost = []
     for trial in analysis.trials.values():
         if trial.breakdown is not None and (typical := trial.breakdown.typical).seconds > 0:
@@ -148,7 +148,7 @@ def what_next(analysis: Analysis, advice: Advice | None, results: Path | None) -
 
 
 def what_to_run(analysis: Analysis) -> str:
-    """Which runs are missing: of the study as it is, ranks of them, or for intervals; empty where none is."""
+    """Which runs are missing: those of the study, of other ranks, or for intervals; empty where none are."""
     missing = [finding for finding in analysis.findings if finding.kind == "unfinished"]
     if missing:
         return f"{missing[0].message.removeprefix('unfinished: ')}: the same command does only these."
@@ -178,7 +178,7 @@ def _other_batch(analysis: Analysis, advice: Advice, option: Option) -> str:
 
 
 def can_it_be_trusted(analysis: Analysis) -> doc.Section:
-    """One line; warnings and notes folded under it."""
+    """One line, with warnings and notes folded under it."""
     findings = doc.most_severe_first(analysis.findings)
     warnings = sum(finding.severity == "warning" for finding in findings)
     runs = [len(trial.runs) for trial in analysis.trials.values() if trial.runs]
@@ -210,13 +210,13 @@ def engine_sentences(analysis: Analysis) -> tuple[str, ...]:
 
 
 def bullets(texts: Iterable[str]) -> doc.Bullets | None:
-    """Those that say something; None where none does."""
+    """A list of the texts that are not empty; None where all are."""
     known = tuple(text for text in texts if text)
     return doc.Bullets(known) if known else None
 
 
 def terminal_document(analysis: Analysis, last: Sequence[str] = ()) -> doc.Document:
-    """What `run` and `report` end in: what to choose and to do, one table, engine against engine, warnings.
+    """What `run` and `report` end with: what to choose and to do, one table, engine against engine, warnings.
 
     Args:
         analysis: the results.
@@ -229,7 +229,7 @@ def terminal_document(analysis: Analysis, last: Sequence[str] = ()) -> doc.Docum
         if trial.outcome not in ("completed", None)
     ]
     warned = [finding for finding in analysis.findings if finding.severity == "warning"]
-    warnings = [f for f in warned if f.kind not in ("unfinished", "too-few-repeats")]  # what is next says it
+    warnings = [f for f in warned if f.kind not in ("unfinished", "too-few-repeats")]  # "Next" says these
     notes = [finding for finding in analysis.findings if finding.severity != "warning"]
     best, missing = best_measured(analysis), what_to_run(analysis)
     fastest = ""
@@ -280,7 +280,7 @@ def summary_table(analysis: Analysis) -> doc.Table:
         cells.append(interval_cell(epoch, units.number))
         unknown = doc.Cell(units.UNKNOWN)
         cells.append(unknown if len(points) < 2 else speedup_cell(trial, last))
-        # Its interval is the speedup's own over the ranks: there is room for one.
+        # Its interval is the speedup's over the ranks: there is room for only one.
         cells.append(
             unknown if len(points) < 2 else doc.Cell(units.share(last.efficiency.value if last.efficiency else None))
         )
@@ -300,7 +300,7 @@ def summary_table(analysis: Analysis) -> doc.Table:
 
 
 _NAMED_PARTS = 4
-"""Of a step, the longest first."""
+"""Number of parts of a step that are named, the longest first."""
 
 
 def _steps_table(analysis: Analysis, title: str) -> doc.Table | None:
@@ -325,7 +325,7 @@ def _steps_table(analysis: Analysis, title: str) -> doc.Table | None:
 
 
 def _longest_parts(trial: TrialResult) -> str:
-    """ "62 % exposed communication, 25 % backward": of a step the parts from 1 % on."""
+    """ "62 % exposed communication, 25 % backward": the longest parts of a step, each 1 % or more."""
     if trial.breakdown is None or not trial.breakdown.typical.seconds:
         return units.UNKNOWN
     shares = {part: seconds / trial.breakdown.typical.seconds for part, seconds in parts_of(trial.breakdown).items()}

@@ -2,21 +2,20 @@
 
 Versions of the JSON:
   1  first version.
-  2  where the time goes: of each trial breakdown, resources and convergence, and the most useful of them as values of
-     their own; waterfalls beside the curves. Nothing of version 1 has changed.
-
-  3  engines: of each trial its wrapper's options, its drift from the trials that compute the same, what an optimizer
-     step sends, and what a checkpoint takes; of a comparison `fields`, all that differ. `zero_stage` is there under
+  2  where the time goes: each trial has breakdown, resources and convergence, and their most useful figures as values
+     of their own; waterfalls stand beside the curves. Nothing of version 1 has changed.
+  3  engines: each trial has its wrapper's options, its drift from the trials that compute the same, what an optimizer
+     step sends, and what a checkpoint takes; a comparison has `fields`, all that differ. `zero_stage` is there under
      Accelerate with DeepSpeed too. Nothing else of version 2 has changed.
-  4  clusters: of each trial `micro_batches`, the images per micro-step of each rank where they are not equal (else
+  4  clusters: each trial has `micro_batches`, the images per micro-step of each rank where they are not equal (else
      null), and `largest_micro_batch`; `micro_batch` is their mean. Nothing of version 3 has changed.
   5  predictions: `predictions`, the objects of `vitscale predict --json` (whose `_low` and `_high` are of a run still
      to be made, at 90 %), and `prediction_scores`, how well such predictions did where it is known. Both are empty
      where nothing was measured, and in what `vitscale run --json` prints. Nothing of version 4 has changed.
   6  uncertainty: `_low` and `_high` of the exposed share, MFU, share of the matmul rate, energy per image, bandwidth,
-     straggler's share, parts of a step and points of a waterfall, null from fewer than 3 runs; of a comparison `p` and
+     straggler's share, parts of a step and points of a waterfall, null from fewer than 3 runs. A comparison has `p` and
      `p_adjusted` (Holm, over all pairs), a verdict "not significant among all comparisons", and no direction from fewer
-     than 3 runs on a side; of a trial `allocations` and the two spreads of its epoch times. Centres of epochs, steps,
+     than 3 runs on a side. A trial has `allocations` and the two spreads of its epoch times. Centres of epochs, steps,
      images/s, MFU and energy are geometric means, where they were medians from 6 runs on.
      One estimator: times derive from timed steps. `step_seconds` is the mean elapsed whole step, `epoch_seconds` is
      `effective_steps` of them, and `images_per_second` x `epoch_seconds` is `epoch_images`, those trained in an epoch.
@@ -25,14 +24,14 @@ Versions of the JSON:
      barrier to barrier, over `elapsed_epochs` epochs. `slow_steps` were set aside, `slow_steps_kept` come too often
      for that, each with its share of the time. p95 and p99 are null where a run has fewer than 100 steps; `tail_steps`
      says how many are behind them.
-  7  segmentation: of a trial and of each of its epochs `mean_iou` and `pixel_accuracy`, on the held-out images; null in
+  7  segmentation: a trial and each of its epochs have `mean_iou` and `pixel_accuracy`, on the held-out images; null in
      classification. `held_out_accuracy` is that of pixels there. `resolutions`: time and memory by image size, beside
-     what arithmetic says (empty where the size does not vary). Of the parts of a step `norm`, of predictions
+     what arithmetic says (empty where the size does not vary). Parts of a step have `norm`, and predictions
      `norm_seconds`: the transfers of synchronised norms, which are not in `wire`. Nothing of version 6 has changed.
-  8  one envelope: `vitscale` names the verb. Of a verdict `severity` (was `level`), `ranks`, `hosts`, `key`, `source`.
-     runs: of each trial `runs`, the figures of each, and `swept.FIELD` for every field that the study sweeps.
-     In CSV `modes` has every batch policy of a trial, a blank between. Of the parts of a step `bubble`: waiting for
-     stages of other ranks; of predictions `bubble_seconds`.
+  8  one envelope: `vitscale` names the verb. A verdict has `severity` (was `level`), `ranks`, `hosts`, `key`, `source`.
+     runs: each trial has `runs`, the figures of each, and `swept.FIELD` for every field that the study sweeps.
+     In CSV `modes` has every batch policy of a trial, a blank between. Parts of a step have `bubble`, and predictions
+     `bubble_seconds`: waiting for stages of other ranks.
      Nothing else of version 7 has changed.
 
 Unknown is null (an empty cell in CSV), never 0 and never NaN. Times are seconds, sizes bytes, shares in [0, 1].
@@ -75,8 +74,8 @@ def to_json(analysis: Analysis, forecast: Forecast | None = None, verb: Literal[
 
 
 def frame(rows: Sequence[dict[str, Any]], cell: Callable[[Any], Any] = lambda value: value) -> polars.DataFrame:
-    """Rows with the same keys as a frame: what is one value in the JSON, without its lists and objects, but for
-    `modes`. `cell`: makes a value of a cell."""
+    """Rows with the same keys as a data frame, without the lists and objects of the JSON, `modes` excepted. `cell`
+    makes each cell of a value."""
     import polars  # takes a moment, and only tables need it
 
     known = [finite(row) for row in rows]
@@ -88,7 +87,7 @@ def to_table(rows: Sequence[dict[str, Any]], kind: str) -> bytes:
     """Rows as CSV or Parquet.
 
     Args:
-        rows: as `frame` takes them.
+        rows: rows as `frame` takes them.
         kind: csv or parquet.
     """
     table = frame(rows, _csv_cell) if kind == "csv" else frame(rows)
@@ -100,7 +99,7 @@ def to_table(rows: Sequence[dict[str, Any]], kind: str) -> bytes:
 
 
 def _alike(cells: list[Any]) -> list[Any]:
-    """Cells of one type: of a field that was swept over numbers and words, all as words."""
+    """Cells of one type: where a field was swept over numbers and words, all are words."""
     kinds = {type(cell) for cell in cells if cell is not None}
     if kinds <= {int, float} or len(kinds) < 2:
         return cells
@@ -113,7 +112,7 @@ _NESTED = (
 
 
 def _swept(analysis: Analysis) -> dict[str, dict[str, Any]]:
-    """Trial to every field that any curve of the study was swept over, and its value there; null on no such curve."""
+    """Trial to its value of every field that a curve of the study was swept over; null where its curves lack it."""
     fields = dict.fromkeys(field for curve in analysis.curves for field in curve.labels)
     values: dict[str, dict[str, Any]] = {trial_id: dict.fromkeys(fields) for trial_id in analysis.trials}
     for curve in analysis.curves:
@@ -159,7 +158,7 @@ def _runs(result: TrialResult) -> list[dict[str, Any]]:
 
 
 def _single(value: Any) -> Any:
-    """A swept value as one cell: a list as words."""
+    """A swept value as one cell; a list becomes words."""
     return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
@@ -318,8 +317,8 @@ def _comparison(comparison: CurveComparison) -> dict[str, Any]:
 
 
 def _csv_cell(value: Any) -> Any:
-    """Text that a spreadsheet would take for a formula gets a leading apostrophe (OWASP, "CSV Injection"); a list is
-    its parts with a blank between.
+    """A cell for CSV: text that a spreadsheet would take for a formula gets a leading apostrophe (OWASP, "CSV
+    Injection"); a list is its parts with blanks between.
     """
     if isinstance(value, list):
         value = " ".join(map(str, value))

@@ -1,4 +1,4 @@
-"""What explains a trial, as the contract's JSON says it: breakdown, resources, convergence, traffic; waterfalls."""
+"""What explains a trial, for the contract's JSON: breakdown, resources, convergence, traffic; waterfalls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WITH_INTERVAL = ("achieved_flops_per_second", "share_of_matmul", "mfu", "joules
 
 
 def flat(result: TrialResult) -> Object:
-    """The most useful of it as values of their own, for CSV too."""
+    """The most useful of these figures as values of their own, for CSV too."""
     typical = result.breakdown.typical if result.breakdown else None
     data_wait = typical.parts.get("data_wait") if typical else None
     used, learnt, sent = result.resources, result.convergence, result.traffic
@@ -51,7 +51,7 @@ def flat(result: TrialResult) -> Object:
 
 
 def nested(result: TrialResult) -> Object:
-    """All of it, as objects; null where nothing is known."""
+    """All of these figures as objects; null where nothing is known."""
     return {
         "breakdown": _breakdown(result.breakdown) if result.breakdown else None,
         "resources": _resources(result.resources) if result.resources else None,

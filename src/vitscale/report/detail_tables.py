@@ -74,7 +74,7 @@ def parts_table(analysis: Analysis) -> Table | None:
 
 
 def _bubble(trial: TrialResult) -> str:
-    """A pipeline's, beside what equal stages would leave; empty of what has none or does not tell."""
+    """The pipeline's bubble, beside what equal stages would leave; empty where there is none, or it is unknown."""
     bubble = trial.breakdown.typical.parts["bubble"] if trial.breakdown is not None else None
     if trial.breakdown is None or bubble is None or trial.trial.parallel.pipeline == 1:
         return ""
@@ -84,7 +84,7 @@ def _bubble(trial: TrialResult) -> str:
 
 
 def resource_table(analysis: Analysis) -> Table | None:
-    """What a trial used, and why what is missing is missing."""
+    """What each trial used, and why figures are missing."""
     columns: list[TrialColumn] = [
         ("cores by rank", lambda trial: Cell(_places(trial.resources, lambda rank: rank.cores))),
         ("NUMA nodes", lambda trial: Cell(_places(trial.resources, lambda rank: rank.numa_nodes or ()))),
@@ -132,7 +132,7 @@ def _checkpoint(show: Callable[[CheckpointCost], str]) -> Callable[[TrialResult]
 
 
 def accuracy_table(analysis: Analysis, curves: Sequence[CurveResult]) -> Table | None:
-    """Accuracy at the end, after equal images and seconds, the noise scale and what a target took; of one policy."""
+    """Accuracy at the end, after equal images and seconds, the noise scale and what a target took; for one policy."""
     limits = reach(analysis, curves)
     images, seconds = limits.images, limits.seconds
     columns: list[TrialColumn] = [
@@ -188,7 +188,7 @@ def _convergence(show: Callable[[Convergence], str]) -> Callable[[TrialResult], 
 def _to_target(
     took: Callable[[Convergence], tuple[Estimate | None, float | None]], show: Callable[[float | None], str]
 ) -> Callable[[TrialResult], Cell]:
-    """What the target took; where a run did not reach it, that it takes more than the lower bound."""
+    """What the target took; where a run did not reach it, the lower bound that it exceeds."""
 
     def cell(trial: TrialResult) -> Cell:
         interval, at_least = took(trial.convergence) if trial.convergence else (None, None)
@@ -233,7 +233,7 @@ def _bytes(value: float | None) -> str:
 
 
 def _places(used: ResourceFigures | None, numbers: Callable[[RankResources], Sequence[int]]) -> str:
-    """ "0-3 | 4-7": a rank's cores or memory nodes, ranges as `taskset` writes them; of the first ranks alone."""
+    """ "0-3 | 4-7": ranks' cores or memory nodes, ranges as `taskset` writes them; for the first ranks only."""
     ranks = used.by_rank if used else ()
     texts = [_ranges(numbers(rank)) for rank in ranks[:_MOST_RANKS_TOLD]]
     if not any(texts):
@@ -268,7 +268,7 @@ def _why_no_share(trial: TrialResult) -> str:
 
 
 def _unknown(what: str, trials: Sequence[TrialResult], reason_of: Callable[[TrialResult], str]) -> list[str]:
-    """Each reason once, with the number of trials it holds for."""
+    """Each reason once, with the number of trials for which it holds."""
     reasons = [reason_of(trial) for trial in trials]
     return [
         f"{what}: unavailable in {reasons.count(reason)} of {len(reasons)} trials: {reason}."

@@ -27,7 +27,7 @@ _LONGEST_DETAIL = 20_000
 _MOST_DETAIL_LINES = 40
 _MOST_WAITING = 5
 _MOST_FAILED = 5
-"""Of more trials with failed runs the section is folded."""
+"""Number of trials with failed runs beyond which their section is folded."""
 
 
 def report_document(
@@ -37,14 +37,14 @@ def report_document(
     results: Path | None = None,
     brought: Sequence[doc.Figure] = (),
 ) -> doc.Document:
-    """All that a results folder says.
+    """The whole report on a results folder.
 
     Args:
         analysis: the results.
         forecast: what is predicted from them; None leaves it out.
         advice: what to do; None leaves it out.
         results: the folder, for commands and paths of logs.
-        brought: charts of other packages.
+        brought: charts from other packages.
     """
     drawn = charts(analysis, forecast, advice)
     first = (
@@ -73,7 +73,7 @@ def report_document(
 
 
 def charts(analysis: Analysis, forecast: Forecast | None = None, advice: Advice | None = None) -> dict[str, doc.Figure]:
-    """Name to chart of all that have data, in the order of the report."""
+    """Name to chart, for all that have data, in the order of the report."""
     measured = [c for c in analysis.curves if any(analysis.trials[point.trial_id].runs for point in c.points)]
     best = answers.best_measured(analysis)
     figures = (
@@ -242,7 +242,7 @@ def _runs(analysis: Analysis, results: Path | None) -> doc.Section | None:
 
 
 def _environment(analysis: Analysis) -> doc.Section | None:
-    """The different surroundings of the study's runs, each with the number of trials it was seen in."""
+    """The different surroundings of the study's runs, each with the number of its trials."""
     around = Counter(trial.environment for trial in analysis.trials.values() if trial.environment)
     tables = [
         doc.table(

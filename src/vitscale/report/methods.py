@@ -1,4 +1,4 @@
-"""For a paper and its reviewers: how this was measured, and what of it a reviewer would miss, by the records alone.
+"""For a paper and its reviewers: how this was measured, and what a reviewer would miss, judged by the records alone.
 
 The checklist is the twelve rules of T. Hoefler and R. Belli, "Scientific Benchmarking of Parallel Computing Systems"
 (SC'15, doi 10.1145/2807591.2807644), in our words.
@@ -24,7 +24,7 @@ from vitscale.trial.trial import Trial
 
 Kept = Literal["yes", "in part", "no", "does not apply"]
 _FEWEST_TO_TEST = 8
-"""Runs of a trial below which a test of their distribution finds nothing."""
+"""Fewest runs of a trial with which a test of their distribution finds anything."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Rule:
     told: str
     """What the records say."""
     missing: str = ""
-    """What they lack, and what would bring it."""
+    """What the records lack, and what would bring it."""
 
 
 def methods_section(analysis: Analysis, *, folded: bool = True) -> Section:
@@ -65,7 +65,7 @@ def checklist(analysis: Analysis) -> tuple[Rule, ...]:
 
 
 def paragraph(analysis: Analysis) -> str:
-    """What was run, on what, how often, and how figures come of it; what is unknown is said to be."""
+    """What was run, on what, how often, and how figures come of it; what is unknown is said to be unknown."""
     measured = _measured(analysis)
     if not measured:
         return f"No run of {analysis.study.name} has completed, so there is nothing to describe."
@@ -104,7 +104,7 @@ def _model(trial: Trial) -> str:
 
 
 def _data(trial: Trial) -> str:
-    """A script's images are as large as it makes them, and may be of a dataset that nobody names."""
+    """The data in words. A script's images are as large as it makes them, and may be of an unnamed dataset."""
     if trial.train.script is None:
         return f"{trial.data.name} ({counted(trial.model.image_size, 'pixel')} a side)"
     return "images of its own" if trial.data.name == script.NAME else trial.data.name

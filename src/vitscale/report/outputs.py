@@ -1,4 +1,4 @@
-"""Where each form of the report goes: its file, standard output for what is read or piped on; or, in notebooks, polars
+"""Writes each form of the report to its file, or to standard output if it is read or piped on; notebooks get polars
 frames (`vitscale.load("RESULTS")`)."""
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _NAMES = {
 FORMATS = (*_NAMES, *_TABLES, *FIGURE_FORMATS, "trace")
 WITHOUT_PREDICTIONS = (*_TABLES, "methods", "trace")
 OF_DATA = ("json", *WITHOUT_PREDICTIONS)
-"""Without advice."""
+"""Forms without advice."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,12 @@ class Reported:
 
     analysis: Analysis
     forecast: Forecast | None = None
-    """What is predicted beside it; None leaves that out."""
+    """What is predicted from it; None leaves predictions out."""
     advice: Advice | None = None
     results: Path | None = None
-    """The folder, for commands and paths of logs."""
+    """The results folder, for commands and paths of logs."""
     brought: tuple[Figure, ...] = ()
-    """Charts of other packages."""
+    """Charts from other packages."""
 
     def text(self, kind: str) -> str:
         """The report as html, md, latex or json; or its methods alone, as Markdown."""
@@ -81,10 +81,10 @@ class Reported:
 
 
 def brought(names: Sequence[str], analysis: Analysis) -> tuple[Figure, ...]:
-    """What charts of other packages (`vitscale.charts`) draw of these results.
+    """The figures that charts of other packages (`vitscale.charts`) draw of these results.
 
     Raises:
-        RequestError: no package offers one of them, or it is broken.
+        RequestError: no package offers one of the charts, or one is broken.
     """
     own: dict[str, Callable[[Analysis], Figure | None]] = {}
     drawn = [known("chart", name, own, "__call__")(analysis) for name in dict.fromkeys(names)]
@@ -99,14 +99,15 @@ def write(reported: Reported, results: Path, formats: Sequence[str], output: Pat
         results: the results folder, where files go without `output`: report.html, trials.csv, runs.csv, figures/,
             traces/.
         formats: some of `FORMATS`.
-        output: the file, where `formats` is one form of text; of a table that of the trials, the runs' beside it
-            (`NAME-runs.csv`). Else the folder for all of them. Without it those of `TO_STANDARD_OUTPUT` go there.
+        output: the file, where `formats` is one form of text; for a table the file of the trials, with that of the runs
+            beside it (`NAME-runs.csv`). Else the folder for all files. Without it, forms in `TO_STANDARD_OUTPUT` go
+            there.
 
     Returns:
         The files written.
 
     Raises:
-        RequestError: a format is none of ours, or a file cannot be written.
+        RequestError: a format is unknown, or a file cannot be written.
     """
     for wanted in formats:
         if wanted not in FORMATS:
@@ -157,7 +158,7 @@ def _write_traces(analysis: Analysis, folder: Path) -> list[Path]:
     """A trace of each trial's first run that explained steps (`profiles.step_trace`).
 
     Raises:
-        RequestError: no run did.
+        RequestError: no run explained a step.
     """
     from vitscale.profiles.step_trace import step_trace
 
@@ -215,7 +216,7 @@ class Chart:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """With its title: `altair.Chart.from_dict(chart.spec)`."""
+        """The Vega-Lite spec with its title: `altair.Chart.from_dict(chart.spec)`."""
         return dict(self.figure.views[0].titled)
 
     def __repr__(self) -> str:
@@ -226,7 +227,7 @@ class Chart:
 
 
 class Frames:
-    """A results folder: read when it is made, each frame worked out when it is first asked for."""
+    """A results folder, read at once; each frame is worked out when it is first asked for."""
 
     def __init__(self, results: Results, *, combine_unlike: bool = False) -> None:
         """`combine_unlike`: as for `vitscale report`."""
@@ -248,9 +249,9 @@ class Frames:
 
     @cached_property
     def steps(self) -> polars.LazyFrame:
-        """A row for each optimizer step of each rank of each run, warm-up and profiled ones too: `trial`, `repeat`,
-        `rank`, `step`, `epoch`, `seconds`, `images`, `loss` (null: not told), `warmup`, `window`."""
-        import polars  # starts threads, which no process that is forked may have
+        """A row for each optimizer step of each rank of each run, warm-up and profiled steps included: `trial`,
+        `repeat`, `rank`, `step`, `epoch`, `seconds`, `images`, `loss` (null: not told), `warmup`, `window`."""
+        import polars  # starts threads, which a process must not have when it is forked
 
         windows = np.array(WINDOWS)
         frames = [
@@ -297,9 +298,9 @@ def load(results: str | Path, *, combine_unlike: bool = False) -> Frames:
 
     Args:
         results: the folder.
-        combine_unlike: combine runs of unlike hardware or library versions all the same.
+        combine_unlike: combine runs although they ran on unlike hardware or under other library versions.
 
     Raises:
-        StoreError: it holds no results, or of a newer format.
+        StoreError: the folder holds no results, or results of a newer format.
     """
     return Frames(store.load(Path(results)), combine_unlike=combine_unlike)

@@ -16,7 +16,7 @@ from vitscale.report.prediction_table import Object
 
 _NEVER = "never"
 _LIKELY_ENOUGH = 0.05
-"""From this chance on that memory will not suffice it is told at once."""
+"""Chance of running out of memory from which it is shown unfolded."""
 
 Show = Callable[[Prediction], Cell]
 
@@ -34,7 +34,7 @@ def predict_fields(forecast: Forecast, finishes: Sequence[Finish] = ()) -> Objec
 
 
 def predict_document(forecast: Forecast, finishes: Sequence[Finish] = ()) -> Document:
-    """How long it takes at each rank count, to finish too where that was asked for, and what would narrow it most."""
+    """How long each rank count takes, to finish too where that was asked for, and what would narrow it most."""
     predictions = forecast.predictions
     blocks: list[Block] = [_table(forecast, _how_long(predictions), notes=(prediction_words.INTERVALS_MEANING,))]
     if finishes:
@@ -73,7 +73,7 @@ def _table(
     title: str = "",
     folded: bool = False,
 ) -> Table:
-    """A row for each prediction, a group for each series; columns of which anything is known."""
+    """A row for each prediction, a group for each series; columns of which nothing is known are left out."""
     known = {series.name: series for series in forecast.evidence.series}
     groups: dict[str, list[Row]] = {}
     for prediction in forecast.predictions:
@@ -100,7 +100,7 @@ def _seconds(estimate: Estimate | None, bounded: bool = True) -> Cell:
 
 
 def _one_run(estimate: Estimate | None) -> Cell:
-    """Where one future run will lie."""
+    """The interval of one future run."""
     if estimate is None or estimate.future_low == estimate.future_high:
         return Cell(UNKNOWN)
     unit = units.time_unit([estimate.value])
@@ -170,9 +170,9 @@ def _finish_fields(end: Finish) -> Object:
 
 
 def _finish_table(forecast: Forecast, finishes: Sequence[Finish]) -> Table:
-    """A row for each prediction, and what all of it assumes."""
+    """A row for each prediction; the notes say what all of it assumes."""
     by_prediction = {id(prediction): end for prediction, end in zip(forecast.predictions, finishes, strict=True)}
-    # What is assumed of hosts differs with their number: that of the most stands for all.
+    # Assumptions about hosts differ with their number: those of the most hosts stand for all.
     assumed = {
         (prediction.series, taken.part): taken
         for prediction, end in zip(forecast.predictions, finishes, strict=True)
@@ -202,7 +202,7 @@ def _of_finish(by_prediction: dict[int, Finish], form: Callable[[Finish], str]) 
 
 
 def _finish_bounds(end: Finish) -> str:
-    """In the unit of the upper end, which may be never."""
+    """The interval in the unit of its upper end, which may be never."""
     if end.work_seconds is None:
         return UNKNOWN
     if end.low is None or end.high is None:

@@ -1,6 +1,6 @@
 """Predictions as tables, one per series, for the page and Markdown.
 
-Predictions and their scores as the contract's JSON says them; `vitscale predict --json` prints the same objects.
+The contract's JSON objects of predictions and their scores are made here too; `vitscale predict --json` prints them.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _WIDE_RANGE = 100
 
 
 def prediction_tables(forecast: Forecast) -> tuple[tuple[Table, ...], tuple[str, ...]]:
-    """One table for each series, in the order of the predictions, and the notes that hold of all series alike.
+    """One table for each series, in the order of the predictions, and the notes that hold for all series.
 
-    A row is a rank count; small in a cell stand 90 % of the mean, then of one run. Below: what is assumed, what would
-    replace most of it, what is unavailable.
+    A row is a rank count; small in a cell stand the 90 % intervals of the mean and of one run. Notes say what is
+    assumed, which measurement would replace most of it, and what is unavailable.
     """
     series = dict.fromkeys((prediction.series, prediction.mode) for prediction in forecast.predictions)
     tables = [_table([p for p in forecast.predictions if (p.series, p.mode) == key], forecast) for key in series]
@@ -71,7 +71,7 @@ def _table(predictions: Sequence[Prediction], forecast: Forecast) -> Table:
 
 
 _Figures = tuple[Column, list[Cell]]
-"""One figure of all rank counts."""
+"""One figure at all rank counts."""
 
 
 def _memory(sizes: Sequence[int | None]) -> _Figures:
@@ -85,7 +85,7 @@ def _seconds(name: str, estimates: Sequence[Estimate | None]) -> _Figures:
 
 
 def _unit(values: Sequence[float]) -> units.Unit:
-    """In which the largest reads best; over a wide range, in which the middle does."""
+    """The unit in which the largest value reads best; over a wide range, the one in which the middle does."""
     if not values or max(values) <= _WIDE_RANGE * min(values):
         return units.time_unit(values)
     return units.time_unit([math.sqrt(min(values) * max(values))])
@@ -130,13 +130,13 @@ Object = dict[str, Any]
 
 
 def scores(forecast: Forecast) -> list[Object]:
-    """How well such predictions did where it is known."""
+    """How well such predictions did, where this is known."""
     modes = {series.name: series.mode for series in forecast.evidence.series}
     return [_score(score, modes.get(score.series)) for score in forecast.scores]
 
 
 def prediction(predicted: Prediction) -> Object:
-    """One series at one rank count; what is unavailable is null, and `reasons` says why."""
+    """One series at one rank count; unavailable figures are null, and `reasons` says why."""
     train = predicted.trial.train
     return {
         "series": predicted.series,

@@ -60,7 +60,7 @@ def measured(series: Series) -> str:
 
 
 def traces(forecast: Forecast) -> tuple[str, ...]:
-    """That predictions rest on traces alone, and what these cannot say; empty where they do not."""
+    """A sentence that predictions rest on traces alone, and what these cannot say; empty where they do not."""
     asked = {prediction.series for prediction in forecast.predictions}
     series = [curve for curve in forecast.evidence.series if curve.name in asked]
     if not series or not all(point.trace_steps for curve in series for point in curve.points):
@@ -75,12 +75,12 @@ def traces(forecast: Forecast) -> tuple[str, ...]:
 
 
 def title(series: str, mode: Mode) -> str:
-    """A series by name and batch policy; where names were not enough, the name has the policy already."""
+    """A series by name and batch policy; where names were not enough, they contain the policy already."""
     return series if series.endswith(mode) else f"{series}, {mode}"
 
 
 def changed(prediction: Prediction, series: Series) -> str:
-    """What a prediction differs in from the series it continues: "with vit-b16, engine ddp"; empty for nothing."""
+    """What a prediction changes in the series that it continues: "with vit-b16, engine ddp"; empty for nothing."""
     own, asked = series.points[-1].trial, prediction.trial
     batch = () if series.mode == "strong-global" else ("micro_batch", "grad_accum")
     fields = ("engine", "zero_stage", "precision", *batch)
@@ -96,7 +96,7 @@ def changed(prediction: Prediction, series: Series) -> str:
 
 
 def labels(predictions: Iterable[Prediction]) -> tuple[str, ...]:
-    """What each label that occurs means, once."""
+    """The meaning of each label that occurs, once."""
     return tuple(f"{label}: {LABEL_MEANINGS[label]}." for label in LABEL_MEANINGS if label in _used(predictions))
 
 
@@ -105,24 +105,24 @@ def _used(predictions: Iterable[Prediction]) -> set[Label]:
 
 
 def network(evidence: Evidence) -> str:
-    """What is taken for the network, and where from."""
+    """What is taken for the network, and its source."""
     links = (("inside a host", evidence.network.inside), ("between hosts", evidence.network.across))
     told = [link.described if link.source == "assumed" else f"{where} {link.described}" for where, link in links]
     return f"Network: {'; '.join(told)}."
 
 
 def assumptions(predictions: Iterable[Prediction]) -> tuple[str, ...]:
-    """What nothing measured says anything about, and what was taken for it; each once."""
+    """Each assumption about what no measurement tells, and what was taken for it; each once."""
     return tuple(f"Assumed: {assumption.part}: {assumption.taken}." for assumption in distinct_assumptions(predictions))
 
 
 def distinct_assumptions(predictions: Iterable[Prediction]) -> tuple[Assumption, ...]:
-    """In order of first mention."""
+    """The different assumptions, in order of first mention."""
     return tuple(dict.fromkeys(assumed for prediction in predictions for assumed in prediction.assumptions))
 
 
 def measure_next(predictions: Iterable[Prediction]) -> str:
-    """The one measurement that would take most off the interval of the most ranks; empty where nothing is assumed."""
+    """The one measurement that would narrow the interval at the most ranks most; empty where nothing is assumed."""
     assumed = [
         prediction.assumptions[0] for prediction in sorted(predictions, key=lambda p: p.gpus) if prediction.assumptions
     ]
@@ -130,7 +130,7 @@ def measure_next(predictions: Iterable[Prediction]) -> str:
 
 
 def unavailable(predictions: Sequence[Prediction]) -> tuple[str, ...]:
-    """What could not be said and why, a line for each reason; with the rank counts where it is so at some only."""
+    """What is unavailable and why, a line for each reason; with the rank counts where these are not all."""
     fields: dict[tuple[str, tuple[int, ...]], list[str]] = {}
     for field, name in FIELD_NAMES.items():
         counts: dict[str, list[int]] = {}
@@ -152,7 +152,7 @@ def _counts(gpus: Sequence[int]) -> str:
 
 
 def _counted(gpus: Sequence[int]) -> str:
-    """In rising order; from three on, neighbours as a range: "1 to 4 and 8"."""
+    """Rank counts in rising order; three or more neighbours as a range: "1 to 4 and 8"."""
     parts: list[str] = []
     for run in runs_of(gpus):
         parts += [f"{run[0]:,} to {run[-1]:,}"] if len(run) > 2 else [f"{count:,}" for count in run]
@@ -160,7 +160,7 @@ def _counted(gpus: Sequence[int]) -> str:
 
 
 def scores(forecast: Forecast) -> tuple[str, ...]:
-    """All of them as sentences; of three or more first what they come to."""
+    """All scores as sentences; before three or more, what they come to."""
     modes = {series.name: series.mode for series in forecast.evidence.series}
     single = tuple(score(scored, modes.get(scored.series)) for scored in forecast.scores)
     if len(single) < 3:
@@ -176,9 +176,9 @@ def scores(forecast: Forecast) -> tuple[str, ...]:
 
 
 def score(scored: Score, mode: Mode | None = None) -> str:
-    """How far predictions from the smaller counts were from the larger ones, beside the simplest baseline's.
+    """How far predictions from the smaller counts were off at the larger ones, beside the simplest baseline's error.
 
-    With a fixed global batch a rank's step shrinks, and constant seconds per step are no baseline.
+    With a fixed global batch a rank's step shrinks, so that constant seconds per step are no baseline.
     """
     held_out = _counts(scored.held_out_gpus)
     off = f"was off by {percent(scored.mean_absolute_percentage_error, 1)}"
@@ -195,22 +195,22 @@ def score(scored: Score, mode: Mode | None = None) -> str:
 
 
 def left_out(reasons: Sequence[str]) -> tuple[str, ...]:
-    """What was asked and cannot be: the first few, and how many more."""
+    """What was asked for and cannot be predicted: the first few reasons, and how many more."""
     more = len(reasons) - _MOST_LEFT_OUT
     told = tuple(f"Left out: {reason}" for reason in reasons[:_MOST_LEFT_OUT])
     return (*told, f"Left out: {more} more of the kind.") if more > 0 else told
 
 
 def chance(value: float | None) -> str:
-    """Of running out of memory: "<1 %", ">99 %"."""
+    """A chance of running out of memory: "<1 %", ">99 %"."""
     return ">99 %" if value is not None and 0.995 <= value < 1 else percent(value)
 
 
 def efficiency(value: float) -> str:
-    """With two decimals; where those say nothing any more, with two digits."""
+    """An efficiency with two decimals; with two digits where two decimals say nothing any more."""
     return share(value) if value >= 0.1 else number(value, 2)
 
 
 def energy_unit(joules: float) -> tuple[float, str]:
-    """Joules of the unit in which so many read best, and its sign."""
+    """Joules per unit of energy, and the sign of the unit in which `joules` reads best."""
     return next((unit for unit in ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ")) if joules >= unit[0]), (1.0, "J"))

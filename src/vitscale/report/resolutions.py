@@ -1,4 +1,4 @@
-"""Memory and time against the size of images, measured, and beside it what arithmetic says: a study that varies it."""
+"""Memory and time by image size, measured and by arithmetic, for studies that vary the size."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class AtSize:
     image_size: int
     result: TrialResult
     tensor_bytes: int | None
-    """Of one rank's tensors at their peak, by arithmetic."""
+    """One rank's tensors at their peak, by arithmetic."""
     forecast_bytes: int | None
-    """What the measured peak comes to by it: of a GPU the tensors; of a CPU, where all that is resident counts, also
-    what a rank takes beside them in the middle (`prediction.memory.forecast`)."""
+    """The measured peak that arithmetic expects: on a GPU the tensors; on a CPU, where all resident memory counts, also
+    what a rank typically takes beside them (`prediction.memory.forecast`)."""
     by_flops_seconds: float | None
-    """A step's, from the next smaller image that was measured, times the FLOPs."""
+    """Seconds of a step, by the next smaller image that was measured and the ratio of FLOPs."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class SizeSeries:
     mode: Mode
     gpus: int
     points: tuple[AtSize, ...]
-    """By image size, two or more."""
+    """Two or more points, by image size."""
 
 
 def by_resolution(analysis: Analysis) -> tuple[SizeSeries, ...]:

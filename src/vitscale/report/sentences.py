@@ -29,7 +29,7 @@ MODE_MEANINGS: dict[Mode, str] = {
 }
 
 _WIDEST_UNSAID = 0.1
-"""An interval of an efficiency that is wider stands beside it."""
+"""Width of an efficiency's interval beyond which the interval stands beside it."""
 
 
 def ranks_on_hosts(world: World) -> str:
@@ -72,7 +72,7 @@ def curve_sentence(analysis: Analysis, curve: CurveResult) -> str:
 
 
 def waterfall(split: Waterfall) -> str:
-    """From ideal to measured, as a sentence."""
+    """The way from ideal to measured, as a sentence."""
     if split.efficiency is None:
         return f"What {ranks(split.gpus)} reach of ideal is unknown: {split.reason}."
     doubt = _doubt(split.interval)
@@ -96,7 +96,7 @@ def largest_loss(waterfall: Waterfall) -> str:
 
 
 def _doubt(interval: Estimate | None) -> str:
-    """In brackets, why a figure is not to be relied on; nothing where it is."""
+    """Why a figure is not to be relied on, in brackets; empty where nothing speaks against it."""
     if interval is None or interval.low is None or interval.high is None:
         return " (one run: too few to tell)"
     wide = interval.high - interval.low > _WIDEST_UNSAID
@@ -114,7 +114,7 @@ def unexplained(analysis: Analysis) -> tuple[str, ...]:
 
 
 def explaining_cost(analysis: Analysis) -> str:
-    """What explaining cost, in a sentence; empty where nothing was explained, or no light step lies beside."""
+    """What explaining cost, in a sentence; empty where no step was explained, or none has a light step beside it."""
     overheads = [trial.breakdown.overhead for trial in analysis.trials.values() if trial.breakdown is not None]
     slower = [max(0, round(100 * overhead)) for overhead in overheads if overhead is not None]
     if not slower:
@@ -134,7 +134,7 @@ def _attached(analysis: Analysis) -> str:
 
 
 def largest_comparisons(analysis: Analysis) -> list[AgainstReference]:
-    """Of what was compared those at the most ranks; where two modes share all trials, once."""
+    """The comparisons at the most ranks; where two modes share all trials, only one of them."""
     largest: dict[tuple[str, str, frozenset[str]], AgainstReference] = {}
     for held in against_references(analysis.curves, analysis.trials, analysis.comparisons):
         key = (held.mode, held.varies, frozenset([held.reference, *(other.first for other in held.others)]))
@@ -150,7 +150,7 @@ def largest_comparisons(analysis: Analysis) -> list[AgainstReference]:
 
 
 def against(analysis: Analysis, held: AgainstReference) -> str:
-    """All curves against one of them, as a sentence; of two curves in the order of the study."""
+    """All curves against one of them, as a sentence; two curves stand in the order of the study."""
     if len(held.others) == 1:
         pair = {held.reference_trial, held.others[0].first_trial}
         return comparison(
@@ -166,7 +166,7 @@ def against(analysis: Analysis, held: AgainstReference) -> str:
 
 
 def equality(analysis: Analysis) -> str:
-    """How far trials that compute the same show the same loss; empty where none was held against another."""
+    """How far trials that compute the same show the same loss; empty where no trial agrees with another."""
     agreeing = [trial.drift for trial in analysis.trials.values() if trial.drift.status == "agrees"]
     if not agreeing:
         return ""
@@ -194,7 +194,7 @@ def comparison(compared: CurveComparison) -> str:
 
 
 def scope(analysis: Analysis) -> str:
-    """What the intervals over runs do not cover, in a sentence; empty where no trial was repeated, or nobody knows."""
+    """What intervals over runs do not cover, in a sentence; empty where no trial was repeated, or this is unknown."""
     repeated = [trial for trial in analysis.trials.values() if len(trial.runs) > 1 and trial.environment is not None]
     if not repeated:
         return ""
@@ -270,7 +270,7 @@ _MOST_NAMED = 4
 def contributions(waterfall: Waterfall) -> tuple[str, ...]:
     """The largest contributions of at least a point, at most four and the rest in one, largest first.
 
-    Their numbers and the efficiency in whole percent add up to 100.
+    Their numbers and the efficiency, all in whole percent, add up to 100.
     """
     if waterfall.efficiency is None:
         return ()
@@ -288,7 +288,7 @@ def contributions(waterfall: Waterfall) -> tuple[str, ...]:
 
 
 def _bounds(factor: Factor, points: int) -> str:
-    """ " (12 to 21)", the 95 % interval on the side that is told; nothing where it is no wider than a point."""
+    """ " (12 to 21)", the 95 % interval with the sign that is told; empty where it is narrower than a point."""
     if factor.interval is None or factor.interval.low is None or factor.interval.high is None:
         return ""
     ends = (100 * factor.interval.low, 100 * factor.interval.high)
@@ -301,7 +301,7 @@ def whole(values: Sequence[float], total: int) -> list[int]:
 
     Args:
         values: at least one, their sum within 0.5 of `total`.
-        total: what is to come out.
+        total: the sum of the result.
     """
     rounded = [math.floor(value) for value in values]
     by_remainder = sorted(range(len(values)), key=lambda index: rounded[index] - values[index])

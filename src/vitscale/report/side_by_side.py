@@ -1,8 +1,8 @@
-"""Two results or more side by side: the same trials under other versions, on other clusters, of another commit.
+"""Two or more results side by side: the same trials under other versions, on other clusters, of another commit.
 
-A trial of one is held against that of the other which has its identity, else against the one at its place: the same
-batch policy, swept values and rank count. Epoch seconds are compared by whole runs, and who is slower is said after
-Holm's correction for all trials of all results.
+A trial of the first results is compared with that trial of the others which has its identity, else with the one at its
+place: the same batch policy, swept values and rank count. Epoch seconds are compared by whole runs, and who is slower
+is said after Holm's correction for all trials of all results.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vitscale.present.estimate import Estimate
 from vitscale.present.units import UNKNOWN, bounds, counted, number, percent
 
 Gate = Literal["within", "slower", "undecided"]
-"""Of a limit: the whole interval lies below it, the whole interval lies beyond it, or neither."""
+"""Verdict on a limit: the whole interval lies below it, the whole interval lies beyond it, or neither."""
 
 
 @dataclass(frozen=True)
@@ -29,20 +29,20 @@ class Pair:
     """A trial of the first results and its counterpart in others."""
 
     results: str
-    """The others, by name."""
+    """Name of the others."""
     curve: str
     gpus: int
     first: TrialResult
     other: TrialResult
     differs: tuple[str, ...]
-    """Of the trials and of what they ran on, beyond what all pairs have."""
+    """Differences of the trials and of what they ran on."""
     result: Comparison | None
     """How many times as fast the other is; None where one of them has no times."""
     slowdown: Estimate | None
     """Epoch seconds of the other over those of the first."""
 
     def gate(self, limit: float) -> Gate:
-        """Whether the other takes more than `1 + limit` times as long, where that is certain."""
+        """Whether the other takes more than `1 + limit` times as long, if that is certain."""
         told = self.slowdown
         if told is None or told.low is None or told.high is None or self.result is None:
             return "undecided"
@@ -69,7 +69,7 @@ def side_by_side(named: Sequence[tuple[str, Analysis]]) -> tuple[Pair, ...]:
 
 
 def unmatched(named: Sequence[tuple[str, Analysis]], pairs: Sequence[Pair]) -> tuple[str, ...]:
-    """The trials of the first results that others have nothing to hold against, in words."""
+    """The trials of the first results that have no counterpart in others, in words."""
     (_, first), *others = named
     told = []
     for name, _ in others:
@@ -80,7 +80,7 @@ def unmatched(named: Sequence[tuple[str, Analysis]], pairs: Sequence[Pair]) -> t
 
 
 def _by_point(analysis: Analysis) -> dict[str, tuple[str, int, str]]:
-    """Place on a curve -> (curve's name, ranks, trial); a trial on several curves stands once."""
+    """Place on a curve -> (curve's name, ranks, trial); a trial on several curves occurs once."""
     points: dict[str, tuple[str, int, str]] = {}
     seen: set[str] = set()
     for curve in analysis.curves:
@@ -129,12 +129,12 @@ def _of_environments(first: TrialResult, other: TrialResult) -> list[str]:
 
 
 def _short(value: object) -> str:
-    """Of a digest or a revision its first digits, as git has it."""
+    """A value as text; of digests and revisions only the first digits, as git shows them."""
     return _DIGEST.sub(lambda digest: digest[0][:12], str(value))
 
 
 def compared_document(first: str, pairs: Sequence[Pair], limit: float | None, missing: Sequence[str] = ()) -> Document:
-    """What differs, and how long each trial takes against that of the first results. `missing`: of `unmatched`."""
+    """What differs, and each trial's time against that of the first results. `missing`: sentences of `unmatched`."""
     shared = [what for what in (pairs[0].differs if pairs else ()) if all(what in pair.differs for pair in pairs)]
     groups = [
         Group(name, tuple(_row(pair, limit, shared) for pair in pairs if pair.results == name))
@@ -180,7 +180,7 @@ def _row(pair: Pair, limit: float | None, shared: Sequence[str]) -> tuple[Cell, 
 def compared_fields(
     first: str, pairs: Sequence[Pair], limit: float | None, missing: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The same as data."""
+    """What `compared_document` says, as data."""
     return {
         "first": first,
         "limit": limit,

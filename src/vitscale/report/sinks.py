@@ -1,8 +1,8 @@
-"""Results in the tracker that a group looks at already: TensorBoard, MLflow and Weights & Biases, by their own clients.
+"""Results in the tracker that a group already uses: TensorBoard, MLflow and Weights & Biases, by their own clients.
 
-Each run becomes a run there: what its trial is as parameters, its figures as a summary, loss and seconds by step, and
-by epoch what was learned. Where they keep it is theirs to say (MLFLOW_TRACKING_URI, WANDB_MODE=offline); a run that is
-there already is left as it is.
+Each run becomes a run there, with its trial's fields as parameters, its figures as a summary, loss and seconds by step,
+and what was learned by epoch. The tracker decides where it is kept (MLFLOW_TRACKING_URI, WANDB_MODE=offline). A run
+that is there already is left as it is.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _LEARNED = ("train_loss", "train_accuracy", "held_out_loss", "held_out_accuracy"
 _NOT_KNOWN = ("log", "modes", "loss", "held_out_accuracy")
 """Columns of a run that are neither parameters nor figures here: the curves have them."""
 _MOST_CHARACTERS = 250
-"""Of a parameter: MLflow's limit for what any of its stores takes."""
+"""Longest value of a parameter: MLflow's limit for what any of its stores takes."""
 
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """A run as trackers know one."""
+    """A run as trackers see it."""
 
     key: str
-    """The same for the same run of the same study, wherever it lies."""
+    """The same for the same run of the same study, wherever its results lie."""
     study: str
     name: str
     parameters: Mapping[str, str]
@@ -49,13 +49,13 @@ class TrackedRun:
 
 
 def tracked_runs(analysis: Analysis) -> Iterator[TrackedRun]:
-    """Every completed run that is in the figures."""
+    """Every completed run that counts in the figures."""
     rows = {(row["trial"], row["repeat"], row["attempt"]): row for row in run_rows(analysis)}
     for result in analysis.trials.values():
         for record in result.records:
             header = record.header
             row = rows[result.trial_id, header.repeat, header.attempt]
-            # Others' results may have any name, which becomes that of a folder.
+            # Results of others may have any name, and the name becomes a folder's.
             study = re.sub(r"[^A-Za-z0-9_-]+", "-", analysis.study.name).strip("-")[:100] or "study"
             key = hashlib.sha256(f"{study} {header.folder} {record.outcome.started_unix_seconds}".encode()).hexdigest()
             told = {name: value for name, value in row.items() if name not in _NOT_KNOWN and value is not None}
@@ -71,7 +71,7 @@ def tracked_runs(analysis: Analysis) -> Iterator[TrackedRun]:
 
 
 def _curves(run: Run) -> dict[int, dict[str, float]]:
-    """By rank 0, or the first that is told of: losses of its own micro-batches, and the seconds of its steps."""
+    """Curves of rank 0, or of the first recorded rank: losses of its own micro-batches, seconds of its steps."""
     if not run.ranks:
         return {}
     steps = Steps.of(run.ranks[0].steps)

@@ -18,9 +18,9 @@ from vitscale.trial.rank_batches import in_words
 from vitscale.trial.trial import Mode
 
 TrialColumn = tuple[str, Callable[[TrialResult], Cell]]
-"""Its heading, and its cell of a trial."""
+"""A column's heading, and its cell for a trial."""
 _LONG = 16
-"""Rows, beyond which a table is folded."""
+"""Number of rows beyond which a table is folded."""
 _SHORT_VERDICTS = {
     "no significant difference": "no difference",
     "not significant among all comparisons": "no difference among so many",
@@ -121,7 +121,7 @@ def _p95(trial: TrialResult) -> float | None:
 
 
 def _runs_and_steps(trial: TrialResult) -> str:
-    """ "3 x 60": runs, and the timed steps of the shortest; of logs of whole epochs the runs alone."""
+    """ "3 x 60": runs, and the timed steps of the shortest; for logs of whole epochs the runs alone."""
     steps = min((run.timed_steps for run in trial.runs), default=0)
     return f"{len(trial.runs)} x {steps}" if steps else str(len(trial.runs))
 
@@ -134,7 +134,7 @@ def _elapsed_cell(trial: TrialResult, unit: units.Unit) -> Cell:
 
 
 def speedup_cell(trial: TrialResult, point: Point) -> Cell:
-    """Of a trial that drifts what it does instead: its time is that of other work."""
+    """The speedup; of a trial that drifts its drift instead, because its time is that of other work."""
     if trial.drifts:
         off = units.relative(trial.drift.difference)
         return Cell("drifts", off if off == units.NOT_FINITE else f"{off} off")
@@ -236,16 +236,16 @@ def grouped_table(
     always: Collection[str] = (),
     notes: Sequence[str] = (),
 ) -> Table | None:
-    """One row per wanted trial, ranks and batch first, grouped by curve; None where there is none.
+    """One row per wanted trial, ranks and batch first, grouped by curve; None where no trial is wanted.
 
     Args:
         analysis: the trials.
         title: what the table tells.
-        curves: whose trials; one that lies on several stands with the first.
-        columns: of which those without a single known cell are left out, unless they are in `always`.
+        curves: curves whose trials are shown; a trial that lies on several stands with the first.
+        columns: columns; those without a single known cell are left out, unless they are in `always`.
         wanted: whether a trial is in the table.
-        always: headings that stay whatever is known, in a table that is shown however long it is.
-        notes: what a reader must know, below the table.
+        always: headings that stay even if nothing is known; a table with any is never folded.
+        notes: what a reader must know, shown below the table.
     """
     several_modes = len({curve.mode for curve in curves}) > 1
     trials_of: dict[str, list[tuple[TrialResult, Point]]] = {}

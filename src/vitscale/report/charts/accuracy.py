@@ -15,12 +15,12 @@ from vitscale.trial.trial import Mode
 AT_THE_END = "at the end of training"
 _DOTTED = [2, 3]
 _FURTHEST_NOISE = 8
-"""A noise scale further than this factor from the batches is told in words alone: drawn, it would squeeze them."""
+"""A noise scale further than this factor from the batches is only told in words: drawn, it would squeeze them."""
 _MOST_STEPS_DRAWN = 200
 
 
 def training_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure | None:
-    """Loss and accuracy by epoch, a view for each batch policy and rank count; of one epoch the loss by step."""
+    """Loss and accuracy by epoch, a view for each batch policy and rank count; with only one epoch the loss by step."""
     views: list[View] = []
     for mode, own in by_mode(curves).items():
         told = [(name, "epoch", by_epoch(analysis, own, name)) for name in ("loss", "accuracy")]
@@ -47,7 +47,7 @@ def by_epoch(analysis: Analysis, curves: Sequence[CurveResult], figure: str) -> 
 
 
 def by_step(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.Row]:
-    """Training loss per optimizer step, evenly spaced steps of each trial."""
+    """Training loss per optimizer step, for evenly spaced steps of each trial."""
     rows = []
     for curve in curves:
         for point in curve.points:
@@ -69,7 +69,7 @@ def _training_view(mode: Mode, name: str, x_title: str, gpus: int, rows: list[ax
     stroke = {"title": None, "orient": "top", "symbolType": "stroke", "symbolSize": 250, "symbolStrokeWidth": 2}
     scale = {"domain": ["train", "held-out"], "range": [axes.SOLID, axes.DASHED]}
     dash = axes.nominal("split", scale=scale, legend=stroke if len(splits) > 1 else None)
-    # Engines that compute the same have the same curve: each later one is thinner, so that none hides another.
+    # Engines that compute the same have the same curve: each later one is drawn thinner, so that none hides another.
     for row in rows:
         index = names.index(row["series"])
         row["weight"] = 1.6 + 2.4 * (len(names) - 1 - index) / max(1, len(names) - 1)
@@ -103,7 +103,7 @@ def _training_view(mode: Mode, name: str, x_title: str, gpus: int, rows: list[ax
 
 
 def accuracy_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure | None:
-    """Held-out accuracy by global batch and by ranks, each where it varies; what a target took where it was reached."""
+    """Held-out accuracy by global batch and by ranks where these vary; what a target took where it was reached."""
     views: list[View] = []
     for mode, own in by_mode(curves).items():
         rows = accuracies(analysis, own)
@@ -131,7 +131,7 @@ def reach(analysis: Analysis, curves: Sequence[CurveResult]) -> Reach:
 
 
 def accuracies(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.Row]:
-    """One row per trial and panel that has an accuracy; equal images only where trials differ in their images."""
+    """One row per trial and panel with an accuracy; equal images only where trials differ in their images."""
     limits = reach(analysis, curves)
     rows = []
     for row, trial in _trials(analysis, curves):
@@ -176,7 +176,7 @@ def seconds_panel(seconds: float) -> str:
 
 
 def noise_scales(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.Row]:
-    """Per family the median of its trials' gradient noise scales, where any is known."""
+    """The median gradient noise scale of each family's trials, where any is known."""
     by_family: dict[str, dict[str, float]] = {}
     for row, trial in _trials(analysis, curves):
         convergence = trial.convergence
@@ -223,7 +223,7 @@ def _range(trial: TrialResult) -> tuple[float | None, float | None]:
 
 
 def unlike_images(analysis: Analysis, curves: Sequence[CurveResult]) -> bool:
-    """Whether some trials trained on more images than others; else the end is at equal images."""
+    """Whether some trials trained on more images than others; if not, the end is at equal images."""
     courses = [analysis.trials[point.trial_id].convergence for curve in curves for point in curve.points]
     return len({course.points[-1].images for course in courses if course is not None and course.points}) > 1
 
@@ -231,14 +231,14 @@ def unlike_images(analysis: Analysis, curves: Sequence[CurveResult]) -> bool:
 def _accuracy_view(
     mode: Mode, field: str, title: str, measure: Choice, rows: Sequence[axes.Row], noise: Sequence[axes.Row]
 ) -> View:
-    """A line per family and rank count where batches are swept, else per family; by ranks per curve."""
+    """A line per family and rank count where batches are swept, else per family; by ranks a line per curve."""
     of_time = measure.value == "target-seconds"
     unit = units.time_unit(row["value"] for row in rows)
     drawn = [row | {"line": _line(row, rows, field)} for row in (axes.scaled(rows, unit.factor) if of_time else rows)]
     if field == "gpus":
         drawn = [row | {"series": row["curve"], "line": row["curve"]} for row in drawn]
     names = list(dict.fromkeys(row["series"] for row in drawn))
-    # Engines that compute the same have the same accuracy: each later one is smaller, so that none hides another.
+    # Engines that compute the same have the same accuracy: each later one is drawn smaller, so that none hides another.
     for row in drawn:
         left = (len(names) - 1 - names.index(row["series"])) / max(1, len(names) - 1)
         row["weight"], row["size"] = 1.6 + 1.8 * left, 50 + 80 * left
@@ -286,7 +286,7 @@ def _accuracy_view(
 
 
 def _line(row: axes.Row, rows: Sequence[axes.Row], field: str) -> str:
-    """The line a row lies on: its family's at its rank count; its family's where batches are not swept."""
+    """The line of a row: its family at its rank count; its family alone where batches are not swept."""
     if field == "gpus":
         return str(row["curve"])
     batches = {other["batch"] for other in rows if (other["series"], other["ranks"]) == (row["series"], row["ranks"])}

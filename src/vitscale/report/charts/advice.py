@@ -15,7 +15,7 @@ from vitscale.present.drawing import picture, write_bytes
 from vitscale.report.charts.axes import DASHED, IDEAL_COLOUR, Plot, Row, Spec, colour_of, quantity, shape_of, tooltip
 
 _MOST_ENGINES = 7
-"""Measured ones first: more curves than shapes nobody tells apart."""
+"""Number of engines that are drawn, measured ones first: nobody tells apart more curves than there are shapes."""
 FORMATS = ("png", "svg", "html")
 
 
@@ -75,7 +75,7 @@ def advice_chart(advice: Advice) -> Figure | None:
 
 
 def _chosen(advice: Advice) -> list[tuple[str, Option]]:
-    """The answers; those that are one configuration under one name."""
+    """The answers; those with the same configuration share one name."""
     named = [(advised.question(advice, answer), answer.option) for answer in advice.answers]
     if advice.closest is not None:
         named.insert(0, ("nearest to the limits", advice.closest))
@@ -113,7 +113,7 @@ def _row(option: Option, per_second: float) -> Row:
 
 
 def _add_limits(plot: Plot, advice: Advice, per_second: float, x: Spec, y: Spec) -> None:
-    """The deadline as a line down, the budget as one across."""
+    """Draws the deadline as a vertical line, the budget as a horizontal one."""
     asked, dashed = advice.asked, {"type": "rule", "strokeDash": DASHED, "color": IDEAL_COLOUR}
     if asked.deadline_seconds is not None:
         plot.datasets["deadline"] = [{"time": asked.deadline_seconds * per_second}]
@@ -127,7 +127,7 @@ def write_advice_chart(advice: Advice, path: Path) -> None:
     """Draws the Pareto chart into a file: png, svg or html, by the ending of its name.
 
     Raises:
-        RequestError: another ending, nothing to draw, or the file cannot be written.
+        RequestError: the ending is another, there is nothing to draw, or the file cannot be written.
     """
     kind = check_format(path)
     chart = advice_chart(advice)
@@ -140,10 +140,10 @@ def write_advice_chart(advice: Advice, path: Path) -> None:
 
 
 def check_format(path: Path) -> str:
-    """The kind of picture that a name asks for.
+    """The kind of picture that a file's name asks for.
 
     Raises:
-        RequestError: none of ours.
+        RequestError: it asks for no kind of ours.
     """
     kind = path.suffix.lower().removeprefix(".")
     if kind not in FORMATS:

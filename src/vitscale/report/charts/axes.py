@@ -1,9 +1,9 @@
-"""What charts share: views and the choices between them, rows, axes, marks, the colour and shape of each series.
+"""What charts share: views and their choices, rows, axes, marks, and the colour and shape of each series.
 
 A chart is Vega-Lite as plain data, one plot without facets, so that a page can draw it as wide as there is room. Text
 of users is a value in its rows, never a field's name or part of an expression.
 
-How charts look: colours that colour-blind readers can tell apart, shapes that survive greyscale, two themes.
+Colours are those that colour-blind readers can tell apart, shapes survive greyscale, and there are two themes.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from vitscale.analysis.scaling import curve_name
 from vitscale.present.data import finite
 from vitscale.present.document import Figure, View
 
-# Okabe & Ito, "Color Universal Design" (2008), without black and yellow, which vanish on a dark or a light page; then
-# darker and duller ones for studies of many curves, which nobody tells apart by colour alone.
+# Okabe & Ito, "Color Universal Design" (2008), without black and yellow, which vanish on a dark or a light page. Darker
+# and duller colours follow for studies of many curves, which nobody tells apart by colour alone.
 SERIES_COLOURS = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C", "#9467BD",
     "#A6426E", "#999933", "#A65628", "#44AA99",
@@ -28,9 +28,9 @@ SERIES_COLOURS = (
 SERIES_SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right")
 # Cividis (Nunez, Anderton & Renslow, PLOS ONE 2018): lightness rises evenly, so that greyscale keeps the order.
 ORDERED_COLOURS = ("#2c4a7c", "#575d6d", "#7d7c78", "#a59c74", "#d3c164", "#fee838")
-# The parts of a step (`store.records.PARTS`): computing is blue, communicating orange. Any two
-# neighbours in a stack differ by at least 15 in CIELAB, also as seen with protanopia, deuteranopia and tritanopia
-# (simulated after Machado, Oliveira & Fernandes, IEEE TVCG 15, 2009).
+# The parts of a step (`store.records.PARTS`): computing is blue, communicating orange. Any two neighbours in a stack
+# differ by at least 15 in CIELAB, also as seen with protanopia, deuteranopia and tritanopia (simulated after Machado,
+# Oliveira & Fernandes, IEEE TVCG 15, 2009).
 PART_COLOURS = {
     "data_wait": "#CC79A7",
     "h2d": "#7A4B8C",
@@ -46,7 +46,7 @@ PART_COLOURS = {
 }
 # In place of "wait", "wire" and "norm" where they cannot be told apart.
 COMMUNICATION_COLOUR = "#8C2D04"
-# Of no part of a step: steps are whole, and the data need not divide.
+# Step rounding is no part of a step: steps are whole, and the data need not divide.
 ROUNDING_COLOUR = "#999933"
 IDEAL_COLOUR = "#8a8f98"
 SOLID, DASHED = [1, 0], [5, 4]
@@ -58,11 +58,11 @@ Spec = dict[str, Any]
 WIDTH, HEIGHT = 560, 215
 _SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 IN_ORDER = {"field": "place", "op": "min", "order": "ascending"}
-"""How an axis of users' names is sorted: Vega-Lite would put a list of them into an expression."""
+"""Sorts an axis of users' names: Vega-Lite would put a list of the names into an expression."""
 _MANY = 6
-"""Of more series the legend is set small, or it would be taller than the chart."""
+"""Number of series above which the legend is set small, or it would be taller than the chart."""
 _ORDERED_EXTENT = [0.12, 0.88]
-"""Of the ordered colours those that vanish neither on a dark page nor on a light one."""
+"""The range of ordered colours that vanish neither on a dark page nor on a light one."""
 
 
 @dataclass
@@ -73,14 +73,14 @@ class Plot:
     layers: list[Spec] = field(default_factory=list)
 
     def add(self, rows: str, mark: Spec, only: str = "", **encoding: Any) -> None:
-        """Adds a layer that draws a dataset; `only`: an expression of ours that its rows must fulfil."""
+        """Adds a layer that draws a dataset; `only` is an expression of ours that its rows must fulfil."""
         layer: Spec = {"data": {"name": rows}, "mark": mark, "encoding": encoding}
         if only:
             layer["transform"] = [{"filter": only}]
         self.layers.append(layer)
 
     def spec(self, summary: str, height: int | Spec = HEIGHT) -> Spec:
-        """The finished Vega-Lite; every number that JSON does not know is null."""
+        """The finished Vega-Lite; numbers that JSON does not know are null."""
         whole: Spec = finite(
             {
                 "$schema": _SCHEMA,
@@ -117,12 +117,12 @@ def nominal(name: str, title: str | None = None, **more: Any) -> Spec:
 
 
 def tooltip(**fields: str) -> list[Spec]:
-    """What is told of a mark: field to heading."""
+    """What a reader sees at a mark: field to heading."""
     return [{"field": name, "type": "nominal", "title": title} for name, title in fields.items()]
 
 
 def along(name: str, title: str, values: Sequence[float], *, log: bool = True, number: str = "d") -> Spec:
-    """A horizontal axis with a tick at each value that occurs; `log`: in base 2, where all are above 0."""
+    """A horizontal axis with a tick at each value that occurs; with `log` in base 2, where all values are above 0."""
     ticks = sorted({*values})
     logarithmic = log and ticks[0] > 0
     scale = {"type": "log", "base": 2} if logarithmic else {"zero": False}
@@ -161,17 +161,17 @@ def add_curves(
     ordered: bool = False,
     joined: bool = True,
 ) -> None:
-    """Adds what the datasets of a plot hold: curves of points with their intervals and what stands beside them.
+    """Adds what a plot's datasets hold: curves of points with their intervals, and what stands beside them.
 
     Args:
         plot: `rows` are joined within each `series`, hollow and apart where they `drift`; `ideal` is dashed, `runs` are
             small, `published` points hollow and grey.
         x: the axis along which points stand.
-        y: that of their `value`.
-        told: of a point.
-        one_ideal: whether the ideal is that of all series, else each one's own.
+        y: the axis of their `value`.
+        told: the tooltip of a point.
+        one_ideal: whether all series share one ideal, else each has its own.
         ordered: whether the series have an order, which their colours keep.
-        joined: whether the points of a series are.
+        joined: whether the points of a series are joined.
     """
     rows = plot.datasets["rows"]
     names = list(dict.fromkeys(row["series"] for row in rows))
@@ -200,13 +200,13 @@ def add_curves(
 
 
 def add_bars(plot: Plot, rows: str, beside: Spec, colour: Spec | None, *, upright: bool = True) -> None:
-    """Adds intervals to a plot: a rule from `low` to `high` with caps, but for ends that were cut.
+    """Adds intervals to a plot: a rule from `low` to `high` with caps, except at ends that were cut.
 
     Args:
-        plot: to add to.
+        plot: the plot to add to.
         rows: a dataset with `low` and `high`, null where there is no interval, and what `cut_bars` adds.
-        beside: the axis along which the rows stand; the bars lie along the other.
-        colour: of the rows; None: the theme's.
+        beside: the axis along which the rows stand; the bars lie along the other one.
+        colour: colour of the rows; None: the theme's.
         upright: whether the bars stand upright.
     """
     ink = {} if colour is None else {"color": colour}
@@ -220,7 +220,7 @@ def add_bars(plot: Plot, rows: str, beside: Spec, colour: Spec | None, *, uprigh
 
 
 def cut_bars(rows: Sequence[Row], lowest: float, highest: float) -> bool:
-    """Cuts intervals that reach beyond a picture, in place; whether there was one."""
+    """Cuts intervals that reach beyond a picture, in place; returns whether there was one."""
     for row in rows:
         if row["low"] is not None:
             row["low_cut"], row["high_cut"] = row["low"] < lowest, row["high"] > highest
@@ -229,7 +229,7 @@ def cut_bars(rows: Sequence[Row], lowest: float, highest: float) -> bool:
 
 
 def scaled(rows: Sequence[Row], factor: float, *fields: str) -> list[Row]:
-    """The rows with their value and its interval, or these fields, multiplied."""
+    """The rows with `fields`, or by default the value and its interval, multiplied."""
     names = fields or ("value", "low", "high")
     return [row | {name: row[name] * factor for name in names if row.get(name) is not None} for row in rows]
 
@@ -238,7 +238,7 @@ _BATCH_FIELDS = ("train.micro_batch", "train.global_batch", "train.grad_accum")
 
 
 def families(analysis: Analysis, curves: Sequence[CurveResult]) -> list[str]:
-    """Each curve's name without its batch size; in full, and numbered, where two would be one at the same batch."""
+    """Each curve's name without its batch size; in full, and numbered, where two would share a name at one batch."""
     trials = [analysis.trials[curve.points[-1].trial_id] for curve in curves]
     batches = [kept_batch(curve, trial) for curve, trial in zip(curves, trials, strict=True)]
     short = [
@@ -257,7 +257,7 @@ def families(analysis: Analysis, curves: Sequence[CurveResult]) -> list[str]:
 
 
 def kept_batch(curve: CurveResult, trial: TrialResult) -> tuple[str, int]:
-    """What a curve keeps of its batch, in words and as a number of images."""
+    """The batch size that a curve keeps, in words and as a number of images."""
     train = trial.trial.train
     if not trial.batch_known:
         return "micro-batch not told", 0

@@ -1,4 +1,4 @@
-"""What nobody has measured: measured points, the predicted band beyond them, and three bounds to hold them against."""
+"""What nobody has measured: measured points, the predicted band beyond them, and three bounds for comparison."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Drawn:
     """One series' chart as rows; times in seconds."""
 
     of_epoch: bool
-    """Of an epoch; else of a step, where the images are unknown."""
+    """Whether times are those of an epoch; else of a step, where the images are unknown."""
     measured: tuple[axes.Row, ...]
     predicted: tuple[axes.Row, ...]
     bounds: tuple[axes.Row, ...]
-    """Curves that hold on a model of their own: `bound` names it."""
+    """Curves that follow from a model of their own: `bound` names it."""
 
 
 def drawn(analysis: Analysis, series: Series, predictions: Sequence[Prediction]) -> Drawn:
@@ -47,7 +47,7 @@ def drawn(analysis: Analysis, series: Series, predictions: Sequence[Prediction])
 
 
 def _measured_row(analysis: Analysis, point: Point, of_epoch: bool) -> axes.Row:
-    """With the report's interval of 95 %, where it has one."""
+    """A measured point, with the report's 95 % interval where it has one."""
     trial = analysis.trials[point.trial_id]
     interval = trial.epoch_seconds if of_epoch else trial.step_seconds
     centre = interval.value if interval else _median_seconds(point, of_epoch)
@@ -104,7 +104,7 @@ def _bounds(
 
 
 def _further_transfers(base: int, predictions: Sequence[Prediction], of_epoch: bool) -> list[tuple[int, float]]:
-    """By rank count, exposed transfer beyond that of the smallest measured count, whose time has its own in it."""
+    """Rank count to exposed transfer beyond that of the smallest measured count, whose time contains its own."""
     seconds = {
         prediction.gpus: prediction.wire_seconds.value
         + (prediction.norm_seconds.value if prediction.norm_seconds is not None else 0.0)
@@ -127,7 +127,7 @@ def _median_seconds(point: Point, of_epoch: bool) -> float:
 
 
 _MOST = 12
-"""Series that are drawn; the tables have all."""
+"""Number of series that are drawn; the tables have all."""
 _BLUE, _VERMILION, _GREEN = axes.SERIES_COLOURS[:3]
 _BAND_COLOUR = axes.SERIES_COLOURS[5]
 _BOUND_DASHES = {IDEAL: axes.DASHED, AMDAHL: [2, 3], TRANSFERS: [8, 3, 2, 3]}
@@ -140,12 +140,12 @@ _SHAPES = {
     "does not fit": "cross",
 }
 _FURTHEST = 30
-"""How far beyond the outermost point a band or a bound may reach, as a factor, before the axis cuts it."""
+"""How far beyond the outermost point a band or a bound may reach before the axis cuts it, as a factor."""
 _TIMES = ("value", "low", "high", "future_low", "future_high")
 
 
 def prediction_chart(analysis: Analysis, forecast: Forecast) -> Figure | None:
-    """A view for each series that has a measured point, by batch policy."""
+    """A view for each series with a measured point, by batch policy."""
     by_series: dict[tuple[str, Mode], list[Prediction]] = {}
     for prediction in forecast.predictions:
         by_series.setdefault((prediction.series, prediction.mode), []).append(prediction)
@@ -209,7 +209,7 @@ def _view(name: str, mode: Mode, series: Choice, rows: Drawn) -> View:
 
 
 def _add_points(plot: axes.Plot, points: list[axes.Row], x: axes.Spec, y: axes.Spec) -> None:
-    """Measured ones filled and with their bars, predicted ones hollow; the shape tells how surely."""
+    """Adds measured points filled and with bars, predicted ones hollow; the shape tells how sure a point is."""
     told = [name for name in _SHAPES if name in {row["told"] for row in points}]
     legend = {"title": None, "orient": "top", "columns": 4}
     filled = [_BLUE if name == "measured" else _BAND_COLOUR for name in told]

@@ -18,7 +18,7 @@ from vitscale.report.tables import trial_label
 from vitscale.trial.trial import Device, Mode
 
 MOST_RANKS_DRAWN = 16
-"""Of a trial, each as a point of its own; of a larger one only the lowest and the highest."""
+"""Number of ranks of a trial that are drawn one by one; of a larger trial only the lowest and the highest are."""
 _MOST_STARTS_DRAWN = 40
 _MIB, _GIB = 2.0**20, 2.0**30
 
@@ -31,16 +31,16 @@ class Resource:
     label: str
     axis: str
     whole: Callable[[ResourceFigures], float | Estimate | None]
-    """Of the trial, with its interval over runs where it has one."""
+    """The trial's figure, with its interval over runs where it has one."""
     show: Callable[[float], str]
     of_rank: Callable[[RankResources], float | None] | None = None
     device: Device | None = None
-    """Of the trials whose figure is of this kind; None: of any."""
+    """Kind of device of the trials that have the figure; None: any kind."""
     scale: float = 1.0
-    """What a value is multiplied by for its axis."""
+    """Factor from a value to its axis."""
     axis_format: str = "~r"
     joined: str = ""
-    """What the line goes through, where a trial's ranks differ."""
+    """What the line goes through where a trial's ranks differ."""
 
     def of_trial(self, trial: TrialResult) -> Estimate | None:
         """The figure of a trial, or None."""
@@ -49,7 +49,7 @@ class Resource:
         return Estimate(value) if isinstance(value, int | float) else value
 
     def of_ranks(self, trial: TrialResult) -> dict[int, float]:
-        """Rank to its own figure, of those that have one."""
+        """Rank to its own figure, for ranks that have one."""
         if self.of_trial(trial) is None or self.of_rank is None or trial.resources is None:
             return {}
         return {rank.rank: value for rank in trial.resources.by_rank if (value := self.of_rank(rank)) is not None}
@@ -87,7 +87,7 @@ RESOURCES = (
 def resource_chart(
     analysis: Analysis, curves: Sequence[CurveResult], resources: Sequence[Resource] = RESOURCES
 ) -> Figure | None:
-    """A view for each resource and batch policy of which anything is known."""
+    """A view for each resource and batch policy with anything known."""
     views = [
         _resource_view(resource, mode, rows, rank_points(analysis, own, resource))
         for mode, own in by_mode(curves).items()
@@ -98,7 +98,7 @@ def resource_chart(
 
 
 def used(analysis: Analysis, curves: Sequence[CurveResult], resource: Resource) -> list[axes.Row]:
-    """One row per trial of which it is known, with its lowest and highest rank, else its 95 % interval."""
+    """One row per trial with a known figure, with its lowest and highest rank, else its 95 % interval."""
     rows = []
     for row, trial in _trials(analysis, curves):
         value = resource.of_trial(trial)
@@ -116,7 +116,7 @@ def used(analysis: Analysis, curves: Sequence[CurveResult], resource: Resource) 
 
 
 def rank_points(analysis: Analysis, curves: Sequence[CurveResult], resource: Resource) -> list[axes.Row]:
-    """One row per rank of each trial that has several, as far as there is room."""
+    """One row per rank of each trial with several, as far as there is room."""
     rows = []
     for row, trial in _trials(analysis, curves):
         ranks = resource.of_ranks(trial)
@@ -191,7 +191,7 @@ def resolution_chart(analysis: Analysis) -> Figure | None:
 
 
 def resolution_rows(analysis: Analysis) -> list[axes.Row]:
-    """A row per size, panel and kind that is known: seconds or bytes."""
+    """A row of seconds or bytes for each size, panel and kind that is known."""
     rows: list[axes.Row] = []
     for curve in by_resolution(analysis):
         for point in curve.points:

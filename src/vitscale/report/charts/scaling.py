@@ -29,13 +29,13 @@ from vitscale.trial.trial import Mode
 
 _IDEAL_SAMPLES = 24
 _MOST_IDEALS = 6
-"""Of more curves only the first one's ideal is drawn: a dashed line each would hide the curves."""
+"""Number of curves above which only the first one's ideal is drawn: a dashed line for each would hide the curves."""
 _WIDE_RANGE = 8
-"""From this ratio of largest to smallest rank count on, both axes are logarithmic."""
+"""Ratio of the largest to the smallest rank count from which both axes are logarithmic."""
 _HEADROOM = 1.5
 """How far beyond the outermost point or ideal a bar may reach, as a factor."""
 _FEW_RUNS = 3
-"""Below so many the runs themselves are drawn: an interval of two is twelve times as wide as they are apart."""
+"""Number of runs below which the runs themselves are drawn: two runs' interval is twelve times as wide as their gap."""
 _MOST_SWEPT = 3
 
 
@@ -46,15 +46,15 @@ class Measure:
     name: str
     label: str
     title: str
-    """Of the axis, without its unit where it is a time."""
+    """Title of the axis, without the unit if it is a time."""
     value: Callable[[TrialResult, Point], Estimate | None]
     ideal: Callable[[Estimate, float, bool], float]
-    """From the baseline's value, N / N_base and whether the curve is weak: what perfect scaling would give."""
+    """What perfect scaling would give, from the baseline's value, N / N_base and whether the curve is weak."""
     show: Callable[[float | None], str]
     slower_is_more: bool = False
-    """Whether it rises with the seconds of an epoch, so that less is better."""
+    """Whether the figure rises with an epoch's seconds, so that less is better."""
     relative: bool = False
-    """To the baseline: with one rank count there is nothing to see, and all curves have one ideal."""
+    """Whether it is relative to the baseline: one rank count then shows nothing, and all curves share one ideal."""
     is_time: bool = False
 
 
@@ -89,7 +89,7 @@ MEASURES = (
 
 @dataclass(frozen=True)
 class Axis:
-    """What the points of a view stand along."""
+    """What the points of a view are placed along."""
 
     value: str
     label: str
@@ -104,7 +104,7 @@ RANKS = Axis("ranks", "ranks", "ranks")
 
 
 def scaling_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure | None:
-    """A view for each batch policy, measure and axis of which anything is known."""
+    """A view for each batch policy, measure and axis with anything known."""
     views: list[View] = []
     for mode, own in by_mode(curves).items():
         for axis in (RANKS, *swept_axes(own)):
@@ -113,7 +113,7 @@ def scaling_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure |
 
 
 def _default(views: Sequence[View]) -> View:
-    """Of the first policy: speedup by ranks; without a second rank count images/s by what was swept."""
+    """Speedup by ranks under the first policy; without a second rank count images/s by what was swept."""
     by_ranks = [view for view in views if view.choices["measure"].value == "speedup"]
     swept = [v for v in views if v.choices["along"].value != "ranks" and v.choices["measure"].value == "throughput"]
     throughput = [view for view in views if view.choices["measure"].value == "throughput"]
@@ -121,7 +121,7 @@ def _default(views: Sequence[View]) -> View:
 
 
 def swept_axes(curves: Sequence[CurveResult]) -> list[Axis]:
-    """An axis for each swept number at each rank count, of the first fields."""
+    """An axis for each swept number at each rank count, limited to the first fields."""
     numbers: dict[str, set[float]] = {}
     for curve in curves:
         for field, value in curve.labels.items():
@@ -144,9 +144,9 @@ def _field_name(field: str) -> str:
 def measured(
     analysis: Analysis, curves: Sequence[CurveResult], measure: Measure, axis: Axis = RANKS
 ) -> tuple[list[Row], list[Row]]:
-    """One row per point that has the figure, and one per run of a point that has too few of them for an interval.
+    """One row per point with the figure, and one per run of each point with too few runs for an interval.
 
-    Of a row `drift` says how a point's work differs from that of the others, or nothing.
+    `drift` in a row says how a point's work differs from that of the others; it is empty where it does not.
     """
     rows: list[Row] = []
     runs: list[Row] = []
@@ -169,7 +169,7 @@ def measured(
 
 
 def point_row(value: Estimate, show: Callable[[float | None], str], runs: int) -> Row:
-    """A figure as a chart has it: with its interval, or in its place the number of runs where these are few."""
+    """A figure for a chart: with its interval, or with the number of runs where these are few."""
     low, high = (None, None) if _of_few(value, runs) else (value.low, value.high)
     bounds = f"{show(low)} to {show(high)}" if low is not None and high is not None else units.counted(runs, "run")
     figures = {"value": value.value, "low": low, "high": high}
@@ -187,7 +187,7 @@ def _series(curve: CurveResult, axis: Axis, trial: TrialResult) -> str:
 
 
 def _of_runs(trial: TrialResult, value: Estimate, measure: Measure) -> list[tuple[int, float]]:
-    """Each run's own figure: in proportion to its epoch, of which the point is the geometric mean."""
+    """Each run's own figure, in proportion to its epoch; the point is their geometric mean."""
     if trial.epoch_seconds is None or len(trial.runs) < 2:
         return []
     known = [(index, run.epoch_seconds) for index, run in enumerate(trial.runs, 1) if run.epoch_seconds]
@@ -218,7 +218,7 @@ def ideal_line(series: str, base: int, largest: int, level: Callable[[float], fl
 
 
 def _view(analysis: Analysis, mode: Mode, curves: Sequence[CurveResult], measure: Measure, axis: Axis) -> View | None:
-    """None where nothing of it is known, or where it compares and there is one rank count."""
+    """None where nothing is known, or where a relative measure has only one rank count."""
     rows, runs = measured(analysis, curves, measure, axis)
     if not rows or (axis.field and len({row["x"] for row in rows}) < 2):
         return None
@@ -270,7 +270,7 @@ def _view(analysis: Analysis, mode: Mode, curves: Sequence[CurveResult], measure
 
 
 def axes(rows: Sequence[Row], title: str, axis: Axis, *, linear: bool) -> tuple[Spec, Spec]:
-    """Both logarithmic over a wide range of ranks; over a narrow one the figure starts at zero."""
+    """Both axes: logarithmic over a wide range of ranks; over a narrow one the figure starts at zero."""
     at = sorted({row["x"] for row in rows})
     wide = at[-1] >= _WIDE_RANGE * at[0] if at[0] > 0 else False
     number = "d" if all(isinstance(value, int) for value in at) else "~g"

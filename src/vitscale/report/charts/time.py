@@ -1,4 +1,4 @@
-"""Where the time goes: the parts of a step as stacked bars, and the waterfall from ideal to measured."""
+"""The parts of a step as stacked bars, and the waterfall from ideal to measured."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ PART_NAMES: Mapping[str, str] = {
     "launch_gaps": "launch gaps",
     "other": "other",
 }
-"""In the order of the stack, as a reader wants them named."""
+"""The parts in the order of the stack, as a reader wants them named."""
 LONGEST_STEP = 1e9
-"""Seconds. What is longer comes from a broken clock or a broken record, and would leave no room for anything else."""
+"""Seconds. A longer step comes from a broken clock or record, and would leave no room for anything else."""
 COLOURS: Mapping[str, str] = axes.PART_COLOURS | {COMMUNICATION: axes.COMMUNICATION_COLOUR}
 
 
@@ -41,20 +41,20 @@ class Bar:
     """The mean explained step of a trial's typical rank."""
 
     family: str
-    """The curve without its batch size: bars of one family differ in batch size and rank count alone."""
+    """The curve's name without its batch size: bars of one family differ only in batch size and rank count."""
     batch: str
     batch_order: int
     gpus: int
     trial_id: str
     seconds: float
     parts: Mapping[str, float]
-    """Part to seconds, in the order of the stack; the unknown ones are absent."""
+    """Part to seconds, in the order of the stack; unknown parts are absent."""
     reasons: Mapping[str, str]
     """Part to why it is unknown."""
 
 
 def bars(analysis: Analysis, curves: Sequence[CurveResult]) -> list[Bar]:
-    """One bar for each trial of these curves that was explained."""
+    """One bar for each explained trial of these curves."""
     drawn = []
     names = axes.families(analysis, curves)
     for curve, family in zip(curves, names, strict=True):
@@ -79,7 +79,7 @@ def bars(analysis: Analysis, curves: Sequence[CurveResult]) -> list[Bar]:
 
 
 def _sound(breakdown: Breakdown) -> bool:
-    """Whether its step took some time that is known of, and no part of it more than any can."""
+    """Whether its step took a known time above 0, and no part more than any can."""
     parts = parts_of(breakdown).values()
     return breakdown.typical.seconds > 0 and any(parts) and all(0 <= part < LONGEST_STEP for part in parts)
 
@@ -109,12 +109,12 @@ def unknown_parts(reasons_of: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 _LEAST_LABELLED = 0.06
-"""Of the axis: a part that is smaller has no room for its label."""
+"""Share of the axis below which a part has no room for its label."""
 _LIGHT_PARTS = [PART_NAMES[part] for part in ("forward", "wait", "norm", "data_wait", "other")]
-"""Their labels are dark."""
+"""Parts with dark labels."""
 _SHARES = "shares"
 _UNLIKE = 20
-"""Times as long a step as another one: as time the short one would be a line."""
+"""Ratio of two steps' times above which the short one would be a line if drawn as time."""
 
 
 def breakdown_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure | None:
@@ -140,11 +140,11 @@ def breakdown_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure
 
 
 def stacked(bars: Sequence[Bar], *, unit: units.Unit | None = None) -> list[axes.Row]:
-    """One row per part with a length: from where to where it stands in its bar.
+    """One row per part with a length: where it begins and ends in its bar.
 
     Args:
         bars: the bars.
-        unit: of time; None: shares of the step.
+        unit: unit of time; None: shares of the step.
     """
     rows = []
     for bar in bars:
@@ -202,7 +202,7 @@ def _stacked_view(
 
 
 def _largest_parts(bars: Sequence[Bar]) -> str:
-    """Of the bar with the most ranks its three longest parts."""
+    """The three longest parts of the bar with the most ranks, as a sentence."""
     bar = max(bars, key=lambda bar: bar.gpus)
     longest = sorted(bar.parts.items(), key=lambda item: -item[1])[:3]
     named = ", ".join(f"{PART_NAMES[part]} {units.percent(seconds / bar.seconds)}" for part, seconds in longest)
@@ -231,13 +231,13 @@ _FACTOR_COLOURS = {
     _MEASURED: axes.IDEAL_COLOUR,
 }
 _ROOM_FOR_LABELS = 1.16
-"""Right of the longest bar, as a factor of its length."""
+"""Room right of the longest bar, as a factor of its length."""
 _HEADROOM = 1.5
 """How far beyond the longest bar an interval may reach, as a factor."""
 
 
 def waterfall_chart(waterfalls: Sequence[Waterfall], chosen: str = "") -> Figure | None:
-    """A view for each trial whose efficiency could be taken apart, that of the `chosen` trial or the worst in front."""
+    """A view for each trial whose efficiency could be taken apart; the `chosen` trial or the worst comes first."""
     known = [waterfall for waterfall in waterfalls if waterfall.factors]
     if not known:
         return None
@@ -248,12 +248,12 @@ def waterfall_chart(waterfalls: Sequence[Waterfall], chosen: str = "") -> Figure
 
 
 def of_trial(known: Sequence[Waterfall], trial_id: str) -> Waterfall | None:
-    """The first waterfall of a trial that could be taken apart; None of none."""
+    """The first waterfall of a trial that could be taken apart; None if there is none."""
     return next((waterfall for waterfall in known if waterfall.factors and waterfall.trial_id == trial_id), None)
 
 
 def largest_loss(known: Sequence[Waterfall]) -> Waterfall | None:
-    """Of the waterfalls on the most ranks the one whose largest single loss is largest; None of none."""
+    """The waterfall with the largest single loss among those on the most ranks; None if there is none."""
     most = max((waterfall.gpus for waterfall in known if waterfall.factors), default=0)
     largest = [waterfall for waterfall in known if waterfall.factors and waterfall.gpus == most]
     return max(largest, key=lambda waterfall: max(factor.points for factor in waterfall.factors), default=None)
@@ -303,7 +303,7 @@ def _waterfall_view(waterfall: Waterfall, number: int) -> View:
 
 
 def waterfall_rows(waterfall: Waterfall) -> list[axes.Row]:
-    """One bar per row, in percent of ideal: ideal, the factors from where the one before ended, what was measured."""
+    """One bar per row, in percent of ideal: ideal, each factor from the end of the one before, and the measured one."""
     reached, interval = waterfall.efficiency or 0.0, waterfall.interval
     sure = interval if interval and not interval.note else None
     rows = [_bar(_IDEAL, 0.0, Estimate(100.0), "100 %")]
@@ -319,7 +319,7 @@ def waterfall_rows(waterfall: Waterfall) -> list[axes.Row]:
 
 
 def _bar(step: str, start: float, change: Estimate, label: str, factor: str = "") -> axes.Row:
-    """From `start` on by `change`, whose interval lies around the end."""
+    """A bar from `start` on by `change`, whose interval lies around the bar's end."""
     row: axes.Row = {"step": step, "start": start, "end": start + change.value, "label": label, "factor": factor}
     row |= {"low": None, "high": None, "bounds": "", "right": max(start, start + change.value)}
     if change.low is not None and change.high is not None:

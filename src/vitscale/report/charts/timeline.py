@@ -1,4 +1,4 @@
-"""Timelines: a lane per rank, what it did when in an explained step of one run."""
+"""Timelines: a lane per rank, with what it did when in an explained step of one run."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ _LANE = {1: 34, 2: 34, 3: 28, 4: 28}
 """Ranks to the height of a lane in pixels; more ranks have lower ones."""
 _MOST_TIMELINES = 12
 _MOST_RECTANGLES = 2000
-"""On all timelines of a page together."""
+"""Most rectangles on all timelines of a page together."""
 _STEPS = 3
 _MOST_LANES = 16
 _LEAST_SEEN = 1 / 500
-"""Of the longest step drawn: what is shorter would be less than a pixel."""
+"""Share of the longest drawn step: anything shorter would be less than a pixel."""
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """Steps of one run, of the trial on the most ranks of its curve."""
+    """Steps of one run, from the trial on the most ranks of its curve."""
 
     label: str
     trial_id: str
     repeat: int
     steps: tuple[int, ...]
-    """Those that are drawn, counted from 1."""
+    """The steps that are drawn, counted from 1."""
     ranks: tuple[int, ...]
-    """Those that are drawn."""
+    """The ranks that are drawn."""
     unit: units.Unit
     rows: tuple[Row, ...]
-    """One rectangle each, in `unit` from its step's beginning."""
+    """One rectangle each, in `unit` from the beginning of its step."""
     text: tuple[str, ...]
     """A sentence for each step."""
     notes: tuple[str, ...]
@@ -47,7 +47,7 @@ class Timeline:
 
 
 def timelines(analysis: Analysis) -> tuple[list[Timeline], list[str]]:
-    """The timelines of a study, each trial once, and the labels of those for which there was no room."""
+    """The timelines of a study, each trial once, and the labels of trials for which there was no room."""
     explained_runs: dict[str, tuple[TrialResult, Run]] = {}
     for curve in analysis.curves:
         explained = [
@@ -115,13 +115,13 @@ def _timeline(analysis: Analysis, trial: TrialResult, run: Run, budget: int) -> 
 
 
 def _sound_steps(run: Run) -> list[int]:
-    """The explained steps of all ranks that took some time, and not more than any step can."""
+    """The steps that all ranks explained, that took some time and no more than any step can."""
     broken = {line.step for rank in run.ranks for line in rank.explained if not 0 < line.seconds < LONGEST_STEP}
     return [step for step in explained_steps(run) if step not in broken]
 
 
 def _spread(items: Sequence[int], most: int) -> list[int]:
-    """At most so many, evenly spread from the first to the last."""
+    """At most `most` of the items, evenly spread from the first to the last."""
     if len(items) <= most:
         return list(items)
     return [items[round(index * (len(items) - 1) / (most - 1))] for index in range(most)]
@@ -147,7 +147,7 @@ def _left_out(steps: int, explained: int, ranks: int, world: int, share_drawn: f
 
 
 def timeline_chart(analysis: Analysis) -> Figure | None:
-    """A view for each step of the largest trial of each curve; None where no step was explained."""
+    """A view for each step of each curve's largest trial; None where no step was explained."""
     chosen, left_out = timelines(analysis)
     views = [
         _view(number, timeline, step, index, left_out)

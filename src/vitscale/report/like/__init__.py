@@ -1,4 +1,4 @@
-"""Published studies' figures and tables from imported or own results, and their claims tested on them.
+"""Published studies' figures and tables from imported or own results, with their claims tested on these.
 
 study          what a study is: figures, tables and claims as data; which curves a figure draws, or what it lacks
 paper, thesis  the two studies
@@ -6,8 +6,8 @@ series         the curves of the results, as these figures see them, and what wa
 curves         epoch time, speedup, efficiency, accuracy and loss, by the report's charts
 doublings      what twice the GPUs gain, beside what a ring's transfers would leave
 hosts          one host against several
-accuracy_claim which accuracies are held against each other, and what that says
-outputs        all figures in order, or what they lack; where all of it goes: page, contract (JSON), pictures
+accuracy_claim which accuracies are compared, and what that says
+outputs        all figures in order, or what they lack; writes them as page, contract (JSON) and pictures
 """
 
 from vitscale.report.like.outputs import FORMATS, NAMES, findings, study_named, write

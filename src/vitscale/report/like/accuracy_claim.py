@@ -1,4 +1,4 @@
-"""The accuracies that are held against each other after equally many images, tested, and what that says in words."""
+"""Accuracies after equally many images, compared between GPU counts, tested, and put into words."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vitscale.report.like.study import Material, Tested
 from vitscale.store.results import Run
 
 _ASKED = (4, 8)
-"""GPU counts whose accuracy the study holds against one GPU's."""
+"""GPU counts whose accuracy the study compares with one GPU's."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class AccuracyTest:
     gpus: int
     base_gpus: int
     batches: tuple[int, int]
-    """Global batch of the base, and of what is held against it."""
+    """Global batches of the base, and of the trial compared with it."""
     trials: tuple[str, str]
-    """Their identities."""
+    """Identities of the two trials."""
     samples: EqualSamples
     result: AccuracyDifference
 
@@ -44,7 +44,7 @@ def accuracy_claim(material: Material) -> Tested:
 
 
 def accuracy_tests(series: Sequence[Series]) -> tuple[list[AccuracyTest], list[AccuracyTest]]:
-    """Of strong scaling: against the fewest GPUs; at one global batch. With Holm's correction for all of them."""
+    """Tests of strong scaling against the fewest GPUs, and at one global batch; Holm's correction is for all tests."""
     fewest, equal = _against_fewest(series), _at_equal_batch(series)
     tests = [*fewest, *equal]
     results = corrected([test.result for test in tests], [test.trials for test in tests])
@@ -53,7 +53,7 @@ def accuracy_tests(series: Sequence[Series]) -> tuple[list[AccuracyTest], list[A
 
 
 def _against_fewest(series: Sequence[Series]) -> list[AccuracyTest]:
-    """Of each strong series 4 and 8 GPUs, or the most there are, against the fewest."""
+    """For each strong series 4 and 8 GPUs, or the most there are, against the fewest."""
     strong = [curve for curve in series if curve.mode == "strong-micro" and len(curve.members) > 1]
     tests = []
     for curve, name in zip(strong, names(strong), strict=True):
@@ -64,7 +64,7 @@ def _against_fewest(series: Sequence[Series]) -> list[AccuracyTest]:
 
 
 def _at_equal_batch(series: Sequence[Series]) -> list[AccuracyTest]:
-    """Strong series apart in micro-batch alone: more GPUs against fewer wherever their global batch is the same."""
+    """Strong series that differ only in micro-batch: more GPUs against fewer wherever the global batch is the same."""
     tests = []
     for name, some in apart_in_micro_batch([curve for curve in series if curve.mode == "strong-micro"]):
         for curve, other in combinations(some, 2):
@@ -76,7 +76,7 @@ def _at_equal_batch(series: Sequence[Series]) -> list[AccuracyTest]:
 
 
 def _test(name: str, base: Member, member: Member) -> AccuracyTest | None:
-    """None where an accuracy is not known."""
+    """The test of one pair; None where an accuracy is not known."""
     samples = equal_samples(base.trial.records, member.trial.records)
     if samples is None:
         return None
@@ -94,7 +94,7 @@ def _test(name: str, base: Member, member: Member) -> AccuracyTest | None:
 
 
 def _counted(trial: TrialResult, samples: EqualSamples) -> int | None:
-    """From how many images one run's accuracy was counted; None where that is not recorded.
+    """Number of images from which one run's accuracy was counted; None where that is not recorded.
 
     Training accuracy in a log of others is taken to be rank 0's own, from its share of the images.
     """
@@ -109,7 +109,7 @@ def _counted(trial: TrialResult, samples: EqualSamples) -> int | None:
 
 
 def _sentences(tests: Sequence[AccuracyTest], equal: Sequence[AccuracyTest]) -> list[str]:
-    """All together first, then a sentence for each series, then those at one global batch; none without a test."""
+    """A sentence on all tests, one for each series, and one for each at one global batch; none without a test."""
     if not tests:
         return []
     by_name: dict[str, list[AccuracyTest]] = {}
@@ -155,7 +155,7 @@ def accuracy_words(test: AccuracyTest) -> str:
 
 
 def _overall(tests: Sequence[AccuracyTest], corrected_for: int) -> str:
-    """`corrected_for`: so many pairs of trials were tested."""
+    """All tests in one sentence. `corrected_for`: number of pairs of trials that were tested."""
     told = [test.result.verdict for test in tests]
     lower, higher = told.count("lower"), told.count("higher")
     few = sum(verdict.startswith("too few runs") for verdict in told)
@@ -207,7 +207,7 @@ class EqualSamples:
 
     split: Split
     images: int
-    """Seen by either when the accuracy was taken: the most that every run reached."""
+    """Images that either had seen when the accuracy was taken: the most that every run reached."""
     reference: tuple[float, ...]
     other: tuple[float, ...]
 
@@ -215,7 +215,7 @@ class EqualSamples:
 def equal_samples(reference: Sequence[Run], other: Sequence[Run]) -> EqualSamples | None:
     """Held-out accuracy where all these runs have it, else training accuracy; None where neither is known.
 
-    Between two epochs it is linear in the images seen.
+    Between two epochs, accuracy is linear in the images seen.
     """
     splits: tuple[Split, ...] = ("held-out", "train")
     for split in splits:
@@ -232,7 +232,7 @@ def equal_samples(reference: Sequence[Run], other: Sequence[Run]) -> EqualSample
 
 
 def _course(run: Run, split: Split) -> list[tuple[int, float]]:
-    """(Images seen so far, accuracy) after each epoch, up to the first that has none."""
+    """(Images seen so far, accuracy) after each epoch, up to the first epoch without one."""
     lines = {line.epoch: line for rank in sorted(run.ranks, key=lambda r: r.rank, reverse=True) for line in rank.epochs}
     accuracies: list[tuple[int, float]] = []
     images = 0

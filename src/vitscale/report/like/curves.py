@@ -1,6 +1,6 @@
 """Figures of curves: epoch time, speedup and efficiency by GPU count; accuracy and loss by GPU count, epoch and batch.
 
-Drawn by the report's own charts; the published points stand in them where they are of the same workload.
+The report's own charts draw them; published points are added where they are of the same workload.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _EPOCHS = Axis("epochs", "epoch", "epochs")
 _MICRO_BATCHES = Axis("micro-batch", "micro-batch", "micro-batch (images per GPU)", "train.micro_batch")
 _MOST_PANELS = 6
 _MOST_LINES = 10
-"""Epochs that are drawn as curves: evenly spaced, and the last of each series."""
+"""Number of epochs that are drawn as curves: evenly spaced, and the last of each series."""
 Split = Literal["held_out", "train"]
 _SPLIT_NAMES: dict[Split, str] = {"held_out": "held-out", "train": "training"}
 _NOTHING = "No trial of these results has recorded an accuracy."
@@ -49,17 +49,17 @@ def curves_view(
     """One picture of curves.
 
     Args:
-        choices: control to the option that shows it; the last one is what it shows.
-        plot: with the datasets that `add_curves` draws; layers that it has already lie below.
-        y_title: of the axis of values.
-        notes: what a reader must know of it.
-        axis: along which the points stand.
-        y: that of values; None: from 0, or logarithmic over a wide range of counts unless `linear`.
+        choices: control to the option that shows this view; the last one names what it shows.
+        plot: the plot, with the datasets that `add_curves` draws; layers that it already has lie below.
+        y_title: title of the axis of values.
+        notes: what a reader must know about the view.
+        axis: what the points stand along.
+        y: the axis of values; None: from 0, or logarithmic over a wide range of counts unless `linear`.
         linear: see `y`.
-        less_is_better: of what is drawn.
+        less_is_better: whether lower values are better.
         ordered: whether the curves have an order.
-        joined: whether the points of a curve are.
-        more: sentences behind the summary.
+        joined: whether the points of a curve are joined.
+        more: sentences after the summary.
     """
     rows = plot.datasets["rows"]
     label = list(choices.values())[-1].label
@@ -74,7 +74,7 @@ def curves_view(
 
 
 def scaling_pair(figure: StudyFigure, chosen: Selection, published: PublishedPoints) -> Figure | Lack:
-    """The epoch times of the chosen series, and their speedup or efficiency where it may be worked out."""
+    """The epoch times of the chosen series, and their speedup or efficiency where it can be worked out."""
     labels, weak = names(chosen.series), figure.mode == "weak"
     times, ideals = [], []
     for series, name in zip(chosen.series, labels, strict=True):
@@ -107,7 +107,7 @@ def against_base(figure: StudyFigure, chosen: Selection, published: PublishedPoi
 
 
 def _relative_view(figure: StudyFigure, chosen: Selection, published: PublishedPoints, what: str) -> View | None:
-    """Against the smallest GPU count: speedup of strong series, efficiency of weak ones or for each of its GPUs."""
+    """Against the smallest GPU count: speedup, or efficiency of weak series or per GPU; None if there is no second."""
     labels, per_gpu = names(chosen.series), what == "efficiency" and figure.mode != "weak"
     rows = [
         _row(name, member, point_row(value.times(series.base.gpus / member.gpus if per_gpu else 1.0), units.share,
@@ -141,15 +141,15 @@ def _row(name: str, member: Member, row: Row) -> Row:
 
 
 def _ideal_seconds(base: float, weak: bool, times: float) -> float:
-    """Less with every GPU, or constant where it is weak."""
+    """Ideal epoch seconds: fewer with every GPU, or constant in weak scaling."""
     return base if weak else base / times
 
 
 def _published(published: PublishedPoints, chosen: Selection, labels: Sequence[str], *, relative: bool) -> list[Row]:
-    """The published epoch seconds, each in the shape of the series that it stands beside.
+    """The published epoch seconds, each in the shape of the series beside which it stands.
 
-    `relative`: speedups, or efficiencies of weak series, against the GPU count that is the series' own base; left out
-    where that was not published.
+    `relative`: speedups, or efficiencies of weak series, against the GPU count of the series' own base; left out where
+    that count was not published.
     """
     name_of = {id(series): name for series, name in zip(chosen.series, labels, strict=True)}
     rows = []
@@ -177,7 +177,7 @@ def _notes(figure: StudyFigure, chosen: Selection, rows: Sequence[Row], publishe
 
 
 def bars_note(rows: Sequence[Row]) -> str:
-    """What the bars of some rows are; or why there are none."""
+    """What the bars of some rows are, or why there are none."""
     if any(row["low"] is not None for row in rows):
         return "bars: 95 % intervals over runs"
     most = max(row["runs"] for row in rows)
@@ -185,7 +185,7 @@ def bars_note(rows: Sequence[Row]) -> str:
 
 
 def _not_compared(chosen: Selection) -> list[str]:
-    """What is not held against the base, and why."""
+    """Members that are not compared with the base, and why."""
     return sorted(
         {
             f"{series.curve.name}: {member.gpus} GPUs are not held against {series.base.gpus}: {member.why_not}."
@@ -229,7 +229,7 @@ def loss_and_accuracy(figure: StudyFigure, chosen: Selection) -> Figure | Lack:
 
 
 def accuracy_by_micro_batch(figure: StudyFigure, chosen: Selection) -> Figure | Lack:
-    """Accuracy by micro-batch after the same epoch, one curve per GPU count; a view for series apart in it alone."""
+    """Accuracy by micro-batch after one epoch, one curve per GPU count; a view per set of otherwise like series."""
     drawn, split = _with_accuracy(chosen.series)
     several = apart_in_micro_batch([series for series, _ in drawn])
     if not several:
@@ -244,12 +244,12 @@ def accuracy_by_micro_batch(figure: StudyFigure, chosen: Selection) -> Figure | 
 
 
 def _first(series: Sequence[Series]) -> list[Series]:
-    """As many as have room: those of several GPU counts first, those in one host before the others."""
+    """The series for which there is room: those of several GPU counts first, those in one host before the others."""
     return sorted(series, key=lambda curve: (len(curve.members) < 2, curve.hosts != "one host"))[:_MOST_PANELS]
 
 
 def _with_accuracy(series: Sequence[Series]) -> tuple[list[tuple[Series, str]], Split]:
-    """The series that have accuracies, named; held-out where any has it."""
+    """The series that have accuracies, with names; held-out accuracies where any series has them."""
     splits: tuple[Split, ...] = ("held_out", "train")
     for split in splits:
         known = [curve for curve in series if any(_by_epoch(member, split, "accuracy") for member in curve.members)]
@@ -283,7 +283,7 @@ def _learning_rows(series: Series, name: str, split: Split, what: str) -> list[R
 
 
 def _at_common_epoch(some: Sequence[Series], name: str, split: Split) -> list[Row]:
-    """The rows of the last epoch that all these trials have: every one has then seen the same images."""
+    """The rows of the last epoch that all these trials have, after which all have seen the same images."""
     rows = [row for series in some for row in _learning_rows(series, name, split, "accuracy")]
     trials = {(row["micro_batch"], row["gpus"]) for row in rows}
     common = [

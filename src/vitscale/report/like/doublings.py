@@ -24,10 +24,10 @@ from vitscale.report.like.study import Lack, Material, Selection, StudyFigure, T
 
 @dataclass(frozen=True)
 class PublishedGain:
-    """What a study reports of a doubling."""
+    """What a study reports about a doubling."""
 
     gpus: int
-    """Twice as many as before."""
+    """GPUs after the doubling."""
     gain: float
     """Times as fast: "26 % faster" is 1.26."""
     where: str
@@ -38,20 +38,20 @@ GAINS = (
     PublishedGain(4, 1.019, "on A100 PCIe and V100 PCIe"),
     PublishedGain(8, 1.029, "on A100 with NVLink"),
 )
-"""Of the abstract; no other figure of the thesis is used here."""
+"""From the abstract; no other figure of the thesis is used here."""
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """What a step's collectives need on a ring."""
+    """What a step's collectives take on a ring."""
 
     seconds: float
     sent_bytes: float
-    """By a rank."""
+    """Bytes that a rank sends."""
     calls: int
-    """Of collectives."""
+    """Number of collectives."""
     told_by: str
-    """Whose bandwidth it is."""
+    """The bandwidth that the seconds rest on, and its source."""
 
 
 @dataclass(frozen=True)
@@ -60,18 +60,18 @@ class SeriesDoubling:
 
     name: str
     gpus: int
-    """Before."""
+    """GPUs before the doubling."""
     trials: tuple[str, str]
     test: Doubling
     run_gain: Estimate | None
-    """Of whole runs, with start-up, evaluation and checkpoint; None where a part of them is unknown."""
+    """Gain of whole runs, with start-up, evaluation and checkpoint; None where a part of them is unknown."""
     transfer: Transfer | None
     runs: int
-    """Of the side that has fewer."""
+    """Runs of the side that has fewer."""
 
 
 def doublings(series: Sequence[Series], network: Network | None) -> list[SeriesDoubling]:
-    """Every doubling that strong-micro series measured on like hardware; with Holm's correction for all of them."""
+    """Every doubling that strong-micro series measured on like hardware, with Holm's correction for all of them."""
     strong = [curve for curve in series if curve.mode == "strong-micro"]
     tests = []
     for curve, name in zip(strong, names(strong), strict=True):
@@ -85,7 +85,7 @@ def doublings(series: Sequence[Series], network: Network | None) -> list[SeriesD
 
 
 def transfer_of(trial: TrialResult, network: Network | None) -> Transfer | None:
-    """What a step of a trial sends, by the link that was checked or declared, else as fast as its explained steps did.
+    """What a step of a trial sends, by the link that was checked or declared, else by its explained steps.
 
     None where neither is known: an assumed network would prove nothing.
     """
@@ -131,7 +131,7 @@ def transfer_of(trial: TrialResult, network: Network | None) -> Transfer | None:
 
 
 def doublings_claim(material: Material) -> Tested:
-    """Whether a doubling still shortens training, by how much, and whether transfers would explain what is missing."""
+    """Whether a doubling still shortens training, by how much, and whether transfers explain what is missing."""
     tests = doublings(material.series, material.network)
     told = tuple(_sentence(doubling) for doubling in tests)
     return Tested((_overall(tests), *told) if told else (), {"doublings": [_entry(doubling) for doubling in tests]})
@@ -144,7 +144,7 @@ def doublings_figure(figure: StudyFigure, chosen: Selection, network: Network | 
         return Lack("No two GPU counts of these results are one twice the other, on like hardware.", steps_for(figure))
     labels = list(dict.fromkeys(doubling.name for doubling in tests))
     rows = [_row(doubling, doubling.test.gain.ratio) for doubling in tests]
-    # A short line for each, for a single doubling would have no length.
+    # Each has a short line, because a single doubling would have no length.
     left = [
         {"series": f"{index} transfers", "x": 2 * doubling.gpus * end, "value": doubling.test.left}
         for index, doubling in enumerate(tests)
@@ -191,7 +191,7 @@ def _doubling(name: str, gpus: int, fewer: TrialResult, more: TrialResult, netwo
 
 
 def _steps(trial: TrialResult) -> list[float]:
-    """Seconds of a whole step, of each run."""
+    """Seconds of each run's whole step."""
     return [run.step_seconds for run in trial.runs if run.step_seconds is not None]
 
 

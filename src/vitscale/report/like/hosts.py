@@ -58,7 +58,7 @@ def _trials(series: Series) -> dict[int, TrialResult]:
 
 
 def hosts_claim(material: Material) -> Tested:
-    """Every workload that was measured both ways."""
+    """Tests every workload that was measured both ways."""
     pairs = host_pairs(material.series)
     sentences = tuple(f"{pair.name}: {hosts_sentence(pair.test)}" for pair in pairs)
     return Tested(sentences, {"hosts": [_entry(pair) for pair in pairs]})

@@ -1,5 +1,5 @@
-"""A study's figures in order, each drawn from the results or a frame that says what it lacks; and where these, tables
-and tested claims go: one self-contained page, pictures, JSON, the terminal."""
+"""Draws a study's figures in order, each from the results or as a frame that says what it lacks. Writes them, the
+tables and the tested claims as one self-contained page, pictures, JSON, and lines on the terminal."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ NAMES = ("paper", "thesis")
 
 
 def study_named(name: str) -> PublishedStudy:
-    """One of `NAMES`.
+    """The study of one of `NAMES`.
 
     Raises:
-        RequestError: it is none of them.
+        RequestError: the name is none of them.
     """
     from vitscale.report.like.paper import PAPER
     from vitscale.report.like.thesis import THESIS
@@ -66,11 +66,11 @@ def write(
     """Writes all figures, tables and claims in each of `formats`.
 
     Args:
-        study: whose figures.
+        study: the study whose figures are drawn.
         material: what to draw them from.
         results: the results folder, where files go without `output`: like-paper/, for the study "paper".
         formats: some of html, json, png, svg, pdf.
-        output: the folder; or, for one of html and json alone, a file with that ending. Without it, JSON alone goes to
+        output: the folder; or, for html alone or json alone, a file with that ending. Without it, JSON alone goes to
             standard output.
 
     Returns:
@@ -98,7 +98,7 @@ def write(
 
 
 def findings(study: PublishedStudy, material: Material) -> list[str]:
-    """What the study's claims come to on these results, a sentence each."""
+    """What the study's claims come to on these results, in sentences."""
     return [sentence for claim in study.claims for sentence in claim.test(material).sentences]
 
 
@@ -159,7 +159,7 @@ def _to_html(
 
 
 def _on_the_page(drawn: Drawn) -> tuple[Block, ...]:
-    """A figure below its heading, which its views do not say again; what it draws in words, where these have none."""
+    """A figure below its heading, which its views do not repeat; a sole view's title says what the figure draws."""
     views = [
         replace(view, title=view.title.removeprefix(drawn.paper.heading).lstrip(": ")) for view in drawn.figure.views
     ]

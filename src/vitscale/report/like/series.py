@@ -1,6 +1,6 @@
-"""The curves of the results as the study's figures see them: workload, place, and costs against one GPU.
+"""The curves of the results as a study's figures see them: workload, place, and costs against one GPU.
 
-The published measurements beside one's own: of the same dataset, micro-batch, mode, place and model only.
+Published measurements stand beside them only for the same dataset, micro-batch, mode, place and model.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class Member:
     against_base: Estimate | None = None
     """How many times as fast an epoch is as the base's; None where the two must not be compared."""
     why_not: str = ""
-    """Why it is None."""
+    """Why `against_base` is None."""
     base_gpus: int | None = None
-    """Those that it is held against."""
+    """Rank count of the base."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """One curve, with what the figures choose by."""
+    """One curve, with the properties by which figures choose."""
 
     curve: CurveResult
     mode: Mode
@@ -47,11 +47,11 @@ class Series:
     micro_batch: int
     hosts: Hosts
     members: tuple[Member, ...]
-    """Those with an epoch time or an accuracy, by rank count."""
+    """Members with an epoch time or an accuracy, by rank count."""
 
     @property
     def base(self) -> Member | None:
-        """The smallest rank count that may be compared."""
+        """The member with the smallest rank count that may be compared."""
         return next((member for member in self.members if member.trial.comparable_costs), None)
 
     @property
@@ -61,13 +61,13 @@ class Series:
 
     @property
     def group(self) -> tuple[Any, ...]:
-        """What two series share whose only difference is where their GPUs are."""
+        """Equal for series that differ only in where their GPUs are."""
         labels = {k: v for k, v in self.curve.labels.items() if k not in _OF_HOSTS}
         return self.mode, self.dataset, self.micro_batch, tuple(sorted((k, str(v)) for k, v in labels.items()))
 
 
 def all_series(analysis: Analysis) -> list[Series]:
-    """Every curve with a measurement. Of one that begins in one host and goes on over several there are two series.
+    """Every curve with a measurement; a curve that begins in one host and goes on over several makes two series.
 
     A series over several hosts that lacks one GPU borrows it from its twin in one host: on one GPU both are the same.
     """
@@ -83,7 +83,7 @@ def all_series(analysis: Analysis) -> list[Series]:
 
 
 def names(some: Sequence[Series]) -> list[str]:
-    """What tells these series apart, as a reader would say it; in full where that is not enough."""
+    """What tells these series apart, in a reader's words; the full name where that is not enough."""
     hosts = {series.hosts for series in some}
     said = (*_SAID_OTHERWISE, *(_OF_HOSTS if len(hosts) > 1 else ()))
     varied = [
@@ -91,7 +91,7 @@ def names(some: Sequence[Series]) -> list[str]:
         for field in dict.fromkeys(field for series in some for field in series.curve.labels)
         if field not in said and len({_said(field, series.curve.labels.get(field)) for series in some}) > 1
     ]
-    # Clusters that are named apart have told their devices.
+    # Clusters that are named apart have told their devices already.
     kinds = {series.devices for series in some} if "cluster" not in varied else set()
     shorts = []
     for series in some:
@@ -111,7 +111,7 @@ def names(some: Sequence[Series]) -> list[str]:
 
 
 def apart_in_micro_batch(some: Sequence[Series]) -> list[tuple[str, list[Series]]]:
-    """Sets of two series or more that differ in micro-batch alone, each with a name that does not tell it."""
+    """Sets of two or more series that differ only in micro-batch, each with a name that leaves it out."""
     sets: dict[tuple[Any, ...], list[Series]] = {}
     for series in some:
         labels = tuple((k, str(v)) for k, v in series.curve.labels.items() if k != "train.micro_batch")
@@ -125,7 +125,7 @@ DATASET_NAMES: Mapping[str, str] = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-10
 
 
 def _said(field: str, value: Any) -> str:
-    """A swept value as it stands in a name; numbers and switches with their field; nothing for all of the data."""
+    """A swept value as it stands in a name; numbers and switches follow their field; all of the data is left out."""
     if value is None or (field, value) == ("data.fraction", 1.0):
         return ""
     return value if isinstance(value, str) else f"{field.rpartition('.')[2]} {value}"
@@ -173,7 +173,7 @@ def _published_as_unlike(curve: CurveResult, members: Sequence[Member]) -> bool:
 
 
 def _compared(series: Series) -> Series:
-    """`series` with every member held against its smallest; the analysis' own figure where it has one."""
+    """`series` with every member compared with its smallest; the analysis' own figure where it has one."""
     base = series.base
     if base is None:
         return series
@@ -216,7 +216,7 @@ class PublishedPoints:
 
     facts: tuple[tuple[Series, tuple[Fact, ...]], ...] = ()
     note: str = ""
-    """What sets them apart, or why none are drawn; empty where there is nothing to say."""
+    """What sets the facts apart, or why none are drawn; empty where there is nothing to say."""
 
 
 def published_points(series: Sequence[Series]) -> PublishedPoints:
@@ -282,7 +282,7 @@ def _same_work(series: Series) -> bool:
 
 
 def _is_published(series: Series, facts: Sequence[Fact]) -> bool:
-    """Whether these are the published measurements: at half of the GPU counts or more the time is the very same."""
+    """Whether these are the published measurements: the time is the very same at half of the GPU counts or more."""
     times = {fact.gpus: fact.epoch_seconds for fact in facts}
     same = [
         abs(member.trial.epoch_seconds.value / times[member.gpus] - 1) < SAME

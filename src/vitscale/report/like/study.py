@@ -1,6 +1,6 @@
 """A published study as data: its figures, what was published beside them, its tables, its claims as tests.
 
-Of a figure: which series of the results it draws; or what they lack for it, and which command would produce that.
+For each figure it tells which series of the results are drawn, or what these lack and which command would produce it.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ class StudyFigure:
     """One figure of a study."""
 
     study: str
-    """As `report --like` names it."""
+    """The study's name in `report --like`."""
     number: int | None
-    """The study's own; None where it is not known."""
+    """The study's own number; None where it is not known."""
     title: str
     draws: str
-    """In words."""
+    """What the figure draws, in words."""
     kind: Kind
     mode: Mode | None = None
-    """strong-micro is what the studies call strong or weak scaling of a fixed batch per GPU. None: any."""
+    """strong-micro is what the studies call strong or weak scaling with a fixed batch per GPU. None: any mode."""
     hosts: Hosts | None = None
-    """Where the GPUs are. None: anywhere."""
+    """Place of the GPUs. None: anywhere."""
     dataset: str | None = None
-    """None: each one separately. Results that hold no dataset of the study show their own in its place."""
+    """None: each dataset separately. Results without any dataset of the study show their own in its place."""
     micro_batch: int | None = None
-    """Images per GPU. None: each one separately."""
+    """Images per GPU. None: each micro-batch separately."""
 
     @property
     def name(self) -> str:
-        """Also the file's name, without its ending."""
+        """The figure's name, also that of its file without the ending."""
         title = self.title.lower().replace(",", "").replace(" ", "-")
         return f"figure-{self.number:02d}-{title}" if self.number is not None else title
 
@@ -61,22 +61,22 @@ class Material:
     analysis: Analysis
     series: tuple[Series, ...]
     network: Network | None = None
-    """Between the ranks, as it was checked or declared; None: not asked for."""
+    """The network between the ranks, as it was checked or declared; None: not asked for."""
 
     @classmethod
     def of(cls, analysis: Analysis, network: Network | None = None) -> Material:
-        """That of some results."""
+        """The material that some results give."""
         return cls(analysis, tuple(all_series(analysis)), network)
 
 
 @dataclass(frozen=True)
 class Tested:
-    """What came of a claim."""
+    """The outcome of testing a claim."""
 
     sentences: tuple[str, ...]
     """Empty where nothing could be tested."""
     entries: Mapping[str, Sequence[Mapping[str, Any]]]
-    """For JSON: name to each single test."""
+    """Entries for JSON: name to each single test."""
 
 
 @dataclass(frozen=True)
@@ -87,17 +87,17 @@ class Claim:
     meaning: str
     test: Callable[[Material], Tested]
     untested: str
-    """Said where it has no sentences: what is missing, and what would produce it."""
+    """Text where a test has no sentences: what is missing, and what would produce it."""
 
 
 @dataclass(frozen=True)
 class PublishedStudy:
-    """All of it."""
+    """Everything about one published study."""
 
     name: str
-    """As `report --like` takes it."""
+    """The study's name in `report --like`."""
     short: str
-    """ "the published study": in titles."""
+    """Name in titles: "the published study"."""
     source: str
     """Title and where it is found."""
     reading: str
@@ -110,7 +110,7 @@ class PublishedStudy:
 
     @property
     def claims_text(self) -> str:
-        """ "two claims"."""
+        """The number of claims in words: "two claims"."""
         return "claim" if len(self.claims) == 1 else "two claims"
 
 
@@ -124,7 +124,7 @@ class Selection:
 
     series: tuple[Series, ...]
     notes: tuple[str, ...] = ()
-    """Where it departs from the study's own figure."""
+    """Departures from the study's own figure."""
 
 
 @dataclass(frozen=True)
@@ -174,14 +174,14 @@ def steps_for(figure: StudyFigure) -> tuple[str, ...]:
 
 
 def _lightest(fitting: list[Series]) -> list[Series]:
-    """Of figures of any mode those of one mode: strong-micro where there is one."""
+    """For a figure of any mode the series of one mode: strong-micro where there is one."""
     modes = [curve.mode for curve in fitting]
     chosen = "strong-micro" if "strong-micro" in modes else modes[0] if modes else None
     return [curve for curve in fitting if curve.mode == chosen]
 
 
 def _of_dataset(fitting: list[Series], dataset: str, series: Sequence[Series]) -> tuple[list[Series], list[str]]:
-    """Those of the figure's dataset; the results' own in its place where they hold none of the study's."""
+    """The series of the figure's dataset; where the results hold none of the study's, of their own dataset instead."""
     own = list(dict.fromkeys(curve.dataset for curve in series))
     if any(name in _NAMED for name in own) or not own:
         return [curve for curve in fitting if curve.dataset == dataset], []
@@ -191,7 +191,7 @@ def _of_dataset(fitting: list[Series], dataset: str, series: Sequence[Series]) -
 
 
 def _of_micro_batch(fitting: list[Series], micro_batch: int) -> tuple[list[Series], list[str]]:
-    """Those of the figure's micro-batch; where the results have neither 16 nor 64, their smallest and largest."""
+    """The series of the figure's micro-batch; where the results have neither 16 nor 64, their smallest or largest."""
     own = sorted({curve.micro_batch for curve in fitting})
     if not own or {16, 64} & set(own):
         return [curve for curve in fitting if curve.micro_batch == micro_batch], []

@@ -1,9 +1,9 @@
 """The thesis on Swin Transformer V2 (Garrett, Pittsburgh 2023): its quantities, and its claim that it scales poorly.
 
-Only what its abstract says is used. It fine-tunes for semantic segmentation on ADE20K with 8 images for each GPU and
-iteration, and scales the iterations down: here strong-micro, whatever it is called.
+Only what its abstract says is used. The thesis fine-tunes for semantic segmentation on ADE20K with 8 images for each
+GPU and iteration, and scales the iterations down; here this is strong-micro, whatever it is called there.
 
-Tables by GPU count and kind of GPU: training time, speedup, utilisation; and the seconds of a whole run by part.
+Tables by GPU count and kind of GPU hold training time, speedup and utilisation, and the seconds of a whole run by part.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ORDER = (START_UP, *COMPUTE, *FACTORS, EVALUATION, CHECKPOINT)
 
 
 def training_table(material: Material) -> Table:
-    """The thesis's quantities: time, speedup, efficiency, and how busy GPUs and processors were."""
+    """The quantities of the thesis: time, speedup, efficiency, and how busy GPUs and processors were."""
     columns = ("GPUs", "device", "global batch", "epoch", "whole run", "speedup", "efficiency", "GPU utilisation",
                "CPU utilisation")  # fmt: skip
     notes = [
@@ -52,7 +52,7 @@ def training_table(material: Material) -> Table:
 
 
 def parts_table(material: Material) -> Table:
-    """Where the seconds of a whole run go."""
+    """The seconds of each part of a whole run."""
     members = [member for s in _strong(material) for member in s.members]
     known = {id(member.trial): _breakdown(member.trial) for member in members}
     splits = [split for split in known.values() if isinstance(split, dict)]
@@ -85,7 +85,7 @@ def parts_table(material: Material) -> Table:
 
 
 def tables(material: Material) -> list[Table]:
-    """Both; none without a series."""
+    """Both tables; none without a series."""
     return [training_table(material), parts_table(material)] if _strong(material) else []
 
 
@@ -127,7 +127,7 @@ def _training_cells(member: Member) -> tuple[Cell, ...]:
 
 
 def _breakdown(trial: TrialResult) -> dict[str, float] | str:
-    """Why it is unknown, where it is."""
+    """Seconds of the parts of a whole run, or why they are unknown."""
     try:
         return dict(run_breakdown(trial))
     except Unexplained as why:

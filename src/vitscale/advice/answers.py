@@ -1,6 +1,6 @@
-"""The answers: fastest, cheapest, most ranks, the knee; each from candidates that are as sure as can be had.
+"""The answers: fastest, cheapest, most ranks, the knee; each from the surest candidates that there are.
 
-Limits are held against what is expected by the interval of a future run, not by the expected value alone.
+Limits are held against the interval of a future run, not against the expected value alone.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Answer:
     kind: Kind
     option: Option
     riskier: Option | None = None
-    """A better one, of which it is less sure that it meets the limits, or whose engine nobody measured."""
+    """A better option that less surely meets the limits, or whose engine nobody measured."""
     at_the_end: bool = False
-    """Of the knee: it lies at the largest count looked at, so that the real one may lie beyond."""
+    """Whether the knee lies at the largest count looked at, so that the real one may lie beyond."""
 
 
 @dataclass(frozen=True)
@@ -39,22 +39,22 @@ class Choosing:
     asked: Request
     limits: Limits
     seconds: Array
-    """What is to be short: the time of the work, or to the same loss where the global batch may change."""
+    """What is to be short: the time of the work, or the time to the same loss where the global batch may change."""
 
     @property
     def shown(self) -> Mask:
-        """Who is told of."""
+        """Candidates that are told of."""
         return self.view.contends & (self.view.keeps_batch | self.asked.any_batch)
 
     @property
     def pool(self) -> Mask:
-        """Who may be an answer: large batches only where they are asked for, or nothing else is left."""
+        """Candidates that may be an answer: large batches only where they are asked for or nothing else is left."""
         moderate = self.shown & ~self.view.large_batch
         return moderate if moderate.any() and not self.asked.large_batch else self.shown
 
     @property
     def preferred(self) -> Mask:
-        """Of these the ones whose engine was measured; all, where there is none."""
+        """Candidates of the pool whose engine was measured; all of it, where there is none."""
         return measured_first(self.view, self.pool)
 
     @property
@@ -68,13 +68,13 @@ class Choosing:
 
 
 def measured_first(view: ForecastTable, mask: Mask) -> Mask:
-    """Those whose engine was measured; all, where there is none."""
+    """Candidates in `mask` whose engine was measured; all, where there is none."""
     measured: Mask = mask & view.measured
     return measured if measured.any() else mask
 
 
 def answers(choosing: Choosing) -> tuple[Answer, ...]:
-    """One answer for each question that the limits ask; none where nothing meets them. Always the knee.
+    """One answer for each question that the limits ask, but for questions where nothing meets them; and the knee.
 
     Without a limit: the fastest, the cheapest and the knee.
     """
@@ -92,14 +92,14 @@ def answers(choosing: Choosing) -> tuple[Answer, ...]:
 
 
 def closest(choosing: Choosing) -> Option | None:
-    """Of all that may be an answer the one that misses its worst limit by least; None where nothing may be one."""
+    """The possible answer that misses its worst limit by least; None where nothing may be an answer."""
     beyond = overshoot(choosing.limits, len(choosing.view.candidates))
     index = best(choosing.preferred, beyond, choosing.seconds)
     return None if index is None else choosing.option(index)
 
 
 def each_alone(choosing: Choosing) -> dict[str, Option]:
-    """Limit -> the best under it alone; those that nothing meets are not in it."""
+    """Limit -> the best under it alone; limits that nothing meets are left out."""
     kinds: dict[str, Kind] = {"deadline": "cheapest", "budget": "fastest", "efficiency": "most"}
     options = {}
     for limit, shares in choosing.limits.items():
@@ -110,7 +110,7 @@ def each_alone(choosing: Choosing) -> dict[str, Option]:
 
 
 def _within_limits(choosing: Choosing, kind: Kind) -> Answer | None:
-    """The best of the surest: first those that meet every limit, measured before not measured; then the probable."""
+    """The best of the surest: of those that meet every limit, else of those that probably do; measured engines first."""
     grade = grades(choosing.limits, len(choosing.view.candidates))
     pick = _PICKS[kind]
     tiers = [mask & (grade >= level) for level in (2, 1) for mask in (choosing.preferred, choosing.pool)]
@@ -125,7 +125,7 @@ def _within_limits(choosing: Choosing, kind: Kind) -> Answer | None:
 
 
 _WORTH_TELLING = 0.05
-"""By so much a riskier answer must be better."""
+"""Share by which a riskier answer must be better."""
 
 
 def _gains(choosing: Choosing, kind: Kind, other: int, chosen: int) -> bool:
@@ -144,7 +144,7 @@ def _cheapest(choosing: Choosing, mask: Mask) -> int | None:
 
 
 def _most(choosing: Choosing, mask: Mask) -> int | None:
-    """Most ranks, as far as each addition makes it faster: beyond, more would be paid for a longer time."""
+    """Most ranks, as far as more of them make it faster: beyond that, more would be paid for a longer time."""
     worth = np.zeros(len(mask), dtype=bool)
     worth[front(mask, choosing.seconds, choosing.spent)] = True
     return best(worth, -choosing.view.gpus, choosing.seconds)
@@ -169,8 +169,8 @@ def _knee(choosing: Choosing) -> Answer | None:
 
 
 Limits = Mapping[str, tuple[Array, Array]]
-"""Limit -> (share of it that the expected value takes, that the far end of the interval takes): 1.0 is exactly at the
-limit, more misses it. Efficiency is turned round: least allowed / expected."""
+"""Limit -> (share of it that the expected value takes, share that the far end of the interval takes). 1.0 is exactly at
+the limit, and more misses it. Efficiency is turned round: least allowed / expected."""
 
 
 def limits(view: ForecastTable, asked: Request) -> Limits:
@@ -190,7 +190,7 @@ def limits(view: ForecastTable, asked: Request) -> Limits:
 
 
 def grades(limits: Limits, count: int) -> NDArray[np.int64]:
-    """Of each candidate its worst verdict, as its place in `VERDICTS`; without a limit the best one. NaN misses."""
+    """Each candidate's worst verdict, as its place in `VERDICTS`; without a limit the best one. NaN misses."""
     worst = np.full(count, len(VERDICTS) - 1)
     for value, far in limits.values():
         worst = np.minimum(worst, np.where(far <= 1.0, 2, np.where(value <= 1.0, 1, 0)))
@@ -198,7 +198,7 @@ def grades(limits: Limits, count: int) -> NDArray[np.int64]:
 
 
 def overshoot(limits: Limits, count: int) -> Array:
-    """Of each candidate the largest share that its expected value takes of any limit."""
+    """The largest share of any limit that each candidate's expected value takes; infinite where it is NaN."""
     largest = np.zeros(count)
     for value, _ in limits.values():
         largest = np.maximum(largest, np.where(np.isnan(value), np.inf, value))
@@ -245,14 +245,14 @@ def _verdict(value: float, far: float) -> Verdict:
 
 
 def _rounded(key: Array) -> Array:
-    """To ten digits: what differs in the last bits alone is equal, and the other cost decides."""
+    """Keys to ten digits: those that differ in the last bits alone are equal, and the other cost decides."""
     mantissa, exponent = np.frexp(key)
     rounded: Array = np.ldexp(np.round(mantissa, 10), exponent)
     return rounded
 
 
 def best(mask: Mask, *keys: Array) -> int | None:
-    """The place of the smallest first key in `mask`; of equals, of the smallest second, and so on. None: mask empty."""
+    """Place in `mask` of the smallest first key; among equals of the smallest second, and so on. None: mask empty."""
     indices = np.flatnonzero(mask)
     if not len(indices):
         return None
@@ -263,7 +263,7 @@ def best(mask: Mask, *keys: Array) -> int | None:
 def front(mask: Mask, first: Array, second: Array) -> list[int]:
     """Places in `mask` that no other one beats in one of two costs without losing in the other, by rising `first`.
 
-    Of equals in both only one is kept.
+    Where several are equal in both only one is kept.
     """
     indices = np.flatnonzero(mask)
     first, second = _rounded(first), _rounded(second)

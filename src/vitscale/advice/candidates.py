@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from vitscale.prediction.instances import Instance  # with readers of tables
 
 BEYOND = 8
-"""How many times the largest measured count is looked at, where the user does not say."""
+"""Times the largest measured count up to which counts are looked at, where the user does not say."""
 _HOSTS_ONE_BY_ONE = 16
-"""Up to so many hosts every count of hosts is looked at; beyond, four to each doubling."""
+"""Hosts up to which every count of hosts is looked at; beyond, four to each doubling."""
 
 
 def rank_counts(
@@ -39,10 +39,10 @@ def rank_counts(
 
     Args:
         series: the measured ones.
-        gpus: exactly these.
-        max_gpus: none beyond it. None: eight times the largest measured one.
-        ranks_per_node: of a full host. None: as `layouts.host_size` has it, and a count of `gpus` that does not fill
-            such hosts lies on smaller, equal ones.
+        gpus: exactly these counts.
+        max_gpus: the largest count. None: eight times the largest measured one.
+        ranks_per_node: ranks of a full host. None: as `layouts.host_size` has it, and a count of `gpus` that does not
+            fill such hosts lies on smaller, equal ones.
 
     Raises:
         RequestError: a count of `gpus` does not fill its hosts, or no count is left.
@@ -72,7 +72,7 @@ def rank_counts(
 
 
 def counts_of(instance: Instance, series: Sequence[Series], max_gpus: int | None) -> tuple[int, ...]:
-    """Ranks on whole instances, up to `max_gpus`, else eight times the largest measured count; at least one."""
+    """Rank counts on whole instances, up to `max_gpus`, else eight times the largest measured one; at least one."""
     largest = max(point.gpus for own in series for point in own.points)
     most = max(instance.gpus, min(MOST_RANKS, BEYOND * largest if max_gpus is None else max_gpus))
     hosts = _hosts(most // instance.gpus)
@@ -88,18 +88,19 @@ def _hosts(most: int) -> set[int]:
 
 
 _ENGINES = [(name, stage) for name, facts in ENGINES.items() for stage in facts.advised]
-"""Looked at though nobody measured them; accelerate stands for one of them, Megatron-Core needs more to be set up."""
+"""Engines that are looked at though nobody measured them, each with its ZeRO stage. accelerate would only stand for one
+of them, and Megatron-Core needs more to be set up."""
 _SMALLER, _LARGER = 4, 3
 """Powers of two by which micro-batches go below the smallest measured one, and beyond the largest."""
 _ACCUMULATIONS = (1, 2, 4)
-"""Of candidates that train with another global batch."""
+"""Accumulations of candidates that train with another global batch."""
 _MOST_IMAGES = 1_000_000
-"""Of a micro-batch: `trial.BatchCount`."""
+"""Most images of a micro-batch: `trial.BatchCount`."""
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """All of them, which of them keep the study's global batch, and what was not even looked at."""
+    """All candidates, which of them keep the study's global batch, and what was not even looked at."""
 
     combinations: tuple[Candidate, ...]
     keeps_batch: tuple[bool, ...]
@@ -110,7 +111,7 @@ class Candidates:
     """Rank counts over which the study's one global batch does not divide."""
 
     def beside(self, other: Candidates) -> Candidates:
-        """These and others."""
+        """These candidates and others."""
         return replace(
             self,
             combinations=self.combinations + other.combinations,
@@ -122,13 +123,14 @@ class Candidates:
 def candidates(
     comparable: ComparableSeries, counts: tuple[tuple[int, int], ...], *, hosts_given: bool = False
 ) -> Candidates:
-    """Every combination of engine, stage, micro-batch, accumulation, checkpointing and rank count, and all that was
-    measured on so many ranks.
+    """Every combination of engine, stage, micro-batch, accumulation, checkpointing and rank count.
+
+    What was measured at one of the rank counts is among them.
 
     Args:
         comparable: the series to advise about.
         counts: (ranks, ranks on each host).
-        hosts_given: whether ranks may lie on no other hosts than these; else they may as they were measured.
+        hosts_given: whether ranks must lie on hosts as in `counts`; else they may also lie as they were measured.
     """
     engines, refused = _engines(comparable)
     ladder, trainable = _micro_batches(comparable), _trainable(comparable)
@@ -161,7 +163,7 @@ def candidates(
     counts_of_runs = {candidate.gpus for candidate in measured}
     known = [candidate.gpus in counts_of_runs and candidate in measured for candidate in every]
     keeps = [kept or of_a_run for kept, of_a_run in zip(keeps, known, strict=True)]
-    # Pairs stay together, without checkpointing first.
+    # Pairs stay together, first the one without checkpointing.
     for candidate in sorted(measured.difference(compress(every, known)), key=str):
         every.append(candidate)
         keeps.append(True)
@@ -169,8 +171,10 @@ def candidates(
 
 
 def _trainable(comparable: ComparableSeries) -> Callable[[int, int], tuple[bool, ...]]:
-    """(micro-batch, accumulation) -> with and without recomputed activations, where both can be trained: a script of
-    the user's own trains what it trained, or what an argument tells it to."""
+    """(micro-batch, accumulation) -> which can be trained: without recomputed activations, with them, or both.
+
+    A script of the user's own trains what it trained, or what an argument tells it to.
+    """
     train = comparable.trial.train
     told = placeholders(train.arguments)
     batches = {(candidate.micro_batch, candidate.grad_accum) for candidate in comparable.measured}
@@ -187,12 +191,14 @@ def _trainable(comparable: ComparableSeries) -> Callable[[int, int], tuple[bool,
 
 
 _MOST_ALONG = 64
-"""Of stages, and of ranks that share the tokens."""
+"""Most stages, and most ranks that share the tokens."""
 
 
 def of_shared_models(comparable: ComparableSeries, counts: tuple[tuple[int, int], ...]) -> Candidates:
-    """Ranks that share models, by powers of two along each axis that the model and an engine allow, and as they were
-    measured; those that cut matrices share a host. With the study's own global batches, and pipelines of 1F1B.
+    """Candidates whose ranks share models, with the study's own global batches and with pipelines of 1F1B.
+
+    Ranks share by powers of two along each axis that the model and an engine allow, and as they were measured. Ranks
+    that cut matrices share a host.
 
     Args:
         comparable: the series to advise about.
@@ -205,7 +211,7 @@ def of_shared_models(comparable: ComparableSeries, counts: tuple[tuple[int, int]
     splits += {point.trial.parallel for series in comparable.members for point in series.points} - {NO_SPLIT, *splits}
     for engine, stage in engines:
         train = with_engine(trial.train, engine, stage)
-        # Of so many micro-batches that every schedule takes them.
+        # With enough micro-batches for every schedule.
         many = train.model_copy(update={"grad_accum": _MOST_ALONG})
         for parallel in filter(lambda split: not _refused(split, many, trial.model), splits):
             for gpus, per_node in counts:
@@ -235,7 +241,7 @@ def _splits(model: ModelSpec, ranks_per_node: int) -> Iterator[ParallelSpec]:
 
 
 def _refused(parallel: ParallelSpec, train: TrainSpec, model: ModelSpec) -> bool:
-    """Whether a study with it would be."""
+    """Whether a study with this split would be refused."""
     try:
         check_split(parallel, train, model)
     except RequestError:
@@ -244,7 +250,7 @@ def _refused(parallel: ParallelSpec, train: TrainSpec, model: ModelSpec) -> bool
 
 
 def rented(comparable: ComparableSeries, instances: Sequence[Instance], max_gpus: int | None) -> Candidates:
-    """The same on whole instances, with the engines that were measured and the study's own batches alone.
+    """Candidates on whole instances, with only the engines that were measured and the study's own batches.
 
     Raises:
         RequestError: none of them trains in the study's precision.
@@ -274,8 +280,10 @@ def rented(comparable: ComparableSeries, instances: Sequence[Instance], max_gpus
 
 
 def shares_of_batch(comparable: ComparableSeries, gpus: int) -> frozenset[int]:
-    """Images per rank and optimizer step as the study's batch policy has them with each batch that it was measured
-    with; none where no batch divides."""
+    """Images per rank and optimizer step by the study's batch policy, for each batch that it was measured with.
+
+    There are none where no batch divides.
+    """
     trials = [series.points[-1].trial for series in comparable.of_the_policy]
     if comparable.reference.mode == "strong-global":
         return frozenset(trial.global_batch // gpus for trial in trials if trial.global_batch % gpus == 0)
@@ -283,10 +291,10 @@ def shares_of_batch(comparable: ComparableSeries, gpus: int) -> frozenset[int]:
 
 
 def _engines(comparable: ComparableSeries) -> tuple[list[tuple[str, int]], dict[str, str]]:
-    """Measured ones first."""
+    """(engines that can train this, measured ones first; why others cannot)."""
     kept: list[tuple[str, int]] = sorted(comparable.engines)
     refused = {}
-    # A script distributes training itself; the optimizer of the user's own DeepSpeed file is nobody else's.
+    # A script distributes training itself; no other engine has the optimizer of the user's own DeepSpeed file.
     own = comparable.trial.train.script is not None or comparable.trial.train.optimizer == "deepspeed_config"
     for engine, stage in () if own else _ENGINES:
         if (engine, stage) in comparable.engines:
@@ -314,7 +322,7 @@ def with_engine(train: TrainSpec, engine: str, zero_stage: int) -> TrainSpec:
 
 
 def _micro_batches(comparable: ComparableSeries) -> tuple[int, ...]:
-    """Those that were measured, and powers of two times them."""
+    """Micro-batches that were measured, and powers of two times the smallest and the largest."""
     measured = measured_micro_batches(comparable.members)
     least, most = min(measured), max(measured)
     sizes = set(measured)

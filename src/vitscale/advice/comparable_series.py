@@ -24,7 +24,7 @@ class ComparableSeries:
 
     reference: Series
     members: tuple[Series, ...]
-    """The reference first, then those of its batch policy."""
+    """The reference first, then series of its batch policy, then the others."""
 
     @cached_property
     def measured(self) -> Mapping[Candidate, Series]:
@@ -39,7 +39,7 @@ class ComparableSeries:
 
     @property
     def trial(self) -> Trial:
-        """Of the reference, at its largest rank count."""
+        """The reference's trial at its largest rank count."""
         return self.reference.points[-1].trial
 
     @property
@@ -48,8 +48,11 @@ class ComparableSeries:
         return frozenset(_engine(series) for series in self.members)
 
     def nearest(self, candidate: Candidate) -> Series:
-        """The member to work a candidate out from: of its engine and stage, of these with as many ranks to a model, of
-        these of the reference's policy, of these with the nearest micro-batch; else the reference."""
+        """The member to work a candidate out from; the reference where none has its engine and stage.
+
+        Among members that have, those that split models likewise come first, then those of the reference's policy, then
+        those with the nearest micro-batch.
+        """
         same = [series for series in self.members if _engine(series) == (candidate.engine, candidate.zero_stage)]
         return min(
             same or [self.reference],
@@ -62,9 +65,9 @@ class ComparableSeries:
 
 
 def comparable_series(evidence: Evidence, name: str | None) -> ComparableSeries:
-    """The best measured series, of those that `name` names; and those that are comparable.
+    """The best measured series of those that `name` names, and the series that are comparable with it.
 
-    Best: the one with most rank counts, of these strong-micro before strong-global before weak, then with most runs.
+    The best has most rank counts; among equals strong-micro comes before strong-global before weak, then most runs.
 
     Raises:
         RequestError: there is no such series, or none at all.
@@ -95,7 +98,7 @@ def _apart(series: Series, micro_batch: int) -> float:
 
 
 def measured_micro_batches(members: Sequence[Series]) -> frozenset[int]:
-    """Of all points of some series."""
+    """Micro-batches of all points of some series."""
     return frozenset(point.trial.train.micro_batch for series in members for point in series.points)
 
 

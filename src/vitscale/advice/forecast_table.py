@@ -22,10 +22,10 @@ from vitscale.trial.trial import World
 
 Mask = NDArray[np.bool_]
 Forecaster = Callable[[str, Sequence[Candidate], bool], Evaluated]
-"""Series, candidates, and whether roughly will do: `prediction.evaluating.evaluate_all` with all else settled."""
+"""(series, candidates, whether roughly will do): `prediction.workloads.evaluate_all` with all else settled."""
 
 MOST_OOM_CHANCE = 0.05
-"""A candidate that will more likely not fit is dropped."""
+"""Chance of not fitting in memory above which a candidate is dropped."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ForecastTable:
     training: Array
     """The same without start-up: what the knee is looked for in."""
     startups: tuple[StartUp | None, ...]
-    """Of one run; None: not known, and in no time."""
+    """Start-up of one run; None: not known, and not in the time."""
     efficiency: Array
     """Against one rank, and the ends of the interval of the mean: (3, candidates)."""
     same_loss_seconds: Array
@@ -59,17 +59,18 @@ class ForecastTable:
     known: Mask
     """Whether its time could be predicted."""
     fits: Mask
-    """Whether it fits in memory, as far as that is known; of ranks that share a model only where it is."""
+    """Whether it fits in memory, or may where that is unknown; ranks that share a model must be known to fit."""
     needless: Mask
-    """Whether it recomputes activations though it would fit without, or differs in that from the study without need."""
+    """Whether it recomputes activations though it would fit without; where memory is unknown, whether it does not do as
+    the study does."""
     contends: Mask
-    """Who may be advised: all that is NaN or None for others is known of them."""
+    """Whether it may be advised: all that is NaN or None for other candidates is known of these."""
     memory_known: bool
-    """Whether for any of them it could be said that it fits, or does not."""
+    """Whether of any candidate it could be said that it fits, or does not."""
 
     @property
     def seconds(self) -> Array:
-        """Expected, of the whole work."""
+        """Expected time of the whole work."""
         expected: Array = self.time[0]
         return expected
 
@@ -84,24 +85,25 @@ def forecast_table(
     interrupted: Mapping[str, Interruptions] | None = None,
     price_per_gpu_hour: float | None = None,
 ) -> ForecastTable:
-    """Works out every candidate from the measured series nearest to it: all roughly, and with all draws those that no
-    other one of their engine and rank count clearly beats.
+    """Works out every candidate from the measured series nearest to it.
+
+    All are worked out roughly, and with all draws those that no other of their engine and rank count clearly beats.
 
     Args:
-        comparable: of the series asked for.
+        comparable: the series asked for, and those comparable with it.
         candidates: what is looked at.
         forecaster: what they are expected to take.
         work: what is to be done.
         noise: the gradient noise scale.
         study_batch: the global batch whose loss `same_loss_seconds` is held against.
         interrupted: series -> failures and checkpoints of its training; left out of the time where they are missing.
-        price_per_gpu_hour: of what is no instance with a price of its own.
+        price_per_gpu_hour: the price of candidates that are no instance with a price of its own.
     """
     every = candidates.combinations
     nearest: dict[tuple[object, ...], str] = {}
     series: list[str] = []
     for candidate in every:
-        # What of it decides which series it is worked out from.
+        # All that decides which series it is worked out from.
         origin = (candidate.engine, candidate.zero_stage, candidate.micro_batch, candidate.parallel)
         if origin not in nearest:
             nearest[origin] = comparable.nearest(candidate).name
@@ -124,7 +126,7 @@ def forecast_table(
     large_batch = _large_batch(work.images / batch, batch, study_batch, noise)
     to_same_loss = images_to_same_loss(batch, study_batch, noise)
     known = np.isfinite(steps * roughly.step.value)
-    # Models are shared so that they fit: of which nobody can say what a rank holds is no answer.
+    # Models are shared so that they fit: where nobody can say what a rank holds there is no answer.
     sharing = np.array([candidate.parallel.ranks_per_model > 1 for candidate in every], dtype=bool)
     fits = ~(roughly.oom_chance > MOST_OOM_CHANCE) & ~(sharing & np.isnan(roughly.memory_bytes))
     needless = _needless(every, roughly.oom_chance, comparable.trial.train.activation_checkpointing)
@@ -133,7 +135,7 @@ def forecast_table(
     )
     contends = _contends(
         known & fits & ~needless,
-        np.where(measured, _CLEARLY, 1.0),  # of the others the best is a hint, and no answer
+        np.where(measured, _CLEARLY, 1.0),  # the best of the others is a hint, and no answer
         [(candidate.engine, candidate.zero_stage, candidate.gpus, bool(kept), bool(large), candidate.instance)
          for candidate, kept, large in zip(every, keeps_batch, large_batch, strict=True)],
         steps * roughly.step.value,
@@ -199,17 +201,18 @@ def forecast_table(
 
 
 _MANY_SERIES = 4
-"""From so many on they are worth forks of this process."""
+"""Number of series from which forks of this process are worth their cost."""
 _CLEARLY = 1.15
-"""A candidate that takes so many times as long as another one of its engine and rank count is no answer."""
+"""A candidate that takes more than this times as long as another one of its engine and rank count is no answer."""
 _FEW_STEPS, _TIMES_THE_NOISE = 100, 10
-"""Fewer steps an epoch, or a global batch so many times the gradient noise scale, make a batch a large one."""
+"""Fewer steps an epoch than the first, or a global batch above the second times the gradient noise scale, make a batch
+a large one."""
 
 
 def _large_batch(steps_per_epoch: Array, batch: Array, study_batch: int, noise: NoiseScale) -> Mask:
     """Large-batch training: beyond the smallest batch of the study, and few steps an epoch or far above the noise.
 
-    From ten times the noise scale on an image more in a batch saves less than a tenth of the steps that it should
+    From ten times the noise scale on, one more image in a batch saves less than a tenth of the steps that it should
     (McCandlish et al. 2018, section 2.3).
     """
     far = np.zeros(len(batch), dtype=bool) if noise.images is None else batch > _TIMES_THE_NOISE * noise.images
@@ -218,7 +221,7 @@ def _large_batch(steps_per_epoch: Array, batch: Array, study_batch: int, noise: 
 
 
 def _contends(usable: Mask, times: Array, kinds: Sequence[Hashable], *costs: Array) -> Mask:
-    """Of each kind those that cost at most so many `times` the least, in any of the costs."""
+    """Candidates that cost at most `times` as much as the cheapest of their kind, in any of the costs."""
     numbers = {kind: n for n, kind in enumerate(dict.fromkeys(kinds))}
     kind = np.array([numbers[key] for key in kinds], dtype=int)
     contending = np.zeros(len(usable), dtype=bool)
@@ -230,7 +233,7 @@ def _contends(usable: Mask, times: Array, kinds: Sequence[Hashable], *costs: Arr
 
 
 def _start_ups(comparable: ComparableSeries, every: Sequence[Candidate]) -> tuple[StartUp | None, ...]:
-    """Of each candidate, from all runs of the comparable; those with batches nobody measured share one."""
+    """Each candidate's start-up, from all runs of comparable series; candidates with unmeasured batches share one."""
     points = [point for series in comparable.members for point in series.points]
     batches = {(point.trial.train.micro_batch, point.trial.train.grad_accum) for point in points}
     known: dict[tuple[object, ...], StartUp | None] = {}
@@ -261,7 +264,7 @@ def _start_ups(comparable: ComparableSeries, every: Sequence[Candidate]) -> tupl
 
 
 def images_to_same_loss(batch: Array, study_batch: int, noise: NoiseScale) -> Array:
-    """How many times the images that the study's global batch needs for a loss, another one needs; NaN: unknown.
+    """Images that another global batch needs for a loss, over those that the study's needs; NaN: unknown.
 
     McCandlish et al. 2018 (arXiv 1812.06162), section 2.3: steps = S_min (1 + B_noise/B), so that the images B x steps
     grow as B + B_noise. It holds where each batch size has its own best learning rate.
@@ -273,10 +276,10 @@ def images_to_same_loss(batch: Array, study_batch: int, noise: NoiseScale) -> Ar
 
 
 def _needless(every: Sequence[Candidate], oom: Array, as_measured: bool) -> Mask:
-    """Checkpointing where nothing asks for it; where memory is unknown, anything but what was measured.
+    """Whether a candidate recomputes without need; where memory is unknown, whether it differs from what was measured.
 
-    Candidates come in pairs, without checkpointing and with it, but those of a script that does as it was measured: see
-    `candidates`.
+    Candidates come in pairs, without checkpointing and with it, except for a script that only does as it was measured:
+    see `candidates`.
     """
     checkpointed = np.array([candidate.activation_checkpointing for candidate in every], dtype=bool)
     if 2 * checkpointed.sum() != len(every):

@@ -1,8 +1,8 @@
-"""What would start an advised study elsewhere, as a file of theirs: a SkyPilot task, or a JobSet of Kubernetes.
+"""An advised study as a file that starts it elsewhere: a SkyPilot task, or a JobSet of Kubernetes.
 
 On several hosts both do what a person at a terminal would: the first host runs `vitscale run` with a hostfile of all,
-reaches the others by ssh, and all see one folder. What nobody here can know (an image, a volume, keys) has a name to be
-replaced.
+reaches the others by ssh, and all see one folder. What nobody here can know (an image, a volume, keys) has a name that
+is to be replaced.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ _ACCELERATORS = (
     (r"A100", "A100"), (r"A10G", "A10G"), (r"A10\b", "A10"), (r"L40S", "L40S"), (r"L40\b", "L40"), (r"L4\b", "L4"),
     (r"V100.*32 ?G", "V100-32GB"), (r"V100", "V100"), (r"P100", "P100"), (r"T4", "T4"), (r"RTX.*4090", "RTX4090"),
 )  # fmt: skip
-"""A GPU's name as its driver tells it, and SkyPilot's for it (`sky gpus list`); the first that fits."""
+"""(pattern of a GPU's name as its driver tells it, SkyPilot's name from `sky gpus list`); the first match counts."""
 _STUDY_END = "END_OF_STUDY"
 """No line of a study file is this: each is a comment, a section or `key = value`."""
 
 
 def job_text(kind: str, study: str, option: Option, trial: Trial, devices: tuple[str, ...]) -> str:
-    """The file of a kind of `JOB_FORMATS`.
+    """The file that starts a study, in a format of `JOB_FORMATS`.
 
     Args:
-        kind: whose.
+        kind: the format's name.
         study: the study file (`study_text`).
         option: what was advised.
-        trial: that it was worked out from.
+        trial: the trial that it was worked out from.
         devices: the GPUs that were measured, by name.
 
     Raises:
-        RequestError: `kind` is none that is known.
+        RequestError: `kind` is unknown.
     """
     if kind not in JOB_FORMATS:
         raise unknown("format of a job", kind, ("study", *JOB_FORMATS))
@@ -92,7 +92,7 @@ def _job_set(study: str, option: Option, trial: Trial, _: tuple[str, ...]) -> st
     first = _job("first", 1, run, option, trial, name)
     others = [_job("others", option.nodes - 1, "exec /usr/sbin/sshd -D -e", option, trial, name)] if several else []
     spec: dict[str, Any] = {
-        # The others serve ssh for ever: what counts is that the first has ended well.
+        # The other hosts serve ssh for ever: what counts is that the first has ended well.
         "successPolicy": {"operator": "All", "targetReplicatedJobs": ["first"]},
         "failurePolicy": {"maxRestarts": 0},
         "network": {"enableDNSHostnames": True, "subdomain": name},
@@ -115,7 +115,7 @@ def _job_set(study: str, option: Option, trial: Trial, _: tuple[str, ...]) -> st
 
 
 def _job(name: str, pods: int, command: str, option: Option, trial: Trial, job_set: str) -> dict[str, Any]:
-    """A replicated job, a pod of it to each host."""
+    """A replicated job, with one pod on each host."""
     gpus = {"nvidia.com/gpu": option.candidate.ranks_per_node} if trial.train.device == "cuda" else {}
     mounts = [
         {"name": "study", "mountPath": "/study"},
@@ -143,7 +143,7 @@ def _job(name: str, pods: int, command: str, option: Option, trial: Trial, job_s
 
 
 class JobFormat(NamedTuple):
-    """A file of another project's, and its command that starts what the file says."""
+    """A file format of another project, and the command that starts such a file."""
 
     text: Callable[[str, Option, Trial, tuple[str, ...]], str]
     start: str
@@ -167,7 +167,7 @@ def _label(study: str) -> str:
 
 
 def _text(dumper: Any, text: str) -> Any:
-    """Texts of several lines as such."""
+    """Writes texts of several lines as blocks."""
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
 

@@ -17,10 +17,10 @@ CHECKED_SPREAD = 0.1
 _CHECK_SECONDS = 120.0
 """What `vitscale check` takes on all its ranks, starting them included."""
 _SHORT_STEPS = 60
-"""Of a short run, warm-up included."""
+"""Steps of a short run, warm-up included."""
 _UNKNOWN_STARTUP_SECONDS = 60.0
 _OVERLAP_LEFT = 0.25
-"""Of the variance of what is hidden of transfers, once runs of two ranks and more are there: (0.15 / 0.30)^2, the two
+"""Share of the overlap's variance that is left once runs of two ranks and more are there: (0.15 / 0.30)^2, from the two
 priors of `prediction.parameters`."""
 
 
@@ -29,9 +29,9 @@ class Measurement:
     """One more measurement, and how much narrower an answer would be with it."""
 
     what: str
-    """As a command or a study."""
+    """What to do, as a command or a study."""
     part: str
-    """What of the step it tells more of."""
+    """The part of the step that it tells more of."""
     gpu_minutes: float
     spread_before: float
     """Upper over lower end of the 90 % interval of a future run, start-up aside."""
@@ -46,16 +46,16 @@ class Measurement:
 def measurements(
     option: Option, series: Series, network: Network, shares: Mapping[str, float]
 ) -> tuple[Measurement, ...]:
-    """What would narrow an option's interval, the most for a GPU-minute first; none where nothing would by a tenth.
+    """Measurements that would narrow an option's interval by a tenth or more, the most for a GPU-minute first.
 
-    The variance of the logarithm of a future run's step is the sum of its parts' (`prediction.candidates`). A
-    measurement of a part leaves of its variance what such a measurement leaves; the width goes as the root of the sum.
+    The variance of the logarithm of a future run's step is the sum of its parts' (`prediction.variance`). A measurement
+    leaves a known share of its part's variance; the interval's width goes as the root of the sum.
 
     Args:
         option: the answer.
         series: the measured series it was worked out from.
-        network: what is known of it.
-        shares: of that variance, by part; "job-to-job" is never the whole.
+        network: what is known of the network.
+        shares: each part's share of that variance; "job-to-job" is never the whole.
     """
     low, high = option.training.ends
     if not low > 0:
@@ -74,7 +74,7 @@ def measurements(
 
 
 _Possible = tuple[str, str, float, Mapping[str, float]]
-"""Part, what to do, GPU-minutes, and what it leaves of the variance by part."""
+"""(part, what to do, GPU-minutes, part -> share of its variance that is left)."""
 
 
 def _possible(
@@ -119,7 +119,7 @@ def _runs(
         return runs * ranks * (startup + _SHORT_STEPS * step) / 60
 
     def compute_to(runs: int) -> float:
-        """Runs measure it directly, so it is known as far as they agree."""
+        """Share of its variance that is left: runs measure compute directly, so it is known as far as they agree."""
         own = shares.get("compute", 0.0) * variance
         return min(1.0, of_a_run / runs / own) if own > 0 else 1.0
 

@@ -1,4 +1,4 @@
-"""From a results folder and a user's limits to advice: every candidate looked at, and what to measure next."""
+"""Advice from a results folder and a user's limits: every candidate looked at, and what to measure next."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ class Advice:
     origins: tuple[str, ...]
     """The series that the answers are from."""
     trial: Trial
-    """Of that series at its largest measured rank count."""
+    """The reference's trial at its largest measured rank count."""
     trials: Mapping[str, Trial]
-    """The same of every series that a candidate was worked out from."""
+    """Series -> its trial likewise, for every series that a candidate may be worked out from."""
     study_batches: tuple[int, ...]
     """Global batches that the series was measured with, in rising order."""
     noise: NoiseScale
     answers: tuple[Answer, ...]
-    """The one for the first limit first; the knee last. Without the knee, empty where nothing meets the limits."""
+    """In the order of the limits, the knee last. Where nothing meets the limits there is only the knee."""
     closest: Option | None
-    """Where limits were given and nothing meets them: what comes nearest."""
+    """What comes nearest, where limits were given and nothing meets them."""
     alone: Mapping[str, Option]
-    """Where nothing meets all limits: limit -> what answers it by itself."""
+    """Limit -> what answers it by itself, where nothing meets all limits."""
     never: tuple[str, ...]
     """Limits that nothing meets even by themselves."""
     front: tuple[Option, ...]
-    """Of the engines that were measured, by rising time: nothing else is both faster and cheaper."""
+    """Options of measured engines for which nothing else is both faster and cheaper, by rising time."""
     by_count: tuple[Option, ...]
     """The fastest of each engine at each rank count, measured engines first."""
     other_batch: Option | None
@@ -188,7 +188,7 @@ def _large_batch(choosing: Choosing) -> Option | None:
 
 
 def _dropped(view: ForecastTable, choosing: Choosing) -> dict[str, int]:
-    """Of those that would have been looked at, by reason."""
+    """How many candidates were left out that would have been looked at, by reason."""
     asked = ~view.needless & (view.keeps_batch | choosing.asked.any_batch)
     counted = {
         f"more than a {100 * MOST_OOM_CHANCE:.0f} % chance that it will not fit in memory": view.known
@@ -218,7 +218,7 @@ def advised_from(fitted: Fitted, analysis: Analysis, asked: Request) -> Advice:
             candidates,
             hosts_assumed=hosts_assumed and layouts.host_size(own.points)[1],
             memory_capacity_bytes=asked.memory_capacity_bytes,
-            with_memory=rough,  # of all, so that it need not be asked again
+            with_memory=rough,  # the rough forecast has it for all candidates
             draws=evaluating.ROUGH if rough else DRAWS,
         )
 
@@ -251,7 +251,7 @@ def advised_from(fitted: Fitted, analysis: Analysis, asked: Request) -> Advice:
 
 
 _WORTH_TELLING = 0.01
-"""Of the time: what failures and checkpoints must take for their assumptions to be told."""
+"""Share of the time that failures and checkpoints must take for their assumptions to be told."""
 
 
 def _of_failures(between: finishing.Interruptions | None, option: Option) -> tuple[Assumption, ...]:
@@ -276,7 +276,7 @@ def _as_run(fitted: FittedSeries, option: Option) -> variants.Variant:
 
 
 def _assumptions(changed: variants.Variant, option: Option, advice: Advice) -> tuple[Assumption, ...]:
-    """Of the option as it would be run; none where it was."""
+    """Assumptions of the option as it would be run; none where it was measured."""
     if option.label == "measured":
         return ()
     candidate, points = option.candidate, changed.fitted.points

@@ -71,7 +71,7 @@ def advice_document(advice: Advice, launch: Sequence[str], start: str | None) ->
 
 
 def _answers(advice: Advice) -> Iterator[doc.Block]:
-    """One row for each question; where nothing meets the limits what comes nearest, and by how much it misses."""
+    """One row for each question; where nothing meets the limits, what comes nearest and by how much it misses."""
     asked = {sentences.QUESTIONS[answer.kind]: answer.option for answer in advice.answers}
     if advice.closest is not None:
         yield doc.Paragraph("No configuration meets the limits. What comes nearest:", "bad")
@@ -95,7 +95,7 @@ def _answers(advice: Advice) -> Iterator[doc.Block]:
 
 
 def _alone(advice: Advice) -> Iterator[str]:
-    """Where several limits cannot be met together: which can be one by one."""
+    """Which limits can be met one by one, where several cannot be met together."""
     if len(advice.alone) + len(advice.never) < 2:
         return
     for limit, option in advice.alone.items():
@@ -105,7 +105,7 @@ def _alone(advice: Advice) -> Iterator[str]:
 
 
 def _shortfalls(advice: Advice, option: Option) -> Iterator[str]:
-    """By how much the nearest one misses."""
+    """Sentences on how far the nearest option misses each limit."""
     asked = advice.asked
     spent = option.cost or option.gpu_hours
     for limit, value, most in (
@@ -130,7 +130,7 @@ def _with_bounds(option: Option) -> doc.Cell:
 
 
 def _seconds_cell(between: Estimate | None) -> doc.Cell:
-    """With bounds in the unit of the value."""
+    """A time with its bounds in the unit of the value."""
     if between is None:
         return doc.Cell(units.UNKNOWN)
     unit = units.time_unit([between.value])
@@ -161,7 +161,7 @@ _REST: dict[doc.Column, Form] = {
 
 
 def _columns(advice: Advice, options: Sequence[Option], time: Form = _time) -> dict[doc.Column, Form]:
-    """What stands in each column; of instances, and where there is a price, money takes the place of GPU-hours."""
+    """What stands in each column; for instances, and where there is a price, money takes the place of GPU-hours."""
     rented = any(option.candidate.instance is not None for option in options)
     several_engines = len({sentences.engine(option) for option in options}) > 1
     money = advice.asked.priced or rented
@@ -195,7 +195,7 @@ def _columns(advice: Advice, options: Sequence[Option], time: Form = _time) -> d
 
 
 def _measurements(measurements: Sequence[Measurement]) -> list[str]:
-    """What would narrow the first answer most for what it costs comes first."""
+    """Sentences on measurements; first what would narrow the first answer most for what it costs."""
     told = [
         f"{measurement.what}: about {number(measurement.gpu_minutes)} GPU-minutes; tells of {measurement.part}; the "
         f"90 % interval's ends, now a factor {measurement.spread_before:.2f} apart, would be "
@@ -208,7 +208,7 @@ def _measurements(measurements: Sequence[Measurement]) -> list[str]:
 
 
 def advice_fields(advice: Advice, study: str | None) -> dict[str, Any]:
-    """One object.
+    """The advice as one JSON object.
 
     Args:
         advice: what was found.

@@ -30,7 +30,7 @@ class Request:
     ranks_per_node: int | None = None
     epochs: int | None = None
     images: int | None = None
-    """Of an epoch, where the results do not say."""
+    """Images of an epoch, where the results do not say."""
     series: str | None = None
     memory_capacity_bytes: int | None = None
     any_batch: bool = False
@@ -38,16 +38,17 @@ class Request:
     large_batch: bool = False
     """Whether large-batch training may be an answer."""
     checkpoint_seconds: float | None = None
-    """To save one."""
+    """What saving one takes."""
     node_mtbf_seconds: float | None = None
     split: bool = False
     """Whether ranks may share a model ([parallel])."""
     instances: tuple[Instance, ...] = ()
-    """To choose from, instead of hosts like the measured ones (those too, where `price_per_gpu_hour` is known)."""
+    """Instances to choose from instead of hosts like the measured ones (or beside them, if `price_per_gpu_hour` is
+    known)."""
 
     @property
     def priced(self) -> bool:
-        """Whether money is spoken of."""
+        """Whether costs are told in money."""
         return bool(self.instances) or self.price_per_gpu_hour is not None
 
     @property
@@ -61,7 +62,7 @@ class Work:
     """What is to be done once, on whatever number of ranks."""
 
     images: int
-    """Of an epoch."""
+    """Images of an epoch."""
     epochs: int
     drop_last: bool
 
@@ -86,11 +87,11 @@ Verdict = Literal["meets", "probably", "misses"]
 """meets: the far end of the 90 % interval of a future run is within the limit, so that about 19 of 20 runs are.
 probably: the expected value is. misses: it is not."""
 VERDICTS: tuple[Verdict, ...] = ("misses", "probably", "meets")
-"""From worst to best."""
+"""Verdicts from worst to best."""
 
 
 def of_a_run(value: float, low: float, high: float) -> Estimate:
-    """An expected value, and the 90 % interval of a future run."""
+    """An expected value with the 90 % interval of a future run."""
     return Estimate(value, low, high, CONFIDENCE, "a future run")
 
 
@@ -106,27 +107,27 @@ class Option:
     """Whether any run of these results used this engine at this stage."""
     global_batch: int
     keeps_batch: bool
-    """Whether it trains with a global batch that the study's own policy has at this rank count, or measured."""
+    """Whether its global batch is one that the study's own policy has at this rank count, or that was measured."""
     large_batch: bool
     """Whether it makes few steps an epoch, or has far more images in a batch than the gradient noise scale."""
     seconds: Estimate
-    """Of the whole work, with start-up."""
+    """Time of the whole work, with start-up."""
     training: Estimate
-    """Of the work without start-up."""
+    """Time of the work without start-up."""
     startup: Estimate | None
-    """Of one run on it; None: no run under its launcher measured one, and none is in `seconds`."""
+    """Start-up of one run on it; None: no run under its launcher measured one, and none is in `seconds`."""
     startup_assumed: Assumption | None
-    """Where no run of its engine measured one."""
+    """What is assumed about start-up, where no run of its engine measured one."""
     gpu_hours: Estimate
     cost: Estimate | None
     """In the currency of the price that was given."""
     efficiency: Estimate
     same_loss_seconds: float | None
-    """Until the loss that the study's own global batch would have after this work."""
+    """Time until the loss that the study's own global batch would have after this work."""
     memory_bytes: float | None
     oom_chance: float | None
     verdicts: Mapping[str, Verdict]
-    """Limit ("deadline", "budget", "efficiency") -> whether it is met; those that were given."""
+    """Limit ("deadline", "budget", "efficiency") -> whether it is met; only limits that were given."""
 
     @property
     def gpus(self) -> int:
@@ -140,5 +141,5 @@ class Option:
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of all."""
+        """The worst verdict of all."""
         return min(self.verdicts.values(), key=VERDICTS.index, default="meets")

@@ -49,7 +49,7 @@ def advised_trial(option: Option, trial: Trial, work: Work) -> Trial:
     )
     window = trial.window.model_copy(update={"steps": None})
     if own.script is not None and "epochs" not in script.placeholders(own.arguments):
-        # How long it trains is its own affair: the study measures as many steps as the one before.
+        # The script itself decides how long it trains: the study measures as many steps as the one before.
         train, window = train.model_copy(update={"epochs": own.epochs}), trial.window
     world = World(
         nodes=option.nodes, ranks_per_node=chosen.ranks_per_node, threads_per_rank=trial.world.threads_per_rank
@@ -63,9 +63,9 @@ def study_text(name: str, option: Option, trial: Trial, work: Work) -> str:
     """TOML of one trial: every value that decides it is written out, none left to "auto".
 
     Args:
-        name: of the study; what a study's name may not hold is replaced.
+        name: the study's name; what a study's name may not hold is replaced.
         option: what was advised.
-        trial: of the measured series that it was worked out from.
+        trial: the trial of the measured series that it was worked out from.
         work: for the epochs.
 
     Raises:
@@ -98,7 +98,7 @@ def study_text(name: str, option: Option, trial: Trial, work: Work) -> str:
 
 
 def _train(train: TrainSpec) -> dict[str, Any]:
-    """What a [train] section knows of, where it is not at its default; precision and device in any case."""
+    """Fields of a [train] section that are not at their defaults; precision, device and micro-batch in any case."""
     always = {
         **({"engine": train.engine} if train.script is None else {}),
         "precision": train.precision,
@@ -126,7 +126,7 @@ def toml_value(value: Any) -> str:
 _FOLDER = Path("RESULTS/runs/TRIAL")
 _PORT = 29_500
 _SHOWN = 2
-"""Commands of the first hosts; the others' differ in the host's number alone."""
+"""How many hosts' commands are shown; the others' differ only in the host's number."""
 
 
 def launch_lines(trial: Trial) -> list[str]:

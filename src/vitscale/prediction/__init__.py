@@ -9,9 +9,10 @@ parameters    what is estimated, and what is known of it beforehand
 sampling, likelihood   draws of the parameters, and what the measurements say of them
 fitting       each part fitted from what measured it; what nothing measured stays at its prior
 layouts       where ranks lie, and what their batches are
+shares        what a rank has of a model that several share
 variants      a measured series with something changed
 configurations   a configuration, and what is expected of many of them, as arrays
-amdahl        Amdahl's law, and its share in an answer that a prior decides
+amdahl        Amdahl's law, and its share in predictions of others' programs
 evaluating    the draws of a series, and what they make of configurations: one or thousands
 variance      what each part leaves open of an answer
 workloads     trials that train the same, and configurations answered from the nearest

@@ -1,4 +1,4 @@
-"""Amdahl's law through what was measured on one host, and its share in what is said of others' programs on several."""
+"""Amdahl's law fitted to what was measured on one host, and its share in predictions of others' programs on several."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from vitscale.prediction.step.model import Array
 from vitscale.prediction.variants import Variant
 
 WEIGHT = 0.2
-"""Of Amdahl's answer beside the median of the fit's, of logarithms. Sources of docs/calibration-tables.md were each
+"""Weight of Amdahl's answer beside the fit's median, on logarithms. Each source of docs/calibration-tables.md was
 predicted with the weight that the others choose by error: 0.2, or 0.25 under other priors (docs/log.md)."""
 _DOUBLINGS = 3.0
-"""So far those tables reach beyond what was measured; further out the weight falls, for the law grows without end."""
+"""Doublings that those tables reach beyond what was measured. Further out the weight falls, for the law grows without
+end."""
 
 
 def serial_and_parallel(gpus: Sequence[float], seconds: Sequence[float]) -> tuple[float, float] | None:
-    """Serial seconds and parallel rank-seconds, least squares of relative errors; None below two rank counts.
+    """Serial seconds and parallel rank-seconds, by least squares of relative errors; None below two rank counts.
 
-    `T(N) = serial + parallel / N` of a fixed amount of work (Amdahl, AFIPS 1967), neither below 0: where the fit would
-    have it so, the other alone is fitted.
+    `T(N) = serial + parallel / N` for a fixed amount of work (Amdahl, AFIPS 1967). Where the fit would make one of them
+    negative, that is 0 and the other alone is fitted.
     """
     if len(set(gpus)) < 2:
         return None
@@ -37,9 +38,9 @@ def serial_and_parallel(gpus: Sequence[float], seconds: Sequence[float]) -> tupl
 
 
 def amdahl_of(asked: Variant) -> tuple[float, float] | None:
-    """Serial and parallel seconds of an image, where Amdahl's law has a share in answers across hosts.
+    """Serial and parallel seconds of an image; None where Amdahl's law has no share in answers across hosts.
 
-    So it is where what is sent is unknown or somebody else's program was timed, all on one host, and nothing but
+    It has one where what is sent is unknown or somebody else's program was timed, all on one host, and nothing but
     batches and rank counts is to differ.
     """
     points = asked.fitted.points
@@ -52,14 +53,15 @@ def amdahl_of(asked: Variant) -> tuple[float, float] | None:
 
 
 def factor_towards(terms: tuple[float, float], largest: int, candidates: Sequence[Candidate], step: Estimates) -> Array:
-    """Factor on the middle of each configuration's step, (configurations,): across hosts a share of the way to
-    Amdahl's, and of that no further than the interval of the mean; else 1.
+    """Factor on the middle of each configuration's step, (configurations,); 1 inside a host.
+
+    Across hosts it goes a share of the way to Amdahl's answer, which is taken no further than the interval of the mean.
 
     Args:
         terms: see `amdahl_of`.
-        largest: rank count that was measured.
+        largest: the largest measured rank count.
         candidates: the configurations.
-        step: their seconds.
+        step: their seconds of a step.
     """
     serial, parallel = terms
     gpus = column(candidates, "gpus")

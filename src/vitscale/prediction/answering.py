@@ -1,4 +1,4 @@
-"""From evidence to an answer, to what was asked or to what a report shows unasked; and how well such answers do."""
+"""Answers from evidence, to what was asked or to what a report shows unasked; and how well such answers do."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _FRACTIONS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 
 
 _MANY_SERIES = 4
-"""From so many on they are worth forks of this process."""
+"""Number of series from which forks of this process are worth their cost."""
 
 
 def answer(fitted: Fitted, questions: Sequence[Question]) -> Forecast:
     """Each question answered, and how well such answers did.
 
-    Of several series, those that cannot have the rank counts asked for are left out and told.
+    With several questions, series that cannot have the rank counts asked for are left out and named.
 
     Raises:
         RequestError: no question can be answered.
@@ -51,8 +51,8 @@ def answer(fitted: Fitted, questions: Sequence[Question]) -> Forecast:
 def forecast(fitted: Fitted) -> Forecast | None:
     """What a report shows unasked: each series from its smallest measured rank count to eight times its largest.
 
-    None where nothing was measured, or nothing lies beyond it. Rank counts at which a series cannot be (a global batch
-    that does not divide) are left out.
+    None where nothing was measured, or nothing lies beyond it. Rank counts that a series cannot have (its global batch
+    does not divide) are left out.
     """
     evidence = fitted.evidence
 
@@ -99,11 +99,11 @@ def _counts(series: Series) -> tuple[int, ...]:
 
 
 _FEWEST = 2
-"""Rank counts to fit on, and to tell how constant seconds per step are."""
+"""Least rank counts to fit on, and to tell how constant seconds per step are."""
 
 
 def score(evidence: Evidence) -> tuple[Score, ...]:
-    """Of each series with enough rank counts: those up to half of the largest are fitted, the others held out."""
+    """Scores of series with enough rank counts: counts up to half of the largest are fitted, the others held out."""
     return tuple(own for series in evidence.series if (own := score_series(series, evidence)) is not None)
 
 
@@ -153,7 +153,7 @@ def interval_score(low: float, high: float, actual: float) -> float:
 def constant_seconds_per_step(points: Sequence[Point]) -> Estimate:
     """The simplest honest prediction: a step takes what it took; the interval is Student's t of the logarithms.
 
-    The micro-batch must be the same at all points for it to mean anything, as it is but for strong-global.
+    It means something only where the micro-batch is the same at all points, as it is but for strong-global.
     """
     steps = [seconds for point in points for seconds in point.step_seconds]
     middle = statistics.median(steps)

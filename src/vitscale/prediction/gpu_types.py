@@ -1,10 +1,10 @@
-"""Another type of GPU than the measured one: by matrix rate and memory bandwidth, and how surely that is known.
+"""How fast another type of GPU than the measured one is, by matrix rate and memory bandwidth, and how surely.
 
-A step's computing takes the longer of its arithmetic at the matrix rate and its traffic at the memory bandwidth, with
-so many operations for each byte (the roofline: Williams, Waterman & Patterson, CACM 52(4), 2009). Of either a program
-is taken to reach the same share on both types. How many operations a byte it makes is not known; what is taken lies
-between what ordinary cores need for their full rate (10 to 45) and what tensor cores do (140 to 300): training keeps
-the former busy, and leaves the latter waiting for memory.
+A step's computing takes the longer of its arithmetic at the matrix rate and its traffic at the memory bandwidth, which
+are tied by its operations for each byte (the roofline: Williams, Waterman & Patterson, CACM 52(4), 2009). A program is
+taken to reach the same share of either on both types. How many operations a byte it makes is not known; what is taken
+lies between what ordinary cores need for their full rate (10 to 45) and what tensor cores do (140 to 300): training
+keeps the former busy, and leaves the latter waiting for memory.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Array = NDArray[np.float64]
 _OPERATIONS_A_BYTE, _OPERATIONS_SPREAD = 80.0, 0.35
 """Median, and standard deviation of the logarithm: nine in ten between 45 and 140."""
 _PROGRAM_SPREAD = 0.24
-"""Standard deviation of the logarithm of what is left: how far a program reaches its share on one type and not on
-another. Of the three pairs of types of which published tables time one program (docs/predicting.md) each lies in the
-interval that the two others give by Student's t; this one is that of all three, as a normal distribution."""
+"""Standard deviation of the logarithm of what is left: a program may reach its share on one type and not on another.
+Published tables time one program on three pairs of types (docs/predicting.md); each pair lies in the interval that the
+two others give by Student's t. This value is that of all three, as a normal distribution."""
 _DTYPES: dict[Precision, str] = {"fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "bf16-params": "bf16"}
 
 
@@ -37,12 +37,12 @@ class GpuType:
     """One type of GPU."""
 
     name: str
-    """As its driver reports it, without "NVIDIA"."""
+    """Its name as its driver reports it, without "NVIDIA"."""
     memory_bytes: int
     bytes_per_second: float
-    """Of its memory."""
+    """Bandwidth of its memory."""
     aliases: tuple[str, ...] = ()
-    """As clouds and people call it."""
+    """What clouds and people call it."""
 
     def flops_per_second(self, precision: Precision) -> float:
         """Its peak in the arithmetic of a precision.
@@ -62,7 +62,7 @@ def _type(name: str, gigabytes: float, gigabytes_per_second: float, *aliases: st
 
 TYPES = (
     # Bandwidths and sizes are those of the documents that `vitscale.analysis.peaks` names for each; of the oldest two:
-    # NVIDIA Tesla P100 datasheet (2016) and NVIDIA Tesla K80 board specification (2015), a half of its two GPUs.
+    # NVIDIA Tesla P100 datasheet (2016) and NVIDIA Tesla K80 board specification (2015), for one of its two GPUs.
     _type("B300 SXM6 AC", 270, 8000, "B300"),
     _type("GB200", 186, 8000),
     _type("B200", 180, 8000, "B200-SXM"),
@@ -123,7 +123,7 @@ _NEAREST = 6
 
 
 def gpu_type(name: str) -> GpuType:
-    """By the name that a driver, a cloud or a person gives it, whatever its case, blanks and brands ("NVIDIA Tesla").
+    """The type that a driver, a cloud or a person names, whatever the case, blanks and brands ("NVIDIA Tesla").
 
     Raises:
         RequestError: it is not known here.
@@ -158,10 +158,10 @@ def time_factors(old: GpuType, new: GpuType, precision: Precision, normals: tupl
     """Logarithms of what computing takes on the new type over what it took on the old one, a draw for each normal.
 
     Args:
-        old: measured.
-        new: asked for.
-        precision: of the training.
-        normals: standard normals: of the operations a byte, and of what the program reaches.
+        old: the measured type.
+        new: the type asked for.
+        precision: that of the training.
+        normals: standard normals, for the operations a byte and for what the program reaches.
 
     Raises:
         RequestError: one of them has no such arithmetic.
@@ -169,7 +169,7 @@ def time_factors(old: GpuType, new: GpuType, precision: Precision, normals: tupl
     operations = _OPERATIONS_A_BYTE * np.exp(_OPERATIONS_SPREAD * normals[0])
 
     def seconds(gpu: GpuType) -> Array:
-        """Of an operation."""
+        """Seconds of an operation."""
         return np.maximum(1 / gpu.flops_per_second(precision), 1 / (operations * gpu.bytes_per_second))
 
     factors: Array = np.log(seconds(new) / seconds(old)) + _PROGRAM_SPREAD * normals[1]
@@ -177,5 +177,5 @@ def time_factors(old: GpuType, new: GpuType, precision: Precision, normals: tupl
 
 
 def optimizer_factor(old: GpuType, new: GpuType) -> float:
-    """The logarithm of the same for the optimizer, which reads and writes memory alone."""
+    """The logarithm of the same for the optimizer, which only reads and writes memory."""
     return math.log(old.bytes_per_second / new.bytes_per_second)

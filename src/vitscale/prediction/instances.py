@@ -1,4 +1,4 @@
-"""Instances that could be rented: a price table, of this program's own columns or of SkyPilot's public catalogue."""
+"""Instances that could be rented, from a price table with this program's columns or SkyPilot's public catalogue."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COLUMNS = {
     "instance": "instancetype", "gpu": "acceleratorname", "count": "acceleratorcount", "price": "price",
     "network": "network",
 }  # fmt: skip
-"""Ours -> those of SkyPilot's catalogues, whose others (SpotPrice, Region, GpuInfo, ...) decide nothing here."""
+"""Our columns -> those of SkyPilot's catalogues; their others (SpotPrice, Region, GpuInfo, ...) decide nothing here."""
 _MOST_GPUS = 1024
 
 
@@ -29,9 +29,9 @@ class Instance:
     gpu: GpuType
     gpus: int
     price_per_hour: float
-    """Of all of it, on demand, in any currency."""
+    """Price of the whole instance, on demand, in any currency."""
     network: Link | None = None
-    """To other instances of its kind; None: not declared."""
+    """Link to other instances of its kind; None: not declared."""
 
     @property
     def price_per_gpu_hour(self) -> float:
@@ -40,9 +40,9 @@ class Instance:
 
 
 def read_instances(path: Path) -> tuple[tuple[Instance, ...], tuple[str, ...]]:
-    """(instances of the table, what of it was left out and why).
+    """(instances of the table, what was left out of it and why).
 
-    Of equal ones (regions have prices of their own) the cheapest is taken. Rows without a GPU are passed over.
+    Of equal instances (regions have prices of their own) the cheapest is taken. Rows without a GPU are passed over.
 
     Raises:
         RequestError: columns are missing, or not one row can be used.
@@ -76,7 +76,7 @@ def read_instances(path: Path) -> tuple[tuple[Instance, ...], tuple[str, ...]]:
 
 
 def _instance(cells: dict[str, str]) -> Instance:
-    """Raises: ValueError: a number that cannot be; RequestError: a GPU or network that is unknown."""
+    """The instance of a row. Raises: ValueError: an impossible number; RequestError: an unknown GPU or network."""
     if not cells["instance"]:
         raise ValueError("it names no instance")
     price = parse_finite(cells["price"]) if cells["price"].replace(".", "", 1).isdecimal() else None

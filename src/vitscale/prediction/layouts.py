@@ -16,7 +16,7 @@ from vitscale.trial.trial import Trial, effective_steps, exact, steps_per_epoch,
 Array = NDArray[np.float64]
 MOST_RANKS = 100_000
 _USUAL_HOST = 8
-"""Ranks of a host where all that was measured lay on one, and nobody said how many it takes."""
+"""Ranks that a host is assumed to take, where all that was measured lay on one and nobody said."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Placement:
 
     trial: Trial
     images: int | None
-    """Of an epoch."""
+    """Images of an epoch."""
     steps_per_epoch: int | None
     host_size_assumed: bool
 
@@ -36,12 +36,12 @@ class Placement:
 
     @property
     def effective_steps(self) -> float | None:
-        """Whole steps that an epoch comes to, its short last one by its slots' share of a whole one."""
+        """Whole steps that an epoch comes to; its short last one counts by its slots' share of a whole one."""
         return effective_steps(self.trial, self.images) if self.images and self.steps_per_epoch else None
 
     @property
     def steps_of_all_images(self) -> float | None:
-        """The same, and under `drop_last` as if it left no image out: what speedups compare."""
+        """The same, but under `drop_last` as if no image were left out: what speedups compare."""
         exact_steps = self.images / self.trial.global_batch if self.images else None
         return exact_steps if self.trial.train.drop_last else self.effective_steps
 
@@ -49,7 +49,7 @@ class Placement:
 def ranks_per_node(series: Series, gpus: int, nodes_of: int | None) -> tuple[int, bool]:
     """(ranks on a full host, whether that is an assumption).
 
-    As the user says; else as in a measured point with as many ranks; else as `host_size` has it.
+    They are as the user says; else as in a measured point with as many ranks; else as `host_size` has it.
     """
     if nodes_of is not None:
         return min(nodes_of, gpus), False
@@ -61,8 +61,10 @@ def ranks_per_node(series: Series, gpus: int, nodes_of: int | None) -> tuple[int
 
 
 def host_size(points: Sequence[Point]) -> tuple[int, bool]:
-    """(ranks that a host takes, whether that is an assumption): the most that any did where some points span hosts;
-    else eight, or the most that were measured."""
+    """(ranks that a host takes, whether that is an assumption).
+
+    They are the most that any host had, where some points span hosts; else at least eight.
+    """
     most = max(point.trial.world.ranks_per_node for point in points)
     if any(point.nodes > 1 for point in points):
         return most, False
@@ -78,7 +80,7 @@ def placement_of(series: Series, template: Trial, gpus: int, nodes_of: int | Non
     """The trial at a rank count.
 
     Raises:
-        RequestError: so many ranks cannot be, or a global batch does not divide over them.
+        RequestError: the rank count cannot be, or a global batch does not divide over it.
     """
     if not 1 <= gpus <= MOST_RANKS:
         raise RequestError(f"--gpus holds {gpus}", valid=[f"1 to {MOST_RANKS:,}"])
@@ -116,8 +118,10 @@ def images_at(series: Series, gpus: int) -> tuple[int | None, float | None]:
 
 
 def _share_of(series: Series, template: Trial, models: int) -> dict[str, int]:
-    """Micro-batch and accumulation that keep the global batch over so many copies of the model: as measured, else as
-    `batch_policy.batch_of` has it with the largest micro-batch that was."""
+    """Micro-batch and accumulation that keep the global batch over `models` copies of the model.
+
+    They are as measured, else as `study.resolve.batch_of` has them with the largest micro-batch that was measured.
+    """
     whole = template.global_batch
     for point in series.points:
         if (point.trial.layout.data, point.trial.global_batch) == (models, whole):

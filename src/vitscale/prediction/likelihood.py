@@ -126,7 +126,7 @@ class Likelihood:
         return np.asarray(np.subtract(self.log_steps, runs, out=runs), dtype=np.float64)
 
     def proposals(self) -> tuple[Proposal, ...]:
-        """Proposals to begin with: around the best explanation of all runs, around one that may leave some out, the prior."""
+        """First proposals: around the best explanation of all runs, around one that may omit some, and the prior."""
         return (
             self._around_the_maximum(self.job_to_job / 2, every_run=True),
             self._around_the_maximum(2 * self.job_to_job, every_run=False),

@@ -18,13 +18,13 @@ from vitscale.trial.model_spec import ModelSpec, fields_named, resolve
 from vitscale.trial.trial import Precision
 
 _IMAGENET_CLASSES = 1000
-"""For a model whose own number of classes is not recorded."""
+"""Classes of a model whose own number is not recorded."""
 _MOST_A_PRICE = 1e9
 
 
 @dataclass(frozen=True)
 class Changes:
-    """Each as on the command line; None: as measured."""
+    """What is to differ, as on the command line; None: as measured."""
 
     model: str | None = None
     """A named model, or the folder of a Hugging Face model."""
@@ -37,17 +37,17 @@ class Changes:
     device: str | None = None
     """Another type of GPU."""
     parameters: str | None = None
-    """Of a model that has no name here: "110M"."""
+    """Number of parameters of a model that has no name here: "110M"."""
 
 
 def told(evidence: Evidence, changes: Changes) -> tuple[Evidence, Changes]:
-    """Facts of an import that its files left out, taken as what was measured: its engine, its model or parameters.
+    """Takes facts that an import's files left out as if measured: its engine, its model or its parameters.
 
     Returns:
-        The evidence with them, and the changes; what a series knows already is changed by them as before.
+        The evidence with these facts, and the changes; these still apply to what a series knows already.
 
     Raises:
-        RequestError: parameters that are none, or where every model is known.
+        RequestError: the parameters are no number, or every model is known.
     """
     count = None if changes.parameters is None else counted(changes.parameters)
     if count is not None and not any(series.points[-1].trial.model.unknown for series in evidence.series):
@@ -75,7 +75,7 @@ def _told(point: Point, changes: Changes, count: int | None) -> Point:
 
 
 def counts_ahead(evidence: Evidence) -> tuple[int, ...]:
-    """What is asked about unless it is said: 2, 4 and 8 times the largest measured rank count."""
+    """Rank counts asked about where the user names none: 2, 4 and 8 times the largest measured one."""
     most = max((point.gpus for series in evidence.series for point in series.points), default=1)
     return (2 * most, 4 * most, 8 * most)
 
@@ -106,7 +106,7 @@ def questions(
     price_per_gpu_hour: float | None = None,
     memory_capacity_bytes: int | None = None,
 ) -> tuple[Question, ...]:
-    """One question for each series asked about: another model depends on what the series itself trains.
+    """One question for each series asked about, because another model depends on what the series itself trains.
 
     Raises:
         RequestError: there is no such series, or a value cannot be.
@@ -134,7 +134,7 @@ def questions(
 
 
 def _chosen(series: Sequence[Series], gpus: tuple[int, ...], changes: Changes) -> list[Series]:
-    """Of those that can have so many ranks the ones that were measured with the changes, else all."""
+    """The series that can have such rank counts; where some were measured with the changes, those alone."""
     able = [member for member in series if max(gpus) == 1 or can_grow(member, changes.engine)]
     if not able:
         names = ", ".join(shown(member.name) for member in series)
@@ -154,7 +154,7 @@ def _check(changes: Changes) -> None:
 
 
 def _changed(series: Series, changes: Changes) -> dict[str, Any]:
-    """By field of `TrainSpec`, with the model and the GPU resolved: see `variants.variant`."""
+    """The changes by field of `TrainSpec`, with the model and the GPU resolved: see `variants.variant`."""
     trial = series.points[-1].trial
     given = {field.name: getattr(changes, field.name) for field in fields(changes)}
     asked = {name: value for name, value in given.items() if value is not None}

@@ -1,5 +1,7 @@
-"""What a rank has of a model that several share, by arithmetic: its tensors, its blocks, its part of each matrix and of
-the tokens. As `engines.splits` and `engines.stages` cut a model."""
+"""What a rank has of a model that several share: its tensors, its blocks, its part of each matrix and of the tokens.
+
+It is worked out by arithmetic, as `engines.splits` and `engines.stages` cut a model.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +20,17 @@ from vitscale.trial.trial import Trial
 
 
 class Share(NamedTuple):
-    """Of the ranks that share a model those of one place in its pipeline."""
+    """What ranks at one place in the pipeline have of the model that they share."""
 
     parallel: ParallelSpec
     rank: int
-    """Along the pipeline."""
+    """Place in the pipeline."""
     chunks: tuple[range, ...]
     """Blocks of each of its stages, in the order of the model; empty: all blocks of a model without stages."""
 
     @property
     def blocks(self) -> int:
-        """Of all its stages; 0 without stages."""
+        """How many blocks all its stages have; 0 without stages."""
         return sum(map(len, self.chunks))
 
     @property
@@ -38,17 +40,17 @@ class Share(NamedTuple):
 
     @property
     def last(self) -> bool:
-        """Whether the head does."""
+        """Whether the head lies here."""
         return self.rank == self.parallel.pipeline - 1
 
     @property
     def received(self) -> int:
-        """Stages that take the activations of the one before."""
+        """How many of its stages take the activations of the stage before."""
         return len(self.chunks) - self.first
 
     @property
     def handed_on(self) -> int:
-        """Stages that hand theirs on."""
+        """How many of its stages hand their activations on."""
         return len(self.chunks) - self.last
 
     @property
@@ -63,10 +65,10 @@ class Share(NamedTuple):
         )
 
     def in_flight(self, micro_batches: int) -> int:
-        """Most micro-batches, counted once in every stage that has them, between their forward and their backward.
+        """Most micro-batches between their forward and their backward, counted once in every stage that has them.
 
         Args:
-            micro_batches: M, of an optimizer step.
+            micro_batches: M, those of an optimizer step.
         """
         return _ahead(self.parallel, self.rank, len(self.chunks), micro_batches) + 1
 
@@ -75,8 +77,8 @@ class Share(NamedTuple):
         return _in_order(self.parallel, self.rank, len(self.chunks), micro_batches)
 
     def turns(self, micro_batches: int, *, sharded: bool) -> tuple[Turn, ...]:
-        """Of `order` those turns that may have most beside them; `sharded`: whether weights are."""
-        if self.parallel.schedule == "1f1b":  # whose turns are all alike soon
+        """The turns of `order` beside which most may be held; `sharded`: whether weights are sharded."""
+        if self.parallel.schedule == "1f1b":  # its turns are soon all alike
             micro_batches = min(micro_batches, 2 * self.parallel.pipeline)
         return _turns(self.parallel, self.rank, len(self.chunks), micro_batches, sharded)
 
@@ -86,30 +88,29 @@ class Share(NamedTuple):
 
 
 WHOLE = Share(NO_SPLIT, 0, ())
-"""Of a rank that has a model for itself."""
+"""The share of a rank that has a model for itself."""
 
 
 class Turn(NamedTuple):
-    """A micro-batch goes through one of a rank's stages. Of each of them, in the order of the model, what else is
-    there."""
+    """A micro-batch goes through one of a rank's stages. Tuples tell what else each stage holds, in model order."""
 
     stage: int
-    """Through which of its own it goes."""
+    """Which of the rank's stages it goes through."""
     backward: bool
     others: tuple[int, ...]
     """Other micro-batches, between their forward and their backward."""
     finished: tuple[int, ...]
     """Micro-batches whose backward is over."""
     whole: tuple[bool, ...]
-    """Whether all of the stage's weights are gathered before it begins, where they are sharded: by a backward, which
-    leaves them so, or by an interleaved schedule, ahead of the first forward."""
+    """Whether all of the stage's weights, where they are sharded, are gathered before the turn begins: a backward
+    leaves them so, and an interleaved schedule gathers them ahead of the first forward."""
 
 
 def _ahead(parallel: ParallelSpec, rank: int, stages: int, micro_batches: int) -> int:
     """How many forwards come before the one that is followed by the first backward; afterwards they take turns.
 
-    Of gpipe all; of the others as `Schedule1F1B` and `ScheduleInterleaved1F1B` have it (torch/distributed/pipelining/
-    schedules.py).
+    With gpipe all do; otherwise as many as `Schedule1F1B` and `ScheduleInterleaved1F1B` have it
+    (torch/distributed/pipelining/schedules.py).
     """
     behind = parallel.pipeline - 1 - rank
     if parallel.schedule == "interleaved":
@@ -125,7 +126,7 @@ def _in_a_round(parallel: ParallelSpec, micro_batches: int) -> int:
 
 
 def _in_order(parallel: ParallelSpec, rank: int, stages: int, micro_batches: int) -> Iterator[tuple[bool, int]]:
-    """(Whether it is a backward, of which of the rank's stages) of an optimizer step, one after the other."""
+    """Turns of an optimizer step, one after the other: (whether it is a backward, of which of the rank's stages)."""
     ahead, in_a_round = _ahead(parallel, rank, stages, micro_batches), _in_a_round(parallel, micro_batches)
     count = stages * micro_batches
     for number in range(count + ahead):
@@ -149,8 +150,10 @@ def _turns(parallel: ParallelSpec, rank: int, stages: int, micro_batches: int, s
 
 
 def _outermost(turns: Sequence[Turn]) -> set[Turn]:
-    """Those of a stage and direction beside which no other one has as much of everything, and gradients of as many
-    stages; in which of them weights are whole is told apart."""
+    """Turns that no other of the same stage, direction and whole weights covers.
+
+    A turn covers another if beside it there is as much of everything, and gradients in all of the other's stages.
+    """
     outermost: dict[tuple[object, ...], dict[tuple[int, ...], Turn]] = {}
     for turn in reversed(turns):
         known = outermost.setdefault((turn.stage, turn.backward, turn.whole), {})
@@ -164,7 +167,7 @@ def _outermost(turns: Sequence[Turn]) -> set[Turn]:
 
 
 def shares(trial: Trial) -> tuple[Share, ...]:
-    """Of a resolved trial's ranks, by their place in the pipeline; those of one place have the same."""
+    """The shares of a resolved trial's ranks, by place in the pipeline; ranks at one place have the same."""
     parallel = trial.parallel
     if parallel.pipeline == 1:
         return (Share(parallel, 0, ()),)
@@ -173,16 +176,20 @@ def shares(trial: Trial) -> tuple[Share, ...]:
 
 
 def compute_share(trial: Trial) -> float:
-    """A rank's share of the products that an image takes, by arithmetic: of the largest stage; of heads of segmentation
-    that of the sequence rank with most images of the micro-batch. 1 where no ranks share a model, or only building the
-    model could tell."""
+    """The largest share that a rank has of the products that an image takes, by arithmetic.
+
+    That is the largest stage's; with a head of segmentation, for the sequence rank with most images of the micro-batch.
+    It is 1 where no ranks share a model, or where only building the model could tell.
+    """
     return max(_compute_shares(trial))
 
 
 def filling(trial: Trial) -> float:
-    """Micro-steps of the slowest rank for which it waits while the pipeline fills and runs empty: those of the other
-    ranks together, and of v stages each a v-th of that. (P - 1) / v of P like ranks, and where only building the model
-    could tell (arXiv 2104.04473, section 2.2)."""
+    """Micro-steps of the slowest rank that it waits for while the pipeline fills and runs empty.
+
+    They are what the other ranks compute together, over v where each rank has v stages. With P equal ranks, or where
+    only building the model could tell, they are (P - 1) / v (arXiv 2104.04473, section 2.2).
+    """
     ranks = trial.parallel.pipeline
     of_ranks = _compute_shares(trial)
     others = sum(of_ranks) / max(of_ranks) - 1 if len(of_ranks) == ranks else ranks - 1

@@ -1,4 +1,4 @@
-"""What a run takes until its first step is done: of its own engine, ranks, launcher and device, as far as measured.
+"""What a run takes until its first step is done: from runs of its engine, ranks, launcher and device where measured.
 
 Start-up times are lognormal about their median. How far runs of one configuration differ is taken from all of them
 together, drawn towards a prior; where a configuration itself has no run, what its neighbours differ by comes on top.
@@ -26,7 +26,7 @@ It and `_OF_BATCHES` were chosen on recorded start-ups and tried on others: docs
 _PER_DOUBLING = 0.2
 """Standard deviation that each doubling of the rank count away from the nearest measured one adds."""
 _OF_BATCHES = 0.3
-"""That another batch adds: the first step is part of start-up."""
+"""Standard deviation that another batch adds: the first step is part of start-up."""
 _ENGINES, _ENGINES_WEIGHT = 0.5, 2
 """Prior of the standard deviation between engines, and its degrees of freedom."""
 
@@ -42,10 +42,10 @@ class StartUp:
 
 
 def start_up(points: Sequence[Point], trial: Trial) -> StartUp | None:
-    """The start-up of a trial from the runs of others; None where none was measured under its launcher and device.
+    """The start-up of a trial from measured runs; None where none was measured under its launcher and device.
 
-    Its own runs, where there are any; else those of its engine with its options at the nearest rank count; else those
-    of all engines, which is an assumption.
+    It is from its own runs, where there are any; else from those of its engine with its options at the nearest rank
+    count; else from those of all engines, which is an assumption.
     """
     # A trial that stands on several curves ran once.
     alike = list({
@@ -106,7 +106,7 @@ def _between_engines(points: Sequence[Point]) -> float:
 
 
 def _estimate(points: Sequence[Point], spread: float, freedom: float, apart: float) -> Estimate:
-    """The median of their runs; `spread`: from run to run, `apart`: of this configuration from those."""
+    """The median of the points' runs; `spread`: from run to run, `apart`: from those to this configuration."""
     seconds = [start for point in points for start in point.startup_seconds]
     middle = statistics.median(seconds)
     reach = t_quantile(freedom, 0.95)
@@ -116,5 +116,5 @@ def _estimate(points: Sequence[Point], spread: float, freedom: float, apart: flo
 
 
 def launcher_of(points: Sequence[Point], gpus: int) -> str:
-    """The launcher that a series would start so many ranks with: that of its nearest measured rank count."""
+    """The launcher that a series would start `gpus` ranks with: that of its nearest measured rank count."""
     return min(points, key=lambda point: abs(math.log2(point.gpus / gpus))).trial.launcher

@@ -23,8 +23,8 @@ from vitscale.prediction.variants import Variant
 def variance_by_part(asked: Variant, candidates: Sequence[Candidate], hosts_assumed: bool = False) -> dict[str, Array]:
     """Variance of the logarithm of a future run's step time that each part's uncertainty makes, by configuration.
 
-    Each part's parameters vary as drawn while all others stay at their means; "job-to-job" is what runs differ by, and
-    hosts of an assumed size have half of it or twice as many ranks.
+    Each part's parameters vary as drawn while all others stay at their means. "job-to-job" is what runs differ by.
+    Hosts of an assumed size have half as many ranks, as many or twice as many.
     """
     fitted, worlds = asked.fitted, worlds_of(asked.fitted, candidates)
     rows = {name: column[:: DRAWS // _FOR_VARIANCE] for name, column in asked.draws.items()}
@@ -49,12 +49,14 @@ def variance_by_part(asked: Variant, candidates: Sequence[Candidate], hosts_assu
 
 
 _FOR_VARIANCE = 128
-"""Draws: a variance to a tenth."""
+"""Draws that tell a variance to a tenth."""
 
 
 def spread_by_part(asked: Variant, at: Candidate) -> dict[str, float]:
-    """Share of each part of the variance, by `variance_by_part`. The shares add up to 1; parts that trade off against
-    each other are counted in each."""
+    """Each part's share of the variance, by `variance_by_part`.
+
+    The shares add up to 1; what parts trade off against each other is counted in each.
+    """
     variances = variance_by_part(asked, [at])
     whole = sum(float(variance[0]) for variance in variances.values())
     return {part: float(variance[0]) / whole for part, variance in variances.items()}
@@ -79,7 +81,7 @@ OPENED_BY: Mapping[str, tuple[str, ...]] = {
 
 
 def widest_first(assumed: Sequence[Assumption], variance: Mapping[str, float]) -> tuple[Assumption, ...]:
-    """Assumptions by the variance of a step's logarithm that they leave open."""
+    """Assumptions in falling order of the variance of a step's logarithm that they leave open."""
 
     def opened(assumption: Assumption) -> float:
         if assumption.part in (MODEL, FIT):  # all others are small beside it

@@ -24,7 +24,7 @@ from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.trial import TrainSpec, Trial
 
 _RECOMPUTED = 4 / 3
-"""Compute with activation checkpointing against without: each block's forward once more."""
+"""Compute with activation checkpointing over compute without: each block's forward runs once more."""
 _SPREAD_OF_MODELS, _SPREAD_OF_ENGINES, _SPREAD_OF_PRECISIONS, _SPREAD_OF_CHECKPOINTING = 0.25, 0.30, 0.50, 0.05
 _SPREAD_OF_SPLITS = 0.15
 """Standard deviations of the logarithm of what is scaled by arithmetic instead of measured."""
@@ -42,24 +42,24 @@ class Variant:
 
     fitted: FittedSeries
     trial: Trial
-    """Of the largest measured point, with the changes; its world is not asked for."""
+    """The largest measured point's trial with the changes; its world does not matter."""
     model: StepModel
     draws: Draws
     assumptions: tuple[Assumption, ...]
-    """Of the changes alone."""
+    """Assumptions that the changes make."""
     guessed: bool
-    """A change rests on general knowledge alone."""
+    """Whether a change rests on general knowledge alone."""
     gpu: GpuType | None
-    """Where it is another type than the measured one."""
+    """The type of GPU, where it is another than the measured one."""
 
     @property
     def memory_capacity_bytes(self) -> int | None:
-        """Of a device: of the other type, else as it was recorded."""
+        """Memory of a device: the other type's, else as it was recorded."""
         return self.fitted.points[-1].memory_capacity_bytes if self.gpu is None else self.gpu.memory_bytes
 
 
 def differing(points: Sequence[Point], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the changes (see `variant`) in which the points' largest was not measured already."""
+    """The changes (see `variant`) that the largest of the points was not measured with already."""
     last = points[-1]
     own: dict[str, Any] = {"model": last.trial.model, "parallel": last.trial.parallel, **last.trial.train.model_dump()}
     if "gpu" in changes:
@@ -71,7 +71,7 @@ def variant(fitted: FittedSeries, changes: Mapping[str, Any]) -> Variant:
     """A series with some fields changed; with none it is the series itself.
 
     Args:
-        fitted: of the series.
+        fitted: the series' fit.
         changes: fields of `TrainSpec`, "model" with a resolved ModelSpec, "parallel" with a ParallelSpec, "gpu" with a
             GpuType, or "network" with the declared Link between hosts.
 
@@ -190,7 +190,7 @@ class _Changed:
         middle = float(np.median(factors))
         self.draws["compute"] = self.draws["compute"] + factors
         self._scale("optimizer", math.exp(optimizer_factor(old, gpu)), _SPREAD_OF_MODELS)
-        # Hosts of faster GPUs have faster links, by how much is not known: as half of the logarithm, more or less.
+        # Hosts of faster GPUs have faster links. By how much is not known: half of the logarithm, more or less.
         links = _LINKS_FOLLOW * middle
         spread = math.hypot(_SPREAD_OF_LINKS, links)
         self._scale("bandwidth inside", math.exp(-links), spread)

@@ -18,23 +18,24 @@ ASSUMED_ACROSS = Link(5e9, 30e-6, 1.3, 1.0, "assumed", "nothing measured between
 """Within two standard deviations: 0.4 to 67 GB/s. 10GbE reaches 1 GB/s, a 400 Gb/s adapter 45."""
 
 _LEAST_SPREAD = 0.05
-"""Of a measured bandwidth: what another day, or another pair of hosts, gives."""
+"""Least spread of a measured bandwidth: what another day, or another pair of hosts, makes."""
 _LATENCY_SPREAD = 0.3
-"""What a call takes before its first hop is not known apart from the hops (`collectives` takes a share for it)."""
+"""Spread of a measured latency: what a call takes before its first hop is not told apart from the hops (`collectives`
+assumes how much)."""
 _OF_RDMA, _OF_RDMA_SPREAD = 0.88, 0.12
-"""Of what one host writes to another, by a collective: an adapter gives collectives 0.72 to 0.96 of its line rate
-(`names`), and ib_write_bw 0.97 and more (linux-rdma/perftest issue 225: 98 of 100 Gb/s)."""
+"""Share of what one host writes to another that a collective reaches: an adapter gives collectives 0.72 to 0.96 of its
+line rate (`links`), and ib_write_bw 0.97 and more (linux-rdma/perftest issue 225: 98 of 100 Gb/s)."""
 _LEAST_LATENCY = 5e-7
-"""Of a hop: a link of the same board takes as long. A fit may find none at all."""
+"""Least latency of a hop: a link of the same board takes as long. A fit may find none at all."""
 
 
 def network_of(check: CheckRecord | None, declared: Link | None = None) -> Network:
-    """The network between ranks: what a check measured, before what is assumed; across hosts, what the user declared.
+    """The network between ranks: as a check measured it, else as assumed; across hosts first as the user declared it.
 
     Args:
-        check: of the cluster. One on a single host says nothing of the network between hosts, and one with a rank per
-            host nothing of what is inside.
-        declared: across hosts: it stands before what was measured.
+        check: a check of the cluster. One on a single host says nothing of the network between hosts, and one with a
+            rank per host nothing of the network inside them.
+        declared: the link across hosts; it takes the place of what was measured.
     """
     measured, of_two = ({}, {}) if check is None else _measured(check)
     if declared is not None:
@@ -48,17 +49,17 @@ _Links = dict[tuple[Level, str], Link]
 
 
 def _typical(measured: _Links, level: Level) -> Link | None:
-    """Of a level: of its all-reduce, else of whatever was measured."""
+    """A level's link as measured with an all-reduce, else with any operation; None: not measured."""
     of_level = [link for (of, _), link in measured.items() if of == level]
     return measured.get((level, "all_reduce")) or (of_level[0] if of_level else None)
 
 
 def _measured(check: CheckRecord) -> tuple[_Links, _Links]:
-    """(level, operation) -> link: of three ranks or more, and of two.
+    """(level, operation) -> link, for three ranks or more and for two.
 
-    All ranks together, several on each of several hosts, cross both levels. What they reach is no more than what hosts
-    pass between them, and it counts where it is more than one rank of each host reached: that one may have driven one
-    of a host's adapters only.
+    All ranks together, several on each of several hosts, cross both levels. They reach no more than hosts pass between
+    them. That counts where it is more than one rank of each host reached, which may have driven only one of a host's
+    adapters.
     """
     world = check.request.world
     several: _Links = {}
@@ -81,12 +82,12 @@ def _measured(check: CheckRecord) -> tuple[_Links, _Links]:
 
 
 def _between_two(link: Link, level: Level, of_two: _Links) -> Link:
-    """An operation between two ranks, by what all operations of that check say of the link.
+    """The link of an operation between two ranks, by what all operations of that check say of it.
 
-    Its latency is at least the all-reduce's: every operation takes a hop, and one below it is what the line through
-    the sizes happened to meet at 0; many small calls would cost nothing. Where it reached less than the fastest, it is
-    taken to reach the (geometric) mean of the two: gloo's all-gather between two takes the link's time or half as long
-    again from one call to the next (docs/calibration-lab.md), and a check of a few large calls saw either.
+    Its latency is at least the all-reduce's, because every operation takes a hop. A lower one is where the line through
+    the sizes happened to meet 0, and would make many small calls cost nothing. An operation that reached less than the
+    fastest is taken to reach the geometric mean of the two: gloo's all-gather between two takes the link's time or half
+    as long again from one call to the next (docs/calibration-lab.md), and a check of a few large calls saw either.
     """
     like = [other for (its_level, _), other in of_two.items() if its_level == level]
     fastest = max(other.bandwidth_bytes_per_second for other in like)
@@ -99,7 +100,7 @@ def _between_two(link: Link, level: Level, of_two: _Links) -> Link:
 
 
 def _beyond_two(link: Link, level: Level, of_two: _Links) -> Link:
-    """What two ranks tell of an operation among more: its own latency of a hop, and the bandwidth of the fastest."""
+    """The link of an operation among more ranks, from two: its own latency of a hop, and the fastest's bandwidth."""
     fastest = max(other.bandwidth_bytes_per_second for (its_level, _), other in of_two.items() if its_level == level)
     return replace(link, bandwidth_bytes_per_second=fastest)
 
@@ -115,10 +116,10 @@ def _spread_over(fit: CollectiveFit, nodes: int, ranks_per_node: int) -> tuple[i
 
 
 def _link(check: CheckRecord, fit: CollectiveFit, nodes: int, local: int) -> Link:
-    """The link that makes `collectives.lines` say what was fitted, with the algorithm that is the cheapest.
+    """The link with which the cheapest of `collectives.lines` gives what was fitted.
 
-    A fit has the latency of a whole call and nccl-tests' bus bandwidth. A link has the latency of one hop, and a
-    bandwidth of what really passes: twice the former for gloo's reduce-scatter, which is an all-reduce.
+    A fit has the latency of a whole call and nccl-tests' bus bandwidth. A link has the latency of one hop, and the
+    bandwidth of what really passes: twice the fit's for gloo's reduce-scatter, which is an all-reduce.
     """
     backend = _backend(check)
     of = f"{fit.operation} over {f'{nodes} hosts' if nodes > 1 else f'{fit.ranks} ranks of a host'}"
@@ -161,7 +162,7 @@ def _link(check: CheckRecord, fit: CollectiveFit, nodes: int, local: int) -> Lin
 
 
 def _backend(check: CheckRecord) -> str:
-    """As the ranks told; where none did, that of their device."""
+    """The backend that the ranks told; where none did, that of their device."""
     told = {rank.facts.environment.backend for rank in check.ranks if rank.facts is not None}
     return next((name for name in told if name), "gloo" if check.request.device == "cpu" else "nccl")
 

@@ -1,4 +1,4 @@
-"""What one collective takes, as its library carries it out: the cheapest of its algorithms on links inside and across.
+"""What one collective takes as its library carries it out: the cheapest of its algorithms on links inside and across.
 
 Every algorithm is a straight line over the bytes of the tensor, and the cheapest counts: without the tree the latency
 of an all-reduce would grow with the number of ranks, and large jobs would be far too slow. All functions broadcast:
@@ -30,9 +30,9 @@ OPERATIONS = frozenset(
         "send",
     }
 )
-"""Those that have a cost here."""
+"""The operations that have a cost here."""
 _TREE = 0.92
-"""Of a ring's bandwidth: NCCL's own figure for its trees (`ncclTopoTuneModel` in src/graph/tuning.cc)."""
+"""A tree's share of a ring's bandwidth: NCCL's own figure (`ncclTopoTuneModel` in src/graph/tuning.cc)."""
 
 _CALL = 2.5
 """What a call of NCCL takes before its first hop, in hops: its own figures for small messages over a network are 6.6 us
@@ -45,9 +45,9 @@ class LinkDraws:
     """One level of a network, (draws, 1) or scalars as arrays; see `links.Link`."""
 
     bandwidth_bytes_per_second: Array
-    """Greater than 0. Across: of a host, whose ranks share it."""
+    """Greater than 0. Across hosts it is a host's, and its ranks share it."""
     latency_seconds: Array
-    """Of one hop. A call of NCCL takes 2.5 more before the first."""
+    """Latency of one hop. A call of NCCL takes 2.5 hops more before the first."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +72,12 @@ def collective_seconds(
 
     Args:
         operation: one of `OPERATIONS`.
-        tensor_bytes: of the whole tensor: what an all-gather puts out, what a reduce-scatter takes in.
+        tensor_bytes: size of the whole tensor: what an all-gather puts out, what a reduce-scatter takes in.
         ranks: N, those of the communicator.
-        ranks_per_node: g, at most; the ranks lie on n = ceil(N / g) hosts.
-        inside: between ranks of a host.
-        across: between hosts. Its bandwidth is a host's, as a check measures it with one rank per host; all ranks of
-            the host share it.
+        ranks_per_node: g, the most on one host; the ranks lie on n = ceil(N / g) hosts.
+        inside: the link between ranks of a host.
+        across: the link between hosts. Its bandwidth is a host's, as a check measures it with one rank per host; all
+            ranks of the host share it.
         backend: "gloo", or any other for NCCL's algorithms.
         tree_advantage: of an all-reduce over two hosts, what an adapter is spared of the tensor's 2 S bytes, over S: 1
             with NCCL's two trees, 0 where a ring over all ranks is as good as it gets.
@@ -103,13 +103,13 @@ def lines(
     backend: str,
     tree_advantage: Array | float = 1.0,
 ) -> tuple[Line, ...]:
-    """The algorithms that the backend has for an operation: for asking after many sizes, as `collective_seconds`.
+    """The algorithms that the backend has for an operation, to ask for many sizes; arguments as `collective_seconds`.
 
     NCCL's costs are those by which it chooses itself (`ncclTopoTuneModel`, src/graph/tuning.cc): a ring for every
-    operation, and for an all-reduce a tree; its aggregated trees for all-gather and reduce-scatter, with one rank per
-    host, grow with the ranks too and are left out. Bytes are those of the bus bandwidth (PERFORMANCE.md of nccl-tests).
-    gloo has rings alone (gloo/allreduce.cc, allgather.cc; torch asks for no other), carries out a
-    reduce-scatter as an all-reduce, and sends in a reduce nearly as much (docs/traffic.md).
+    operation, and a tree too for an all-reduce. Its aggregated trees for all-gather and reduce-scatter with one rank
+    per host grow with the ranks too, and are left out. Bytes are those of the bus bandwidth (PERFORMANCE.md of
+    nccl-tests). gloo has only rings (gloo/allreduce.cc, allgather.cc; torch asks for no other). It carries out a
+    reduce-scatter as an all-reduce, and sends nearly as much in a reduce (docs/traffic.md).
 
     Raises:
         ValueError: an operation that has no cost here.
@@ -158,7 +158,7 @@ def _of(operation: str, group: _Group, *, gloo: bool) -> tuple[Line, ...]:
     if operation == "all_reduce":
         return (_ring(group, 2.0),) if gloo else (_ring(group, 2.0), _tree(group))
     if operation == "barrier":
-        # Of gloo a dissemination barrier (gloo/barrier.cc), of NCCL an all-reduce of one element.
+        # gloo has a dissemination barrier (gloo/barrier.cc), NCCL an all-reduce of one element.
         tree = _tree(group)
         return (Line(tree.seconds, np.zeros_like(tree.seconds)),)
     return (_ring(group, 1.0),)
@@ -176,10 +176,10 @@ def _ring(group: _Group, turns: float) -> Line:
 def _tree(group: _Group) -> Line:
     """`2 ((g - 1) a_in + ceil(log2 n) a_ax)`, and the bytes: a chain inside each host, a tree of hosts, up and down.
 
-    Inside, a rank sends 2 S. Of more than two hosts so does an adapter, at its worst; of two it sends as little as S,
-    for each of NCCL's two trees has one of the hosts as its root: that is how bus bandwidths above an adapter's come
-    about (nccl-tests, issue 196). Not every job gets that: in twelve published series exposed transfers grew 1.26 times
-    from two to four hosts (median), and not twofold. So it is a parameter.
+    Inside, a rank sends 2 S. So does an adapter at its worst, among more than two hosts. Between two hosts it sends as
+    little as S, because each of NCCL's two trees has one of the hosts as its root: that is how bus bandwidths above an
+    adapter's come about (nccl-tests, issue 196). Not every job gets that: in twelve published series exposed transfers
+    grew 1.26 times from two to four hosts (median), and not twofold. So it is a parameter.
     """
     depth = np.ceil(np.log2(group.nodes))
     over = np.where(group.nodes > 2.0, 2.0, 2.0 - group.tree_advantage) / group.across.bandwidth_bytes_per_second

@@ -10,7 +10,7 @@ from typing import Literal
 from vitscale.errors import RequestError, shown
 
 Level = Literal["inside", "across"]
-"""Of a host."""
+"""Inside a host, or across hosts."""
 Source = Literal["check", "declared", "assumed"]
 """check: measured by `vitscale check`. declared: the user named the network. assumed: a prior about clusters."""
 
@@ -22,7 +22,7 @@ class Link:
     bandwidth_bytes_per_second: float
     """Bus bandwidth (nccl-tests' convention): what passes a rank's slowest link in one direction."""
     latency_seconds: float
-    """Of one hop: one step of a ring, one level of a tree."""
+    """Latency of one hop: one step of a ring, one level of a tree."""
     bandwidth_spread: float
     """Standard deviation of the logarithm of the bandwidth: how surely it is known."""
     latency_spread: float
@@ -30,47 +30,47 @@ class Link:
     described: str
     """For messages: "check of 2026-11-20, all_reduce over 2 hosts", "25GbE", "nothing measured between hosts"."""
     hosts: int | None = None
-    """Between how many a check measured it; None where no check did, or inside one."""
+    """How many hosts a check measured it between; None where no check did, or inside one."""
 
 
 @dataclass(frozen=True)
 class Network:
-    """Inside hosts and across them; the operations a check measured apart from one another."""
+    """The links inside hosts and across them, in general and for each operation that a check measured."""
 
     inside: Link
     across: Link
     by_operation: Mapping[tuple[Level, str], Link] = field(default_factory=dict)
     """(level, operation) -> what a check measured of that very operation, for three ranks or more."""
     between_two: Mapping[tuple[Level, str], Link] = field(default_factory=dict)
-    """The same of two ranks alone: there some operations are slower than the link, for both neighbours of a ring are
-    one (gloo's all-gather takes up to half as long again), and with more ranks they are not."""
+    """The same for two ranks alone. There some operations are slower than the link, because both neighbours in a ring
+    are the same rank (gloo's all-gather takes up to half as long again); with more ranks they are not."""
 
     def link(self, level: Level, operation: str) -> Link:
-        """Of an operation as the field names it (all_reduce, all_gather, reduce_scatter, all_to_all, ...)."""
+        """The link of an operation as the field names it (all_reduce, all_gather, reduce_scatter, all_to_all, ...)."""
         return self.by_operation.get((level, operation)) or (self.inside if level == "inside" else self.across)
 
     def link_between_two(self, level: Level, operation: str) -> Link:
-        """The same where two ranks are all there are."""
+        """The link of an operation between only two ranks."""
         return self.between_two.get((level, operation)) or self.link(level, operation)
 
 
 VALID = ("25GbE", "HDR", "200Gb/s", "12.5GB/s", "100mbit", "4x200Gb/s")
-"""One of each form."""
+"""An example of each form."""
 
 _GBIT = {
     "SDR": 8.0, "DDR": 16.0, "QDR": 32.0, "FDR": 54.3, "EDR": 100.0, "HDR100": 100.0, "HDR": 200.0, "HDR200": 200.0,
     "NDR200": 200.0, "NDR": 400.0, "NDR400": 400.0, "XDR": 800.0,
 }  # fmt: skip
-"""InfiniBand's generations on four lanes, as data rates: up to FDR less than they signal (8b/10b, then 64b/66b)."""
+"""Data rates of InfiniBand's generations on four lanes: up to FDR less than they signal (8b/10b, then 64b/66b)."""
 _REACHED, _REACHED_SPREAD = 0.5, 0.7
-"""Of a line rate, by the collectives of a training step, with the standard deviation of its logarithm. A well set up
-InfiniBand adapter gives nccl-tests 0.96 (its issues 119 and 290), RoCE 0.75 (nccl issue 495), TCP without tuning 0.72;
-what published trainings on named networks reached is less and varies more. Chosen on one source of such tables (DLPerf,
-EDR), whose held-out runs 90 % intervals hold in 71 % with it, and in 47 % with 0.85 and 0.15; on the other one
-(TensorFlow on 10GbE) it is 89 and 78 %."""
+"""Share of a line rate that the collectives of a training step reach, and the standard deviation of its logarithm. A
+well set up InfiniBand adapter gives nccl-tests 0.96 (its issues 119 and 290), RoCE 0.75 (nccl issue 495), TCP without
+tuning 0.72; what published trainings on named networks reached is less and varies more. Both were chosen on one source
+of such tables (DLPerf, EDR): its 90 % intervals hold 71 % of held-out runs with them, and 47 % with 0.85 and 0.15. On
+the other source (TensorFlow on 10GbE) it is 89 and 78 %."""
 _ETHERNET_LATENCY, _INFINIBAND_LATENCY = 30e-6, 10e-6
-"""Of a hop. NCCL reckons with 10 to 14 us on its networks (`hwLat` in src/graph/tuning.cc); TCP takes the kernel's way
-at both ends."""
+"""Latencies of a hop. NCCL reckons with 10 to 14 us on its networks (`hwLat` in src/graph/tuning.cc); TCP goes through
+the kernel at both ends."""
 _LATENCY_SPREAD = 0.7
 
 _RATE = re.compile(
@@ -82,10 +82,10 @@ _LANES = re.compile(r"[0-9]{1,4}\s*[xX*]\s*(?P<name>[a-zA-Z]{3}[0-9]{0,3})")
 
 
 def declared_link(text: str) -> Link:
-    """What collectives will get of a network that the user names, across hosts.
+    """The link that collectives will get from a network across hosts that the user names.
 
-    Ethernet ("25GbE"), InfiniBand by generation ("HDR") and rates: bits with a small b ("200Gb/s", "100mbit"), bytes
-    with a large one ("12.5GB/s"), always decimal; several adapters of a host as "4x200Gb/s".
+    It is named as Ethernet ("25GbE"), as InfiniBand by generation ("HDR") or by rate: bits with a small b ("200Gb/s",
+    "100mbit"), bytes with a large one ("12.5GB/s"), always decimal; several adapters of a host as "4x200Gb/s".
 
     Raises:
         RequestError: none of these forms, or a rate of 0.

@@ -9,8 +9,8 @@
                 normals; times the slowest type's factor on unlike devices; plus a lateness that grows with z(N) too:
                 ranks that stop for many collectives of a step wait in each, which one sum over the step does not show
     transfers   the engine's messages at the links' bandwidths, less what computing hides, times an efficiency
-    bubble      where ranks have stages of a model: more micro-steps, with what they exchange, in which the pipeline
-                fills and runs empty: (P - 1) / v of equal ranks (arXiv 2104.04473, section 2.2)
+    bubble      where ranks have stages of a model: the micro-steps, with what they exchange, in which the pipeline
+                fills and runs empty; (P - 1) / v with equal ranks (arXiv 2104.04473, section 2.2)
     norms       what synchronised norms exchange in every micro-step; nothing hides it, and it is mostly latency
     optimizer   the update of all that a rank holds, or of 1/N of it where the engine shards its states over N ranks
 

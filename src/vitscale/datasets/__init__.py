@@ -1,1 +1,1 @@
-"""Which image goes to which rank and step, its way into memory, and what is done to it on the device."""
+"""Which image each rank gets in which step, its way into memory, and its processing on the device."""

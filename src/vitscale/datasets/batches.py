@@ -15,12 +15,12 @@ from torch import Tensor
 from vitscale.datasets.order import EpochOrder
 from vitscale.sources.base import Meter, Spent, Split
 
-# Batches per thread that wait to be taken or are being made: one in the making, one ready.
+# Batches per thread that are being made or wait to be taken: one of each.
 _AHEAD_PER_WORKER = 2
 
 
 class Batch(NamedTuple):
-    """One slot's images on the host, pinned if asked for; see `Slot` for weights and counts."""
+    """One slot's images on the host, pinned if asked for; `Slot` explains weights and counts."""
 
     images: Tensor
     """uint8, uint16 or float32 [n, H, W, C]."""
@@ -52,7 +52,7 @@ class Batches(Iterator[Batch]):
         self._reads: list[tuple[int, float]] = []
         self._meter = Meter()
         self.spent: Spent | None = None
-        """On reading and on decoding, once it is closed; None where that is unknown."""
+        """Seconds spent on reading and decoding, known after `close`; None where they cannot be told."""
         self._limit = workers * _AHEAD_PER_WORKER
         self._going = threading.Event()
         self._going.set()
@@ -77,12 +77,12 @@ class Batches(Iterator[Batch]):
 
     @property
     def images_per_second(self) -> float | None:
-        """What reading alone comes to, if no thread ever waited; None before the first batch."""
+        """Rate of reading alone, as if no thread ever waited; None before the first batch."""
         images, seconds = (sum(column) for column in zip(*self._reads, strict=True)) if self._reads else (0, 0.0)
         return images * max(1, self._workers) / seconds if seconds > 0 else None
 
     def hold(self) -> None:
-        """Lets no thread begin another batch: a pause of the training must not be a head start for the loader."""
+        """Keeps threads from beginning another batch: a pause of training must not give the loader a head start."""
         self._going.clear()
 
     def go_on(self) -> None:
@@ -90,7 +90,7 @@ class Batches(Iterator[Batch]):
         self._going.set()
 
     def close(self) -> None:
-        """Ends the threads, waiting for what they are reading; may be called again."""
+        """Ends the threads after what they are reading; may be called again."""
         self.go_on()
         self._micro_steps = ((0, 0) for _ in ())
         self._ahead.clear()

@@ -30,7 +30,7 @@ def counted_labels(labels: Tensor, weights: Tensor) -> Tensor:
 
 
 def label_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """The cross-entropy of each label, shaped as the labels; 0 where they do not count.
+    """The cross-entropy of each label, in the shape of the labels; 0 where they do not count.
 
     Args:
         logits: [n, classes], or [n, classes, h, w], resized to the labels' size where that is another.
@@ -40,7 +40,7 @@ def label_losses(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def slot_loss(losses: Tensor, step_count: int | Tensor, world_size: int, grad_accum: int) -> Tensor:
-    """What a rank calls backward on: `sum(l_i) * (N * A) / R`.
+    """The value on which a rank calls backward: `sum(l_i) * (N * A) / R`.
 
     Data-parallel engines average gradients over N ranks and divide by A micro-steps. Summed over all N * A slots of a
     step that is `sum over slots of slot_loss / (N * A) = sum of the R losses that count / R`: exactly the mean over
@@ -55,12 +55,12 @@ def slot_loss(losses: Tensor, step_count: int | Tensor, world_size: int, grad_ac
         grad_accum: A.
     """
     if isinstance(step_count, Tensor):
-        step_count = step_count.double()  # of an int64 the quotient would be float32
+        step_count = step_count.double()  # with an int64 the quotient would be float32
     return (losses.sum() * (world_size * grad_accum / step_count)).to(losses.dtype)
 
 
 def tally(losses: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-    """[3]: summed loss, correct answers and labels of one micro-batch, of those that count, for `means`.
+    """[3]: summed loss, correct answers and labels of one micro-batch, over the labels that count; input of `means`.
 
     Correct pixels are not looked for here: that takes as long as some of the training, and `confusion` counts them.
     """
@@ -70,7 +70,7 @@ def tally(losses: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def means(sums: Tensor) -> tuple[float | None, float | None]:
-    """Loss and accuracy from the sum of `tally`; None where nothing counts, or where it is not known."""
+    """Loss and accuracy from the sum of `tally`s; None where nothing counts, or where it is not known."""
     loss, correct, count = sums.tolist()
     if count == 0:
         return None, None
@@ -78,7 +78,7 @@ def means(sums: Tensor) -> tuple[float | None, float | None]:
 
 
 def confusion(logits: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """[classes, classes] int64: how often a label (row) was answered by a class (column), of those that count."""
+    """[classes, classes] int64: how often each class (column) answered each label (row), for labels that count."""
     answers = _resized(logits, labels).argmax(dim=1)
     counted = labels >= 0
     return torch.bincount((labels * classes + answers)[counted], minlength=classes**2).view(classes, classes)
@@ -99,7 +99,7 @@ def scores(confused: Tensor) -> tuple[float | None, float | None]:
 
 
 def _resized(logits: Tensor, labels: Tensor) -> Tensor:
-    """As models of transformers do it for their own losses."""
+    """Logits resized to the labels, as transformers' models do for their own losses."""
     if logits.ndim == 4 and logits.shape[2:] != labels.shape[1:]:
         logits = interpolate(logits, size=labels.shape[1:], mode="bilinear", align_corners=False)
     return logits

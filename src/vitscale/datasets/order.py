@@ -52,7 +52,7 @@ def _logical_shift(z: Tensor, bits: int) -> Tensor:
 
 
 class Purpose(IntEnum):
-    """What a stream decides. At most 8 of them; see `stream`."""
+    """What a stream of random words decides. At most 8 purposes; see `stream`."""
 
     SUBSET = 0
     ORDER = 1

@@ -1,4 +1,4 @@
-"""From stored uint8 images to what a model takes, on the device: the one place for every dataset.
+"""Makes what a model takes from stored uint8 images, on the device: the one place for every dataset.
 
 Images travel as uint8 at their stored size (an image of CIFAR is 3 kB, at 224 pixels in fp32 it is 602 kB).
 """
@@ -22,8 +22,7 @@ STATISTICS: dict[str, ChannelStatistics] = {
     "cifar100": ChannelStatistics((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
     "digits": ChannelStatistics((0.3053, 0.3053, 0.3053), (0.3760, 0.3760, 0.3760)),
 }
-"""Of training images scaled to 0..1, as published or computed; 8-bit images in colour of any other dataset take
-ImageNet's."""
+"""Statistics of training images scaled to 0..1, published or computed. Other 8-bit colour datasets take ImageNet's."""
 
 # A mirrored digit is another sign, so digits are not flipped.
 _NOT_FLIPPED = frozenset({"digits"})
@@ -35,10 +34,10 @@ class Normalisation:
     def __init__(self, statistics: ChannelStatistics, full_scale: float) -> None:
         self._statistics, self._full_scale = statistics, full_scale
         self._scale_and_offset: dict[torch.device, tuple[Tensor, Tensor]] = {}
-        """Copied once per device."""
+        """Scale and offset by device, copied there once."""
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        """Of the same shape."""
+        """Normalises float images; the shape stays."""
         if pixels.device not in self._scale_and_offset:
             mean, std = (torch.tensor(v, dtype=torch.float64).view(1, -1, 1, 1) for v in self._statistics)
             self._scale_and_offset[pixels.device] = (
@@ -78,7 +77,7 @@ class Preprocess:
     def prepare(
         self, images: Tensor, labels: Tensor, ids: Tensor, *, epoch: int, training: bool
     ) -> tuple[Callable[[], Tensor], Tensor]:
-        """What makes the images ready for the model when it is called, and their labels: of images as they are."""
+        """A function that makes the images ready for the model, and the labels; masks are treated like their images."""
         if labels.ndim > 1:
             labels = self.masks(labels, ids, epoch=epoch, training=training)
         return partial(self, images, ids, epoch=epoch, training=training), labels
@@ -92,11 +91,11 @@ class Preprocess:
             epoch: from 0; draws other random numbers in each epoch.
             training: whether to augment, if this object augments at all.
         """
-        if images.dtype == torch.uint16:  # few kernels take it
+        if images.dtype == torch.uint16:  # few kernels take uint16
             images = images.float()
         if training and self.augment:
             images = self._moved(images, ids, epoch, outside=0)
-        # Before resizing: it is linear, so the result is the same, and stored images are mostly the smaller ones.
+        # Before resizing: both are linear, so the result is the same, and stored images are mostly smaller.
         pixels = self._normalise(images.permute(0, 3, 1, 2).float())
         size = (self.image_size, self.image_size)
         if pixels.shape[2:] != size:
@@ -104,7 +103,7 @@ class Preprocess:
         return pixels.contiguous()
 
     def masks(self, masks: Tensor, ids: Tensor, *, epoch: int, training: bool) -> Tensor:
-        """What masks are of what is made of their images, uint8 `[n, image_size, image_size]`.
+        """Masks moved and scaled like their images, uint8 `[n, image_size, image_size]`.
 
         In evaluation they stay as they are: answers are compared with labels at the labels' own size.
 
@@ -144,7 +143,7 @@ class Preprocess:
 
 
 def _shifted(ids: Tensor, number: int, side: int) -> tuple[Tensor, Tensor]:
-    """For each image the pixel to read at each place along one axis, and whether it lies inside: both `[n, side]`."""
+    """For each image, the pixel to read at each place along one axis, and whether it is inside: both `[n, side]`."""
     reach = side // 8
     shift = uniform_integers(ids, number, 2 * reach + 1) - reach
     source = torch.arange(side, device=ids.device) + shift[:, None]

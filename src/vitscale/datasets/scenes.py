@@ -1,4 +1,4 @@
-"""From stored scenes to what a model takes, on the device: a random crop in training, all of it in evaluation.
+"""Makes what a model takes from stored scenes, on the device: a random crop in training, the whole in evaluation.
 
 Pictures of unlike sizes lie in squares of one size (`sources.scenes`). What a crop is made of is worked out for the
 whole batch at once, from where each of its pixels lies in the stored picture: nothing is as large as a scaled picture,
@@ -21,18 +21,18 @@ from vitscale.datasets.preprocess import IMAGENET, Normalisation
 from vitscale.sources.base import IGNORED, OUTSIDE
 
 LONG_SIDE = 4
-"""The longer side is at most as many times `image_size`, as in (2048, 512), before the random scale."""
+"""Most times that the longer side may be `image_size`, before the random scale: 4, as in (2048, 512)."""
 _LEAST_SCALE, _SCALES = 0.5, 1.5
-"""Random scales are from the first on, and reach so far."""
+"""Least random scale, and the range above it."""
 _TRIES = 10
 _LARGEST_SHARE = (3, 4)
-"""Of one class in a crop: less than three quarters of what is labelled, unless no try has it."""
+"""Largest share of one class in a crop: less than this of what is labelled, unless no try has it."""
 _COUNTED_SIDE = 128
-"""Pixels along a side of a crop whose labels are counted: all of a small one, evenly spread ones of a large one."""
+"""Pixels along a crop's side whose labels are counted: all of a small crop, evenly spread ones of a large one."""
 _WORD = 2**31
-"""A random number stands for itself divided by this, in [0, 1)."""
+"""Random numbers are divided by this to lie in [0, 1)."""
 _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE = 32.0, (0.5, 1.5), (0.5, 1.5), 36.0
-"""Of bytes; factors; degrees."""
+"""Largest distortions: brightness in byte values, contrast and saturation as factors, hue in degrees."""
 
 
 class _Axis(NamedTuple):
@@ -41,29 +41,29 @@ class _Axis(NamedTuple):
     lower: Tensor
     upper: Tensor
     share: Tensor
-    """Of `upper`, float32; the rest is of `lower`."""
+    """Share of `upper`, float32; `lower` has the rest."""
     nearest: Tensor
     inside: Tensor
-    """False where the scaled picture has ended."""
+    """False beyond the end of the scaled picture."""
 
 
 class View(NamedTuple):
-    """What a crop shows of each stored scene of a batch."""
+    """The part of each stored scene of a batch that a crop shows."""
 
     rows: _Axis
     columns: _Axis
 
     @property
     def inside(self) -> Tensor:
-        """Whether there is a picture: bool [n, height, width]."""
+        """Whether the picture covers each pixel: bool [n, height, width]."""
         return self.rows.inside[:, :, None] & self.columns.inside[:, None, :]
 
     def masks(self, masks: Tensor) -> Tensor:
-        """The nearest label, `IGNORED` where the picture has ended: uint8 [n, height, width] of stored [n, H, W]."""
+        """The nearest label, `IGNORED` beyond the picture's end: uint8 [n, height, width] of stored [n, H, W]."""
         return _at(masks, self.rows.nearest, self.columns.nearest).masked_fill(~self.inside, IGNORED)
 
     def pixels(self, images: Tensor) -> Tensor:
-        """Bilinear between the four nearest pixels: float32 [n, C, height, width] of stored uint8 [n, H, W, C]."""
+        """Bilinear between the four nearest pixels: float32 [n, C, height, width] from stored uint8 [n, H, W, C]."""
         corners = [
             [_at(images, row, column).float() for column in (self.columns.lower, self.columns.upper)]
             for row in (self.rows.lower, self.rows.upper)
@@ -74,20 +74,20 @@ class View(NamedTuple):
 
 
 class Scenes:
-    """What is made of the scenes of a batch.
+    """Crops and distorts the scenes of a batch.
 
     It depends on the seed, the epoch and the scene's id alone: not on the batch it is in, the rank or the device.
     """
 
     def __init__(self, image_size: int, *, augment: bool, seed: int) -> None:
-        """`image_size`: of a crop, and of a scaled picture's shorter side, in pixels."""
+        """`image_size`, in pixels: the side of a crop, and of a scaled picture's shorter side."""
         self.image_size, self.augment, self.seed = image_size, augment, seed
         self._normalise = Normalisation(IMAGENET, 255.0)
 
     def prepare(
         self, images: Tensor, labels: Tensor, ids: Tensor, *, epoch: int, training: bool
     ) -> tuple[Callable[[], Tensor], Tensor]:
-        """See `Preprocess.prepare`; in evaluation of one scene alone, whose labels keep the size they are stored in."""
+        """See `Preprocess.prepare`. In evaluation one scene at a time, whose labels keep their stored size."""
         if training:
             view = self.view(labels, ids, epoch=epoch)
             return partial(self.images, images, view, ids, epoch=epoch), view.masks(labels)
@@ -95,7 +95,7 @@ class Scenes:
         return partial(self.whole, images[:, :height, :width]), labels[:, :height, :width]
 
     def view(self, masks: Tensor, ids: Tensor, *, epoch: int) -> View:
-        """The crop of each scene in training; without `augment` the middle of the picture, at its plain scale.
+        """The crop of each scene in training; without `augment` the middle of the picture, at scale 1.
 
         Args:
             masks: stored, uint8 [n, H, W]; their `OUTSIDE` tells how large each scene is.
@@ -116,7 +116,7 @@ class Scenes:
         return self._crop(stored, scaled, first, draws[:, 1] < _WORD // 2)
 
     def images(self, images: Tensor, view: View, ids: Tensor, *, epoch: int) -> Tensor:
-        """Crops ready for the model: float32 [n, 3, image_size, image_size], black where the picture has ended.
+        """Crops ready for the model: float32 [n, 3, image_size, image_size], black beyond the picture's end.
 
         Not 0: of that a patch's embedding is its bias, in a fresh model 0, which Swin V2's attention divides by its
         length. Gradients were 1e13 times as large.
@@ -127,7 +127,7 @@ class Scenes:
         return self._normalise(pixels.masked_fill(~view.inside[:, None], 0.0))
 
     def whole(self, images: Tensor) -> Tensor:
-        """Scenes of one size, scaled for evaluation: [n, 3, h, w] of uint8 [n, H, W, 3]."""
+        """Scenes of one size, scaled for evaluation: [n, 3, h, w] from uint8 [n, H, W, 3]."""
         stored = torch.tensor([images.shape[1:3]] * len(images), device=images.device)
         scaled = _scaled(stored, self.image_size, torch.ones(len(images), dtype=torch.float64, device=images.device))
         rows, columns = (
@@ -147,7 +147,8 @@ class Scenes:
         )
 
     def _first_of_several_classes(self, masks: Tensor, stored: Tensor, scaled: Tensor, tries: Tensor) -> Tensor:
-        """Number [n] of the first crop, of those tried [n, tries, 2], that no class fills; else the number of tries."""
+        """Number [n] of the first crop that no class dominates, of those tried [n, tries, 2]; else how many there
+        are."""
         size = self.image_size
         counted = min(size, _COUNTED_SIDE)
         side = (2 * torch.arange(counted, device=masks.device) + 1) * size // (2 * counted)
@@ -172,7 +173,7 @@ def sliding(evaluate: Callable[[Tensor], Tensor], images: Tensor, size: int) -> 
 @overload
 def sliding(evaluate: Callable[[Tensor], Tensor | None], images: Tensor, size: int) -> Tensor | None: ...
 def sliding(evaluate: Callable[[Tensor], Tensor | None], images: Tensor, size: int) -> Tensor | None:
-    """Logits of whole images [n, 3, H, W] from windows of `size` x `size` pixels, in one forward: [n, classes, H, W];
+    """Logits [n, classes, H, W] of whole images [n, 3, H, W], from windows of `size` x `size` pixels in one forward;
     None where `evaluate` gives none.
 
     Windows lie two thirds of their side apart; the last ones end with the image. Where they overlap their mean counts.
@@ -206,7 +207,7 @@ def _sizes(masks: Tensor) -> Tensor:
 
 
 def _scaled(stored: Tensor, image_size: int, scale: Tensor) -> Tensor:
-    """Height and width [n, 2] with which a picture fits into (4 x `image_size`, `image_size`) times `scale` [n]."""
+    """Height and width [n, 2] at which a picture fits into (4 x `image_size`, `image_size`) times `scale` [n]."""
     sides = stored.double()
     shorter, longer = (scale * image_size).floor(), (scale * (LONG_SIDE * image_size)).floor()
     factor = torch.minimum(shorter.clamp(min=1) / sides.amin(1), longer.clamp(min=1) / sides.amax(1))
@@ -214,7 +215,7 @@ def _scaled(stored: Tensor, image_size: int, scale: Tensor) -> Tensor:
 
 
 def _axis(stored: Tensor, scaled: Tensor, positions: Tensor, inside: Tensor | None = None) -> _Axis:
-    """Where pixels `positions` [n, side] of pictures `scaled` [n] long lie in those `stored` [n] long.
+    """Where pixels `positions` [n, side] of pictures `scaled` [n] long lie in the stored pictures, `stored` [n] long.
 
     Middles of pixels are at (p + 1/2) stored / scaled. In whole numbers, so that every device comes to the same.
     """
@@ -237,12 +238,12 @@ def _at(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def _draws(ids: Tensor, number: int, count: int) -> Tensor:
-    """Random numbers from 0 to 2^31 - 1, `count` of each id: int64 [n, count]."""
+    """Random numbers from 0 to 2^31 - 1, `count` for each id: int64 [n, count]."""
     return uniform_integers(ids[:, None] * count + torch.arange(count, device=ids.device), number, _WORD)
 
 
 def _distorted(pixels: Tensor, draws: Tensor) -> Tensor:
-    """Pixels [n, 3, h, w] in 0 to 255 with another brightness, contrast, saturation and hue, each in half of them.
+    """Pixels [n, 3, h, w] in 0 to 255 whose brightness, contrast, saturation and hue are each changed in half of them.
 
     Contrast comes second or last, as often. Nothing is rounded to bytes in between.
 
@@ -266,7 +267,7 @@ def _distorted(pixels: Tensor, draws: Tensor) -> Tensor:
 
 
 def _saturated(pixels: Tensor, factor: Tensor) -> Tensor:
-    """With HSV's saturation, (max - min) / max, times a factor but at most 1: value and hue stay."""
+    """Multiplies HSV's saturation, (max - min) / max, by a factor, to at most 1; value and hue stay."""
     value = pixels.amax(1, keepdim=True)
     chroma = value - pixels.amin(1, keepdim=True)
     factor = torch.minimum(factor, value / chroma.clamp(min=1e-6))
@@ -274,12 +275,12 @@ def _saturated(pixels: Tensor, factor: Tensor) -> Tensor:
 
 
 def _hue_turned(pixels: Tensor, degrees: Tensor) -> Tensor:
-    """With HSV's hue turned: value and saturation stay (Smith, "Color Gamut Transform Pairs", SIGGRAPH 1978)."""
+    """Turns HSV's hue; value and saturation stay (Smith, "Color Gamut Transform Pairs", SIGGRAPH 1978)."""
     red, green, blue = pixels.split(1, 1)
     value = pixels.amax(1, keepdim=True)
     chroma = value - pixels.amin(1, keepdim=True)
     divisor = torch.where(chroma > 0, chroma, torch.ones_like(chroma))
-    # In sixths of the circle, from red over green to blue.
+    # Hue in sixths of the circle, from red over green to blue.
     hue = torch.where(
         value == red,
         (green - blue) / divisor,

@@ -23,11 +23,11 @@ _ELEMENT_BYTES = 4
 _MOST_REPEATS = 7
 _FEWEST_REPEATS = 3
 _BATCH_SECONDS = 5e-3
-"""Shorter than that a timer and a scheduler disturb too much: several calls make one repeat."""
+"""Least seconds of a repeat, reached by several calls: a timer and a scheduler disturb a shorter one too much."""
 _MOST_CALLS = 100
 _SHORT_SECONDS = 0.1
 _MEMORY_SHARE = 0.5
-"""Of what is free, for all ranks of a host together."""
+"""Share of the free memory that is used, for all ranks of a host together."""
 
 
 def sweep(
@@ -54,12 +54,12 @@ def sweep(
         for size in plan.sizes_bytes:
             elements = max(1, size // _ELEMENT_BYTES // ranks) * ranks
             size_bytes = elements * _ELEMENT_BYTES
-            # Input, output, and what the backend copies for itself.
+            # Memory for input and output, and for what the backend copies for itself.
             if 4 * size_bytes > room:
                 break
             call = _call(operation, elements, ranks, group, device)
             once = _agreed(_timed(call, 1, device), group, device)
-            if once < _SHORT_SECONDS:  # the first call was a warm-up, and one more may be disturbed
+            if once < _SHORT_SECONDS:  # the first call was for warm-up, and another one may be disturbed
                 once = _agreed(statistics.median(_timed(call, 1, device) for _ in range(5)), group, device)
             calls = max(1, min(_MOST_CALLS, int(_BATCH_SECONDS / max(once, 1e-9))))
             repeats = max(_FEWEST_REPEATS, min(_MOST_REPEATS, int(plan.seconds_per_size / max(once * calls, 1e-9))))
@@ -69,13 +69,13 @@ def sweep(
                 group=name, operation=operation, ranks=ranks, size_bytes=size_bytes, calls=calls, seconds=seconds
             )
             following = next((larger for larger in plan.sizes_bytes if larger > size), size)
-            # The quickest: a busy machine that holds up one call must not end the sweep.
+            # The quickest repeat counts: one call held up by a busy machine must not end the sweep.
             if _agreed(min(seconds), group, device) * following / size > plan.longest_seconds:
                 break
 
 
 def _call(operation: Operation, elements: int, ranks: int, group: dist.ProcessGroup, device: torch.device) -> Call:
-    """One call whose whole is `elements`, on memory that is really there; zeros, so that sums stay what they are."""
+    """One call on `elements` elements in all. Its memory is really mapped; zeros keep sums as they are."""
     part = elements // ranks
 
     def zeros(count: int) -> Tensor:
@@ -115,7 +115,7 @@ def _timed(call: Call, calls: int, device: torch.device) -> float:
 
 
 def _agreed(value: float, group: dist.ProcessGroup, device: torch.device) -> float:
-    """The largest value of all ranks: they must do the same number of calls."""
+    """The largest value of all ranks, so that they make the same number of calls."""
     box = torch.tensor([value], dtype=torch.float64, device=device)
     dist.all_reduce(box, dist.ReduceOp.MAX, group)
     return float(box.item())

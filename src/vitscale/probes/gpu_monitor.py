@@ -1,4 +1,4 @@
-"""A rank's GPU under training: load, clock, heat, power and throttling, as NVML tells them once a second."""
+"""A rank's GPU during training: load, clock, temperature, power and throttling, as NVML tells them once a second."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vitscale.store.records import GPU_LIMITS, GpuSamples
 
 SECONDS_BETWEEN_SAMPLES = 1.0
 
-# The bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h) that slow the clocks against anybody's will.
+# Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h) that slow the clocks though nobody asked for it.
 THROTTLE_REASONS = {
     0x004: "power cap",
     0x008: "hardware slowdown",
@@ -28,22 +28,22 @@ THROTTLE_REASONS = {
 }
 _IDLE = 0x001
 _CLOCKS_SET = 0x002 | 0x100
-"""By the user, and for a display."""
+"""Clocks set by the user, and for a display."""
 
 
 class GpuMonitor:
-    """Watches one GPU from `begin` to `end`, time after time. This one watches nothing: it stands in where there is no
-    GPU, or no way to ask it."""
+    """Watches one GPU from `begin` to `end`, any number of times. This class watches nothing: it stands in where there
+    is no GPU, or no way to ask it."""
 
     def __init__(self, reason: str | None) -> None:
         self.reason = reason
-        """Why `end` told nothing; None where it did."""
+        """Why `end` told nothing; None where it told something."""
 
     def begin(self) -> None:
-        """What is to be watched begins."""
+        """Begins to watch."""
 
     def end(self) -> GpuSamples | None:
-        """What was seen since `begin`; None where nothing could be."""
+        """Ends watching; returns what was seen since `begin`, None where nothing was."""
         return None
 
     def close(self) -> None:
@@ -52,7 +52,7 @@ class GpuMonitor:
 
 @dataclass(frozen=True)
 class Sample:
-    """One look at a GPU; None where it does not tell."""
+    """One look at a GPU; a value is None where the GPU does not tell it."""
 
     utilisation: float | None
     sm_clock_mhz: int | None
@@ -62,16 +62,16 @@ class Sample:
 
 
 class NvmlMonitor(GpuMonitor):
-    """Asks NVML about one GPU, once a second. Of less than a second it tells nothing: at its end the GPU is idle."""
+    """Asks NVML about one GPU, once a second. It tells nothing of less than a second, as the GPU is idle at its end."""
 
     def __init__(self, nvml: Any, handle: Any, seconds_between_samples: float = SECONDS_BETWEEN_SAMPLES) -> None:
-        """`nvml`: the module pynvml, initialised; `handle`: the GPU's."""
+        """`nvml` is the module pynvml, initialised; `handle` is the GPU's."""
         super().__init__(None)
         self._nvml, self._handle, self._seconds = nvml, handle, seconds_between_samples
         self._samples: list[Sample] = []
         self._watching = self._closed = False
         self._span = 0
-        """Counts beginnings and ends: a look that was under way at one of them belongs to no epoch."""
+        """Number of beginnings and ends so far: a look during which it changes belongs to no epoch."""
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._watch, name="gpu-monitor", daemon=True)
         self._thread.start()
@@ -100,14 +100,14 @@ class NvmlMonitor(GpuMonitor):
         self._thread.join()
 
     def look(self) -> Sample:
-        """Asks for everything once."""
+        """Asks for all values once."""
         nvml, handle = self._nvml, self._handle
         utilisation = self._ask(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
         power = self._ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
         return Sample(
             utilisation=None if utilisation is None else utilisation / 100,
             sm_clock_mhz=self._ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
-            # Older drivers know these two by their older names alone.
+            # Older drivers know these two only by their older names.
             temperature_celsius=self._ask(
                 lambda: nvml.nvmlDeviceGetTemperatureV(handle, nvml.NVML_TEMPERATURE_GPU),
                 lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
@@ -120,7 +120,7 @@ class NvmlMonitor(GpuMonitor):
         )
 
     def _ask(self, *ways: Callable[[], int]) -> int | None:
-        """The first way that this GPU and driver answer; None where they answer none."""
+        """The answer to the first of these ways that this GPU and driver answer; None where they answer none."""
         for way in ways:
             try:
                 return int(way())
@@ -148,7 +148,7 @@ class NvmlMonitor(GpuMonitor):
 
 
 def gpu_monitor(uuid: str | None, seconds_between_samples: float = SECONDS_BETWEEN_SAMPLES) -> GpuMonitor:
-    """The monitor of the GPU with `uuid` (as NVML writes it, "GPU-..."); None: the rank computes on the host."""
+    """The monitor of the GPU with `uuid` (as NVML writes it, "GPU-..."); for None the rank computes on the host."""
     if uuid is None:
         return GpuMonitor("the rank computes on the host")
     try:
@@ -164,7 +164,7 @@ def gpu_monitor(uuid: str | None, seconds_between_samples: float = SECONDS_BETWE
 
 
 def summary(samples: Sequence[Sample]) -> GpuSamples | None:
-    """The figures of some looks; None where none of them holds anything."""
+    """The figures over some samples; None where none of them holds anything."""
     if not any(value is not None for sample in samples for value in vars(sample).values()):
         return None
 
@@ -196,7 +196,7 @@ def summary(samples: Sequence[Sample]) -> GpuSamples | None:
 
 
 def throttling(bits: int) -> tuple[str, ...]:
-    """The names of the reasons in NVML's bits that slow the clocks; those not known here by their number."""
+    """Names of the reasons in NVML's bits that slow the clocks; those unknown here by their number."""
     known = [name for bit, name in THROTTLE_REASONS.items() if bits & bit]
     unknown = bits & ~(_IDLE | _CLOCKS_SET) & ~sum(THROTTLE_REASONS)
     return (*known, *(f"reason {1 << at:#x}" for at in range(unknown.bit_length()) if unknown >> at & 1))

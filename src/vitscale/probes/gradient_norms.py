@@ -1,4 +1,4 @@
-"""Squared norms of gradients, of one micro-batch and of a whole step, for the gradient noise scale."""
+"""Squared norms of the gradients of one micro-batch and of a whole step, for the gradient noise scale."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class MicroBatchNorms:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        """`module`: the model under training, inside any wrapper."""
+        """`module` is the model that is trained, without any wrapper."""
         self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self._handles: list[RemovableHandle] = []
         self._squares: list[Tensor] = []
@@ -41,7 +41,7 @@ class MicroBatchNorms:
                 parameter._backward_hooks = None
 
     def total(self) -> float:
-        """The sum over all micro-batches seen; nan where none was. Waits for the device."""
+        """Sum over all micro-batches seen; nan where there was none. Waits for the device."""
         return _total(self._squares)
 
     def _see(self, gradient: Tensor) -> None:
@@ -56,7 +56,7 @@ def squared_norm(gradients: Iterable[Tensor | None]) -> float:
 def gradient_line(
     step: int, *, images: int, own_images: Sequence[int], world_size: int, unreduced: float, reduced: float
 ) -> GradientLine:
-    """What a step's norms come to for gradients that are means over their images.
+    """The record of a step's norms, for gradients that are means over their images.
 
     Backward starts from the sum of a micro-batch's losses times N / R (`slot_loss` / A), with N = `world_size` and R =
     `images`. So of a micro-batch of n images a hook sees the mean gradient times n N / R: the mean of the squared norms
@@ -87,7 +87,7 @@ def gradient_line(
 
 
 def _squared_norm(gradient: Tensor) -> Tensor:
-    # float64: squares of bfloat16 gradients underflow, and millions of them are summed.
+    # float64, because squares of bfloat16 gradients underflow, and millions of them are summed.
     norm: Tensor = torch.linalg.vector_norm(gradient.detach(), dtype=torch.float64)
     return norm.square()
 

@@ -1,5 +1,5 @@
-"""What a host has beside its processors: the disk that holds the results (room, how long a record takes to be safe on
-it, whether all hosts see it), and its network interfaces, as the kernel tells of them."""
+"""What a host has besides its processors: the disk that holds the results (its room, how long a record takes to be safe
+on it, whether all hosts see it), and the network interfaces that the kernel reports."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import psutil
 from vitscale.store.checks import InfinibandPort, Interface
 
 _RECORD_BYTES = 300
-"""About one step of one rank."""
+"""Bytes of about one step of one rank."""
 _RECORDS = 20
 
 
 def free_bytes(folder: Path) -> int:
-    """Room on the disk of `folder`, for this user."""
+    """Bytes free for this user on the disk of `folder`."""
     return shutil.disk_usage(folder).free
 
 
@@ -45,14 +45,14 @@ def record_seconds(folder: Path, rank: int) -> tuple[int, tuple[float, ...]]:
 
 
 def show(folder: Path, text: str) -> None:
-    """Rank 0's part: writes the file that the others look for."""
+    """Writes the file that other ranks look for; called by rank 0."""
     draft = folder / ".shown.draft"
     draft.write_text(text, encoding="ascii")
     draft.replace(folder / ".shown")
 
 
 def seen_after(folder: Path, text: str, seconds: float) -> float | None:
-    """The others' part: how long until the file is there with `text` in it; None: not within `seconds`."""
+    """Seconds until the file is there with `text` in it; None: not within `seconds`. Called by the other ranks."""
     began = time.perf_counter()
     while (waited := time.perf_counter() - began) < seconds:
         try:
@@ -69,7 +69,7 @@ _KINDS: dict[int, Literal["ethernet", "infiniband", "loopback"]] = {1: "ethernet
 
 
 def interfaces(folder: Path = Path("/sys/class/net")) -> tuple[Interface, ...]:
-    """All interfaces by name; what the kernel does not tell of one is None."""
+    """All interfaces by name; a value is None where the kernel does not tell it."""
     addresses = psutil.net_if_addrs()
     try:
         names = sorted(path.name for path in folder.iterdir() if path.is_dir())
@@ -80,10 +80,10 @@ def interfaces(folder: Path = Path("/sys/class/net")) -> tuple[Interface, ...]:
 
 def _interface(folder: Path, addresses: tuple[str, ...]) -> Interface:
     kind = kernel_text(folder / "type") or ""
-    # The loopback interface and many tunnels say "unknown" while they work; the flag IFF_UP is what counts there.
+    # The loopback interface and many tunnels are "unknown" while they work; there the flag IFF_UP counts.
     state, flags = kernel_text(folder / "operstate"), kernel_text(folder / "flags") or "0"
     speed = kernel_text(folder / "speed") or ""
-    # Of a veth or a bridge the kernel says 10 Gbit/s, whatever it leads to; -1 is its word for unknown.
+    # The kernel reports 10 Gbit/s for a veth or a bridge, wherever it leads; -1 stands for unknown.
     is_real = (folder / "device").exists() or (folder / "bonding").exists()
     return Interface(
         name=folder.name,
@@ -126,7 +126,7 @@ def infiniband_ports(folder: Path = Path("/sys/class/infiniband")) -> tuple[Infi
 
 
 def hostname_addresses() -> tuple[str, ...]:
-    """The addresses of the host's own name, in the resolver's order: what gloo listens on by default is the first."""
+    """Addresses of the host's own name, in the resolver's order; gloo listens on the first by default."""
     try:
         answers = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -135,7 +135,7 @@ def hostname_addresses() -> tuple[str, ...]:
 
 
 def kernel_text(path: Path) -> str | None:
-    """What a file of the kernel's says; None where it is not there or says nothing."""
+    """Text of a kernel's file; None where there is none or it is empty."""
     try:
         return path.read_text(encoding="ascii", errors="replace").strip() or None
     except OSError:

@@ -1,5 +1,5 @@
-"""How fast a rank computes: the matrix-multiply rate that its own device really reaches, in the trial's arithmetic; and
-a fixed piece of training, again and again, which tells a slow rank from the others."""
+"""How fast a rank computes: the matrix-multiply rate that its device really reaches in the trial's arithmetic; and a
+fixed piece of training, repeated, which shows which rank is slow."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from vitscale.trial.trial import Device, Precision
 
 _SECONDS = 0.2
 _SETTLING_SECONDS = {"cpu": 0.0, "cuda": 1.5}
-"""A GPU begins at boost clocks; under load its power limit brings them down within a second."""
+"""Seconds until clocks settle: a GPU begins at boost clocks, and its power limit lowers them within a second."""
 _LONG_ENOUGH_SECONDS = {"cpu": 5e-3, "cuda": 1e-3}
-"""A product that takes so long is not slowed noticeably by being started, and fills the device."""
+"""Least seconds of a product that starting it does not slow noticeably and that fills the device."""
 _SMALLEST = 256
 _LARGEST = {"cpu": 4096, "cuda": 8192}
-"""At most 0.2 GB on a host, where memory that runs out ends the process, and 0.8 GB on a GPU."""
+"""Largest size: 0.2 GB on a host, where running out of memory ends the process, and 0.8 GB on a GPU."""
 _FEWEST = 3
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "bf16-params": torch.bfloat16, "fp16": torch.float16}
@@ -53,7 +53,7 @@ def measured_matmul(device: torch.device, precision: Precision) -> MatmulLine | 
 
 
 def arithmetic(device: torch.device, precision: Precision) -> str:
-    """What matrices of `precision` are multiplied in: bf16, fp16, fp32, or tf32 where it is asked for."""
+    """The arithmetic in which matrices of `precision` are multiplied: bf16, fp16, fp32, or tf32 if allowed."""
     name = "bf16" if precision == "bf16-params" else precision
     # NVIDIA's libraries obey it whatever a program sets: "0" forbids TF32, another number demands it.
     override = os.environ.get("NVIDIA_TF32_OVERRIDE", "").strip()
@@ -83,7 +83,7 @@ def best_rate(
     while True:
         try:
             product(size)
-            took = min(product(size), product(size))  # one may have been disturbed by other processes
+            took = min(product(size), product(size))  # either may have been disturbed by other processes
         except torch.OutOfMemoryError:
             break
         fits = size
@@ -99,12 +99,12 @@ def best_rate(
     times: list[float] = []
     while len(times) < _FEWEST or clock() - began < seconds:
         times.append(product(fits))
-    # Settled clocks still sway: the middle is what lasts. On a processor other processes only ever slow it down.
+    # Settled clocks still vary, so the median is what lasts. On a processor other processes can only slow it down.
     return fits, 2 * fits**3 / (statistics.median(times) if settling_seconds else min(times))
 
 
 class _Products:
-    """Multiplies random matrices: a GPU is faster on zeros, which take less power."""
+    """Multiplies random matrices: on zeros a GPU is faster, because they take less power."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self._device, self._dtype = device, dtype
@@ -112,14 +112,14 @@ class _Products:
 
     def __call__(self, size: int) -> float:
         if not self._matrices or len(self._matrices[0]) != size:
-            self._matrices = ()  # first gives back what the smaller ones took
+            self._matrices = ()  # frees the smaller matrices first
             self._matrices = tuple(torch.randn(size, size, device=self._device, dtype=self._dtype) for _ in range(3))
         left, right, product = self._matrices
         return seconds_of(lambda: torch.mm(left, right, out=product), self._device)
 
 
 def seconds_of(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds that a device takes for what `work` asks of it."""
+    """Seconds that a device takes for what `work` starts on it."""
     if device.type == "cuda":
         began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         began.record()
@@ -132,12 +132,12 @@ def seconds_of(work: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - start
 
 
-# (images, tokens, width, heads) of one transformer block, so that a piece takes milliseconds on either device.
+# (images, tokens, width, heads) of one transformer block: a piece takes milliseconds on either device.
 _SHAPES: dict[Device, tuple[int, int, int, int]] = {"cpu": (4, 65, 192, 3), "cuda": (64, 197, 768, 12)}
 
 
 def compute_speed(device: torch.device, repeats: int, seconds: float, monitor: GpuMonitor) -> ComputeLine:
-    """Forward and backward of one transformer block, for `repeats` x `seconds`. Called on all ranks at once.
+    """Measures forward and backward of one transformer block, for `repeats` x `seconds`. Called on all ranks at once.
 
     A repeat lasts much longer than the CPU controller's period (0.1 s): a rank with a quota computes at full speed at
     its beginning, and then not at all.

@@ -1,4 +1,4 @@
-"""What one rank uses in each epoch's longest stretch of timed steps: processor time, its GPU, energy; and its memory.
+"""What one rank uses: its memory, and in each epoch's longest stretch of timed steps processor time, GPU and energy.
 
 Energy is told by the zeus library: of a rank's GPU (NVML) or its host's processors (RAPL).
 
@@ -27,23 +27,23 @@ from vitscale.store.records import EnergyReading, ResourcesLine
 NOT_INSTALLED = "the zeus library is not here: install vitscale[energy]"
 BY_LOCAL_RANK_0 = "measured by local rank 0"
 RAPL_FOLDERS = (Path("/sys/class/powercap/intel-rapl"), Path("/zeus_sys/class/powercap/intel-rapl"))
-"""Where zeus looks; the second is how it is mounted into containers."""
+"""Folders in which zeus looks; the second is where it is mounted in containers."""
 _SECONDS_BETWEEN_READINGS = 20.0
-"""RAPL counters begin again at 65 kJ on some processors: at 1 kW that is after 65 seconds."""
+"""Some processors' RAPL counters wrap around at 65 kJ, which takes 65 seconds at 1 kW."""
 
 
 class EnergyMeter:
-    """Measures energy from `begin` to `end`, time after time. This one measures nothing: it stands in where nothing can
-    be measured, or where another rank measures."""
+    """Measures energy from `begin` to `end`, any number of times. This class measures nothing: it stands in where
+    nothing can be measured, or where another rank measures."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason
 
     def begin(self) -> None:
-        """What is to be measured begins."""
+        """Begins to measure."""
 
     def end(self) -> EnergyReading:
-        """What was used since `begin`, or why that is unknown."""
+        """Energy used since `begin`, or why it is unknown."""
         return EnergyReading(joules=None, source=None, reason=self._reason)
 
     def close(self) -> None:
@@ -52,14 +52,14 @@ class EnergyMeter:
 
 @dataclass(frozen=True)
 class Counter:
-    """A counter of energy that only goes up, but for a beginning again at `range_joules`."""
+    """A counter of energy that only rises, except that it wraps around at `range_joules`."""
 
     read_joules: Callable[[], float]
     range_joules: float | None = None
 
 
 class CounterMeter(EnergyMeter):
-    """The sum of some counters, each read often enough that none begins again twice unseen."""
+    """The sum of some counters, each read so often that none wraps around twice unseen."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class CounterMeter(EnergyMeter):
                     self._advance()
 
     def _advance(self) -> None:
-        """Reads all counters and adds what they gained since they were last read."""
+        """Reads all counters and adds what they gained since the last reading."""
         try:
             now = [counter.read_joules() for counter in self._counters]
         except Exception as error:  # zeus lets through whatever its libraries raise
@@ -127,7 +127,7 @@ class CounterMeter(EnergyMeter):
 
 
 def energy_meter(gpu_uuid: str | None, local_rank: int, host: str) -> EnergyMeter:
-    """The meter for one rank.
+    """The energy meter of one rank.
 
     Args:
         gpu_uuid: of the GPU it computes on; None: it computes on the host.
@@ -144,7 +144,7 @@ def energy_meter(gpu_uuid: str | None, local_rank: int, host: str) -> EnergyMete
         return _rapl_meter(host)
     except ModuleNotFoundError as error:
         return EnergyMeter(NOT_INSTALLED if error.name == "zeus" else f"zeus cannot be used: {_reason(error)}")
-    except Exception as error:  # zeus raises in many ways where hardware is missing, and wraps only some of them
+    except Exception as error:  # zeus raises many errors where hardware is missing, and wraps only some
         return EnergyMeter(_reason(error))
 
 
@@ -153,7 +153,7 @@ def _gpu_meter(uuid: str) -> EnergyMeter:
     import pynvml
     from zeus.device.gpu.nvidia import NVIDIAGPU
 
-    # Not through zeus.device.get_gpus: that reads CUDA_VISIBLE_DEVICES as a list of numbers, and it may name UUIDs.
+    # Not by zeus.device.get_gpus, which takes CUDA_VISIBLE_DEVICES for a list of numbers; it may name UUIDs.
     pynvml.nvmlInit()
     gpu = NVIDIAGPU(pynvml.nvmlDeviceGetIndex(pynvml.nvmlDeviceGetHandleByUUID(uuid)))
     if not gpu.supports_get_total_energy_consumption():
@@ -174,15 +174,15 @@ def _rapl_meter(host: str) -> EnergyMeter:
     for cpu in cpus.cpus:
         name = (Path(cpus.rapl_dir) / f"intel-rapl:{cpu.cpu_index}" / "name").read_text(encoding="utf-8").strip()
         if not name.startswith("package"):
-            continue  # "psys" is the whole machine: it holds the packages once more
+            continue  # "psys" is the whole machine, which includes the packages
         packages.append(name)
-        if isinstance(cpu, ZeusdRAPLCPU):  # its daemon keeps up with counters that begin again
+        if isinstance(cpu, ZeusdRAPLCPU):  # its daemon takes care of wrapping around
             counters.append(_counter(partial(_package_and_memory_mj, cpu)))
             with_memory |= cpu.supports_get_dram_energy_consumption()
             continue
         for file in (cpu.rapl_file, cpu.dram):
             if file is not None:
-                # Else zeus starts a process for each counter that watches it, and lives on where a rank is killed.
+                # Else zeus starts a process per counter to watch it, which lives on where a rank is killed.
                 file._wraparound_tracker = _NoTracker()
                 counters.append(_counter(file.read, file.max_energy_range_uj / 1e6))
         with_memory |= cpu.dram is not None
@@ -193,7 +193,7 @@ def _rapl_meter(host: str) -> EnergyMeter:
 
 
 class _NoTracker:
-    """Stands in for zeus's RaplWraparoundTracker."""
+    """Replaces zeus's RaplWraparoundTracker."""
 
     def get_num_wraparounds(self) -> int:
         return 0
@@ -209,7 +209,7 @@ def _package_and_memory_mj(cpu: Any) -> float:
 
 
 def _import_quietly() -> None:
-    """Imports zeus's devices: a tenth of a second. Its monitors take a second, for pandas, and are not needed."""
+    """Imports zeus's devices in a tenth of a second. Its monitors, which load pandas for a second, are not needed."""
     logging.getLogger("zeus").setLevel(logging.CRITICAL)
     import zeus.device  # noqa: F401 - it stays loaded
 
@@ -220,7 +220,7 @@ def _reason(error: Exception) -> str:
 
 
 def gpu_uuid(device: torch.device) -> str | None:
-    """As NVML writes it; None of a host."""
+    """NVML's name of a GPU; None for a host."""
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else None
 
 
@@ -228,7 +228,7 @@ class ResourceProbe:
     """One rank's use of its machine, epoch by epoch."""
 
     def __init__(self, device: torch.device, local_rank: int, host: str) -> None:
-        """`host`: what names this machine among all of a run, the same in all its containers."""
+        """`host` names this machine among all of a run, alike in all its containers."""
         self._device = device if device.type == "cuda" else None
         uuid = gpu_uuid(device)
         self._gpu = gpu_monitor(uuid)
@@ -238,25 +238,25 @@ class ResourceProbe:
         self._cuda_peak_bytes = 0
 
     def begin_epoch(self) -> None:
-        """Before an epoch's first step, on a device that has nothing to do."""
+        """Resets the memory peaks before an epoch's first step, on an idle device."""
         if self._device is not None:
             self._cuda_peak_bytes = self.cuda_peak_bytes()
             torch.cuda.reset_peak_memory_stats(self._device)
 
     def begin(self) -> None:
-        """Asks all counters before the first step of a stretch. A driver may take milliseconds, each rank its own."""
+        """Asks all counters before the first step of a stretch. A driver may take milliseconds, differently by rank."""
         self._gpu.begin()
         self._energy.begin()
         self.start_clocks()
 
     def start_clocks(self) -> None:
-        """Begins the stretch's time here, after what the ranks have waited for each other since `begin`."""
+        """Begins the stretch's time here, after ranks have waited for each other since `begin`."""
         self._throttled_seconds = cpu_throttled_seconds()
         self._cpu_began = time.process_time()
         self._began = time.perf_counter()
 
     def end(self, epoch: int, steps: range) -> ResourcesLine:
-        """After the stretch's last step; memory is as yet that of the epoch until now: see `with_memory`.
+        """Ends the stretch after its last step. Memory is added at the epoch's end: see `with_memory`.
 
         Args:
             epoch: its number.
@@ -267,7 +267,7 @@ class ResourceProbe:
         gpu = self._gpu.end()
         return ResourcesLine(
             epoch=epoch,
-            steps=(steps.start, steps.stop - 1) if steps else None,  # none where drop_last leaves nothing
+            steps=(steps.start, steps.stop - 1) if steps else None,  # none where drop_last leaves no steps
             seconds=seconds,
             cpu_seconds=cpu_seconds,
             cpu_throttled_seconds=_difference(cpu_throttled_seconds(), self._throttled_seconds),
@@ -279,7 +279,7 @@ class ResourceProbe:
         )
 
     def with_memory(self, line: ResourcesLine) -> ResourcesLine:
-        """The line of an epoch that is over, with the memory it took."""
+        """`line` with the memory of its epoch, which is over."""
         resident, peak_resident = resident_bytes()
         allocated, reserved, in_use = self._cuda_bytes()
         return line.model_copy(
@@ -293,22 +293,22 @@ class ResourceProbe:
         )
 
     def cuda_peak_bytes(self) -> int:
-        """Device memory allocated at its highest since the process began; 0 where there is no GPU."""
+        """Highest device memory allocated since the process began; 0 without a GPU."""
         if self._device is None:
             return 0
         return max(self._cuda_peak_bytes, torch.cuda.max_memory_allocated(self._device))
 
     def peak_bytes(self, line: ResourcesLine) -> int | None:
-        """The same on a GPU; on a host the memory that was resident at its highest, as `line` says."""
+        """Highest device memory on a GPU; on a host the highest resident memory, from `line`."""
         return line.peak_rss_bytes if self._device is None else self.cuda_peak_bytes()
 
     def close(self) -> None:
-        """Ends the threads that watch."""
+        """Ends the watching threads."""
         self._gpu.close()
         self._energy.close()
 
     def _cuda_bytes(self) -> tuple[int | None, int | None, int | None]:
-        """Allocated and reserved at their highest in this epoch, and in use on the device by whomever."""
+        """Highest memory allocated and reserved in this epoch, and memory of the device in use by any process."""
         if self._device is None:
             return None, None, None
         free, whole = torch.cuda.mem_get_info(self._device)
@@ -320,7 +320,7 @@ class ResourceProbe:
 
 
 def resident_bytes(status: Path = Path("/proc/self/status")) -> tuple[int | None, int | None]:
-    """Resident memory of this process now and at its highest, or None where the kernel does not tell.
+    """Resident memory of this process now and at its highest; None where the kernel does not tell.
 
     From VmRSS and VmHWM. `getrusage` would give the highest of the launcher this process was forked from, if that was
     larger.

@@ -1,5 +1,5 @@
-"""A rank's steps: light ones carry nothing but a timestamp at their end, explained ones are a few under the profiler,
-their phases annotated.
+"""A rank's steps: light ones have nothing but a timestamp at their end; a few explained ones run under the profiler,
+with their phases annotated.
 
 On a GPU the timestamp is a CUDA event and is read only when it has long passed, together with the loss that was copied
 to pinned memory before it: the clock waits for nothing inside a step. The profiler leaves something behind there:
@@ -29,16 +29,16 @@ from vitscale.store.records import ExplainedLine, PhaseName, StepLine
 from vitscale.trial.step_schedule import StepWindow
 
 Phase = Callable[[PhaseName], AbstractContextManager[object]]
-"""Names what the training loop is doing: `with phase("forward"): ...`."""
+"""A context that names what the training loop does: `with phase("forward"): ...`."""
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
 _GLOO_THREAD = "pt_gloo_runloop"
 _GLOO_SECONDS = 1.0
-"""How long its threads are waited for: a script's own may always have work."""
+"""Longest wait for gloo's threads: those of a script may always have work."""
 
 
 def no_phase(_name: PhaseName) -> AbstractContextManager[None]:
-    """The phases of a step that is not explained."""
+    """The context of a phase in a step that is not explained."""
     return _NOTHING
 
 
@@ -46,7 +46,7 @@ class Explainer:
     """One rank's explained blocks. All ranks begin and end a block at the same step."""
 
     def __init__(self, device: torch.device, world_size: int, traces: Path | None = None) -> None:
-        """`traces`: the folder in which to keep each block's trace; None keeps none."""
+        """`traces` is the folder that keeps each block's trace; None keeps none."""
         self._device, self._world_size, self._traces = device, world_size, traces
         self._profile: profile | None = None
         self._steps: list[int] = []
@@ -77,7 +77,7 @@ class Explainer:
         self._steps = []
 
     def step(self, number: int) -> AbstractContextManager[object]:
-        """The annotation around a whole step."""
+        """Annotation of a whole step."""
         PROGRESS.step = number
         if self._profile is None:
             return _NOTHING
@@ -85,12 +85,12 @@ class Explainer:
         return record_function(timeline.STEP)
 
     def phase(self, name: PhaseName) -> AbstractContextManager[object]:
-        """The annotation around a part of a step."""
+        """Annotation of a part of a step."""
         PROGRESS.phase = name
         return _NOTHING if self._profile is None else record_function(timeline.PHASE_PREFIX + name)
 
     def end_block(self, rank: int) -> list[ExplainedLine]:
-        """Stops the profiler and reads what it saw: tens of milliseconds, so a pause of the measurement.
+        """Stops the profiler and reads what it saw. That takes tens of milliseconds, a pause of the measurement.
 
         Raises:
             RuntimeError: no block has begun.
@@ -109,7 +109,7 @@ class Explainer:
         return timeline.steps_on_cpu(events, self._steps, block)
 
     def drop_block(self) -> None:
-        """Stops the profiler; of what it saw nothing is kept."""
+        """Stops the profiler and drops what it saw."""
         finished, self._profile = self._profile, None
         if finished is not None:
             _stop(finished)
@@ -123,23 +123,23 @@ class Explainer:
 
 
 def _stop(running: profile) -> None:
-    """Stops a profiler when gloo's threads have written into it what they will.
+    """Stops a profiler once gloo's threads have written all they will into it.
 
     gloo says that a collective is complete before its thread has recorded the end: one that has lost its core between
     the two would write into what the profiler has freed by then (torch 2.13, `AsyncWork::finishWorkGloo`). Such a
     thread is running, or about to; one that has recorded sleeps until there is more to do.
     """
     asleep, give_up = 0, time.monotonic() + _GLOO_SECONDS
-    # Twice: for a moment it may sleep before the interpreter's lock, which this thread holds.
+    # Looks twice: a thread may sleep for a moment while this thread holds the interpreter's lock.
     while (asleep := 0 if _gloo_runs() else asleep + 1) < 2 and time.monotonic() < give_up:
         time.sleep(0.0002)
     running.stop()
 
 
 def _gloo_runs() -> bool:
-    """Whether one of this process's threads that work for gloo is running, or waits for a core."""
+    """Whether one of this process's gloo threads is running, or waits for a core."""
     for task in Path("/proc/self/task").iterdir():
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the thread has ended
             name, _, rest = (task / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
             if name.partition("(")[2] == _GLOO_THREAD and rest.split()[0] != "S":
                 return True
@@ -147,7 +147,7 @@ def _gloo_runs() -> bool:
 
 
 def events_of(finished: profile) -> list[timeline.Event]:
-    """Everything a finished profile recorded that a timeline is made of.
+    """All events of a finished profile that a timeline needs.
 
     `profile.events()` would build a tree of Python objects, at ten times the cost; the ranks stand still meanwhile.
     """
@@ -156,7 +156,7 @@ def events_of(finished: profile) -> list[timeline.Event]:
 
 
 def plain(recorded: Iterable[Any]) -> list[timeline.Event]:
-    """The same of Kineto's own events."""
+    """Converts Kineto's own events."""
     recorded = list(recorded)
     calls = {
         event.correlation_id(): event.extra_meta() for event in recorded if event.name() == timeline.COMMUNICATION_CALL
@@ -188,7 +188,7 @@ def _kind(event: Any) -> timeline.Kind | None:
 
 
 def finish_device_work(device: torch.device) -> None:
-    """Waits until a GPU has done all that was asked of it; a host has by now."""
+    """Waits until a GPU has done all that was asked of it; a host has done so already."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -198,7 +198,7 @@ Mark = TypeVar("Mark")
 
 @dataclass(frozen=True)
 class StepMark:
-    """Which step a time is of."""
+    """The step that a time belongs to."""
 
     step: int
     epoch: int
@@ -207,7 +207,7 @@ class StepMark:
 
 
 def step_lines(timed: Iterable[tuple[StepMark, float, float]], warmup_steps: int) -> Iterator[StepLine]:
-    """The records of steps: of (mark, seconds, loss) of each, the first `warmup_steps` of a run marked as such."""
+    """Records of steps from (mark, seconds, loss) of each; the first `warmup_steps` of a run are marked as warm-up."""
     for mark, seconds, loss in timed:
         yield StepLine(
             step=mark.step,
@@ -229,15 +229,15 @@ class StepClock(ABC, Generic[Mark]):
 
     @abstractmethod
     def mark(self, mark: Mark, loss: Tensor) -> list[tuple[Mark, float, float]]:
-        """Ends a step, and returns what is known by now of this and earlier steps: (mark, seconds, loss)."""
+        """Ends a step; returns what is known by now of this and earlier steps: (mark, seconds, loss)."""
 
     @abstractmethod
     def drain(self) -> list[tuple[Mark, float, float]]:
-        """Waits for the device and returns all that is left. Only between epochs."""
+        """Waits for the device and returns what is left. Only between epochs."""
 
 
 class CpuStepClock(StepClock[Mark]):
-    """`time.perf_counter` after each step: on CPU a step is over when the call returns."""
+    """Reads `time.perf_counter` after each step: on CPU a step is over when the call returns."""
 
     def __init__(self) -> None:
         self._last = 0.0
@@ -258,7 +258,7 @@ class CpuStepClock(StepClock[Mark]):
 
 
 class CudaStepClock(StepClock[Mark]):
-    """CUDA events on the current stream, read when they have passed."""
+    """CUDA events on the current stream, read once they have passed."""
 
     def __init__(self) -> None:
         self._last: torch.cuda.Event | None = None

@@ -1,4 +1,4 @@
-"""The collectives of an optimizer step, counted without waiting for anything.
+"""Counts the collectives of an optimizer step without waiting for anything.
 
 A step that is counted notes when it begins and ends, and afterwards the flight recorder tells which collectives were
 called in between. gloo needs one thing more. It has no reduce-scatter: torch gives it an all-reduce and keeps a part of
@@ -34,19 +34,19 @@ from vitscale.profiles.kernels import dtype_name, operation
 from vitscale.store.records import Collective, TrafficLine
 
 _DUMPS = {"nccl": "_dump_nccl_trace_json", "gloo": "_dump_fr_trace_json"}
-"""By backend: what reads the recorder it writes into."""
+"""Backend to the function that dumps the recorder into which it writes."""
 _VERSION = "2."
-"""Of the dump: within 2 fields are only added (FlightRecorder.hpp of torch 2.13 has 2.10)."""
+"""Version of the dump: minor versions of 2 only add fields (FlightRecorder.hpp of torch 2.13 has 2.10)."""
 NO_DTYPE = "none"
-"""Of a barrier, which has no tensor."""
+"""Dtype of a barrier, which has no tensor."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One collective in the ring; a coalesced one is an entry for each of its dtypes."""
+    """One collective in the ring; a coalesced one has an entry for each of its dtypes."""
 
     record: int
-    """Counted from 0 in this process, whatever has left the ring since."""
+    """Its number in this process, counted from 0, whatever has left the ring since."""
     created_ns: int
     """When it was called, by the clock of `time.time_ns`."""
     communicator: str
@@ -57,7 +57,7 @@ class Entry:
 
 
 class Unreadable(Exception):
-    """Why the recorder says nothing; its text is a sentence's end."""
+    """Why the recorder tells nothing, as the end of a sentence."""
 
 
 def size_ring() -> None:
@@ -66,12 +66,12 @@ def size_ring() -> None:
 
 
 def too_small(entries: int) -> str:
-    """What to say where a ring of so many entries has lost what was looked for."""
+    """The message where a ring of `entries` entries has lost what was looked for."""
     return f"the recorder's ring of {entries:,} entries is too small: set {RECORDER_RING[0]} to more in the environment"
 
 
 def entries(backend: str) -> tuple[Entry, ...]:
-    """All that is in the ring of the recorder that a backend writes into, oldest first.
+    """All entries in the ring of the recorder that a backend writes into, oldest first.
 
     Takes about 50 us an entry: for a pause.
 
@@ -87,7 +87,7 @@ def entries(backend: str) -> tuple[Entry, ...]:
 
 
 def parse(text: str) -> tuple[Entry, ...]:
-    """The entries of a dump.
+    """Parses the entries of a dump.
 
     Raises:
         Unreadable: it is not as this version of vitscale knows it.
@@ -107,7 +107,7 @@ def _entries(raw: dict[str, Any]) -> Iterator[Entry]:
     name = str(raw["profiling_name"]).partition(":")[2]
     sizes = raw["input_sizes"], raw["output_sizes"]
     if name == "coalesced" and not any(sizes):
-        return  # the end of a group, whose members have entries of their own
+        return  # the end of a group; its members have their own entries
     inputs = _elements(raw["input_sizes"], raw["input_dtypes"])
     outputs = _elements(raw["output_sizes"], raw["output_dtypes"])
     for dtype in dict.fromkeys([*inputs, *outputs]) or [NO_DTYPE]:
@@ -123,7 +123,7 @@ def _entries(raw: dict[str, Any]) -> Iterator[Entry]:
 
 
 def _elements(sizes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> dict[str, int]:
-    """Elements by dtype. A list that is gathered into has one dtype for all its tensors, under one leading size."""
+    """Elements by dtype. A list that is gathered into has one dtype for all its tensors, and one leading size."""
     elements: dict[str, int] = {}
     for size, dtype in zip(sizes, dtypes, strict=True):
         name = dtype_name(dtype)
@@ -134,19 +134,19 @@ def _elements(sizes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> dict[str
 NO_GROUP = "none"
 """The backend of a rank without a process group, which sends nothing."""
 FIRST_USUAL_STEP = 3
-"""Of the process. DDP lays out its buckets anew in the second step, with a static graph in the third; ZeRO-3 learns in
-the first in which order weights are needed."""
+"""First step of a process that sends what later ones do. DDP lays out its buckets anew in the second step, with a
+static graph in the third; in the first ZeRO-3 learns in which order weights are needed."""
 COUNTED_STEPS = 2
-"""Each must send the same."""
+"""Number of counted steps, which must all send the same."""
 _CLOCK_SET_NS = 1_000_000
-"""By so much the wall clock may leave the steady one in a step."""
+"""Most ns by which the wall clock may move against the steady one in a step."""
 CLOCK_SET = "the system's clock was set in the course of the step"
 SAW_NOTHING = "the flight recorder saw no collective, though {ranks} ranks trained together"
 
 
 @dataclass(frozen=True)
 class ReduceScatter:
-    """One that was asked of gloo: when, by the clock of `time.time_ns`, and of how many elements in all."""
+    """A reduce-scatter that gloo was asked for: its times by the clock of `time.time_ns`, and its elements in all."""
 
     began_ns: int
     ended_ns: int
@@ -155,20 +155,20 @@ class ReduceScatter:
 
 @dataclass(frozen=True)
 class CountedStep:
-    """When a step began and ended, by the clock of `time.time_ns`, and what the recorder does not tell of it."""
+    """Times of a step by the clock of `time.time_ns`, and what the recorder does not tell of it."""
 
     number: int
     began_ns: int
     ended_ns: int
     scatters: tuple[ReduceScatter, ...] = ()
     messages: tuple[Entry, ...] = ()
-    """From one rank to another, which gloo tells no recorder of."""
+    """Messages from one rank to another; gloo does not tell the recorder of them."""
     clock_set: bool = False
 
 
 class _Clocks(NamedTuple):
-    """The wall clock, and how far it was ahead of the steady one: between these bounds, however long this rank was kept
-    from a core between two readings."""
+    """The wall clock, and bounds of how far it was ahead of the steady one, however long this rank was kept from a core
+    between two readings."""
 
     wall_ns: int
     earliest: int
@@ -191,7 +191,7 @@ class TrafficCounter:
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Around an optimizer step."""
+        """Counts one optimizer step."""
         scatters: list[ReduceScatter] = []
         messages: list[Entry] = []
         with ExitStack() as stack:
@@ -205,7 +205,7 @@ class TrafficCounter:
         self._steps.append(CountedStep(number, before.wall_ns, after.wall_ns, *noted, clock_set))
 
     def lines(self) -> list[TrafficLine]:
-        """What was sent in each counted step. Reads the whole ring: for a pause."""
+        """What each counted step sent. Reads the whole ring, so call it in a pause."""
         try:
             rings = [entries(backend) for backend in self._backends]
         except Unreadable as error:
@@ -224,11 +224,11 @@ class TrafficCounter:
 
 
 def _backends() -> tuple[str, ...]:
-    """What carries out the collectives of this rank's group; that of its device's tensors first.
+    """Backends of this rank's group; the one of its device's tensors comes first.
 
     A group may have a backend for each kind of device: "cpu:gloo,cuda:nccl".
     """
-    config = dist.get_backend_config()  # get_backend says "undefined" where nobody named one
+    config = dist.get_backend_config()  # get_backend says "undefined" where nobody named a backend
     names = {backend.rpartition(":")[2] for backend in config.split(",")}
     return tuple(sorted(names, key=lambda name: (name != "nccl", name)))
 
@@ -236,7 +236,7 @@ def _backends() -> tuple[str, ...]:
 def collectives(
     rings: Sequence[Sequence[Entry]], step: CountedStep, ranks: int, size_of: Callable[[str], int]
 ) -> list[Collective]:
-    """The collectives of one step, in the order of their calls.
+    """The collectives of one step in the order of their calls.
 
     Args:
         rings: the entries of each recorder that the group writes into, oldest first.
@@ -252,7 +252,7 @@ def collectives(
     for ring in rings:
         if ring and ring[0].record > 0 and ring[0].created_ns >= step.began_ns:
             raise Unreadable(too_small(len(ring)))
-    # A set: a later torch may keep one recorder for both backends, and answer with it twice.
+    # A set: a later torch may have one recorder for both backends, and give it twice.
     entries = {entry for ring in rings for entry in ring}.union(step.messages)
     recorded = sorted(entries, key=lambda entry: (entry.created_ns, entry.record))
     of_step = [entry for entry in recorded if step.began_ns <= entry.created_ns < step.ended_ns]
@@ -279,7 +279,7 @@ def collectives(
 
 
 def _carried_out(scatter: ReduceScatter, carriers: Sequence[Entry], size_of: Callable[[str], int]) -> list[Collective]:
-    """A reduce-scatter in place of the all-reduces that carry it out; one for each dtype where it has several."""
+    """The reduce-scatter in place of the all-reduces that carry it out; one for each dtype if there are several."""
     names = sorted({carrier.operation for carrier in carriers})
     elements = sum(carrier.input_elements for carrier in carriers)
     if names != ["all_reduce"] or elements != scatter.elements:
@@ -316,7 +316,7 @@ def _of(entry: Entry, size_of: Callable[[str], int]) -> Collective:
 
 
 def _size_of(communicator: str) -> int:
-    """The ranks of a process group of this rank's, by its name."""
+    """Number of ranks of one of this rank's process groups, by its name."""
     try:
         return int(c10d._resolve_process_group(GroupName(communicator)).size())
     except (RuntimeError, ValueError):
@@ -325,10 +325,10 @@ def _size_of(communicator: str) -> int:
 
 @contextmanager
 def _noting(scatters: list[ReduceScatter], messages: list[Entry]) -> Iterator[None]:
-    """While it lasts, every reduce-scatter that Python asks of a process group is added to `scatters`, and every send
-    and recv to `messages`."""
+    """Meanwhile adds reduce-scatters that Python asks of a process group to `scatters`, sends and recvs to
+    `messages`."""
     group = c10d.ProcessGroup
-    # As they lie in the class: what the class answers when it is asked for them no longer binds to a group.
+    # As they lie in the class: if the class is asked for them, the answers no longer bind to a group.
     noted = {name for name in vars(group) if "reduce_scatter" in name or name in ("send", "recv")}
     originals = {name: vars(group)[name] for name in noted}
     for name in originals:

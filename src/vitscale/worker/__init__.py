@@ -1,1 +1,1 @@
-"""What a rank does. `python -m vitscale.worker RUN_FOLDER`, started by any launcher."""
+"""What a rank does. Any launcher starts it as `python -m vitscale.worker RUN_FOLDER`."""

@@ -1,5 +1,5 @@
-"""One rank of a run, which reads its trial, trains and records; or of `vitscale check`, which measures where it runs,
-its network, its speed, its loader and its disk.
+"""Runs one rank: of a run, where it reads its trial, trains and records; or of `vitscale check`, where it measures its
+host, network, speed, loader and disk.
 
 A user's own training script runs as `python train.py` would, with its arguments filled in: with a Probe it is measured
 step by step (`vitscale.worker.measuring`), without one it is timed as a whole.
@@ -43,10 +43,10 @@ class Train:
         self.world, self.device = self._header.trial.world, self._header.trial.train.device
 
     def begin(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def work(self, own: RankInfo, log: RankLog, folder: Path, launch: LaunchFile | None) -> object:
-        """From the first import of torch to the last step; or all that the user's own script does."""
+        """Trains, from the first import of torch to the last step; or runs the user's own script."""
         del folder
         if launch is not None and launch.prepared_seconds is not None:
             log.write(PhaseLine(name="prepare", seconds=launch.prepared_seconds))
@@ -55,8 +55,8 @@ class Train:
         if self._header.trial.train.script is not None:
             return run_script(self._header, own, log, launch)
         began = time.perf_counter()
-        gc.disable()  # until all is imported: it stays, and looking for garbage among it takes a seventh of the time
-        # Only now: torch takes its threads and cores from how the rank is pinned.
+        gc.disable()  # until all is imported: it stays, and searching it for garbage takes a seventh of the time
+        # Imported only now: torch takes its threads and cores from how the rank is pinned.
         from vitscale.worker.session import train
 
         port = launch.master_port if launch is not None and launch.mpi_discovery else None
@@ -64,8 +64,8 @@ class Train:
 
 
 class Check:
-    """Measures what request.json asks for. A stage that fails or hangs is part of the result: the next one begins all
-    the same, so that each line is on disk first."""
+    """Measures what request.json asks for. A stage that fails or hangs is part of the result, and the next one begins
+    all the same; so each line is on disk first."""
 
     name = "check"
     at_once = True
@@ -78,17 +78,18 @@ class Check:
         self._host_cores = 0
 
     def begin(self) -> None:
-        """Ends this process when even the limits of its stages fail it: a thread can hold the interpreter's lock."""
+        """Starts a timer that ends this process if stages overrun their limits: a thread can hold the interpreter's
+        lock."""
         timer = threading.Timer(self._request.longest_seconds + _GRACE_SECONDS, os._exit, (1,))
         timer.daemon = True
         timer.start()
         self._host_cores = len(os.sched_getaffinity(0))
 
     def work(self, own: RankInfo, log: RankLog, folder: Path, launch: LaunchFile | None) -> None:
-        """Every stage."""
+        """Does every stage."""
         del launch
         gc.disable()
-        # Only now: torch takes its threads and cores from how the rank is pinned.
+        # Imported only now: torch takes its threads and cores from how the rank is pinned.
         from vitscale.worker.check_stages import measure
 
         gc.freeze()
@@ -97,7 +98,7 @@ class Check:
 
 
 def run_script(header: RunHeader, own: RankInfo, log: RankLog, launch: LaunchFile | None) -> Any:
-    """Runs it to its end; returns what must not be taken apart before the process ends.
+    """Runs the user's script to its end; returns objects that must not be destroyed before the process ends.
 
     Raises:
         RuntimeError: it has changed since the study was planned, or has ended too early.
@@ -119,14 +120,14 @@ def run_script(header: RunHeader, own: RankInfo, log: RankLog, launch: LaunchFil
     os.environ.setdefault(*RECORDER_RING)
     if own.world_size == 1:
         _tell_the_only_rank(launch)
-    # What it prints is a sign of life, and the log a file.
+    # What the script prints is a sign of life, though the log is a file.
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(line_buffering=True)
     PROGRESS.phase = f"{STARTING}script"
     began = time.perf_counter()
 
     def start() -> Any:
-        from vitscale.worker.measuring import Measuring  # torch with it: the script has it too by now, or wants it
+        from vitscale.worker.measuring import Measuring  # imports torch: the script has done so by now, or wants it
 
         return Measuring(header, own, log, began)
 
@@ -146,7 +147,7 @@ def run_script(header: RunHeader, own: RankInfo, log: RankLog, launch: LaunchFil
 
 
 def _tell_the_only_rank(launch: LaunchFile | None) -> None:
-    """A script meets its group by variables, also where it is alone."""
+    """Sets the variables of a group of one: a script finds its group by variables even where it is alone."""
     port = launch.master_port if launch is not None else None
     alone = {TORCH.rank: "0", TORCH.world_size: "1", TORCH.local_rank: "0", "LOCAL_WORLD_SIZE": "1"}
     for name, value in (alone | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port or 29500)}).items():
@@ -154,13 +155,13 @@ def _tell_the_only_rank(launch: LaunchFile | None) -> None:
 
 
 def _leave_as_python_does() -> None:
-    """What a script has registered for its end is done: the rank itself is left at once (`run_rank`)."""
+    """Runs what the script has registered for its end, because the rank itself is left at once (`run_rank`)."""
     threading._shutdown()  # type: ignore[attr-defined]  # waits for its threads and ends its pools
     atexit._run_exitfuncs()
 
 
 def _time_as_a_whole(log: RankLog, header: RunHeader, own: RankInfo, seconds: float) -> None:
-    """Its whole time stands where that of an epoch does; everything else is unknown."""
+    """Records the script's whole time in place of an epoch's; everything else is unknown."""
     nothing = dict.fromkeys(
         ("steps", "images", "train_loss", "train_accuracy", "held_out_loss", "held_out_accuracy", "peak_bytes")
     )

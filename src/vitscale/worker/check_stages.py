@@ -46,7 +46,7 @@ class Stages:
         begins: Callable[[Stage], None],
         prepare: Callable[[], None],
     ) -> None:
-        """Nothing is done yet.
+        """Stores what each stage needs.
 
         Args:
             limits: seconds that each stage may take.
@@ -57,7 +57,7 @@ class Stages:
         self._limits, self._record, self._begins, self._prepare = limits, record, begins, prepare
 
     def do(self, stage: Stage, work: Callable[[], None]) -> bool:
-        """Does `work`; True where it was done in time. What it raised, or that it did not end, is recorded."""
+        """Does `work`; returns whether it was done in time. Records what it raised, or that it did not end."""
         self._begins(stage)
         failure: list[BaseException] = []
 
@@ -142,10 +142,10 @@ class _Rank:
     def __init__(self, request: CheckRequest, own: RankInfo, log: RankLog, folder: Path, device: torch.device) -> None:
         self.request, self.own, self.log, self.folder, self.device = request, own, log, folder, device
         self.together = False
-        """Whether collectives can be trusted to end."""
+        """Whether collectives can be expected to end."""
 
     def tell_facts(self, host_cores: int) -> None:
-        """Where this rank runs."""
+        """Records where this rank runs."""
         backend = "nccl" if self.device.type == "cuda" else "gloo"
         self.log.write(
             checks.FactsLine(
@@ -162,7 +162,7 @@ class _Rank:
         )
 
     def reach_rank_0(self) -> None:
-        """Connects to where ranks meet, and hangs up. Rank 0 may still be importing: it is tried again and again."""
+        """Connects to where ranks meet, and hangs up. Rank 0 may still be importing, so it tries again and again."""
         address, port = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", "0"))
         end = time.monotonic() + max(1.0, self.request.limits["network"] - _CONNECT_SECONDS - 1.0)
         while True:
@@ -185,20 +185,20 @@ class _Rank:
         group.barrier()
 
     def sweep_collectives(self) -> None:
-        """Every group of ranks that is another one."""
+        """Sweeps every group of ranks that differs from the others."""
         for line in sweep_groups(self.request.sweep, self.own, self.device):
             self.log.write(line)
         for line in sweep_split(self.request, self.device):
             self.log.write(line)
 
     def measure_matmul(self) -> None:
-        """Of this rank's device."""
+        """Measures the matrix-multiply rate of this rank's device."""
         self._meet()
         if (line := measured_matmul(self.device, self.request.precision)) is not None:
             self.log.write(line)
 
     def measure_compute(self) -> None:
-        """The pace of this rank, with its GPU watched meanwhile."""
+        """Measures this rank's pace while its GPU is watched."""
         monitor = gpu_monitor(gpu_uuid(self.device))
         try:
             self._meet()
@@ -209,14 +209,14 @@ class _Rank:
             monitor.close()
 
     def measure_loader(self) -> None:
-        """The study's loader on all ranks at once, as in training."""
+        """Measures the study's loader on all ranks at once, as in training."""
         if self.request.trial is not None:
             self._meet()
             pin = self.device.type == "cuda"
             self.log.write(loader_rate(self.request.trial, self.own, self.request.loader_seconds, pin=pin))
 
     def measure_disk(self) -> None:
-        """Writes and flushes as records are; and looks for a file of rank 0 where ranks can be told of it."""
+        """Writes and flushes as records are written; if the ranks have met, looks for a file of rank 0 too."""
         size, seconds = host.record_seconds(self.folder, self.own.rank)
         seen, reason = None, "the ranks did not meet"
         if self.own.world_size == 1:
@@ -247,7 +247,7 @@ class _Rank:
 
 
 def sweep_groups(plan: SweepPlan, own: RankInfo, device: torch.device) -> Iterator[CollectiveLine]:
-    """Sweeps each group in its turn, those that are another set of ranks than the others. Called on all ranks at once.
+    """Sweeps each group of ranks that differs from the others, one after the other. Called on all ranks at once.
 
     The groups inside hosts are swept at the same time, as training uses them.
     """
@@ -255,7 +255,7 @@ def sweep_groups(plan: SweepPlan, own: RankInfo, device: torch.device) -> Iterat
     sharing = max(map(len, hosts))
     everybody = sorted(rank for ranks in hosts for rank in ranks)
     first_of_each = [ranks[0] for ranks in hosts]
-    # Every rank has to make every group, those of others too.
+    # Every rank has to make every group, also those that it is not in.
     inside = [dist.new_group(ranks) if len(ranks) > 1 else None for ranks in hosts]
     across = dist.new_group(first_of_each) if len(hosts) > 1 and first_of_each != everybody else None
     for own_group, ranks in zip(inside, hosts, strict=True):
@@ -272,8 +272,8 @@ def sweep_groups(plan: SweepPlan, own: RankInfo, device: torch.device) -> Iterat
 
 
 def sweep_split(request: CheckRequest, device: torch.device) -> Iterator[CollectiveLine]:
-    """Sweeps what ranks that share the study's model exchange, one axis after the other and all groups of an axis at
-    once, as training does. Called on all ranks at once."""
+    """Sweeps what ranks that share the study's model exchange: one axis after the other, all groups of an axis at once,
+    as in training. Called on all ranks at once."""
     for name, operations in request.exchanges.items():
         shared_by, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in request.split_groups(name)])
         yield from sweep(request.sweep, name, shared_by, device, request.world.ranks_per_node, operations)
@@ -281,7 +281,7 @@ def sweep_split(request: CheckRequest, device: torch.device) -> Iterator[Collect
 
 
 def _ranks_by_host(own: RankInfo, device: torch.device) -> list[list[int]]:
-    """The ranks of each host, by what the hosts call themselves: where a launcher put them need not be asked."""
+    """The ranks of each host, by the hosts' own names: so no launcher need be asked where it put them."""
     digest = hashlib.sha256(socket.gethostname().encode("utf-8", errors="replace")).digest()
     name = torch.tensor([int.from_bytes(digest[:7])], dtype=torch.int64, device=device)
     names = [torch.zeros_like(name) for _ in range(own.world_size)]
@@ -314,7 +314,7 @@ def loader_rate(trial: Trial, own: RankInfo, seconds: float, *, pin: bool) -> Lo
             for batch in batches:
                 now = time.perf_counter()
                 batches_taken += 1
-                if batches_taken > _WARM_UP_BATCHES:  # the first may be ready before they are asked for
+                if batches_taken > _WARM_UP_BATCHES:  # the first batches may be ready before they are asked for
                     images, timed = images + len(batch.images), timed + now - began
                 began = now
                 if timed >= seconds:

@@ -1,4 +1,4 @@
-"""The environment of a rank, as it finds it."""
+"""The environment of a rank, as the rank finds it."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _ALLOCATIONS = {"SLURM_JOB_ID": "slurm", "PBS_JOBID": "pbs", "LSB_JOBID": "lsf"}
 def environment(
     device: torch.device, backend: str | None, *, with_revision: bool = True, engines: tuple[str, ...] = ()
 ) -> Environment:
-    """Host, device, cores, versions and settings of this process; the git revision costs two processes.
-    `engines`: those in use."""
+    """Host, device, cores, versions and settings of this process; the git revision takes two processes to find.
+    `engines` are those in use."""
     versions = {"python": platform.python_version(), **installed_versions(engines)}
     if device.type == "cuda":
         versions["cuda"] = torch.version.cuda
@@ -65,7 +65,7 @@ def environment(
 def start_line(
     header: RunHeader, own: RankInfo, device: torch.device, backend: str | None, engines: tuple[str, ...] = ()
 ) -> StartLine:
-    """Where this rank runs, and what it is to do."""
+    """The first line of this rank: where it runs, and what it is to do."""
     return StartLine(
         format=FORMAT,
         trial=header.trial_id,
@@ -76,12 +76,12 @@ def start_line(
 
 
 def allocation(variables: Mapping[str, str]) -> str | None:
-    """The batch system and its job id, from the variables it sets in a job; None outside."""
+    """The batch system and its job id, from variables that it sets in a job; None outside a job."""
     return next((f"{system} {variables[name]}" for name, system in _ALLOCATIONS.items() if variables.get(name)), None)
 
 
 def tf32_allowed(override: str | None) -> bool:
-    """Whether fp32 products may be computed in TF32: as torch is set, unless NVIDIA's libraries are told otherwise.
+    """Whether fp32 products may be computed in TF32: torch's setting, unless NVIDIA's libraries are told otherwise.
 
     Args:
         override: NVIDIA_TF32_OVERRIDE: "0" forbids it, any other number demands it, whatever a program sets.
@@ -111,13 +111,13 @@ def _device(device: torch.device) -> Device:
 
 
 def _governor(cores: frozenset[int], cpus: Path = _CPUS) -> str | None:
-    """Of all `cores`, which may have unlike ones; None where the kernel does not tell."""
+    """Governors of all `cores`, which may differ; None where the kernel does not tell."""
     governors = {kernel_text(cpus / f"cpu{core}/cpufreq/scaling_governor") for core in cores}
     return None if None in governors else ", ".join(sorted(filter(None, governors)))
 
 
 def _boost(cpus: Path = _CPUS) -> bool | None:
-    """By Intel's driver, or by the one for all; None where the kernel does not tell."""
+    """Whether boost is on, by Intel's driver or by the general one; None where the kernel does not tell."""
     no_turbo, boost = kernel_text(cpus / "intel_pstate/no_turbo"), kernel_text(cpus / "cpufreq/boost")
     if no_turbo in ("0", "1"):
         return no_turbo == "0"
@@ -125,7 +125,7 @@ def _boost(cpus: Path = _CPUS) -> bool | None:
 
 
 def _network_adapters(adapters: Path = _ADAPTERS) -> tuple[str, ...] | None:
-    """Without their names, whose numbers differ from host to host."""
+    """Type, firmware and rate of active adapters, without their names, whose numbers differ from host to host."""
     described = set()
     for port in infiniband_ports(adapters):
         folder = adapters / port.name.partition(":")[0]

@@ -1,4 +1,4 @@
-"""What a rank compiles before its second step, and later runs find: told while it happens, and named in the record.
+"""What a rank compiles before its second step and later runs reuse: shown while it happens, and named in the record.
 
 DeepSpeed loads an operator by `OpBuilder.jit_load`, which has torch compile what its folder of extensions lacks
 (`torch.utils.cpp_extension.load`): minutes the first time, tenths of a second ever after. A new or changed library in
@@ -24,7 +24,7 @@ _BUILDER = "deepspeed.ops.op_builder.builder"
 
 @contextmanager
 def watched() -> Iterator[list[str]]:
-    """Fills the list it gives with the names of what is compiled inside, of extensions also by another rank.
+    """Yields a list, and fills it with names of what is compiled meanwhile, for extensions also by another rank.
 
     It looks at DeepSpeed and torch's compiler only where they are loaded already, and imports nothing itself.
     """
@@ -81,7 +81,7 @@ def _blocks(compiled: list[str]) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(ValueError):  # of a compiler that was reset meanwhile
+        with suppress(ValueError):  # the compiler was reset meanwhile
             handler.remove_start_callback(begins)
             handler.remove_end_callback(ends)
         if counters["inductor"]["fxgraph_cache_miss"] > not_found:
@@ -90,7 +90,7 @@ def _blocks(compiled: list[str]) -> Iterator[None]:
 
 def _libraries(name: str) -> dict[str, int]:
     """The libraries in an extension's folder, with the times at which they were written."""
-    # As `jit_load` does next. The function is torch's own for `load`; where a version lacks it nothing is told apart.
+    # As `jit_load` does next. The function is torch's own for `load`; a version without it shows no change.
     from torch.utils import cpp_extension
 
     folder = getattr(cpp_extension, "_get_build_directory", None)
@@ -101,5 +101,5 @@ def _libraries(name: str) -> dict[str, int]:
         try:
             written_ns[path.name] = path.stat().st_mtime_ns
         except OSError:
-            continue  # another rank's linker has just taken it away
+            continue  # another rank's linker has just removed it
     return written_ns

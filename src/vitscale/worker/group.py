@@ -9,7 +9,7 @@ import time
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import HashStore  # where torch's own stubs declare it
+from torch._C._distributed_c10d import HashStore  # where torch's stubs declare it
 
 from vitscale.probes.traffic import size_ring
 from vitscale.worker.rank_process import RankInfo
@@ -65,14 +65,14 @@ def join(
             _await_rank_0(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
         dist.init_process_group(backend, device_id=device if of_device == "nccl" else None)
     else:
-        # One rank without a launcher: nobody to meet, so no port is opened. DeepSpeed insists on the variable.
+        # One rank without a launcher meets nobody, so no port is opened. DeepSpeed insists on the variable.
         os.environ.setdefault("LOCAL_RANK", str(own.local_rank))
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     return of_device
 
 
 def _await_rank_0(address: str, port: int) -> None:
-    """Waits until rank 0 listens. torch would try once and then pause for 0.25 to 0.75 s, drawn at random.
+    """Waits until rank 0 listens. torch would try once and then pause for a random 0.25 to 0.75 s.
 
     All that is not a refusal is left to torch, and so is a rank 0 that does not listen within seconds.
     """
@@ -89,7 +89,7 @@ def _await_rank_0(address: str, port: int) -> None:
 
 
 def backends(device: str, *, gradients_on_host: bool) -> str:
-    """What the group of all ranks is made of, as `init_process_group` takes it; the device's own backend stands last.
+    """The backends of the group of all ranks, as `init_process_group` takes them; the device's own stands last.
 
     Gradients that FSDP2 keeps on the host are exchanged there when their norm is taken, which NCCL cannot do. Only then
     is gloo there too: it must find an interface between the hosts, and that may fail where NCCL's own is well.
@@ -104,7 +104,7 @@ def _discovered_by_deepspeed(backend: str, port: int) -> None:
     from mpi4py import MPI
 
     deepspeed.init_distributed(backend, auto_mpi_discovery=True, distributed_port=port, verbose=False)
-    # Ranks leave by `os._exit`, and mpirun takes one that leaves with MPI under way for a failure.
+    # Ranks leave by `os._exit`, and mpirun counts one that leaves without finalising MPI as failed.
     MPI.Finalize()
 
 

@@ -1,4 +1,4 @@
-"""What a Probe measures inside a study: the steps of a user's own loop, recorded as those of vitscale's are.
+"""What a Probe measures inside a study: the steps of a user's own loop, recorded like those of vitscale's loop.
 
 The same clock, windows, profiled blocks, resources and counted traffic. A step begins where the one before it has
 ended; a block's profile is dropped, and begun again with the same step, where the script pauses in between.
@@ -40,7 +40,7 @@ class Measuring:
     """One rank's measurement of a script."""
 
     def __init__(self, header: RunHeader, own: rank_process.RankInfo, log: RankLog, began: float) -> None:
-        """`began`: `time.perf_counter()` when the script did."""
+        """`began`: `time.perf_counter()` as the script began."""
         self._header, self._trial, self._own, self._log, self._began = header, header.trial, own, log, began
         trial = self._trial
         self._expected = trial.train.micro_batch * trial.train.grad_accum
@@ -48,7 +48,7 @@ class Measuring:
         per_epoch = steps_per_epoch(images, own.world_size, train.micro_batch, train.grad_accum, train.drop_last)
         asked = trial.window.steps
         self.last_step = None if asked is None else asked + trial.window.warmup_steps
-        """Steps to record; None: as many as the script takes."""
+        """Number of steps to record; None: as many as the script takes."""
         length = self.last_step or per_epoch * (train.epochs or 0)
         self._windows = windows(trial, length, per_epoch)
         self._stretch = timed_stretch(self._windows, trial.window.warmup_steps, range(length))
@@ -64,26 +64,26 @@ class Measuring:
         )
         self._started = self._finished = False
         self._open: ExitStack | None = None
-        """What is around the step under way."""
+        """Contexts around the step under way; None between steps."""
         self._met: int | None = None
         """The step before whose profile the ranks have waited for each other."""
         self._losses: list[Tensor | float] = []
         self._named: set[str] = set()
         self._used: ResourcesLine | None = None
         self._asked_since: int | None = None
-        """The first step since resources were asked for."""
+        """The first step since resources were last asked for."""
         self._seconds = 0.0
 
     # What the script calls
 
     @property
     def done(self) -> bool:
-        """Whether nothing more is wanted."""
+        """Whether nothing more is to be measured."""
         return self._finished
 
     @contextmanager
     def one_step(self, images: int) -> Iterator[None]:
-        """Around one optimizer step."""
+        """Measures one optimizer step."""
         self._begin()
         try:
             yield
@@ -96,7 +96,7 @@ class Measuring:
     def batches(
         self, loader: Iterable[Any], accumulate: int, images: int | Callable[[Any], int] | None
     ) -> Iterator[Any]:
-        """Hands a loader's batches on, and ends a step after every `accumulate` of them.
+        """Yields a loader's batches, and ends a step after every `accumulate` of them.
 
         Raises:
             ValueError: `accumulate` is not what the trial has.
@@ -124,7 +124,7 @@ class Measuring:
                     trained += _images_in(batch, images, accumulate)
                     yield batch
                 if trained < self._expected:
-                    short = trained  # an error, unless it was the loader's last
+                    short = trained  # an error unless this was the loader's last step
                 else:
                     self._check_images(trained)
                 self._end(trained)
@@ -133,14 +133,14 @@ class Measuring:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Around what is no training."""
+        """Leaves out what is not training."""
         self._abandon()
         yield
         self._restart()
 
     @contextmanager
     def phase(self, name: PhaseName) -> Iterator[None]:
-        """Around a part of a step."""
+        """Marks a part of a step."""
         if not self._started:
             yield
             return
@@ -151,11 +151,11 @@ class Measuring:
             PROGRESS.phase = "script"
 
     def tell_loss(self, value: Tensor | float) -> None:
-        """Of a micro-step."""
+        """Takes the loss of a micro-step."""
         self._losses.append(value.detach() if isinstance(value, Tensor) else value)
 
     def describe(self, parameters: int | None, flops_per_image: float | None, precision: str | None) -> None:
-        """What is trained.
+        """Takes what is known of the model that is trained.
 
         Raises:
             ValueError: `precision` is not what the trial has.
@@ -176,7 +176,7 @@ class Measuring:
     # One step
 
     def _begin(self) -> None:
-        """Opens the step that is next; does nothing where it is open already."""
+        """Opens the next step; does nothing where it is open already."""
         if self._open is not None or self._finished:
             return
         if not self._started:
@@ -190,7 +190,7 @@ class Measuring:
             self._explainer.begin_block()
             self._named = set()
             if self._met != self.step:
-                barrier()  # a rank whose profiler takes longer to start would be waited for in the explained step
+                barrier()  # else the explained step would wait for a rank whose profiler takes longer to start
                 self._met = self.step
             self._clock.start()
         if self.step == 0:
@@ -199,8 +199,8 @@ class Measuring:
         PROGRESS.phase = "script"
 
     def _end(self, images: int) -> None:
-        """The step is over, and the next one begins."""
-        if self._open is None:  # enough was measured before it began
+        """Ends a step and begins the next one."""
+        if self._open is None:  # enough was measured before the step began
             return
         if self._beyond:
             self._close()
@@ -238,7 +238,7 @@ class Measuring:
                 self._finish()
 
     def _abandon(self) -> None:
-        """Leaves the step under way, as if it had not begun."""
+        """Leaves the step under way as if it had not begun."""
         if self._open is None:
             return
         self._close()
@@ -252,7 +252,7 @@ class Measuring:
             opened.close()
 
     def _restart(self) -> None:
-        """Training goes on after something else: the ranks' clocks start together."""
+        """Continues training after something else: the ranks' clocks start together."""
         if self._finished or not self._started:
             return
         if self._asked_since is not None:
@@ -266,18 +266,18 @@ class Measuring:
 
     @property
     def _beyond(self) -> bool:
-        """Whether all steps are recorded that are to be."""
+        """Whether all steps that are to be recorded have been."""
         return self.last_step is not None and self.step >= self.last_step
 
     @property
     def _window(self) -> StepWindow:
-        """Of the step under way; where a script takes more than were planned, that of the last."""
+        """The window of the step under way; beyond the planned steps, that of the last one."""
         return self._windows[min(self.step, len(self._windows) - 1)] if self._windows else "light"
 
     # From the first step to the last
 
     def _start(self) -> None:
-        """Before the first step: only now the device and the process group are there."""
+        """Sets up before the first step: only now do the device and the process group exist."""
         trial, own = self._trial, self._own
         self._device = device_of(self._header)
         self._counter = TrafficCounter()
@@ -331,7 +331,7 @@ class Measuring:
         PROGRESS.phase = "script, measured"
 
     def end(self) -> None:
-        """After the script.
+        """Ends the measurement after the script.
 
         Raises:
             RuntimeError: it has ended too early.
@@ -357,7 +357,7 @@ class Measuring:
             self._log.write(line)
 
     def _loss(self) -> Tensor:
-        """The mean of what was told in this step; NaN, which a record has as null, where nothing was."""
+        """Mean of the losses told in this step; NaN, which a record has as null, where none was told."""
         told, self._losses = self._losses, []
         if not told:
             return torch.tensor(_NOT_TOLD)
@@ -376,7 +376,7 @@ class Measuring:
         self._asked_since = step
 
     def _read_resources(self) -> None:
-        """The longest stretch of timed steps without a pause counts."""
+        """Keeps the record of the longest stretch of timed steps without a pause."""
         steps, self._asked_since = range(self._asked_since or 0, self.step), None
         line = self._resources.end(0, steps)
         before = 0 if self._used is None or self._used.steps is None else self._used.steps[1] + 1 - self._used.steps[0]
@@ -394,13 +394,13 @@ class Measuring:
 
 
 def device_of(header: RunHeader) -> torch.device:
-    """The one that the script has chosen, of the trial's kind."""
+    """The device that the script has chosen, of the trial's kind."""
     kind = header.trial.train.device
     return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
 
 
 def _images_in(batch: Any, images: int | Callable[[Any], int] | None, accumulate: int) -> int:
-    """Of one of the `accumulate` batches of a step."""
+    """Number of images in one of the `accumulate` batches of a step."""
     if callable(images):
         return images(batch)
     return images_of(batch) if images is None else images // accumulate

@@ -35,17 +35,18 @@ from vitscale.trial.trial import TrainSpec
 from vitscale.worker.rank_process import now_ns
 
 _ARGUMENTS_START, _ENVIRONMENT_START = 48, 50
-"""Fields of /proc/PID/stat, counted from 1."""
+"""Fields of /proc/PID/stat with the addresses of arguments and environment, counted from 1."""
 _PRESENT, _OF_A_FILE = np.uint64(1 << 63), np.uint64(1 << 61)
-"""Of an entry of /proc/PID/pagemap (Documentation/admin-guide/mm/pagemap.rst)."""
+"""Bits of an entry of /proc/PID/pagemap (Documentation/admin-guide/mm/pagemap.rst)."""
 _ENTRY = "vitscale.worker.__main__"
-"""What its forks run."""
+"""The module that its forks run."""
 _MADV_POPULATE_READ = 22
-"""Linux 5.14 and later."""
+"""Advice of madvise since Linux 5.14."""
 
 
 class InitialMemory:
-    """Of this process. It was started with a placeholder for the token, and for a command longer than its own."""
+    """Command line and environment of this process as the kernel shows them. It was started with a placeholder for the
+    token, and for a command longer than its own."""
 
     def __init__(self) -> None:
         stat = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace")
@@ -60,7 +61,7 @@ class InitialMemory:
         self._token_at = environment_at + offset + len(name)
 
     def unfit(self) -> str | None:
-        """Why it cannot be written; None where it can."""
+        """Why they cannot be written; None where they can."""
         if not self._placeholder or not self._command_at:
             return "where its environment lies is not known"
         if ctypes.string_at(self._token_at, len(self._placeholder)) != self._placeholder:
@@ -68,10 +69,10 @@ class InitialMemory:
         return None
 
     def set_token(self, token: str | None) -> None:
-        """Writes a token as long as the placeholder; None: the placeholder.
+        """Writes a token as long as the placeholder, or for None the placeholder.
 
         Raises:
-            ValueError: it is longer than the placeholder.
+            ValueError: it has another length than the placeholder.
         """
         text = self._placeholder if token is None else token.encode()
         if len(text) != len(self._placeholder):
@@ -79,16 +80,16 @@ class InitialMemory:
         ctypes.memmove(self._token_at, text, len(text))
 
     def set_command(self, command: list[str]) -> None:
-        """Writes a command line, cut off where there is no room for all of it."""
+        """Writes a command line, cut off where it has no room."""
         text = b"\0".join(word.encode(sys.getfilesystemencoding(), "surrogateescape") for word in command)
-        # The last byte stays 0: without it the kernel reads on into the environment.
+        # The last byte stays 0: without it the kernel would read on into the environment.
         ctypes.memmove(
             self._command_at, text[: self._command_bytes - 1].ljust(self._command_bytes, b"\0"), self._command_bytes
         )
 
 
 def file_pages() -> list[tuple[int, int]]:
-    """The pages of files that this process has mapped: (address, bytes) of each stretch. Empty where it is not told."""
+    """Stretches (address, bytes) of file pages that this process has mapped; empty where the kernel does not tell."""
     page = mmap.PAGESIZE
     mapped = []
     try:
@@ -111,7 +112,7 @@ def file_pages() -> list[tuple[int, int]]:
 
 
 def map_pages(stretches: Iterable[tuple[int, int]]) -> None:
-    """Maps these pages into this process as reading them would, but for those that are gone."""
+    """Maps these pages into this process, as reading them would; pages that are gone are left out."""
     madvise = ctypes.CDLL(None, use_errno=True).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     with open("/proc/self/mem", "rb", buffering=0) as memory:  # noqa: PTH123 - seeked
@@ -124,7 +125,7 @@ def map_pages(stretches: Iterable[tuple[int, int]]) -> None:
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Serves until the driver's end of the socket closes."""
+    """Serves until the driver closes its end of the socket."""
     descriptor, _ = arguments
     server = _Server(socket.socket(fileno=int(descriptor)))
     server.serve()
@@ -133,7 +134,7 @@ def main(arguments: list[str]) -> NoReturn:
 class _Server:
     def __init__(self, driver: socket.socket) -> None:
         self._driver = driver
-        # A child that ends wakes the one `select` of this process up.
+        # A child that ends wakes the only `select` of this process.
         self._woken, self._wake = socket.socketpair()
         self._wake.setblocking(False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -154,7 +155,7 @@ class _Server:
             if self._driver in ready:
                 chunk = self._driver.recv(1 << 16)
                 if not chunk:
-                    os._exit(0)  # what it has started is tied to it
+                    os._exit(0)  # all that it has started is tied to it
                 *lines, heard = (heard + chunk).split(b"\n")
                 for line in lines:
                     self._answer(json.loads(line))
@@ -188,7 +189,7 @@ class _Server:
             self._start(request["arguments"], request["environment"], Path(request["log"]))
 
     def _import(self, of_trial: Mapping[str, Any] | None) -> None:
-        """What ranks need that train, or, without a trial, those of a check."""
+        """Imports what training ranks need, or, without a trial, what ranks of a check need."""
         if self._imports_seconds is not None:
             return
         began, before = time.perf_counter(), dict(os.environ)
@@ -200,7 +201,7 @@ class _Server:
         else:
             importlib.import_module("vitscale.worker.check_stages")
         self._set_by_imports = {key: value for key, value in os.environ.items() if before.get(key) != value}
-        # What is here now stays: forks do not copy pages to look for garbage among it.
+        # All objects so far stay: forks need not copy pages to search them for garbage.
         gc.collect()
         gc.freeze()
         gc.enable()
@@ -208,15 +209,15 @@ class _Server:
         self._imports_seconds = time.perf_counter() - began
 
     def _unfit(self) -> str | None:
-        """Why it must not be forked; None where it may."""
+        """Why this process must not be forked; None where it may be."""
         threads = len([*Path("/proc/self/task").iterdir()])
         opened = [str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
         return unforkable(threads, opened) or self._memory.unfit()
 
     def _start(self, command: list[str], environment: dict[str, str], log: Path) -> None:
-        """Forks what runs the ranks; they are forks of that."""
+        """Forks the process that runs the ranks, which are its own forks."""
         own = os.getpid()
-        # Before the fork: who looks for the run's processes must find this one from its first moment on.
+        # Before the fork: whoever looks for the run's processes must find this one from its first moment on.
         self._memory.set_token(environment[TOKEN_VARIABLE])
         pid = os.fork()
         if pid == 0:
@@ -268,7 +269,7 @@ class _Server:
 
 
 def unforkable(threads: int, opened: Sequence[str]) -> str | None:
-    """Why a process must not be forked that has so many threads and these files open; None where it may."""
+    """Why a process with so many threads and these open files must not be forked; None where it may be."""
     if threads > 1:
         return f"importing started {threads - 1} thread{'s' if threads > 2 else ''}, which a fork would lack"
     if device := next((path for path in opened if path.startswith("/dev/nvidia")), None):
@@ -277,7 +278,7 @@ def unforkable(threads: int, opened: Sequence[str]) -> str | None:
 
 
 def _leave(work: Any) -> NoReturn:
-    """Ends this process with the exit code of `work`, as the interpreter would; nothing above on the stack goes on."""
+    """Ends this process with the exit code of `work`, as the interpreter would; no caller goes on."""
     code = 1
     try:
         code = work()
@@ -308,7 +309,7 @@ def _redirect(log: Path) -> None:
 
 
 def _draw_anew() -> None:
-    """Random numbers that no other fork draws, as in a new process; torch's begin where they do in every process."""
+    """Draws new random numbers in this fork, as in a new process; torch's seed is the same in every process."""
     random.seed()
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()

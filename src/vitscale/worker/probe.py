@@ -1,4 +1,4 @@
-"""`from vitscale import Probe`: what a user's own training script tells of its steps.
+"""`from vitscale import Probe`: with it a user's own training script tells of its steps.
 
 Outside a study of vitscale's every method is one branch, and nothing is imported; so it can stay in the code. In one,
 the rank that runs the script (`run_script` in `vitscale.worker.__main__`) has put here what measures. And a Probe as a
@@ -23,7 +23,7 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 class Current:
-    """Of this process."""
+    """State of this process."""
 
     start: Callable[[], Measuring] | None = None
     """Begins to measure; None outside a study, and in processes that the script starts."""
@@ -31,7 +31,7 @@ class Current:
 
 
 class Probe:
-    """Tells vitscale which optimizer steps a script takes. Make one on every rank; all of them are the same."""
+    """Tells vitscale which optimizer steps a script takes. Make one on every rank; all of a process are the same."""
 
     def __init__(self) -> None:
         if Current.measuring is None and Current.start is not None:
@@ -40,11 +40,11 @@ class Probe:
 
     @property
     def done(self) -> bool:
-        """Whether enough is measured, so that the script may end; never outside a study."""
+        """Whether enough is measured, so that the script may end; always False outside a study."""
         return self._measuring is not None and self._measuring.done
 
     def step(self, images: int) -> AbstractContextManager[None]:
-        """Around one optimizer step, all of its micro-steps included.
+        """Context for one optimizer step with all of its micro-steps.
 
         A step is timed from the end of the one before, so that the wait for its data counts wherever that is fetched;
         for what is no training between two steps see `pause`.
@@ -60,7 +60,7 @@ class Probe:
     def steps(
         self, loader: Iterable[Item], accumulate: int = 1, images: int | Callable[[Item], int] | None = None
     ) -> Iterable[Item]:
-        """The batches of `loader`, of which every `accumulate` are an optimizer step: `for batch in probe.steps(...)`.
+        """Yields the batches of `loader`, every `accumulate` of which are a step: `for batch in probe.steps(...)`.
 
         A step ends where the loop asks for the batch after its last one. The batches end early when enough is measured.
         The last step of a loader may have fewer images than the others; batches that fill no step are in none.
@@ -77,15 +77,15 @@ class Probe:
         return loader if self._measuring is None else self._measuring.batches(loader, accumulate, images)
 
     def pause(self) -> AbstractContextManager[None]:
-        """Around what is no training (evaluation, a checkpoint), between two steps and on every rank alike."""
+        """Context for what is not training (evaluation, a checkpoint), between two steps and on every rank alike."""
         return _NOTHING if self._measuring is None else self._measuring.pause()
 
     def phase(self, name: Phase) -> AbstractContextManager[object]:
-        """Around a part of a step, which profiled steps are then divided by."""
+        """Context for a part of a step; profiled steps are then divided into these parts."""
         return _NOTHING if self._measuring is None else self._measuring.phase(name)
 
     def loss(self, value: torch.Tensor | float) -> None:
-        """Tells the loss of a micro-step; nothing waits for the device."""
+        """Tells the loss of a micro-step; does not wait for the device."""
         if self._measuring is not None:
             self._measuring.tell_loss(value)
 
@@ -97,7 +97,7 @@ class Probe:
         flops_per_image: float | None = None,
         precision: str | None = None,
     ) -> None:
-        """Tells what is trained; what is left out stays unavailable, and with it MFU and volumes.
+        """Tells what is trained; what is left out stays unknown, and with it MFU and volumes.
 
         Args:
             model: whose parameters are counted: before it is sharded.
@@ -115,12 +115,12 @@ class Probe:
 
 
 def _elements(parameter: Any) -> int:
-    """Of a whole tensor: ZeRO-3 leaves an empty one, and notes how many it had."""
+    """Elements of the whole tensor: ZeRO-3 leaves an empty one, and notes how many it had."""
     return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
 def images_of(batch: Any) -> int:
-    """How long the first tensor in a batch is.
+    """Length of the first tensor in a batch.
 
     Raises:
         ValueError: there is none.
@@ -131,7 +131,7 @@ def images_of(batch: Any) -> int:
 
 
 def _first_shape(batch: Any) -> Any:
-    """Of anything with a shape of one dimension or more, in lists and tables at any depth; None where there is none."""
+    """Shape of the first value with one dimension or more, in lists and tables at any depth; None if there is none."""
     if hasattr(batch, "shape"):
         return batch.shape or None
     inside: Iterable[Any] = batch if isinstance(batch, (list, tuple)) else ()
@@ -141,19 +141,19 @@ def _first_shape(batch: Any) -> Any:
 
 
 class _Steps:
-    """Steps and pauses that begin in one call and end in another."""
+    """Steps and pauses that one call begins and another ends."""
 
     def __init__(self) -> None:
         self.probe = Probe()
         self._entered: AbstractContextManager[None] | None = None
 
     def begin(self, images: int) -> None:
-        """An optimizer step, unless one has begun."""
+        """Begins an optimizer step, unless something has begun."""
         if self._entered is None:
             self._enter(self.probe.step(images))
 
     def pause(self) -> None:
-        """Something else than training; a step that has not ended is none."""
+        """Begins a pause; a step that has not ended is dropped."""
         if self._entered is None:
             self._enter(self.probe.pause())
 
@@ -170,13 +170,13 @@ class _Steps:
 
 
 def trainer_callback() -> Any:
-    """For `transformers.Trainer(callbacks=[...])`: ends training when enough is measured."""
+    """A callback for `transformers.Trainer(callbacks=[...])`; it ends training when enough is measured."""
     from transformers import TrainerCallback
 
     steps = _Steps()
 
     class ProbeCallback(TrainerCallback):  # type: ignore[misc]  # transformers has no types here
-        """Tells a Probe of the Trainer's optimizer steps; what it evaluates and saves is none of them."""
+        """Tells a Probe of the Trainer's optimizer steps, without evaluations and saving."""
 
         def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
             """Tells how many parameters there are."""
@@ -207,7 +207,7 @@ def trainer_callback() -> Any:
 
 
 def lightning_callback() -> Any:
-    """For `lightning.Trainer(callbacks=[...])`: ends training when enough is measured."""
+    """A callback for `lightning.Trainer(callbacks=[...])`; it ends training when enough is measured."""
     try:
         from lightning.pytorch import Callback
     except ImportError:
@@ -215,7 +215,7 @@ def lightning_callback() -> Any:
     steps = _Steps()
 
     class ProbeCallback(Callback):  # type: ignore[misc]  # where Lightning is not installed it is of any type
-        """Tells a Probe of Lightning's optimizer steps: of each `accumulate_grad_batches` batches."""
+        """Tells a Probe of Lightning's optimizer steps, each of `accumulate_grad_batches` batches."""
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             """Tells how many parameters there are."""
@@ -247,7 +247,7 @@ def lightning_callback() -> Any:
 
 
 def composer_callback() -> Any:
-    """For loops with Composer's events, of which each batch is an optimizer step, and for Composer's own Trainer."""
+    """A callback for Composer's own Trainer, and for loops with its events in which each batch is an optimizer step."""
     try:
         from composer import Callback
     except ImportError:

@@ -1,4 +1,4 @@
-"""One rank, whatever it was started for: finds out which one it is, whose death ends it and which cores are its own,
+"""One rank, whatever it was started for: finds out which rank it is, whose death ends it and which cores are its own,
 does its work, and leaves the true reason where it fails. Nothing here imports torch, which takes its threads and cores
 from what is set before."""
 
@@ -35,11 +35,11 @@ class RankInfo:
     world_size: int
     local_rank: int
     launch_seconds: float | None
-    """From the driver's start of the launcher to here; None where the driver runs on another boot or host."""
+    """Seconds from the driver's start of the launcher to here; None where the driver runs on another boot or host."""
 
 
 def with_environment(launch: LaunchFile | None) -> None:
-    """Starts this very program again with the run's environment, where the launcher has not brought it here.
+    """Starts this program again with the run's environment, where the launcher has not passed that on.
 
     Libraries and the interpreter read variables as they start, and those who look for a run's processes see only what a
     program began with.
@@ -83,11 +83,10 @@ def _tell_torch(rank: int, world_size: int, local_rank: int, launch: LaunchFile)
 
 
 def die_with_parent(launch: LaunchFile | None) -> None:
-    """Asks the kernel to end this rank when its launcher dies, whatever it is doing then; the launcher is tied to the
+    """Asks the kernel to end this rank when its launcher dies, whatever it is doing then. The launcher is tied to the
     driver in the same way, so ranks end with their driver even when that is killed by SIGKILL. On other hosts than the
-    driver's the heartbeat does it.
-    """
-    # The launcher may have died before the call: then nobody is left to send the signal.
+    driver's the heartbeat ends them."""
+    # The launcher may have died before this call: then nobody would send the signal.
     end_with_parent(os.getppid())
     if (
         launch is not None
@@ -118,31 +117,31 @@ def pin(own: RankInfo, world: World, device: Device) -> None:
 
 
 def now_ns() -> int:
-    """The clock that driver and ranks of one host share."""
+    """Time in ns of the clock that driver and ranks of one host share."""
     return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
 
 
 class Body(Protocol):
-    """What the ranks of a run, or of a check, are to do: read from the run's folder."""
+    """The work of a run's or a check's ranks, read from the folder."""
 
     name: str
-    """In messages."""
+    """Its name in messages."""
     at_once: bool
-    """Whether each line is on disk before what comes next begins."""
+    """Whether each line must be on disk before anything else begins."""
     world: World
-    """The ranks it is for."""
+    """The ranks that it is for."""
     device: Device
-    """What they compute on."""
+    """The device that they compute on."""
 
     def begin(self) -> None:
         """Called once this rank's place is known to be right, before it is pinned."""
 
     def work(self, own: RankInfo, log: RankLog, folder: Path, launch: LaunchFile | None) -> object:
-        """Does it all; what is returned must not be taken apart before the process ends."""
+        """Does all of the work; what it returns must not be destroyed before the process ends."""
 
 
 def run_rank(folder: Path, read: Callable[[Path], Body], arrived_ns: int) -> NoReturn:
-    """Runs this process's rank, and ends the process: 0 where all its work is recorded.
+    """Runs this process's rank and ends the process, with 0 where all its work is recorded.
 
     The process is left by `os._exit`, never through the interpreter's shutdown. Taking a process group or DDP's reducer
     apart holds the GIL while it waits for threads that want it: with gloo that was seen to hang finished ranks for
@@ -163,7 +162,7 @@ def run_rank(folder: Path, read: Callable[[Path], Body], arrived_ns: int) -> NoR
         sys.exit(f"vitscale: {folder} is not seen on this host: is the results folder shared by all hosts?")
     size = body.world.size
     if own.world_size != size or not 0 <= own.rank < size:
-        # A launcher that starts another world than was asked for must not be measured.
+        # A launcher that starts another world than asked for must not be measured.
         sys.exit(
             f"vitscale: the launcher made this rank {own.rank} of {own.world_size}, and the {body.name} has {size}"
         )
@@ -179,7 +178,7 @@ def run_rank(folder: Path, read: Callable[[Path], Body], arrived_ns: int) -> NoR
     except BaseException as error:
         exit_code = 1
         log.end_with(error_line(error))
-        # On a full disk the log has no room for it either; the record has.
+        # On a full disk the log has no room for it, but the record has.
         with contextlib.suppress(OSError):
             traceback.print_exc()
     if heartbeat is not None:
@@ -216,7 +215,7 @@ _MEMORY_MESSAGES = (
 
 
 def error_line(error: BaseException) -> ErrorLine:
-    """The record of `error`, with its traceback; told apart are running out of memory and out of disk."""
+    """The record of `error` with its traceback; running out of memory and running out of disk are told apart."""
     text = "".join(traceback.format_exception(error))
     return ErrorLine(
         error_type=type(error).__name__,
@@ -229,7 +228,7 @@ def error_line(error: BaseException) -> ErrorLine:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """`error` and what it was raised from: a user's model that runs out of memory arrives wrapped in a message."""
+    """`error` and what it was raised from: running out of memory in a user's model arrives wrapped in a message."""
     chain = [error]
     while (cause := chain[-1].__cause__) is not None and cause not in chain:
         chain.append(cause)
@@ -237,7 +236,7 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """Only allocation failures: an illegal access or a lost device is not a lack of memory."""
+    """Whether an allocation failed; an illegal access or a lost device is no lack of memory."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     if isinstance(error, OSError):

@@ -1,4 +1,4 @@
-"""A rank's work from the first import of torch to the last step: everything is built in the order start-up is told."""
+"""A rank's work from the first import of torch to the last step; start-up's phases are recorded in this order."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from vitscale.worker.training import Training
 def train(
     header: RunHeader, own: RankInfo, log: RankLog, began: float, mpi_discovery_port: int | None = None
 ) -> Training:
-    """Builds, trains, and returns what must not be taken apart before the process ends.
+    """Builds and trains; returns objects that must not be destroyed before the process ends.
 
     Args:
         header: what this run is to do.
@@ -65,13 +65,13 @@ def train(
         )
     laps.end("data")
 
-    # The same weights on every rank; in every repeat too, unless repeats are to differ.
+    # The same weights on every rank, and in every repeat unless repeats are to differ.
     torch.manual_seed(seed)
     model = models.build(trial.model)
     whole = dataset.summary.sizes_vary and trial.data.evaluation == "whole" and trial.window.evaluate
     if whole and trial.model.name is None:
         models.refuse_other_sizes(model, trial.model)
-    # From here on each rank draws numbers of its own: what a model drops out is not the same on every rank.
+    # From here on each rank draws its own numbers: what a model drops out differs between ranks.
     torch.manual_seed(seed + own.rank)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     laps.end("model")
@@ -96,25 +96,25 @@ def train(
     training = Training(trial, own, dataset, engine, device, log, seed)
     training.run()
     training.resources.close()
-    # On all ranks at once, as in training; after it, so that it disturbs nothing.
+    # On all ranks at once, as in training; afterwards, so that it disturbs nothing.
     if (rate := measured_matmul(device, trial.train.precision)) is not None:
         log.write(rate)
     if trial.window.checkpoint:
         log.write(measured_checkpoint(engine, device, log.path.parent, training.step, log.alive))
-    # Nobody leaves while another rank still talks to it.
+    # No rank leaves while another still talks to it.
     group.barrier()
     return training
 
 
 def preload(train: TrainSpec, model: ModelSpec) -> None:
-    """Imports what training needs beyond this module, so that none of it is imported later, inside a step."""
+    """Imports what training needs beyond this module, so that nothing is imported inside a step."""
     engines.preload(train)
     models.preload(model)
 
 
 def _set_thread_pools(threads: int) -> None:
-    """torch's pool, and that of the BLAS that numpy brings: in a fork of a process that has loaded them OMP_NUM_THREADS
-    comes too late. A variable of OpenBLAS's own still has the last word."""
+    """Sets torch's pool and that of numpy's BLAS: in a fork of a process that has loaded them OMP_NUM_THREADS comes too
+    late. OpenBLAS's own variable still has the last word."""
     torch.set_num_threads(threads)
     own = os.environ.get("OPENBLAS_NUM_THREADS", "")
     blas = int(own) if own.isdecimal() and int(own) else min(threads, len(os.sched_getaffinity(0)))
@@ -122,7 +122,7 @@ def _set_thread_pools(threads: int) -> None:
 
 
 class _Laps:
-    """Tells of each phase of start-up while it lasts, and writes it down when it ends."""
+    """Shows each phase of start-up while it lasts, and records it when it ends."""
 
     _NAMES = ("imports", "data", "model", "engine", "first_step")
 
@@ -146,7 +146,7 @@ class _Laps:
 def measured_checkpoint(
     engine: Engine, device: torch.device, run_folder: Path, step: int, alive: Callable[[], None]
 ) -> CheckpointLine:
-    """Saves a checkpoint into the run's folder, spoils the model, restores it, removes the files. All ranks at once.
+    """Saves a checkpoint in the run's folder, spoils the model, restores it, removes the files. All ranks at once.
 
     Both times begin and end with all ranks together. Saving includes that the files are on the disk; restoring reads
     what the operating system may still have in memory.
@@ -172,13 +172,13 @@ def measured_checkpoint(
             f"the checkpoint does not restore what was saved: {len(different)} of {len(before)} tensors differ, "
             f"the first is {'/'.join(different[0])}"
         )
-    barrier()  # nobody reads any more
-    shutil.rmtree(folder, ignore_errors=True)  # by whoever comes first
+    barrier()  # no rank reads any more
+    shutil.rmtree(folder, ignore_errors=True)  # by the first rank that comes
     return CheckpointLine(save_seconds=saved, load_seconds=restored, bytes=written)
 
 
 def _spoil(engine: Engine) -> None:
-    """Sets the weights to zero and forgets the optimizer's states, so that what is there afterwards was restored."""
+    """Sets the weights to zero and drops the optimizer's states: what is there afterwards was restored."""
     whole = engine.whole_tensors()
     for name in whole.parameters:
         whole.set_weight(name, torch.zeros(whole.shape(name)))

@@ -34,7 +34,7 @@ IN_GROUPS = "ranks that share a model exchange in groups, and who waits for whom
 
 
 class Training:
-    """Trains one rank to the end of its trial and writes what it sees to `log`."""
+    """Trains one rank to the end of its trial, and writes what it sees to `log`."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Training:
         log: RankLog,
         seed: int,
     ) -> None:
-        """`seed`: of this run, for the order and the augmentation."""
+        """`seed`: that of this run, for the order and the augmentation."""
         self.trial, self.own, self.engine, self.device, self.log = trial, own, engine, device, log
         self.passes = Passes(trial, own, dataset, engine, device, seed)
         self.clock: StepClock[StepMark] = step_clock(device)
@@ -55,24 +55,24 @@ class Training:
         self.last_step = trial.window.warmup_steps + steps if steps is not None else None
         per_epoch = self.passes.order(epoch=0).steps
         self.rehearses = trial.train.compile and (self.last_step is None or self.last_step >= per_epoch)
-        """Whether a step of other shapes would be compiled among the timed ones."""
+        """Whether steps of another shape would else be compiled among the timed ones."""
         self.windows = windows(trial, self.last_step or per_epoch * (trial.train.epochs or 0), per_epoch)
         traces = log.path.parent if trial.window.traces else None
         self.explainer = Explainer(device, own.world_size, traces)
-        # Containers of one machine have hostnames of their own, and its counters of energy in common.
+        # Containers on one machine have their own hostnames, but share its counters of energy.
         self.resources = ResourceProbe(device, own.local_rank, boot_id() or socket.gethostname())
         self.probes: dict[str, Probe] = {name: known("probe", name, {}, "begin", "end") for name in trial.window.probes}
         self.held_out_accuracy: float | None = None
 
     def run(self) -> None:
-        """All epochs, or all steps, whichever the trial names; or as many epochs as its target accuracy takes."""
+        """Trains all epochs or all steps, whichever the trial names, or as many epochs as its target accuracy takes."""
         if "explained" in self.windows:
             self.explainer.warm_up()
         epoch = 0
         while not self._over(epoch):
             self._epoch(epoch)
             epoch += 1
-        # FSDP2 keeps its root's weights gathered after an evaluation: the step that follows is not a usual one.
+        # After an evaluation FSDP2 keeps its root's weights gathered, so the following step is not a usual one.
         usual = self.step + (self.held_out_accuracy is not None)
         for line in counted_traffic(self.passes, self._unrecorded_step, self.step, usual, epoch, self.log.alive):
             self.log.write(line)
@@ -81,7 +81,7 @@ class Training:
         if self.last_step is not None:
             return self.step >= self.last_step
         target = self.trial.train.target_accuracy
-        # Accuracy is reduced over the ranks: they all come to the same answer.
+        # Accuracy is reduced over the ranks, so all of them decide alike.
         if target is not None and self.held_out_accuracy is not None and self.held_out_accuracy >= target:
             return True
         return epoch >= (self.trial.train.epochs or 0)
@@ -91,7 +91,7 @@ class Training:
         steps = order.steps
         if self.last_step is not None:
             steps = min(steps, self.last_step - self.step)
-        # Of `tally`, on the device until the epoch is over.
+        # Sums of `tally`, on the device until the epoch is over.
         sums = torch.zeros(3, dtype=torch.float64, device=self.device)
         stretch = timed_stretch(self.windows, self.trial.window.warmup_steps, range(self.step, self.step + steps))
         used: ResourcesLine | None = None
@@ -102,7 +102,7 @@ class Training:
             for probe in self.probes.values():
                 probe.begin(self.device)
             if stretch.start == self.step:
-                # Before the barrier: what a driver takes to answer one rank must not let the others wait in a step.
+                # Before the barrier: a driver's time to answer one rank must not let the others wait in a step.
                 self.resources.begin()
             barrier()
             finish_device_work(self.device)
@@ -112,7 +112,7 @@ class Training:
             for _ in range(steps):
                 if self.step == stretch.stop:
                     used = self.resources.end(epoch, stretch)
-                # The last step before the stretch is no timed one: it may hold the asking.
+                # The last step before the stretch is not timed, so the counters may be asked in it.
                 before_end = self.resources.begin if self.step + 1 == stretch.start else None
                 images += self._step(epoch, batches, sums, before_end)
             barrier()
@@ -157,7 +157,7 @@ class Training:
         window = self.windows[self.step]
         if window == "explained" and not self.explainer.explaining:
             self.explainer.begin_block()
-            barrier()  # a rank whose profiler takes longer to start would be waited for in the explained step
+            barrier()  # else the explained step would wait for a rank whose profiler takes longer to start
             self.clock.start()
         with nullcontext() if self.step else self._start_up_phase(), self.explainer.step(self.step):
             images = self._train_step(epoch, window, batches, sums, before_end)
@@ -169,7 +169,7 @@ class Training:
 
     @contextmanager
     def _start_up_phase(self) -> Iterator[None]:
-        """Around the first step, which may compile: writes it down."""
+        """Records the first step, which may compile, as a phase of start-up."""
         began = time.perf_counter()
         with watched() as compiled:
             if self.rehearses:
@@ -201,7 +201,8 @@ class Training:
         return step_images
 
     def _micro_steps(self, epoch: int, batches: Batches, sums: Tensor) -> tuple[Tensor, list[int], int]:
-        """Forward and backward of a step: this rank's mean loss, the real images of its micro-steps, and of all."""
+        """Forward and backward of a step: this rank's mean loss, real images of its micro-steps, and those of all
+        ranks."""
         grad_accum = self.trial.train.grad_accum
         step_loss = torch.zeros((), device=self.device)
         own_images: list[int] = []
@@ -217,7 +218,7 @@ class Training:
         self.engine.step()
 
     def _read_profile(self, batches: Batches) -> None:
-        """Ends an explained block. A pause: the loader is held, and the ranks go on together."""
+        """Ends an explained block and pauses training: the loader is held, and the ranks go on together."""
         batches.hold()
         unknown = dict(self.engine.unknown_parts)
         if self.trial.layout.exchanges_in_groups:
@@ -253,7 +254,7 @@ def counted_traffic(
     epoch: int,
     alive: Callable[[], None],
 ) -> list[TrafficLine]:
-    """What each of the counted steps sends. All ranks take them together.
+    """Counts what some steps send; all ranks take these steps together.
 
     Args:
         passes: this rank's way through the images.

@@ -110,7 +110,7 @@ def each_alone(choosing: Choosing) -> dict[str, Option]:
 
 
 def _within_limits(choosing: Choosing, kind: Kind) -> Answer | None:
-    """The best of the surest: of those that meet every limit, else of those that probably do; measured engines first."""
+    """The best of the surest: of all that meet every limit, else of those that probably do; measured engines first."""
     grade = grades(choosing.limits, len(choosing.view.candidates))
     pick = _PICKS[kind]
     tiers = [mask & (grade >= level) for level in (2, 1) for mask in (choosing.preferred, choosing.pool)]

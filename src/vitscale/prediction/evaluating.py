@@ -212,7 +212,7 @@ def _estimates(mean: Array, future: Array | None = None) -> Estimates:
 
 
 def worlds_of(fitted: FittedSeries, candidates: Sequence[Candidate]) -> Worlds:
-    """Where the ranks of configurations lie, and their batches."""
+    """The batches of configurations, and where their ranks lie."""
     ranks, per_node, micro_batch, grad_accum = (
         column(candidates, name) for name in ("gpus", "ranks_per_node", "micro_batch", "grad_accum")
     )

@@ -1,4 +1,4 @@
-"""From predicted epochs to the time to finish a job: hosts fail, and work since the last checkpoint is done again.
+"""The time to finish a job, from predicted epochs: hosts fail, and work since the last checkpoint is done again.
 
 No study measures how often hosts fail. So the time to finish is a line of its own beside what is predicted, driven by a
 prior until the user says otherwise.

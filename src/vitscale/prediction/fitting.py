@@ -62,8 +62,8 @@ class FittedSeries:
     misfits: tuple[Misfit, ...]
     """Measured points that the model does not fit."""
     told_odds: float | None = None
-    """Where the engine and parameters that were told of an import are set aside: how many times less probable the
-    measurements are with them than without."""
+    """How many times less probable the measurements are with the engine and parameters that were told of an import than
+    without; None: these were not set aside."""
 
     @property
     def misfit_spread(self) -> float:
@@ -83,7 +83,7 @@ class Fitted:
 
     evidence: Evidence
     series: Mapping[str, FittedSeries]
-    """By name."""
+    """Name -> the series' fit."""
 
     def keep(self, fits: Iterable[FittedSeries]) -> None:
         """Takes over fits that were made of this evidence in forks of this process."""

@@ -1,4 +1,4 @@
-"""Where the ranks of a prediction lie, and what their batches are."""
+"""The layout of a prediction's ranks over hosts, and their batches."""
 
 from __future__ import annotations
 

@@ -263,7 +263,7 @@ class _FromThePrior:
 
 
 def _evenly(values: Array) -> Array:
-    """At most `_TYPICAL_RUNS` of the values: the middles of as many equal parts of all in order; fewer as they are."""
+    """The values, or of many `_TYPICAL_RUNS`: the middles of as many equal parts of all in order."""
     if len(values) <= _TYPICAL_RUNS:
         return values
     return np.asarray(np.sort(values)[(2 * np.arange(_TYPICAL_RUNS) + 1) * len(values) // (2 * _TYPICAL_RUNS)])

@@ -57,7 +57,7 @@ class Analysis:
     @cached_property
     @without_collection()
     def comparisons(self) -> tuple[CurveComparison, ...]:
-        """Curve against curve at equal rank count."""
+        """Comparisons of curve against curve at equal rank count."""
         return compare_curves(self.curves, self.trials, self.combine_unlike)
 
     @cached_property

@@ -195,7 +195,7 @@ class Point:
     speedup: Estimate | None = None
     efficiency: Estimate | None = None
     speedup_over_plain: Estimate | None = None
-    """Against one rank without a distributed wrapper (engine = "none"), where the study has such a run."""
+    """Speedup over one rank without a distributed wrapper (engine = "none"), where the study has such a run."""
     efficiency_over_plain: Estimate | None = None
 
 

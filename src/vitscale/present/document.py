@@ -203,7 +203,7 @@ class Figure:
     title: str
     views: tuple[View, ...]
     series: tuple[str, ...] = ()
-    """Curves that can be switched off; empty where it has none."""
+    """Names of curves that can be switched off; empty where there are none."""
 
     @property
     def text(self) -> tuple[str, ...]:

@@ -12,8 +12,8 @@
   document.head.append(library);
 
   const NARROW = 480;
-  const PRINTED = 3; // so many folded parts are opened for paper, and warnings; of others those that a reader has opened
-  const BUTTONS = 5; // as many options stand as buttons, of so many letters; of more one is chosen in a list
+  const PRINTED = 3; // first folded parts that are opened for paper, besides the findings; others stay as the reader left them
+  const BUTTONS = 5; // most options that stand as buttons, of at most LETTERS letters; more become a list
   const LETTERS = 100;
   const SHAPES = {
     circle: "M7 2a5 5 0 1 0 .01 0z", square: "M2 2h10v10h-10z", "triangle-up": "M7 2l6 10h-12z",
@@ -29,7 +29,7 @@
     return made;
   };
 
-  // State: {"scaling.measure": "speedup", "scaling.off": "0.2"}; of what is none of ours nothing is kept.
+  // State: {"scaling.measure": "speedup", "scaling.off": "0.2"}; what is not ours is not kept.
   function told() {
     const text = location.hash.slice(1);
     return text.includes("=") ? new URLSearchParams(text) : new URLSearchParams();
@@ -50,7 +50,7 @@
     return { view: nearest(figure, wanted), off };
   }
 
-  // The view that has all that is wanted, what was chosen last above all; else the one that has most of it.
+  // The view that has most of what is wanted; what was chosen last counts above all.
   function nearest(figure, wanted, last) {
     const score = (view) => Object.entries(wanted).reduce(
       (sum, [control, value]) => sum + (view.choices[control]?.[0] === value ? (control === last ? 100 : 1) : 0), 0);
@@ -96,7 +96,7 @@
     const parts = [];
     const before = {};
     for (const label of Object.keys(figure.controls)) {
-      // What there is to choose from under what stands to the left of it.
+      // The options that remain under the choices to the left.
       const views = figure.views.filter((view) => Object.entries(before).every(([c, v]) => view.choices[c]?.[0] === v));
       const options = new Map(views.filter((view) => view.choices[label]).map((view) => view.choices[label]));
       const chosen = state.view.choices[label]?.[0];
@@ -116,7 +116,7 @@
     if (focused) (place.querySelector(`[data-control="${CSS.escape(focused)}"]`) ?? place.querySelector(`#${CSS.escape(focused)}`))?.focus();
   }
 
-  // A box for each curve of the view, with its colour and shape: the legend, and what switches it off.
+  // A box for each curve of the view, with its colour and shape: it is the legend, and switches the curve off.
   function curves(name, state) {
     const layers = state.view.spec.layer ?? [];
     const scale = (channel) => layers.map((layer) => layer.encoding[channel]).find((one) => one?.field === "series")?.scale;

@@ -102,7 +102,7 @@ def size(value: float | None) -> str:
 
 
 def rate(value: float | None, sign: str) -> str:
-    """An amount in a second: 2.5e7 and "B/s" as "25.0 MB/s", 4e12 and "FLOP/s" as "4.00 TFLOP/s"."""
+    """An amount per second: 2.5e7 and "B/s" as "25.0 MB/s", 4e12 and "FLOP/s" as "4.00 TFLOP/s"."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     unit = _unit_of(abs(value), _DECIMAL)
@@ -161,7 +161,7 @@ def bounds(low: float | None, high: float | None, form: Callable[[float], str] =
 
 
 def listed(things: Iterable[object], most: int = 8) -> str:
-    """ "a, b and c"; of many the first `most` "and 4 more"; "none"."""
+    """ "a, b and c"; of many things the first `most` "and 4 more"; of no things "none"."""
     texts = [str(thing) for thing in things]
     if len(texts) > most:
         texts = [*texts[:most], f"{len(texts) - most:,} more"]

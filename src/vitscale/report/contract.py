@@ -123,7 +123,7 @@ def _swept(analysis: Analysis) -> dict[str, dict[str, Any]]:
 
 
 def run_rows(analysis: Analysis) -> list[dict[str, Any]]:
-    """One object per run that completed, with its own figures and what its trial is."""
+    """One object per completed run, with its own figures and the main fields of its trial."""
     swept = _swept(analysis)
     trials = {row["trial"]: row for row in trial_rows(analysis)}
     of_trial = ("trial", "curve", "mode", "modes", "model", "dataset", "engine", "zero_stage", "device", "device_name",

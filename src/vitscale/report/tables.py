@@ -134,7 +134,7 @@ def _elapsed_cell(trial: TrialResult, unit: units.Unit) -> Cell:
 
 
 def speedup_cell(trial: TrialResult, point: Point) -> Cell:
-    """The speedup; of a trial that drifts its drift instead, because its time is that of other work."""
+    """The speedup; for a trial that drifts its drift instead, because its time is that of other work."""
     if trial.drifts:
         off = units.relative(trial.drift.difference)
         return Cell("drifts", off if off == units.NOT_FINITE else f"{off} off")

@@ -67,7 +67,7 @@ def unequal_shares(measured: Sequence[TrialResult]) -> Iterable[Finding]:
 
 
 def _widest(trials: Sequence[TrialResult]) -> TrialResult:
-    """The trial of the most ranks: smaller ones use the first of its speeds."""
+    """The trial with the most ranks: smaller ones use the first of its speeds."""
     return max(trials, key=lambda trial: trial.trial.world.size)
 
 

@@ -167,7 +167,7 @@ def drift(measured: Sequence[TrialResult]) -> Iterable[Finding]:
 
 
 def _difference(share: float | None) -> str:
-    """0.012 as "1.2 %"; a loss that is not finite has no difference."""
+    """A relative difference as text, "1.2 %"; a loss that is not finite has no difference."""
     if share is None or share == float("inf"):
         return "all (one of the two is not finite)"
     return percent(share) if share >= 1e-3 else f"{share:.1e}"

@@ -287,7 +287,7 @@ def common_steps(run: Run, lines_of: Callable[[RankRecord], Sequence[Line]]) -> 
 
 
 def explained_ranks(run: Run) -> tuple[RankRecord, ...]:
-    """All ranks of a run; of a script without a Probe only those that left traces."""
+    """All ranks of a run; for a script without a Probe only those that left traces."""
     if run.header.trial.train.script is None or not whole_epochs_alone(run):
         return tuple(run.ranks)
     return tuple(rank for rank in run.ranks if rank.explained)

@@ -122,7 +122,7 @@ class Traffic:
 
     @property
     def gradient_dtype(self) -> str | None:
-        """The dtype in which most of the gradient travels; None where none does, or where it is unknown."""
+        """The dtype in which most of the gradient travels; None where there is no gradient, or this is unknown."""
         return next(iter(self.gradient_dtypes), None)
 
 

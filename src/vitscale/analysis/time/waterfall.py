@@ -110,7 +110,7 @@ class Waterfall:
 
 
 class Unexplained(Exception):
-    """Why there are no factors."""
+    """Raised, with the reason, where there are no factors."""
 
 
 def waterfalls(curve: CurveResult, trials: Mapping[str, TrialResult]) -> tuple[Waterfall, ...]:
@@ -357,7 +357,7 @@ def _believable(value: float, what: str, unit: str = "") -> float:
 
 
 def logarithmic_mean(first: float, second: float) -> float:
-    """L(a, b) = (a - b) / ln(a / b), and a for a = b."""
+    """The logarithmic mean L(a, b) = (a - b) / ln(a / b), and a for a = b."""
     log = math.log(first) - math.log(second)
     if log == 0:
         return first
@@ -365,6 +365,6 @@ def logarithmic_mean(first: float, second: float) -> float:
 
 
 def points_per_log(efficiency: float) -> float:
-    """(1 - E) / ln E, and its limit for E = 1."""
+    """Points of efficiency per unit of its logarithm: (1 - E) / ln E, and the limit of this for E = 1."""
     log = math.log(efficiency)
     return -math.expm1(log) / log if log else -1.0

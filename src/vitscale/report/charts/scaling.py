@@ -212,7 +212,7 @@ def _level(measure: Measure, base: Estimate, weak: bool, times: float) -> float:
 
 
 def ideal_line(series: str, base: int, largest: int, level: Callable[[float], float]) -> list[Row]:
-    """Perfect scaling from `base` ranks to `largest`, sampled finely enough to draw; `level`: from N / N_base."""
+    """Perfect scaling from `base` ranks to `largest`, sampled finely enough to draw; `level`: N / N_base to a value."""
     factors = [(largest / base) ** (sample / _IDEAL_SAMPLES) for sample in range(_IDEAL_SAMPLES + 1)]
     return [{"series": series, "x": base * times, "value": level(times)} for times in factors if largest > base]
 

@@ -121,7 +121,7 @@ def _sound_steps(run: Run) -> list[int]:
 
 
 def _spread(items: Sequence[int], most: int) -> list[int]:
-    """At most `most` of the items, evenly spread from the first to the last."""
+    """Up to `most` of the items, evenly spread from the first to the last."""
     if len(items) <= most:
         return list(items)
     return [items[round(index * (len(items) - 1) / (most - 1))] for index in range(most)]

@@ -38,7 +38,7 @@ GAINS = (
     PublishedGain(4, 1.019, "on A100 PCIe and V100 PCIe"),
     PublishedGain(8, 1.029, "on A100 with NVLink"),
 )
-"""From the abstract; no other figure of the thesis is used here."""
+"""The gains that the abstract gives; no other figure of the thesis is used here."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ def label_losses(logits: Tensor, labels: Tensor) -> Tensor:
 
     Args:
         logits: [n, classes], or [n, classes, h, w], resized to the labels' size where that is another.
-        labels: of `counted_labels`.
+        labels: labels from `counted_labels`.
     """
     return cross_entropy(_resized(logits, labels), labels, reduction="none", ignore_index=NOT_COUNTED)
 
@@ -48,7 +48,7 @@ def slot_loss(losses: Tensor, step_count: int | Tensor, world_size: int, grad_ac
     unequal shares, or because masks leave pixels out. The mean of each slot's own mean would not be that.
 
     Args:
-        losses: of `label_losses`.
+        losses: losses from `label_losses`.
         step_count: R, labels that count in the optimizer step, over all ranks and micro-steps; a scalar tensor where
             only the masks tell.
         world_size: N.

@@ -88,7 +88,7 @@ class Preprocess:
         Args:
             images: uint8, uint16 or float32 `[n, H, W, C]`.
             ids: int64 `[n]`, on the same device: each image's place in its split.
-            epoch: from 0; draws other random numbers in each epoch.
+            epoch: number of the epoch, from 0; each draws other random numbers.
             training: whether to augment, if this object augments at all.
         """
         if images.dtype == torch.uint16:  # few kernels take uint16
@@ -109,9 +109,9 @@ class Preprocess:
 
         Args:
             masks: uint8 `[n, H, W]`.
-            ids: as of the images.
-            epoch: as of the images.
-            training: as of the images.
+            ids: the same as for the images.
+            epoch: the same as for the images.
+            training: the same as for the images.
         """
         if not training:
             return masks

@@ -100,7 +100,7 @@ class Scenes:
         Args:
             masks: stored, uint8 [n, H, W]; their `OUTSIDE` tells how large each scene is.
             ids: int64 [n], each scene's place in its split.
-            epoch: from 0.
+            epoch: number of the epoch, from 0.
         """
         stored = _sizes(masks)
         if not self.augment:
@@ -147,8 +147,7 @@ class Scenes:
         )
 
     def _first_of_several_classes(self, masks: Tensor, stored: Tensor, scaled: Tensor, tries: Tensor) -> Tensor:
-        """Number [n] of the first crop that no class dominates, of those tried [n, tries, 2]; else how many there
-        are."""
+        """Number [n] of the first crop of `tries` [n, tries, 2] that no class dominates; else the number of tries."""
         size = self.image_size
         counted = min(size, _COUNTED_SIDE)
         side = (2 * torch.arange(counted, device=masks.device) + 1) * size // (2 * counted)
@@ -248,8 +247,8 @@ def _distorted(pixels: Tensor, draws: Tensor) -> Tensor:
     Contrast comes second or last, as often. Nothing is rounded to bytes in between.
 
     Args:
-        pixels: of a crop.
-        draws: of `_draws`, [n, 9].
+        pixels: pixels of crops.
+        draws: numbers [n, 9] from `_draws`.
     """
     happens = draws[:, 0::2] < _WORD // 2
     drawn = draws[:, 1::2].float() / _WORD

@@ -84,7 +84,7 @@ def step_lines(
 
     Args:
         rank: its timers.
-        images: of one step of one rank.
+        images: images of one step of one rank.
         grad_accum: micro-steps of a step.
         untold: why waiting and transfer cannot be told apart; empty where they can.
     """

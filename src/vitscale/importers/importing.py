@@ -51,7 +51,7 @@ def import_logs(paths: Sequence[Path], log_format: str, options: Options, result
     """Reads files of one format and writes what they hold as a results folder; importing them again changes nothing.
 
     Args:
-        paths: of the files; together they are one study.
+        paths: the files; together they are one study.
         log_format: how they are to be read.
         options: what the user says of them.
         results: the folder to write.

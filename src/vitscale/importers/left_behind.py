@@ -38,7 +38,7 @@ def take_in(folder: Path, trial: Trial) -> None:
     """Puts what the script left into the ranks' records; they stay as they are where nothing can be used.
 
     Args:
-        folder: of a run whose ranks have ended, and which has no outcome yet.
+        folder: folder of a run whose ranks have ended, and which has no outcome yet.
         trial: what it ran.
 
     Raises:

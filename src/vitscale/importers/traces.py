@@ -291,7 +291,7 @@ def explained(number: int, rank: RankTrace, *, some: bool) -> tuple[ExplainedLin
     """The steps of a rank, as its record has them.
 
     Args:
-        number: of the rank.
+        number: number of the rank.
         rank: its trace.
         some: whether other ranks of its world have none.
     """

@@ -42,11 +42,11 @@ def sweep(
 
     Args:
         plan: sizes and limits.
-        name: of the group, for the record.
+        name: name of the group, for the record.
         group: the ranks that take part, two at least.
-        device: of this rank.
+        device: device of this rank.
         sharing: ranks that share this rank's memory.
-        operations: which.
+        operations: the operations that are swept.
     """
     ranks = dist.get_world_size(group)
     room = -_agreed(-_free_bytes(device, sharing), group, device)

@@ -130,7 +130,7 @@ def energy_meter(gpu_uuid: str | None, local_rank: int, host: str) -> EnergyMete
     """The energy meter of one rank.
 
     Args:
-        gpu_uuid: of the GPU it computes on; None: it computes on the host.
+        gpu_uuid: UUID of the GPU that it computes on; None: it computes on the host.
         local_rank: on a host, RAPL is read by local rank 0 alone.
         host: what names this machine among all of a run.
     """
@@ -260,7 +260,7 @@ class ResourceProbe:
 
         Args:
             epoch: its number.
-            steps: of the stretch.
+            steps: steps of the stretch.
         """
         seconds, cpu_seconds = time.perf_counter() - self._began, time.process_time() - self._cpu_began
         energy = self._energy.end()

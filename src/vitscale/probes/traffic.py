@@ -240,8 +240,8 @@ def collectives(
 
     Args:
         rings: the entries of each recorder that the group writes into, oldest first.
-        step: which step.
-        ranks: that train together: where there are several, no collective means that the recorder was blind.
+        step: the step.
+        ranks: ranks that train together: if there are several, no collective means that the recorder saw nothing.
         size_of: the ranks of a communicator by its name.
 
     Raises:
@@ -325,8 +325,7 @@ def _size_of(communicator: str) -> int:
 
 @contextmanager
 def _noting(scatters: list[ReduceScatter], messages: list[Entry]) -> Iterator[None]:
-    """Meanwhile adds reduce-scatters that Python asks of a process group to `scatters`, sends and recvs to
-    `messages`."""
+    """Meanwhile adds reduce-scatters that Python asks of a group to `scatters`, and sends and recvs to `messages`."""
     group = c10d.ProcessGroup
     # As they lie in the class: if the class is asked for them, the answers no longer bind to a group.
     noted = {name for name in vars(group) if "reduce_scatter" in name or name in ("send", "recv")}

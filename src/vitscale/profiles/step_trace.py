@@ -57,7 +57,7 @@ def step_trace(about: Mapping[str, Any], steps: Iterable[Sequence[RankStep]]) ->
 
     Args:
         about: what is known of the run.
-        steps: of each step all ranks. They follow one another without a pause: what lay between them was not explained.
+        steps: all ranks of each step. Steps follow one another without a pause: what lay between was not explained.
     """
     events: list[dict[str, Any]] = []
     lanes: dict[int, list[int]] = {}

@@ -89,7 +89,7 @@ def steps_on_cpu(events: Sequence[Event], steps: Sequence[int], block: int) -> l
     """The lines of one block on a host that computes.
 
     Args:
-        events: of the block's profile.
+        events: events of the block's profile.
         steps: the numbers of the steps in it, in order.
         block: the number of the block.
     """
@@ -248,8 +248,8 @@ def _lost(
 
     Args:
         work: when each kernel or copy was launched, in order, and whether it was seen to run.
-        step: which step.
-        phases: of that step.
+        step: the span of the step.
+        phases: the phases of that step.
         exposed: the parts of its exposed communication.
     """
     own = [(launch, seen) for launch, seen in work if step.start_ns <= launch < step.end_ns]

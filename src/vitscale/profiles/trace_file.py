@@ -28,8 +28,8 @@ def product_flops(name: str, shapes: Shapes, concrete: Sequence[object]) -> int 
     """Floating-point operations of one call; None where its shapes do not tell.
 
     Args:
-        name: of the operator, with its namespace ("aten::addmm").
-        shapes: of its inputs, in order; empty of what is no tensor.
+        name: the operator's name, with its namespace ("aten::addmm").
+        shapes: shapes of its inputs, in order; empty for what is no tensor.
         concrete: its inputs as text, which hold the strides and paddings of a convolution.
     """
     rule = FLOPS_OF.get(name)

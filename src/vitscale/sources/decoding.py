@@ -109,12 +109,12 @@ def decode_split(
 
     Args:
         room: where `images` lie.
-        split: of `SPLITS`.
+        split: one of `SPLITS`.
         images: `[len(encoded), side, side, channels]`.
         encoded: the images.
         shape: what they are stored as.
-        processes: to decode with; 0: threads of this one. They need `images` to lie in a file.
-        progress: told of images done and all images, of this split.
+        processes: number of decoding processes, which need `images` to lie in a file; 0: threads of this one.
+        progress: called with the images done and all images of this split.
 
     Raises:
         RequestError: some are broken; all of them are named.

@@ -214,12 +214,12 @@ def listing_of(
     """A listing of what was found; without a split of its own, a share `data.held_out` of the images is held out.
 
     Args:
-        kind: of the dataset, for the cache's key.
+        kind: kind of dataset, for the cache's key.
         spec: what was asked for.
         classes: names, in the order of the labels.
         train: images and their labels.
-        held_out: the same, of their own split; None: there is none.
-        fingerprint: of all files.
+        held_out: the same for their own split; None: there is none.
+        fingerprint: fingerprint of all files.
         where: the folder, for messages.
 
     Raises:

@@ -65,9 +65,9 @@ def decode_square(content: Content, side: int, channels: int = 3, name: str = ""
 
     Args:
         content: path of the file, or its bytes.
-        side: in pixels.
+        side: side of the square in pixels.
         channels: 1 (grey) or 3 (RGB).
-        name: of the file in messages; by default its path.
+        name: name of the file in messages; by default its path.
 
     Raises:
         RequestError: it is broken.

@@ -76,7 +76,7 @@ def expand(
         machine: one host of those it will run on.
         check_data: finds and verifies a dataset (`vitscale.sources.check`); called once per different dataset.
         slots: ranks that one host takes, where the study does not say; None: all.
-        launcher: of points that name none.
+        launcher: launcher of points that name none.
 
     Raises:
         RequestError: the study asks for something that cannot be, with the value and the next step.

@@ -66,7 +66,7 @@ class StudyFile:
         Args:
             path: names it in messages; relative paths in it start in its folder.
             text: TOML.
-            overlay: of a site file and of the command line's options, put over its own values.
+            overlay: values of a site file and of the command line's options, put over its own values.
             overrides: KEY=VALUE words of the command line (`overridden`), put over both.
 
         Raises:

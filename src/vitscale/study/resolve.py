@@ -104,9 +104,9 @@ def world_of(ranks: int, ranks_per_node: int | None, threads: int) -> World:
     """The hosts that `ranks` ranks take: one where they fit, else as many full ones as needed.
 
     Args:
-        ranks: in all.
-        ranks_per_node: that one host takes at most; None: all.
-        threads: of each rank.
+        ranks: number of ranks in all.
+        ranks_per_node: most ranks that one host takes; None: all.
+        threads: threads of each rank.
 
     Raises:
         RequestError: the last host would have fewer ranks than the others.

@@ -26,8 +26,8 @@ def shares(images: int, speeds: Sequence[float]) -> tuple[int, ...]:
     Exact, and the same everywhere: of two ranks that would be done at once the first takes the image.
 
     Args:
-        images: of all ranks together, at least as many as there are ranks.
-        speeds: of each rank, above 0; only their ratios matter.
+        images: images of all ranks together, at least as many as there are ranks.
+        speeds: speed of each rank, above 0; only their ratios matter.
 
     Raises:
         ValueError: there are fewer images than ranks.
@@ -74,8 +74,8 @@ def needless_micro_steps(train: TrainSpec, largest_micro_batch: int) -> str:
     A prime share of 37 images can be cut into 37 of one image alone, where 3 of at most 16 would hold them.
 
     Args:
-        train: of a trial under strong-global.
-        largest_micro_batch: that its study allows.
+        train: training of a trial under strong-global.
+        largest_micro_batch: the largest that its study allows.
     """
     share = train.micro_batch * train.grad_accum
     fewest = -(-share // largest_micro_batch)

@@ -34,9 +34,9 @@ def filled(arguments: Sequence[str], trial: Trial, *, seed: int, repeat: int, ou
     """The script's arguments with the values of one run.
 
     Args:
-        arguments: of the study.
-        trial: whose values they take.
-        seed: of the run.
+        arguments: the study's arguments.
+        trial: the trial whose values they take.
+        seed: seed of the run.
         repeat: its number.
         output: the run's own folder for what the script writes.
 
@@ -103,7 +103,7 @@ def untold(train: TrainFields, by_hand: Iterable[str]) -> Iterator[tuple[str, st
     """Fields of [train] that the study sets but the script never hears of, as (what is in the way, next step).
 
     Args:
-        train: of a script.
+        train: training by a script.
         by_hand: fields that the study sets, "train.momentum" among them.
     """
     told = {*placeholders(train.arguments), *ALWAYS_TOLD}

@@ -417,7 +417,7 @@ def last_step_share(trial: Trial, samples: int) -> float | None:
     leaves the last one out.
 
     Args:
-        trial: for its batch sizes.
+        trial: gives the batch sizes.
         samples: images of an epoch.
     """
     whole = trial.global_batch

@@ -78,8 +78,7 @@ class Check:
         self._host_cores = 0
 
     def begin(self) -> None:
-        """Starts a timer that ends this process if stages overrun their limits: a thread can hold the interpreter's
-        lock."""
+        """Starts a timer that ends this process if stages overrun their limits: a thread may hold Python's lock."""
         timer = threading.Timer(self._request.longest_seconds + _GRACE_SECONDS, os._exit, (1,))
         timer.daemon = True
         timer.start()

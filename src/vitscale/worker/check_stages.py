@@ -50,9 +50,9 @@ class Stages:
 
         Args:
             limits: seconds that each stage may take.
-            record: takes how a stage ended.
-            begins: is told of a stage before it begins.
-            prepare: called in each stage's thread first: torch keeps the device of a process by thread.
+            record: called with how a stage ended.
+            begins: called with a stage before it begins.
+            prepare: called first in each stage's thread: torch keeps the device of a process by thread.
         """
         self._limits, self._record, self._begins, self._prepare = limits, record, begins, prepare
 
@@ -100,8 +100,8 @@ def measure(request: CheckRequest, own: RankInfo, log: RankLog, folder: Path, ho
     Args:
         request: what is asked for.
         own: this rank.
-        log: takes each measurement as soon as it is made.
-        folder: of the check.
+        log: gets each measurement as soon as it is made.
+        folder: folder of the check.
         host_cores: cores this rank could have used before it was pinned.
     """
     torch.set_num_threads(request.world.threads_per_rank)

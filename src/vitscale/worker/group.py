@@ -47,11 +47,11 @@ def join(
     """Joins the group of all ranks and returns the backend of its devices; the engine "none" has none.
 
     Args:
-        engine: of the trial.
+        engine: the trial's engine.
         own: this rank.
-        device: of this rank.
-        mpi_discovery_port: let DeepSpeed find the ranks itself, through mpi4py, and meet at this port of rank 0's host.
-        gradients_on_host: of GPUs' ranks. See `backends`.
+        device: the device of this rank.
+        mpi_discovery_port: lets DeepSpeed find the ranks itself, by mpi4py, and meet at this port of rank 0's host.
+        gradients_on_host: whether ranks of GPUs exchange gradients on the host. See `backends`.
     """
     if engine == "none":
         return None

@@ -50,7 +50,7 @@ class Probe:
         for what is no training between two steps see `pause`.
 
         Args:
-            images: that this rank trains in it, padding not counted: the study's micro_batch x grad_accum.
+            images: images that this rank trains in it, without padding: the study's micro_batch x grad_accum.
 
         Raises:
             ValueError: of other images than that.
@@ -68,8 +68,8 @@ class Probe:
         Args:
             loader: gives this rank's batches.
             accumulate: micro-steps of an optimizer step.
-            images: of this rank in a whole step, or a function of a batch. None: as many as the first tensor that is
-                found in a batch is long.
+            images: images of this rank in a whole step, or a function of a batch. None: the length of the first tensor
+                in a batch.
 
         Raises:
             ValueError: other images or micro-steps than the study says.
@@ -100,10 +100,10 @@ class Probe:
         """Tells what is trained; what is left out stays unknown, and with it MFU and volumes.
 
         Args:
-            model: whose parameters are counted: before it is sharded.
+            model: the model whose parameters are counted, before it is sharded.
             parameters: their number.
-            flops_per_image: of training one image, forward and backward (1 MAC = 2 FLOP).
-            precision: as the study has it ("bf16").
+            flops_per_image: FLOPs of training one image, forward and backward (1 MAC = 2 FLOP).
+            precision: precision in the study's words ("bf16").
 
         Raises:
             ValueError: another precision than the study's.

@@ -148,7 +148,7 @@ def run_rank(folder: Path, read: Callable[[Path], Body], arrived_ns: int) -> NoR
     good. And after an error a collective on another thread may wait for a rank that will never come.
 
     Args:
-        folder: of the run, with launch.json where a driver has started it.
+        folder: folder of the run, with launch.json where a driver has started it.
         read: finds there what is to be done.
         arrived_ns: when this process began its work, on the monotonic clock.
     """

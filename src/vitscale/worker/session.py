@@ -42,7 +42,7 @@ def train(
         own: this rank.
         log: where it records.
         began: `time.perf_counter()` before torch was imported.
-        mpi_discovery_port: let DeepSpeed find the ranks itself, and meet at this port.
+        mpi_discovery_port: lets DeepSpeed find the ranks itself, and meet at this port.
 
     Raises:
         RuntimeError: the data has changed since the study was started.

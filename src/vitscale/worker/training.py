@@ -201,8 +201,7 @@ class Training:
         return step_images
 
     def _micro_steps(self, epoch: int, batches: Batches, sums: Tensor) -> tuple[Tensor, list[int], int]:
-        """Forward and backward of a step: this rank's mean loss, real images of its micro-steps, and those of all
-        ranks."""
+        """Forward and backward of a step: this rank's mean loss, the real images of its micro-steps, and of all."""
         grad_accum = self.trial.train.grad_accum
         step_loss = torch.zeros((), device=self.device)
         own_images: list[int] = []

@@ -55,8 +55,7 @@ class HostsTest:
     """Standard deviation of the counts' ratios, as a factor less 1."""
     margin: float
     p_equivalence: float | None
-    """P-value of two one-sided tests: below 0.05 a ratio outside 1/(1+margin) to 1+margin is excluded. None from fewer
-    than 2 counts."""
+    """P of two one-sided tests: below 0.05, ratios outside 1/(1+margin) to 1+margin are excluded. None: one count."""
     cannot_exclude: float | None
     """Largest difference within the 95 % interval, as a share: 0.03 is 3 %, in either direction."""
     verdict: HostsVerdict

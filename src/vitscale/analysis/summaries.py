@@ -150,8 +150,7 @@ def _far_beyond(seconds: float, usual: float) -> bool:
 
 
 def _without(run: RunFigures, phase: str, usual: float | None) -> RunFigures:
-    """The run with a compilation taken out of a phase. `usual`: the phase's seconds in other runs; None: there are
-    none."""
+    """The run with a compilation taken out of a phase. `usual`: the phase's seconds in other runs; None without any."""
     rest = {name: seconds for name, seconds in run.startup.items() if name != phase}
     seconds = run.startup[phase]
     if usual is None:

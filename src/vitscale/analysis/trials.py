@@ -47,7 +47,7 @@ class CheckpointCost:
     save_seconds: float
     """Seconds until the last rank has its files on the disk."""
     load_seconds: float
-    """Seconds until the last rank has restored everything; it may read from the host's memory."""
+    """Seconds until the last rank has restored everything, perhaps from files still in the host's memory."""
     bytes: float
     """Size of all files together."""
 

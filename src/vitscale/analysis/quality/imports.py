@@ -10,9 +10,9 @@ every step sends the same over the same network, T is the same in each:
     W <= mean x_i - that      a rank that is early by the same time in every step waits in every step, the quickest too
 
 so the quickest step bounds the transfer from above, and never from below. The rank's own pace shows whether it was
-early. One that waits waits for a moment that others set, so that it waits less by the time that it computes longer. The
-change of x from one step to the next per change of its own computing is -1 where it waits, and 0 where others wait for
-it or nobody waits, as far as ranks do not slow down together.
+early. A rank that waits does so until a moment that others set: the longer it computes, the less it waits. The change
+of x from one step to the next per change of its own computing is -1 where it waits, and 0 where others wait for it or
+nobody waits, as far as ranks do not slow down together.
 """
 
 from __future__ import annotations

@@ -126,8 +126,7 @@ class RunFigures:
     pace: step_figures.Pace
     """The source of `step_seconds`, `epoch_seconds` and `images_per_second`."""
     step_seconds_p95: float | None
-    """95th percentile of each step's slowest rank, slow steps included; None, as p99, below `FEWEST_FOR_TAILS`
-    steps."""
+    """95th percentile over steps of the slowest rank, slow steps included; None, as p99, below `FEWEST_FOR_TAILS`."""
     step_seconds_p99: float | None
     tail_steps: int
     """Number of steps behind p95 and p99."""
@@ -327,7 +326,7 @@ def _told(run: Run, losses: LossByStep) -> LossByStep:
 
 
 def _steady(light: step_figures.Integers, alike: step_figures.Integers, warm: int) -> step_figures.Integers:
-    """Places of the light steps after warm-up, the first `warm` of the places `alike`; at least half of `light`."""
+    """The places in `light` after warm-up, which is the first `warm` steps of `alike`; at least half of `light`."""
     if not warm:
         return light
     return light[min(int(np.searchsorted(light, alike[warm - 1])) + 1, len(light) // 2) :]

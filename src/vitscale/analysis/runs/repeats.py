@@ -2,14 +2,12 @@
 
 Repeats in one allocation of a cluster share its nodes, their neighbours and their temperature: their interval does not
 cover what another allocation would give. Where runs come from several allocations, a one-way random-effects analysis of
-variance tells the two spreads apart. Where allocations differ, each of them counts as one observation, rather than each
-run.
+variance tells the two spreads apart. Where allocations differ, each counts as one observation, not each run.
 
 Sources: Searle, Casella & McCulloch, "Variance Components" (Wiley, 1992), chapter 3; Bancroft, "On biases in estimation
 due to the use of preliminary tests of significance" (Annals of Mathematical Statistics 15, 1944, 190-204).
 
-The other question: is a trial's epoch time known as closely as the study asks (`measure.target_ci`), or are more runs
-needed?
+The other question: is a trial's epoch time known as closely as the study asks (`measure.target_ci`)?
 
 Stopping as soon as an interval is narrow favours runs that agree by chance: where a limit on runs keeps most studies
 from stopping at all, half of those that do stop miss the truth. So the runs that decide and those that estimate the

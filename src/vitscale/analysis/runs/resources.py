@@ -1,7 +1,7 @@
 """What a trial used: processor time, memory, GPUs, energy, and how much of the arithmetic its devices can do.
 
-Shares and rates cover timed steps alone: each epoch's longest stretch of them, else they are unknown. Peaks of memory
-cover all epochs.
+Shares and rates cover timed steps alone: each epoch's longest stretch of them, or they are unknown. Memory peaks cover
+all epochs.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ FEWEST_STEPS = 8
 """Fewest steps that tell what is usual; of fewer, none is set aside."""
 SLOWER_TIMES = 1.5
 DEVIATIONS = 6.0
-"""Deviations of the logarithms. With both, chance sets a step aside in at most 2 % of runs of log-normal noise."""
+"""Deviations of the logarithms. With both limits, chance sets a step aside in at most 2 % of log-normal runs."""
 ONE_IN = 100
 _MAD_TO_SIGMA = 1.4826
 """Factor from the median absolute deviation of normal noise to its standard deviation."""

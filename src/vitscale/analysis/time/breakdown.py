@@ -105,8 +105,7 @@ class Breakdown:
         return max(1.0, (1 + (self.overhead or 0.0)) * (1 + (self.attached_overhead or 0.0)))
 
     def over_runs(self, figure: Callable[[Breakdown], float | None], most: float = math.inf) -> Estimate | None:
-        """A figure's mean over the observations that have it, with a 95 % interval from 3 of them; None where none has
-        it.
+        """A figure's mean over the observations that have it, with a 95 % interval from 3 of them; None without any.
 
         Args:
             figure: what to take from one run's breakdown; not negative.

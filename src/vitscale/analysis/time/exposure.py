@@ -18,8 +18,7 @@ for one another.) Wait and transfer that fall into the rank's idle time are expo
 which everybody waits for everybody. It does not hold for rooted ones: their time is transfer where it is short, else
 nothing can be told apart.
 
-`lanes` tells what a rank did at each moment of an explained step: the parts of a breakdown, as intervals instead of
-lengths.
+`lanes` tells what a rank did at each moment of an explained step: the parts of a breakdown as intervals.
 """
 
 from __future__ import annotations

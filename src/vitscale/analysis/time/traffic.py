@@ -2,8 +2,7 @@
 
 Logical is what the engine asks for, in the units of the ZeRO paper (arXiv 1910.02054, section 7): a collective over a
 tensor of S bytes moves S, and an all-reduce 2 S, because it is a reduce-scatter and an all-gather. The tensor is the
-whole
-one: what an all-gather puts out, what a reduce-scatter takes in.
+whole one: what an all-gather puts out, what a reduce-scatter takes in.
 
 Physical is what a rank then puts on the wire, the mean over the ranks of a communicator of N, under a ring:
 
@@ -13,8 +12,7 @@ Physical is what a rank then puts on the wire, the mean over the ranks of a comm
     reduce_scatter                              (N-1)/N S under NCCL, 2 (N-1)/N S under gloo: it sends an all_reduce
 
 NCCL may choose another algorithm than a ring; these are the bytes of its bus bandwidth (PERFORMANCE.md of nccl-tests).
-The bytes of gloo were read off the network's counters (docs/traffic.md); those of its reduce do not follow from the
-size.
+The bytes of gloo were read off the network's counters (docs/traffic.md); its reduce's do not follow from the size.
 """
 
 from __future__ import annotations
@@ -91,7 +89,7 @@ class Traffic:
     logical_bytes: int | None
     physical_bytes: float | None
     wire_seconds: Estimate | None
-    """Transfer in an explained step, exposed or not; None where wait is not told apart or no step was explained."""
+    """Transfer in an explained step, exposed or not; None where wait and wire are mixed or no step was explained."""
     reason: str
     """Why bytes are None; empty where all are known."""
 

@@ -1,7 +1,7 @@
 """The waterfall: from ideal to measured, in factors that multiply to the efficiency.
 
 T is the seconds of an epoch, S its whole step and K = T / S the steps it comes to (`runs.steps`: the short last one
-counts by its time); those of the baseline have a b. With q the images of a rank's step against the baseline's,
+counts by its time); the baseline's have the index b. With q the images of a rank's step against the baseline's,
 `analysis.scaling` gives
 
     E = step rounding * q * S_b / S        step rounding = K_b / K / q, times N_b / N in the strong modes
@@ -255,7 +255,7 @@ def with_intervals(
 def _comparable_parts(sides: Mapping[str, TrialResult]) -> list[dict[str, float]]:
     """Seconds of the parts of each side's light step, in the order of the sides, under names that all can tell apart.
 
-    `sides`: trials by whose they are, for messages.
+    `sides`: words that messages add for a side (" of the baseline") to its trial.
     """
     together = not all(map(_told_apart, sides.values()))
     merged = {} if all(map(_knows_launch_gaps, sides.values())) else {"launch_gaps": "other"}

@@ -14,6 +14,7 @@ import functools
 import gc
 import importlib
 import json
+import multiprocessing.process
 import os
 import pkgutil
 import runpy
@@ -299,6 +300,8 @@ def _run(asked: dict[str, Any], descriptors: list[int], set_by_imports: Mapping[
         os.environ.clear()
         os.environ.update(asked["environment"])
         os.chdir(asked["cwd"])
+        # Where it finds a script with a relative path again.
+        vars(multiprocessing.process)["ORIGINAL_DIR"] = asked["cwd"]
         if asked["host"]:
             _enter(asked["host"])
         if asked["cores"]:

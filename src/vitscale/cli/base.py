@@ -95,7 +95,7 @@ ResultsArgument = Annotated[
 ]
 JsonOption = Annotated[bool, option("--json", "", "Print JSON instead of a table.")]
 ParametersOption = Annotated[
-    str | None, option("--parameters", "N", "Of an imported model that has no name here: 110M.")
+    str | None, option("--parameters", "N", "Size of an imported model that has no name here: 110M.")
 ]
 CheckpointOption = Annotated[
     float | None, option("--checkpoint-seconds", "SECONDS", "To save one checkpoint.  [default: as recorded]")
@@ -110,7 +110,7 @@ SiteOption = Annotated[
 LauncherOption = Annotated[
     str | None, option("--launcher", "NAME", "How ranks are started: local, torchrun, mpirun, ...")
 ]
-SchedulerOption = Annotated[str | None, option("--scheduler", "NAME", "Where they run: local, hostfile or slurm.")]
+SchedulerOption = Annotated[str | None, option("--scheduler", "NAME", "Where ranks run: local, hostfile or slurm.")]
 HostfileOption = Annotated[Path | None, option("--hostfile", "FILE", "Hosts to run on: one NAME slots=N a line.")]
 
 

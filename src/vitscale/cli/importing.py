@@ -27,16 +27,16 @@ def import_(
         str,
         option("--format", "F", "Or epochs, deepspeed, trainer-state, train-log, csv, trace, nccl-tests, perftest."),
     ] = "auto",
-    name: Annotated[str | None, option("--name", "NAME", "Of the study.")] = None,
+    name: Annotated[str | None, option("--name", "NAME", "Name of the study.")] = None,
     model: Annotated[
         str | None, option("--model", "NAME", "A named model (vit-b16), or a Hugging Face folder.")
     ] = None,
     parameters: Annotated[
-        str | None, option("--parameters", "N", "Of a model that has no name here: 110M, 1.3B.")
+        str | None, option("--parameters", "N", "Size of a model that has no name here: 110M, 1.3B.")
     ] = None,
-    image_size: Annotated[int | None, option("--image-size", "PIXELS", "Of the model.")] = None,
+    image_size: Annotated[int | None, option("--image-size", "PIXELS", "Image size of the model.")] = None,
     engine: Annotated[str | None, option("--engine", "NAME", "ddp, fsdp2, deepspeed, ...")] = None,
-    zero_stage: Annotated[int | None, option("--zero-stage", "0-3", "Of DeepSpeed.")] = None,
+    zero_stage: Annotated[int | None, option("--zero-stage", "0-3", "DeepSpeed's ZeRO stage.")] = None,
     precision: Annotated[str | None, option("--precision", "P", "fp32, bf16, bf16-params or fp16.")] = None,
     micro_batch: Annotated[int | None, option("--micro-batch", "N", "Images per GPU and micro-step.")] = None,
     train_samples: Annotated[

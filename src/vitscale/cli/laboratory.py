@@ -29,9 +29,9 @@ LabName = Annotated[str, option("--name", "NAME", "Which lab; there may be sever
 
 @lab_app.command("up")
 def lab_up(
-    hosts: Annotated[int, option("--hosts", "N", "How many.")] = 2,
+    hosts: Annotated[int, option("--hosts", "N", "Number of hosts.")] = 2,
     bandwidth: Annotated[
-        str | None, option("--bandwidth", "RATE", "Of every host's link: 100mbit, 1gbit.  [default: no limit]")
+        str | None, option("--bandwidth", "RATE", "Rate of every host's link: 100mbit, 1gbit.  [default: no limit]")
     ] = None,
     cores_per_host: Annotated[
         float | None, option("--cores-per-host", "CORES", "CPU quota: 0.4.  [default: no limit]")

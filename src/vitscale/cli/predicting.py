@@ -42,12 +42,12 @@ def predict(
     micro_batch: Annotated[int | None, option("--micro-batch", "IMAGES", "Images per rank and micro-step.")] = None,
     grad_accum: Annotated[int | None, option("--grad-accum", "N", "Micro-steps per optimizer step.")] = None,
     device: Annotated[str | None, option("--device", "NAME", "Another GPU: A100-SXM4-80GB, H100, L4.")] = None,
-    price: Annotated[float | None, option("--price", "PRICE", "Of one GPU for an hour, in any currency.")] = None,
+    price: Annotated[float | None, option("--price", "PRICE", "Price of one GPU for an hour, in any currency.")] = None,
     gpu_memory: Annotated[
-        str | None, option("--gpu-memory", "SIZE", "Of one GPU: 80GB.  [default: as recorded]")
+        str | None, option("--gpu-memory", "SIZE", "Memory of one GPU: 80GB.  [default: as recorded]")
     ] = None,
     epochs: Annotated[
-        int | None, option("--epochs", "N", "Also the time to finish N epochs, failures included.")
+        int | None, option("--epochs", "N", "Tell the time to finish N epochs too, failures included.")
     ] = None,
     checkpoint_seconds: base.CheckpointOption = None,
     node_mtbf: base.NodeMtbfOption = None,
@@ -94,7 +94,7 @@ def advise(
         float | None, option("--budget", "X", "Spend at most: money with --price, else GPU-hours.")
     ] = None,
     min_efficiency: Annotated[float | None, option("--min-efficiency", "E", "Against one rank, such as 0.8.")] = None,
-    price: Annotated[float | None, option("--price", "P", "Of a GPU for an hour, in any currency.")] = None,
+    price: Annotated[float | None, option("--price", "P", "Price of one GPU for an hour, in any currency.")] = None,
     devices: Annotated[
         Path | None, option("--devices", "FILE.csv", "Choose among these instances: a table of prices.")
     ] = None,
@@ -105,11 +105,11 @@ def advise(
     nodes_of: Annotated[int | None, option("--nodes-of", "M", "Ranks of a full host.  [default: as measured]")] = None,
     network: Annotated[str | None, option("--network", "NAME", "Link between hosts, such as 25GbE.")] = None,
     epochs: Annotated[int | None, option("--epochs", "E", "How long to train.  [default: as the study]")] = None,
-    images: Annotated[int | None, option("--images", "N", "Of an epoch, where the results do not say.")] = None,
+    images: Annotated[int | None, option("--images", "N", "Images of an epoch, where the results do not say.")] = None,
     series: Annotated[str | None, option("--series", "NAME", "Which curve to advise from.")] = None,
     parameters: base.ParametersOption = None,
     gpu_memory: Annotated[
-        str | None, option("--gpu-memory", "SIZE", "Of one device: 80GB.  [default: as recorded]")
+        str | None, option("--gpu-memory", "SIZE", "Memory of one device: 80GB.  [default: as recorded]")
     ] = None,
     any_batch: Annotated[
         bool, option("--any-batch", "", "Let the answers train with another global batch than the study.")
@@ -125,7 +125,7 @@ def advise(
     chart: Annotated[Path | None, option("--chart", "FILE", "Draw time against cost: .png, .svg or .html.")] = None,
     output: Annotated[Path | None, option("-o --output", "FILE", "Write the first answer as a study.")] = None,
     output_format: Annotated[
-        str, option("--format", "F", "Of that file: study, or what starts it there: skypilot, jobset.")
+        str, option("--format", "F", "Form of that file: study, or what starts it there: skypilot, jobset.")
     ] = "study",
     verbose: base.VerboseOption = False,
     json: base.JsonOption = False,

@@ -139,7 +139,9 @@ def compare(
     fail_if_slower: Annotated[
         str | None, option("--fail-if-slower", "SHARE", "Exit with 1 where a trial is slower by more: 5%.")
     ] = None,
-    strict: Annotated[bool, option("--strict", "", "With it: exit with 1 also where that is undecided.")] = False,
+    strict: Annotated[
+        bool, option("--strict", "", "With --fail-if-slower: exit with 1 also where that is undecided.")
+    ] = False,
     output: Annotated[Path | None, option("-o --output", "FILE", "A page (.html) or Markdown (.md) instead.")] = None,
     combine_unlike: Annotated[
         bool, option("--combine-unlike", "", "Combine runs of unlike hardware or library versions of a trial.")

@@ -15,7 +15,7 @@ from vitscale.errors import RequestError, shown, unknown
 
 ModelOption = Annotated[str | None, option("--model", "NAME", "vit-ti16 ... vit-h14, swinv2-t ... swinv2-l.")]
 DataOption = Annotated[str | None, option("--data", "NAME", "digits, synthetic, cifar10, folder, ...")]
-RootOption = Annotated[str | None, option("--root", "PATH", "Where these images lie.")]
+RootOption = Annotated[str | None, option("--root", "PATH", "Folder of these images.")]
 EngineOption = Annotated[str | None, option("--engine", "NAME", "ddp, fsdp2, deepspeed, ...")]
 
 SHELLS = ("bash", "zsh", "fish")

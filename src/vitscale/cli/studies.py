@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vitscale.study.file import Overlay
 
 MemoryOption = Annotated[
-    str | None, option("--gpu-memory", "SIZE", "Of one device: 80GB.  [default: of those found here]")
+    str | None, option("--gpu-memory", "SIZE", "Memory of one device: 80GB.  [default: of those found here]")
 ]
 
 
@@ -34,7 +34,7 @@ def plan(
     predict_from: Annotated[
         Path | None, option("--from", "RESULTS", "Results to predict times from.  [default: the study's own]")
     ] = None,
-    price: Annotated[float | None, option("--price", "P", "Of a GPU for an hour, in any currency.")] = None,
+    price: Annotated[float | None, option("--price", "P", "Price of one GPU for an hour, in any currency.")] = None,
     gpu_memory: MemoryOption = None,
     skip_unfit: Annotated[
         bool, option("--skip-unfit", "", "Leave out of the sums what will not fit in memory, as run does.")

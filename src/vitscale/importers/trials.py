@@ -80,7 +80,7 @@ def notes_on(runs: Sequence[LogRun], options: Options) -> Iterable[str]:
     if any(model.unknown and model.parameter_count is None for model in models):
         yield "the model is unknown (--model names it, or --parameters says its size): no parameters, FLOPs or MFU"
     elif any(model.unknown for model in models):
-        yield "of the model nothing but its parameters is known (--model names it): no FLOPs or MFU"
+        yield "nothing but the number of its parameters is known of the model (--model names it): no FLOPs or MFU"
     if options.image_size is None and (sizes := sorted({model.image_size for model in models if not model.unknown})):
         told = " or ".join(f"{size} x {size}" for size in sizes)
         yield f"the image size is not told (--image-size): {told} pixels are assumed"

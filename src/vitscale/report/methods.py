@@ -165,9 +165,9 @@ def _subsets(analysis: Analysis, measured: Sequence[TrialResult]) -> Judged:
 
 
 def _means(_: Analysis, measured: Sequence[TrialResult]) -> Judged:
-    told = "Of steps the arithmetic mean of their times; a rate is images over that time, never a mean of rates."
+    told = "Step times are averaged arithmetically; a rate is images over that time, never a mean of rates."
     if any(len(result.runs) > 1 for result in measured):
-        told += " Over runs geometric means, of times and rates alike, for times are skewed to the right."
+        told += " Times and rates are averaged geometrically over runs, for times are skewed to the right."
         return (
             "in part",
             told,

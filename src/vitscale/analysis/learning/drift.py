@@ -147,7 +147,7 @@ _OF_THE_FILE = ("scheduler", "curriculum_learning", "progressive_layer_drop", "c
 """Sections of a user's own DeepSpeed file that change what is trained."""
 
 ALONE = "no other trial of the study computes the same"
-IMPORTED = "of an imported run neither the first weights nor the order of the images are known"
+IMPORTED = "neither the first weights nor the order of the images of an imported run are known"
 OF_SCRIPT = "what a user's own script computes is its own affair"
 AMPLIFIED = (
     "equal over the first {} steps, then apart by up to {}: rounding that an unstable training has amplified, or a "

@@ -51,8 +51,7 @@ class Normalisation:
 class Preprocess:
     """Augments, scales and normalises a batch on its device.
 
-    What happens to an image depends on the seed, the epoch and the image's id alone: not on the batch it is in, the
-    rank or the device.
+    What happens to an image depends only on the seed, the epoch and the image's id, not on its batch, rank or device.
     """
 
     def __init__(
@@ -125,7 +124,7 @@ class Preprocess:
     def _moved(self, images: Tensor, ids: Tensor, epoch: int, *, outside: int) -> Tensor:
         """Moves each image by up to 1/8 of its side along each axis, and mirrors every other one.
 
-        `images` are `[n, H, W, c]`, or masks `[n, H, W]`; where nothing is, `outside` comes in.
+        `images` are `[n, H, W, c]`, or masks `[n, H, W]`; places beyond the image's edge get `outside`.
 
         As usual on CIFAR since He et al. (2016), "Deep residual learning", section 4.2: 32 pixels are moved by up to 4.
         """

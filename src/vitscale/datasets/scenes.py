@@ -1,9 +1,9 @@
 """Makes what a model takes from stored scenes, on the device: a random crop in training, the whole in evaluation.
 
-Pictures of unlike sizes lie in squares of one size (`sources.scenes`). What a crop is made of is worked out for the
-whole batch at once, from where each of its pixels lies in the stored picture: nothing is as large as a scaled picture,
-and nobody waits for a size. The augmentation is the one that ADE20K is commonly trained with, as mmsegmentation
-documents it for UperNet and Swin (https://github.com/open-mmlab/mmsegmentation, configs/_base_/datasets/ade20k.py).
+Pictures of different sizes lie in squares of one size (`sources.scenes`). Crops are made for the whole batch at once,
+from where each of their pixels lies in the stored picture: nothing is as large as a scaled picture, and nobody waits
+for a size. The augmentation is the one that ADE20K is commonly trained with, as mmsegmentation documents it for UperNet
+and Swin (https://github.com/open-mmlab/mmsegmentation, configs/_base_/datasets/ade20k.py).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE = 32.0, (0.5, 1.5), (0.5, 1.5), 36.0
 
 
 class _Axis(NamedTuple):
-    """Where the pixels along one side of a crop come from in the stored picture: each [n, side]."""
+    """Source of the pixels along one side of a crop, as places in the stored picture: each [n, side]."""
 
     lower: Tensor
     upper: Tensor
@@ -76,7 +76,7 @@ class View(NamedTuple):
 class Scenes:
     """Crops and distorts the scenes of a batch.
 
-    It depends on the seed, the epoch and the scene's id alone: not on the batch it is in, the rank or the device.
+    The result depends only on the seed, the epoch and the scene's id: not on its batch, the rank or the device.
     """
 
     def __init__(self, image_size: int, *, augment: bool, seed: int) -> None:
@@ -118,8 +118,8 @@ class Scenes:
     def images(self, images: Tensor, view: View, ids: Tensor, *, epoch: int) -> Tensor:
         """Crops ready for the model: float32 [n, 3, image_size, image_size], black beyond the picture's end.
 
-        Not 0: of that a patch's embedding is its bias, in a fresh model 0, which Swin V2's attention divides by its
-        length. Gradients were 1e13 times as large.
+        Black, not 0 after normalisation: a patch of 0 is embedded as the bias, which is 0 in a fresh model, and Swin
+        V2's attention divides by its length. Gradients were 1e13 times as large.
         """
         pixels = view.pixels(images)
         if self.augment:
@@ -175,7 +175,7 @@ def sliding(evaluate: Callable[[Tensor], Tensor | None], images: Tensor, size: i
     """Logits [n, classes, H, W] of whole images [n, 3, H, W], from windows of `size` x `size` pixels in one forward;
     None where `evaluate` gives none.
 
-    Windows lie two thirds of their side apart; the last ones end with the image. Where they overlap their mean counts.
+    Windows lie two thirds of their side apart; the last ones end with the image. Where they overlap, their mean counts.
     A side shorter than a window is padded with 0.
     """
     height, width = images.shape[2:]
@@ -214,9 +214,9 @@ def _scaled(stored: Tensor, image_size: int, scale: Tensor) -> Tensor:
 
 
 def _axis(stored: Tensor, scaled: Tensor, positions: Tensor, inside: Tensor | None = None) -> _Axis:
-    """Where pixels `positions` [n, side] of pictures `scaled` [n] long lie in the stored pictures, `stored` [n] long.
+    """Places in pictures `stored` [n] long of pixels `positions` [n, side] of the same pictures scaled to `scaled` [n].
 
-    Middles of pixels are at (p + 1/2) stored / scaled. In whole numbers, so that every device comes to the same.
+    The middle of pixel p is at (p + 1/2) stored / scaled, in whole numbers so that all devices agree.
     """
     stored, scaled = stored[:, None], scaled[:, None]
     middle = (2 * positions + 1) * stored
@@ -244,7 +244,7 @@ def _draws(ids: Tensor, number: int, count: int) -> Tensor:
 def _distorted(pixels: Tensor, draws: Tensor) -> Tensor:
     """Pixels [n, 3, h, w] in 0 to 255 whose brightness, contrast, saturation and hue are each changed in half of them.
 
-    Contrast comes second or last, as often. Nothing is rounded to bytes in between.
+    Contrast comes second or last, equally often. Nothing is rounded to bytes in between.
 
     Args:
         pixels: pixels of crops.

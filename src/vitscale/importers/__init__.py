@@ -3,11 +3,11 @@
 epochs         a table of epochs by rank
 deepspeed      DeepSpeed's own log, with wall_clock_breakdown
 trainer_state  Hugging Face's trainer_state.json
-traces         of the PyTorch profiler
-left_behind    both, where a script without a Probe has left them in its run
+traces         traces of the PyTorch profiler
+left_behind    states, traces and logs that a script without a Probe has left in its run
 plain_csv      a table of measured times
 links          what nccl-tests and perftest measured of a network
-importing      which of them files are, and the whole way from them to a folder
-trials, curves what was found, as trials and curves
+importing      the format of files, and the whole way from files to a results folder
+trials, curves what was read, as trials and curves
 records        the results folder
 """

@@ -99,8 +99,8 @@ def _labels(setting: Setting, trial: Trial, devices: tuple[str, ...] | None) -> 
 def _on_hosts(worlds: Set[tuple[int, int]]) -> dict[tuple[int, int], list[str | None]]:
     """Maps (GPUs, hosts) to the layouts of the curves, by how many GPUs a full host takes, for a file without layouts.
 
-    One host of them begins each curve whose hosts are as large or larger. Where one fits none, all that lie on one
-    host are a curve of their own.
+    Settings on one host begin each curve whose hosts hold as many GPUs or more. If one of them fits no such curve, all
+    settings on one host are a curve of their own.
     """
     spanning, alone = {world for world in worlds if world[1] > 1}, {world for world in worlds if world[1] == 1}
     layouts: dict[tuple[int, int], list[str | None]] = {world: [] for world in worlds}

@@ -78,9 +78,9 @@ def step_lines(
 ) -> tuple[tuple[StepLine, ...], tuple[ExplainedLine, ...]]:
     """The steps of one rank, and where their time went.
 
-    A step lasts from the line of the step before to its own, as `StepLine` means it: what lies between two steps (data,
-    Python) is in it, which the timers leave out. Where lines carry no time it is the timers' sum. A step after a pause
-    is kept, marked as settling.
+    As in `StepLine`, a step lasts from the previous step's line to its own. So it includes what lies between two steps
+    (data, Python), which the timers leave out. Where lines carry no time it is the timers' sum. A step after a pause is
+    kept, but marked as settling.
 
     Args:
         rank: its timers.

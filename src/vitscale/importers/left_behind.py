@@ -1,10 +1,9 @@
-"""Takes in what a script without a Probe has left: in its run's own `{output}` a trainer_state.json and profiler
-traces, and on its log the lines of a loop that is known (`train_logs`).
+"""Takes in what a script without a Probe has left: a trainer_state.json and profiler traces in its run's own
+`{output}`, and lines of a known training loop in its log (`train_logs`).
 
-The epochs of the first, or else the steps of those lines, take the place of the script's time as a whole, which has its
-imports and its last words in it. The steps of traces are explained ones, beside that time: each has the profiler's cost
-in it, so none is a timed step. The run's log says what was used, and what was not and why. No link is followed: a
-script may leave any.
+The state's epochs, or else the steps of those lines, replace the script's time as a whole, which includes its imports
+and its end. Steps of traces are explained ones, beside that time: each includes the profiler's cost, so none is a timed
+step. The run's log says what was used, and what was not and why. No link is followed: a script may leave any.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Reads what common training loops of vision models print: timm's, MMEngine's and MMCV's, Swin's, those of
 torchvision's references, which DeiT, MAE and DINO took over, and Megatron-LM's. A file is one run, as one rank told it.
 
-A line has the seconds of one step (timm, Swin), of the last 20 in the mean (torchvision's), or of the last 10 or all
-since the line before (MMEngine, MMCV, Megatron-LM). What it takes to begin weighs more in every 50th step than in an
-epoch: the first line of a file counts as warm-up, and so do those of an epoch whose mean holds its first step.
+A line has the seconds of one step (timm, Swin), the mean of the last 20 (torchvision's), or the mean of the last 10 or
+of all since the previous line (MMEngine, MMCV, Megatron-LM). Starting up weighs more in every 50th step than in an
+epoch: the first line of a file counts as warm-up, and so do an epoch's lines whose mean includes its first step.
 """
 
 from __future__ import annotations

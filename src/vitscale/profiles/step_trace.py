@@ -1,9 +1,9 @@
 """Explained steps as a trace that Perfetto and chrome://tracing open, and back: a process for each rank, on one clock.
 
-The tracks of a rank: its steps; what each moment of them went into, waiting and transfer among it; its phases; when its
+A rank's tracks are: its steps; what each moment of them went into, waiting and transfer included; its phases; when its
 device was idle; copies; waiting for the loader; collectives in flight. All but the second are what was recorded, so
-that reading them gives the records again. Events of one track never overlap without one lying inside the other, for
-which the format has no meaning: collectives that do lie on several tracks.
+that reading them gives the records again. The format has no meaning for events of one track that overlap without one
+lying inside the other: collectives that do so lie on several tracks.
 """
 
 from __future__ import annotations

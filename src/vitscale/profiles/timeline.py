@@ -154,8 +154,8 @@ def _holds_one(event: Event, calls: Mapping[int, Sequence[tuple[int, int]]]) -> 
 def launches_of(events: Iterable[Event]) -> list[tuple[int, Event]]:
     """(Launch time, event) of the device's work with possible times, in the order of launch.
 
-    Correlations count up: work of one below those of all recorded launches was launched before the profile began, at 0.
-    What has no launch for another reason stands at its own start.
+    Correlations count up: work with one below those of all recorded launches was launched before the profile began, and
+    stands at 0. Work without a launch for another reason stands at its own start.
     """
     events = list(events)
     launched = _launched(events)
@@ -178,8 +178,8 @@ def steps_on_cuda(
 ) -> list[ExplainedLine]:
     """The lines of one block on a GPU, in device time. A step ends with the last kernel launched in it.
 
-    The block's first step has no line unless it is whole: it began on a device that had been waited for. What the
-    profiler has lost is unknown, and with it what it would be taken for: without its kernel a device looks idle.
+    The block's first step has no line unless it is whole: it began on a device that had been waited for. Parts with
+    lost events are unknown, and so are those that they would be mistaken for: without its kernel a device looks idle.
     """
     launched = _launched(events)
     on_device = launches_of(events)
@@ -274,7 +274,7 @@ def _communicator(kernel: Event) -> str:
 def _communicators(collectives: Iterable[Event]) -> dict[str, str]:
     """Names of communicators, alike on all ranks, by first launch; c10d's names of groups of some ranks are not.
 
-    A communicator may use several streams; where the profiler links a kernel to none, its stream stands for it.
+    A communicator may use several streams; where the profiler links none to a kernel, its stream stands for one.
     """
     return {name: f"nccl-{index}" for index, name in enumerate(dict.fromkeys(map(_communicator, collectives)))}
 

@@ -1,4 +1,4 @@
-"""Where a GPU's time went in a trace; compute, exposed communication, exposed copies and idle time add up to the whole.
+"""Shares of a GPU's time in a trace: compute, exposed communication, exposed copies and idle time add up to the whole.
 
 compute        a kernel runs that is no collective; memsets are kernels
 communication  a collective's kernel runs: exposed while nothing computes, else overlapped
@@ -84,8 +84,8 @@ class DeviceTime:
 def step_spans(trace: Trace, steps: Steps) -> list[tuple[int, Interval, bool]]:
     """(Number, span on the device, whether it is whole) of each step that launched something.
 
-    A step lasts from the end of what was launched before it to the end of what it launched. It is not whole where
-    nothing was: it begins with its own first kernel then, and what came before that is not known.
+    A step lasts from the end of what was launched before it to the end of what it launched. If nothing was launched
+    before, it is not whole: it begins with its own first kernel, and what came before that is unknown.
     """
     launches = trace.launches
     spans: list[tuple[int, Interval, bool]] = []

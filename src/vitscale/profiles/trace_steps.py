@@ -82,7 +82,7 @@ def _steps(
 def _repeats(names: Sequence[str]) -> list[int]:
     """Indices at which a repeating pattern begins; empty where nothing repeats.
 
-    The rarest kernels come once a step: the distance between two of one is tried as the period of all.
+    The rarest kernels occur once a step, so the distance between two of the same name is tried as the period of all.
     """
     counts = Counter(names)
     numbers = {name: index for index, name in enumerate(counts)}
@@ -108,7 +108,7 @@ def _repeats(names: Sequence[str]) -> list[int]:
 def _phases(trace: Trace, spans: Sequence[tuple[int, int]]) -> Iterable[Event]:
     """Yields each step's phases: backward by its functions, the others by ranges.
 
-    Where no range says what is forward, it is what lies before each backward pass, and all where nothing is trained.
+    If no range marks forward, it is all before each backward pass, or the whole step where nothing is trained.
     """
 
     def named(pattern: re.Pattern[str]) -> list[Interval]:

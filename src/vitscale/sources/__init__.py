@@ -1,4 +1,4 @@
-"""Where images come from: used by the driver, to plan and refuse, and by every rank, to read. No torch in here."""
+"""Sources of images, used by the driver, to plan and refuse, and by every rank, to read. No torch in here."""
 
 from __future__ import annotations
 

@@ -66,9 +66,9 @@ class Unfinished(RequestError):
 
 @dataclass
 class Room:
-    """Where a builder puts its splits: `images, labels = room(name, samples, (H, W, C))`, then fills both.
+    """Room for a builder's splits: `images, labels = room(name, samples, (H, W, C))`, then the builder fills both.
 
-    Both come uninitialised, but for the chunks in `done`: these images an earlier builder has left here.
+    Both are uninitialised, except for the chunks in `done`, whose images an earlier builder has left here.
     """
 
     folder: Path | None = None
@@ -178,9 +178,9 @@ def find(cache_root: Path, key: str) -> Decoded | None:
 def cached(cache_root: Path, key: str, build: Build, *, verify: bool = False) -> Decoded | None:
     """The entry `key`, built first where it is missing; None where the cache cannot be written.
 
-    Of several callers at once one builds and the others wait for it. What `build` raises is passed on, and leaves
-    nothing behind; it must not raise `OSError` for its own reasons. `verify` proves the checksums of an entry that was
-    there; chunks that have changed are built again.
+    If several call at once, one builds and the others wait for it. What `build` raises is passed on, and leaves nothing
+    behind; it must not raise `OSError` for its own reasons. `verify` checks the checksums of an entry that was there;
+    chunks that have changed are built again.
     """
     if (entry := find(cache_root, key)) and not verify:
         return entry

@@ -143,7 +143,7 @@ class ImageSet:
     def check(self, spec: DataSpec) -> Summary:
         """Opens every image, unless this user's cache holds these files decoded; names all that are broken.
 
-        Where some may be left out each is decoded, and what came of it is kept in the cache's folder.
+        If some may be left out, each is decoded, and the result is kept in the cache's folder.
         """
         cache_root = base.default_cache_root()
         listing = self._listing(spec, cache_root)
@@ -252,7 +252,7 @@ def chosen_classes(
     """The classes that are taken from those present, sorted: all, or those that `data.classes` names.
 
     A line of its file is a class, or begins with one: "n01440764 tench". `where` the classes are, what `kind` of thing
-    they are and the `next_step` where they are too few stand in messages.
+    they are, and the `next_step` if there are too few are used in messages.
 
     Raises:
         RequestError: one is not there, or fewer than 2 are left.

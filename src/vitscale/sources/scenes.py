@@ -58,17 +58,17 @@ class ScenePairs:
         """Checks a scene: reads the annotation wholly, and of the picture what is cheap.
 
         Raises:
-            BrokenImage: one of both is broken or not there, their sizes differ, or a label stands for no class.
+            BrokenImage: one of the two is broken or missing, their sizes differ, or a label stands for no class.
         """
         self._both(number, lambda path: (None, verify_picture(path, path)))
 
     def decode(self, number: int, shape: ArrayShape) -> Images:
         """A scene as `[side, side, channels]`: its picture for 3 channels, its mask for 1, both for 4.
 
-        Where the scene has ended the picture is black, and the mask `OUTSIDE`.
+        Beyond the scene's end the picture is black, and the mask `OUTSIDE`.
 
         Raises:
-            BrokenImage: as `verify`; the sizes of one alone are not compared.
+            BrokenImage: as for `verify`; with one of the two alone, sizes are not compared.
         """
         side, channels = shape.side, shape.channels
         stored = np.zeros((side, side, channels), dtype=np.uint8)

@@ -1,6 +1,6 @@
 """Learnable images of any number and size, each made from its id alone: no memory, no cache, no files.
 
-Of segmentation their pixels are labelled, and every image has some that count for nothing.
+For segmentation their pixels are labelled, and in every image some pixels count for nothing.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class SyntheticSplit:
 class SegmentedSplit:
     """Image `i` is `_GRID x _GRID` squares of classes that `i` draws, each in its class's colour, plus uniform noise.
 
-    Of a mask the topmost rows count for nothing: up to a quarter of them, as many as `i` draws.
+    A mask's topmost rows count for nothing: up to a quarter of all rows, as many as `i` draws.
     """
 
     samples: int

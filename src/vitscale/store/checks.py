@@ -42,8 +42,8 @@ Count = Annotated[int, Field(ge=0, lt=2**31)]
 Bytes = Annotated[int, Field(ge=0, lt=2**60)]
 
 SplitGroup = Literal["replicas", "sequence", "tensor", "pipeline"]
-"""With [parallel]: the ranks that exchange along one of its axes, all such groups at once. replicas: ranks among which
-gradients are averaged, data x sequence."""
+"""Groups under [parallel]: ranks that exchange along one of its axes, all such groups at once. replicas: ranks among
+which gradients are averaged, data x sequence."""
 SPLIT_GROUPS: tuple[SplitGroup, ...] = get_args(SplitGroup)
 Group = Literal["inside nodes", "across nodes", "all ranks"] | SplitGroup
 """inside nodes: the ranks of each host, all hosts at once. across nodes: one rank of each host."""

@@ -166,7 +166,7 @@ class ModelLine(RankLine):
 
 
 class ExplainedLine(RankLine):
-    """Where the time of one explained step went on one rank: raw intervals, from which the parts are worked out later.
+    """One explained step's time on one rank: raw intervals, from which its parts are worked out later.
 
     All times are seconds from the step's beginning, in the rank's own clock.
     """
@@ -176,7 +176,7 @@ class ExplainedLine(RankLine):
     block: Count
     """The explained block of the run that it belongs to."""
     device: Literal["cpu", "cuda"]
-    """Whose time is measured: on cuda all intervals but `host_data` are the device's."""
+    """The device that was measured: on cuda all intervals but `host_data` are the GPU's own."""
     seconds: Seconds
     phases: tuple[tuple[PhaseName, Finite, Finite], ...]
     """(name, start, end) in order, without overlap; a phase occurs once per micro-step."""

@@ -109,7 +109,7 @@ class RankLog:
     """
 
     def __init__(self, run_folder: Path, rank: int, *, at_once: bool = False) -> None:
-        """With `at_once`, each line is on disk when `write` returns, because what comes next may hang."""
+        """`at_once`: each line is on disk when `write` returns, because what comes next may hang."""
         self.path = run_folder / f"rank-{rank}.jsonl"
         self.failure: Exception | None = None
         self._queue: queue.SimpleQueue[RankLine | None] = queue.SimpleQueue()

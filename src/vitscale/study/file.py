@@ -178,10 +178,10 @@ def _overlaid(raw: dict[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]
 def _check_by_itself(name: str, section: Mapping[str, Any]) -> None:
     """Checks a section that is put over a study by itself, so that nobody looks for its mistakes in the study file.
 
-    What it lacks may stand there.
+    Keys that it lacks may stand in the study file.
 
     Raises:
-        RequestError: of a section that has unknown keys or wrong values.
+        RequestError: the section has unknown keys or wrong values.
     """
     try:
         SECTIONS[name].model_validate(dict(section), strict=True)
@@ -260,7 +260,7 @@ def _line_of(text: str, where: Sequence[int | str]) -> str:
 def _message(problem: ErrorDetails, listed: set[str]) -> str:
     """Words one problem: an unknown key with the valid ones and where it belongs, or a wrong value.
 
-    The keys of a section are listed once; `listed` holds the sections of which they were.
+    A section's keys are listed only once; `listed` holds the sections whose keys have been.
     """
     *outer, last = (str(part) for part in problem["loc"])
     section = outer[0] if outer else ""

@@ -1,6 +1,6 @@
 """The study file as a JSON schema, with which an editor completes, explains and checks it as one types.
 
-It refuses nothing that a study may say; what one value makes of another, `vitscale plan` tells.
+It accepts all that a study may say. How values depend on one another is for `vitscale plan` to check.
 """
 
 from __future__ import annotations

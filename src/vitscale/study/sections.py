@@ -96,7 +96,7 @@ class LaunchSection(Spec):
     launcher: str = AUTO
     """auto: the launcher that results were begun with; for new ones `local` on this machine, `torchrun` elsewhere."""
     scheduler: Annotated[str, AfterValidator(_known_scheduler), Fact(swept=False)] = "auto"
-    """Where the study runs. auto: `hostfile` where one is given, `slurm` inside an allocation, else this machine."""
+    """Scheduler of the runs. auto: `hostfile` where one is given, `slurm` inside an allocation, else this machine."""
     hostfile: Annotated[str | None, Fact(swept=False)] = None
     """Hosts and how many ranks each takes: `NAME slots=4`, as DeepSpeed and Open MPI read them."""
     interface: Annotated[str | None, Fact(swept=False)] = Field(
@@ -106,7 +106,7 @@ class LaunchSection(Spec):
     environment: Annotated[dict[VariableName, WithoutNul], Fact(swept=False)] = Field(default_factory=dict)
     """Variables set in every rank."""
     mpi_discovery: Annotated[bool, Fact(swept=False)] = False
-    """With mpirun and DeepSpeed, let DeepSpeed find the ranks itself, through mpi4py."""
+    """Let DeepSpeed find the ranks itself, through mpi4py; for mpirun with DeepSpeed."""
     threads_per_rank: int | None = Field(default=None, ge=1, le=4096)
     """Threads of each rank, equal along a curve; by default the machine's cores / max(gpus)."""
     oversubscribe: Annotated[bool, Fact(swept=False)] = False

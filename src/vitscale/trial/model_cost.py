@@ -200,9 +200,10 @@ def counted(text: str) -> int:
 def forward_flops(spec: ModelSpec) -> int | None:
     """FLOPs of one image's forward pass (1 MAC = 2 FLOP), matrix products only; None where unknown.
 
-    Of a ViT's block and token: 4h^2 MACs of projections, 2sh of attention (scores and values over s tokens), 2hm of the
-    MLP. Plus the patch projection and the head: a classifier on the class token alone, or UperNet's convolutions.
-    Biases, norms, GELU and softmax are left out, as in Kaplan et al. (2020), section 2.1, and torch's FlopCounterMode.
+    A ViT's block takes 4h^2 MACs per token for projections, 2sh for attention (scores and values over s tokens), 2hm
+    for the MLP. The patch projection and the head are added: a classifier on the class token alone, or UperNet's
+    convolutions. Biases, norms, GELU and softmax are left out, as in Kaplan et al. (2020), section 2.1, and torch's
+    FlopCounterMode.
     """
     shapes = parameter_shapes(spec)
     if shapes is None:
@@ -224,9 +225,9 @@ def most_stages(spec: ModelSpec) -> int:
 def stage_blocks(spec: ModelSpec, stages: int) -> tuple[range, ...]:
     """The blocks of each pipeline stage of a resolved model, cut so that the largest stage has the fewest FLOPs.
 
-    The first stage has the embedding as well and the last one the head: of segmentation that may be all it has. Blocks
-    of one size go one by one to the stage that has least, which is optimal; of equals to the last, for stages hold the
-    fewer activations the later.
+    The first stage also has the embedding, and the last one the head; in segmentation the last may have nothing else.
+    Blocks of one size go one by one to the stage with the least so far, which is optimal. Among equals the last stage
+    gets the block, because later stages hold fewer activations.
 
     Args:
         spec: with at least as many blocks as `most_stages` asks for.

@@ -1,7 +1,7 @@
 """Parameters, products and kept activations of Swin V2 and of the segmentation decoders, by arithmetic.
 
-As transformers 5.23 builds them (`modeling_swinv2.py`, `modeling_upernet.py`): its attention is not fused, and what a
-window does not divide is padded. Images are square.
+Counted as transformers 5.23 builds them (`modeling_swinv2.py`, `modeling_upernet.py`): its attention is not fused, and
+sides that a window does not divide are padded. Images are square.
 """
 
 from __future__ import annotations
@@ -199,8 +199,8 @@ def swin_merge(s: Stage) -> tuple[Module, Module]:
 def swin_block(s: Stage) -> Block:
     """A block: attention in windows, by cosines and with learnt position biases; a four times wider MLP; two norms.
 
-    Of attention's products half are done with the values, and half before the small network that makes its biases,
-    once for however many images, has a gradient.
+    Half of attention's products count with the values. The other half counts with the small network that makes the
+    biases (once for any number of images): these products come before that network has its gradient.
     """
     c, positions, attention = s.width, s.positions, s.padded * s.window**2 * s.width
     modules = (
@@ -235,8 +235,9 @@ deviation (4). Autocast casts softmax back from fp32; it was held against a CPU'
 def block_kept_bytes(s: Stage, precision: str, ranks: int = 1) -> int:
     """Bytes that a block keeps of one image for backward, on each of `ranks` tensor ranks.
 
-    Elements per padded token and width: windows; by heads q, k and v, q and k normalised, what attention gives (6). Per
-    token and width: what the norms and the MLP's first layer take (3); by its width what GELU and the second take (8).
+    Elements per padded token and width: the windows (1); cut by heads, q, k and v, normalised q and k, and attention's
+    output (6). Elements per token and width: inputs of the norms and of the MLP's first layer (3); cut by the MLP's
+    width, inputs of GELU and of the second layer (8).
     """
     element, padded_heads, scores, token = _KEPT[precision]
     of_heads = (padded_heads + scores * s.window**2) * (s.heads // ranks)

@@ -33,7 +33,7 @@ class ParallelSpec(Spec):
     stages_per_rank: Annotated[SplitCount, Fact(since=11, short="{} stages per rank")] = 2
     """Stages of each rank under `schedule` "interleaved"; the other schedules have one."""
     shard_norms: Annotated[bool, Fact(since=10, short=("sharded norms", "whole norms"))] = False
-    """With `tensor`, norms and residuals hold a part of the tokens on each rank, instead of all of them on every rank
+    """Whether under `tensor` norms and residuals hold a part of the tokens on each rank, instead of all on every rank
     (Korthikanti et al., arXiv 2205.05198, section 4.2.2)."""
 
     def __hash__(self) -> int:

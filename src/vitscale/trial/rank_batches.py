@@ -23,7 +23,7 @@ from vitscale.trial.trial import TrainSpec, exact
 def shares(images: int, speeds: Sequence[float]) -> tuple[int, ...]:
     """The images of each rank, at least one, which add up to `images` and are done soonest.
 
-    Exact, and the same everywhere: of two ranks that would be done at once the first takes the image.
+    Exact, and the same everywhere: if two ranks would be done at once, the first takes the image.
 
     Args:
         images: images of all ranks together, at least as many as there are ranks.
@@ -71,7 +71,7 @@ def in_words(values: Sequence[Any], between: str = " + ") -> str:
 def needless_micro_steps(train: TrainSpec, largest_micro_batch: int) -> str:
     """Says that a rank's share is cut into more micro-steps than necessary; empty where it is not.
 
-    A prime share of 37 images can be cut into 37 of one image alone, where 3 of at most 16 would hold them.
+    A prime share of 37 images can only be cut into 37 micro-steps of one image, where 3 of at most 16 would hold it.
 
     Args:
         train: training of a trial under strong-global.

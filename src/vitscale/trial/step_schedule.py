@@ -1,14 +1,14 @@
 """Which optimizer steps of a run are timed, which are explained, and which are neither.
 
 Light steps carry nothing but timestamps, and only they are in a reported time. A block of steps is explained under the
-profiler; when it ends the rank pauses to read the profile. Meanwhile the loader's threads may finish what they hold, so
-as many batches as they can have got ahead are settled before the next timed step. On CPU light and explained blocks
-alternate, so that drift is not taken for the cost of explaining, half of them at the beginning and half at the end:
+profiler; when it ends the rank pauses to read the profile. Meanwhile the loader's threads may get ahead, so as many
+batches as they can have prepared are settled before the next timed step. On CPU light and explained blocks alternate,
+so that drift is not taken for the cost of explaining, half of them at the beginning and half at the end:
 
     warm-up | light explained settling | ... | gradients settling | light ... | light explained settling | ... | light
 
-The epochs between hold light steps alone, and their wall time is the sum of these. Where a run is too short for such an
-epoch between, the blocks come early all together and the epochs after them are light.
+The epochs between hold light steps alone, and their wall time is the sum of these. If a run is too short for such an
+epoch in between, all blocks come early, and the epochs after them are light.
 
 On a GPU the profiler comes last. Once it has run, CUPTI stays attached to the process, which slows down every launch
 from then on: 10 to 20 % of training were seen (pytorch #144455, #146604). So all light steps lie before the first
@@ -81,7 +81,7 @@ def shortest_run(trial: Trial, steps_per_epoch: int) -> int:
     """Optimizer steps after warm-up of the shortest run with `FEWEST_LIGHT` timed steps. Where the trial is explained
     and epochs leave room, it has two explained blocks too.
 
-    More steps than that tell more of one run; how far the next run is from it, only the next run tells.
+    More steps would tell more of this run, but only another run tells how far runs differ.
     """
     enough = []
     for steps in range(FEWEST_LIGHT, _MOST_LOOKED_AT + 1):
@@ -167,7 +167,7 @@ class _Schedule:
         return []
 
     def _forward(self, window: StepWindow, lengths: list[int], after: list[_Block], spent: int = 0) -> list[_Block]:
-        """As many blocks of these lengths in a row as the run, its epochs and its light steps allow."""
+        """The most blocks of these lengths, one after the other, that the run, its epochs and its light steps allow."""
         budget = int(max(0, self.steps - self.warmup) * (1 - _LIGHT_SHARE)) - spent
         earliest = self.first if not after else after[-1].begin + self._distance(after[-1].length)
         blocks: list[_Block] = []
@@ -182,7 +182,7 @@ class _Schedule:
     def _backward(self, count: int, end: int, burst: int | None) -> list[_Block] | None:
         """`count` explained blocks, the last of which is over by `end`; None where there is no room.
 
-        `burst`: a step at the same place of the loader's bursts as the last block is to be.
+        `burst` is a step at the place in the loader's bursts that the last block shall have.
         """
         blocks: list[_Block] = []
         begin = end - self.length - self.settling
@@ -212,9 +212,9 @@ class _Schedule:
     def _distance(self, length: int) -> int:
         """Steps from the beginning of a block to that of the next, with settling and timed steps between.
 
-        On a host as many as the block takes; on a GPU a few, for they are in no reported time. Threads that began
-        together deliver in bursts, every so many steps. From block to block the place in the burst moves on by one, so
-        that the blocks' mean is the loader's.
+        On a host there are as many timed steps as the block takes; on a GPU a few, as they are in no reported time.
+        Threads that began together deliver in bursts of `workers` steps. From block to block the place in the burst
+        moves on by one, so that the blocks' mean is the loader's.
         """
         whole = length + self.settling
         distance = whole + (_ATTACHED_STEPS if self.device == "cuda" else max(_LIGHT_STEPS, whole))

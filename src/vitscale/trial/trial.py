@@ -109,8 +109,8 @@ class DataSpec(Spec):
     dtype: Annotated[PixelType, Fact(since=7)] = "uint8"
     """Type in which decoded files are stored. Arrays of fewer bits are widened, those of more are refused."""
     source: Annotated[PixelSource | None, Fact(since=7, short="from {}")] = None
-    """Where files' pixels come from: decoded anew each time, from the decoded cache, or from a copy of it in each
-    rank's memory. Null: the cache where it fits, else memory, else files."""
+    """Source of files' pixels: decoded anew each time, from the decoded cache, or from a copy of it in each rank's
+    memory. Null: the cache where it fits, else memory, else files."""
     skip_broken: Annotated[int, Fact(since=7, role="location")] = Field(default=0, ge=0, le=10_000_000)
     """Most broken files that may be left out; with more, and always at 0, they are named and nothing starts."""
     augment: Annotated[bool, Fact(short=switch("augment"))] = True
@@ -179,7 +179,7 @@ class TrainFields(Spec):
     ] = None
     """The dtype in which gradients travel. Null: the engine's own."""
     master_weights: Annotated[bool, wrapping(6, "fsdp2", short=("fp32 master weights", "no master weights"))] = False
-    """With `bf16-params`, keep shards and optimizer states in fp32, and cast weights to bf16 to gather them."""
+    """Whether under `bf16-params` shards and optimizer states are fp32, and weights are cast to bf16 to be gathered."""
     reshard_after_forward: Annotated[bool | None, wrapping(3, "fsdp2", short=switch("reshard"))] = None
     """Free the gathered weights of a block after forward, and gather them again in backward. Null: true."""
     gradient_as_bucket_view: Annotated[bool, wrapping(3, "ddp", short=switch("bucket view"))] = False

@@ -1,7 +1,7 @@
 """What a Probe measures inside a study: the steps of a user's own loop, recorded like those of vitscale's loop.
 
-The same clock, windows, profiled blocks, resources and counted traffic. A step begins where the one before it has
-ended; a block's profile is dropped, and begun again with the same step, where the script pauses in between.
+It has the same clock, windows, profiled blocks, resources and counted traffic. A step begins where the previous one has
+ended. If the script pauses within a profiled block, the profile is dropped and begun again with the same step.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """`from vitscale import Probe`: with it a user's own training script tells of its steps.
 
-Outside a study of vitscale's every method is one branch, and nothing is imported; so it can stay in the code. In one,
-the rank that runs the script (`run_script` in `vitscale.worker.__main__`) has put here what measures. And a Probe as a
-callback: for Hugging Face's Trainer, for Lightning, and for loops with Composer's events; each is made by a function,
-so that a library is imported where its callback is asked for.
+Outside a study every method is a single branch and nothing is imported, so a Probe can stay in the code. Inside a
+study, the rank that runs the script (`run_script` in `vitscale.worker.__main__`) puts here what measures. Functions
+make callbacks with a Probe for Hugging Face's Trainer, for Lightning, and for loops with Composer's events; each
+imports its library only when it is called.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Probe:
         """Yields the batches of `loader`, every `accumulate` of which are a step: `for batch in probe.steps(...)`.
 
         A step ends where the loop asks for the batch after its last one. The batches end early when enough is measured.
-        The last step of a loader may have fewer images than the others; batches that fill no step are in none.
+        The last step of a loader may have fewer images than the others; batches that do not fill a step belong to none.
 
         Args:
             loader: gives this rank's batches.

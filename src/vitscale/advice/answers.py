@@ -74,7 +74,7 @@ def measured_first(view: ForecastTable, mask: Mask) -> Mask:
 
 
 def answers(choosing: Choosing) -> tuple[Answer, ...]:
-    """One answer for each question that the limits ask, but for questions where nothing meets them; and the knee.
+    """One answer for each question that the limits ask, unless nothing meets them; and the knee.
 
     Without a limit: the fastest, the cheapest and the knee.
     """
@@ -118,7 +118,7 @@ def _within_limits(choosing: Choosing, kind: Kind) -> Answer | None:
     chosen = next((index for index in indices if index is not None), None)
     if chosen is None:
         return None
-    # The best that only probably meets the limits; without doubt about those, the best engine that nobody measured.
+    # First the best that only probably meets the limits, then the best that surely does, with any engine.
     others = [index for index in (indices[2], indices[1]) if index is not None and index != chosen]
     riskier = next((index for index in others if _gains(choosing, kind, index, chosen)), None)
     return Answer(kind, choosing.option(chosen), None if riskier is None else choosing.option(riskier))

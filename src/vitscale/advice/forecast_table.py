@@ -43,7 +43,7 @@ class ForecastTable:
     startups: tuple[StartUp | None, ...]
     """Start-up of one run; None: not known, and not in the time."""
     efficiency: Array
-    """Against one rank, and the ends of the interval of the mean: (3, candidates)."""
+    """Efficiency against one rank, and the ends of the interval of the mean: (3, candidates)."""
     same_loss_seconds: Array
     memory_bytes: Array
     oom_chance: Array
@@ -64,9 +64,9 @@ class ForecastTable:
     """Whether it recomputes activations though it would fit without; where memory is unknown, whether it does not do as
     the study does."""
     contends: Mask
-    """Whether it may be advised: all that is NaN or None for other candidates is known of these."""
+    """Whether it may be advised. What is NaN or None for other candidates is known for these."""
     memory_known: bool
-    """Whether of any candidate it could be said that it fits, or does not."""
+    """Whether it is known of any candidate that it fits, or that it does not."""
 
     @property
     def seconds(self) -> Array:
@@ -203,10 +203,9 @@ def forecast_table(
 _MANY_SERIES = 4
 """Number of series from which forks of this process are worth their cost."""
 _CLEARLY = 1.15
-"""A candidate that takes more than this times as long as another one of its engine and rank count is no answer."""
+"""How many times as long as the best of its engine and rank count a candidate may take and still be an answer."""
 _FEW_STEPS, _TIMES_THE_NOISE = 100, 10
-"""Fewer steps an epoch than the first, or a global batch above the second times the gradient noise scale, make a batch
-a large one."""
+"""Steps an epoch below which, and times the gradient noise scale above which, a global batch is a large one."""
 
 
 def _large_batch(steps_per_epoch: Array, batch: Array, study_batch: int, noise: NoiseScale) -> Mask:

@@ -41,7 +41,7 @@ class Advice:
     """Global batches that the series was measured with, in rising order."""
     noise: NoiseScale
     answers: tuple[Answer, ...]
-    """In the order of the limits, the knee last. Where nothing meets the limits there is only the knee."""
+    """Fastest, cheapest, most ranks, the knee, as asked for. Where nothing meets the limits there is only the knee."""
     closest: Option | None
     """What comes nearest, where limits were given and nothing meets them."""
     alone: Mapping[str, Option]

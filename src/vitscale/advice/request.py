@@ -20,7 +20,7 @@ class Request:
 
     deadline_seconds: float | None = None
     budget: float | None = None
-    """In money where `price_per_gpu_hour` is known, else in GPU-hours."""
+    """In money where prices are known (`priced`), else in GPU-hours."""
     min_efficiency: float | None = None
     """In (0, 1]."""
     price_per_gpu_hour: float | None = None

@@ -27,8 +27,10 @@ def engine(option: Option) -> str:
 
 
 def batch(option: Option) -> str:
-    """ "512 = 8 x 32 x 2": the global batch, of ranks (where they share models: of models), micro-batch and
-    accumulation."""
+    """ "512 = 8 x 32 x 2": the global batch as ranks x micro-batch x accumulation.
+
+    Where ranks share models, the models count and not the ranks.
+    """
     candidate = option.candidate
     accumulated = f" x {candidate.grad_accum}" if candidate.grad_accum > 1 else ""
     copies = option.gpus // candidate.parallel.ranks_per_model

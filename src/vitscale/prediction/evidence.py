@@ -256,9 +256,9 @@ def evidence_of(
 
 
 def _is_resolved(spec: ModelSpec) -> bool:
-    """Whether a model's shapes are all known, so that its parameters can be counted.
+    """Whether a model's shapes are resolved, as in every study of this program.
 
-    They are in every study of this program; a folder that something else wrote may leave some open.
+    A folder that something else wrote may leave shapes open, and nothing here can count those.
     """
     try:
         model_cost.parameters(spec)

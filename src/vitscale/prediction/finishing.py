@@ -116,7 +116,7 @@ _NOTICED_SECONDS = 600.0
 _CHECKPOINT_BYTES = 12
 """Bytes of a checkpoint for each parameter: itself and two moments of Adam, four bytes each."""
 _WRITTEN_BYTES_PER_SECOND = 1e9
-"""Rate at which a checkpoint is written that nobody has timed."""
+"""Assumed rate of writing a checkpoint that nobody has timed."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Horizon:
 
 @dataclass(frozen=True)
 class Finish:
-    """One prediction's time to finish; prior-driven throughout, for no study measures how often hosts fail."""
+    """One prediction's time to finish; prior-driven throughout, because no study measures how often hosts fail."""
 
     epochs: int
     work_seconds: float | None

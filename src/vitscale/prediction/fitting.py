@@ -67,7 +67,7 @@ class FittedSeries:
 
     @property
     def misfit_spread(self) -> float:
-        """Standard deviation of the logarithm of a step with a 90 % interval that holds the points that do not fit."""
+        """Added standard deviation of a step's logarithm: the 90 % interval then holds the points that do not fit."""
         apart = (abs(math.log(misfit.measured_seconds / misfit.fitted_seconds)) for misfit in self.misfits)
         return max(apart, default=0.0) / REACH
 
@@ -162,7 +162,7 @@ def _misfits(points: tuple[Point, ...], steps: Array, job_to_job: float) -> tupl
     """
     apart = np.concatenate([np.log(point.step_seconds) - median(np.log(point.step_seconds)) for point in points])
     beyond_first = len(apart) - len(points)
-    # Robustly: one run that hung is no reason to believe in nothing.
+    # Robustly: one run that hung must not widen what runs differ by.
     own = 1.4826 * median(np.abs(apart)) if beyond_first >= len(points) else job_to_job
     misfits = []
     for point, of_model in zip(points, medians(steps), strict=True):

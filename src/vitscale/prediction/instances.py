@@ -76,7 +76,12 @@ def read_instances(path: Path) -> tuple[tuple[Instance, ...], tuple[str, ...]]:
 
 
 def _instance(cells: dict[str, str]) -> Instance:
-    """The instance of a row. Raises: ValueError: an impossible number; RequestError: an unknown GPU or network."""
+    """The instance of a row.
+
+    Raises:
+        ValueError: there is no name, or a number cannot be.
+        RequestError: the GPU or the network is unknown.
+    """
     if not cells["instance"]:
         raise ValueError("it names no instance")
     price = parse_finite(cells["price"]) if cells["price"].replace(".", "", 1).isdecimal() else None

@@ -34,7 +34,7 @@ def label(asked: Variant, placement: Placement, assumptions: Sequence[Assumption
 MODEL, FIT = "the model", "the fit"
 INSIDE, ACROSS = "network inside a host", "network between hosts"
 HOST_SIZE = "ranks on a host"
-"""An assumption of this is one of which transfers cross hosts, too."""
+"""If this is assumed, so is which transfers cross hosts."""
 FURTHER_HOSTS = "further hosts"
 PROFILER = "the profiler's cost"
 

@@ -63,7 +63,7 @@ def ranks_per_node(series: Series, gpus: int, nodes_of: int | None) -> tuple[int
 def host_size(points: Sequence[Point]) -> tuple[int, bool]:
     """(ranks that a host takes, whether that is an assumption).
 
-    They are the most that any host had, where some points span hosts; else at least eight.
+    They are the most that any host had, where some points span hosts; else eight, or more if more were measured.
     """
     most = max(point.trial.world.ranks_per_node for point in points)
     if any(point.nodes > 1 for point in points):

@@ -29,7 +29,7 @@ _MOST_JOB_TO_JOB = 0.08
 _PARTS_SPREAD = {"compute": 0.03, "optimizer": 0.10, "exposed": 0.15, "wire": 0.10, "norm": 0.10, "wait": 0.30}
 """Relative standard deviation of a part of explained steps about the model's."""
 _EXPOSED_FLOOR = 0.01
-"""Share of a step to which exposed transfers can be told, no more closely."""
+"""Share of a step by which exposed transfers are uncertain at least."""
 _ITERATIONS = 30
 _CLOSE = 1e-3
 """Gain of log density below which the search ends: the maximum is only a place to begin at."""
@@ -37,11 +37,11 @@ _TRIED = 64
 _COMPUTE = NAMES.index("compute")
 _SETS_AT_ONCE = 64
 _TYPICAL_RUNS = 9
-"""Most runs of a point whose median proposals begin from; of more runs as many are taken, spread evenly over them."""
+"""Most runs of a point that count where proposals begin; of more runs as many are taken, spread evenly over them."""
 
 
 def by_name(rows: Array) -> Draws:
-    """Parameter -> (sets, 1), of (sets, at least the parameters)."""
+    """Parameter -> its column (sets, 1) of `rows`, which may have further columns."""
     return {name: rows[:, [n]] for n, name in enumerate(NAMES)}
 
 
@@ -112,7 +112,7 @@ class Likelihood:
         draws = by_name(self.rows(standard))
         but_compute = np.delete(standard[:, :-1], np.searchsorted(self.active, _COMPUTE), axis=1)
         if not np.array_equal(but_compute, self._known_calls[0]):
-            # The density of the prior's proposals asks for the same sets with other computes.
+            # The density of the prior's proposals asks for the same sets again, with only the compute changed.
             self._known_calls = but_compute, self.model.calls(draws, self.worlds)
         times = self.model.times(draws, self.worlds, self._known_calls[1])
         others = [standard[:, :-1]]
@@ -263,7 +263,7 @@ class _FromThePrior:
 
 
 def _evenly(values: Array) -> Array:
-    """The values, or of many `_TYPICAL_RUNS`: the middles of as many equal parts of all in order."""
+    """The values; of more than `_TYPICAL_RUNS` only as many, the middles of equal parts of all in order."""
     if len(values) <= _TYPICAL_RUNS:
         return values
     return np.asarray(np.sort(values)[(2 * np.arange(_TYPICAL_RUNS) + 1) * len(values) // (2 * _TYPICAL_RUNS)])

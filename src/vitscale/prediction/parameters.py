@@ -25,7 +25,7 @@ For an engine whose messages are unknown, chosen by empirical Bayes over publish
 transfer share   transfers at two ranks, as a share of compute
 across share     the same between two hosts, over the square root of the transfer share. Nothing where all that was
                  measured lies between hosts: the transfer share then contains it
-growth           of both with each doubling of ranks
+growth           how much both grow with each doubling of ranks
 share of each    the share of compute that each further rank adds (Amdahl's serial part)
 rank
 slower inside    how much slower a step becomes beyond what was measured, with each doubling of ranks; "slower across"

@@ -41,7 +41,7 @@ class Changes:
 
 
 def told(evidence: Evidence, changes: Changes) -> tuple[Evidence, Changes]:
-    """Takes facts that an import's files left out as if measured: its engine, its model or its parameters.
+    """Takes facts that an import's files left out as if they were measured: its engine, its model or parameters.
 
     Returns:
         The evidence with these facts, and the changes; these still apply to what a series knows already.

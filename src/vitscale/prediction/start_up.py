@@ -1,7 +1,7 @@
 """What a run takes until its first step is done: from runs of its engine, ranks, launcher and device where measured.
 
-Start-up times are lognormal about their median. How far runs of one configuration differ is taken from all of them
-together, drawn towards a prior; where a configuration itself has no run, what its neighbours differ by comes on top.
+Start-up times are lognormal about their median. How far runs of one configuration differ is taken from all
+configurations together, drawn towards a prior; where one itself has no run, what its neighbours differ by comes on top.
 Start-ups under different launchers say nothing of one another: a fork of a prepared process takes tenths of a second.
 """
 
@@ -55,7 +55,7 @@ def start_up(points: Sequence[Point], trial: Trial) -> StartUp | None:
     }.values())  # fmt: skip
     if not alike:
         return None
-    # How far runs of one configuration differ, over all of them.
+    # How far runs of one configuration differ, from all configurations.
     spread, freedom = spread_within((point.startup_seconds for point in alike), _RUN_TO_RUN, _RUN_TO_RUN_WEIGHT)
     same = _engine(trial)
     engine = [point for point in alike if _engine(point.trial) == same]

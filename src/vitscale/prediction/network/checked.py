@@ -30,7 +30,7 @@ _LEAST_LATENCY = 5e-7
 
 
 def network_of(check: CheckRecord | None, declared: Link | None = None) -> Network:
-    """The network between ranks: as a check measured it, else as assumed; across hosts first as the user declared it.
+    """The network between ranks as a check measured it, else as assumed; across hosts, as the user declared it if so.
 
     Args:
         check: a check of the cluster. One on a single host says nothing of the network between hosts, and one with a

@@ -186,7 +186,7 @@ class StepModel:
         """
         hosts, most_hosts = _hosts(worlds), float(_hosts(measured).max())
         doublings = np.log2(np.maximum(1.0, worlds.ranks / measured.ranks.max()))
-        # The step from one host to two has a parameter of its own.
+        # Going from one host to two has a parameter of its own.
         first = 2.0 if most_hosts == 1 else most_hosts
         across = np.minimum(doublings, np.log2(np.maximum(1.0, hosts / first)))
         inside = doublings - np.minimum(doublings, np.log2(np.maximum(1.0, hosts / most_hosts)))
@@ -255,7 +255,7 @@ class StepModel:
         def link(level: Level) -> LinkDraws:
             several, two = (of(level, operation) for of in (self.network.link, self.network.link_between_two))
             pair = ranks == 2
-            # A link checked on two hosts was taken to have the whole advantage; two hosts keep the time that it saw.
+            # `checked` takes a link seen on two hosts to have the whole advantage: keep the time that was seen there.
             of_two = 2 - advantage if several.hosts == 2 and operation == "all_reduce" else 1.0
             several_bandwidth = several.bandwidth_bytes_per_second * (of_two if self.backend != "gloo" else 1.0)
             bandwidth = draws[f"bandwidth {level}"]

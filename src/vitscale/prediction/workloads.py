@@ -20,7 +20,7 @@ from vitscale.trial.rank_batches import largest_micro_batch
 from vitscale.trial.trial import HOW_FOUND, OF_THE_WRAPPER, Trial
 
 _MANY, _MANY_KINDS = 1 << 17, 24
-"""Draws x configurations, and kinds of configurations, from which forks of this process are worth their cost."""
+"""Draws x configurations, or kinds of configurations, from which forks of this process are worth their cost."""
 
 
 def evaluate_all(

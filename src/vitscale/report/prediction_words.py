@@ -130,7 +130,7 @@ def measure_next(predictions: Iterable[Prediction]) -> str:
 
 
 def unavailable(predictions: Sequence[Prediction]) -> tuple[str, ...]:
-    """What is unavailable and why, a line for each reason; with the rank counts where these are not all."""
+    """What is unavailable and why, a line for each reason; with the rank counts, unless all are affected."""
     fields: dict[tuple[str, tuple[int, ...]], list[str]] = {}
     for field, name in FIELD_NAMES.items():
         counts: dict[str, list[int]] = {}

@@ -1,4 +1,4 @@
-"""What nobody has measured: measured points, the predicted band beyond them, and three bounds for comparison."""
+"""Predicted times: measured points, the predicted band beyond them, and three bounds for comparison."""
 
 from __future__ import annotations
 

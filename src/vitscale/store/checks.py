@@ -148,7 +148,7 @@ class FactsLine(RankLine):
     host_cores: Count
     """Cores this rank could have used before it was pinned: those of all ranks of its host together."""
     cpu_throttled_seconds: Seconds | None
-    """Seconds until now; null without a quota."""
+    """Seconds for which the CPU controller has held this rank back so far; null without a quota."""
     hostname_addresses: tuple[str, ...]
     """Addresses of the host's own name, in order; empty where it resolves to nothing."""
     interfaces: tuple[Interface, ...]
@@ -313,7 +313,7 @@ class CheckRecord(Record):
     launcher: str
     scheduler: str
     hosts: tuple[HostAnswer, ...]
-    """Hosts that were asked for, by name; empty where the check ran on the driver's own host."""
+    """Hosts that the check was asked to use, by name; empty where it ran on the driver's own host."""
     ranks: tuple[CheckedRank, ...]
     fits: tuple[CollectiveFit, ...]
     loader_need: LoaderNeed | None

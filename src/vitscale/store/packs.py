@@ -224,7 +224,7 @@ def rewritten(path: Path, change: Callable[[str], str]) -> tuple[str, bytes]:
         Its name, which holds its digest, and its content.
 
     Raises:
-        StoreError: it is damaged, or what is changed is none any more.
+        StoreError: it is damaged, or is no pack any more once it is changed.
     """
     import polars as pl
 

@@ -47,7 +47,7 @@ class Imported(Record):
     """Files and ranks that an imported run was made from."""
 
     log_format: str
-    """epochs, deepspeed, trainer-state or csv."""
+    """epochs, deepspeed, trainer-state, train-log, csv, trace, or the name of a plugin's format."""
     files: tuple[ImportedFile, ...]
     ranks: tuple[Count, ...]
     """Ranks that the files tell of; not the whole world where they are one rank's log."""

@@ -125,8 +125,7 @@ def world_of(ranks: int, ranks_per_node: int | None, threads: int) -> World:
 def threads_of(study: Study, device: Device, machine: Machine, most_per_node: int | None = None) -> int:
     """Threads per rank, the same along the curve.
 
-    The curve's largest world decides, by its fullest host, for the plain baseline on one rank too: all curves compute
-    alike.
+    The curve's largest world decides, by its fullest host, also for the baseline on one rank: all curves compute alike.
 
     Raises:
         RequestError: the largest world needs more cores or GPUs than there are, and sharing them was not asked for.

@@ -202,7 +202,7 @@ def forward_flops(spec: ModelSpec) -> int | None:
 
     A ViT's block takes 4h^2 MACs per token for projections, 2sh for attention (scores and values over s tokens), 2hm
     for the MLP. The patch projection and the head are added: a classifier on the class token alone, or UperNet's
-    convolutions. Biases, norms, GELU and softmax are left out, as in Kaplan et al. (2020), section 2.1, and torch's
+    convolutions. Biases, norms, GELU and softmax do not count, as in Kaplan et al. (2020), section 2.1, and torch's
     FlopCounterMode.
     """
     shapes = parameter_shapes(spec)

@@ -35,8 +35,8 @@ SOURCES: Mapping[str, str] = {
 def check(spec: DataSpec) -> Summary:
     """Finds the images and verifies them before anything starts.
 
-    Writes nothing but the archive where `spec.download` asks for it, and to the cache's folder which images are left
-    out for being broken. Raises `RequestError` naming what is wrong and what to do.
+    Writes only the archive, where `spec.download` asks for it, and into the cache's folder which broken images are left
+    out. Raises `RequestError` naming what is wrong and what to do.
     """
     return _source(spec).check(spec)
 

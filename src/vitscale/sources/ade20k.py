@@ -31,7 +31,7 @@ def list_ade20k(spec: DataSpec) -> Listing:
     """The dataset `ade20k`: `root/images/{training,validation}/*.jpg`, with a PNG of the same name for each in
     `root/annotations/{training,validation}`.
 
-    `data.classes` labels count, or as many as it names.
+    The labels that count are the first `data.classes`, or as many as it names.
 
     Raises:
         RequestError: it is not laid out like this, a file cannot be read, or a link leads out of it.

@@ -193,8 +193,8 @@ def _fill_file(path: Path, first: int, encoded: Encoded, shape: ArrayShape) -> t
 
 
 def _read_ahead(encoded: Encoded) -> None:
-    """Asks for files before their turn, so that the disk reads while others are decoded: a fifth of the time for files
-    on disk. What cannot be opened is named when it is decoded."""
+    """Asks for files before their turn, so that the disk reads while others are decoded: files on disk take a fifth of
+    the time. What cannot be opened is named when it is decoded."""
     for number in range(len(encoded)):
         with suppress(OSError, RequestError):
             content = encoded.content(number)

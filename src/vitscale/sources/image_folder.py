@@ -84,7 +84,7 @@ def split_folders(spec: DataSpec, how: str, is_split: Callable[[Path], bool]) ->
 
     Args:
         spec: names the root.
-        how: the set is laid out, for messages.
+        how: how the set is laid out, for messages.
         is_split: whether a folder called "train" is the training split; it may also be a class of that name.
 
     Raises:

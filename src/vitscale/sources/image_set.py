@@ -23,7 +23,7 @@ from vitscale.trial.model_spec import Task
 from vitscale.trial.trial import DataSpec
 
 MOST_CACHED_BYTES = 20_000_000_000
-"""Most bytes of decoded images that are cached; more are decoded whenever they are taken, unless `data.source` says."""
+"""Most bytes of decoded images in the cache; more are decoded each time they are taken, if `data.source` is not set."""
 MOST_MEMORY_BYTES = 2_000_000_000
 """Most bytes of decoded images that are kept in memory where no cache can be written."""
 

@@ -230,7 +230,7 @@ def _validated(path: Path, raw: Mapping[str, Any], text: str = "") -> Study:
 def _messages(problems: Sequence[ErrorDetails], text: str = "") -> str:
     """What is wrong, with its line in `text`; several mistakes are listed one per line, at most five."""
     listed: set[str] = set()
-    # pydantic counts the items that are right: a list is not too short for the wrong ones, which are told.
+    # pydantic counts only valid items, so a list with wrong ones may seem too short: only the wrong ones are told.
     problems = [
         problem
         for problem in problems

@@ -1,7 +1,7 @@
-"""The user's own DeepSpeed configuration: reading it, and holding it against the study.
+"""The user's own DeepSpeed configuration: reading it, and checking it against the study.
 
-What the file fixes cannot be varied by the study. A field that the study leaves open is taken from the file; a field
-that both set must agree; batch sizes are the study's to set, so the file leaves them out or says "auto".
+The study cannot vary what the file fixes. A field that the study leaves open is taken from the file; a field that both
+set must agree. Batch sizes are the study's to set, so the file leaves them out or says "auto".
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ def batch_values(config: dict[str, Any]) -> dict[str, int]:
 
 
 def check_batch(config: dict[str, Any], mode: str, trial_values: dict[str, int]) -> None:
-    """Holds the file's numeric batch keys against one trial's.
+    """Checks the file's numeric batch keys against one trial's.
 
     Args:
         config: the file.

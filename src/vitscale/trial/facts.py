@@ -19,7 +19,7 @@ class Spec(BaseModel):
 
 @dataclass(frozen=True)
 class Fact:
-    """Facts beside a field's type: `Annotated[int, Fact(...)]`. A narrowed field keeps the facts of its base's."""
+    """Facts beside a field's type: `Annotated[int, Fact(...)]`. A field that narrows a base's keeps its facts."""
 
     since: int = 1
     """Format of records (`store.records`) that introduced the field. After 1, its default is no part of an identity."""

@@ -230,8 +230,8 @@ def stage_blocks(spec: ModelSpec, stages: int) -> tuple[range, ...]:
     gets the block, because later stages hold fewer activations.
 
     Args:
-        spec: with at least as many blocks as `most_stages` asks for.
-        stages: their number.
+        spec: a resolved model.
+        stages: number of stages.
 
     Raises:
         ValueError: they are more than `most_stages`.

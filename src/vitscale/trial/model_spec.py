@@ -29,8 +29,8 @@ Depths = Annotated[
 class ModelSpec(Spec):
     """A named ViT or Swin V2, a Hugging Face configuration, or the user's own factory.
 
-    None of the three: an imported log does not say which model it was, and every count of it is None but that of its
-    parameters where its user told them.
+    With none of the three, an imported log does not say which model it was: every count is None, except the parameters
+    where its user gave them.
     """
 
     task: Annotated[Task, Fact(since=7)] = "classification"

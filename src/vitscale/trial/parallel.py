@@ -19,13 +19,13 @@ class ParallelSpec(Spec):
     """[parallel]: over how many ranks one model is split, and along which axes."""
 
     tensor: Annotated[SplitCount, Fact(since=10, short="tensor {}")] = 1
-    """Ranks that cut each block's matrices: attention by heads, the MLP by its width (Shoeybi et al., "Megatron-LM",
-    arXiv 1909.08053, section 3)."""
+    """Ranks over which each block's matrices are cut: attention by heads, the MLP by its width (Shoeybi et al.,
+    "Megatron-LM", arXiv 1909.08053, section 3)."""
     sequence: Annotated[SplitCount, Fact(since=10, short="sequence {}")] = 1
-    """Ranks that cut each image's tokens, and exchange them for heads around attention (Jacobs et al., "DeepSpeed
+    """Ranks over which each image's tokens are cut, and exchanged for heads around attention (Jacobs et al., "DeepSpeed
     Ulysses", arXiv 2309.14509, section 3)."""
     pipeline: Annotated[SplitCount, Fact(since=10, short="pipeline {}")] = 1
-    """Ranks that cut the blocks into stages, each of which hands its activations on to the next."""
+    """Ranks over which the blocks are cut into stages, each of which hands its activations on to the next."""
     schedule: Annotated[Schedule, Fact(since=11, short="{}")] = "1f1b"
     """Order in which a pipeline's rank takes the forward and backward of the step's micro-batches. "gpipe": all
     forward, then all backward (Huang et al., arXiv 1811.06965); "1f1b": by turns once the pipeline is full;
@@ -46,8 +46,9 @@ class ParallelSpec(Spec):
         return self.pipeline * (self.stages_per_rank if self.schedule == "interleaved" else 1)
 
     def bubble_share(self, micro_batches: int) -> float:
-        """Share of a step in which a rank waits for other stages, if all take equally long and nothing is sent: (P - 1)
-        / (v M + P - 1) for P ranks with v stages each (arXiv 2104.04473, section 2.2, of the whole step).
+        """Share of a step in which a rank waits for other stages, if all take equally long and nothing is sent.
+
+        (P - 1) / (v M + P - 1) for P ranks with v stages each (arXiv 2104.04473, section 2.2, of the whole step).
 
         Args:
             micro_batches: M, of an optimizer step.

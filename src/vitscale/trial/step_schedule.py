@@ -41,7 +41,7 @@ _LIGHT_STEPS = 4
 _ATTACHED_STEPS = 2
 """Timed steps between two blocks on a GPU."""
 _LIGHT_SHARE = 0.5
-"""Share of the steps after warm-up that stays light at least."""
+"""Least share of the steps after warm-up that stays light."""
 
 
 def settling_steps(trial: Trial) -> int:
@@ -72,7 +72,7 @@ def timed_stretch(kinds: Sequence[StepWindow], warmup_steps: int, epoch: range) 
 
 
 FEWEST_LIGHT = 20
-"""Timed steps of the shortest run: they give the mean to a quarter of what single steps differ by."""
+"""Timed steps of the shortest run: its mean is then known to a quarter of what single steps differ by."""
 _FEWEST_EXPLAINED = 2
 _MOST_LOOKED_AT = 200
 

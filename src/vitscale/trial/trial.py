@@ -103,7 +103,7 @@ class DataSpec(Spec):
     """Number of classes of the synthetic dataset; for an image set, which classes are taken (a file with one name a
     line; in a trial the names themselves)."""
     source_size: int = Field(default=32, ge=4, le=8192)
-    """Side in pixels at which synthetic images are made and files' are stored; for scenes the longer side at most."""
+    """Side in pixels of generated images, and of those from files as stored; for scenes the longer side at most."""
     channels: Annotated[int, Fact(since=7, short="{} channels")] = Field(default=3, ge=1, le=4096)
     """Channels of synthetic images and of those from files; pictures are grey (1) or in colour (3)."""
     dtype: Annotated[PixelType, Fact(since=7)] = "uint8"
@@ -116,7 +116,8 @@ class DataSpec(Spec):
     augment: Annotated[bool, Fact(short=switch("augment"))] = True
     """Random shift and horizontal flip of training images, on the device."""
     evaluation: Annotated[SceneEvaluation, Fact(since=7)] = "whole"
-    """Evaluation of scenes: each whole image in one forward, or windows of `model.image_size`, two thirds apart."""
+    """Evaluation of scenes: each whole image in one forward, or windows of `model.image_size` that move by two
+    thirds."""
     workers: int = Field(default=0, ge=0, le=256)
     """Threads per rank that prepare batches ahead; 0 prepares them between steps."""
 

@@ -116,8 +116,7 @@ class DataSpec(Spec):
     augment: Annotated[bool, Fact(short=switch("augment"))] = True
     """Random shift and horizontal flip of training images, on the device."""
     evaluation: Annotated[SceneEvaluation, Fact(since=7)] = "whole"
-    """Evaluation of scenes: each whole image in one forward, or windows of `model.image_size` that move by two
-    thirds."""
+    """How scenes are evaluated: each whole in one forward, or windows of `model.image_size` that move by two thirds."""
     workers: int = Field(default=0, ge=0, le=256)
     """Threads per rank that prepare batches ahead; 0 prepares them between steps."""
 

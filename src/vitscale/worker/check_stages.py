@@ -1,6 +1,6 @@
 """The stages of one rank's check, in order: those that need no other rank are done even where ranks do not meet.
 
-Each ends in time, whatever hangs in it: it has a thread of its own, which is left if need be."""
+Each ends in time, whatever hangs in it: it has a thread of its own, which is abandoned if need be."""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ def sweep_split(request: CheckRequest, device: torch.device) -> Iterator[Collect
 
 
 def _ranks_by_host(own: RankInfo, device: torch.device) -> list[list[int]]:
-    """The ranks of each host, by the hosts' own names: so no launcher need be asked where it put them."""
+    """The ranks of each host, by the hosts' own names, so that no launcher need be asked where it put them."""
     digest = hashlib.sha256(socket.gethostname().encode("utf-8", errors="replace")).digest()
     name = torch.tensor([int.from_bytes(digest[:7])], dtype=torch.int64, device=device)
     names = [torch.zeros_like(name) for _ in range(own.world_size)]

@@ -74,7 +74,7 @@ def join(
 def _await_rank_0(address: str, port: int) -> None:
     """Waits until rank 0 listens. torch would try once and then pause for a random 0.25 to 0.75 s.
 
-    All that is not a refusal is left to torch, and so is a rank 0 that does not listen within seconds.
+    Anything but a refusal is left to torch, and so is a rank 0 that does not listen within seconds.
     """
     until = time.monotonic() + _PATIENCE_SECONDS
     while time.monotonic() < until:

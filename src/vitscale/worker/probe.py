@@ -153,7 +153,7 @@ class _Steps:
             self._enter(self.probe.step(images))
 
     def pause(self) -> None:
-        """Begins a pause; a step that has not ended is dropped."""
+        """Begins a pause, unless something has begun."""
         if self._entered is None:
             self._enter(self.probe.pause())
 
@@ -184,18 +184,18 @@ def trainer_callback() -> Any:
             steps.probe.describe(model)
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            """Before the first micro-step."""
+            """Begins a step before its first micro-step."""
             del state, control
             steps.begin(args.per_device_train_batch_size * args.gradient_accumulation_steps)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            """After the optimizer's step."""
+            """Ends a step after the optimizer's."""
             del args, state
             if steps.end():
                 control.should_training_stop = True
 
         def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            """After an evaluation."""
+            """Marks a pause, because what came before was no training."""
             del args, state, control
             steps.pause()
             steps.end()
@@ -223,23 +223,23 @@ def lightning_callback() -> Any:
             steps.probe.describe(pl_module)
 
         def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-            """Before each micro-step."""
+            """Begins a step, unless an earlier micro-step has."""
             del pl_module, batch_idx
             steps.begin(images_of(batch) * trainer.accumulate_grad_batches)
 
         def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-            """After each micro-step."""
+            """Ends a step after its last micro-step."""
             del pl_module, outputs, batch
             if (batch_idx + 1) % trainer.accumulate_grad_batches == 0 and steps.end():
                 trainer.should_stop = True
 
         def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-            """Evaluation begins."""
+            """Begins a pause for an evaluation."""
             del trainer, pl_module
             steps.pause()
 
         def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-            """Evaluation is over."""
+            """Ends the pause after an evaluation."""
             del trainer, pl_module
             steps.end()
 
@@ -258,23 +258,23 @@ def composer_callback() -> Any:
         """Tells a Probe of a loop's batches."""
 
         def batch_start(self, state: Any, logger: Any) -> None:
-            """Before a batch's first micro-step."""
+            """Begins a step before a batch's first micro-step."""
             del logger
             steps.begin(images_of(state.batch))
 
         def batch_end(self, state: Any, logger: Any) -> None:
-            """After the optimizer's step."""
+            """Ends a step after the optimizer's."""
             del logger
             if steps.end():
                 state.stop_training()
 
         def eval_start(self, state: Any, logger: Any) -> None:
-            """Evaluation begins."""
+            """Begins a pause for an evaluation."""
             del state, logger
             steps.pause()
 
         def eval_end(self, state: Any, logger: Any) -> None:
-            """Evaluation is over."""
+            """Ends the pause after an evaluation."""
             del state, logger
             steps.end()
 

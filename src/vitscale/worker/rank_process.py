@@ -52,8 +52,8 @@ def with_environment(launch: LaunchFile | None) -> None:
 def rank_info(arrived_ns: int, launch: LaunchFile | None) -> RankInfo:
     """Reads the rank from the environment, in any launcher's words; without a launcher this is the only rank.
 
-    Where the launcher does not tell torch of the rank and of rank 0's address, this does. Ends the process, with a
-    message, where the launcher's numbers are none.
+    This tells torch the rank and rank 0's address where the launcher does not. Ends the process, with a message, where
+    the launcher's numbers are invalid.
     """
     start_up = None
     if launch is not None and launch.host_id and launch.host_id == launch_file.host_id():

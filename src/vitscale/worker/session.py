@@ -1,4 +1,4 @@
-"""A rank's work from the first import of torch to the last step; start-up's phases are recorded in this order."""
+"""A rank's work from the first import of torch to the last step; all is built in the order of start-up's phases."""
 
 from __future__ import annotations
 

@@ -121,8 +121,8 @@ SHARED_SWINS: dict[str, dict[str, Any]] = {
 SHARED_SEGMENTERS = {
     "tensor 2": ("ViT", "Swin V2"),
     "tensor 2, sharded norms": ("ViT",),
-    "sequence 2": ("ViT",),
-    "sequence 2, sharded weights": ("ViT",),
+    "sequence 2": ("ViT", "Swin V2"),
+    "sequence 2, sharded weights": ("ViT", "Swin V2"),
 } | {name: ("ViT", "Swin V2") for name, (_, parallel) in SPLITS.items() if "pipeline" in parallel}
 """Of `SPLITS`, what UperNet labels pixels of, as in `OTHERS` but with 6 heads."""
 
@@ -182,9 +182,11 @@ def configurations() -> Iterator[tuple[str, str, dict[str, Any]]]:
             yield f"{engine}, {name}, UperNet on {model}", variant, whole | SHARED_SWINS[variant] | {"model": spec}
     for name, (engine, parallel) in SPLITS.items():
         for variant, fields in SHARED_SWINS.items():
-            if "pipeline" in parallel and "micro-steps" not in variant:
-                spec = ModelSpec(**SWIN | fields.get("model", {}))
-                whole = {"engine": engine, "parallel": parallel, "grad_accum": 4} | fields
+            staged = "pipeline" in parallel
+            if (staged and "micro-steps" not in variant) or "sequence" in parallel:
+                heads = {} if staged else {"heads": 6}
+                spec = ModelSpec(**SWIN | heads | fields.get("model", {}))
+                whole = {"engine": engine, "parallel": parallel, "grad_accum": 4 if staged else 1} | fields
                 yield f"{engine}, {name}, Swin", variant, whole | {"model": resolve(spec, 10)}
     yield "accelerate, DDP", "fp32", {"engine": "accelerate", "accelerate_backend": "ddp", "bucket_mib": 1}
     through = {"engine": "accelerate", "accelerate_backend": "deepspeed", "zero_stage": 2}

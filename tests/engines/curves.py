@@ -23,8 +23,12 @@ SWIN = resolve(
     ModelSpec(name="swinv2-t", image_size=16, patch_size=2, hidden_size=32, heads=4, depths=(2, 1), window_size=4), 10
 )
 """Heads for 1, 2 and 4 ranks in its first stage; the second block's windows are shifted."""
-SWINS = {"swinv2:tiny": SWIN, "swinv2-4:tiny": SWIN.model_copy(update={"depths": (2, 2)})}
-"""The other has blocks for 4 stages."""
+SWINS = {
+    "swinv2:tiny": SWIN,
+    "swinv2-4:tiny": SWIN.model_copy(update={"depths": (2, 2)}),
+    "swinv2-odd:tiny": SWIN.model_copy(update={"depths": (2, 2), "image_size": 20}),
+}
+"""Two have blocks for 4 stages; of the third neither windows nor ranks divide the 10 and 5 rows of tokens."""
 SEGMENTER = resolve(
     ModelSpec(
         task="segmentation", name="swinv2-t", image_size=32, patch_size=2, hidden_size=8, heads=1, depths=(1, 1, 1),

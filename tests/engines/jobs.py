@@ -193,8 +193,8 @@ SCENES_STEPS = 6
 
 
 def of_scenes(ranks: int, folder: Path) -> list[Job]:
-    """Labels pixels of files in ADE20K's layout, evaluated whole and by windows; these on ranks that share tokens, and
-    both in stages."""
+    """Labels pixels of files in ADE20K's layout, evaluated whole and by windows; both on ranks that share tokens, and
+    in stages."""
     jobs = []
     for engine, evaluation in (("ddp", "whole"), ("zero-3", "sliding")) + (("none", "whole"),) * (ranks == 1):
         job = _job(f"{engine} scenes", ENGINES.get(engine, {"engine": engine}) | SEGMENTED)
@@ -202,9 +202,10 @@ def of_scenes(ranks: int, folder: Path) -> list[Job]:
         jobs.append(job)
     if ranks < 3:
         name = "none" if ranks == 1 else "ddp"
-        shared = _job(f"{name} shared scenes", SEGMENTED | {"engine": name}, 3)
-        shared |= {"segments": "shared-vit", "scenes": str(folder), "evaluation": "sliding"}
-        jobs.append(shared | {"parallel": {"sequence": ranks}})
+        for model, evaluation in (("shared-swin", "whole"), ("shared-vit", "sliding")):
+            shared = _job(f"{name} {model} scenes", SEGMENTED | {"engine": name}, 3)
+            shared |= {"segments": model, "scenes": str(folder), "evaluation": evaluation}
+            jobs.append(shared | {"parallel": {"sequence": ranks}})
     if ranks == 2:
         in_stages: Job = {"parallel": {"pipeline": 2, "schedule": "gpipe"}}  # type: ignore[typeddict-item]
         jobs += [job | in_stages | {"name": f"staged {job['name']}"} for job in (jobs[0], shared)]

@@ -41,7 +41,7 @@ STEPS, SAVED_BEFORE, STEPS_AT_NIGHT = 6, 4, 20
 SETTINGS: dict[str, Train] = {"adamw-clipped": ADAMW | CLIPPED, "sgd-clipped-3": SGD | CLIPPED | {"grad_accum": 3}}
 IN_SIX = {"grad_accum": 6}
 """Of "adamw-clipped" in a pipeline: the micro-batches that flow through it. With data parallelism some are padding."""
-SLOWER = {"swinv2": 10, "swinv2-4": 100, "shared-swin": 10}
+SLOWER = {"swinv2": 10, "swinv2-4": 100, "swinv2-odd": 100, "shared-swin": 10}
 """Of Swin V2, which at the others' rates carries a single process's rounding in three micro-batches within 20 steps to
 1.7e-3 of the gradient; of its four blocks at a tenth of them to 9.5e-5, at a hundredth to 5.2e-6."""
 SEGMENTING: dict[str, Train] = {"adamw-clipped": FINE_TUNED, "sgd-clipped-3": SEGMENTED}
@@ -61,11 +61,13 @@ IN_FP16 = "ddp pipeline=2 gradient_dtype=fp16"
 """Gradients travel in fp16, among the ranks that hold the same stage."""
 OWN_BY_DAY = ("hsvit:tiny ddp pipeline=2", "sparse_vit:tiny fsdp2 tensor=2", "swinv2:tiny fsdp2 tensor=2")
 SWIN_BY_DAY = "swinv2-4:tiny fsdp2 pipeline=2 schedule=interleaved"
+ROWS_BY_DAY = "swinv2-odd:tiny ddp sequence=2"
 OWN_AT_NIGHT = (
     "hsvit:tiny fsdp2 tensor=2", "hsvit:tiny fsdp2 pipeline=2 schedule=interleaved", "sparse_vit:tiny ddp pipeline=2",
     "clip_sequence:tiny ddp sequence=2", "clip_sequence:tiny zero-1 sequence=2", "clip_sequence:tiny fsdp2 tensor=2",
     "swinv2:tiny fsdp2 tensor=2", "swinv2-4:tiny ddp pipeline=2", "swinv2-4:tiny fsdp2 pipeline=2 schedule=gpipe",
     "swinv2-4:tiny ddp pipeline=2 schedule=interleaved", "swinv2-4:tiny ddp pipeline=2 activation_checkpointing=1",
+    "swinv2-odd:tiny fsdp2 sequence=2", "swinv2-odd:tiny ddp sequence=2 activation_checkpointing=1",
 )  # fmt: skip
 """Of examples/own_models: what factories offer to be split; and Swin V2."""
 SEGMENTED_BY_DAY = {
@@ -75,6 +77,7 @@ SEGMENTED_BY_DAY = {
     "shared-swin:tiny fsdp2 tensor=2 batch_norm=local": "adamw-clipped",
     "shared-vit:tiny ddp pipeline=2 schedule=gpipe": "adamw-clipped",
     "shared-swin:tiny fsdp2 pipeline=2 schedule=interleaved batch_norm=local": "sgd-clipped-3",
+    "shared-swin:tiny ddp sequence=2": "adamw-clipped",
 }
 """Every third step has 4 of 12 images, in three micro-steps two, two and none; one data-parallel rank has all of them,
 so that local norms are over the same as one process's."""
@@ -89,7 +92,7 @@ IN_BF16 = "swinv2-4:tiny ddp pipeline=2 precision=bf16"
 COUNTED = (
     "swinv2:tiny fsdp2 tensor=2 activation_checkpointing=1", "fsdp2 tensor=2 shard_norms=1 activation_checkpointing=1",
     "ddp sequence=2 activation_checkpointing=1", "swinv2:tiny fsdp2 tensor=2 precision=bf16",
-    IN_BF16,
+    "swinv2-odd:tiny fsdp2 sequence=2 activation_checkpointing=1 precision=bf16", IN_BF16,
 )  # fmt: skip
 """Trained for a step, for what they send."""
 ZERO_BY_DAY = ("zero-2 sequence=2", "zero-3 sequence=2")
@@ -98,7 +101,10 @@ AT_NIGHT = {
         "shared-vit:tiny zero-1 sequence=2", "shared-vit:tiny zero-3 sequence=2 batch_norm=local",
         "shared-vit:tiny fsdp2 tensor=2", "shared-vit:tiny fsdp2 sequence=2", "shared-swin:tiny fsdp2 tensor=2",
         "shared-vit:tiny fsdp2 pipeline=2 schedule=gpipe", "shared-swin:tiny ddp pipeline=2 schedule=gpipe",
-        "shared-swin:tiny ddp pipeline=2 schedule=interleaved activation_checkpointing=1"),
+        "shared-swin:tiny ddp pipeline=2 schedule=interleaved activation_checkpointing=1",
+        "swinv2-odd:tiny zero-0 sequence=2", "swinv2-odd:tiny zero-1 sequence=2", "swinv2-odd:tiny zero-2 sequence=2",
+        "swinv2-odd:tiny zero-3 sequence=2", "shared-swin:tiny fsdp2 sequence=2 batch_norm=local",
+        "shared-swin:tiny zero-3 sequence=2"),
     3: ("shared-vit:tiny ddp pipeline=3 schedule=gpipe", "shared-swin:tiny fsdp2 pipeline=3 schedule=gpipe",
         "ddp pipeline=3", "fsdp2 pipeline=3 schedule=gpipe", "fsdp2 tensor=3", "fsdp2 tensor=3 shard_norms=1",
         "ddp sequence=3", "fsdp2 sequence=3", "swinv2-4:tiny ddp pipeline=3"),
@@ -112,12 +118,17 @@ AT_NIGHT = {
         "swinv2-4:tiny fsdp2 pipeline=2 schedule=interleaved", "swinv2-4:tiny ddp pipeline=4 schedule=gpipe",
         "shared-vit:tiny fsdp2 sequence=2 tensor=2 shard_norms=1", "shared-vit:tiny fsdp2 tensor=2",
         "shared-vit:tiny fsdp2 sequence=2", "shared-vit:tiny ddp sequence=4", "shared-swin:tiny fsdp2 tensor=2",
-        "shared-swin:tiny fsdp2 tensor=4 batch_norm=local"),
+        "shared-swin:tiny fsdp2 tensor=4 batch_norm=local", "swinv2-odd:tiny ddp sequence=2",
+        "swinv2-odd:tiny ddp sequence=4", "swinv2-odd:tiny fsdp2 sequence=2 tensor=2",
+        "swinv2-odd:tiny ddp pipeline=2 sequence=2",
+        "swinv2-odd:tiny fsdp2 pipeline=2 sequence=2 schedule=interleaved",
+        "shared-swin:tiny fsdp2 sequence=2 tensor=2", "shared-swin:tiny ddp sequence=2"),
     6: ("ddp pipeline=3", "fsdp2 pipeline=3 tensor=2", "fsdp2 tensor=3", "fsdp2 sequence=3 tensor=2",
         "fsdp2 sequence=2 tensor=3 shard_norms=1", "ddp sequence=3"),
     8: ("shared-vit:tiny fsdp2 sequence=2 tensor=2",
         "fsdp2 pipeline=2 sequence=2 tensor=2", "fsdp2 tensor=4 shard_norms=1", "fsdp2 sequence=2 tensor=2",
-        "ddp sequence=4", "ddp pipeline=4 schedule=gpipe", "fsdp2 pipeline=4 tensor=2 schedule=gpipe"),
+        "ddp sequence=4", "ddp pipeline=4 schedule=gpipe", "fsdp2 pipeline=4 tensor=2 schedule=gpipe",
+        "swinv2-odd:tiny fsdp2 sequence=2 tensor=2", "swinv2-odd:tiny fsdp2 pipeline=2 sequence=2 tensor=2"),
 }  # fmt: skip
 """Ranks -> engine and split; what is left of the ranks is data parallel."""
 
@@ -164,7 +175,8 @@ def in_one_piece(world: Path, steps: int, starts: Starts | None = None) -> dict[
         deep["name"], deep["layers"], deep["evaluate"] = f"pipeline {deep['name']}", BLOCKS, True
         jobs.append(deep)
     own = dict.fromkeys(
-        name.partition(" ")[0] for name in (*OWN_BY_DAY, SWIN_BY_DAY) + (OWN_AT_NIGHT if steps > STEPS else ())
+        name.partition(" ")[0]
+        for name in (*OWN_BY_DAY, SWIN_BY_DAY, ROWS_BY_DAY) + (OWN_AT_NIGHT if steps > STEPS else ())
     )
     jobs += [job_of(f"{factory} none", setting, steps) for factory in own for setting in SETTINGS]
     for job in jobs:
@@ -188,7 +200,7 @@ def two(folder: Path, alone: dict[str, Curve]) -> dict[str, Curve]:
     jobs += [job_of(name, "sgd-clipped-3") for name in ZERO_BY_DAY]
     jobs += [job_of(name, list(SETTINGS)[place > 1]) for place, name in enumerate(PIPELINED[2])]
     own = [job_of(name, setting) for name, setting in zip(OWN_BY_DAY, cycle(SETTINGS), strict=False)]
-    jobs.append(job_of(SWIN_BY_DAY, "adamw-clipped"))
+    jobs += [job_of(name, "adamw-clipped") for name in (SWIN_BY_DAY, ROWS_BY_DAY)]
     jobs += [job_of(name, setting, LABELLING_STEPS) for name, setting in SEGMENTED_BY_DAY.items()]
     for job in jobs:
         if job["name"].endswith("adamw-clipped"):
@@ -218,13 +230,14 @@ def four(folder: Path, two: dict[str, Curve]) -> dict[str, Curve]:
         job = job_of(resumed, "adamw-clipped")
         job["name"], job["load"] = f"{resumed} from {saved}", str(folder / "2" / f"{saved} adamw-clipped")
         jobs.append(job | {"layers": BLOCKS, "traffic": True})
-    swin = job_of("swinv2-4:tiny fsdp2 pipeline=2", "adamw-clipped")
     jobs.append(job_of(IN_FP16, "sgd-clipped-3"))
-    swin["name"], swin["load"] = (
-        "swinv2-4:tiny fsdp2 pipeline=2 from two",
-        str(folder / "2" / f"{SWIN_BY_DAY} adamw-clipped"),
-    )
-    jobs.append(swin | {"traffic": True})
+    for saved, resumed in (
+        (SWIN_BY_DAY, "swinv2-4:tiny fsdp2 pipeline=2"), (ROWS_BY_DAY, "swinv2-odd:tiny fsdp2 sequence=2 tensor=2"),
+        (ROWS_BY_DAY, "swinv2-odd:tiny ddp pipeline=2 sequence=2"),
+    ):  # fmt: skip
+        swin = job_of(resumed, "adamw-clipped")
+        swin["name"], swin["load"] = f"{resumed} from two", str(folder / "2" / f"{saved} adamw-clipped")
+        jobs.append(swin | {"traffic": True})
     jobs.append(job_of(LABELS_NONE, "sgd-clipped-3", LABELLING_STEPS))
     jobs.append(job_of(STAGED, "adamw-clipped", LABELLING_STEPS))
     saved = next(name for name in SEGMENTED_BY_DAY if name.startswith("shared-swin:tiny fsdp2 tensor"))
@@ -303,7 +316,7 @@ def test_stages_of_a_swin_make_the_gradient_of_one_process_to_the_bit(folder: Pa
 
 def test_four_ranks_share_models_and_images(folder: Path, four: dict[str, Curve], alone: dict[str, Curve]) -> None:
     """Two models of two ranks, one of four, tensors and tokens at once; checkpoints of other splits go on."""
-    assert len(four) == 2 * len(BY_DAY[4]) + len(PIPELINED[4]) + 4 + 3
+    assert len(four) == 2 * len(BY_DAY[4]) + len(PIPELINED[4]) + 4 + 5
     rounded = f"{IN_FP16} sgd-clipped-3"
     check(folder / "4", {name: curve for name, curve in four.items() if name != rounded}, alone)
     assert EQUAL / 100 < largest_difference(four[rounded].losses, alone["pipeline none sgd-clipped-3"].losses) < 1e-3
@@ -393,6 +406,23 @@ def test_maps_for_a_head_go_on_beside_hidden_states(two: dict[str, Curve]) -> No
                 assert Counter((call["dtype"], call[side]) for call in calls) == expected
 
 
+def test_rows_of_a_swin_send_what_attention_needs(two: dict[str, Curve]) -> None:
+    """By hand, of 36 images: rank 0 has 6 of 10 rows of 10 tokens, 32 wide, and 3 of 5 of 5, 64 wide; in attention half
+    of the heads of all of them. Two blocks of each; at the end what each rank's tokens have in the mean."""
+    wide, narrow = (Counter(_around_attention(36 * width, own, tokens)) for own, tokens, width in SWINS_ROWS)
+    ends = Counter({("all_to_all", 2 * 36 * 64): 2, ("all_reduce", parameters(SWINS["swinv2-odd:tiny"])): 1})
+    assert sent(two[f"{ROWS_BY_DAY} adamw-clipped"]) == wide + narrow + ends
+
+
+SWINS_ROWS = ((60, 100, 32), (15, 25, 64))
+
+
+def _around_attention(row: int, own: int, tokens: int) -> dict[tuple[str, int], int]:
+    """Of two blocks on two ranks: tokens to heads and back, and their gradients."""
+    of_tokens, of_heads = row * own, row * tokens // 2
+    return {("all_to_all", size): 2 for part in (of_tokens, of_heads) for size in (3 * part, part)}
+
+
 def test_what_ranks_that_label_pixels_together_send(two: dict[str, Curve]) -> None:
     """By hand, of 12 images of 17 tokens, 48 wide, through 2 blocks, with 12 norms of 8 channels and one of 4.
 
@@ -449,7 +479,7 @@ def test_what_is_predicted_to_be_sent_is_sent(two: dict[str, Curve], four: dict[
             of_ranks = [_counted(lines[-1]) for lines in curve.traffic]  # evaluation leaves FSDP2's root gathered
             assert planned in of_ranks, (name, planned, of_ranks)
             compared += 1
-    assert compared == 22
+    assert compared == 27
 
 
 def trial_of(job: Job, ranks: int) -> Trial:

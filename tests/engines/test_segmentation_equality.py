@@ -167,12 +167,12 @@ def test_scenes_are_cut_and_scored_as_in_one_process(some: Worlds, ranks: int) -
         for scores in some[ranks][name].scores:
             assert scores[1:] == expected[1:]
             assert scores[0] == pytest.approx(expected[0], rel=1e-6)
-    if ranks == 2:  # share every picture's tokens, whose windows they label together
-        alone, shared = some[1]["none shared scenes"], some[2]["ddp shared scenes"]
-        assert largest_difference(shared.losses, alone.losses) < EQUAL
-        assert shared.scores == [pytest.approx(alone.scores[0], rel=1e-6)] * 2
-        for name, whole in (("staged ddp scenes", some[1]["ddp scenes"]), ("staged ddp shared scenes", alone)):
-            assert largest_difference(some[2][name].losses, whole.losses) < EQUAL
-            assert some[2][name].scores == [pytest.approx(whole.scores[0], rel=1e-6)] * 2
+    of_two = {"staged ddp scenes": "ddp scenes", "staged ddp shared-vit scenes": "none shared-vit scenes"}
+    # They share every picture's tokens, whose windows they label together; a whole one one of them.
+    of_two |= {f"ddp {model} scenes": f"none {model} scenes" for model in ("shared-vit", "shared-swin")}
+    for name, alone in of_two.items() if ranks == 2 else ():
+        whole, shared = some[1][alone], some[2][name]
+        assert largest_difference(shared.losses, whole.losses) < EQUAL
+        assert shared.scores == [pytest.approx(whole.scores[0], rel=1e-6)] * 2
     assert some[1]["ddp scenes"].scores == some[1]["none scenes"].scores
     assert some[1]["zero-3 scenes"].scores != some[1]["none scenes"].scores

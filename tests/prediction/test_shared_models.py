@@ -119,6 +119,12 @@ def test_a_rank_multiplies_its_share() -> None:
         assert compute_share(trial.model_copy(update={"parallel": parallel})) == pytest.approx(share, rel=0.02)
 
 
+def test_sequence_ranks_of_a_swin_have_whole_rows_of_its_last_map() -> None:
+    """swinv2-b at 224 pixels: 7 x 7 of its last tokens, of which the first of four ranks has two rows."""
+    model = SHARED.model_copy(update={"image_size": 224})
+    assert compute_share(make_trial(8, model=model, parallel=ParallelSpec(sequence=4))) == pytest.approx(2 / 7)
+
+
 def test_heads_of_segmentation_are_computed_by_images_of_sequence_ranks_and_by_each_tensor_rank() -> None:
     """Of three images one of two sequence ranks labels two, and of one all."""
     trial = make_trial(8, model=SEGMENTING, engine="fsdp2", micro_batch=3)
@@ -269,6 +275,7 @@ def test_stages_hold_activations_of_as_many_micro_batches_as_are_under_way() -> 
         ("ddp", ParallelSpec(sequence=4), 2, SEGMENTING), ("ddp", ParallelSpec(pipeline=4, sequence=2), 4, SEGMENTING),
         ("fsdp2", ParallelSpec(pipeline=4, schedule="gpipe"), 8, SEGMENTING),
         ("ddp", ParallelSpec(pipeline=8), 8, SHARED.model_copy(update={"task": "segmentation"})),
+        ("ddp", ParallelSpec(sequence=4), 2, SHARED),
     ],
 )  # fmt: skip
 def test_many_at_once_are_what_each_is(engine: str, parallel: ParallelSpec, accum: int, model: str | ModelSpec) -> None:

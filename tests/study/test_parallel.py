@@ -96,12 +96,12 @@ def test_a_factory_may_be_split_as_its_ranks_will_tell(tmp_path: Path) -> None:
 
 
 def test_pixels_are_labelled_by_ranks_that_share_a_model(tmp_path: Path) -> None:
-    """Vision transformers along all axes, Swin V2 along two; norms of ranks that share images are over all of these.
+    """Vision transformers and Swin V2 along all axes; norms of ranks that share images are over all of these.
     In stages, of which the heads may be one, norms are among the ranks that hold the same."""
     swin = {"name": "swinv2-t", "image_size": 64, "heads": 4, "hidden_size": 32, "depths": [1, 1, 1]}
     splits: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"sequence": 2}, MODEL), ({"tensor": 2}, MODEL), ({"tensor": 2, "shard_norms": True}, MODEL),
-        ({"tensor": 2}, swin), ({"tensor": 3, "sequence": 2}, MODEL),
+        ({"tensor": 2}, swin), ({"tensor": 3, "sequence": 2}, MODEL), ({"sequence": 2}, swin),
         ({"pipeline": 3, "schedule": "gpipe"}, MODEL), ({"pipeline": 2, "schedule": "gpipe"}, swin),
     ]  # fmt: skip
     for split, model in splits:
@@ -190,8 +190,16 @@ def test_stages_are_named_and_take_the_micro_batches(tmp_path: Path) -> None:
         ({"tensor": 2}, {"train": {"compile": True}}, ["train.compile = true does not go with parallel.tensor = 2"]),
         ({"tensor": 2}, {"train": {"rank_speeds": [1.0, 0.5, 1.0, 0.5]}}, ["rank_speeds", "share one model"]),
         (
-            {"sequence": 2}, {"model": {"name": "swinv2-t", "image_size": 64}},
-            ["parallel.sequence = 2 cannot be trained of swinv2-t", "parallel.tensor and parallel.pipeline"],
+            {"tensor": 2, "shard_norms": True}, {"model": {"name": "swinv2-b", "image_size": 64}},
+            ["parallel.tensor = 2 with shard_norms cannot be trained of swinv2-b: windows", "shard_norms = false"],
+        ),
+        (
+            {"sequence": 4}, {"model": {"name": "swinv2-b", "image_size": 128}, "scaling": {"gpus": [4]}},
+            ["are 2 rows of tokens in swinv2-b's last stage, too few to share by parallel.seq", "up to 2 ranks"],
+        ),
+        (
+            {"sequence": 2, "tensor": 4}, {"model": {"name": "swinv2-b", "image_size": 64}, "scaling": {"gpus": [8]}},
+            ["parallel.sequence = 2 x parallel.tensor = 4 ranks share swinv2-b's 4 heads of its first", "1, 2, 4"],
         ),
         (
             {"tensor": 2}, {"model": {"name": "swinv2-s", "image_size": 64}},
@@ -216,10 +224,18 @@ def test_stages_are_named_and_take_the_micro_batches(tmp_path: Path) -> None:
         (
             {"sequence": 2},
             {
-                "model": {"task": "segmentation", "name": "swinv2-t", "image_size": 64, "heads": 4},
+                "model": {"task": "segmentation", "name": "swinv2-t", "image_size": 64},
                 "data": {"name": "synthetic-masks"},
             },
-            ["cannot be trained of swinv2-t: windows join tokens", "Valid: parallel.tensor and parallel.pipeline, seq"],
+            ["share swinv2-t's 3 heads of its first stage", "tensor x sequence of 1, 3"],
+        ),
+        (
+            {"sequence": 2, "pipeline": 2, "schedule": "gpipe"},
+            {
+                "model": {"task": "segmentation", "name": "swinv2-b", "image_size": 128}, "scaling": {"gpus": [4]},
+                "data": {"name": "synthetic-masks"},
+            },
+            ["parallel.pipeline = 2 x parallel.sequence = 2 do not go together for swinv2-b with model.task = 'segm"],
         ),
         ({"tensor": 0}, {}, ["parallel.tensor is 0"]),
         ({"tensors": 2}, {}, ["unknown key 'tensors' in [parallel]", "Did you mean 'tensor'?"]),

@@ -10,7 +10,6 @@ that gradients are right once a data-parallel wrapper has averaged them over dat
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -20,14 +19,14 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor import parallel as tp
-from torch.nn.functional import scaled_dot_product_attention
 
-from vitscale.engines.swin_split import swin_tensor_plan
+from vitscale.engines.swin_split import split_rows, swin_tensor_plan
+from vitscale.engines.tokens import split_tokens
 from vitscale.errors import RequestError, shown
 from vitscale.models.batch_norm import norms_of
-from vitscale.models.named import Attention, PyramidSegmenter, VisionTransformer
+from vitscale.models.named import PyramidSegmenter, VisionTransformer
+from vitscale.trial.model_cost import swin_shape
 from vitscale.trial.model_spec import Task
-from vitscale.trial.parallel import even_parts
 from vitscale.trial.trial import Trial
 
 PIPELINE, REPLICAS, TENSOR = "pipeline", "replicas", "tensor"
@@ -42,7 +41,7 @@ def split(model: nn.Module, trial: Trial, device: torch.device) -> DeviceMesh:
     Returns:
         The mesh over which weights are replicated or sharded: one axis, data x sequence, of this rank's stages.
     """
-    layout = trial.layout
+    layout, swin = trial.layout, swin_shape(trial.model)
     sizes = {PIPELINE: layout.pipeline, REPLICAS: layout.replicas, TENSOR: layout.tensor}
     axes = tuple(axis for axis, size in sizes.items() if size > 1 or axis == REPLICAS)
     mesh = init_device_mesh(device.type, tuple(map(sizes.__getitem__, axes)), mesh_dim_names=axes)
@@ -54,13 +53,15 @@ def split(model: nn.Module, trial: Trial, device: torch.device) -> DeviceMesh:
     if group is not None:
         if isinstance(model, VisionTransformer | PyramidSegmenter):
             split_tokens(model, group)
+        elif swin is not None:
+            split_rows(model, swin, group)
         else:
             _asked(offered(model, "split_tokens", trial), trial, group)
     if layout.tensor > 1:
         norms = trial.parallel.shard_norms
         if isinstance(model, VisionTransformer | PyramidSegmenter):
             plan = tensor_plan(trial.model.task, shard_norms=norms)
-        elif trial.model.depths is not None:
+        elif swin is not None:
             plan = swin_tensor_plan(trial.model.task)
         else:
             plan = _asked(offered(model, "tensor_plan", trial), trial, layout.tensor, shard_norms=norms)
@@ -186,92 +187,6 @@ def clip(parameters: Iterable[nn.Parameter], largest: float, ranks: int) -> None
         if gradient is not None:
             local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
             local.mul_(factor.to(local.dtype))
-
-
-def split_tokens(model: VisionTransformer | PyramidSegmenter, group: dist.ProcessGroup) -> None:
-    """Gives each rank of `group` a run of every image's tokens, in order; the class token lies with the first rank.
-
-    Attention exchanges them: tokens of one rank and all heads become all tokens and some heads, and back. Tokens need
-    not divide evenly. Before the classifier the class token goes to all ranks. Where pixels are labelled all tokens of
-    some images go to each rank, of `even_parts`: what comes behind the blocks is most of the work there.
-    """
-    tokens = even_parts(model.vit.embeddings.position_embeddings.shape[1], group.size())
-    own, sizes = tokens[group.rank()], [part.stop - part.start for part in tokens]
-    model.vit.embeddings.own_tokens = range(own.start, own.stop)
-    for module in model.modules():
-        if isinstance(module, Attention):
-            module.attend = functools.partial(_attend, sizes=sizes, group=group)
-    if isinstance(model, VisionTransformer):
-        model.class_token.taken_of = functools.partial(_first_token_to_all, group=group)
-    else:
-        model.pyramid.with_all_tokens = functools.partial(_with_all_tokens, sizes=sizes, group=group)
-
-
-def _attend(query: Tensor, key: Tensor, value: Tensor, *, sizes: list[int], group: dist.ProcessGroup) -> Tensor:
-    """Attention over all tokens of [b, heads, own tokens, d]; the result is of the own tokens again."""
-    ranks, own = group.size(), sizes[group.rank()]
-    batch, heads, _, width = query.shape
-    # [3, b, heads, own, d] to rank after rank its heads, token by token: rows of one length for unequal splits.
-    joint = torch.stack((query, key, value)).unflatten(2, (ranks, heads // ranks))
-    rows = joint.permute(2, 4, 0, 1, 3, 5).reshape(ranks * own, -1)
-    gathered = exchange(rows, [own] * ranks, sizes, group).view(sum(sizes), 3, batch, heads // ranks, width)
-    queries, keys, values = gathered.permute(1, 2, 3, 0, 4).unbind()
-    of_heads = scaled_dot_product_attention(queries, keys, values)
-    rows = of_heads.permute(2, 0, 1, 3).reshape(sum(sizes), -1)
-    returned = exchange(rows, sizes, [own] * ranks, group).view(ranks, own, batch, heads // ranks, width)
-    return returned.permute(2, 0, 3, 1, 4).flatten(1, 2)
-
-
-def _first_token_to_all(encoded: Tensor, *, group: dist.ProcessGroup) -> Tensor:
-    """The first token [b, h] of the first rank's [b, own tokens, h], on every rank."""
-    ranks, batch = group.size(), len(encoded)
-    if group.rank() == 0:
-        rows, sent = encoded[:, 0].repeat(ranks, 1), [batch] * ranks
-    else:
-        rows, sent = encoded[:0, 0], [0] * ranks
-    return exchange(rows, sent, [batch] + [0] * (ranks - 1), group)
-
-
-def _with_all_tokens(encoded: Tensor, *, every_image: bool, sizes: list[int], group: dist.ProcessGroup) -> Tensor:
-    """All tokens [b', tokens, h] of each rank's [b, own tokens, h]: of the rank's own part of the images, or of every
-    image on every rank."""
-    parts = [slice(0, len(encoded))] * group.size() if every_image else even_parts(len(encoded), group.size())
-    images = [part.stop - part.start for part in parts]
-    own, width = encoded.shape[1:]
-    rows = encoded.flatten(0, 1).repeat(group.size() if every_image else 1, 1)
-    received = [images[group.rank()] * size for size in sizes]
-    arrived = exchange(rows, [count * own for count in images], received, group).split(received)
-    return torch.cat([rows.view(-1, size, width) for rows, size in zip(arrived, sizes, strict=True)], dim=1)
-
-
-def exchange(rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
-    """`all_to_all_single` of rows with unequal splits; backward sends the gradient the way back.
-
-    Args:
-        rows: [sum(sent), ...].
-        sent: rows for each rank of the group, in order.
-        received: rows from each of them.
-        group: who exchanges.
-    """
-    exchanged: Tensor = _Exchange.apply(rows, sent, received, group)  # type: ignore[no-untyped-call]
-    return exchanged
-
-
-class _Exchange(torch.autograd.Function):
-    @staticmethod
-    def forward(context: Any, rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
-        context.sent, context.received, context.group = sent, received, group
-        return _exchanged(rows, sent, received, group)
-
-    @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return _exchanged(gradient, context.received, context.sent, context.group), None, None, None
-
-
-def _exchanged(rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
-    arrived = rows.new_empty((sum(received), *rows.shape[1:]))
-    dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=group)
-    return arrived
 
 
 def own_group(groups: Iterable[tuple[int, ...]]) -> dist.ProcessGroup:

@@ -79,10 +79,15 @@ def stage_plan(model: nn.Module, trial: Trial) -> StagePlan | None:
         if trial.train.precision == "bf16" and trial.train.device == "cpu":
             dtype = torch.bfloat16  # of autocast's norms there, and so of all that they are added to
 
+        at = layout.coordinates(dist.get_rank()).sequence
+
         def shapes(height: int, width: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
-            rows, columns = (swin_maps(swin._replace(image_size=n), segments=bool(heads)) for n in (height, width))
-            of_stages = (zip(rows[block], columns[block], strict=True) for block in behind)
-            return tuple(tuple((own, *other) for (own, _), other in of_stage) for of_stage in of_stages)
+            high, wide = (
+                swin_maps(swin._replace(image_size=n), layout.sequence, at, segments=bool(heads))
+                for n in (height, width)
+            )
+            of_stages = (zip(high[block], wide[block], strict=True) for block in behind)
+            return tuple(tuple((rows, *other[1:]) for (rows, *_), other in of_stage) for of_stage in of_stages)
 
         parts = _parts(trial, first, units, last)
         return StagePlan(parts, shapes, dtype, swin_through, tuple(chain(*units)), resizes=bool(heads))

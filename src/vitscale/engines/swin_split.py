@@ -1,4 +1,5 @@
-"""Swin V2's heads and MLPs over tensor ranks, and its modules in a row for stages.
+"""Swin V2's heads and MLPs over tensor ranks, its rows of tokens over sequence ranks, and its modules in a row for
+stages.
 
 Its classifier is transformers' own, whose attention reads how many heads there are, and the scale of each head's
 logits, from itself: both are cut with the heads, and the small network of position biases by what it gives each head.
@@ -6,15 +7,24 @@ logits, from itself: both are cut with the heads, and the small network of posit
 
 from __future__ import annotations
 
+import functools
+import weakref
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor import parallel as tp
 from typing_extensions import override
 
+from vitscale.engines.tokens import attend, sum_over, with_all_tokens
+from vitscale.errors import RequestError
+from vitscale.trial import model_counts
+from vitscale.trial.model_counts import SwinShape
 from vitscale.trial.model_spec import Task
 
 _SCALE = "logit_scale"
@@ -102,3 +112,153 @@ class _Heads(tp.ParallelStyle):
         module.register_forward_pre_hook(take_parts)
         module.register_forward_hook(leave_parts, always_call=True)
         return module
+
+
+def split_rows(model: nn.Module, shape: SwinShape, group: dist.ProcessGroup) -> None:
+    """Gives each rank of `group` some rows of every image's tokens, in order: as many as become whole rows of the last
+    stage's map (`model_counts.rows_of_ranks`), so that the patches that are merged lie on one rank.
+
+    Attention exchanges them as a vision transformer's tokens are (`tokens.attend`); between the exchanges each rank has
+    all windows of some heads. What images have in the mean goes to all ranks; where pixels are labelled the maps of
+    some images do.
+    """
+    whole: Any = model
+    rows = _Rows(shape, group)
+    backbone = whole.backbone if hasattr(model, "backbone") else whole.swinv2
+    backbone.embeddings.register_forward_pre_hook(rows.own_images)
+    for number, stage in enumerate(backbone.encoder.layers):
+        for block in stage.blocks:
+            # Nothing holds on to itself: what lies on other ranks of a pipeline would stay.
+            held = weakref.proxy(block)
+            block.forward = functools.partial(_through_block, held)
+            block.attention.self.forward = functools.partial(_attention, held, rows, number)
+    if hasattr(model, "backbone"):
+        backbone.every_image = False
+        backbone.register_forward_hook(rows.whole_maps)
+    else:
+        backbone.pooler.register_forward_hook(rows.mean_of_all)
+
+
+class _Rows:
+    """Which rows of each stage's map lie on which rank of a group."""
+
+    def __init__(self, shape: SwinShape, group: dist.ProcessGroup) -> None:
+        self.shape, self.group = shape, group
+        self.side = model_counts.stages(shape)[0].side
+        """Rows of the first stage's map, of the images at hand."""
+
+    def of_ranks(self, stage: int) -> list[int]:
+        """Of each rank."""
+        return model_counts.rows_of_ranks(self.side, stage, len(self.shape.depths), self.group.size())
+
+    def own_images(self, _: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The rows of pixels [b, c, h, W] of images [b, c, H, W] that make this rank's tokens.
+
+        Raises:
+            RequestError: images are of too few rows for all ranks to have some.
+        """
+        images, patch = inputs[0], self.shape.patch_size
+        self.side = -(-images.shape[2] // patch)
+        own, rank = self.of_ranks(0), self.group.rank()
+        if not own[-1]:
+            what = f"an image of {images.shape[2]} rows of pixels has too few for {len(own)} sequence ranks"
+            raise RequestError(what, next_step='Set data.evaluation = "sliding", or parallel.sequence smaller')
+        before = sum(own[:rank]) * patch
+        return images[:, :, before : before + own[rank] * patch], *inputs[1:]
+
+    def mean_of_all(self, _: nn.Module, __: tuple[Any, ...], own: Tensor) -> Tensor:
+        """The mean [b, h, 1] over the tokens of all ranks, of the mean over the own ones."""
+        rows = self.of_ranks(len(self.shape.depths) - 1)
+        return sum_over(own[..., 0] * (rows[self.group.rank()] / sum(rows)), self.group).unsqueeze(-1)
+
+    def whole_maps(self, backbone: Any, _: tuple[Any, ...], given: Any) -> Any:
+        """A backbone's outputs with whole maps [b', h, H, W] of the images that are labelled here."""
+        maps = []
+        for stage, own in enumerate(given.feature_maps):
+            sizes = [rows * own.shape[3] for rows in self.of_ranks(stage)]
+            tokens = own.flatten(2).transpose(1, 2)
+            whole = with_all_tokens(tokens, every_image=backbone.every_image, sizes=sizes, group=self.group)
+            maps.append(whole.transpose(1, 2).unflatten(2, (-1, own.shape[3])))
+        given.feature_maps = tuple(maps)
+        return given
+
+
+def _through_block(block: Any, hidden: Tensor, rows: tuple[int, int], output_attentions: bool = False) -> tuple[Tensor]:
+    """A `Swinv2Layer`'s forward of own tokens [b, rows x width, h]; `rows`: how many, and their width."""
+    del output_attentions
+    mixed = block.attention.output(block.attention.self(hidden, rows[1]), hidden)
+    hidden = hidden + block.layernorm_before(mixed)
+    return (hidden + block.layernorm_after(block.output(block.intermediate(hidden))),)
+
+
+def _attention(block: Any, rows: _Rows, stage: int, hidden: Tensor, width: int) -> Tensor:
+    """What a block's `Swinv2SelfAttention` makes of own tokens [b, own, h]: by heads of all tokens, in windows."""
+    heads = block.attention.self
+    sizes = [own * width for own in rows.of_ranks(stage)]
+    count = heads.num_attention_heads // rows.group.size()
+    own = slice(rows.group.rank() * count, (rows.group.rank() + 1) * count)
+    attention = functools.partial(_in_windows, block, own=own, width=width, dtype=hidden.dtype)
+    matrices = (heads.query, heads.key, heads.value)
+    projected = (matrix(hidden).unflatten(-1, (-1, heads.attention_head_size)).transpose(1, 2) for matrix in matrices)
+    return attend(*projected, attention=attention, sizes=sizes, group=rows.group).transpose(1, 2).flatten(2)
+
+
+def _in_windows(block: Any, joint: Tensor, *, own: slice, width: int, dtype: torch.dtype) -> Tensor:
+    """What some heads' queries, keys and values [3, b, heads, tokens, d] mix to in a block's windows [b, heads, tokens,
+    d], shifted and padded as transformers' `Swinv2Layer` has them.
+
+    Args:
+        block: a `Swinv2Layer`.
+        joint: of all tokens, row by row.
+        own: which of its heads.
+        width: tokens of a row.
+        dtype: of what the block takes, and so of its mask.
+    """
+    heads, side, shift = block.attention.self, block.window_size, block.shift_size
+    maps = joint.unflatten(3, (-1, width))
+    height = maps.shape[3]
+    for axis, missing in ((4, -width % side), (3, -height % side)):
+        if missing:
+            # What is padded before the matrices is their biases behind them.
+            biases = [heads.query.bias, torch.zeros_like(heads.query.bias), heads.value.bias]
+            parts = [bias.to_local() if isinstance(bias, DTensor) else bias for bias in biases]
+            padding = torch.stack(parts).unflatten(1, (-1, joint.shape[-1]))[:, None, own, None, None].to(maps.dtype)
+            shape = [*maps.shape[:axis], missing, *maps.shape[axis + 1 :]]
+            maps = torch.cat((maps, padding.expand(shape)), dim=axis)
+    if shift:
+        maps = maps.roll((-shift, -shift), dims=(3, 4))
+    _, batch, count, *padded, each = maps.shape
+    cut = maps.unflatten(4, (-1, side)).unflatten(3, (-1, side))
+    # One by one, so that one goes when it is not needed.
+    windows = [of.permute(0, 2, 4, 3, 5, 1, 6).reshape(-1, side**2, count * each) for of in cut.unbind()]
+    mixed = _of_heads(heads, own, windows, block.get_attn_mask(*padded, dtype=dtype, device=maps.device))
+    joined = mixed.view(batch, padded[0] // side, padded[1] // side, side, side, count, each).permute(
+        0, 5, 1, 3, 2, 4, 6
+    )
+    whole = joined.reshape(batch, count, *padded, each)
+    if shift:
+        whole = whole.roll((shift, shift), dims=(2, 3))
+    return whole[:, :, :height, :width].flatten(2, 3)
+
+
+def _of_heads(heads: Any, own: slice, windows: Sequence[Tensor], mask: Tensor | None) -> Tensor:
+    """transformers' attention in windows with some heads, [windows, tokens, h], of queries, keys and values of them,
+    which are there already, as large."""
+    biases = heads.continuous_position_bias_mlp
+    query, key, value = windows
+    some = SimpleNamespace(
+        query=lambda _: query,
+        key=lambda _: key,
+        value=lambda _: value,
+        num_attention_heads=own.stop - own.start,
+        attention_head_size=heads.attention_head_size,
+        all_head_size=query.shape[-1],
+        logit_scale=heads.logit_scale[own],
+        continuous_position_bias_mlp=lambda table: biases(table)[..., own],
+        relative_coords_table=heads.relative_coords_table,
+        relative_position_index=heads.relative_position_index,
+        window_size=heads.window_size,
+        dropout=heads.dropout,
+    )
+    mixed: Tensor = type(heads).forward(some, query, mask)[0]
+    return mixed

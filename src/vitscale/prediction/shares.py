@@ -12,8 +12,8 @@ from itertools import groupby
 from operator import ge
 from typing import NamedTuple
 
-from vitscale.trial.model_cost import ParameterShapes, recorded_shapes, stage_blocks
-from vitscale.trial.model_counts import Block
+from vitscale.trial.model_cost import ParameterShapes, recorded_shapes, stage_blocks, swin_shape
+from vitscale.trial.model_counts import Block, stages
 from vitscale.trial.parallel import NO_SPLIT, ParallelSpec
 from vitscale.trial.rank_batches import largest_micro_batch
 from vitscale.trial.trial import Trial
@@ -178,8 +178,9 @@ def shares(trial: Trial) -> tuple[Share, ...]:
 def compute_share(trial: Trial) -> float:
     """The largest share that a rank has of the products that an image takes, by arithmetic.
 
-    That is the largest stage's; with a head of segmentation, for the sequence rank with most images of the micro-batch.
-    It is 1 where no ranks share a model, or where only building the model could tell.
+    That is the largest stage's, for the sequence rank with most rows of a Swin's tokens; with a head of segmentation,
+    for the one with most images of the micro-batch. It is 1 where no ranks share a model, or where only building the
+    model could tell.
     """
     return max(_compute_shares(trial))
 
@@ -201,12 +202,15 @@ def _compute_shares(trial: Trial) -> list[float]:
     whole, parallel = recorded_shapes(trial.model), trial.parallel
     if whole is None or parallel.ranks_per_model == 1:
         return [1.0]
-    more = 0.0
+    more, of_tokens = 0.0, 1 / parallel.sequence
+    if swin := swin_shape(trial.model):
+        first = stages(swin, parallel.sequence)[0]
+        of_tokens = first.rows / first.side
     if trial.model.task == "segmentation":
         images = largest_micro_batch(trial.train)
         head = _macs(whole._replace(blocks=whole.blocks[-1:]))
-        more = head * (math.ceil(images / parallel.sequence) / images - 1 / parallel.sequence)
-    of_ranks = (_macs(share.shapes(whole)) / parallel.sequence + share.last * more for share in shares(trial))
+        more = head * (math.ceil(images / parallel.sequence) / images - of_tokens)
+    of_ranks = (_macs(share.shapes(whole)) * of_tokens + share.last * more for share in shares(trial))
     return [own / _macs(whole) for own in of_ranks]
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, get_args
 from vitscale.errors import RequestError, shown
 from vitscale.present.units import counted
 from vitscale.trial.engines import ENGINES, of_engine
-from vitscale.trial.model_cost import most_stages, recorded_shapes
+from vitscale.trial.model_cost import most_stages, recorded_shapes, swin_shape
+from vitscale.trial.model_counts import stages
 from vitscale.trial.model_spec import ModelSpec, read_config
 from vitscale.trial.parallel import Axis, ParallelSpec
 from vitscale.trial.rank_batches import micro_batches
@@ -162,20 +163,25 @@ def _check_shape(parallel: ParallelSpec, model: ModelSpec) -> None:
     if model.name is None or model.heads is None:
         named = [(key, value) for key in ("name", "hf", "factory") if (value := getattr(model, key)) is not None]
         what = f"model.{named[0][0]} = {shown(named[0][1])}" if named else "a model of train.script's own"
-        own = "vit-ti16, vit-s16, vit-b16 and their like, of any shape"
-        swin = "swinv2-t and its like with parallel.tensor and parallel.pipeline"
+        vits, swins = "vit-ti16, vit-s16, vit-b16 and their like, of any shape", "swinv2-t and its like"
         raise RequestError(
             f"{what}{' with model.task = ' * segments}{shown('segmentation') * segments} cannot be split: "
             f"{_product(parallel)} is known to train the same for vitscale's own models",
-            valid=[own, swin, *(() if segments else ("a factory that says how it is split",))],
+            valid=[vits, swins, *(() if segments else ("a factory that says how it is split",))],
             next_step="Use one of these, or leave [parallel] out",
         )
-    if model.depths is not None and (parallel.sequence > 1 or parallel.shard_norms):
-        what = f"{_product(parallel)}{' with shard_norms' * parallel.shard_norms} cannot be trained of {model.name}"
+    swin = swin_shape(model)
+    if swin is not None and parallel.shard_norms:
         raise RequestError(
-            f"{what}: windows join tokens of several ranks",
-            valid=["parallel.tensor and parallel.pipeline, sequence = 1, shard_norms = false"],
-            next_step="Use one of these, or a vision transformer",
+            f"{_product(parallel)} with shard_norms cannot be trained of {model.name}: windows join tokens of several "
+            "ranks",
+            valid=["shard_norms = false; parallel.sequence shares tokens, of norms too"],
+            next_step="Use that, or a vision transformer",
+        )
+    if swin is not None and segments and parallel.sequence > 1 and parallel.pipeline > 1:
+        what = f"{_product(parallel)} do not go together for {model.name} with model.task = 'segmentation'"
+        raise RequestError(
+            f"{what}: maps of all stages would be exchanged before its heads", next_step="Set one of them to 1"
         )
     ranks = parallel.tensor * parallel.sequence
     if model.heads % ranks:
@@ -189,10 +195,17 @@ def _check_shape(parallel: ParallelSpec, model: ModelSpec) -> None:
     if model.mlp_size is not None and model.mlp_size % parallel.tensor:
         what = f"parallel.tensor = {parallel.tensor} does not divide model.mlp_size = {model.mlp_size}"
         raise RequestError(what, next_step="Set another mlp_size, or tensor to a divisor of it")
-    tokens = (model.image_size // (model.patch_size or 1)) ** 2 + 1
-    if tokens < parallel.sequence * (parallel.tensor if parallel.shard_norms else 1):
-        what = f"images of {model.image_size} pixels are {tokens} tokens, too few to share by {_product(parallel)}"
-        raise RequestError(what, next_step="Use a larger model.image_size, or split the tokens less")
+    if swin is not None:
+        parts, of_them = stages(swin)[-1].side, f"rows of tokens in {model.name}'s last stage"
+    else:
+        parts, of_them = (model.image_size // (model.patch_size or 1)) ** 2 + 1, "tokens"
+    ranks = parallel.sequence * (parallel.tensor if parallel.shard_norms else 1)
+    if parts < ranks:
+        raise RequestError(
+            f"images of {model.image_size} pixels are {parts} {of_them}, too few to share by {_product(parallel)}",
+            valid=[f"up to {counted(parts, 'rank')} for each image"],
+            next_step="Use a larger model.image_size, or split the tokens less",
+        )
 
 
 def _axes(parallel: ParallelSpec) -> list[Axis]:

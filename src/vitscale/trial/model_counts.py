@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
+from vitscale.trial.parallel import even_parts
+
 BIAS_WIDTH = 512
 """Hidden width of the small network that makes a window's position biases."""
 
@@ -122,6 +124,20 @@ class Stage(NamedTuple):
     """Tokens along an image's side."""
     window: int
     """Tokens along a window's side; 0 where the image is too small for this stage."""
+    rows: int
+    """Rows of tokens that one rank has: all, unless sequence ranks share them."""
+    ranks: int
+    """Sequence ranks that share them; in attention each has all tokens of as large a part of the heads."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one image that one rank has."""
+        return self.rows * self.side
+
+    @property
+    def merged(self) -> int:
+        """Tokens that these become where the stage is merged."""
+        return (self.rows + 1) // 2 * ((self.side + 1) // 2)
 
     @property
     def padded(self) -> int:
@@ -134,15 +150,33 @@ class Stage(NamedTuple):
         return (2 * self.window - 1) ** 2
 
 
-def stages(shape: SwinShape) -> list[Stage]:
-    """The stages of a Swin. Sides are rounded up; a window is no larger than the side rounded down."""
-    side, nominal = -(-shape.image_size // shape.patch_size), shape.image_size // shape.patch_size
+def stages(shape: SwinShape, ranks: int = 1, rank: int = 0) -> list[Stage]:
+    """The stages of a Swin on one of `ranks` sequence ranks. Sides are rounded up; a window is no larger than the side
+    rounded down."""
+    first = -(-shape.image_size // shape.patch_size)
+    side, nominal = first, shape.image_size // shape.patch_size
     built = []
     for number, depth in enumerate(shape.depths):
         window = min(nominal >> number, shape.window_size)
-        built.append(Stage(shape.hidden_size << number, shape.heads << number, depth, side, window))
+        rows = rows_of_ranks(first, number, len(shape.depths), ranks)[rank]
+        built.append(Stage(shape.hidden_size << number, shape.heads << number, depth, side, window, rows, ranks))
         side = (side + 1) // 2
     return built
+
+
+def rows_of_ranks(side: int, stage: int, count: int, ranks: int) -> list[int]:
+    """Rows of a stage's map on each of `ranks` sequence ranks. They become whole rows of the last stage's map, of which
+    the first ranks have one more where they do not divide.
+
+    Args:
+        side: rows of the first stage's map.
+        stage: counted from 0.
+        count: of stages.
+        ranks: that share the map.
+    """
+    each, rows = 2 ** (count - 1 - stage), -(-side >> stage)
+    parts = even_parts(-(-rows // each), ranks)
+    return [min(part.stop * each, rows) - min(part.start * each, rows) for part in parts]
 
 
 def swin(shape: SwinShape) -> list[Block]:
@@ -170,11 +204,13 @@ def swin_units(shape: SwinShape) -> list[tuple[Block, ...]]:
     return units
 
 
-def swin_maps(shape: SwinShape, *, segments: bool = False) -> list[tuple[tuple[int, int], ...]]:
-    """(side, width) of the maps that leave each of `swin_units` for one image: hidden states, and with `segments`, for
-    UperNet's heads, the outputs of all stages merged so far."""
-    built = stages(shape)
-    sizes = [(s.side, s.width) for s in built]
+def swin_maps(
+    shape: SwinShape, ranks: int = 1, rank: int = 0, *, segments: bool = False
+) -> list[tuple[tuple[int, int, int], ...]]:
+    """(rows, side, width) of the maps that leave each of `swin_units` for one image on one of `ranks` sequence ranks:
+    hidden states, and with `segments`, for UperNet's heads, the outputs of all stages merged so far."""
+    built = stages(shape, ranks, rank)
+    sizes = [(s.rows, s.side, s.width) for s in built]
     following = [*sizes[1:], sizes[-1]]
     return [
         (hidden, *sizes[: number + (hidden is not sizes[number])] * segments)
@@ -238,24 +274,26 @@ def block_kept_bytes(s: Stage, precision: str, ranks: int = 1) -> int:
     Elements per padded token and width: the windows (1); cut by heads, q, k and v, normalised q and k, and attention's
     output (6). Elements per token and width: inputs of the norms and of the MLP's first layer (3); cut by the MLP's
     width, inputs of GELU and of the second layer (8).
+    On sequence ranks inputs of q, k and v and attention's output are of the own tokens, without padding.
     """
     element, padded_heads, scores, token = _KEPT[precision]
-    of_heads = (padded_heads + scores * s.window**2) * (s.heads // ranks)
+    of_heads = (padded_heads + scores * s.window**2) * (s.heads // (ranks * s.ranks))
     own = s.width // ranks
-    of_padded = element * (s.width + 6 * own) + of_heads
-    return s.padded * of_padded + s.side**2 * (element * (3 * s.width + 8 * own) + token)
+    whole, by_heads = (s.width, 6 * own) if s.ranks == 1 else (0, 5 * own // s.ranks)
+    of_tokens = 3 * s.width + 8 * own + (s.width + own if s.ranks > 1 else 0)
+    return s.padded * (element * (whole + by_heads) + of_heads) + s.tokens * (element * of_tokens + token)
 
 
 def merge_kept_bytes(s: Stage, precision: str) -> int:
     """Bytes kept by the merging after a stage: inputs of its product and of its norm, and the norm's statistics."""
     element, statistics = (4 if precision == "fp32" else 2), _KEPT[precision][-1] // 4
-    return int(((s.side + 1) // 2) ** 2 * (element * (4 + 2) * s.width + 2 * statistics))
+    return int(s.merged * (element * (4 + 2) * s.width + 2 * statistics))
 
 
 def bias_kept(s: Stage, ranks: int = 1) -> int:
     """Elements that a block's position biases keep, whatever the number of images: those of the small network, and the
     sigmoid for the heads of one of `ranks` tensor ranks."""
-    return s.positions * BIAS_WIDTH + s.heads // ranks * s.window**4
+    return s.positions * BIAS_WIDTH + s.heads // (ranks * s.ranks) * s.window**4
 
 
 class DecoderShape(NamedTuple):

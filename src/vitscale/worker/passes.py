@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from vitscale.datasets.scenes import Scenes, sliding
 from vitscale.engines import Engine
 from vitscale.errors import RequestError
 from vitscale.models.batch_norm import average_statistics, norms_of
-from vitscale.models.named import AuxiliaryLogits, Pyramid
+from vitscale.models.named import AuxiliaryLogits
 from vitscale.probes.steps import Phase, no_phase
 from vitscale.sources import Dataset, Split
 from vitscale.trial.parallel import even_parts
@@ -202,12 +202,12 @@ class Passes:
         """Of held-out images, as the trial evaluates them."""
         if not self._slides:
             return self.engine.evaluate(images)
-        pyramids = [module for module in self.engine.module.modules() if isinstance(module, Pyramid)]
-        for pyramid in pyramids:  # each rank joins the windows of a whole image
-            pyramid.every_image = True
+        heads: list[Any] = [module for module in self.engine.module.modules() if hasattr(module, "every_image")]
+        for head in heads:  # each rank joins the windows of a whole image
+            head.every_image = True
         logits = sliding(self.engine.evaluate, images, self.trial.model.image_size)
-        for pyramid in pyramids:
-            pyramid.every_image = False
+        for head in heads:
+            head.every_image = False
         return logits
 
     @property

@@ -65,7 +65,7 @@ def pieces(spec: ModelSpec, train: TrainSpec, share: Share = WHOLE) -> Pieces:
 
 def own_blocks(swin: SwinShape, share: Share) -> list[Stage]:
     """The stage of Swin of each block that a rank has."""
-    every = [stage for stage in model_counts.stages(swin) for _ in range(stage.depth)]
+    every = [stage for stage in model_counts.stages(swin, share.parallel.sequence) for _ in range(stage.depth)]
     return [every[block] for chunk in share.chunks for block in chunk] if share.chunks else every
 
 
@@ -75,7 +75,7 @@ def of_parts(trial: Trial, stage: Share, model: Pieces) -> StageBytes:
     images = largest_micro_batch(train)
     sizes: list[list[int]] = []
     if swin is not None:
-        sizes = [[n * images * _narrow(train) for n in of_unit] for of_unit in _going_on(trial.model, swin)]
+        sizes = [[n * images * _narrow(train) for n in of_unit] for of_unit in _going_on(trial.model, swin, stage)]
     elif vit is not None:
         tokens = math.ceil(vit.tokens / stage.parallel.sequence)
         sizes = [[images * tokens * vit.hidden * weight_bytes(train)]] * vit.layers
@@ -88,10 +88,10 @@ def of_parts(trial: Trial, stage: Share, model: Pieces) -> StageBytes:
     return StageBytes(kept, sum(taken), sum(given) - passed_on, passed_on)
 
 
-def _going_on(spec: ModelSpec, swin: SwinShape) -> list[list[int]]:
+def _going_on(spec: ModelSpec, swin: SwinShape, share: Share) -> list[list[int]]:
     """Elements of each tensor that goes on behind each of a Swin's blocks, of an image."""
-    maps = model_counts.swin_maps(swin, segments=spec.task == "segmentation")
-    return [[side**2 * width for side, width in of_unit] for of_unit in maps]
+    maps = model_counts.swin_maps(swin, share.parallel.sequence, segments=spec.task == "segmentation")
+    return [[math.prod(sizes) for sizes in of_unit] for of_unit in maps]
 
 
 def _of_received(
@@ -118,16 +118,17 @@ def _swin(spec: ModelSpec, shape: SwinShape, train: TrainSpec, narrow: int, shar
 
     Python holds the embedded patches until the last stage's forward is over, and what a stage gave before it was merged
     until that of the next one is. Maps that a decoder took wait with their gradients. A stage whose activations are
-    computed again keeps what it takes alone: checkpointing takes a stage for a block.
+    computed again keeps what it takes alone: checkpointing takes a stage for a block. On sequence ranks the first block
+    keeps the embedded patches itself.
     """
     images, segments = largest_micro_batch(train), spec.task == "segmentation"
-    stages = model_counts.stages(shape)
-    embedded = images * narrow * shape.hidden_size * stages[0].side ** 2
+    stages = model_counts.stages(shape, share.parallel.sequence)
+    embedded = images * narrow * shape.hidden_size * stages[0].tokens if share.parallel.sequence == 1 else 0
     blocks = model_counts.swin(shape)[1:]
-    yield _embedding(shape, train, images, narrow)
+    yield _embedding(shape, train, images, narrow, share)
     waiting = unmerged = 0
     for number, stage in enumerate(stages, 1):
-        stream = images * narrow * stage.width * stage.side**2
+        stream = images * narrow * stage.width * stage.tokens
         parts = [_block(stage, n, images, narrow, train, share, waiting) for n in range(stage.depth)]
         if stage is not stages[-1]:
             parts.append(_merge(stage, images, narrow, train, waiting))
@@ -146,16 +147,17 @@ def _swin_in_stages(spec: ModelSpec, shape: SwinShape, train: TrainSpec, narrow:
     """What one stage of a pipeline has; each block and each merging is wrapped by itself. A stage lets go of what one
     of its modules took as soon as that has given something."""
     images, segments = largest_micro_batch(train), spec.task == "segmentation"
-    stages = model_counts.stages(shape)
+    stages = model_counts.stages(shape, share.parallel.sequence)
     every = [(stage, number) for stage in stages for number in range(stage.depth)]
     (blocks,) = share.chunks
     units: list[tuple[Part, int, int]] = []  # with its blocks, one or none, and bytes that it takes
     # Gradients of maps that were received wait: of a head here, or as they came. Maps that are made here stay.
-    received = [] if share.first else [images * narrow * size for size in _going_on(spec, shape)[blocks.start - 1]]
+    going_on = _going_on(spec, shape, share)
+    received = [] if share.first else [images * narrow * size for size in going_on[blocks.start - 1]]
     waiting, made = sum(received[1:]), 0
     for stage, number in (every[block] for block in blocks):
         own = _block(stage, number, images, narrow, train, share, waiting)
-        taken = images * narrow * stage.width * stage.side**2
+        taken = images * narrow * stage.width * stage.tokens
         units.append((own._replace(forward=tuple(held - taken + made for held in own.forward)), 1, taken))
         if number == stage.depth - 1 and stage is not stages[-1]:
             units.append((_merge(stage, images, narrow, train, waiting), 0, taken))
@@ -164,7 +166,7 @@ def _swin_in_stages(spec: ModelSpec, shape: SwinShape, train: TrainSpec, narrow:
     if not share.last:
         # What is passed on to the last one lies in the schedule's buffer until its attention.
         last, of_block, taken = units[-1]
-        handed_on = images * narrow * _going_on(spec, shape)[blocks.stop - 1][0]
+        handed_on = images * narrow * going_on[blocks.stop - 1][0]
         behind = len(last.backward) - 2 * of_block
         passed = (own - handed_on * (index < behind) for index, own in enumerate(last.backward))
         units[-1] = last._replace(backward=tuple(passed)), of_block, taken
@@ -175,7 +177,7 @@ def _swin_in_stages(spec: ModelSpec, shape: SwinShape, train: TrainSpec, narrow:
         if units and not share.first:  # what the first one takes lies in the schedule's buffer, too
             units[0] = units[0][0]._replace(kept=0), *units[0][1:]
     if share.first:
-        yield _embedding(shape, train, images, narrow)
+        yield _embedding(shape, train, images, narrow, share)
     for number, (unit, _, _) in enumerate(units, 1):
         yield unit._replace(block=number)
     if share.last and not segments:
@@ -187,22 +189,21 @@ def _statistics(train: TrainSpec) -> int:
     return 4 if train.precision == "bf16-params" else 8
 
 
-def _embedding(shape: SwinShape, train: TrainSpec, images: int, narrow: int) -> Part:
-    tokens = images * model_counts.stages(shape)[0].side ** 2
+def _embedding(shape: SwinShape, train: TrainSpec, images: int, narrow: int, share: Share) -> Part:
+    tokens = images * model_counts.stages(shape, share.parallel.sequence)[0].tokens
     embedded = tokens * narrow * shape.hidden_size
     return Part(embedded + _statistics(train) * tokens, (0,), (embedded,), model_counts.swin(shape)[0].modules)
 
 
 def _merge(stage: Stage, images: int, narrow: int, train: TrainSpec, waiting: int) -> Part:
-    merged = images * ((stage.side + 1) // 2) ** 2
     kept = images * model_counts.merge_kept_bytes(stage, train.precision)
-    passed = narrow * merged * 6 * stage.width
+    passed = narrow * images * stage.merged * 6 * stage.width
     return Part(kept, (0,), (passed + waiting,), model_counts.swin_merge(stage))
 
 
 def _head(last: Stage, classes: int, images: int, narrow: int, train: TrainSpec, share: Share) -> Part:
     of_token = narrow * last.width + _statistics(train)
-    kept = images * last.side**2 * of_token + images * (narrow * last.width + 8 * classes)
+    kept = images * last.tokens * of_token + images * (narrow * last.width + 8 * classes)
     classifier = model_counts.linear(last.width, classes, 1, "outputs").part(share.parallel.tensor)
     return Part(kept, modules=(model_counts.norm(last.width), classifier), block=-1)
 
@@ -213,17 +214,20 @@ def _block(stage: Stage, number: int, images: int, narrow: int, train: TrainSpec
     over all scores (of narrow ones on a CPU in fp32); or in the network of its position biases, whose in-place ReLU
     takes four more of what it keeps. At the end of forward Python holds what its stage takes, what it takes itself,
     what its last norm gives and what it gives; what windows were joined from; and where they are padded or shifted (in
-    odd blocks) what they were cut from, and what was joined before it is shifted back.
+    odd blocks) what they were cut from, and what was joined before it is shifted back; of sequence ranks what the last
+    norm gives and what it gives itself.
     """
     ranks, odd = share.parallel.tensor, number % 2 > 0
-    stream = images * narrow * stage.width * stage.side**2
+    stream = images * narrow * stage.width * stage.tokens
     own = stream // ranks
     of_biases = narrow * model_counts.bias_kept(stage, ranks)
     of_network = narrow * stage.positions * model_counts.BIAS_WIDTH
     kept = images * model_counts.block_kept_bytes(stage, train.precision, ranks) + of_biases
-    scores = images * narrow * stage.padded * stage.window**2 * stage.heads // ranks
+    scores = images * narrow * stage.padded * stage.window**2 * stage.heads // (ranks * stage.ranks)
     summed = 3 if narrow == 2 and train.device == "cpu" else 2
     behind = stream + 8 * own  # 3 and 8 kept, and two gradients passed on
+    if stage.ranks > 1:  # and what attention gave, of which one gradient is by heads
+        behind += stream + own - images * narrow * stage.padded * stage.width // (ranks * stage.ranks)
     widest: tuple[int, ...] = (stream + 4 * own, summed * scores - behind, 5 * of_network - of_biases - behind)
     if narrow == 2 and train.device == "cpu" and products_of_16_bits() == "widened":
         # As in `activations`: what the second layer passes on is summed in fp32 before there is a gradient of its
@@ -234,6 +238,8 @@ def _block(stage: Stage, number: int, images: int, narrow: int, train: TrainSpec
     modules = tuple(module.part(ranks) for module in model_counts.swin_block(stage).in_forward)
     several = stage.side > stage.window
     held = 4 * stream + padded * (3 if several and (odd or padded > stream) else several)
+    if stage.ranks > 1:
+        held = 2 * stream
     return Part(kept, (held,), tuple(waiting + own for own in widest), modules)
 
 

@@ -14,12 +14,13 @@ from vitscale.prediction.shares import Share
 from vitscale.prediction.step.messages import Group, Message, Phase
 from vitscale.trial import model_counts
 from vitscale.trial.model_cost import VitShape, swin_shape, vit_shape
-from vitscale.trial.model_counts import SwinShape
+from vitscale.trial.model_counts import Stage, SwinShape
 from vitscale.trial.rank_batches import largest_micro_batch
 from vitscale.trial.trial import TrainSpec, Trial
 
 _NORM_BYTES = 8
 """A squared norm, in float64."""
+_BOTH: tuple[Phase, Phase] = ("forward", "backward")
 
 
 def exchanges(trial: Trial, share: Share) -> tuple[Message, ...]:
@@ -68,31 +69,64 @@ def _made(train: TrainSpec) -> _Made:
 def _of_swin(trial: Trial, swin: SwinShape, share: Share) -> Iterator[Message]:
     """Messages of a rank of a Swin.
 
-    Tensor ranks send attention's tokens in whole windows, and the gradient of what each block's position biases are
-    made of, which is as large for any number of images. Stages hand on a map whose size changes with each merging;
-    below a head of UperNet all maps that were merged go on beside it.
+    Stages hand on a map whose size changes with each merging; below a head of UperNet all maps that were merged go on
+    beside it. What tensor and sequence ranks send around attention: see below. At the end sequence ranks exchange what
+    their tokens have in the mean; where pixels are labelled, the map of every stage.
     """
-    images, weights, products = made = _made(trial.train)
+    made = _made(trial.train)
     # On a CPU autocast's norms give 16 bits too.
-    passed = products if trial.train.device == "cpu" else weights
-    of_blocks = [stage for stage in model_counts.stages(swin) for _ in range(stage.depth)]
-    handed_on = model_counts.swin_maps(swin, segments=trial.model.task == "segmentation")
-    yield from _of_stages(made, share, [[images * s**2 * width * passed for s, width in maps] for maps in handed_on])
-    if trial.parallel.tensor == 1:
-        return
-    own = Counter([of_blocks[block] for chunk in share.chunks for block in chunk] if share.chunks else of_blocks)
+    passed = made.products if trial.train.device == "cpu" else made.weights
+    segments, ranks = trial.model.task == "segmentation", trial.parallel.sequence
+    handed_on = model_counts.swin_maps(swin, ranks, segments=segments)
+    sizes = [[made.images * rows * side * width * passed for rows, side, width in maps] for maps in handed_on]
+    yield from _of_stages(made, share, sizes)
+    stages = model_counts.stages(swin, ranks)
+    every = [stage for stage in stages for _ in range(stage.depth)]
+    own = Counter([every[block] for chunk in share.chunks for block in chunk] if share.chunks else every)
+    if trial.parallel.tensor > 1:
+        yield from _of_swins_heads(trial, made, passed, own)
+        if share.last and not segments:
+            yield made.message("all_gather", made.images * (trial.model.num_classes or 0) * made.products, 1, "forward")
+            yield made.message("all_reduce", made.images * stages[-1].width * passed, 1, "backward")
+    if ranks > 1:
+        for stage, blocks in own.items():
+            yield from _around_attention(made, trial, made.images * stage.tokens * stage.width, blocks)
+        labelled = math.ceil(made.images / ranks)
+        to_heads = [max(made.images * stage.tokens, labelled * stage.side**2) * stage.width for stage in stages]
+        for size in (to_heads if segments else [ranks * made.images * stages[-1].width]) * share.last:
+            for phase in _BOTH:
+                yield made.message("all_to_all", size * passed, 1, phase, "sequence")
+
+
+def _of_swins_heads(trial: Trial, made: _Made, passed: int, own: Counter[Stage]) -> Iterator[Message]:
+    """What tensor ranks send for a Swin's blocks: attention's tokens, in whole windows where a rank has all of an
+    image, and the gradient of what each block's position biases are made of, as large for any number of images.
+
+    Args:
+        trial: of which model.
+        made: its messages.
+        passed: bytes of an element of what blocks hand on.
+        own: a rank's blocks, by their stage.
+    """
     for stage, blocks in own.items():
-        for tokens in (stage.padded, stage.side**2):
-            row = images * tokens * stage.width
-            yield made.message("all_reduce", row * products, blocks, "forward")
+        for tokens in (stage.padded if trial.parallel.sequence == 1 else stage.tokens, stage.tokens):
+            row = made.images * tokens * stage.width
+            yield made.message("all_reduce", row * made.products, blocks, "forward")
             yield made.message("all_reduce", row * passed, blocks, "backward")
             if trial.train.activation_checkpointing:
-                yield made.message("all_reduce", row * products, blocks, "backward")
-        of_biases = stage.positions * model_counts.BIAS_WIDTH * products
+                yield made.message("all_reduce", row * made.products, blocks, "backward")
+        of_biases = stage.positions * model_counts.BIAS_WIDTH * made.products
         yield Message("all_reduce", of_biases, blocks, "backward", None, True, group="tensor")
-    if share.last and trial.model.task == "classification":
-        yield made.message("all_gather", images * (trial.model.num_classes or 0) * products, 1, "forward")
-        yield made.message("all_reduce", images * of_blocks[-1].width * passed, 1, "backward")
+
+
+def _around_attention(made: _Made, trial: Trial, row: int, blocks: int) -> Iterator[Message]:
+    """What sequence ranks send around attention: queries, keys and values, of `row` elements each, to heads, and what
+    they mix to back."""
+    for phase in _BOTH:
+        calls = blocks * (1 + (trial.train.activation_checkpointing if phase == "backward" else 0))
+        for tensors in (3, 1):
+            size = tensors * row * made.products // trial.parallel.tensor
+            yield made.message("all_to_all", size, calls, phase, "sequence")
 
 
 def _of_stages(made: _Made, share: Share, given: Sequence[Sequence[float]]) -> Iterator[Message]:
@@ -113,14 +147,13 @@ def _of_vit(trial: Trial, vit: VitShape, share: Share) -> Iterator[Message]:
     again = blocks * trial.train.activation_checkpointing
     tokens = math.ceil(vit.tokens / parallel.sequence)
     row, segments = images * vit.hidden, trial.model.task == "segmentation"
-    both: tuple[Phase, Phase] = ("forward", "backward")
 
     if parallel.tensor > 1:
         # Autocast's products leave in 16 bits; their inputs' gradients are added up in the input's own dtype.
         each = {"forward": products, "backward": weights}
         # Where tokens do not divide, DTensor pads its shards to equal ones.
         padded = math.ceil(tokens / parallel.tensor) * parallel.tensor if parallel.shard_norms else tokens
-        for phase in both:
+        for phase in _BOTH:
             size, calls = row * padded * each[phase], 2 * blocks
             if not parallel.shard_norms:
                 yield message("all_reduce", size, calls, phase, "tensor")
@@ -140,13 +173,10 @@ def _of_vit(trial: Trial, vit: VitShape, share: Share) -> Iterator[Message]:
             yield message("all_gather", images * vit.classes * products, 1, "forward", "tensor")
             yield message("all_reduce", row * weights, 1, "backward", "tensor")
     if parallel.sequence > 1:
+        yield from _around_attention(made, trial, row * tokens, blocks)
         # All tokens of some images, or the class token of all, for the rank that sends or takes most.
         of_images = max(row * tokens, math.ceil(images / parallel.sequence) * vit.tokens * vit.hidden)
         to_head = of_images if segments else parallel.sequence * row
-        for phase in both:
-            calls = blocks + (again if phase == "backward" else 0)
-            yield message("all_to_all", 3 * row * tokens * products // parallel.tensor, calls, phase, "sequence")
-            yield message("all_to_all", row * tokens * products // parallel.tensor, calls, phase, "sequence")
-            if share.last:
-                yield message("all_to_all", to_head * weights, 1, phase, "sequence")
+        for phase in _BOTH if share.last else ():
+            yield message("all_to_all", to_head * weights, 1, phase, "sequence")
     yield from _of_stages(made, share, [[row * tokens * weights]] * vit.layers)

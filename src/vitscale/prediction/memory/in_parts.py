@@ -214,8 +214,9 @@ def _block(stage: Stage, number: int, images: int, narrow: int, train: TrainSpec
     over all scores (of narrow ones on a CPU in fp32); or in the network of its position biases, whose in-place ReLU
     takes four more of what it keeps. At the end of forward Python holds what its stage takes, what it takes itself,
     what its last norm gives and what it gives; what windows were joined from; and where they are padded or shifted (in
-    odd blocks) what they were cut from, and what was joined before it is shifted back; of sequence ranks what the last
-    norm gives and what it gives itself.
+    odd blocks) what they were cut from, and what was joined before it is shifted back. On sequence ranks only what the
+    last norm gives and what it gives itself; or, in attention, a third time its scores, and what is by heads: what was
+    exchanged (3), shifted or padded (3), cut into windows as values, and what it gives, in two orders.
     """
     ranks, odd = share.parallel.tensor, number % 2 > 0
     stream = images * narrow * stage.width * stage.tokens
@@ -226,8 +227,9 @@ def _block(stage: Stage, number: int, images: int, narrow: int, train: TrainSpec
     scores = images * narrow * stage.padded * stage.window**2 * stage.heads // (ranks * stage.ranks)
     summed = 3 if narrow == 2 and train.device == "cpu" else 2
     behind = stream + 8 * own  # 3 and 8 kept, and two gradients passed on
+    by_heads = images * narrow * stage.padded * stage.width // (ranks * stage.ranks)
     if stage.ranks > 1:  # and what attention gave, of which one gradient is by heads
-        behind += stream + own - images * narrow * stage.padded * stage.width // (ranks * stage.ranks)
+        behind += stream + own - by_heads
     widest: tuple[int, ...] = (stream + 4 * own, summed * scores - behind, 5 * of_network - of_biases - behind)
     if narrow == 2 and train.device == "cpu" and products_of_16_bits() == "widened":
         # As in `activations`: what the second layer passes on is summed in fp32 before there is a gradient of its
@@ -237,10 +239,11 @@ def _block(stage: Stage, number: int, images: int, narrow: int, train: TrainSpec
     padded = images * narrow * stage.width * stage.padded
     modules = tuple(module.part(ranks) for module in model_counts.swin_block(stage).in_forward)
     several = stage.side > stage.window
-    held = 4 * stream + padded * (3 if several and (odd or padded > stream) else several)
+    moved = several and (odd or stage.padded > stage.side**2)
+    held: tuple[int, ...] = (4 * stream + padded * (3 if moved else several),)
     if stage.ranks > 1:
-        held = 2 * stream
-    return Part(kept, (held,), tuple(waiting + own for own in widest), modules)
+        held = (2 * stream, scores + by_heads * (9 if moved else 6) - 3 * stream - 9 * own)
+    return Part(kept, held, tuple(waiting + own for own in widest), modules)
 
 
 def _computed_again(parts: list[Part], depth: int, taken: int, waiting: int) -> Part:

@@ -11,17 +11,19 @@ import numpy as np
 import pytest
 
 from evidence_factory import MEASURED, make_evidence, make_point, make_trial
+from vitscale.analysis.time.breakdown import Breakdown, RankParts
 from vitscale.errors import RequestError
 from vitscale.prediction.configurations import Candidate
-from vitscale.prediction.evidence import Point
+from vitscale.prediction.evidence import Point, _parts
 from vitscale.prediction.fitting import fit
 from vitscale.prediction.memory.forecast import forecast, forecast_bytes, peak_bytes_of_many, unavailable
 from vitscale.prediction.predicting import Question, predict
-from vitscale.prediction.shares import Share, compute_share, filling, shares
+from vitscale.prediction.shares import Share, compute_share, filling, shares, slowest_ranks
 from vitscale.prediction.step.messages import messages
 from vitscale.prediction.step.model import StepModel, Worlds
 from vitscale.prediction.variants import variant
 from vitscale.prediction.workloads import evaluate_all
+from vitscale.store.records import PARTS
 from vitscale.trial.model_cost import forward_flops, parameter_shapes
 from vitscale.trial.model_spec import ModelSpec, resolve
 from vitscale.trial.parallel import NO_SPLIT, ParallelSpec, RankLayout
@@ -107,6 +109,21 @@ def test_ranks_wait_for_what_the_others_compute_while_the_pipeline_fills() -> No
         assert filling(alike) == pytest.approx(of_stages, rel=0.01)
     unknown = trial.model_copy(update={"model": trial.model.model_copy(update={"name": None, "factory": "mine:build"})})
     assert filling(unknown.model_copy(update={"parallel": ParallelSpec(pipeline=4)})) == 3.0
+
+
+def test_the_step_of_unlike_stages_is_that_of_the_rank_that_computes_most() -> None:
+    """Of two hosts with four ranks each the second has the heads; the others stand in the bubble for longer."""
+    trial = make_trial(8, model=SEGMENTING, engine="ddp", grad_accum=4, parallel=ParallelSpec(pipeline=2))
+    assert slowest_ranks(trial) == [4, 5, 6, 7]
+    assert slowest_ranks(trial.model_copy(update={"parallel": ParallelSpec(tensor=2)})) == list(range(8))
+    ranks = [
+        RankParts(rank, 10.0, dict.fromkeys(PARTS, 0.0) | {"bubble": 3.0 if rank > 3 else 6.0, "backward": 2.0}, 0.0)
+        for rank in range(8)
+    ]
+    for order in (ranks, ranks[::-1]):
+        parts = _parts(Breakdown(tuple(order), 1, {}, None, None), trial)
+        assert parts is not None
+        assert parts.compute == pytest.approx(7.0)
 
 
 def test_a_rank_multiplies_its_share() -> None:

@@ -17,6 +17,7 @@ from vitscale.analysis.trials import TrialResult
 from vitscale.errors import RequestError, shown
 from vitscale.prediction.network.checked import network_of
 from vitscale.prediction.network.links import Network, declared_link
+from vitscale.prediction.shares import slowest_ranks
 from vitscale.prediction.step.messages import messages
 from vitscale.store import checks
 from vitscale.store.checks import CheckRecord
@@ -177,7 +178,7 @@ def _point(result: TrialResult) -> Point:
         images=images,
         steps_per_epoch=steps or None,
         step_seconds=_costs(result),
-        parts=_parts(result.breakdown, train.device),
+        parts=_parts(result.breakdown, trial),
         sent_bytes={(row.operation, row.dtype): row.tensor_bytes for row in sent if row.tensor_bytes is not None},
         sent_calls={(row.operation, row.dtype): row.calls for row in sent if row.tensor_bytes is not None},
         devices=tuple(device.name for device in devices),
@@ -192,14 +193,19 @@ def _point(result: TrialResult) -> Point:
     )
 
 
-def _parts(breakdown: Breakdown | None, device: str) -> StepParts | None:
-    """Parts of the typical rank's step without the cost of explaining it; None where exposed transfers are unknown.
+def _parts(breakdown: Breakdown | None, trial: Trial) -> StepParts | None:
+    """Parts of the typical rank's step, of stages of one that computes most, without the cost of explaining it; None
+    where exposed transfers are unknown.
 
     That cost is taken off all parts alike where the CPU computes, and off the launch gaps on a GPU.
     """
     if breakdown is None:
         return None
-    rank, slower = breakdown.typical, breakdown.slowdown
+    if trial.parallel.pipeline > 1:  # whose ranks wait for the one that computes most
+        slowest = set(slowest_ranks(trial))
+        own = tuple(rank for rank in breakdown.ranks if rank.rank in slowest)
+        breakdown = replace(breakdown, ranks=own, typical_rank=None)
+    rank, slower, device = breakdown.typical, breakdown.slowdown, trial.train.device
     if rank.seconds <= 0 or rank.exposed_seconds is None:
         return None
     if device == "cuda":

@@ -197,6 +197,16 @@ def filling(trial: Trial) -> float:
     return others * ranks / trial.parallel.stages
 
 
+def slowest_ranks(trial: Trial) -> list[int]:
+    """The ranks whose share is `compute_share`, in order; where only building the model could tell, all of them."""
+    of_ranks = _compute_shares(trial)
+    slowest = [number for number, share in enumerate(of_ranks) if share == max(of_ranks)]
+    everyone = range(trial.world.size)
+    if len(of_ranks) < trial.parallel.pipeline:
+        return list(everyone)
+    return [rank for rank in everyone if trial.layout.coordinates(rank).pipeline in slowest]
+
+
 def _compute_shares(trial: Trial) -> list[float]:
     """`compute_share` of each place in the pipeline."""
     whole, parallel = recorded_shapes(trial.model), trial.parallel

@@ -1,10 +1,18 @@
-"""Swin V2 as transformers builds it: trains, drops nothing, and is built by its name."""
+"""Swin V2 as transformers builds it: trains, drops nothing, and is built by its name; rows of it on sequence ranks."""
 
 from __future__ import annotations
 
+from itertools import product
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
 import torch
 
+from vitscale.engines.swin_split import _Rows
+from vitscale.errors import RequestError
 from vitscale.models import build, logits_of
+from vitscale.trial.model_counts import SwinShape, rows_of_ranks
 from vitscale.trial.model_spec import ModelSpec, resolve
 
 TINY = ModelSpec(name="swinv2-t", image_size=32, hidden_size=16, heads=2, depths=(1, 2), window_size=4)
@@ -26,3 +34,23 @@ def test_a_named_swin_trains_and_the_seed_decides_its_weights() -> None:
     # What is dropped out would differ from rank to rank.
     assert models[0].training
     assert torch.equal(logits_of(models[0](images)), logits_of(models[0](images)))
+
+
+def test_rows_of_sequence_ranks_become_whole_rows_of_the_last_map() -> None:
+    """Of 56, 28, 14 and 7 rows; of 50, 25, 13 and 7, where the last row is made of fewer."""
+    assert [rows_of_ranks(56, stage, 4, 2) for stage in range(4)] == [[32, 24], [16, 12], [8, 6], [4, 3]]
+    assert [rows_of_ranks(50, stage, 4, 3) for stage in range(4)] == [[24, 16, 10], [12, 8, 5], [6, 4, 3], [3, 2, 2]]
+    for side, ranks in product(range(1, 70), range(1, 9)):
+        assert sum(rows_of_ranks(side, 0, 4, ranks)) == side
+
+
+def test_an_image_without_rows_for_every_rank_is_refused() -> None:
+    """Of 9 rows of pixels, 5 of tokens and 3 of the last map: three ranks share them, four do not."""
+    shape = SwinShape(32, 3, 2, 32, 4, (2, 1), 4)
+    for ranks in (3, 4):
+        rows = _Rows(shape, cast(Any, SimpleNamespace(size=lambda ranks=ranks: ranks, rank=lambda: 2)))
+        if ranks == 3:
+            assert rows.own_images(torch.nn.Identity(), (torch.zeros(1, 3, 9, 32),))[0].shape == (1, 3, 1, 32)
+            continue
+        with pytest.raises(RequestError, match="image of 9 rows of pixels has too few for 4 sequence ranks"):
+            rows.own_images(torch.nn.Identity(), (torch.zeros(1, 3, 9, 32),))

@@ -170,6 +170,7 @@ class SlurmCluster(Submitter):
 
     name = "slurm"
     title = "Slurm"
+    default_launcher = "srun"
 
     def __init__(self, slurm: SlurmSection, node: NodeSection | None) -> None:
         """`node`: what one of the nodes offers."""

@@ -253,6 +253,15 @@ def test_a_split_that_nobody_measured_computes_its_share_and_says_so() -> None:
     assert found.labels[1] == "extrapolated"
 
 
+def test_stages_are_as_fast_as_their_bubble_leaves_and_the_rank_alone_has_none() -> None:
+    """Four micro-batches through two stages: a fifth of each rank's time goes."""
+    fitted = fit(make_evidence(measured(NO_SPLIT, (1, 2, 8)), MEASURED))
+    staged = Candidate(2, 8, "fsdp2", 0, 64, 4, parallel=ParallelSpec(pipeline=2))
+    found = evaluate_all(fitted, "ddp", [staged])
+    assert variant(fitted.series["ddp"], {"parallel": staged.parallel}).model.filling == pytest.approx(1.0, rel=0.05)
+    assert found.speed.value[0] == pytest.approx(0.8, rel=0.05)
+
+
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 

@@ -149,7 +149,7 @@ class _Draws:
         if self.base is not None or model.parallel == NO_SPLIT:
             return model, self.draws
         whole = self.draws["compute"] - math.log(shares.compute_share(self.asked.trial))
-        return replace(model, messages=(), parallel=NO_SPLIT), {**self.draws, "compute": whole}
+        return replace(model, messages=(), parallel=NO_SPLIT, filling=None), {**self.draws, "compute": whole}
 
     def _mean(self, candidates: Sequence[Candidate], model: StepModel, draws: Draws) -> tuple[Array, dict[str, Array]]:
         """((draws, configurations) seconds of a step in the mean over many runs; the parts likewise)."""

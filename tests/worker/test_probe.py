@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from study_factory import expanded
-from vitscale import Probe
+from vitscale import Probe, composer_callback
 from vitscale.probes import steps as step_clock
 from vitscale.store import RankLog
 from vitscale.store.lines import read_lines
@@ -273,8 +273,27 @@ def test_an_exception_in_a_step_leaves_it_out(tmp_path: Path) -> None:
 # --- callbacks -------------------------------------------------------------------------------------------------------
 
 
-def test_lightning_s_callback_tells_the_same_steps(tmp_path: Path) -> None:
-    """Of each two batches one; an evaluation after every pass is in no step; training ends when enough is measured."""
+def test_an_evaluation_within_a_step_leaves_that_step_out(tmp_path: Path) -> None:
+    """By the hooks of loops with Composer's events: the third of seven is given up, and its images are in no step."""
+    loop, ended = Loop(tmp_path, steps=4), []
+    callback = composer_callback()
+    for number in range(8):
+        state = SimpleNamespace(batch=torch.zeros(4, 1), stop_training=lambda number=number: ended.append(number))
+        callback.batch_start(state, None)
+        if number == 2:
+            callback.eval_start(state, None)
+            callback.eval_end(state, None)
+        callback.batch_end(state, None)
+        if number % 2:
+            callback.eval_start(state, None)  # between two steps, which both stay
+            callback.eval_end(state, None)
+    assert ended == [6, 7]
+    assert [(s.step, s.images) for s in loop.record().steps] == [(n, 4) for n in range(6)]
+
+
+def fit_with_lightning(loader: Any, folder: Path, **how: Any) -> int:
+    """Trains and evaluates on a loader, in steps of two batches, for 90 epochs unless the callback ends it; returns
+    how many batches were trained on."""
     lightning = pytest.importorskip("lightning.pytorch", reason="Lightning is not installed: pip install lightning")
     from vitscale import lightning_callback
 
@@ -282,8 +301,10 @@ def test_lightning_s_callback_tells_the_same_steps(tmp_path: Path) -> None:
         def __init__(self) -> None:
             super().__init__()
             self.layer = torch.nn.Linear(1, 1)
+            self.batches = 0
 
         def training_step(self, batch: torch.Tensor, _number: int) -> torch.Tensor:
+            self.batches += 1
             loss: torch.Tensor = self.layer(batch).sum()
             return loss
 
@@ -293,15 +314,33 @@ def test_lightning_s_callback_tells_the_same_steps(tmp_path: Path) -> None:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), 0.1)
 
-    loop = Loop(tmp_path, accumulate=2, steps=12)
-    loader: Any = torch.utils.data.DataLoader([torch.zeros(1)] * 40, batch_size=4)  # type: ignore[arg-type]  # of any
     trainer = lightning.Trainer(
         accelerator="cpu", accumulate_grad_batches=2, max_epochs=90, callbacks=[lightning_callback()], logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder,
+        **how,
     )  # fmt: skip
-    trainer.fit(Model(), loader, loader)
+    model = Model()
+    trainer.fit(model, loader, loader)
+    return model.batches
+
+
+def test_lightning_s_callback_tells_the_same_steps(tmp_path: Path) -> None:
+    """Of each two batches one; an evaluation after every pass is in no step; training ends when enough is measured."""
+    loop = Loop(tmp_path, accumulate=2, steps=12)
+    loader: Any = torch.utils.data.DataLoader([torch.zeros(1)] * 40, batch_size=4)  # type: ignore[arg-type]  # of any
+    fit_with_lightning(loader, tmp_path)
     record = loop.record()
     assert [(s.step, s.images) for s in record.steps] == [(n, 8) for n in range(14)]
     assert [s.epoch for s in record.steps] == [0] * 5 + [1] * 5 + [2] * 4
     assert record.model is not None
     assert record.model.parameters == 2
+
+
+def test_lightning_s_evaluations_and_last_batches_are_in_no_step(tmp_path: Path) -> None:
+    """Of nine batches, in steps of two, the last fills none; of evaluations after each third the first is within the
+    second step, so that the steps of an epoch are the first, the third and the fourth."""
+    loop = Loop(tmp_path, accumulate=2, steps=7)
+    loader: Any = torch.utils.data.DataLoader([torch.zeros(1)] * 36, batch_size=4)  # type: ignore[arg-type]  # of any
+    # The ninth step ends with the eighth batch of the third epoch.
+    assert fit_with_lightning(loader, tmp_path, val_check_interval=3) == 9 + 9 + 8
+    assert [(s.step, s.images) for s in loop.record().steps] == [(n, 8) for n in range(9)]

@@ -146,20 +146,33 @@ class _Steps:
     def __init__(self) -> None:
         self.probe = Probe()
         self._entered: AbstractContextManager[None] | None = None
+        self._paused = self._gave_up = False
 
     def begin(self, images: int) -> None:
-        """Begins an optimizer step, unless something has begun."""
+        """Begins an optimizer step, unless one has begun. A pause that is left ends first."""
+        if self._paused:
+            self.end()
         if self._entered is None:
             self._enter(self.probe.step(images))
 
     def pause(self) -> None:
-        """Begins a pause, unless something has begun."""
-        if self._entered is None:
-            self._enter(self.probe.pause())
+        """Begins a pause, unless one has begun. A step that has begun is given up: it would hold the pause's time."""
+        if self._paused:
+            return
+        self._gave_up = self._entered is not None
+        if self._entered is not None:
+            self._entered.__exit__(_GaveUp, _GaveUp(), None)
+        self._enter(self.probe.pause())
+        self._paused = True
+
+    def resume(self) -> None:
+        """Ends a pause, but for one within a step: the rest of that step belongs to none."""
+        if self._paused and not self._gave_up:
+            self.end()
 
     def end(self) -> bool:
         """Ends what has begun; returns whether enough is measured."""
-        entered, self._entered = self._entered, None
+        entered, self._entered, self._paused = self._entered, None, False
         if entered is not None:
             entered.__exit__(None, None, None)
         return self.probe.done
@@ -167,6 +180,10 @@ class _Steps:
     def _enter(self, context: AbstractContextManager[None]) -> None:
         context.__enter__()
         self._entered = context
+
+
+class _GaveUp(Exception):
+    """Leaves a step's context, so that it is not recorded."""
 
 
 def trainer_callback() -> Any:
@@ -223,14 +240,21 @@ def lightning_callback() -> Any:
             steps.probe.describe(pl_module)
 
         def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-            """Begins a step, unless an earlier micro-step has."""
-            del pl_module, batch_idx
-            steps.begin(images_of(batch) * trainer.accumulate_grad_batches)
+            """Begins a step before its first micro-step, where the loader still has all of them."""
+            del pl_module
+            accumulate = trainer.accumulate_grad_batches
+            if batch_idx % accumulate:
+                return
+            if trainer.num_training_batches - batch_idx < accumulate:
+                steps.pause()
+            else:
+                steps.begin(images_of(batch) * accumulate)
 
         def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-            """Ends a step after its last micro-step."""
+            """Ends a step after its last micro-step, and what fills none after the loader's last batch."""
             del pl_module, outputs, batch
-            if (batch_idx + 1) % trainer.accumulate_grad_batches == 0 and steps.end():
+            last = batch_idx + 1 == trainer.num_training_batches
+            if (last or (batch_idx + 1) % trainer.accumulate_grad_batches == 0) and steps.end():
                 trainer.should_stop = True
 
         def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
@@ -241,7 +265,7 @@ def lightning_callback() -> Any:
         def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
             """Ends the pause after an evaluation."""
             del trainer, pl_module
-            steps.end()
+            steps.resume()
 
     return ProbeCallback()
 
@@ -276,6 +300,6 @@ def composer_callback() -> Any:
         def eval_end(self, state: Any, logger: Any) -> None:
             """Ends the pause after an evaluation."""
             del state, logger
-            steps.end()
+            steps.resume()
 
     return ProbeCallback()

@@ -108,8 +108,8 @@ class Series:
 
     @property
     def sharing(self) -> range:
-        """Hosts that are fitted to. Two of them share a core, as hosts do among all, with the same bursts; four keep both
-        cores at work, for each core computes more slowly while the other one does, too."""
+        """Hosts that are fitted to. Two of them share a core, as hosts do among all, with the same bursts. Four keep
+        both cores at work, for each core computes more slowly while the other one does, too."""
         return range(self.hosts // 2) if max(self.fitted) > 2 else range(0, self.hosts, 2)
 
     def study(self, name: str, hosts: Sequence[int], repeats: int) -> str:

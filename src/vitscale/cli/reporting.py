@@ -140,7 +140,7 @@ def compare(
         str | None, option("--fail-if-slower", "SHARE", "Exit with 1 where a trial is slower by more: 5%.")
     ] = None,
     strict: Annotated[
-        bool, option("--strict", "", "With --fail-if-slower: exit with 1 also where that is undecided.")
+        bool, option("--strict", "", "Exit with 1 also where that is undecided, or a trial has no counterpart.")
     ] = False,
     output: Annotated[Path | None, option("-o --output", "FILE", "A page (.html) or Markdown (.md) instead.")] = None,
     combine_unlike: Annotated[

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vitscale.analysis import Analysis
+from vitscale.analysis.runs.figures import LEARNED
 from vitscale.errors import RequestError
 from vitscale.report.contract import run_rows
 from vitscale.store.lines import Steps
@@ -26,7 +27,6 @@ _OF_FIGURES = (
     "timed_steps", "step_seconds", "images_per_second", "epoch_seconds", "elapsed_epoch_seconds", "startup_seconds",
     "peak_bytes",
 )  # fmt: skip
-_LEARNED = ("train_loss", "train_accuracy", "held_out_loss", "held_out_accuracy", "mean_iou")
 _NOT_KNOWN = ("log", "modes", "loss", "held_out_accuracy")
 """Columns of a run that are neither parameters nor figures here: the curves have them."""
 _MOST_CHARACTERS = 250
@@ -83,7 +83,7 @@ def _curves(run: Run) -> dict[int, dict[str, float]]:
         last[epoch] = step
     for line in run.ranks[0].epochs:
         if line.epoch in last:
-            known = {name: getattr(line, name) for name in _LEARNED}
+            known = {name: getattr(line, name) for name in LEARNED}
             curves[last[line.epoch]] |= {name: value for name, value in known.items() if value is not None}
     return dict(sorted(curves.items()))
 

@@ -25,7 +25,7 @@ from vitscale.trial import model_cost
 from vitscale.trial.rank_batches import in_words
 from vitscale.trial.trial import TrainSpec, Trial
 
-_PLACEHOLDER = Path("RESULTS/runs/TRIAL")
+_ANY_RUN = Path("RESULTS/runs/TRIAL")
 
 
 def plan_document(plan: Plan, estimate: PlanEstimate = NOTHING_KNOWN) -> doc.Document:
@@ -213,13 +213,13 @@ def plan_fields(plan: Plan, estimate: PlanEstimate = NOTHING_KNOWN) -> dict[str,
     }
 
 
-def commands_of(plan: Plan, trial: Trial, run_folder: Path = _PLACEHOLDER) -> tuple[tuple[str, ...], ...]:
+def commands_of(plan: Plan, trial: Trial, run_folder: Path = _ANY_RUN) -> tuple[tuple[str, ...], ...]:
     """The exact argvs that would start a trial's ranks: one, or one for each host."""
     section = plan.context.launch
     return launch_plan(plan.scheduler, section, trial.launcher, trial.world, run_folder, RANK_MODULE).commands
 
 
-_PLACEHOLDER = Path("RESULTS")
+_ANY_RESULTS = Path("RESULTS")
 
 
 def command_list(plan: Plan, results: Path | None, *, retry_failed: bool = False, unfit: Collection[str] = ()) -> str:
@@ -245,7 +245,7 @@ def command_list(plan: Plan, results: Path | None, *, retry_failed: bool = False
     if not tasks:
         left_out = ", or is left out" if unfit else ""
         return f"# Nothing to do: every run of this study has its outcome{left_out}.\n"
-    where = results.absolute() if results is not None else _PLACEHOLDER
+    where = results.absolute() if results is not None else _ANY_RESULTS
     if isinstance(plan.scheduler, Submitter):
         from vitscale.runner.batch_jobs import script_for
 

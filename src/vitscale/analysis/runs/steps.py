@@ -56,7 +56,7 @@ SLOWER_TIMES = 1.5
 DEVIATIONS = 6.0
 """Deviations of the logarithms. With both limits, chance sets a step aside in at most 2 % of log-normal runs."""
 ONE_IN = 100
-_MAD_TO_SIGMA = 1.4826
+MAD_TO_SIGMA = 1.4826
 """Factor from the median absolute deviation of normal noise to its standard deviation."""
 _AS_LONG = 0.5
 
@@ -238,7 +238,7 @@ def slow_steps(numbers: Integers, seconds: Floats, kinds: npt.NDArray[np.uint8])
     some = whole if whole.shape[1] else seconds
     logs = np.log(np.where(some > 0, some, math.nan))
     with np.errstate(invalid="ignore"):
-        noise = _MAD_TO_SIGMA * medians(np.abs(logs - medians(logs)[:, None]))
+        noise = MAD_TO_SIGMA * medians(np.abs(logs - medians(logs)[:, None]))
     margin = np.fmax(math.log(SLOWER_TIMES), DEVIATIONS * noise)
     of_a_first = np.fmax(usual, firsts.min(axis=1)) if firsts.shape[1] > 1 else usual
     level = np.where(kinds == FIRST, of_a_first[:, None], usual[:, None])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitscale.analysis.runs.steps import Flags, Floats, medians
+from vitscale.analysis.runs.steps import MAD_TO_SIGMA, Flags, Floats, medians
 from vitscale.analysis.statistics import t_below
 
 FEWEST_STEPS = 12
@@ -19,8 +19,6 @@ _SLOWER_BY = 0.05
 _DEVIATIONS = 3.0
 _ALONE_SLOWER_BY = 0.5
 _ALONE_DEVIATIONS = 10.0
-_MAD_TO_SIGMA = 1.4826
-"""Factor from the median absolute deviation of normal noise to its standard deviation."""
 _SMALL_SAMPLE = 8.0
 _MOST_CORRELATED = 0.9
 _BLOCKS = 20
@@ -62,7 +60,7 @@ def warm_up(times: Floats) -> list[WarmUp]:
     late = times[:, half:]
     steady = medians(late)[:, None]
     with np.errstate(over="ignore", invalid="ignore"):
-        noise = _MAD_TO_SIGMA * medians(np.abs(late - steady))[:, None] * _stretch(late, steady)
+        noise = MAD_TO_SIGMA * medians(np.abs(late - steady))[:, None] * _stretch(late, steady)
 
         def beyond(values: Floats, share: float, deviations: float) -> Flags:
             return (values > steady * (1 + share)) & (values > steady + deviations * noise)

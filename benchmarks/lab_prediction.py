@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -100,6 +100,8 @@ class Series:
     """All hosts take 1.4 cores: on two, what else runs on the machine finds room."""
     stages_sleep: bool = False
     """As `SLEEPING` has it."""
+    repeats: int = 1
+    """Runs of each figure, which is their median."""
 
     @property
     def hosts(self) -> int:
@@ -112,14 +114,14 @@ class Series:
         both cores at work, for each core computes more slowly while the other one does, too."""
         return range(self.hosts // 2) if max(self.fitted) > 2 else range(0, self.hosts, 2)
 
-    def study(self, name: str, hosts: Sequence[int], repeats: int) -> str:
+    def study(self, name: str, hosts: Sequence[int]) -> str:
         """Its study on so many hosts."""
         return STUDY.format(
             name=name,
             micro_batch=MICRO_BATCH,
             gpus=", ".join(str(count * self.ranks_per_host) for count in hosts),
             steps=STEPS,
-            repeats=repeats,
+            repeats=self.repeats,
             engines=self.engines,
             heads=self.heads,
             oversubscribe="oversubscribe = true\n" * (self.ranks_per_host > 1),
@@ -132,7 +134,7 @@ STAGES = '  { engine = "ddp", bucket_mib = 2, micro_batch = 8, grad_accum = 4, "
 SPLITS = {
     "tensor": Series('  { engine = "fsdp2", "parallel.tensor" = 2 },\n', 2, "heads = 4\n"),
     "sequence": Series('  { engine = "ddp", bucket_mib = 2, "parallel.sequence" = 2 },\n', 2, "heads = 4\n"),
-    "pipeline": Series(STAGES, 1, "heads = 4\n", (2, 4), (6, 8), 0.175),
+    "pipeline": Series(STAGES, 1, "heads = 4\n", (2, 4), (6, 8), 0.175, repeats=3),
     "sleeping": Series(STAGES, 1, "heads = 4\n", (2, 4), (6, 8), 1.0, stages_sleep=True),
 }
 """Of four heads, which two ranks divide. Stages have a host each: of two that share a host's quota one computes at
@@ -194,20 +196,22 @@ class Row:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--bandwidths", default="100mbit,400mbit")
-    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--repeats", type=int, help="runs of each figure")
     parser.add_argument("--keep", type=Path, metavar="FOLDER")
     parser.add_argument("--splits", nargs="*", choices=SPLITS, default=())
     parser.add_argument("--write", type=Path, metavar="DOCUMENT")
     asked = parser.parse_args()
     every = {split: SPLITS[split] for split in asked.splits} or {"": Series(ENGINES, 1)}
+    if asked.repeats:
+        every = {split: replace(series, repeats=asked.repeats) for split, series in every.items()}
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as scratch:
         for bandwidth in asked.bandwidths.split(","):
             for split, series in every.items():
                 folder = (asked.keep or Path(scratch)).resolve() / bandwidth / split
-                measure(folder, float(bandwidth.removesuffix("mbit")), series, asked.repeats)
+                measure(folder, float(bandwidth.removesuffix("mbit")), series)
                 rows += compared(folder, bandwidth, series)
-    text = f"{machine(asked.repeats, every.values())}\n\n{table(rows)}\n\n{summary(rows)}"
+    text = f"{machine(every.values())}\n\n{table(rows)}\n\n{summary(rows)}"
     print(text)
     if asked.write:
         write_between(asked.write, "lab table of splits" if asked.splits else "lab table", f"\n{text}\n")
@@ -215,7 +219,7 @@ def main() -> None:
         sys.exit(1)
 
 
-def measure(folder: Path, bandwidth_mbit: float, series: Series, repeats: int) -> None:
+def measure(folder: Path, bandwidth_mbit: float, series: Series) -> None:
     """Makes the results folders `fit`, with a check of its hosts, and `truth`."""
     probe = folder / "sleeping_stages-1.dist-info"
     probe.mkdir(parents=True, exist_ok=True)
@@ -230,8 +234,8 @@ def measure(folder: Path, bandwidth_mbit: float, series: Series, repeats: int) -
         fitted = folder / "fit"
         if not list((fitted / "checks").glob("*.json")):
             on_host_0(lab, ["check", "--hostfile", str(some), "--launcher", "mpirun", "-o", str(fitted)])
-        run_study(lab, some, fitted, series.study("fit", series.fitted, repeats))
-        run_study(lab, lab.hostfile, folder / "truth", series.study("truth", series.held_out, repeats))
+        run_study(lab, some, fitted, series.study("fit", series.fitted))
+        run_study(lab, lab.hostfile, folder / "truth", series.study("truth", series.held_out))
 
 
 def run_study(lab: Laboratory, hostfile: Path, results: Path, study: str) -> None:
@@ -284,17 +288,20 @@ def engine_of(trial: Trial) -> str:
     return ", ".join(filter(None, (engine, split_name(trial.parallel), "sleeping" * bool(trial.window.probes))))
 
 
-def machine(repeats: int, every: Iterable[Series]) -> str:
+def machine(every: Iterable[Series]) -> str:
     """What it was measured on."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "deepspeed"))
     cores = {own: f"{own.cores_per_host:g} core{'s' * (own.cores_per_host != 1)}" for own in every}
+    runs = {own.repeats: "one run" if own.repeats == 1 else f"the median of {own.repeats} runs" for own in cores}
+    several = " on " + " or ".join(f"{own.hosts} hosts of {cores[own]}" for own in cores if own.repeats > 1)
+    told = " or, ".join(runs[count] + several * (count > 1 and len(runs) > 1) for count in sorted(runs))
     labs = {f"{own.hosts} hosts of {of_each}, {own.ranks_per_host} to a host" for own, of_each in cores.items()}
     return (
         f"{cpu}, {os.cpu_count()} cores, {platform.system()} {platform.release()}; {packages}; Python "
         f"{platform.python_version()}. Ranks on {' or '.join(sorted(labs))}; {MICRO_BATCH} images a rank; {STEPS} "
-        f"steps a run, {'one run' if repeats == 1 else f'the median of {repeats} runs'} for each figure."
+        f"steps a run; {told} for each figure."
     )
 
 

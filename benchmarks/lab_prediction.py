@@ -296,7 +296,7 @@ def machine(every: Iterable[Series]) -> str:
     cores = {own: f"{own.cores_per_host:g} core{'s' * (own.cores_per_host != 1)}" for own in every}
     runs = {own.repeats: "one run" if own.repeats == 1 else f"the median of {own.repeats} runs" for own in cores}
     several = " on " + " or ".join(f"{own.hosts} hosts of {cores[own]}" for own in cores if own.repeats > 1)
-    told = " or, ".join(runs[count] + several * (count > 1 and len(runs) > 1) for count in sorted(runs))
+    told = ", or ".join(runs[count] + several * (count > 1 and len(runs) > 1) for count in sorted(runs))
     labs = {f"{own.hosts} hosts of {of_each}, {own.ranks_per_host} to a host" for own, of_each in cores.items()}
     return (
         f"{cpu}, {os.cpu_count()} cores, {platform.system()} {platform.release()}; {packages}; Python "

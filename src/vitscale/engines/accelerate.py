@@ -133,7 +133,7 @@ class AccelerateEngine(Engine):
         return module
 
     def _check_wrapped(self) -> None:
-        """On hardware it does not know Accelerate drops a plugin without a word, and trains on all the same."""
+        """Refuses what Accelerate did not wrap: on unknown hardware it drops a plugin silently and trains on."""
         asked = self.train_spec.wrapper
         if asked == "deepspeed":
             from deepspeed import DeepSpeedEngine

@@ -47,7 +47,7 @@ def optimizer_of(model: nn.Module, trial: Trial) -> torch.optim.Optimizer:
 
 
 def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Of what is cut over several meshes a group for each: one kernel takes the tensors of one mesh."""
+    """The optimizer's groups, with weight decay and without, one for each mesh: a kernel takes tensors of one mesh."""
     groups: dict[tuple[bool, object], list[nn.Parameter]] = {}
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -97,10 +97,10 @@ class Engine(ABC):
     train_spec: TrainSpec
     device: torch.device
     wrapped: Any
-    """What forward in training goes through: the model in its wrapper."""
+    """The model in its wrapper; forward in training goes through it."""
     optimizer: Any
     input_dtype: torch.dtype
-    """Of images."""
+    """The dtype of images."""
     gradient_dtype: str | None
     """The dtype in which gradients travel; None where none do."""
 
@@ -178,10 +178,10 @@ class Engine(ABC):
         return {}
 
     def step_with_norm(self) -> float:
-        """As `step`; returns the squared L2 norm of the gradient that the optimizer gets: exchanged, not yet clipped.
+        """Does what `step` does; returns the squared L2 norm of the gradient as exchanged, but not yet clipped.
 
-        Not for engines of which `trial.engines.norms_unknown` has a reason, nor for steps that are timed: it waits for
-        the device. Not finite where the gradient is not.
+        Not for engines for which `trial.engines.norms_unknown` has a reason, nor for timed steps: it waits for the
+        device. The norm is not finite where the gradient is not.
         """
         norm = squared_norm(parameter.grad for parameter in self.module.parameters())
         self.step()

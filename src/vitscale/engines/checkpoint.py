@@ -55,7 +55,7 @@ class Description(BaseModel):
     """Optimizer steps taken."""
     optimizer: str
     optimizer_steps: Count
-    """As the optimizer itself counts: steps that overflowed are not in it. 0 where it does not count."""
+    """The optimizer's own count of steps, without those that overflowed; 0 where it does not count."""
     states: list[str]
     loss_scale: Scale | None
 

@@ -19,7 +19,7 @@ from vitscale.engines.stages import in_stages, stage_plan
 from vitscale.trial.trial import Trial
 
 Hook = Callable[[Any, Any], Future[Tensor]]
-"""Of a process group and a bucket (`dist.GradBucket`)."""
+"""DDP's communication hook: takes a process group and a bucket (`dist.GradBucket`)."""
 _COMPRESSED: dict[str, Hook] = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
 
 

@@ -113,7 +113,7 @@ def _without_auto(value: Any, known: dict[str, float]) -> Any:
 
 
 INPUT_DTYPES = {"bf16-params": torch.bfloat16, "fp16": torch.float16}
-"""Of images, where DeepSpeed keeps weights in another dtype than fp32."""
+"""The dtype of images, by precision, where DeepSpeed keeps weights in another dtype than fp32."""
 
 
 class DeepSpeedEngine(Engine):

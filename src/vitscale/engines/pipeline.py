@@ -118,7 +118,7 @@ class PipelineEngine(TorchEngine):
         )
 
     def _loss(self, logits: Tensor, number: Tensor) -> Tensor:
-        """Of a micro-batch by its number, as backward starts from it."""
+        """The loss of micro-batch `number`, from which its backward starts."""
         with self.working("forward"):
             return self._losses_of[int(number)](logits.float()) / self.train_spec.grad_accum
 
@@ -211,7 +211,7 @@ class _Stage(PipelineStage):
 
 
 class _WholeTensors(TorchTensors):
-    """Of all stages: the rank that holds a tensor sends it to the others."""
+    """Whole tensors of all stages: the rank that holds a tensor sends it to the others."""
 
     def __init__(self, stages: Stages, optimizer: torch.optim.Optimizer, kind: str) -> None:
         super().__init__(stages.own, optimizer, kind)
@@ -231,7 +231,7 @@ class _WholeTensors(TorchTensors):
 
     @override
     def has_state(self, name: str, key: str) -> bool:
-        """Of another rank's parameter as of the first one here: each step updates all stages."""
+        """Whether there is state; for another rank's parameter as for this rank's first: a step updates all stages."""
         return super().has_state(name if name in self._own else next(iter(self._own)), key)
 
     @override

@@ -24,9 +24,9 @@ from vitscale.trial.parallel import even_parts
 from vitscale.trial.trial import Trial
 
 Given = Tensor | Sequence[Tensor]
-"""What one module gives and the next one takes: hidden states, and beside them maps that a head will take."""
+"""What one module gives and the next one takes: hidden states, and beside them any maps that a head will take."""
 Shapes = Callable[[int, int], tuple[tuple[tuple[int, ...], ...], ...]]
-"""Of an image of such height and width: shapes of the tensors that each stage but the last hands on, on this rank."""
+"""Takes an image's height and width; gives the shapes of what each stage but the last hands on, on this rank."""
 
 
 @dataclass(frozen=True)
@@ -34,17 +34,17 @@ class StagePlan:
     """How a model is cut into stages."""
 
     parts: tuple[tuple[str, ...], ...]
-    """Names of the modules of each stage; one after the other, all of them are the model's forward."""
+    """Names of the modules of each stage; run one after the other, all of them are the model's forward."""
     shapes: Shapes
-    """Of what each stage but the last hands on."""
+    """Shapes of what each stage but the last hands on."""
     dtype: torch.dtype
-    """Of that."""
+    """The dtype of what each stage but the last hands on."""
     through: Callable[[str, nn.Module, Given], Given] = field(default=lambda _, module, given: module(given))
-    """What the module of a name makes of what is handed on to it."""
+    """Takes a module's name, the module and what is handed on to it; gives what the module makes of it."""
     blocks: tuple[str, ...] = ()
-    """Names of what is wrapped one by one, where that is not what `base.blocks_of` has."""
+    """Names of the modules that are wrapped one by one, where they are not those of `base.blocks_of`."""
     resizes: bool = False
-    """Whether the model gives logits [b, classes, H, W] of its images' own size, and its last module others."""
+    """Whether the model gives logits [b, classes, H, W] of its images' size, while its last module's have another."""
 
     def blocks_of(self, model: nn.Module, trial: Trial) -> list[nn.Module]:
         """Those of this rank's stages. Of other stages nothing may hold on to itself, as a block does whose forward is

@@ -148,7 +148,7 @@ class _Rows:
         """Rows of the first stage's map, of the images at hand."""
 
     def of_ranks(self, stage: int) -> list[int]:
-        """Of each rank."""
+        """The rows of a stage's map that each rank has."""
         return model_counts.rows_of_ranks(self.side, stage, len(self.shape.depths), self.group.size())
 
     def own_images(self, _: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

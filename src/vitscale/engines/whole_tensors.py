@@ -45,7 +45,7 @@ class WholeTensors(ABC):
     loss_scale: LossScale | None = None
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, kind: str) -> None:
-        """Of the model inside the wrapper and the optimizer that updates it, which is a `kind` of `STATES`."""
+        """Takes the model inside the wrapper and the optimizer that updates it, which is a `kind` of `STATES`."""
         if kind not in STATES:
             raise RequestError(
                 f"train.optimizer = {shown(kind)} cannot be saved: what it keeps of a parameter is not known here, "
@@ -59,7 +59,7 @@ class WholeTensors(ABC):
         self.buffers = {name: buffer for name, buffer in module.named_buffers() if name in persistent}
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of the whole parameter."""
+        """The shape of the whole parameter."""
         return tuple(self.parameters[name].shape)
 
     @abstractmethod
@@ -129,7 +129,7 @@ class WholeTensors(ABC):
 
 
 class TorchTensors(WholeTensors):
-    """Of torch's own optimizer over tensors that are whole on every rank, or shards that torch knows how to gather."""
+    """Tensors of torch's own optimizer: whole on every rank, or shards that torch knows how to gather."""
 
     def __init__(
         self,
@@ -187,12 +187,12 @@ class TorchLossScale(LossScale):
         return float(state["scale"]), int(state["_growth_tracker"])
 
     def set(self, factor: float, steps: int) -> None:
-        """All else is as the scaler was made."""
+        """Sets the factor and its age in steps; all else stays as the scaler was made."""
         self._scaler.load_state_dict(self._scaler.state_dict() | {"scale": factor, "_growth_tracker": steps})
 
 
 def torch_loss_scale(scaler: torch.amp.GradScaler | None) -> LossScale | None:
-    """Of a scaler that is there and switched on."""
+    """The loss scale of a scaler that is there and switched on; otherwise None."""
     return TorchLossScale(scaler) if scaler is not None and scaler.is_enabled() else None
 
 
@@ -384,6 +384,6 @@ class _DeepSpeedLossScale(LossScale):
 
 
 def _loss_scale(holder: Any) -> LossScale | None:
-    """Of a `LossScaler` (stages 1 to 3) or a `LossScaleConfig` (stage 0); None where the scale is fixed."""
+    """The loss scale in a `LossScaler` (stages 1 to 3) or a `LossScaleConfig` (stage 0); None where it is fixed."""
     dynamic = getattr(holder, "dynamic", False) or getattr(holder, "dynamic_loss_scale", False)
     return _DeepSpeedLossScale(holder) if dynamic else None

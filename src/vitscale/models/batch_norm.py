@@ -36,16 +36,16 @@ class BatchNorm(_BatchNorm):
             self.register_buffer(name, buffer)
         self.synchronised = synchronised
         self.real: int | None = None
-        """Images of the coming micro-batches that count, from the first on; None: all."""
+        """How many images of the coming micro-batches count, from the first on; None: all."""
         self.group: dist.ProcessGroup | None = None
-        """The ranks over whose images a synchronised norm is, or a local one whose images several ranks share; None:
-        all, or this one."""
+        """The ranks over whose images the norm is taken: a synchronised one, where None means all ranks, or a local one
+        whose images several ranks share, where None means this rank."""
         self.replicas: dist.ProcessGroup | None = None
         """The ranks that have this norm and other images; None: all."""
 
     @override
     def forward(self, input: Tensor) -> Tensor:
-        """Of [b, C, ...] the same shape."""
+        """Normalises [b, C, ...]; the shape stays."""
         if not self.training:
             return super().forward(input)
         images = input[: self.real]
@@ -54,7 +54,7 @@ class BatchNorm(_BatchNorm):
         elif len(images):
             normed = super().forward(images)
         elif self.affine:
-            # Of no image, so that weight and bias have a gradient in every micro-batch: it is 0.
+            # No image, but weight and bias need a gradient in every micro-batch: it is 0.
             normed = (images * _beside(self.weight, images) + _beside(self.bias, images)).to(images.dtype)
         else:
             normed = images

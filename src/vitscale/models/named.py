@@ -23,10 +23,10 @@ from typing_extensions import override
 from vitscale.trial.model_spec import ModelSpec
 
 _DEVIATION = 0.02
-"""Of initial weights."""
+"""Standard deviation of initial weights."""
 _EPSILON = 1e-6
-"""Of layer norms, as in the original ViT and in torchvision; transformers' default of 1e-12 is below what 16-bit
-weights can tell from 0."""
+"""Epsilon of layer norms, as in the original ViT and in torchvision; transformers' default of 1e-12 is below what
+16-bit weights can tell from 0."""
 
 
 class VisionTransformer(nn.Module):
@@ -110,7 +110,7 @@ class _Embeddings(nn.Module):
         self.patch_embeddings = _Patches(channels, patch, width)
         self.position_embeddings = nn.Parameter(torch.randn(1, (image_size // patch) ** 2 + 1, width))
         self.own_tokens: range | None = None
-        """Where ranks share the tokens: those that are made here."""
+        """The tokens that are made on this rank, where ranks share them; None: all."""
 
     @override
     def forward(self, images: Tensor) -> Tensor:
@@ -159,13 +159,13 @@ class _Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Of a block: all heads at once, and `attend` between the projections."""
+    """Attention of a block: all heads at once, with `attend` between the projections."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.head_width = width // heads
         self.attend: Callable[[Tensor, Tensor, Tensor], Tensor] = scaled_dot_product_attention
-        """Of [b, heads, tokens, d] each; another where ranks share the tokens."""
+        """Attention over q, k and v, [b, heads, tokens, d] each; it is replaced where ranks share the tokens."""
         self.q_proj = nn.Linear(width, width)
         self.k_proj = nn.Linear(width, width)
         self.v_proj = nn.Linear(width, width)
@@ -323,10 +323,10 @@ class Pyramid(nn.ModuleList):
         levels = (nn.Sequential(_doubled(width), nn.GELU(), _doubled(width)), _doubled(width), nn.Identity())
         super().__init__([*levels, nn.MaxPool2d(2)])
         self.with_all_tokens: Callable[..., Tensor] = _as_they_are
-        """Of the encoder's hidden states those whose pixels are labelled here, [b, tokens, h]: all; where ranks share
-        the tokens, those of all ranks, of some of the images."""
+        """Picks the encoder's hidden states [b, tokens, h] whose pixels are labelled here: all of them, or, where ranks
+        share the tokens, all ranks' tokens of some of the images."""
         self.every_image = False
-        """Whether, where ranks share the tokens, each of them labels every image."""
+        """Whether each rank labels every image, where ranks share the tokens."""
 
     @override
     def forward(self, hidden: Tensor) -> list[Tensor]:

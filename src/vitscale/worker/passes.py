@@ -30,23 +30,23 @@ class MicroBatch(NamedTuple):
     """A slot's images and labels on the device."""
 
     images: Callable[[], Tensor]
-    """Makes of the images, kept as they are stored, what the model takes."""
+    """Turns the images, which are kept as they are stored, into what the model takes."""
     labels: Tensor
-    """Of `counted_labels`."""
+    """Labels as `counted_labels` gives them."""
     real: int
     """Images that count in this slot."""
     step_real: int
     """The same in the whole optimizer step, over all ranks."""
     step_count: int | Tensor
-    """What the step's loss is divided by: its real images, or the pixels of them that count."""
+    """What the step's loss is divided by: its real images, or those of their pixels that count."""
 
 
 class Evaluation(NamedTuple):
-    """On the held-out images, each counted once; None where there is none, or where it is of no meaning."""
+    """Figures of the held-out images, each counted once; one is None where it does not exist or has no meaning."""
 
     loss: float | None = None
     accuracy: float | None = None
-    """Of images, or of pixels."""
+    """Share of images, or of pixels, that are classified right."""
     mean_iou: float | None = None
 
 
@@ -193,13 +193,13 @@ class Passes:
     def _held_out_order(self) -> EpochOrder:
         samples = len(self.dataset.held_out)
         if self.dataset.summary.sizes_vary:
-            # One at a time, each in its own size: its scores do not depend on what it is evaluated with, and all ranks
-            # call a model that may gather its weights equally often.
+            # One at a time, each in its own size: no image's scores depend on what it is evaluated with, and all ranks
+            # call the model, which may gather its weights, equally often.
             return EpochOrder(samples, seed=0, epoch=0, micro_batches=[1] * self.data_ranks, grad_accum=1)
         return self._order(samples, 0, fraction=1.0, grad_accum=1, drop_last=False)
 
     def _logits(self, images: Tensor) -> Tensor | None:
-        """Of held-out images, as the trial evaluates them."""
+        """Logits of held-out images, as the trial evaluates them."""
         if not self._slides:
             return self.engine.evaluate(images)
         heads: list[Any] = [module for module in self.engine.module.modules() if hasattr(module, "every_image")]

@@ -39,36 +39,36 @@ class Message:
     """
 
     operation: str
-    """As a record names it: all_reduce, all_gather, reduce_scatter, ..."""
+    """Name of the collective as records have it: all_reduce, all_gather, reduce_scatter, ..."""
     tensor_bytes: float
-    """Of the whole tensor, in one call."""
+    """Bytes of the whole tensor, in one call."""
     calls: float
-    """One right after the other."""
+    """Number of calls, one right after the other."""
     phase: Phase
-    """In which it is sent. After: between backward and the end of the step."""
+    """The phase in which it is sent. After: between backward and the end of the step."""
     ready: float | None
     """The share of its phase that is computed when it may start; None: nothing is computed beside it."""
     every_micro_step: bool
-    """Sent in each micro-step; else once in an optimizer step, in the last one."""
+    """Whether it is sent in each micro-step; otherwise once in an optimizer step, in the last micro-step."""
     needed: float | None = None
-    """The share of its phase after which computing waits for it: weights of a block. None: the phase's end does."""
+    """The share of its phase after which computing waits for it (weights of a block). None: the phase's end waits."""
 
     rows: tuple[tuple[int, int], ...] = ()
     """(rows, elements of a row) of its tensors, where each is padded to whole rows on every rank, and so grows with
-    them; empty: it is as large on any number of ranks."""
+    the ranks; empty: its size is the same on any number of ranks."""
     padded_for: int = 1
     """The ranks for which `tensor_bytes` holds."""
     group: Group = "replicas"
     images: int | None = None
-    """Of the micro-batch for which `tensor_bytes` holds, with which it grows; None: it does not depend on it."""
+    """Images of the micro-batch for which `tensor_bytes` holds; the bytes grow with them. None: they do not."""
 
     @property
     def kind(self) -> Kind:
-        """What decides how long a call takes: of any two messages of one engine that are alike in it."""
+        """What decides how long a call takes: two messages of one engine with the same kind take equally long."""
         return self.operation, self.tensor_bytes, self.group, self.images
 
     def tensor_bytes_at(self, ranks: Array, micro_batch: Array) -> float | Array:
-        """Of the whole tensor, in one call, on so many ranks of its group and of so many images."""
+        """Bytes of the whole tensor, in one call, on `ranks` ranks of its group and with `micro_batch` images."""
         if self.images is not None:
             return self.tensor_bytes * micro_batch / self.images
         if not self.rows:
@@ -154,25 +154,27 @@ def _sticking_out(messages: Iterable[Message], seconds: Callable[[Message], Arra
 
 
 _EXCHANGES = "vitscale.prediction.step.shared_model:exchanges"
-"""Of ranks that share a model; a name as engines have one, for it makes messages."""
+"""What makes the messages of ranks that share a model; a name, as `trial.engines` has them for engines."""
 _NORM_BYTES = 8
-"""Of each number that norms exchange: float64."""
+"""Bytes of each number that norms exchange: float64."""
 _KNOWN_OPTIMIZERS = ("adamw", "lamb", "sgd")
 _OTHERWISE = (
     "zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights",
     "zero_hpz_partition_size", "mics_shard_size", "zeropp_loco_param",
 )  # fmt: skip
-"""Of `zero_optimization`: what sends something else."""
+"""Settings of `zero_optimization` with which DeepSpeed sends something else."""
 
 
 def messages(trial: Trial) -> tuple[Message, ...] | None:
     """What an optimizer step of a resolved trial sends, in the order in which each phase asks for it.
 
-    For one rank too, as engines do; it costs nothing there. Without those of synchronised norms. Of a model of which
-    the parameters alone are known as if they were alike (`_evenly`). None where unknown: a model that only building it
-    could count, or whose largest list of like modules is the decoder's (FSDP2 wraps that, but in stages);
-    an optimizer that exchanges something of its own; a DeepSpeed file that asks for other exchanges.
-    Of ranks that share a model those of the one that sends most.
+    One rank has messages too, as engines send them; they cost nothing there. Those of synchronised norms are left out.
+    Where only a model's parameter count is known, its tensors are taken as alike (`_evenly`). Where ranks share a
+    model, these are the messages of the rank that sends most.
+
+    None where unknown: a model that only building it could count, or whose largest list of like modules is the
+    decoder's (FSDP2 wraps that, except in stages); an optimizer that exchanges something of its own; a DeepSpeed file
+    that asks for other exchanges.
     """
     train, sent = trial.train, of_engine(trial.train.wrapper).messages
     shapes = recorded_shapes(trial.model)
@@ -197,15 +199,15 @@ def messages(trial: Trial) -> tuple[Message, ...] | None:
 
 
 _PIECE, _MOST_PIECES = 2**18, 480
-"""Elements of a tensor where only their sum is known: 1 MiB, as far as that makes no more of them."""
+"""Elements of a tensor where only their sum is known (1 MiB), and the most tensors of that size; beyond, they grow."""
 _BLOCKS = 24
 
 
 def _evenly(count: int) -> ParameterShapes:
-    """As if so many parameters were alike tensors, each with its share of the work, in 24 like blocks.
+    """Shapes of `count` parameters in alike tensors, each with its share of the work, in 24 like blocks.
 
-    So DDP's buckets are of 25 MiB after one of 1 MiB, and fill evenly through backward; the sums that the other engines
-    send are right, and how many calls they take is as of a transformer of 24 blocks.
+    So DDP's buckets are of 25 MiB after one of 1 MiB, and fill evenly through backward. The other engines send the
+    right sums, in as many calls as for a transformer of 24 blocks.
     """
     each = min(count, max(_PIECE, -(-count // _MOST_PIECES)))
     pieces = count // each

@@ -13,44 +13,44 @@ from vitscale.trial.rank_batches import largest_micro_batch
 from vitscale.trial.trial import TrainSpec
 
 _AMX_FIXED_BYTES = 29_272
-"""A barrier, the batch of products and a tile of each thread, page by page."""
+"""Bytes of a barrier, of the batch of products and of a tile for each thread, page by page."""
 AUTOCAST = ("bf16", "fp16")
 """Precisions that cast fp32 weights as they are used; DeepSpeed's fp16 keeps fp16 weights instead."""
 
 
 class Activations(NamedTuple):
-    """Bytes of one micro-batch on the rank that takes most images."""
+    """Bytes of one micro-batch on the rank that takes the most images."""
 
     images: int
-    """The float images, there from before forward to after backward, and their cast."""
+    """The float images and their cast, held from before forward until after backward."""
     kept_of_block: int
-    """Kept for backward by each block."""
+    """What each block keeps for backward."""
     recomputed: int
-    """Of one block, computed again in its backward; 0 without activation checkpointing."""
+    """What one block computes again in its backward; 0 without activation checkpointing."""
     head: int
-    """Kept by the last norm and the classifier; or there just before, where that is more."""
+    """What the last norm and the classifier keep, or what is held just before, where that is more."""
     backward_of_block: int
-    """The gradients that are passed on, at the moment when a block's backward has most of them."""
+    """The gradients that are passed on, at the moment of a block's backward when they take most."""
     sums: int
-    """Beside that, in fp32, what a processor sums one of its 16-bit products up in, before a gradient of weights is
-    there; 0 of those that do not."""
+    """Beside that, the fp32 sums of a 16-bit product on a processor that needs them, before a gradient of weights is
+    there; 0 on other processors."""
     sums_of_weights: int
-    """The same of a product that is such a gradient."""
+    """The same for a product that is a gradient of weights."""
     at_layers: tuple[tuple[int, int], ...]
-    """When the gradients of one of a block's layers are there (`buckets.FC2`, FC1, OUT, QKV): what is gone of what the
+    """For each layer of a block (`moments.FC2`, FC1, OUT, QKV), when its gradients are there: what is gone of what the
     block keeps, and what is passed on."""
     stream: int
     """The gradient that one block hands to the next."""
     handed_back: int
-    """Of a stage's last block, the gradient that it is handed: in a buffer, which is counted elsewhere."""
+    """The gradient that a stage's last block is handed; it lies in a buffer, which is counted elsewhere."""
     embedding: int
-    """What the gradient of the patch embedding's weights takes while it is worked out in tiles; else 0."""
+    """What the gradient of the patch embedding's weights takes while it is worked out in tiles; 0 without tiles."""
     cast_weights: int
-    """Copies of all weights in 16 bit which autocast makes, held until forward is over."""
+    """The 16-bit copies of all weights that autocast makes, held until forward is over."""
     cast_weights_of_block: int
-    """Those of one block that its backward needs; 0 where it makes them again (activation checkpointing)."""
+    """Copies that one block's backward needs; 0 where it makes them again (activation checkpointing)."""
     cast_weights_of_ends: int
-    """Those of embedding and classifier that their backward needs, and of the block that is computed again."""
+    """Copies that the backward of embedding and classifier needs, and those of the block that is computed again."""
 
 
 def activations(
@@ -62,23 +62,25 @@ def activations(
     autocast: bool,
     casts_kept: bool,
 ) -> Activations:
-    """The activations of a resolved ViT with fused attention, of one micro-batch.
+    """The activations of one micro-batch of a resolved ViT with fused attention.
 
-    As Korthikanti et al., "Reducing Activation Recomputation" (arXiv 2205.05198), section 4.1 counts them per layer of
-    a language model, here without dropout. A block keeps 8h + 2m elements a token: the inputs of both norms (2h) and
+    Korthikanti et al., "Reducing Activation Recomputation" (arXiv 2205.05198), section 4.1 counts them per layer of a
+    language model; here there is no dropout. A block keeps 8h + 2m elements a token: the inputs of both norms (2h) and
     their outputs (2h), q, k, v (3h), the attention's output (h), the input and the output of GELU (2m). With m = 4h
     that is 64 bytes a token and unit of width in fp32, 32 under bf16-params, and 40 under autocast, where the residual
-    stream stays in fp32 and q, k and v each cast the first norm's output. Added: the norms' mean and
-    deviation and the attention's log-sum-exp, the last norm, images and logits, and what backward holds for a moment:
-    the gradients of a block's output and of GELU's, where a block is widest, and those at its other layers. Of ranks
-    that share a model: matrices give each 1/T of what they give and attention 1/(T S), of all tokens; all else is of
-    1/S of the tokens, and norms and residuals under `shard_norms` of 1/(T S) (the same paper, section 4.2.2).
+    stream stays in fp32 and q, k and v each cast the first norm's output. To this are added the norms' mean and
+    deviation, the attention's log-sum-exp, the last norm, images and logits, and what backward holds for a moment:
+    the gradients of a block's output and of GELU's, where a block is widest, and those at its other layers.
+
+    Where ranks share a model, matrices give each rank 1/T of their output and attention 1/(T S) of its own, for all
+    tokens. All else covers 1/S of the tokens; under `shard_norms` norms and residuals cover 1/(T S) (the same paper,
+    section 4.2.2).
 
     Args:
         spec: the model, resolved.
-        train: its micro-batch, the largest where ranks take unequal shares, and its options.
+        train: its options, and its micro-batch: the largest where ranks take unequal shares.
         vit: its shape.
-        share: which of it a rank has.
+        share: the part of it that a rank has.
         autocast: whether fp32 weights are cast as they are used.
         casts_kept: whether the casts are kept for backward. DeepSpeed's linear layer of ZeRO-3 casts again instead.
     """
@@ -96,17 +98,18 @@ def activations(
         parallel.tensor * parallel.sequence
     )  # fmt: skip
     read, stream = rows * hidden * compute_bytes, shared_rows * hidden * stream_bytes
-    # What attention gives goes back to its tokens' ranks, as another tensor.
+    # Attention's output goes back to the ranks of its tokens, as another tensor.
     mixed = of_heads + (narrow if parallel.sequence > 1 else 0)
     heads = (spec.heads or 0) // (parallel.tensor * parallel.sequence)
     statistics = shared_rows * 2 * 2 * stream_bytes + vit.tokens * images * heads * 4
-    # Autocast casts what the first norm gives for each of the three matrices that read it.
+    # Autocast casts the first norm's output once for each of the three matrices that read it.
     block = 2 * stream + (4 if autocast else 2) * read + 3 * of_heads + mixed + 2 * wide + statistics
     pixels = spec.channels * spec.image_size**2 * images
     checkpointed = train.activation_checkpointing
-    # A 16-bit product on a CPU packs its wider operand anew for as long as it takes (oneDNN's scratch memory, which
-    # torch's allocator hands out): 0.87 MB at the peak of a step whose MLP's activations are 0.80 MB wide. A processor
-    # that widens the numbers packs nothing, and sums what it gives in fp32: of twelve shapes to the byte, and 128.
+    # A 16-bit product on a CPU packs a copy of its wider operand for as long as it takes (oneDNN's scratch memory,
+    # which torch's allocator hands out): 0.87 MB at the peak of a step whose MLP's activations are 0.80 MB wide. A
+    # processor that widens the numbers packs nothing, and sums its output in fp32: for twelve shapes exactly this many
+    # bytes, and 128.
     narrow_on_cpu = compute_bytes == 2 and train.device == "cpu"
     in_tiles, summed = (narrow_on_cpu and products_of_16_bits() == how for how in ("tiles", "widened"))
     packed = wide if narrow_on_cpu and not summed else 0
@@ -125,12 +128,12 @@ def activations(
     casts = autocast and casts_kept
     blocks = share.blocks if share.chunks else vit.layers
     everything = blocks * (matrices + biases) + ends + share.first * hidden + share.last * own_classes
-    # The classifier keeps the whole output of the norm, of which it uses one token; autocast casts that token alone,
-    # and where ranks share the tokens that token alone goes to all of them.
+    # The classifier keeps the norm's whole output, though it uses one token. Autocast casts only that token, and where
+    # ranks share the tokens only that token goes to all of them.
     normed = 0 if autocast or parallel.sequence > 1 else passed
     head = stream + normed + shared_rows * 2 * stream_bytes + 2 * images * classes * 4 if share.last else 0
-    # Before that the last block's output is scattered: what the matrix gave, padded to equal parts, cut and, on gloo,
-    # cloned; the parts of it, of attention's and of both residuals.
+    # Before that the last block's output is scattered. Held then are the matrix's output, padded to equal parts, cut
+    # and, on gloo, cloned; and the parts of that output, of attention's and of both residuals.
     padded = shared_rows * parallel.tensor * hidden * stream_bytes
     scattered = passed + (3 if train.device == "cpu" else 2) * padded + 4 * stream if parallel.shard_norms else 0
     return Activations(
@@ -155,9 +158,9 @@ def _embedding_in_tiles(spec: ModelSpec, hidden: int, patch: int, images: int) -
     """Bytes that oneDNN takes for the gradient of a patch convolution's 16-bit weights in AMX tiles, on one thread.
 
     oneDNN 3.12, `brgemm_convolution_bwd_weights_t` (src/cpu/x64/jit_brgemm_conv_utils.cpp, init_conf_bwd_w and
-    init_scratchpad_bwd_w): it takes channels in blocks of 16, and hands weights on in blocks of 32, also where an image
-    has 3; weights are summed in fp32; rows of pixels are transposed into tiles of 32. On a Xeon these were 2,026,904
-    bytes, to the byte (a ViT of width 192, patches of 8, 8 images of 3 channels and 32 pixels, one thread).
+    init_scratchpad_bwd_w): it takes channels in blocks of 16, and hands weights on in blocks of 32, even where an image
+    has 3. Weights are summed in fp32; rows of pixels are transposed into tiles of 32. On a Xeon this was exact:
+    2,026,904 bytes (a ViT of width 192, patches of 8, 8 images of 3 channels and 32 pixels, one thread).
     """
     side, taken = spec.image_size, spec.channels
     grid, channels = side // patch, 16 * math.ceil(hidden / 16)

@@ -17,28 +17,29 @@ from vitscale.trial.trial import Trial
 class Part(NamedTuple):
     """One piece of a model; bytes of a micro-batch.
 
-    Where it depends on sizes which moment is widest, all that can be are named: each is a straight line in the number
-    of images, and their maximum is not.
+    Where sizes decide which moment is widest, every moment that can be widest is listed: each is a straight line in
+    the number of images, and their maximum is not.
     """
 
     kept: int = 0
-    """For backward."""
+    """What it keeps for backward."""
     forward: tuple[int, ...] = (0,)
-    """Beside that, where its forward can be widest."""
+    """What its forward holds beside that, at each moment that can be the widest."""
     backward: tuple[int, ...] = (0,)
-    """Gradients passed on, and those that wait, where its backward can be widest; what is kept is there too."""
+    """Gradients passed on, and those that wait, at each moment of its backward that can be the widest; what is kept is
+    there too."""
     modules: tuple[Module, ...] = ()
-    """In the order of forward."""
+    """Its modules in the order of forward."""
     block: int = 0
-    """The number of the wrapped block that holds it, from 1 on; less than 1: none, before them (0) or behind (-1)."""
+    """The number of the wrapped block that holds it, from 1 on; outside blocks 0 before them and -1 behind them."""
 
     @property
     def elements(self) -> int:
-        """Of all its tensors."""
+        """Elements of all its tensors."""
         return sum(module.elements for module in self.modules)
 
     def cast_bytes(self, *, linear: bool) -> int:
-        """Of the 16-bit copies that autocast makes of its weights, those of linear layers too or not."""
+        """Bytes of the 16-bit copies that autocast makes of its weights; `linear`: those of linear layers too."""
         return 2 * sum(m.elements for m in self.modules if m.macs and (linear or len(m.tensors[0]) == 4))
 
     @property
@@ -51,17 +52,17 @@ class Around(NamedTuple):
     """Bytes beside `Holding.steady`, activations and what backward passes on."""
 
     forward: Sequence[Parts]
-    """In each part's forward."""
+    """What is there in each part's forward."""
     backward: Sequence[Parts]
-    """In each part's backward, where it is widest: gradients included."""
+    """What is there in each part's backward, where it is widest: gradients included."""
     between: Sequence[tuple[int, float, Parts]]
-    """At other moments of backward: the part, the share of it whose activations are gone, and what is there."""
+    """Other moments of backward: the part, the share of it whose activations are gone, and what is there."""
     exchange: Parts
-    """When backward is over."""
+    """What is there when backward is over."""
 
 
 def around(trial: Trial, holding: Holding, parts: Sequence[Part], turn: InTurn | None = None) -> Around:
-    """As the trial's wrapper holds it, in a pipeline's turn or outside one; see the functions below."""
+    """What the trial's wrapper holds, in a pipeline's turn or outside one; see the functions below."""
     if trial.train.wrapper == "fsdp2":
         return _fsdp2(trial, holding, parts) if turn is None else _fsdp2_in_turn(trial, holding, parts, turn)
     gathered = _zero_3(trial, parts) if trial.train.wrapper == "deepspeed" and trial.train.zero_stage == 3 else None
@@ -83,7 +84,7 @@ def around(trial: Trial, holding: Holding, parts: Sequence[Part], turn: InTurn |
 
     return Around(
         forward=[added(holding.held, holding.held_buckets, own) for own in of_forward],
-        # The loss's own is over before anything of the wrapper begins.
+        # The loss's own backward is over before anything of the wrapper begins.
         backward=[
             in_backward(n, ends[-1] - ends[n], max(part.tensors), after=n < first_full)
             if part.modules
@@ -99,14 +100,20 @@ def around(trial: Trial, holding: Holding, parts: Sequence[Part], turn: InTurn |
 
 
 def _passed_on(part: Part) -> Parts:
-    """What backward passes on in a block while a bucket that its gradient does not fit into is exchanged: as where its
-    MLP is widest, for there its largest weights are."""
+    """What backward passes on in a block while a bucket is exchanged because the block's gradient does not fit into it.
+
+    It is as much as where its MLP is widest, for its largest weights are there.
+    """
     return {"passed on in backward": part.backward[0] if part.block > 0 else 0}
 
 
 def _full_buckets(parts: Sequence[Part], bucket: int) -> Iterator[tuple[int, float, int, int]]:
-    """Number of the part whose gradient does not fit, the share of its tensors behind that, elements in the bucket,
-    elements of that gradient."""
+    """Every full bucket of a backward, in order.
+
+    Yields:
+        The number of the part whose gradient does not fit, the share of its elements whose gradients are made already,
+        the elements in the bucket, and the elements of the gradient that does not fit.
+    """
     filled = 0
     for number in reversed(range(len(parts))):
         done = 0
@@ -119,7 +126,7 @@ def _full_buckets(parts: Sequence[Part], bucket: int) -> Iterator[tuple[int, flo
 
 
 def _zero_3(trial: Trial, parts: Sequence[Part]) -> tuple[list[Parts], list[Parts]]:
-    """Weights gathered in forward and in backward: small ones for the step, all others as `zero._stage_3` says."""
+    """Weights gathered in each part's forward and backward: small ones stay, all others are as in `zero._stage_3`."""
     train, settings = trial.train, zero_settings(trial.train)
     each = weight_bytes(train) if trial.world.size > 1 else 0
     large = [sum(n for n in part.tensors if n > settings.persistence_threshold) for part in parts]
@@ -140,12 +147,12 @@ def _zero_3(trial: Trial, parts: Sequence[Part]) -> tuple[list[Parts], list[Part
 
 
 def _fsdp2(trial: Trial, holding: Holding, parts: Sequence[Part]) -> Around:
-    """As `holding.fsdp2`, block by block.
+    """What `holding.fsdp2` describes, block by block.
 
-    The root's weights and gradients stay whole from forward to the end of backward. While it begins its buffer is
-    there, and while what is behind the blocks runs that of the last block: in forward until the next gather, in
-    backward because the last block is fetched ahead. In forward gloo has let go of its copy by the second part of a
-    block: of 24 steps none reached the end of a stage of two with it.
+    The root's weights and gradients stay whole from forward to the end of backward. The root's buffer is there while
+    the root begins. While the parts behind the blocks run, the last block's buffer is there: in forward until the next
+    gather, in backward because the last block is fetched ahead. In forward gloo has let go of its copy by the second
+    part of a block: in none of 24 steps was it still there at the end of a stage of two.
     """
     train, ranks = trial.train, trial.layout.replicas
     each, sent = weight_bytes(train), communicated_bytes(train)
@@ -159,7 +166,7 @@ def _fsdp2(trial: Trial, holding: Holding, parts: Sequence[Part]) -> Around:
     behind = sum(part.elements for part in parts if part.block < 0)
 
     def gathered(block: int, arriving: int, late: int = 0) -> Parts:
-        """`block`: whose weights are there; `arriving`, `late`: elements in a buffer, and of gloo's copies."""
+        """`block`: the one whose weights are there; `arriving`, `late`: elements in a buffer, and in gloo's copies."""
         there = sum(sizes[1 : block + 1]) if stays else sizes[block]
         return {"gathered weights": (root + there + buffers * arriving) * each, "gloo's copies": gloo * late * each}
 
@@ -191,9 +198,7 @@ def _fsdp2(trial: Trial, holding: Holding, parts: Sequence[Part]) -> Around:
         now = added(gathered(min(whole, last), fetched), made(block, done, max(part.tensors)))
         backward.append(added(now, scattered(index + 1)) if block >= 0 else now)
         if block > 0 and (number + 1 == len(parts) or parts[number + 1].block != block):
-            own = (
-                sizes[block] if block == last else 0
-            )  # of the last block its own copy is late: it was fetched ahead too
+            own = sizes[block] if block == last else 0  # the last block's own copy is late: it was fetched ahead too
             late = added(gathered(block, fetched, fetched + own), made(block, 0, 0), scattered(block + 1, 2))
             cast = shard(sizes[block + 1], ranks) * each if buffers and train.master_weights else 0
             between.append((number, 0.0, added(late, {"temporaries": cast})))
@@ -210,8 +215,10 @@ def _fsdp2(trial: Trial, holding: Holding, parts: Sequence[Part]) -> Around:
 
 
 def _fsdp2_in_turn(trial: Trial, holding: Holding, parts: Sequence[Part], turn: InTurn) -> Around:
-    """As `holding.fsdp2_in_stages`, of a stage whose blocks are not alike, each a part by itself: gradients stay whole,
-    and weights that backward has gathered; a forward frees them block by block."""
+    """What `holding.fsdp2_in_stages` describes, for a stage whose blocks are not alike; each is a part by itself.
+
+    Gradients stay whole, and so do weights that backward has gathered; a forward frees them block by block.
+    """
     ranks, each, summed = trial.layout.replicas, weight_bytes(trial.train), communicated_bytes(trial.train)
     buffers, gloo = ranks > 1, ranks > 1 and trial.train.device == "cpu"
     stays = trial.train.reshard_after_forward is False

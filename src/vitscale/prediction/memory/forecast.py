@@ -35,15 +35,15 @@ NOT_COVERED: Mapping[str, str] = {
     "data": "images that threads have prepared ahead",
     "start-up": "what building the engine takes for a moment, before the first step",
 }
-"""What no forecast holds, and is not 0: name -> what it is."""
+"""What no forecast counts though it is not 0: name -> what it is."""
 
 
 @dataclass(frozen=True)
 class MemoryForecast:
-    """Bytes of one rank's tensors; of the rank that takes most, where ranks differ."""
+    """Bytes of one rank's tensors; where ranks differ, of the rank that takes most."""
 
     moments: Mapping[str, Parts]
-    """Moment of a step -> bytes by part; a part that is not named is not there."""
+    """Moment of a step -> bytes by part; a part that is not listed takes none."""
     not_covered: Mapping[str, str]
     """What is left out -> why, or what it is."""
 
@@ -59,7 +59,7 @@ class MemoryForecast:
 
     @property
     def peak_bytes(self) -> int:
-        """Of all parts together at the peak."""
+        """Bytes of all parts together at the peak."""
         return sum(self.parts.values())
 
 
@@ -82,7 +82,7 @@ def forecast(trial: Trial) -> MemoryForecast | None:
 
 
 def _highest(moments: Sequence[tuple[str, Parts]]) -> dict[str, Parts]:
-    """Of several by one name the one that takes most."""
+    """Moment -> bytes by part; of several moments with one name the one that takes most."""
     highest: dict[str, Parts] = {}
     for name, parts in moments:
         if sum(parts.values()) > sum(highest.get(name, {}).values()):
@@ -91,8 +91,7 @@ def _highest(moments: Sequence[tuple[str, Parts]]) -> dict[str, Parts]:
 
 
 def totals(trial: Trial) -> list[int]:
-    """Bytes at every moment of a trial whose memory is not `unavailable`, in an order that does not depend on the
-    micro-batch."""
+    """Bytes at every moment of a trial whose memory is not `unavailable`; the order does not depend on the batch."""
     if (vit := _classifier(trial)) is not None:
         of_ranks = chain.from_iterable(_of_ranks(trial, vit))
         return [total for names, held in of_ranks for total in all_totals(*held, names=names)]
@@ -102,8 +101,8 @@ def totals(trial: Trial) -> list[int]:
 def unavailable(trial: Trial) -> str:
     """Why arithmetic does not tell a trial's memory; empty where it does.
 
-    A model that only building it could count; an engine or an optimizer whose states are not modelled here; offloading;
-    what a DeepSpeed file of the user's own may ask for beyond bucket sizes (`zero.modelled`).
+    Reasons are a model that only building it could count, an engine or an optimizer whose states are not modelled here,
+    offloading, and what a user's own DeepSpeed file may ask for beyond bucket sizes (`zero.modelled`).
     """
     train = trial.train
     if not of_engine(train.wrapper).memory:
@@ -135,17 +134,20 @@ def forecast_bytes(trial: Trial) -> int | None:
 def peak_bytes_of_many(
     template: Trial, gpus: NDArray[np.int_], grad_accum: int, micro_batches: NDArray[np.int_]
 ) -> Array:
-    """Peak bytes of a rank of `template` on so many ranks with such a micro-batch, (configurations,); NaN: unknown.
+    """Peak bytes of a rank of `template` in each configuration of ranks and micro-batch, (configurations,).
 
-    The same as `forecast_bytes` of the trials that have them, some hundred times as fast: every moment of a step takes
-    a fixed number of bytes and so many for each image, and the peak is the highest of these lines. Where sequence ranks
-    label images so many for each image that the first of them labels, too.
+    The result is that of `forecast_bytes` for each such trial, some hundred times as fast: every moment of a step takes
+    a fixed number of bytes and a number of bytes for each image, and the peak is the highest of these lines. Where
+    sequence ranks label images, each image that the first of them labels adds a number of bytes too.
 
     Args:
-        template: its world and batch are not asked for.
-        gpus: ranks, of each configuration.
-        grad_accum: micro-steps of a step; of a model without stages two stand for all more.
-        micro_batches: images of every rank, of each configuration.
+        template: the trial; its world and batch are ignored.
+        gpus: ranks of each configuration.
+        grad_accum: micro-steps of a step; for a model without stages two stand for any larger number.
+        micro_batches: images of every rank in each configuration.
+
+    Returns:
+        Bytes; NaN where they are unknown.
     """
     import numpy as np
 
@@ -166,7 +168,7 @@ def peak_bytes_of_many(
         if vit is None:  # or ranks share it
             every = there, *(trial.model_copy(update={"world": world}) for trial in of_more)
             at_one, *more = (np.array(totals(trial), dtype=float) for trial in every)
-        elif holding != before:  # of wrappers that hold the same on any number of ranks once
+        elif holding != before:  # once for wrappers that hold the same on any number of ranks
             at_one, *more = (np.array(all_totals(holding, each, shapes), dtype=float) for each in kept)
         here = gpus == count
         images = micro_batches[here, None]
@@ -177,18 +179,18 @@ def peak_bytes_of_many(
 
 
 def _with_batch(template: Trial, grad_accum: int, micro_batch: int) -> Trial:
-    """The template with these fields, not validated again: that would take longer than all the rest."""
+    """The template with these fields, without validating it again: that would take longer than all the rest."""
     changed = {"grad_accum": grad_accum, "micro_batch": micro_batch, "micro_batches": None}
     return template.model_copy(update={"train": template.train.model_copy(update=changed)})
 
 
 def _classifier(trial: Trial) -> VitShape | None:
-    """Of a ViT that classifies; None of other models, which are counted part by part."""
+    """The shape of a ViT that classifies; None for other models, which are counted part by part."""
     return vit_shape(trial.model) if trial.model.task == "classification" else None
 
 
 def _held(trial: Trial) -> tuple[Holding, ParameterShapes]:
-    """What the wrapper holds whatever the micro-batch, and of which tensors."""
+    """What the wrapper holds whatever the micro-batch, and the shapes of the model's tensors."""
     shapes = parameter_shapes(trial.model)
     if shapes is None:
         raise ValueError("ask `unavailable` first")
@@ -203,8 +205,10 @@ def _wrapped(trial: Trial, shapes: ParameterShapes) -> Holding:
 def _of_ranks(
     trial: Trial, vit: VitShape
 ) -> Iterator[list[tuple[tuple[str, ...], tuple[Holding, Activations, ParameterShapes]]]]:
-    """What each rank holds that may take most, at the moments of such names: of several that share a model one for each
-    place in the pipeline, and there in each of its turns."""
+    """What each rank holds that may take most, with the names of the moments at which it holds that.
+
+    Of the ranks that share a model there is one for each place in the pipeline, with an item for each of its turns.
+    """
     _, whole = _held(trial)
     for share in that_may_take_most(trial, whole):
         if not share.chunks:
@@ -227,15 +231,17 @@ def _of_ranks(
 
 
 def _of_stage(stage: Share, kept: Activations) -> StageBytes:
-    """Of a ViT, whose first norm keeps the buffer of what the stage takes."""
+    """Bytes of a ViT's stage, whose first norm keeps the buffer of what the stage takes."""
     received, handed_on = stage.received * kept.stream, stage.handed_on * kept.stream
     own = stage.blocks * (kept.kept_of_block + kept.cast_weights_of_block) + kept.head
     return StageBytes(own - received, received, handed_on)
 
 
 def _in_parts(trial: Trial) -> Iterator[list[tuple[str, Parts]]]:
-    """Moments of the ranks that may take most of a trial whose model is counted part by part, several by one name; see
-    `moments_in_parts`."""
+    """Moments of each rank that may take most, for a model that is counted part by part; see `moments_in_parts`.
+
+    Several moments may have one name.
+    """
     _, whole = _held(trial)
     for share in that_may_take_most(trial, whole):
         if not share.chunks:
@@ -254,7 +260,7 @@ def _in_parts(trial: Trial) -> Iterator[list[tuple[str, Parts]]]:
 
 
 def _kept(trial: Trial, vit: VitShape, share: Share) -> Activations:
-    """What forward and backward of its micro-batch keep on a rank."""
+    """What forward and backward of a micro-batch keep on a rank."""
     train = trial.train
     through_deepspeed = train.wrapper == "deepspeed"
     autocast = train.precision in AUTOCAST and not (train.precision == "fp16" and through_deepspeed)
@@ -272,7 +278,7 @@ class _LeftOut(NamedTuple):
     """What a device takes beyond tensors; lognormal, so that its logarithm has a mean and a standard deviation."""
 
     factor: float
-    """Median of what is reserved over what tensors take."""
+    """Median of reserved bytes over the bytes that tensors take."""
     factor_spread: float
     fixed_bytes: float
     """Median of what is there whatever the tensors."""
@@ -280,12 +286,12 @@ class _LeftOut(NamedTuple):
 
 
 FORECAST_SPREAD = 0.02
-"""Standard deviation of a forecast's logarithm: more than twice what `benchmarks/memory.py` finds, found on small
+"""Standard deviation of a forecast's logarithm: more than twice what `benchmarks/memory.py` finds, which runs small
 models and one version of each library."""
 
 LEFT_OUT: dict[Device, _LeftOut] = {
     # 90 % of factors between 1.02 and 1.15: blocks of the caching allocator that no tensor fits into. 1.11 is reported
-    # in pytorch/pytorch issue 40989; where memory is short it gives back what is wholly free before it gives up.
+    # in pytorch/pytorch issue 40989; where memory is short the allocator gives back wholly free blocks before it fails.
     # 90 % of the rest between 0.5 and 1.6 GB: a context with kernels loaded as they are used (0.29 GB of it at start:
     # pytorch/pytorch pull request 86509), NCCL's buffers, linear in channels (NVIDIA/nccl issue 986; 1.06 GB with the
     # context on 8 H100: issue 1685), cuBLAS workspaces of 8 to 32 MiB (NVIDIA's cublasSetWorkspace).
@@ -312,15 +318,15 @@ def oom_chance(forecast_bytes: float, capacity_bytes: float, device: Device) -> 
 @overload
 def oom_chance(forecast_bytes: Array, capacity_bytes: float, device: Device) -> Array: ...
 def oom_chance(forecast_bytes: float | Array, capacity_bytes: float, device: Device) -> float | Array:
-    """That tensors of `forecast_bytes` and all that is beside them take more than `capacity_bytes`; in [0, 1].
+    """The chance, in [0, 1], that tensors of `forecast_bytes` and all beside them exceed `capacity_bytes`.
 
-    What is needed is `forecast x F + R`: F, lognormal, how far forecasts are off times what is reserved over what is
-    used; R, lognormal, what is there whatever the tensors (`LEFT_OUT`). Rises with the forecast and falls with the
+    Needed are `forecast x F + R` bytes, with F and R lognormal. F is the error of forecasts times reserved over used
+    memory; R is what is there whatever the tensors (`LEFT_OUT`). The chance rises with the forecast and falls with the
     capacity. NaN, where a forecast is unknown, stays NaN.
 
     Args:
         forecast_bytes: peak of a rank's tensors, at least 0.
-        capacity_bytes: of the device that the rank has for itself; on a CPU its share of the host's memory.
+        capacity_bytes: memory of the device that the rank has for itself; on a CPU its share of the host's memory.
         device: where it runs.
     """
     import numpy as np
@@ -331,7 +337,7 @@ def oom_chance(forecast_bytes: float | Array, capacity_bytes: float, device: Dev
     room = capacity_bytes - rest
     needed = np.asarray(forecast_bytes, dtype=float)[..., None] * left_out.factor
     with np.errstate(divide="ignore"):
-        # No tensors need nothing: the logarithm is minus infinity, and the chance is that the rest does not fit.
+        # No tensors need no bytes: the logarithm is minus infinity, and the chance is that the rest does not fit.
         above = (np.log(needed) - np.log(np.maximum(room, 1.0))) / spread
     chance: Array = np.where(room > 0, _normal_below(above), np.where(np.isnan(needed), np.nan, 1.0)).mean(axis=-1)
     return chance if isinstance(forecast_bytes, np.ndarray) else float(chance)

@@ -1,4 +1,4 @@
-"""What training keeps beside activations, between steps and more at each stage of one: plain, under DDP and FSDP2."""
+"""What training keeps beside activations, between steps and at each stage of a step: plain, under DDP and FSDP2."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from vitscale.trial.model_cost import ParameterShapes
 from vitscale.trial.trial import TrainSpec, Trial
 
 Parts = Mapping[str, int]
-"""Bytes by what they are for."""
+"""What bytes are for -> their number."""
 
 STATE_BYTES = {"adamw": 8, "lamb": 8, "sgd": 4}
-"""Of optimizer state per parameter in fp32: two moments, or one momentum. ZeRO (arXiv 1910.02054), section 3.1."""
+"""Bytes of optimizer state per fp32 parameter: two moments, or one momentum. ZeRO (arXiv 1910.02054), section 3.1."""
 
 
 class Sizes(NamedTuple):
     """Parameter counts."""
 
     all: int
-    """Of the whole model."""
+    """Parameters of the whole model."""
     blocks: tuple[int, ...]
-    """Of each block that engines wrap."""
+    """Parameters of each block that engines wrap."""
     largest_of_block: int
-    """Of the largest tensor of a block."""
+    """Parameters of the largest tensor in a block."""
 
     @property
     def root(self) -> int:
-        """Of all but the blocks."""
+        """Parameters outside the blocks."""
         return self.all - sum(self.blocks)
 
 
 @lru_cache(maxsize=256)
 def sizes(shapes: ParameterShapes) -> Sizes:
-    """Counts of a model's shapes."""
+    """Parameter counts of a model with these shapes."""
     wrapped = [block for block in shapes.each() if block.wrapped]
     largest = max(
         (math.prod(shape) for block in wrapped for module in block.modules for shape in module.tensors), default=0
@@ -46,53 +46,54 @@ def sizes(shapes: ParameterShapes) -> Sizes:
 
 @dataclass(frozen=True)
 class Holding:
-    """Bytes on one rank. Everything but `steady` is on top of it."""
+    """Bytes on one rank. Everything but `steady` comes on top of `steady`."""
 
     steady: Parts
-    """From one step to the next."""
+    """What stays from one step to the next."""
     gradient_bytes: float
-    """Per parameter whose gradient backward has made: what stays of it until the step."""
+    """What stays until the step, per parameter whose gradient backward has made."""
     new_gradient_bytes: int
-    """Per element of a gradient just made, before anything is done with it."""
+    """What a gradient takes per element when it is just made, before anything is done with it."""
     held: Parts = field(default_factory=dict)
     """Gradients of earlier micro-steps, in forward and backward of the later ones."""
     held_buckets: Parts = field(default_factory=dict)
     """Buckets that an earlier micro-step's backward has allocated, in the forward of the later ones."""
     forward: Parts = field(default_factory=dict)
-    """Before the last block's forward: gathered weights, and those on their way."""
+    """What is there before the last block's forward: gathered weights, and those on their way."""
     forward_end: Parts = field(default_factory=dict)
-    """When the last block's forward is over."""
+    """What is there when the last block's forward is over."""
     backward: Parts = field(default_factory=dict)
-    """During all of backward."""
+    """What is there during all of backward."""
     gathered_blocks: tuple[int, ...] = ()
     """Weights of blocks that are gathered in backward, by the number of blocks whose backward is not over; empty: none,
     or as many throughout, which are then in `backward`."""
     gathered_between: tuple[int, ...] = ()
-    """The same between two blocks, as the next one's are copied out of their buffer; empty: as `gathered_blocks`."""
+    """The same between two blocks, while the next block's weights are copied out of their buffer; empty: as in
+    `gathered_blocks`."""
     bucket: int = 0
     """Elements of a bucket that is exchanged during backward as soon as it is full; 0: there is none."""
     flush: Parts = field(default_factory=dict)
-    """Per element of a full bucket, while it is exchanged."""
+    """What an exchange takes per element of its full bucket."""
     from_first_flush: Parts = field(default_factory=dict)
-    """During backward, when the first bucket has been exchanged."""
+    """What is there during backward once the first bucket has been exchanged."""
     first_block: Parts = field(default_factory=dict)
-    """During backward, when the gradients of the first whole block have been exchanged."""
+    """What is there during backward once the gradients of the first whole block have been exchanged."""
     between_blocks: Parts = field(default_factory=dict)
-    """Beside all of the above, after a block's gradients have been scattered, while a block is gathered."""
+    """What comes on top after a block's gradients have been scattered, while another block is gathered."""
     exchange: Parts = field(default_factory=dict)
-    """When backward is over and gradients are exchanged: all there is beside `steady`."""
+    """All there is beside `steady` when backward is over and gradients are exchanged."""
     step: Parts = field(default_factory=dict)
-    """While the optimizer works: all there is beside `steady`."""
+    """All there is beside `steady` while the optimizer works."""
 
 
 def weight_bytes(train: TrainSpec) -> int:
-    """Of a weight that forward computes with; autocast casts fp32 weights, DeepSpeed's fp16 keeps them in fp16."""
+    """Bytes of a weight as the model holds it: autocast casts fp32 weights, DeepSpeed's fp16 keeps fp16 weights."""
     deepspeed_fp16 = train.precision == "fp16" and train.wrapper == "deepspeed"
     return 2 if train.precision == "bf16-params" or deepspeed_fp16 else 4
 
 
 def communicated_bytes(train: TrainSpec) -> int:
-    """Of a gradient as it travels: the weights' own dtype unless the study names another."""
+    """Bytes of a gradient's element as it travels: in the weights' dtype unless the study names another."""
     return {"fp32": 4, "bf16": 2, "fp16": 2, None: weight_bytes(train)}[train.gradient_dtype]
 
 
@@ -102,7 +103,7 @@ def shard(elements: int, ranks: int) -> int:
 
 
 def added(*parts: Parts) -> dict[str, int]:
-    """Parts of like name added up."""
+    """The sum of parts, name by name."""
     total: dict[str, int] = {}
     for each in parts:
         for name, amount in each.items():
@@ -111,8 +112,10 @@ def added(*parts: Parts) -> dict[str, int]:
 
 
 def plain(trial: Trial, shapes: ParameterShapes) -> Holding:
-    """Weights, gradients and the optimizer's states in one dtype: ZeRO (arXiv 1910.02054), section 3.1, without the
-    masters that mixed precision keeps there; autocast's fp32 weights are their own."""
+    """Weights, gradients and the optimizer's states in one dtype, as in ZeRO (arXiv 1910.02054), section 3.1.
+
+    The masters that mixed precision keeps there are left out: autocast's fp32 weights are their own masters.
+    """
     train, elements = trial.train, sizes(shapes).all
     each = weight_bytes(train)
     states = STATE_BYTES[train.optimizer] // 4 * each
@@ -128,9 +131,9 @@ def plain(trial: Trial, shapes: ParameterShapes) -> Holding:
 
 
 def ddp(trial: Trial, shapes: ParameterShapes) -> Holding:
-    """Plain training and, whatever the rank count, one more copy of the gradients: the buckets they travel in.
+    """What plain training holds and, whatever the rank count, the buckets that gradients travel in: one more copy.
 
-    Buckets are allocated at construction, once more in the order of the first backward, and stay (torch/nn/parallel/
+    Buckets are allocated at construction, again in the order of the first backward, and then stay (torch/nn/parallel/
     distributed.py, reducer.cpp); `gradient_as_bucket_view` makes the gradients views of them.
     """
     train = trial.train
@@ -148,19 +151,18 @@ def ddp(trial: Trial, shapes: ParameterShapes) -> Holding:
 
 
 def fsdp2(trial: Trial, shapes: ParameterShapes) -> Holding:
-    """Shards as of ZeRO's third stage (arXiv 1910.02054, section 5.3), gathered block by block.
+    """Shards as in ZeRO's third stage (arXiv 1910.02054, section 5.3), gathered block by block.
 
-    As torch 2.13 does it (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py and _fsdp_collectives.py): what is
-    gathered lands in a flat buffer, which stays until the next is gathered, and is copied out of it. In backward the
+    This follows torch 2.13 (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py and _fsdp_collectives.py).
+    Gathered weights land in a flat buffer, which stays until the next gather, and are copied out of it. In backward the
     next block is gathered meanwhile, so that two blocks are there. Gradients of a whole block are copied into a flat
-    buffer to be scattered, which stays until the next block's are. Embedding and head are gathered from forward to the
-    end of backward. One rank copies without a buffer.
-    Of fp32 shards those of a block are cast before they are gathered.
-
-    gloo works on a copy of its own of what it gathers and scatters (ProcessGroupGloo.cpp). Its thread lets go of a
-    finished exchange, and of the tensors with it, when it is scheduled next: in about one step of eight not before
-    the next gather has begun. Over a run that happens, so the peak counts what is let go of late beside what is
+    buffer and scattered; it stays until the next block's gradients are scattered. Embedding and head are gathered from
+    forward to the end of backward. One rank copies without a buffer. A block's fp32 shards are cast before they are
     gathered.
+
+    gloo works on its own copy of what it gathers and scatters (ProcessGroupGloo.cpp). Its thread lets go of a finished
+    exchange, and of the tensors with it, when it is scheduled next: in about one step of eight only after the next
+    gather has begun. In a whole run that happens, so the peak counts what is let go of late beside what is gathered.
     """
     train, ranks, count = trial.train, trial.layout.replicas, sizes(shapes)
     each = weight_bytes(train)
@@ -199,13 +201,13 @@ def fsdp2(trial: Trial, shapes: ParameterShapes) -> Holding:
 def fsdp2_in_stages(trial: Trial, shapes: ParameterShapes, *, later: bool, directly: bool) -> Holding:
     """What FSDP2 holds of a rank's stages during one micro-batch.
 
-    torch's schedules leave whole gradients, and the weights that backward has gathered, until the step's last backward
+    torch's schedules keep whole gradients, and the weights that backward has gathered, until the step's last backward
     is over, and scatter then (`backward_maybe_with_nosync` and `perform_reduce_grad` in
     torch/distributed/pipelining/stage.py). A forward between two backwards frees each block's weights again.
 
     Args:
-        trial: of one micro-step.
-        shapes: of this rank's stages.
+        trial: the trial, with one micro-step or as the second of two.
+        shapes: tensors of this rank's stages.
         later: whether another micro-batch's backward came before.
         directly: whether no forward lies between the two.
     """
@@ -217,7 +219,7 @@ def fsdp2_in_stages(trial: Trial, shapes: ParameterShapes, *, later: bool, direc
     copied = buffer if train.device == "cpu" else 0
     stay = directly or train.reshard_after_forward is False
     between = tuple(min(blocks, blocks - left + 1) * block + buffer for left in range(blocks + 1))
-    at_last = min(1, blocks) + 1  # whose backward fetches nothing ahead
+    at_last = min(1, blocks) + 1  # their backward fetches nothing ahead
     by_left = (*(blocks * block for _ in range(at_last)), *between[at_last:])
     whole, scattered = count.all * summed, max((count.root, *count.blocks)) * summed
     return replace(

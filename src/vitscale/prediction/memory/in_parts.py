@@ -1,4 +1,4 @@
-"""Models whose blocks are not alike, Swin V2 and UperNet on it or on a ViT: memory part by part, in forward's order."""
+"""Memory part by part, in forward's order, of models whose blocks differ: Swin V2, and UperNet on it or on a ViT."""
 
 from __future__ import annotations
 
@@ -22,20 +22,23 @@ from vitscale.trial.trial import TrainSpec, Trial
 
 
 class Pieces(NamedTuple):
-    """A model, and what is there beside its parts."""
+    """A model's parts, and the bytes beside them."""
 
     parts: tuple[Part, ...]
     images: int
-    """And labels, from before forward to after backward."""
+    """Images and labels, held from before forward until after backward."""
     logits: int
-    """Held by the loop from the model's output until backward is over."""
+    """What the loop holds from the model's output until backward is over."""
     buffers: int
-    """That stay, and are no parameters: of Swin the distances in a block's windows, and which two tokens have which."""
+    """Buffers, which stay and are no parameters: Swin's distances in a block's windows, and which two tokens have which
+    distance."""
 
 
 def pieces(spec: ModelSpec, train: TrainSpec, share: Share = WHOLE) -> Pieces:
-    """The parts of a resolved Swin that a rank has; or of a ViT for segmentation. Sequence ranks take the heads of
-    segmentation through some of the images each."""
+    """The parts that a rank has of a resolved Swin, or of a ViT for segmentation.
+
+    Sequence ranks each run the heads of segmentation on some of the images.
+    """
     swin, images = swin_shape(spec), largest_micro_batch(train)
     labelled = math.ceil(images / share.parallel.sequence)
     narrow = _narrow(train)
@@ -56,7 +59,7 @@ def pieces(spec: ModelSpec, train: TrainSpec, share: Share = WHOLE) -> Pieces:
         layers = list(_casting_anew(layers, decoder))
     over_ranks = train.batch_norm == "synchronised" or share.parallel.sequence > 1
     head = [_layer(layer, labelled, narrow, train, over_ranks=over_ranks) for layer in layers]
-    # The library's models resize their logits themselves; the loop holds these, and of others those of a map's size.
+    # The library's models resize their logits themselves, and the loop holds those; other models' are of a map's size.
     whole, on_map = (labelled * decoder.classes * size**2 for size in (side, decoder.sides[0]))
     held = on_map if swin is None or share.chunks else whole
     loss = _loss(whole, held, labelled * side**2, decoder, train)
@@ -70,7 +73,7 @@ def own_blocks(swin: SwinShape, share: Share) -> list[Stage]:
 
 
 def of_parts(trial: Trial, stage: Share, model: Pieces) -> StageBytes:
-    """Of a micro-batch in one of a pipeline's stages."""
+    """Bytes of a micro-batch in one of a pipeline's stages."""
     swin, vit, train = swin_shape(trial.model), vit_shape(trial.model), trial.train
     images = largest_micro_batch(train)
     sizes: list[list[int]] = []
@@ -89,7 +92,7 @@ def of_parts(trial: Trial, stage: Share, model: Pieces) -> StageBytes:
 
 
 def _going_on(spec: ModelSpec, swin: SwinShape, share: Share) -> list[list[int]]:
-    """Elements of each tensor that goes on behind each of a Swin's blocks, of an image."""
+    """Elements per image of each tensor that is handed on behind each of a Swin's blocks."""
     maps = model_counts.swin_maps(swin, share.parallel.sequence, segments=spec.task == "segmentation")
     return [[math.prod(sizes) for sizes in of_unit] for of_unit in maps]
 
@@ -97,7 +100,7 @@ def _going_on(spec: ModelSpec, swin: SwinShape, share: Share) -> list[list[int]]
 def _of_received(
     layers: list[DecoderLayer], decoder: DecoderShape, swin: SwinShape, share: Share
 ) -> Iterator[DecoderLayer]:
-    """UperNet's layers in the last stage: maps that it received lie in the schedule's buffers, and are kept there."""
+    """UperNet's layers in the last stage, without the maps that it received: those lie in the schedule's buffers."""
     (blocks,) = share.chunks
     received = len(model_counts.swin_maps(swin, segments=True)[blocks.start - 1]) - 1
     pooled = len(decoder.sides) - 1
@@ -109,16 +112,16 @@ def _of_received(
 
 
 def _narrow(train: TrainSpec) -> int:
-    """Bytes of an element of activations."""
+    """Bytes of one element of activations."""
     return 2 if train.precision != "fp32" else 4
 
 
 def _swin(spec: ModelSpec, shape: SwinShape, train: TrainSpec, narrow: int, share: Share) -> Iterator[Part]:
     """Patches and their norm; blocks, and the merging between stages; a norm and a classifier.
 
-    Python holds the embedded patches until the last stage's forward is over, and what a stage gave before it was merged
-    until that of the next one is. Maps that a decoder took wait with their gradients. A stage whose activations are
-    computed again keeps what it takes alone: checkpointing takes a stage for a block. On sequence ranks the first block
+    Python holds the embedded patches until the last stage's forward is over, and a stage's output before merging until
+    the next stage's forward is over. Maps that a decoder took wait with their gradients. A stage whose activations are
+    computed again keeps only what it takes: checkpointing takes a stage for a block. On sequence ranks the first block
     keeps the embedded patches itself.
     """
     images, segments = largest_micro_batch(train), spec.task == "segmentation"
@@ -144,14 +147,16 @@ def _swin(spec: ModelSpec, shape: SwinShape, train: TrainSpec, narrow: int, shar
 
 
 def _swin_in_stages(spec: ModelSpec, shape: SwinShape, train: TrainSpec, narrow: int, share: Share) -> Iterator[Part]:
-    """What one stage of a pipeline has; each block and each merging is wrapped by itself. A stage lets go of what one
-    of its modules took as soon as that has given something."""
+    """What one stage of a pipeline has; each block and each merging is wrapped by itself.
+
+    A stage lets go of a module's input as soon as the module has given its output.
+    """
     images, segments = largest_micro_batch(train), spec.task == "segmentation"
     stages = model_counts.stages(shape, share.parallel.sequence)
     every = [(stage, number) for stage in stages for number in range(stage.depth)]
     (blocks,) = share.chunks
-    units: list[tuple[Part, int, int]] = []  # with its blocks, one or none, and bytes that it takes
-    # Gradients of maps that were received wait: of a head here, or as they came. Maps that are made here stay.
+    units: list[tuple[Part, int, int]] = []  # a part, its blocks (one or none), and the bytes that it takes
+    # Gradients of received maps wait, whether from a head here or as they came. Maps that are made here stay.
     going_on = _going_on(spec, shape, share)
     received = [] if share.first else [images * narrow * size for size in going_on[blocks.start - 1]]
     waiting, made = sum(received[1:]), 0
@@ -164,7 +169,7 @@ def _swin_in_stages(spec: ModelSpec, shape: SwinShape, train: TrainSpec, narrow:
             made += taken * segments
             waiting += taken * (segments and share.last)
     if not share.last:
-        # What is passed on to the last one lies in the schedule's buffer until its attention.
+        # What is passed on to the last unit lies in the schedule's buffer until its attention.
         last, of_block, taken = units[-1]
         handed_on = images * narrow * going_on[blocks.stop - 1][0]
         behind = len(last.backward) - 2 * of_block
@@ -172,9 +177,9 @@ def _swin_in_stages(spec: ModelSpec, shape: SwinShape, train: TrainSpec, narrow:
         units[-1] = last._replace(backward=tuple(passed)), of_block, taken
     if train.activation_checkpointing:
         units = [(_computed_again([unit], depth, taken, 0), depth, taken) for unit, depth, taken in units]
-        if segments:  # what is merged is a map, which stays anyway
+        if segments:  # the input of a merging is a map, which stays anyway
             units = [(unit if depth else unit._replace(kept=0), depth, taken) for unit, depth, taken in units]
-        if units and not share.first:  # what the first one takes lies in the schedule's buffer, too
+        if units and not share.first:  # what the first unit takes lies in the schedule's buffer, too
             units[0] = units[0][0]._replace(kept=0), *units[0][1:]
     if share.first:
         yield _embedding(shape, train, images, narrow, share)
@@ -185,7 +190,7 @@ def _swin_in_stages(spec: ModelSpec, shape: SwinShape, train: TrainSpec, narrow:
 
 
 def _statistics(train: TrainSpec) -> int:
-    """Bytes of the mean and the deviation of a token, which a norm keeps."""
+    """Bytes of a token's mean and deviation, which a norm keeps."""
     return 4 if train.precision == "bf16-params" else 8
 
 
@@ -209,14 +214,18 @@ def _head(last: Stage, classes: int, images: int, narrow: int, train: TrainSpec,
 
 
 def _block(stage: Stage, number: int, images: int, narrow: int, train: TrainSpec, share: Share, waiting: int) -> Part:
-    """Widest in backward where its MLP's second layer is: what is passed on, and the gradient of what that layer takes,
-    four times as wide. Or, when all behind the attention is gone, where its heads are scaled, whose gradient is a sum
-    over all scores (of narrow ones on a CPU in fp32); or in the network of its position biases, whose in-place ReLU
-    takes four more of what it keeps. At the end of forward Python holds what its stage takes, what it takes itself,
-    what its last norm gives and what it gives; what windows were joined from; and where they are padded or shifted (in
-    odd blocks) what they were cut from, and what was joined before it is shifted back. On sequence ranks only what the
-    last norm gives and what it gives itself; or, in attention, a third time its scores, and what is by heads: what was
-    exchanged (3), shifted or padded (3), cut into windows as values, and what it gives, in two orders.
+    """A block of Swin, with the moments at which it can be widest.
+
+    In backward it can be widest in three places. The first is its MLP's second layer: what is passed on, and the
+    gradient of that layer's input, four times as wide. The second, when all behind the attention is gone, is where its
+    heads are scaled: that gradient is a sum over all scores (on a CPU in fp32 where they are narrow). The third is the
+    network of its position biases, whose in-place ReLU takes four times more of what it keeps.
+
+    At the end of forward Python holds the stage's input, the block's input, its last norm's output and the block's
+    output; what windows were joined from; and where windows are padded or shifted (in odd blocks) what they were cut
+    from, and what was joined before it is shifted back. Sequence ranks hold only the last norm's and the block's
+    output; or, in attention, its scores a third time, and tensors by heads: what was exchanged (3), shifted or padded
+    (3), cut into windows as values, and attention's output, in two orders.
     """
     ranks, odd = share.parallel.tensor, number % 2 > 0
     stream = images * narrow * stage.width * stage.tokens
@@ -228,12 +237,12 @@ def _block(stage: Stage, number: int, images: int, narrow: int, train: TrainSpec
     summed = 3 if narrow == 2 and train.device == "cpu" else 2
     behind = stream + 8 * own  # 3 and 8 kept, and two gradients passed on
     by_heads = images * narrow * stage.padded * stage.width // (ranks * stage.ranks)
-    if stage.ranks > 1:  # and what attention gave, of which one gradient is by heads
+    if stage.ranks > 1:  # and attention's output, one gradient of which is by heads
         behind += stream + own - by_heads
     widest: tuple[int, ...] = (stream + 4 * own, summed * scores - behind, 5 * of_network - of_biases - behind)
     if narrow == 2 and train.device == "cpu" and products_of_16_bits() == "widened":
-        # As in `activations`: what the second layer passes on is summed in fp32 before there is a gradient of its
-        # weights, and then that.
+        # As in `activations`, what the second layer passes on is summed in fp32 before there is a gradient of its
+        # weights; after that, this gradient is.
         of_weights = 4 * stage.width**2 // ranks
         widest = (widest[0] + 8 * own - weight_bytes(train) * of_weights, widest[0] + 4 * of_weights, *widest[1:])
     padded = images * narrow * stage.width * stage.padded
@@ -247,8 +256,10 @@ def _block(stage: Stage, number: int, images: int, narrow: int, train: TrainSpec
 
 
 def _computed_again(parts: list[Part], depth: int, taken: int, waiting: int) -> Part:
-    """A stage of so many blocks, and what merges them, that keeps what it takes alone. When its blocks have gone
-    forward again the gradient of what is merged, half as large, is there."""
+    """A stage of `depth` blocks, and the merging behind them, that keeps only what it takes.
+
+    When its blocks have gone forward again, the gradient of the merging's output is there, half as large.
+    """
     kept, of_blocks = (sum(part.kept for part in own) for own in (parts, parts[:depth]))
     again = of_blocks + waiting - (taken // 2 if depth < len(parts) else 0)
     return Part(
@@ -264,8 +275,10 @@ def _computed_again(parts: list[Part], depth: int, taken: int, waiting: int) -> 
 
 
 def _vit(spec: ModelSpec, train: TrainSpec, narrow: int, decoder: DecoderShape | None, share: Share) -> Iterator[Part]:
-    """Patches, blocks as in classification, the last norm, whose statistics are of each token, and the pyramid. What
-    that norm gives is kept where it is read: where ranks share the tokens, of all tokens of the images labelled here.
+    """Patches, blocks as in classification, the last norm with each token's statistics, and the pyramid.
+
+    The norm's output is kept where it is read: where ranks share the tokens, for all tokens of the images labelled
+    here.
     """
     images, parallel = largest_micro_batch(train), share.parallel
     labelled = math.ceil(images / parallel.sequence)
@@ -295,15 +308,18 @@ def _vit(spec: ModelSpec, train: TrainSpec, narrow: int, decoder: DecoderShape |
     of_norm = kept.stream - (0 if blocks else received) + images * tokens * _statistics(train)
     of_pyramid = of_norm + labelled * model_counts.pyramid_kept_bytes(width, grid, narrow)
     if train.precision in AUTOCAST:
-        # All that the last norm gives, which pooling keeps, stays in fp32, and each of two convolutions casts it for
-        # itself, as those of UperNet do.
+        # The last norm's whole output, which pooling keeps, stays in fp32, and each of two convolutions casts it for
+        # itself, as UperNet's convolutions do.
         of_pyramid += labelled * (vit.tokens * 4 * width - 2 * width + 2 * 2 * width * grid**2)
     yield Part(of_pyramid, (0,), (maps + own * (2 * grid) ** 2,), pyramid, -1)
 
 
 def _casting_anew(layers: list[DecoderLayer], decoder: DecoderShape) -> Iterator[DecoderLayer]:
-    """Layers on maps in fp32, with what autocast has them keep beside: it casts a map for each convolution that takes
-    it, for the auxiliary head's too, and the map that is pooled is kept as it is, twice as wide. In 16-bit elements."""
+    """Layers on maps in fp32, with what autocast makes them keep beside, in 16-bit elements.
+
+    It casts a map for each convolution that takes it, the auxiliary head's included. The map that is pooled is kept as
+    it is, twice as wide.
+    """
     first_pooled, of_auxiliary = len(decoder.sides) - 1, len(layers) - 2
     for number, layer in enumerate(layers):
         again = decoder.widths[-1] * decoder.sides[-1] ** 2 if number == first_pooled else 0
@@ -313,11 +329,11 @@ def _casting_anew(layers: list[DecoderLayer], decoder: DecoderShape) -> Iterator
 
 
 def _layer(layer: DecoderLayer, images: int, narrow: int, train: TrainSpec, *, over_ranks: bool) -> Part:
-    """In backward a ReLU and a norm each pass on as much as the layer gives, and the convolution what it takes.
+    """A decoder's layer: in backward ReLU and norm pass on as much as its output each, the convolution as its input.
 
-    By then norm and ReLU have let go of theirs. On a CPU oneDNN has copies, in blocks of channels, of what a
-    convolution takes, of its gradient and of its weights, in fp32 too where these are narrower. Norms over several
-    ranks work on copies of what they normalise: three more.
+    When the convolution's backward runs, norm and ReLU have let go of theirs. On a CPU oneDNN has copies, in blocks of
+    channels, of a convolution's input, of its gradient and of its weights, in fp32 too where these are narrower. Norms
+    over several ranks work on copies of what they normalise: three more.
     """
     normed = (5 if over_ranks else 2) * layer.given
     freed = 2 * layer.given if layer.norm else 0
@@ -332,17 +348,17 @@ def _layer(layer: DecoderLayer, images: int, narrow: int, train: TrainSpec, *, o
 
 
 def _loss(whole: int, held: int, pixels: int, decoder: DecoderShape, train: TrainSpec) -> Part:
-    """Cross-entropy in fp32: of both heads it keeps log-probabilities of each label and class.
+    """Cross-entropy in fp32: for each head it keeps log-probabilities of each label and class.
 
-    In forward the logits that are compared are there, on a CPU with a copy in another order of the axes; and a copy
-    in fp32 of narrower ones. In backward the gradient of the log-probabilities and that of the logits.
+    In forward the logits that are compared are there, on a CPU with a copy in another order of the axes, and an fp32
+    copy of narrower logits. In backward the gradients of the log-probabilities and of the logits are there.
 
     Args:
         whole: elements of logits at the labels' size.
-        held: those that the loop holds, of the first head.
-        pixels: labels.
-        decoder: what gives logits.
-        train: for the device, and the precision.
+        held: elements of the first head's logits that the loop holds.
+        pixels: number of labels.
+        decoder: the heads that give logits.
+        train: gives the device and the precision.
     """
     compared = decoder.auxiliary or held < whole
     widened = held if train.precision != "fp32" else 0
@@ -351,8 +367,7 @@ def _loss(whole: int, held: int, pixels: int, decoder: DecoderShape, train: Trai
 
 
 def moments_in_turn(model: Pieces, turn: InTurn, own: StageBytes) -> Iterator[tuple[str, Parts]]:
-    """Those of `moments_in_parts` that a pipeline's turn has; what a stage has handed on is still there in its
-    backward."""
+    """The moments of `moments_in_parts` that a pipeline's turn has; in backward what the stage handed on is there."""
     for name, parts in moments_in_parts(model, turn.step, turn.holding, turn):
         if name in turn.moments:
             yield name, added(parts, {"activations": own.handed_on if name == "backward" else 0})
@@ -361,11 +376,13 @@ def moments_in_turn(model: Pieces, turn: InTurn, own: StageBytes) -> Iterator[tu
 def moments_in_parts(
     model: Pieces, trial: Trial, holding: Holding, turn: InTurn | None = None
 ) -> list[tuple[str, Parts]]:
-    """Every moment that can be highest, with its bytes by part; in an order that does not depend on the micro-batch.
-    `turn`: of a pipeline."""
+    """Every moment that can be highest, with its bytes by part; the order does not depend on the micro-batch.
+
+    `turn` is that of a pipeline.
+    """
     kept = list(accumulate(part.kept for part in model.parts))
     train = trial.train
-    # DeepSpeed's linear layer of ZeRO-3 casts again in backward, and so does what is computed again.
+    # DeepSpeed's linear layer of ZeRO-3 casts again in backward, and so do blocks that are computed again.
     linear = not (train.wrapper == "deepspeed" and train.zero_stage == 3)
     casts = [(train.precision in AUTOCAST) * part.cast_bytes(linear=linear) for part in model.parts]
     copies = list(accumulate(casts))

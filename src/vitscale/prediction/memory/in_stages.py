@@ -15,36 +15,36 @@ from vitscale.trial.rank_batches import largest_micro_batch
 from vitscale.trial.trial import Trial
 
 Wrapped = Callable[[Trial, ParameterShapes], Holding]
-"""What a wrapper holds of such tensors."""
+"""Takes a trial and shapes of tensors; gives what the trial's wrapper holds of them."""
 
 
 class StageBytes(NamedTuple):
-    """Of a micro-batch in one stage."""
+    """Bytes of a micro-batch in one stage."""
 
     kept: int
-    """From its forward to its backward, beside the buffer of what it takes."""
+    """What the stage keeps from forward to backward, beside the buffer of what it takes."""
     received: int
     handed_on: int
-    """But for what it received."""
+    """What it hands on, without `passed_on`."""
     passed_on: int = 0
-    """Of what it received, maps for a head that go on as they are."""
+    """Maps for a head that it received and hands on as they are."""
 
 
 class InTurn(NamedTuple):
-    """A stage while a micro-batch goes through it; or, at the end, the rank."""
+    """A stage while a micro-batch goes through it; at the end of the step, the whole rank."""
 
     stage: int
-    """Of the rank's own."""
+    """Number of the stage among the rank's own."""
     moments: tuple[str, ...]
-    """Of this turn: see `moments.ORDER`."""
+    """Moments of this turn, as in `moments.ORDER`."""
     step: Trial
     """The micro-batch as a step of its own; as the second of two where another's backward came before."""
     holding: Holding
-    """Of the stage, and of the rank what stays."""
+    """What the wrapper holds of the stage, and what stays on the rank."""
     beside: Parts
-    """Of other micro-batches and other stages."""
+    """Bytes of other micro-batches and other stages."""
     whole: bool = False
-    """Whether the stage's weights are all gathered when the turn begins, where they are sharded."""
+    """Whether the stage's weights, where they are sharded, are all gathered when the turn begins."""
 
 
 def in_turns(
@@ -53,11 +53,11 @@ def in_turns(
     """The turns of a rank at which it may hold most, and the end of the step.
 
     Args:
-        trial: of all micro-batches.
-        share: the rank's.
+        trial: the trial, with all micro-batches.
+        share: the rank's share of the model.
         whole: the model's tensors.
-        of_stages: of each of its stages.
-        wrapped: what the trial's wrapper holds outside a pipeline.
+        of_stages: bytes of a micro-batch in each of the rank's stages.
+        wrapped: gives what the trial's wrapper holds outside a pipeline.
     """
     stages = [stage.shapes(whole) for stage in share.stages]
     count = trial.train.grad_accum
@@ -76,7 +76,7 @@ def in_turns(
         return step, replace(holding, steady=steady)
 
     step, end = held(None, later=count > 1)
-    if share.first and trial.train.precision in AUTOCAST:  # which casts images for the patches
+    if share.first and trial.train.precision in AUTOCAST:  # autocast casts images for the patches
         of_stages = [of_stages[0]._replace(kept=of_stages[0].kept + 2 * _pixels(trial)), *of_stages[1:]]
     for turn in share.turns(count, sharded=trial.train.wrapper == "fsdp2"):
         later, gathered = turn.finished[turn.stage] > 0, turn.whole[turn.stage]
@@ -91,11 +91,12 @@ def in_turns(
 
 
 def _under_way(trial: Trial, share: Share, turn: Turn, of_stages: Sequence[StageBytes]) -> int:
-    """What a stage hands on stays until its backward is over.
+    """Bytes of other micro-batches, which include what a stage hands on: it stays until its backward is over.
 
-    torch/distributed/pipelining/schedules.py: gpipe and interleaved schedules hold all that was sent, gradients too,
-    until the step is over (`..._sends_to_wait`, `send_ops`: works of sends, which hold their tensors); 1f1b the last
-    gradient (`bwd_sends`), and while stages take turns what the last forward but one before that sent (`send_work`).
+    By torch/distributed/pipelining/schedules.py gpipe and interleaved schedules hold all that was sent, gradients too,
+    until the step is over (`..._sends_to_wait`, `send_ops`: works of sends, which hold their tensors). 1f1b holds the
+    last gradient (`bwd_sends`), and while stages take turns what the last forward but one before that sent
+    (`send_work`).
     """
     total = 0
     for own, others, finished in zip(of_stages, turn.others, turn.finished, strict=True):
@@ -123,10 +124,13 @@ def _of_other_stage(
 
 
 def _kept_by_schedule(trial: Trial, share: Share, of_stages: Sequence[StageBytes]) -> Parts:
-    """What a schedule of torch keeps: a buffer for the activations of each of a step's micro-batches that a stage
-    takes, and one for the gradients of each that it hands on (`_setup_forward_recv_info` and `_create_grad_recv_info`
-    in torch/distributed/pipelining/stage.py); all images in the dtype in which the first stage takes them, there once
-    more as one tensor, and the labels of all pixels."""
+    """What torch's schedule keeps for the whole step.
+
+    For each micro-batch a stage has a buffer for the activations that it takes, and one for the gradients of those that
+    it hands on (`_setup_forward_recv_info` and `_create_grad_recv_info` in torch/distributed/pipelining/stage.py).
+    Beside them are all images, in the dtype in which the first stage takes them and on that stage once more as one
+    tensor, and the labels of all pixels.
+    """
     count = trial.train.grad_accum
     images = (count * (1 + share.first) - 1) * _pixels(trial) * weight_bytes(trial.train)
     labels = (count - 1) * _pixels(trial) // trial.model.channels * 8 * (trial.model.task == "segmentation")
@@ -135,14 +139,17 @@ def _kept_by_schedule(trial: Trial, share: Share, of_stages: Sequence[StageBytes
 
 
 def _pixels(trial: Trial) -> int:
-    """Of a micro-batch, in all channels."""
+    """Pixels of a micro-batch, counted in each channel."""
     return trial.model.channels * trial.model.image_size**2 * largest_micro_batch(trial.train)
 
 
 def that_may_take_most(trial: Trial, whole: ParameterShapes) -> list[Share]:
-    """Of places in the pipeline with the same tensors the one with most micro-batches under way, and with most of those
-    that begin a backward before the last forward: what the others hold is less at every moment. All of them where a
-    stage may keep less of a micro-batch, computed again, than an interleaved schedule keeps of what was sent."""
+    """The shares of those places in the pipeline that may take most memory.
+
+    Of places with the same tensors it is the one with most micro-batches under way, and the one with most among those
+    that begin a backward before the last forward: the others hold less at every moment. It is every place where a stage
+    may keep less of a micro-batch, which it computes again, than an interleaved schedule keeps of what was sent.
+    """
     if trial.train.activation_checkpointing and trial.parallel.schedule == "interleaved":
         return list(shares(trial))
     most: dict[tuple[object, ...], Share] = {}

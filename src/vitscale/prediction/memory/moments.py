@@ -16,7 +16,7 @@ from vitscale.trial.model_cost import ParameterShapes
 
 _Counts = NDArray[np.int64]
 ORDER = ("last block", "end of forward", "backward", "exchange", "step")
-"""Of a step's moments."""
+"""The order of a step's moments."""
 FC2, FC1, OUT, QKV, HEAD, EMBEDDING = range(6)
 _LAYERS = {7: FC2, 6: FC1, 5: FC1, 3: OUT}
 """Layers in the order of backward; what a block holds at each of its own is in `Activations.at_layers`."""
@@ -28,9 +28,9 @@ class Flush(NamedTuple):
     left: int
     """Blocks whose backward is not over."""
     layer: int
-    """Whose gradient did not fit."""
+    """The layer whose gradient did not fit."""
     elements: int
-    """In the bucket."""
+    """Elements in the bucket."""
     new: int
     """Elements of the gradient that did not fit."""
 
@@ -39,11 +39,11 @@ class Flush(NamedTuple):
 def flushes(shapes: ParameterShapes, bucket: int) -> tuple[Flush, ...]:
     """Every full bucket of one backward, in order; what is left in the last one is exchanged after backward.
 
-    As `reduce_independent_p_g_buckets_and_remove_grads` of DeepSpeed 0.19 (runtime/zero/stage_1_and_2.py, stage3.py)
-    has it: a gradient that does not fit sends what is there; one larger than a bucket goes into an empty one alone.
+    This follows `reduce_independent_p_g_buckets_and_remove_grads` of DeepSpeed 0.19 (runtime/zero/stage_1_and_2.py,
+    stage3.py): a gradient that does not fit sends what is there; one larger than a bucket goes alone into an empty one.
 
     Args:
-        shapes: of the model.
+        shapes: shapes of the model's tensors.
         bucket: its size in elements.
     """
     full = []
@@ -68,10 +68,10 @@ def _gradients(shapes: ParameterShapes) -> Iterator[tuple[int, int, int]]:
 
 
 class _Backward(NamedTuple):
-    """One moment of backward: what of it changes from moment to moment."""
+    """What changes from one moment of backward to another."""
 
     left: int
-    """Blocks that have not gone through backward."""
+    """Blocks whose backward is not over."""
     stored: int
     """Bytes of activations that are still there."""
     passed: int
@@ -79,19 +79,19 @@ class _Backward(NamedTuple):
     done: int = 0
     """Elements of gradients that are made and stay as `Holding.gradient_bytes` says."""
     new: int = 0
-    """Elements of gradients that are just there."""
+    """Elements of gradients that have just been made."""
     flushed: int = 0
     """Elements of the full bucket that is exchanged just now."""
     after_bucket: bool = False
-    """Whether one has been exchanged already."""
+    """Whether a bucket has been exchanged already."""
     after_block: bool = False
-    """Whether the gradients of a whole block have been."""
+    """Whether the gradients of a whole block have been exchanged already."""
     between: bool = False
-    """Whether it lies between two blocks."""
+    """Whether the moment lies between two blocks."""
 
 
 def moments(holding: Holding, kept: Activations, shapes: ParameterShapes) -> dict[str, Parts]:
-    """Name of each moment -> bytes by part; of backward's moments the highest."""
+    """Name of each moment -> bytes by part; for backward those of its highest moment."""
     totals = _backward_totals(holding, kept, shapes).tolist()
     highest = max(zip(totals, _moments_of(holding, kept, shapes), strict=True))[1]
     named = _outside_backward(holding, kept, shapes) | {"backward": _parts(holding, kept, highest)}
@@ -101,8 +101,7 @@ def moments(holding: Holding, kept: Activations, shapes: ParameterShapes) -> dic
 def all_totals(
     holding: Holding, kept: Activations, shapes: ParameterShapes, names: Container[str] = ORDER
 ) -> list[int]:
-    """Bytes at every moment of such names, those of backward one by one, in an order that does not depend on the
-    micro-batch."""
+    """Bytes at every moment with one of `names`, also at each of backward; the order does not depend on the batch."""
     outside = () if names == ("backward",) else _outside_backward(holding, kept, shapes).items()
     totals = [sum(parts.values()) for name, parts in outside if name in names]
     return totals + (_backward_totals(holding, kept, shapes).tolist() if "backward" in names else [])
@@ -128,16 +127,17 @@ def _moments_of(holding: Holding, kept: Activations, shapes: ParameterShapes) ->
 
 @lru_cache(maxsize=1024)
 def _backward(kept: Activations, shapes: ParameterShapes, bucket: int, between: bool) -> tuple[_Backward, ...]:
-    """Those that can be highest, of a holding with such buckets; `between`: whether it holds more between blocks.
+    """The moments that can be highest, with buckets of `bucket` elements.
 
-    In each block: where it is widest, and when its MLP is done; between it and the next; and wherever a bucket is full.
-    From block to block activations fall and gradients rise, so that it is mostly the first block or the last.
+    They are in each block where it is widest and when its MLP is done, between blocks, and wherever a bucket is full.
+    From block to block activations fall and gradients rise, so the highest is mostly in the first block or the last.
+    `between` says whether the holding has more between blocks.
     """
     return tuple(_going_through_backward(kept, shapes, bucket, between))
 
 
 class _Moments(NamedTuple):
-    """`_Backward` of many moments: an array for each of its fields."""
+    """Many moments of backward: an array for each field of `_Backward`."""
 
     left: _Counts
     stored: _Counts

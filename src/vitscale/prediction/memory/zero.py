@@ -1,4 +1,4 @@
-"""What DeepSpeed keeps at each ZeRO stage: as its source allocates, which is more than its paper counts."""
+"""What DeepSpeed keeps at each ZeRO stage: what its source allocates, which is more than its paper counts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vitscale.trial.trial import TrainSpec, Trial
 
 
 class ZeroSettings(NamedTuple):
-    """Of `zero_optimization`, in elements; the defaults are those of runtime/zero/config.py of DeepSpeed 0.19."""
+    """Settings of `zero_optimization`, sizes in elements; defaults as in runtime/zero/config.py of DeepSpeed 0.19."""
 
     reduce_bucket: int
     prefetch_bucket: int
@@ -25,7 +25,7 @@ class ZeroSettings(NamedTuple):
 
 
 def zero_settings(train: TrainSpec) -> ZeroSettings:
-    """The study's settings, or the user's file's, or DeepSpeed's defaults."""
+    """The study's settings, or else those of the user's file, or else DeepSpeed's defaults."""
     zero = section(train.deepspeed_config, "zero_optimization")
 
     def elements(key: str, default: int) -> int:
@@ -46,7 +46,7 @@ def zero_settings(train: TrainSpec) -> ZeroSettings:
 
 
 def modelled(train: TrainSpec) -> bool:
-    """Whether the user's own file leaves alone what would hold something else than `zero` says."""
+    """Whether the user's own file leaves alone the settings with which DeepSpeed holds something else than modelled."""
     config = train.deepspeed_config or {}
     zero = section(config, "zero_optimization")
     offloads = any(section(zero, key).get("device", "none") != "none" for key in ("offload_optimizer", "offload_param"))
@@ -64,15 +64,15 @@ _FLATTENED_AT_MOST = 500_000_000
 
 
 def deepspeed(trial: Trial, shapes: ParameterShapes) -> holding.Holding:
-    """DeepSpeed at the trial's stage; see the functions below."""
+    """What DeepSpeed holds at the trial's stage; see the functions below."""
     return {0: _stage_0, 1: _stages_1_and_2, 2: _stages_1_and_2, 3: _stage_3}[trial.train.zero_stage](trial, shapes)
 
 
 def _stage_0(trial: Trial, shapes: ParameterShapes) -> holding.Holding:
-    """No ZeRO: plain training, and all gradients once more while they are averaged, at one rank too.
+    """No ZeRO: what plain training holds, and all gradients once more while they are averaged, even on one rank.
 
-    `bf16.enabled` keeps fp32 masters and states beside the 16-bit weights, and makes fp32 gradients of all the 16-bit
-    ones at once for its step (`step` in runtime/fp16/unfused_optimizer.py, which serves torch's optimizers).
+    `bf16.enabled` keeps fp32 masters and states beside the 16-bit weights, and for its step makes fp32 copies of all
+    16-bit gradients at once (`step` in runtime/fp16/unfused_optimizer.py, which serves torch's optimizers).
     """
     train, count = trial.train, holding.sizes(shapes)
     alone = holding.plain(trial, shapes)
@@ -95,12 +95,12 @@ def _stage_0(trial: Trial, shapes: ParameterShapes) -> holding.Holding:
 
 
 def _stages_1_and_2(trial: Trial, shapes: ParameterShapes) -> holding.Holding:
-    """ZeRO's first two stages (arXiv 1910.02054, sections 5.1 and 5.2), as runtime/zero/stage_1_and_2.py does them.
+    """ZeRO's first two stages (arXiv 1910.02054, sections 5.1 and 5.2), as runtime/zero/stage_1_and_2.py has them.
 
-    More than the paper counts: fp32 masters of this rank's part even where the weights are fp32 already; a bucket of
-    `reduce_bucket_size` elements whatever the model's size, two with `overlap_comm`, and under autocast as many again,
-    for gradients of either dtype; a flat copy of a bucket while it is reduced; and in the step a second copy of this
-    rank's gradients, flattened group by group.
+    They hold more than the paper counts: fp32 masters of this rank's part even where the weights are fp32 already; a
+    bucket of `reduce_bucket_size` elements whatever the model's size, two with `overlap_comm`, and under autocast
+    as many again, for gradients of either dtype; a flat copy of a bucket while it is reduced; and in the step a second
+    copy of this rank's gradients, flattened group by group.
 
     Without overlap the first stage keeps all gradients until backward is over. The second reduces as it goes, in each
     micro-step.
@@ -112,23 +112,23 @@ def _stages_1_and_2(trial: Trial, shapes: ParameterShapes) -> holding.Holding:
     bucket = settings.reduce_bucket * each * dtypes * (2 if settings.overlap else 1)
     part = _whole_tensors_in_part(shapes, ranks) * each
     filled = _filled(count, settings)
-    # On another stream the copy of the bucket before may still be there.
+    # On another stream the previous bucket's copy may still be there.
     copies = 2 if settings.overlap and train.device == "cuda" else 1
     per_element = each * copies if ranks > 1 else 0
     if holding.communicated_bytes(train) != each:
         per_element += holding.communicated_bytes(train)
     flattened = filled * per_element
     matrices = holding.shard(max(map(sum, _groups(shapes))), ranks)
-    # Flattened in the gradients' dtype, and cast for fp32 masters.
+    # Gradients are flattened in their own dtype, and cast for fp32 masters.
     step = {"gradients": part, "temporaries": matrices * (each + (4 if each == 2 else 0))}
     during = train.zero_stage == 2 or settings.overlap
     held = part if train.zero_stage == 2 else count.all * each
     exchange = {"gradients": part, "temporaries": flattened}
     if filled == count.all:
-        # One bucket holds them all: its flat copy is gone when this rank's part is copied out.
+        # One bucket holds all gradients: its flat copy is gone when this rank's part is copied out.
         exchange = {"temporaries": max(flattened, part)}
     elif not during:
-        # What fills a bucket has left where backward put it; tensors larger than a bucket never do.
+        # Gradients that fill a bucket are gone from where backward put them; tensors larger than a bucket stay there.
         bucketed = filled if filled <= settings.reduce_bucket else 0
         exchange = {"gradients": (count.all - bucketed) * each + part}
     return holding.Holding(
@@ -152,14 +152,14 @@ def _filled(count: holding.Sizes, settings: ZeroSettings) -> int:
 
 
 def _stage_3(trial: Trial, shapes: ParameterShapes) -> holding.Holding:
-    """ZeRO's third stage (arXiv 1910.02054, section 5.3), as runtime/zero/stage3.py, partition_parameters.py and
-    partitioned_param_coordinator.py do it.
+    """ZeRO's third stage (arXiv 1910.02054, section 5.3).
 
-    More than the paper counts: fp32 masters and a bucket as at the other stages; gathered weights of up to 1e5
-    elements each, which stay (`stage3_param_persistence_threshold`), and of all others too from forward to their
-    backward, as long as the model is smaller than `stage3_max_live_parameters` and `stage3_max_reuse_distance`, 1e9
-    both; the flat buffer they arrive in, out of which they are copied; in the step this rank's gradients once more.
-    One rank gathers nothing.
+    It follows runtime/zero/stage3.py, partition_parameters.py and partitioned_param_coordinator.py, and holds more than
+    the paper counts. fp32 masters and a bucket are there as at the other stages. Gathered weights of up to 1e5 elements
+    each stay (`stage3_param_persistence_threshold`). All others stay from forward to their backward as long as the
+    model is smaller than `stage3_max_live_parameters` and `stage3_max_reuse_distance`, both 1e9. Weights arrive in a
+    flat buffer, out of which they are copied. In the step this rank's gradients are there once more. One rank gathers
+    nothing.
     """
     train, ranks, count = trial.train, trial.world.size, holding.sizes(shapes)
     settings = zero_settings(train)
@@ -201,7 +201,7 @@ def _stage_3(trial: Trial, shapes: ParameterShapes) -> holding.Holding:
 
 @lru_cache(maxsize=256)
 def _gathered(shapes: ParameterShapes, persistence_threshold: int) -> tuple[int, int]:
-    """Elements of tensors that are gathered as they are needed: (of the largest block that is wrapped, of all)."""
+    """Elements of tensors that are gathered when they are needed: (in the largest wrapped block, in the model)."""
 
     def large(block: Block) -> int:
         tensors = (math.prod(shape) for module in block.modules for shape in module.tensors)
@@ -230,9 +230,9 @@ def _groups(shapes: ParameterShapes) -> tuple[list[int], list[int]]:
 
 @lru_cache(maxsize=65_536)
 def _whole_tensors_in_part(shapes: ParameterShapes, ranks: int) -> int:
-    """Elements of all tensors that a rank's part holds something of, on the rank where they are most.
+    """Elements of all tensors of which a rank's part has at least a piece, on the rank that has most of them.
 
-    The copy of its gradients takes each of them whole (`copy_grads_in_partition`).
+    The copy of its gradients takes each of these tensors whole (`copy_grads_in_partition`).
     """
     more_from: dict[int, int] = {}
     for group in _groups(shapes):

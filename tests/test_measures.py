@@ -129,3 +129,15 @@ def test_no_variable_is_called_by_a_word_that_means_nothing() -> None:
         if (isinstance(node, ast.Name) and node.id in empty) or (isinstance(node, ast.arg) and node.arg in empty)
     ]
     assert called == []
+
+
+def test_strings_that_explain_begin_with_what_they_speak_of() -> None:
+    """A reader of "Of each rank." must look up what is meant: "Bytes of each rank."."""
+    dangling = [
+        f"{path.relative_to(SRC)}:{node.lineno}"
+        for path, module in modules().items()
+        for node in ast.walk(module)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        if node.value.value.split(maxsplit=1)[0] in {"Of", "By", "From", "Whose"}
+    ]
+    assert dangling == []

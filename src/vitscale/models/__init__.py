@@ -20,7 +20,7 @@ __all__ = ["BUILDERS", "build", "logits_of", "preload", "refuse_other_sizes"]
 def build_factory(spec: ModelSpec) -> nn.Module:
     """What `function(num_classes=..., image_size=...)` of `module` returns, for a factory "module:function".
 
-    A function with a parameter `channels` is told those of the images too.
+    A function with a parameter `channels` is also told the images' number of channels.
 
     Raises:
         RequestError: the function takes other arguments, raises, or returns no module.
@@ -91,7 +91,7 @@ def _named(spec: ModelSpec) -> Callable[[ModelSpec], nn.Module]:
 
 
 def build(spec: ModelSpec) -> nn.Module:
-    """The model of a resolved spec, on the CPU, in fp32, in training mode, with pretrained weights where it names some.
+    """The model of a resolved spec, on the CPU, in fp32, in training mode, with any pretrained weights that it names.
 
     Called as `model(images)` with float images `[b, c, H, W]`; see `logits_of` for what comes back. Seed torch before
     the call: ranks that start from the same seed start from the same weights.
@@ -107,7 +107,7 @@ def build(spec: ModelSpec) -> nn.Module:
 
 def preload(spec: ModelSpec) -> None:
     """Imports the model's library now, so that its seconds count as imports and not as building the model."""
-    # Naming the class is what loads its module, and most of transformers with it.
+    # Naming the class loads its module, and most of transformers with it.
     if spec.depths is not None:
         _ = named.quiet_transformers().Swinv2ForImageClassification
     if spec.name is not None and spec.task == "segmentation":
@@ -117,10 +117,10 @@ def preload(spec: ModelSpec) -> None:
 
 
 def logits_of(output: Tensor | object) -> Tensor:
-    """Logits `[b, classes]`, in segmentation `[b, classes, h, w]`, of a model's output: itself, or its `logits`.
+    """Logits `[b, classes]`, in segmentation `[b, classes, h, w]`: a model's output itself, or its `logits`.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: the output is no tensor and has no `logits`.
     """
     logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     if not isinstance(logits, Tensor):

@@ -1,7 +1,7 @@
 """Batch norm over the images that count: those of this rank, or those of all ranks.
 
-Padding images, which repeat others so that slots are full, would shift the statistics of torch's own (two images of
-eight that are zero shift activations by 0.6). And its `SyncBatchNorm` takes CUDA tensors alone; this one takes any.
+Padding images, which repeat others so that slots are full, would shift the statistics of torch's own norm (two images
+of eight that are zero shift activations by 0.6). torch's `SyncBatchNorm` takes only CUDA tensors; this one takes any.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from vitscale.store.records import NORM_MARK
 
 
 class BatchNorm(_BatchNorm):
-    """torch's batch norm, parameters, buffers and their names included, in training over the first `real` images.
+    """torch's batch norm with its parameters, buffers and their names; in training over the first `real` images alone.
 
-    The others, padding, come out as zeros and get no gradient.
+    The other images are padding: they come out as zeros and get no gradient.
     """
 
     def __init__(self, like: _BatchNorm, *, synchronised: bool) -> None:
@@ -66,7 +66,7 @@ class BatchNorm(_BatchNorm):
         normed, mean, variance, count = apply(images, self.weight, self.bias, self.eps, self.group)
         if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
             with torch.no_grad():
-                seen = count[0] > 0  # else nothing but padding, on all of its ranks
+                seen = count[0] > 0  # otherwise all of the norm's ranks have nothing but padding
                 self.num_batches_tracked.add_(seen)
                 weight = 1.0 / self.num_batches_tracked.clamp(min=1) if self.momentum is None else self.momentum
                 unbiased = variance * (count / (count - 1).clamp(min=1))
@@ -76,7 +76,7 @@ class BatchNorm(_BatchNorm):
 
     @override
     def _check_input_dim(self, input: Tensor) -> None:
-        """Any number of dimensions, as the module that was replaced has checked its own."""
+        """Accepts any number of dimensions: each module that is replaced would check for its own."""
 
 
 class _Synchronised(torch.autograd.Function):
@@ -84,7 +84,7 @@ class _Synchronised(torch.autograd.Function):
 
     With M values of a channel over those ranks and y = xhat * weight + bias, the gradient of the ranks' losses together
     is weight / deviation * (dy - (sum dy + xhat * sum(dy * xhat)) / M): Ioffe & Szegedy, "Batch Normalization" (ICML
-    2015), section 3. A rank's gradients of weight and bias are its own parts, which the engine adds up as all others.
+    2015), section 3. A rank's gradients of weight and bias are its own parts, which the engine adds up like all others.
     """
 
     @staticmethod
@@ -140,7 +140,7 @@ class _Synchronised(torch.autograd.Function):
 
 
 def _exchange(sums: Tensor, group: dist.ProcessGroup | None) -> None:
-    """Adds them up over the ranks of a group (None: all), in place."""
+    """Adds up `sums` over the ranks of a group (None: all), in place."""
     with record_function(NORM_MARK):
         dist.all_reduce(sums, group=group)
 
@@ -155,28 +155,27 @@ def _beside(of_channels: Tensor, images: Tensor) -> Tensor:
 
 
 def over_real_images(model: nn.Module, *, synchronised: bool) -> None:
-    """Replaces every batch norm of torch's in the model, in place, and keeps DDP from broadcasting its buffers.
+    """Replaces every batch norm of torch's in the model, in place, and keeps DDP from broadcasting buffers.
 
-    Those of synchronised norms are equal on all ranks; those of local ones are a rank's own until `average_statistics`.
-    A broadcast in each forward would also hide how long ranks wait for one another.
+    Buffers of synchronised norms are equal on all ranks; those of local ones are a rank's own until
+    `average_statistics`. A broadcast in each forward would also hide how long ranks wait for one another.
     """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, _BatchNorm):
                 setattr(parent, name, BatchNorm(child, synchronised=synchronised))
-    # Read by `DistributedDataParallel`, whoever makes one of the model.
+    # `DistributedDataParallel` reads this, whoever wraps the model in one.
     names = [name for name, _ in model.named_buffers()]
     nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
 
 
 def norms_of(model: nn.Module) -> list[BatchNorm]:
-    """The batch norms that were replaced."""
+    """The batch norms that `over_real_images` has put into the model."""
     return [module for module in model.modules() if isinstance(module, BatchNorm)]
 
 
 def average_statistics(norms: Iterable[BatchNorm]) -> None:
-    """Gives local norms the mean over `replicas` of their running statistics, so that all ranks evaluate the same
-    model."""
+    """Averages the running statistics of local norms over `replicas`, so that all ranks evaluate the same model."""
     if not dist.is_initialized():
         return
     for norm in norms:

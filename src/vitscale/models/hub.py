@@ -1,6 +1,8 @@
-"""Any configuration for the task of the Hugging Face hub or of a local folder, with random weights; pretrained weights,
-fitted to images of another size and other channels; and what a model shows without computing anything: which
-parameters it really uses, which sizes it takes."""
+"""Models of any configuration from the Hugging Face hub or a local folder, with random weights or pretrained ones.
+
+Pretrained weights are fitted to images of another size and other channels. Beside that: what a model shows without
+computing anything, which is the parameters that it really uses and the sizes that it takes.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ def freeze_unused(model: nn.Module, spec: ModelSpec) -> None:
 
     DDP stops in the second step where a parameter never becomes ready, and the alternative, `find_unused_parameters`,
     walks the graph in every step. The pass runs on meta tensors: shapes only, no memory and no time. A model that
-    cannot run so (its forward reads values) is left as it is.
+    cannot run on them (its forward reads values) is left as it is.
 
     Raises `RequestError` where the logits are not `[b, spec.num_classes]`, or `[b, spec.num_classes, h, w]`.
     """
@@ -52,11 +54,13 @@ def freeze_unused(model: nn.Module, spec: ModelSpec) -> None:
 
 
 def refuse_other_sizes(model: nn.Module, spec: ModelSpec) -> None:
-    """Refuses a model of segmentation that takes squares of `spec.image_size` alone, before it trains: images are
-    evaluated in their own proportions. Of one that cannot run without values nothing is known, and nothing refused.
+    """Refuses, before it trains, a segmentation model that takes only squares of `spec.image_size`.
+
+    Images are evaluated in their own proportions. A model that cannot run without values is not refused, for nothing
+    is known of it.
 
     Raises:
-        RequestError: it labels the pixels of such a square, and not those of a picture of 4 : 3.
+        RequestError: the model labels the pixels of such a square, but not those of a picture of 4 : 3.
     """
     side, training, stand_ins = spec.image_size, model.training, _stand_ins(model)
     model.eval()
@@ -98,7 +102,7 @@ def build_hf(spec: ModelSpec) -> nn.Module:
     try:
         model: nn.Module = auto_class(spec).from_config(
             config,
-            # Both written out: the configuration itself may ask for 16-bit weights or name a kernel to be downloaded.
+            # Both are set here: the configuration itself may ask for 16-bit weights or name a kernel to download.
             dtype=torch.float32,
             attn_implementation=_attention(spec, config),
             trust_remote_code=False,
@@ -110,7 +114,7 @@ def build_hf(spec: ModelSpec) -> nn.Module:
 
 
 def auto_class(spec: ModelSpec) -> Any:
-    """What builds a model of the spec's task from a configuration."""
+    """The class of transformers that builds a model of the spec's task from a configuration."""
     transformers = quiet_transformers()
     if spec.task == "segmentation":
         return transformers.AutoModelForSemanticSegmentation
@@ -149,8 +153,8 @@ def _configuration(transformers: Any, spec: ModelSpec) -> Any:
 def _attention(spec: ModelSpec, config: Any) -> str:
     """PyTorch's fused attention where the architecture has it.
 
-    Of several classes for one type the first is taken, which is the plain one: DeiT's other has a second classifier
-    that is there for distillation.
+    Where one type has several classes the first is taken, which is the plain one: DeiT's other class has a second
+    classifier, which is there for distillation.
     """
     mapping = auto_class(spec)._model_mapping
     if type(config) not in mapping:
@@ -172,9 +176,9 @@ def _refused(spec: ModelSpec, what: str, error: Exception) -> RequestError:
 
 
 _BODIES = ("backbone", "vit", "swinv2")
-"""What models of one body call it, each in its own way, at the front of their tensors' names."""
+"""Names that models have for the same body, at the front of their tensors' names."""
 _HEADS = ("classifier", "decode_head", "auxiliary_head")
-"""What is trained anew for other classes: of another shape they keep their random weights."""
+"""Names of heads, which are trained anew for other classes: where the shape differs they keep their random weights."""
 _DISTANCES = "relative_coords_table"
 """Buffer of Swin V2's attention."""
 
@@ -182,12 +186,12 @@ _DISTANCES = "relative_coords_table"
 def load_weights(model: nn.Module, source: str) -> None:
     """Copies what the pretrained model of a folder or of the hub has in common with `model`.
 
-    Read from safetensors alone, and no code of the folder or the hub is run. Positions of another number of patches
+    Only safetensors are read, and no code of the folder or the hub is run. Positions of another number of patches
     are interpolated, a first convolution over other channels is inflated, and Swin V2's position biases for windows
     of another size are sampled at the distances that they were learnt for.
 
     Raises:
-        RequestError: it cannot be read, has nothing in common, or has another shape where it should be alike.
+        RequestError: it cannot be read, has nothing in common, or has another shape where both should be alike.
     """
     pretrained = _pretrained(source)
     prefix = str(getattr(pretrained, "base_model_prefix", ""))
@@ -242,9 +246,10 @@ def _core(name: str, prefix: str) -> str:
 def interpolated(positions: Tensor, length: int) -> Tensor:
     """Position embeddings [1, s + n, h] of a grid of n patches, resized bicubically to [1, length, h].
 
-    Those of the s special tokens in front (a class token, DeiT's second one) stay. As `interpolate_pos_encoding` of
-    transformers does it; Dosovitskiy et al., "An Image is Worth 16x16 Words" (ICLR 2021), section 3.2, interpolate to
-    fine-tune at a higher resolution. Returned as they are where neither is a square grid behind as many tokens.
+    Those of the s special tokens in front (a class token, DeiT's second one) stay. This is what
+    `interpolate_pos_encoding` of transformers does; Dosovitskiy et al., "An Image is Worth 16x16 Words" (ICLR 2021),
+    section 3.2, interpolate to fine-tune at a higher resolution. The embeddings are returned as they are unless both
+    are square grids behind the same number of special tokens.
     """
     before = positions.shape[1]
     for special in (1, 2, 0):
@@ -259,9 +264,10 @@ def interpolated(positions: Tensor, length: int) -> Tensor:
 def inflated(kernels: Tensor, channels: int) -> Tensor:
     """Kernels [o, c, k, k] of a convolution over c channels, for one over `channels`.
 
-    Repeated in turn and scaled by c / channels, so that an image whose channels are all alike gives what it gave; for
-    one channel their sum, which is what a grey picture in colour gave. The rule of timm (`adapt_input_conv`), after
-    Carreira & Zisserman, "Quo Vadis, Action Recognition?" (CVPR 2017), section 2.4, who inflate kernels over time.
+    They are repeated in turn and scaled by c / channels, so that an image whose channels are all alike gives what it
+    gave before. For one channel it is their sum, which is what a grey picture in colour gave. This is timm's rule
+    (`adapt_input_conv`), after Carreira & Zisserman, "Quo Vadis, Action Recognition?" (CVPR 2017), section 2.4, who
+    inflate kernels over time.
     """
     before = kernels.shape[1]
     if channels == before:
@@ -272,11 +278,11 @@ def inflated(kernels: Tensor, channels: int) -> Tensor:
 
 
 def _keep_distances(model: nn.Module, pretrained: nn.Module, prefix: str) -> None:
-    """Has Swin V2 measure distances within its windows in units of those that its weights were trained with.
+    """Makes Swin V2 measure distances in units of the windows that its weights were trained with.
 
     Its position biases are no table: a small network gives one for each log-spaced distance, in units of the window
     (Liu et al., "Swin Transformer V2", CVPR 2022, section 3.3). In windows of another size the same neighbour keeps
-    its bias if the unit stays: what `pretrained_window_sizes` of its configuration is for.
+    its bias if the unit stays; `pretrained_window_sizes` of its configuration is there for that.
     """
     learnt: dict[str, Any] = {
         _core(name, prefix): module for name, module in pretrained.named_modules() if hasattr(module, _DISTANCES)

@@ -58,7 +58,7 @@ class ClassToken(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.taken_of: Callable[[Tensor], Tensor] = _first_token
-        """Another where ranks share the tokens."""
+        """Takes the class token of hidden states; it is replaced where ranks share the tokens."""
 
     @override
     def forward(self, hidden: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ def _first_token(hidden: Tensor) -> Tensor:
 
 
 class Encoder(nn.Module):
-    """All of the ViT before a head: hidden states [b, 1 + patches, h] of images, the class token first."""
+    """All of the ViT before a head; it gives hidden states [b, 1 + patches, h] of images, the class token first."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Encoder(nn.Module):
         return normed
 
     def _initialise(self) -> None:
-        """In transformers' order, so that the same seed gives the same weights."""
+        """Draws weights in transformers' order, so that the same seed gives the same weights."""
         draw(self.embeddings.patch_embeddings.projection)
         for tensor in (self.embeddings.position_embeddings, self.embeddings.cls_token):
             nn.init.trunc_normal_(tensor, std=_DEVIATION)
@@ -120,8 +120,10 @@ class _Embeddings(nn.Module):
         return torch.cat((self.cls_token.expand(len(images), -1, -1), patches), dim=1) + self.position_embeddings
 
     def _own(self, images: Tensor, tokens: range) -> Tensor:
-        """Some of the tokens, from the rows of patches in which they lie. Weights that none of them needs stay in the
-        graph, so that every rank has a gradient of each."""
+        """Some of the tokens, computed from the rows of patches in which they lie.
+
+        Weights that none of them needs stay in the graph, so that every rank has a gradient of each weight.
+        """
         side = self.patch_embeddings.projection.kernel_size[0]
         row = images.shape[-1] // side
         begin, end = max(tokens.start - 1, 0), max(tokens.stop - 1, 1)  # of patches: the class token is the first
@@ -195,7 +197,7 @@ class _Mlp(nn.Module):
 
 
 def draw(layer: nn.Linear | nn.Conv2d | nn.ConvTranspose2d) -> None:
-    """Initial weights, as transformers draws them."""
+    """Draws a layer's initial weights as transformers does."""
     nn.init.normal_(layer.weight, std=_DEVIATION)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
@@ -206,8 +208,8 @@ def build_swin(spec: ModelSpec) -> nn.Module:
     model: nn.Module = quiet_transformers().Swinv2ForImageClassification(
         swin_configuration(spec, num_labels=spec.num_classes)
     )
-    # Its buffers are constants, made of the shape. DDP would broadcast them in every forward, and in a rooted operation
-    # a wait cannot be told from a transfer.
+    # Its buffers are constants that follow from the shape. DDP would broadcast them in every forward, and in a rooted
+    # operation a wait cannot be told from a transfer.
     names = [name for name, _ in model.named_buffers()]
     nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
     return model.to(torch.float32)
@@ -216,7 +218,7 @@ def build_swin(spec: ModelSpec) -> nn.Module:
 def swin_configuration(spec: ModelSpec, **fields: Any) -> Any:
     """transformers' `Swinv2Config` of a resolved spec.
 
-    Nothing is dropped, as in the named ViTs: what a rank drops out would be another thing on every number of ranks.
+    There is no dropout, as in the named ViTs: what a rank drops would differ with the number of ranks.
 
     Raises:
         ValueError: the spec is not resolved.
@@ -252,8 +254,8 @@ def quiet_transformers() -> Any:
 
 
 DECODE_HEAD, AUXILIARY_HEAD = "decode_head", "auxiliary_head"
-"""What transformers' models of segmentation call UperNet's head, and the second one that they train with; factories
-may, too."""
+"""Names in transformers' segmentation models of UperNet's head and of the second one that they train with; a factory's
+model may use them too."""
 
 
 def build_named_segmentation(spec: ModelSpec) -> nn.Module:
@@ -297,7 +299,7 @@ class PyramidSegmenter(nn.Module):
 
     @property
     def in_order(self) -> list[str]:
-        """The modules that `forward` takes an image through; the heads take the pyramid's maps both."""
+        """The modules that `forward` takes an image through; both heads take the pyramid's maps."""
         heads = [AUXILIARY_HEAD] if self.auxiliary_head is not None else []
         blocks = [f"vit.layers.{block}" for block in range(len(self.vit.layers))]
         return ["vit.embeddings", *blocks, "vit.layernorm", "pyramid", *heads, DECODE_HEAD]
@@ -350,13 +352,13 @@ def auxiliary_head(model: nn.Module) -> nn.Module | None:
 
 
 class AuxiliaryLogits:
-    """What a model's auxiliary head gives in training: its models keep it to themselves unless they have the labels.
+    """The output of a model's auxiliary head in training, which the model returns to nobody without labels.
 
-    A loss without them would leave that head without gradients, and DDP waiting for these.
+    A loss without it would leave that head without gradients, and DDP waiting for them.
     """
 
     def __init__(self, model: nn.Module, weight: float | None) -> None:
-        """`weight`: of its loss; None takes that of the model's own configuration, or 0.4."""
+        """`weight`: that of the head's loss; None takes it from the model's own configuration, or else 0.4."""
         head = auxiliary_head(model) if weight != 0 else None
         own = getattr(getattr(model, "config", None), "auxiliary_loss_weight", 0.4)
         self.weight = float(own if weight is None else weight)
@@ -369,7 +371,7 @@ class AuxiliaryLogits:
         return logits
 
     def close(self) -> None:
-        """Leaves nothing on the model."""
+        """Removes what it has put on the model."""
         for hook in self._hooks:
             hook.remove()
 

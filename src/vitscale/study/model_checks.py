@@ -1,4 +1,4 @@
-"""What must hold of a model that several ranks share, and of one that labels pixels, before anything starts."""
+"""Checks, before anything starts, of a model that several ranks share and of one that labels pixels."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def check_ranks(parallel: ParallelSpec, gpus: Sequence[int]) -> None:
-    """Holds the rank counts of a study against the ranks that share one model.
+    """Checks that the rank counts of a study are multiples of the ranks that share one model.
 
     Raises:
-        RequestError: some are no multiple of them, with multiples that are near.
+        RequestError: a count is no multiple; it names multiples that are near.
     """
     each = parallel.ranks_per_model
     if wrong := [ranks for ranks in gpus if ranks % each]:
@@ -37,15 +37,15 @@ def check_ranks(parallel: ParallelSpec, gpus: Sequence[int]) -> None:
 
 
 def check_split(parallel: ParallelSpec, train: TrainSpec, model: ModelSpec) -> None:
-    """Holds a split of the model against its engine and its shape.
+    """Checks that the engine and the model's shape allow a split of the model.
 
     Args:
-        parallel: of one point of a study.
-        train: of one of its trials.
-        model: resolved.
+        parallel: the split at one point of a study.
+        train: the training of one of its trials.
+        model: the model, resolved.
 
     Raises:
-        RequestError: the engine or the model cannot be split so, with what can.
+        RequestError: the engine or the model does not allow it; the error names what is possible.
     """
     if parallel.shard_norms and parallel.tensor == 1:
         what = "parallel.shard_norms has no meaning with parallel.tensor = 1: it is tensor ranks that share the norms"
@@ -68,7 +68,7 @@ def check_split(parallel: ParallelSpec, train: TrainSpec, model: ModelSpec) -> N
 
 
 def _check_schedule(parallel: ParallelSpec) -> None:
-    """What has no meaning without the field that it is of."""
+    """Refuses settings of a schedule that have no meaning without the field that they belong to."""
     default = ParallelSpec()
     if parallel.pipeline == 1 and parallel.schedule != default.schedule:
         what = f"parallel.schedule = {shown(parallel.schedule)} has no meaning with parallel.pipeline = 1"
@@ -82,13 +82,13 @@ def _check_schedule(parallel: ParallelSpec) -> None:
 
 
 def _check_stages(parallel: ParallelSpec, train: TrainSpec, model: ModelSpec) -> None:
-    """Blocks for each stage, and as many micro-batches as the schedule needs."""
+    """Checks that each stage has blocks, and that there are as many micro-batches as the schedule needs."""
     if parallel.shard_norms:
         what = "parallel.shard_norms does not go with parallel.pipeline: stages hand on whole tokens"
         raise RequestError(what, next_step="Remove shard_norms, or set pipeline = 1")
     most, stages, ranks, count = most_stages(model), parallel.stages, parallel.pipeline, train.grad_accum
     each = stages // ranks
-    if most < stages and model.factory is None:  # of which its ranks tell
+    if most < stages and model.factory is None:  # for a factory's model only its ranks can tell
         heads = " and heads that may be a stage" * (model.task == "segmentation")
         raise RequestError(
             f"{_product(parallel)}{f' with {each} stages each' if each > 1 else ''} is {stages} stages, and "
@@ -132,7 +132,7 @@ def _other_axes() -> list[str]:
 
 
 def _check_options(parallel: ParallelSpec, train: TrainSpec) -> None:
-    """What has not been shown to train the same with a model that ranks share."""
+    """Refuses options that have not been shown to train the same with a model that ranks share."""
     wrong = None
     if train.precision == "fp16":
         wrong = ("train.precision = 'fp16'", "its loss scale is kept by each rank for itself", "precision = 'bf16'")
@@ -158,7 +158,7 @@ def _check_shape(parallel: ParallelSpec, model: ModelSpec) -> None:
         if parallel.sequence > 1 and parallel.pipeline > 1:
             what = f"{_product(parallel)} do not go together for model.factory = {shown(model.factory)}"
             raise RequestError(f"{what}: what stages of a part of the tokens hand on is not known", next_step="Set one")
-        return  # what it offers, and for how many ranks, only its ranks can tell
+        return  # only its ranks can tell what it offers, and for how many ranks
     segments = model.task == "segmentation"
     if model.name is None or model.heads is None:
         named = [(key, value) for key in ("name", "hf", "factory") if (value := getattr(model, key)) is not None]
@@ -218,10 +218,10 @@ def _product(parallel: ParallelSpec) -> str:
 
 
 def check_blocks(trial: Trial) -> None:
-    """Holds what works block by block against a model whose blocks are known.
+    """Refuses options that work block by block for a model that is known to have no repeated blocks.
 
     Raises:
-        RequestError: it has no two of one kind, of which only its ranks would tell.
+        RequestError: the model has no two blocks of one kind, which otherwise only its ranks would notice.
     """
     shapes = recorded_shapes(trial.model)
     if shapes is None or shapes.wrapped_in_decoder or any(block.wrapped for block in shapes.blocks):
@@ -236,15 +236,15 @@ def check_blocks(trial: Trial) -> None:
 
 
 _POOLING = ("upernet", "beit", "data2vec-vision")
-"""Types of Hugging Face models with UperNet's pooling, by default to 1, 2, 3 and 6 pixels a side."""
+"""Types of Hugging Face models with UperNet's pooling, which by default pools to 1, 2, 3 and 6 pixels a side."""
 
 
 def check_labels(trial: Trial, summary: Summary) -> None:
-    """Holds model, data and batch sizes of a trial against each other.
+    """Checks that model, data and batch sizes of a trial go together.
 
     Raises:
-        RequestError: the model's labels are not the data's; it takes images of one size, and they are evaluated in
-            their own; or a batch norm would be over a single image.
+        RequestError: the model's labels are not the data's; the model takes images of one size, and they are evaluated
+            in their own; or a batch norm would be over a single image.
     """
     if trial.model.task != summary.task:
         raise RequestError(
@@ -261,7 +261,7 @@ def check_labels(trial: Trial, summary: Summary) -> None:
 
 
 def _pools_to_one_pixel(model: ModelSpec) -> bool:
-    """Whether a norm has one value of each image; False too where that is not known."""
+    """Whether one of the model's norms gets a single value from each image; False too where that is not known."""
     config = read_config(model.hf) if model.hf is not None else None
     if config is None:
         return model.name is not None
@@ -293,13 +293,13 @@ def _check_batch_norm(trial: Trial, samples: int) -> None:
 
 
 def fewest_normalised(sizes: Sequence[int], grad_accum: int, samples: int, *, local: bool, drop_last: bool) -> int:
-    """The least number of images, above none, that one norm is over in any micro-step of an epoch.
+    """The smallest number of images, above 0, that one norm is taken over in any micro-step of an epoch.
 
     Args:
         sizes: images per micro-step of each rank.
         grad_accum: micro-steps of an optimizer step.
         samples: images of an epoch.
-        local: whether a norm is over a rank's own images, and not over those of all ranks.
+        local: whether a norm is taken over a rank's own images, and not over those of all ranks.
         drop_last: whether the short last step is left out.
     """
     global_batch = sum(sizes) * grad_accum
@@ -307,7 +307,7 @@ def fewest_normalised(sizes: Sequence[int], grad_accum: int, samples: int, *, lo
     of_whole_steps = min(sizes) if local else sum(sizes)
     if not left or drop_last:
         return of_whole_steps
-    # As `datasets.order` cuts the last step: slots shrink alike, and images fill them one after the other.
+    # `datasets.order` cuts the last step like this: slots shrink alike, and images fill them one after the other.
     entries = [-(-size * left // global_batch) for size in sizes]
     filled, rest = divmod(left, sum(entries))
     if not local:

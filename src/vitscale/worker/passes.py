@@ -1,4 +1,4 @@
-"""What a rank does with images, micro-batch by micro-batch; nothing is measured here, only named as it passes."""
+"""What a rank does with images, micro-batch by micro-batch; nothing is measured here, its phases are only named."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class MicroBatch(NamedTuple):
     real: int
     """Images that count in this slot."""
     step_real: int
-    """The same in the whole optimizer step, over all ranks."""
+    """Images that count in the whole optimizer step, over all ranks."""
     step_count: int | Tensor
     """What the step's loss is divided by: its real images, or those of their pixels that count."""
 
@@ -62,7 +62,7 @@ class Passes:
         self.data_ranks, self.at = trial.layout.data, trial.layout.coordinates(own.rank)
         self.segments, self.classes = trial.model.task == "segmentation", trial.model.num_classes
         self.labelling = trial.layout.sequence if self.segments else 1
-        """Ranks that share the tokens of every image, and label the pixels of some images each."""
+        """Number of ranks that share the tokens of every image, and label the pixels of some images each."""
         self.norms = norms_of(engine.module)
         self.auxiliary = AuxiliaryLogits(engine.module, trial.model.auxiliary_weight) if self.segments else None
         size, augment = trial.model.image_size, trial.data.augment
@@ -90,8 +90,8 @@ class Passes:
     def step(self, batches: Iterator[Batch], *, epoch: int, phase: Phase) -> Iterator[MicroBatch]:
         """The micro-batches of an optimizer step.
 
-        Each is taken when it is asked for. Of segmentation all are taken at once: what the loss is divided by must be
-        known before the first backward, and only the masks of all ranks tell.
+        Each is taken when it is asked for. In segmentation all are taken at once: what the loss is divided by must be
+        known before the first backward, and only the masks of all ranks tell it.
         """
         grad_accum = self.trial.train.grad_accum
         at_once = grad_accum if self.segments else 1
@@ -139,7 +139,7 @@ class Passes:
     def rehearse_last_step(self) -> None:
         """Takes a micro-batch as small as those of an epoch's last step, where that is smaller, through the engine.
 
-        So that compiled blocks know its shape before any step is timed. Weights, gradients, buffers and random numbers
+        Compiled blocks then know its shape before any step is timed. Weights, gradients, buffers and random numbers
         are afterwards as they were. All ranks do it, or none.
         """
         order = self.order(epoch=0)
@@ -215,7 +215,7 @@ class Passes:
         return self.trial.data.evaluation == "sliding"
 
     def _labelled(self, images: int) -> slice:
-        """Which of so many images' pixels this rank labels."""
+        """The part of `images` images that this rank labels."""
         return even_parts(images, self.labelling)[self.at.sequence % self.labelling]
 
     def _order(self, samples: int, epoch: int, *, fraction: float, grad_accum: int, drop_last: bool) -> EpochOrder:

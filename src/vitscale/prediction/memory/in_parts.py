@@ -219,7 +219,7 @@ def _block(stage: Stage, number: int, images: int, narrow: int, train: TrainSpec
     In backward it can be widest in three places. The first is its MLP's second layer: what is passed on, and the
     gradient of that layer's input, four times as wide. The second, when all behind the attention is gone, is where its
     heads are scaled: that gradient is a sum over all scores (on a CPU in fp32 where they are narrow). The third is the
-    network of its position biases, whose in-place ReLU takes four times more of what it keeps.
+    network of its position biases, whose in-place ReLU takes four more tensors as large as what it keeps.
 
     At the end of forward Python holds the stage's input, the block's input, its last norm's output and the block's
     output; what windows were joined from; and where windows are padded or shifted (in odd blocks) what they were cut

@@ -1,6 +1,6 @@
 """What one optimizer step of a trial sends, and when: by arithmetic, or made equal to what was counted.
 
-And what of these messages, each one collective, sticks out of the step's computing.
+Each message is one collective; the module also says what of them the step's computing does not hide.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Array = NDArray[np.float64]
 
 Phase = Literal["forward", "backward", "after"]
 Group = Literal["replicas", "tensor", "sequence", "pipeline", "all"]
-"""Among whom: ranks that hold the same of a model (data x sequence; all ranks where each has a model for itself), those
-along one axis of the ranks that share a model, or all."""
+"""Who exchanges: ranks that hold the same of a model (data x sequence; all ranks where each has its own model), those
+along one axis of the ranks that share a model, or all ranks."""
 Kind = tuple[str, float, Group, int | None]
 
 
@@ -91,21 +91,22 @@ def exposed_seconds(
     backward_seconds: Array,
     grad_accum: int | Array,
 ) -> Array:
-    """Exposed transfer time of one optimizer step, (draws, configs): what the step takes longer than its computing.
+    """Exposed transfer time of one optimizer step, (draws, configs): how much longer it takes than its computing.
 
     Messages of a phase pass one after the other, in their order. Message i may start at `r_i = T F_i`, the time T of
     the phase times its share `ready`, plus what computing has waited so far; it ends at `e_i = max(r_i, e_(i-1)) +
-    T_coll(S_i)` (Li et al., arXiv 2006.15704, section 3.2.3). Where computing needs it (`needed`), it waits for `e_i`.
-    What the last message sticks out of the phase is exposed, and so are messages that nothing hides.
+    T_coll(S_i)` (Li et al., arXiv 2006.15704, section 3.2.3). Where computing needs it (`needed`), computing waits for
+    `e_i`. The time by which the last message outlasts the phase is exposed, and so are messages that nothing hides.
 
-    Never less than 0, never more than all transfers; 0 where they take no time; all of them where nothing is computed.
+    The result is never less than 0 and never more than all transfers. It is 0 where they take no time, and all of them
+    where nothing is computed.
 
     Args:
-        messages: of the step, as `messages.messages` makes them.
-        collective: seconds of one call of a message, (draws, configs).
-        forward_seconds: of one micro-step.
-        backward_seconds: of one micro-step.
-        grad_accum: micro-steps, of all configurations or of each.
+        messages: the step's messages, as `messages.messages` makes them.
+        collective: gives the seconds of one call of a message, (draws, configs).
+        forward_seconds: forward's seconds in one micro-step.
+        backward_seconds: backward's seconds in one micro-step.
+        grad_accum: micro-steps in a step, one number for all configurations or one for each.
     """
     known: dict[tuple[Kind, float], Array] = {}
 
@@ -130,10 +131,10 @@ def exposed_seconds(
 
 
 def _sticking_out(messages: Iterable[Message], seconds: Callable[[Message], Array], length: Array) -> Array:
-    """What a phase of `length` seconds of computing takes longer.
+    """How much longer a phase takes than its `length` seconds of computing.
 
-    Messages that computing needs are taken to hold up the later ones too, which is so where each is asked for when the
-    one before has come.
+    It is assumed that a message that computing waits for holds up the later messages too. That is so where each is
+    asked for when the one before has come.
     """
     serial: Array | float = 0.0
     waited: Array | float = 0.0
@@ -143,7 +144,7 @@ def _sticking_out(messages: Iterable[Message], seconds: Callable[[Message], Arra
             serial = serial + seconds(message)
             continue
         begin, takes = length * message.ready, seconds(message)
-        if isinstance(waited, np.ndarray):  # of thousands of configurations these are large
+        if isinstance(waited, np.ndarray):  # for thousands of configurations these arrays are large
             begin = begin + waited
         begin = np.maximum(begin, ended, out=begin)
         ended = np.add(begin, takes, out=begin if takes.shape == begin.shape else None)
@@ -224,9 +225,9 @@ def _piece(elements: int) -> Module:
 def norm_messages(trial: Trial) -> tuple[Message, ...] | None:
     """What synchronised norms exchange in an optimizer step, under any engine: nothing is computed meanwhile.
 
-    Of C channels 2 C + 1 numbers in forward (sums, sums of squares, the count) and 2 C in backward. Local norms do it
-    among sequence ranks, which share the images of one. Empty without such norms; None where only building the model
-    could tell how many it has.
+    A norm of C channels exchanges 2 C + 1 numbers in forward (sums, sums of squares, the count) and 2 C in backward.
+    Local norms do so among sequence ranks, which share the images of one data-parallel rank. Empty without such norms;
+    None where only building the model could tell how many it has.
     """
     synchronised = trial.train.batch_norm == "synchronised"
     shared = trial.parallel.sequence > 1 and trial.model.task == "segmentation"
@@ -245,7 +246,7 @@ def norm_messages(trial: Trial) -> tuple[Message, ...] | None:
 
 
 def _without_offload(train: TrainSpec) -> TrainSpec:
-    """Offloading changes where states lie, not what is sent."""
+    """The settings without offloading, which changes where states lie but not what is sent."""
     config = dict(train.deepspeed_config or {})
     zero = config.get("zero_optimization")
     if isinstance(zero, dict):
@@ -260,7 +261,7 @@ def _plain_exchange(train: TrainSpec) -> bool:
 
 
 def _asks(value: object) -> bool:
-    """Whether a setting is on; groups of 1 or -1 rank are DeepSpeed's own way of saying that there are none."""
+    """Whether a setting is on; a group size of 1 or -1 is DeepSpeed's own way of saying that there are no groups."""
     return value is True or (not isinstance(value, bool) and value not in (None, 1, -1, 0))
 
 
@@ -269,10 +270,11 @@ def rescaled(
 ) -> tuple[Message, ...]:
     """The same schedule with the bytes of each operation made equal to what was counted in an optimizer step.
 
-    An operation that was not counted is left out; one that no message has is sent after backward, hidden by nothing.
+    Messages of an operation that was not counted are left out. An operation that was counted but has no message is sent
+    after backward, where nothing hides it.
 
     Args:
-        found: by arithmetic.
+        by_arithmetic: the messages to rescale.
         sent_bytes: (operation, dtype) -> bytes of the whole tensors, all calls together.
         grad_accum: micro-steps in an optimizer step of the trial that was counted.
     """

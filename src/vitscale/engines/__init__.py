@@ -15,7 +15,7 @@ from vitscale.trial.trial import TrainSpec, Trial
 
 
 def _named(engine: str) -> type[Engine]:
-    """Its file is loaded now, and no other: DeepSpeed takes seconds to import."""
+    """The class of an engine; only its file is loaded, for DeepSpeed takes seconds to import."""
     kind: type[Engine] = referred(known(engine).engine)
     return kind
 
@@ -23,22 +23,22 @@ def _named(engine: str) -> type[Engine]:
 def preload(train: TrainSpec) -> None:
     """Imports an engine's libraries now, so that their seconds count as imports.
 
-    Of torch too: the first optimizer and the first DDP module load its compiler, used or not (`torch._disable_dynamo`).
+    torch's compiler too: the first optimizer and the first DDP module load it, used or not (`torch._disable_dynamo`).
     """
     importlib.import_module("torch._dynamo")
     _named(train.engine).preload(train)
 
 
 def build(model: nn.Module, trial: Trial, device: torch.device) -> Engine:
-    """Wraps `model` as the trial's engine does. Of all engines alike, fp32 is multiplied in fp32, never in TF32.
+    """Wraps `model` as the trial's engine does. In all engines alike, fp32 is multiplied in fp32, never in TF32.
 
-    Of all alike too, and before anything else holds a module: batch norms are those of the trial. Where it classifies
-    with local ones they stay torch's own, which sees padding.
+    In all engines alike, too, batch norms are replaced by the trial's before anything else holds a module. Where it
+    classifies with local norms, these stay torch's own, which see padding.
     """
     if trial.model.task == "segmentation" or trial.train.batch_norm == "synchronised":
         over_real_images(model, synchronised=trial.train.batch_norm == "synchronised")
-    # Torch leaves convolutions to TF32 (on Ampere and later), and containers may set it for matrix products too. Where
-    # a library takes it for one size of micro-batch and not for another, losses differ by 1e-4 at the first step.
+    # torch lets convolutions use TF32 (on Ampere and later), and containers may allow it for matrix products too. Where
+    # a library uses it for one size of micro-batch and not for another, losses differ by 1e-4 at the first step.
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
     kind = _named(trial.train.engine)

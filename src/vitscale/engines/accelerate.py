@@ -30,11 +30,11 @@ class AccelerateEngine(Engine):
         1. to the device and the weights' dtype: `prepare` would do it too, but the optimizer comes before it;
         2. checkpointing and compiling, block by block: inside all that Accelerate adds;
         3. the `Accelerator`, which adopts the process group that exists;
-        4. the optimizer on the model's own parameters: FSDP2 needs both to exchange the one's for the other's;
+        4. the optimizer on the model's own parameters: FSDP2 needs both, to replace them in the optimizer by its own;
         5. `prepare`, with both at once.
 
         Raises:
-            RuntimeError: Accelerate wrapped the model in something else than was asked for.
+            RuntimeError: Accelerate wrapped the model in something other than what was asked for.
         """
         self.train_spec = train = trial.train
         self.device = device
@@ -56,7 +56,7 @@ class AccelerateEngine(Engine):
 
     @staticmethod
     def preload(train: TrainSpec) -> None:
-        """Accelerate itself; where it stands for DeepSpeed that, and transformers, whose settings it then looks for."""
+        """Imports Accelerate; with DeepSpeed also that and transformers, whose settings Accelerate then looks for."""
         import accelerate  # noqa: F401 - its seconds count as imports
 
         if train.wrapper == "deepspeed":
@@ -74,18 +74,21 @@ class AccelerateEngine(Engine):
 
     @override
     def autocast(self) -> AbstractContextManager[None]:
-        """Around FSDP2 alone: Accelerate 1.15 autocasts what it wraps in DDP (`prepare_model`), and not what it shards
-        (`_prepare_fsdp2`); DeepSpeed does it itself."""
+        """The context of forward, which autocasts under FSDP2 alone.
+
+        Accelerate 1.15 autocasts what it wraps in DDP (`prepare_model`), but not what it shards (`_prepare_fsdp2`);
+        DeepSpeed does it itself.
+        """
         return super().autocast() if self.train_spec.wrapper == "fsdp2" else nullcontext()
 
     @override
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Accelerate divides by the accumulation itself; under DeepSpeed it takes the optimizer's step in here."""
+        """Goes backward; Accelerate divides by the accumulation itself, and with DeepSpeed steps the optimizer here."""
         self.accelerator.backward(loss)
 
     @override
     def rehearse(self, images: Tensor) -> None:
-        """Past `accumulate`, which counts micro-steps."""
+        """Does what the base class says, but without `accumulate`, which would count a micro-step."""
         by_rank = self.train_spec.wrapper == "ddp" and not self.train_spec.static_graph
         with self.wrapped.no_sync() if by_rank else nullcontext():
             with self.autocast():
@@ -123,7 +126,7 @@ class AccelerateEngine(Engine):
     @property
     @override
     def evaluated(self) -> nn.Module:
-        """The wrapper where it gathers weights."""
+        """The wrapper where it gathers weights, otherwise the model inside."""
         return self.module if self.train_spec.wrapper == "ddp" else self.wrapped
 
     @property
@@ -152,7 +155,7 @@ def _accelerator(model: nn.Module, trial: Trial, device: torch.device) -> Any:
     from accelerate.utils import DeepSpeedPlugin
 
     train = trial.train
-    # Read when the process's state is made: it must not be left from the shell that started this rank.
+    # Accelerate reads these when it makes the process's state: they must not be left from the shell of this rank.
     for name in ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "ACCELERATE_MIXED_PRECISION"):
         os.environ.pop(name, None)
     given: dict[str, Any] = {"gradient_accumulation_steps": train.grad_accum}
@@ -169,7 +172,7 @@ def _accelerator(model: nn.Module, trial: Trial, device: torch.device) -> Any:
 
 
 def fsdp2_plugin(model: nn.Module, train: TrainSpec) -> Any:
-    """Accelerate's description of FSDP2, which does what `Fsdp2Engine.wrap` does."""
+    """Accelerate's settings of FSDP2, with which it does what `Fsdp2Engine.wrap` does."""
     from accelerate.utils import FullyShardedDataParallelPlugin
 
     return FullyShardedDataParallelPlugin(
@@ -178,10 +181,10 @@ def fsdp2_plugin(model: nn.Module, train: TrainSpec) -> Any:
         auto_wrap_policy="transformer_based_wrap",
         transformer_cls_names_to_wrap=sorted({type(block).__name__ for block in base.blocks_of(model)}),
         cpu_offload=train.offload == "parameters",
-        # The weights are the same on every rank already, and rank 0's need not be sent around.
+        # The weights are the same on every rank already, so rank 0's need not be sent around.
         cpu_ram_efficient_loading=False,
-        # Without one Accelerate makes a policy of `mixed_precision`, under which weights are gathered, norms computed
-        # and gradients reduced in that dtype (`AcceleratorState` of 1.15): not autocast over fp32 weights.
+        # Without a policy Accelerate makes one of `mixed_precision`, under which weights are gathered, norms computed
+        # and gradients reduced in that dtype (`AcceleratorState` of 1.15): that is not autocast over fp32 weights.
         mixed_precision_policy=MixedPrecisionPolicy(),
     )
 

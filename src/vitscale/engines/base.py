@@ -1,5 +1,7 @@
-"""What every engine does, and the pieces they share so that they differ in nothing but distribution: the optimizer,
-and what is done to each of a model's repeated blocks (checkpointing, compiling, sharding)."""
+"""What every engine does, and the pieces that engines share so that they differ only in how they distribute.
+
+They are the optimizer, and what is done to each of a model's repeated blocks (checkpointing, compiling, sharding).
+"""
 
 from __future__ import annotations
 
@@ -58,11 +60,12 @@ def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
 
 
 def _zero_momentum(sgd: torch.optim.SGD) -> None:
-    """Lets a first step that fp16 overflows in be skipped without harm.
+    """Lets a first step in which fp16 overflows be skipped without harm.
 
-    GradScaler leaves that to the fused form, which then keeps its momentum as the memory happened to be (`_fused_sgd`
-    in torch/optim/sgd.py, 2.13). A momentum of zero is the gradient after the first step, as one begun there. (The
-    unfused form would do too, but GradScaler waits for the device in each of its steps. DeepSpeed skips steps itself.)
+    GradScaler leaves the skipping to the fused form, which then keeps whatever the memory held as momentum
+    (`_fused_sgd` in torch/optim/sgd.py, 2.13). A momentum that begins at zero is the gradient after the first step,
+    like one that begins there. (The unfused form would do too, but GradScaler waits for the device in each of its
+    steps. DeepSpeed skips steps itself.)
     """
     for group in sgd.param_groups:
         for parameter in group["params"]:
@@ -72,10 +75,10 @@ def _zero_momentum(sgd: torch.optim.SGD) -> None:
 def _lamb(groups: list[dict[str, Any]], rate: float) -> torch.optim.Optimizer:
     """LAMB of the pytorch-optimizer library: You et al., "Large Batch Optimization for Deep Learning" (ICLR 2020).
 
-    As in algorithm 2 there, the weight decay is part of the update whose norm the trust ratio divides by, and, as in
-    the paper's third version, the moments' bias is not corrected. Left to itself the library divides the step by the
-    first moment's correction once the trust ratio is in it, which makes the first steps ten times too long;
-    `adam_debias` turns that off. Clipping is `gradient_clipping` here, as with every other optimizer.
+    As in algorithm 2 there, the weight decay is part of the update whose norm the trust ratio divides by; as in the
+    paper's third version, the moments' bias is not corrected. By default the library divides the step by the first
+    moment's correction after the trust ratio is in it, which makes the first steps ten times too long; `adam_debias`
+    turns that off. Clipping is `gradient_clipping` here, as with every other optimizer.
     """
     from pytorch_optimizer import Lamb
 
@@ -84,14 +87,14 @@ def _lamb(groups: list[dict[str, Any]], rate: float) -> torch.optim.Optimizer:
 
 
 LossOf = Callable[[Tensor], Tensor]
-"""Logits [b, classes] or [b, classes, h, w] to a scalar loss whose mean over ranks and micro-steps is the mean over the
-step's images, or its pixels."""
+"""Turns logits [b, classes] or [b, classes, h, w] into a scalar loss; its mean over ranks and micro-steps is the mean
+over the step's images, or its pixels."""
 
 
 class Engine(ABC):
     """One rank's model under training.
 
-    A step is `grad_accum` calls of `micro_step`, of which the last has `last=True`, then one call of `step`.
+    A step is `grad_accum` calls of `micro_step`, the last with `last=True`, then one call of `step`.
     """
 
     train_spec: TrainSpec
@@ -114,13 +117,13 @@ class Engine(ABC):
         del train
 
     def micro_step(self, images: Tensor, loss_of: LossOf, *, last: bool, phase: Phase = no_phase) -> Tensor:
-        """Forward and backward of one micro-batch. What backward starts from is the loss / `grad_accum`.
+        """Forward and backward of one micro-batch; backward starts from the loss / `grad_accum`.
 
         Args:
             images: [b, c, H, W], float, on the device.
             loss_of: see `LossOf`.
             last: whether this micro-step ends the accumulation, so that gradients are exchanged.
-            phase: entered as "forward" around the model and the loss, as "backward" around all that backward does,
+            phase: entered as "forward" around the model and the loss, and as "backward" around all that backward does,
                 exchanges included.
 
         Returns:
@@ -134,7 +137,7 @@ class Engine(ABC):
             with phase("backward"):
                 self.backward(loss, last=last)
                 detached = loss.detach()
-                del loss, logits  # with them goes the graph, and that takes its time
+                del loss, logits  # the graph goes with them, and that takes its time
         return detached
 
     def accumulating(self, *, last: bool) -> AbstractContextManager[object]:
@@ -143,10 +146,9 @@ class Engine(ABC):
         return nullcontext()
 
     def autocast(self) -> AbstractContextManager[None]:
-        """The context of forward: `bf16` means autocast over fp32 weights, and so does `fp16`; anything else computes
-        in the weights' own dtype."""
+        """The context of forward: `bf16` and `fp16` autocast fp32 weights; all else computes in the weights' dtype."""
         if self.train_spec.precision in _AUTOCAST:
-            # torch types autocast's __enter__ as Any; nothing is taken from it.
+            # torch types autocast's __enter__ as Any; its result is not used.
             return torch.autocast(self.device.type, dtype=_AUTOCAST[self.train_spec.precision])
         return nullcontext()
 
@@ -162,13 +164,13 @@ class Engine(ABC):
     def rehearse(self, images: Tensor) -> None:
         """Forward and backward of a micro-batch that leaves no trace, before the first step, on all ranks at once.
 
-        Its loss is zero whatever the logits are, and so are its gradients: what is added to them stays as it is to the
-        bit. Compiled blocks then know the shape of `images` ([b, c, H, W], float, on the device).
+        Its loss is zero whatever the logits are, and so are its gradients: gradients that they are added to stay the
+        same to the bit. Compiled blocks then know the shape of `images` ([b, c, H, W], float, on the device).
         """
         self.micro_step(images, _nothing, last=False)
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        """Sets the learning rate of the coming `step` and of all after it; called before its first `micro_step`."""
+        """Sets the learning rate from the coming `step` on; called before that step's first `micro_step`."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
 
@@ -188,8 +190,10 @@ class Engine(ABC):
         return norm
 
     def evaluate(self, images: Tensor) -> Tensor | None:
-        """Logits [b, classes], or [b, classes, h, w], in evaluation mode, without gradients; None where the
-        last stage is another rank's."""
+        """Logits [b, classes], or [b, classes, h, w], in evaluation mode, without gradients.
+
+        None where another rank has the last stage.
+        """
         forward = self.evaluated
         forward.eval()
         with torch.no_grad(), self.autocast():
@@ -199,7 +203,7 @@ class Engine(ABC):
 
     @property
     def evaluated(self) -> nn.Module:
-        """What forward in evaluation goes through: mostly the model inside, for evaluation needs no exchange."""
+        """The module that evaluates: mostly the model inside the wrapper, for evaluation needs no exchange."""
         return self.module
 
     @property
@@ -212,24 +216,27 @@ class Engine(ABC):
         """Weights and optimizer states as a checkpoint has them.
 
         Raises:
-            RequestError: this engine or optimizer cannot give them.
+            RequestError: this engine or its optimizer cannot give them.
         """
         what = f"{type(self).__name__} saves no checkpoint: its states are in buffers of its own layout"
         raise RequestError(what, next_step="Leave measure.checkpoint out, or use another engine")
 
     def save_checkpoint(self, folder: Path, step: int, alive: checkpoint.Alive = lambda: None) -> None:
-        """Saves what the step after `step` optimizer steps needs; see `checkpoint.save`. All ranks, between steps."""
+        """Saves what training needs to go on after `step` optimizer steps; all ranks do it, between steps.
+
+        See `checkpoint.save`.
+        """
         checkpoint.save(self.whole_tensors(), folder, step, alive)
 
     def load_checkpoint(self, folder: Path, alive: checkpoint.Alive = lambda: None) -> int:
-        """Restores what any engine saved at any number of ranks, and returns its step; see `checkpoint.load`."""
+        """Restores what any engine saved at any number of ranks and returns its step; see `checkpoint.load`."""
         return checkpoint.load(self.whole_tensors(), folder, alive)
 
 
 _AUTOCAST: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 COMMUNICATED: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""`train.gradient_dtype` as torch's."""
+"""`train.gradient_dtype` -> torch's dtype."""
 
 
 def weight_dtype(train: TrainSpec) -> torch.dtype:
@@ -238,7 +245,7 @@ def weight_dtype(train: TrainSpec) -> torch.dtype:
 
 
 def compressed_to(train: TrainSpec) -> str | None:
-    """The dtype of `train.gradient_dtype` where DDP must convert gradients to it; None where they are in it already."""
+    """`train.gradient_dtype` where DDP must convert gradients to it; None where they have that dtype already."""
     named = train.gradient_dtype
     return None if named is None or COMMUNICATED[named] is weight_dtype(train) else named
 
@@ -248,10 +255,10 @@ def _nothing(logits: Tensor) -> Tensor:
 
 
 class TorchEngine(Engine):
-    """What plain training, DDP and FSDP2 share: torch's own loop. They differ in the wrapper and in when gradients
-    travel.
+    """What plain training, DDP and FSDP2 share: torch's own loop.
 
-    fp16 computes under autocast, and its losses are scaled by torch's GradScaler so that small gradients survive.
+    They differ in the wrapper and in when gradients travel. fp16 computes under autocast, and torch's GradScaler scales
+    its losses so that small gradients survive.
     """
 
     wrapped: nn.Module
@@ -266,14 +273,14 @@ class TorchEngine(Engine):
         self.device = device
         self.input_dtype = weight_dtype(trial.train)
         self.gradient_dtype = self.communicated(trial.train)
-        # After wrapping: the optimizer must hold the very parameters the wrapper reduces.
+        # This comes after wrapping: the optimizer must hold the very parameters that the wrapper reduces.
         self.optimizer = optimizer_of(wrapped, trial)
         self.scaler = torch.amp.GradScaler(device.type, enabled=trial.train.precision == "fp16")
 
     @staticmethod
     @abstractmethod
     def wrap(model: nn.Module, trial: Trial, device: torch.device) -> nn.Module:
-        """Puts the model on its device and into its wrapper; the order, and why, stands here."""
+        """Puts the model on its device and into its wrapper; each engine's docstring says in which order, and why."""
 
     @staticmethod
     def communicated(train: TrainSpec) -> str | None:
@@ -287,14 +294,14 @@ class TorchEngine(Engine):
 
     @override
     def rehearse(self, images: Tensor) -> None:
-        # DDP's static graph is that of its first backward, and must hold the exchange.
+        # DDP takes its static graph from its first backward, which must hold the exchange.
         self.micro_step(images, _nothing, last=self.train_spec.static_graph)
         self.optimizer.zero_grad(set_to_none=True)  # not to be held through the first step's forward
 
     @override
     def step(self) -> None:
         if self.train_spec.gradient_clipping > 0:
-            # After the exchange: the norm is that of the global gradient, and of the true one.
+            # After the exchange the norm is that of the global gradient, and unscaled it is the true one.
             self.scaler.unscale_(self.optimizer)
             if self.ranks_with_parts is None:
                 nn.utils.clip_grad_norm_(self.wrapped.parameters(), self.train_spec.gradient_clipping)
@@ -317,7 +324,7 @@ class TorchEngine(Engine):
 
 
 def blocks_of(model: nn.Module) -> Sequence[nn.Module]:
-    """The model's repeated blocks: the children of that list of like modules that holds the most parameters.
+    """The model's repeated blocks: the children of the list of like modules that holds the most parameters.
 
     In a vision transformer these are its layers, in a Swin transformer its stages. Empty where no list holds two
     modules of one class.
@@ -329,23 +336,24 @@ def blocks_of(model: nn.Module) -> Sequence[nn.Module]:
         and len(children := list(module.children())) > 1
         and len({type(child) for child in children}) == 1
     ]
-    # The first of equals is the outermost.
+    # Among equals the first is the outermost.
     return max(lists, key=lambda children: sum(map(_size, children)), default=[])
 
 
 def with_options(model: nn.Module, train: TrainSpec, own_blocks: Sequence[nn.Module] | None = None) -> nn.Module:
-    """Activation checkpointing, then compiling, block by block and in place; names of parameters stay as they are.
+    """Adds activation checkpointing, then compiling, block by block and in place; parameters keep their names.
 
     1. checkpointing goes innermost: what wraps a block then sees one call in forward and its repetition in backward;
     2. compiling comes after it, so that the compiler sees the repetition and may choose what to keep;
     3. whatever distributes comes later still, outside both: its hooks gather weights and must not be compiled.
 
-    Block by block, because one compiled block serves all its like, and because FSDP2 and ZeRO-3 gather block by block.
+    This goes block by block because one compiled block serves all like it, and because FSDP2 and ZeRO-3 gather block by
+    block.
 
     Args:
-        model: the whole.
-        train: what is asked for.
-        own_blocks: of the stages of a pipeline that lie here; there may be none. None: what `blocks_of` has.
+        model: the whole model.
+        train: the options that are asked for.
+        own_blocks: blocks of the pipeline stages on this rank; there may be none. None: those of `blocks_of`.
 
     Raises:
         RequestError: an option is set, and the model has no repeated blocks.
@@ -362,11 +370,11 @@ def with_options(model: nn.Module, train: TrainSpec, own_blocks: Sequence[nn.Mod
         )
     for block in blocks:
         if train.activation_checkpointing:
-            # Not the re-entrant form: that one hides parameters from DDP and needs inputs that require gradients.
+            # The re-entrant form would hide parameters from DDP, and it needs inputs that require gradients.
             block.forward = functools.partial(recomputed, block.forward, use_reentrant=False)
         if train.compile:
-            # One graph for each of the few shapes. Left to itself the compiler makes one for all sizes of batch as soon
-            # as it meets a second one, the last step's, and takes that for the full batches too from then on.
+            # One graph for each of the few shapes. By default the compiler makes one for all sizes of batch as soon as
+            # it meets a second size, the last step's, and from then on uses it for the full batches too.
             block.compile(dynamic=False)
     return model
 

@@ -1,11 +1,11 @@
-"""Checkpoints: one format for all engines, so that any restores any other's, at any number of ranks.
+"""Checkpoints: one format for all engines, so that each restores any other's, at any number of ranks.
 
 A folder of `checkpoint.json`, `weights.safetensors`, a file like `exp_avg.safetensors` for each state the optimizer
 keeps, and `buffers.safetensors` where the model has buffers. Tensors are whole, fp32 (buffers: their own dtype), under
-the parameter's name in the model. No pickle: safetensors holds numbers alone.
+the parameter's name in the model. There is no pickle: safetensors holds only numbers.
 
-Rank 0 writes and holds one file's tensors in host memory while it does: 4 bytes per parameter. Every rank reads, a
-tensor at a time.
+Rank 0 writes; while it writes a file it holds that file's tensors in host memory, 4 bytes per parameter. Every rank
+reads, one tensor at a time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class Scale(BaseModel):
-    """See `LossScale`."""
+    """The loss scale as checkpoint.json has it; see `LossScale`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -46,7 +46,7 @@ class Scale(BaseModel):
 
 
 class Description(BaseModel):
-    """checkpoint.json."""
+    """What checkpoint.json says."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -61,14 +61,14 @@ class Description(BaseModel):
 
 
 def write_description(folder: Path, description: Description) -> None:
-    """Writes checkpoint.json, to the disk itself."""
+    """Writes checkpoint.json and waits until it is on the disk."""
     path = folder / _DESCRIPTION
     path.write_text(description.model_dump_json(indent=1) + "\n", encoding="utf-8")
     sync(path)
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Writes one file of tensors that lie on the host, to the disk itself.
+    """Writes one file of tensors that lie on the host, and waits until it is on the disk.
 
     Raises:
         OSError: it cannot be written.
@@ -76,20 +76,20 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     try:
         save_file(tensors, path)
     except SafetensorError as error:
-        # The library tells a full disk in words alone; the record tells it apart by its number.
+        # The library reports a full disk only in words; the record tells it apart by its number.
         number = re.search(r"os error (\d+)", str(error))
         raise OSError(int(number[1]) if number else errno.EIO, str(error), str(path)) from error
     sync(path)
 
 
 class TensorFile:
-    """One file of tensors, found to hold what is expected before anything is taken from it."""
+    """One file of tensors; it is checked to hold what is expected before anything is taken from it."""
 
     def __init__(self, folder: Path, name: str, expected: Shapes, *, fp32: bool) -> None:
-        """`expected`: names and shapes of all tensors; `fp32`: whether they must be that.
+        """`expected`: names and shapes of all tensors; `fp32`: whether they must be in fp32.
 
         Raises:
-            RequestError: it is missing, cut off, or holds something else.
+            RequestError: the file is missing, cut off, or holds something else.
         """
         path = folder / f"{name}.safetensors"
         try:
@@ -111,7 +111,7 @@ class TensorFile:
         self._names = list(expected)
 
     def tensors(self, alive: Callable[[], object]) -> Iterator[tuple[str, Tensor]]:
-        """One at a time, in the model's order."""
+        """Each tensor with its name, one at a time, in the model's order."""
         for name in self._names:
             yield name, self._file.get_tensor(name)
             alive()
@@ -121,7 +121,7 @@ def read_description(folder: Path) -> Description:
     """Reads checkpoint.json.
 
     Raises:
-        RequestError: it is missing, newer than this program, or something else.
+        RequestError: the file is missing, newer than this program, or something else.
     """
     text = read_text(folder / _DESCRIPTION, "checkpoint", next_step=_NEXT_STEP)
     try:
@@ -149,11 +149,11 @@ def sync(path: Path) -> None:
 
 WEIGHTS, _BUFFERS = "weights", "buffers"
 Alive = Callable[[], object]
-"""Called after each tensor: a large model's take minutes."""
+"""Called after each tensor, because a large model's tensors take minutes."""
 
 
 def save(whole: WholeTensors, folder: Path, step: int, alive: Alive) -> None:
-    """Writes a checkpoint after `step` optimizer steps; all ranks call it. `folder` is there whole, or not at all.
+    """Writes a checkpoint after `step` optimizer steps; all ranks call it. `folder` appears whole or not at all.
 
     Raises:
         RequestError: the folder exists, or the optimizer's states cannot be saved.
@@ -162,7 +162,7 @@ def save(whole: WholeTensors, folder: Path, step: int, alive: Alive) -> None:
     if folder.exists():
         raise RequestError(f"{shown(str(folder))} exists already", next_step="Name a folder that does not")
     description = _describe(whole, step)
-    _wait()  # until all have looked: the folder is there soon
+    _wait()  # until all ranks have looked, as the folder will be there soon
     draft = folder.with_name(f".{folder.name}.draft")
     try:
         if _rank() == 0:
@@ -183,7 +183,7 @@ def save(whole: WholeTensors, folder: Path, step: int, alive: Alive) -> None:
 
 
 def contents(whole: WholeTensors) -> Iterator[tuple[str, str, Tensor]]:
-    """All that a checkpoint holds now: file, name, and the whole tensor, one at a time. All ranks alike."""
+    """All that a checkpoint would hold now: file, name and whole tensor, one at a time; all ranks call it alike."""
     for file in _files(whole, _describe(whole, 0).states):
         yield from ((file, name, _tensor(whole, file, name)) for name in _shapes(whole, file))
 
@@ -202,13 +202,13 @@ def _save_file(whole: WholeTensors, file: str, folder: Path, alive: Alive) -> No
 def load(whole: WholeTensors, folder: Path, alive: Alive) -> int:
     """Puts a checkpoint's weights and states in place; all ranks call it, and all can read `folder`.
 
-    The learning rate is not part of it: that is the trial's, and follows another global batch.
+    The learning rate is not part of it: the trial sets it, and its global batch may be another.
 
     Returns:
-        Optimizer steps taken when it was saved.
+        Optimizer steps taken when the checkpoint was saved.
 
     Raises:
-        RequestError: it is missing, not whole, or of another model or optimizer. Nothing has been changed then.
+        RequestError: it is missing, not whole, or of another model or optimizer; nothing has been changed then.
     """
     description = read_description(folder)
     if description.optimizer != whole.kind:
@@ -235,7 +235,7 @@ def load(whole: WholeTensors, folder: Path, alive: Alive) -> int:
 
 
 def _describe(whole: WholeTensors, step: int) -> Description:
-    """Raises a RequestError where the optimizer has states of some parameters only."""
+    """The checkpoint's description; raises a RequestError where the optimizer has states of only some parameters."""
     kept = [[key for key in STATES[whole.kind] if whole.has_state(name, key)] for name in whole.trained]
     if any(states != kept[0] for states in kept):
         some = next(name for name, states in zip(whole.trained, kept, strict=True) if states != max(kept))
@@ -257,7 +257,7 @@ def _files(whole: WholeTensors, states: list[str]) -> list[str]:
 
 
 def _shapes(whole: WholeTensors, file: str) -> Shapes:
-    """What a file holds: names and shapes."""
+    """Names and shapes of the tensors in a file."""
     if file == _BUFFERS:
         return {name: tuple(buffer.shape) for name, buffer in whole.buffers.items()}
     return {name: whole.shape(name) for name in (whole.parameters if file == WEIGHTS else whole.trained)}

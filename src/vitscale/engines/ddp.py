@@ -24,7 +24,7 @@ _COMPRESSED: dict[str, Hook] = {"bf16": default_hooks.bf16_compress_hook, "fp16"
 
 
 class StageDdp(DistributedDataParallel):
-    """DDP around a stage of a pipeline, whose gradients may still travel when its last backward is over.
+    """DDP around a pipeline stage, whose gradients may still travel when its last backward is over.
 
     DDP by itself waits for them there, and torch's schedules hand the stage's own gradient on afterwards
     (`backward_one_chunk`, then `get_bwd_send_ops`, in torch 2.13): each stage's exchange would hold up all stages
@@ -32,12 +32,12 @@ class StageDdp(DistributedDataParallel):
     """
 
     def __init__(self, module: nn.Module, hook: Hook, **options: Any) -> None:
-        """`hook`: what begins the exchange of a bucket; its future is the mean, in the bucket itself."""
+        """`hook`: begins the exchange of a bucket; its future gives the mean, in the bucket itself."""
         super().__init__(module, **options)
         under_way: list[tuple[Future[Tensor], list[tuple[Tensor, Tensor]]]] = []
         self._under_way = under_way
 
-        # torch compares annotations with its own types; it holds what it calls, which therefore does not hold `self`.
+        # torch compares annotations with its own types. It keeps the function, which therefore does not keep `self`.
         def begin(group, bucket):  # type: ignore[no-untyped-def]
             pairs = list(zip(bucket.parameters(), bucket.gradients(), strict=True))
             under_way.append((hook(group, bucket), pairs))
@@ -60,7 +60,7 @@ class StageDdp(DistributedDataParallel):
 
 
 class DdpEngine(TorchEngine):
-    """DDP at its defaults, but for what the study sets."""
+    """DDP at its defaults, except for what the study sets."""
 
     wrapped: DistributedDataParallel
 
@@ -71,7 +71,7 @@ class DdpEngine(TorchEngine):
 
         1. to the device and the weights' dtype: DDP broadcasts rank 0's weights from where they are, and its buckets
            live there, in their dtype;
-        2. tokens over the ranks that share an image, where there are such: gradients are averaged over them too;
+        2. tokens over the ranks that share an image, where there are any: gradients are averaged over them too;
         3. checkpointing and compiling, block by block: DDP's hooks hang on the parameters, outside the compiled code;
         4. stages, where other ranks hold the other blocks: each is wrapped by itself;
         5. DDP: from here on the parameters must not be replaced;
@@ -106,8 +106,10 @@ class DdpEngine(TorchEngine):
 
     @override
     def accumulating(self, *, last: bool) -> AbstractContextManager[None]:
-        """Gradients travel once per optimizer step. Around forward too, in which DDP decides whether the coming
-        backward reduces."""
+        """The context of a micro-step: gradients travel once per optimizer step.
+
+        It is around forward too, where DDP decides whether the coming backward reduces.
+        """
         return nullcontext() if last else self.wrapped.no_sync()
 
     @property

@@ -22,14 +22,14 @@ from vitscale.trial.trial import TrainSpec, Trial
 def configuration(trial: Trial) -> dict[str, Any]:
     """The dictionary given to `deepspeed.initialize`.
 
-    What the user's file says stays, except the batch sizes and the clipping, which the study has already been held
-    against. What neither says:
+    What the user's file says stays, except the batch sizes and the clipping: those have already been checked against
+    the study. What neither file nor study says is set like this:
 
     - `gradient_clipping`: always written out, for DeepSpeed's default was 0.0 and became 1.0 in 2026;
     - bf16 is `torch_autocast` (fp32 weights), as on the other engines: `bf16.enabled` would be another precision;
     - `train_micro_batch_size_per_gpu` is the mean where ranks take unequal shares: DeepSpeed insists that it times
-      ranks and accumulation is `train_batch_size`, which is true of the mean alone. Its own data loader, pipelines and
-      printed rates read it, none of which is used here (`_batch_assertion` in runtime/config.py, 0.19);
+      ranks and accumulation is `train_batch_size`, which is true only of the mean (`_batch_assertion` in
+      runtime/config.py, 0.19). DeepSpeed's own data loader, pipelines and printed rates read it; none is used here;
     - the throughput timer is off: it synchronises the device on every step (DeepSpeed's `timers.throughput`).
     """
     train = trial.train
@@ -37,7 +37,7 @@ def configuration(trial: Trial) -> dict[str, Any]:
         copy.deepcopy(train.deepspeed_config or {}),
         {"lr": trial.peak_learning_rate, "weight_decay": train.weight_decay},
     )
-    # DeepSpeed counts every rank as one with images of its own, those too that share an image's tokens.
+    # DeepSpeed takes every rank to have its own images, even ranks that share an image's tokens.
     config["train_batch_size"] = trial.world.size * train.micro_batch * train.grad_accum
     config["train_micro_batch_size_per_gpu"] = train.micro_batch
     config["gradient_accumulation_steps"] = train.grad_accum
@@ -63,14 +63,14 @@ _SECTION_OF: dict[str, tuple[str, dict[str, Any]]] = {
     "bf16-params": ("bf16", {}),
     "fp16": ("fp16", {}),
 }
-"""The section of DeepSpeed's configuration that switches a precision on, and what it needs beside `enabled`."""
+"""Precision -> the section of DeepSpeed's configuration that switches it on, and what it needs beside `enabled`."""
 
 ONE_BIT = {"onebit-adam": "OneBitAdam", "onebit-lamb": "OneBitLamb"}
-"""The optimizers that DeepSpeed builds itself, by its own names."""
+"""Optimizers that DeepSpeed builds itself -> its own names for them."""
 
 
 def _zero(train: TrainSpec) -> dict[str, Any]:
-    """What the study sets of `zero_optimization`. DeepSpeed counts its buckets in elements, the study in MiB."""
+    """The study's part of `zero_optimization`. DeepSpeed counts its buckets in elements, the study in MiB."""
     zero: dict[str, Any] = {"stage": train.zero_stage}
     if train.overlap_comm is not None:
         zero["overlap_comm"] = train.overlap_comm
@@ -95,9 +95,9 @@ def _gradient_bytes(train: TrainSpec) -> int:
 
 
 def _one_bit(trial: Trial) -> dict[str, Any]:
-    """DeepSpeed's own optimizers, which compress what they exchange once their first steps are over.
+    """The section of DeepSpeed's own optimizers, which compress what they exchange once their first steps are over.
 
-    Left to itself DeepSpeed begins after 100,000 steps, which most runs never reach.
+    By default DeepSpeed begins to compress after 100,000 steps, which most runs never reach.
     """
     train = trial.train
     params = {"lr": trial.peak_learning_rate, "weight_decay": train.weight_decay}
@@ -122,15 +122,15 @@ class DeepSpeedEngine(Engine):
     def __init__(self, model: nn.Module, trial: Trial, device: torch.device) -> None:
         """The wrap order of DeepSpeed.
 
-        1. to the device: at stages 0 to 2 DeepSpeed flattens the parameters where they are; their dtype is its affair,
-           but not that of constants (Swin V2's table of positions), which must be that of what is computed with them;
-        2. tokens over the ranks that share an image, where there are such: gradients are averaged over them too;
+        1. to the device: at stages 0 to 2 DeepSpeed flattens the parameters where they are. It sets their dtype, but
+           not that of constants (Swin V2's table of positions), which must have the dtype of what they are used with;
+        2. tokens over the ranks that share an image, where there are any: gradients are averaged over them too;
         3. checkpointing and compiling, block by block: DeepSpeed's hooks hang on modules and parameters, outside both;
         4. the optimizer on the model's own parameters: DeepSpeed wraps it;
         5. `initialize` adopts the process group that exists and sets the hooks.
         """
         deepspeed = quiet_import(device.type)
-        # Autocast converts by itself; weights that are bf16 or fp16 need images and constants of their own dtype.
+        # Autocast converts by itself; weights in bf16 or fp16 need images and constants in their own dtype.
         self.input_dtype = INPUT_DTYPES.get(trial.train.precision, torch.float32)
         model = _constants_as(self.input_dtype, model.to(device))
         if trial.parallel.ranks_per_model > 1:
@@ -146,7 +146,7 @@ class DeepSpeedEngine(Engine):
 
     @staticmethod
     def preload(train: TrainSpec) -> None:
-        """DeepSpeed itself, and torch's whole compiler, which its stages import in their first backward, for Muon."""
+        """Imports DeepSpeed, and torch's whole compiler, which its stages import in their first backward, for Muon."""
         quiet_import(train.device)
         if train.zero_stage:
             with suppress(ImportError):
@@ -159,12 +159,12 @@ class DeepSpeedEngine(Engine):
 
     @override
     def autocast(self) -> AbstractContextManager[None]:
-        """DeepSpeed's own."""
+        """No context: DeepSpeed has its own autocast."""
         return nullcontext()
 
     @override
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        self.wrapped.backward(loss)  # which divides by the accumulation itself
+        self.wrapped.backward(loss)  # it divides by the accumulation itself
         if not last:
             self.wrapped.step()  # counts the micro-step; updates nothing before the boundary
 
@@ -174,10 +174,10 @@ class DeepSpeedEngine(Engine):
 
     @override
     def step_with_norm(self) -> float:
-        """DeepSpeed's own norm from ZeRO stage 1 on, where no rank holds the whole gradient.
+        """Takes a step; from ZeRO stage 1 on, where no rank holds the whole gradient, the norm is DeepSpeed's own.
 
-        Stages 1 and 2 take it in every step unless `compute_grad_norm` is off, stage 3 always; before clipping
-        (`step` in stage_1_and_2.py, stage3.py and bf16_optimizer.py of DeepSpeed 0.19).
+        Stages 1 and 2 take it in every step unless `compute_grad_norm` is off, stage 3 always. It is taken before
+        clipping (`step` in stage_1_and_2.py, stage3.py and bf16_optimizer.py of DeepSpeed 0.19).
         """
         if self.train_spec.zero_stage == 0:
             return super().step_with_norm()
@@ -192,7 +192,7 @@ class DeepSpeedEngine(Engine):
     @property
     @override
     def evaluated(self) -> nn.Module:
-        """The wrapper: ZeRO-3 gathers weights."""
+        """The wrapper, because ZeRO-3 gathers weights in it."""
         engine: nn.Module = self.wrapped
         return engine
 
@@ -200,9 +200,9 @@ class DeepSpeedEngine(Engine):
 def gradient_dtype(engine: Any, train: TrainSpec) -> str:
     """The dtype in which DeepSpeed sends gradients, as torch names it.
 
-    Under its autocast stages 1 to 3 send those of linear and convolution layers in the dtype of autocast, whatever
+    Under its autocast, stages 1 to 3 send gradients of linear and convolution layers in autocast's dtype, whatever
     `communication_data_type` says (`init_autocast_params` in torch_autocast.py, `ipg_buckets` in stage_1_and_2.py and
-    stage3.py of DeepSpeed 0.19); norms and lone parameters, a thousandth of a ViT, stay in fp32.
+    stage3.py of DeepSpeed 0.19). Those of norms and lone parameters, a thousandth of a ViT, stay in fp32.
     """
     if train.precision == "bf16" and train.zero_stage > 0:
         return "bfloat16"
@@ -210,7 +210,7 @@ def gradient_dtype(engine: Any, train: TrainSpec) -> str:
 
 
 def _constants_as(dtype: torch.dtype, model: nn.Module) -> nn.Module:
-    """The model with its buffers in `dtype`, in place; what a norm follows stays as it is."""
+    """The model with its buffers in `dtype`, in place; a norm's running statistics stay as they are."""
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             if buffer.is_floating_point() and not name.startswith("running_"):
@@ -221,7 +221,7 @@ def _constants_as(dtype: torch.dtype, model: nn.Module) -> nn.Module:
 def quiet_import(device_type: str) -> Any:
     """Imports DeepSpeed with its log at warnings, and without compiling what training never calls.
 
-    The accelerator is chosen by a variable before the import, which fixes it for the process.
+    A variable chooses the accelerator before the import, which then fixes it for the process.
     """
     os.environ["DS_ACCELERATOR"] = device_type
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
@@ -229,6 +229,6 @@ def quiet_import(device_type: str) -> Any:
 
     for handler in logging.getLogger("DeepSpeed").handlers:
         handler.setLevel(logging.WARNING)
-    # On CPU DeepSpeed would compile a shared-memory kernel with g++ (a minute) that only its inference all-reduce uses.
+    # On a CPU DeepSpeed would compile a kernel with g++ (a minute) for shared memory, which only inference uses.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed

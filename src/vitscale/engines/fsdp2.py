@@ -18,8 +18,8 @@ from vitscale.trial.trial import Trial
 class Fsdp2Engine(TorchEngine):
     """Each block gathers its weights before its forward and its backward, and scatters its gradients after it.
 
-    Gradients are scattered after every micro-step, FSDP2's default: to keep them until the last one takes the memory of
-    a whole gradient on every rank, which sharding is there to save.
+    Gradients are scattered after every micro-step, which is FSDP2's default: keeping them until the last one would take
+    the memory of a whole gradient on every rank, which sharding is there to save.
     """
 
     @staticmethod
@@ -28,14 +28,14 @@ class Fsdp2Engine(TorchEngine):
         """The wrap order of FSDP2.
 
         1. to the device and the weights' dtype: `fully_shard` cuts the shards out of the weights where they are;
-        2. matrices and tokens over the ranks that share a model: what is left to each is what is sharded;
+        2. matrices and tokens over the ranks that share a model: what is left on each rank is sharded;
         3. checkpointing and compiling, block by block: FSDP2's hooks gather and free weights outside both;
         4. stages, where other ranks hold the other blocks: each is wrapped by itself;
-        5. `fully_shard` on each block: a block is what is gathered at a time;
+        5. `fully_shard` on each block: one block is gathered at a time;
         6. `fully_shard` on the model: embedding, last norm and head, and the order of all the blocks.
 
-        `bf16` is autocast here as on every engine, so that weights are gathered in fp32; FSDP2's own mixed precision
-        would gather them in bf16 and compute norms in it too, which is another precision: `bf16-params`, where
+        `bf16` is autocast here as on every engine, so that weights are gathered in fp32. FSDP2's own mixed precision
+        would gather them in bf16 and compute norms in it too. That is another precision, `bf16-params`, where
         `master_weights` keeps the shards that are updated in fp32.
         """
         train = trial.train
@@ -50,14 +50,14 @@ class Fsdp2Engine(TorchEngine):
         mixed = MixedPrecisionPolicy(param_dtype=cast, reduce_dtype=reduced)
         offloaded = CPUOffloadPolicy() if train.offload == "parameters" else OffloadPolicy()
         again = True if train.reshard_after_forward is None else train.reshard_after_forward
-        # Of stages that hand on maps; nothing is done in place to what is handed on.
+        # Stages that hand on maps cause this warning; what they hand on is never changed in place.
         warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module \(FSDPStage\) returned a view tensor")
         blocks = set(blocks_of(model) if own_blocks is None else own_blocks)
 
         def sharded(module: nn.Module) -> nn.Module:
             for block in filter(blocks.__contains__, module.modules()):
                 fully_shard(block, mesh=mesh, reshard_after_forward=again, mp_policy=mixed, offload_policy=offloaded)
-            # The root is needed first in backward: FSDP2 keeps it gathered unless it is told otherwise.
+            # Backward needs the root first, so FSDP2 keeps it gathered unless it is told otherwise.
             fully_shard(module, mesh=mesh, mp_policy=mixed, offload_policy=offloaded)
             return module
 

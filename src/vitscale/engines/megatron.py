@@ -20,7 +20,7 @@ class MegatronEngine(Engine):
 
     Gradients are reduce-scattered once per optimizer step, and the updated weights all-gathered. Its `bf16-params`
     keeps fp32 master weights in the sharded optimizer, as DeepSpeed's does. Megatron-Core allocates its buffers on the
-    current CUDA device, so that this engine needs one.
+    current CUDA device, so this engine needs one.
     """
 
     def __init__(self, model: nn.Module, trial: Trial, device: torch.device) -> None:
@@ -46,14 +46,14 @@ class MegatronEngine(Engine):
             _optimizer_options(trial), [self.wrapped], use_gloo_process_groups=False
         )
         for group in self.optimizer.param_groups:
-            # Megatron-Core leaves it to its scheduler to spare biases and norms the weight decay.
+            # In Megatron-Core it is the scheduler that spares biases and norms the weight decay.
             group["weight_decay"] = train.weight_decay * group.get("wd_mult", 1.0)
         self.gradient_dtype = str(self.wrapped.buffers[0].grad_dtype).removeprefix("torch.")
         self.wrapped.zero_grad_buffer()
 
     @staticmethod
     def preload(train: TrainSpec) -> None:
-        """Megatron-Core itself."""
+        """Imports Megatron-Core."""
         del train
         import megatron.core.distributed
         import megatron.core.optimizer  # noqa: F401 - their seconds count as imports
@@ -76,14 +76,14 @@ class MegatronEngine(Engine):
 
 
 def _transformer() -> Any:
-    """The configuration the wrapper asks for. Of a model that is not Megatron's it reads switches alone, no shape."""
+    """The configuration that the wrapper asks for; if a model is not Megatron's, it reads only switches, no shape."""
     from megatron.core.transformer import TransformerConfig
 
     return TransformerConfig(num_layers=1, hidden_size=1, num_attention_heads=1)
 
 
 def _wrapper_options(train: TrainSpec) -> Any:
-    """Megatron-Core's defaults, but for its distributed optimizer and for what the study sets."""
+    """Megatron-Core's defaults, except for its distributed optimizer and for what the study sets."""
     from megatron.core.distributed import DistributedDataParallelConfig
 
     dtype = COMMUNICATED[train.gradient_dtype] if train.gradient_dtype else _WEIGHTS.get(train.precision, torch.float32)

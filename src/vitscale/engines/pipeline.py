@@ -1,7 +1,7 @@
 """Pipeline parallelism by `torch.distributed.pipelining`: a step's micro-batches flow through the ranks' stages.
 
-The training loop stays as it is. `micro_step` keeps what it is given until the step's last one, and then the schedule
-runs all of them, each rank its own stages. The rank of the last stage has the losses; the others are told their sum.
+The training loop stays as it is. `micro_step` keeps its micro-batches until the step's last one; then the schedule runs
+all of them, each rank its own stages. The rank of the last stage has the losses; the others are told their sum.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ _ON_DEVICE = "on a GPU a stage waits inside NCCL's kernels, where waiting for a 
 
 
 class PipelineEngine(TorchEngine):
-    """A schedule over the ranks that hold the stages of one model. What is among those that hold the same stages comes
-    from the engine beside it: see `pipelined`."""
+    """A schedule over the ranks that hold the stages of one model.
+
+    What ranks with the same stages do among themselves comes from the engine that it is combined with: see `pipelined`.
+    """
 
     wrapped: Stages
 
@@ -46,7 +48,7 @@ class PipelineEngine(TorchEngine):
         self._losses_of: list[LossOf] = []
         self._norms = norms_of(self.module)
         self._real: list[int | None] = []
-        """Images of each micro-batch that norms are over."""
+        """Number of images of each micro-batch that norms are taken over."""
         self._schedules: dict[tuple[int, ...], Any] = {}
         self._bubble = ExitStack()
         self._phase: Phase = no_phase
@@ -56,7 +58,7 @@ class PipelineEngine(TorchEngine):
         """Keeps a micro-batch; the `last` one of a step takes all of them forward and backward.
 
         Returns:
-            The sum of the step's losses with the last one, on every rank; 0 before.
+            The sum of the step's losses, on every rank, for the last micro-batch; 0 for the others.
         """
         self._images.append(images.to(self.input_dtype))
         self._losses_of.append(loss_of)
@@ -79,7 +81,7 @@ class PipelineEngine(TorchEngine):
                         stage.end_exchange()
             for loss in losses:
                 total += loss.detach() * self.train_spec.grad_accum
-            # No rank waits for this: the first stage ends last, and the last one has had the losses for long.
+            # No rank waits for this: the first stage ends last, and the last one has had the losses for a while.
             dist.broadcast(total, group=self.wrapped.group, group_src=self.parallel.pipeline - 1)
         finally:
             self._bubble.close()
@@ -89,21 +91,20 @@ class PipelineEngine(TorchEngine):
         return total
 
     def before_forward(self, number: int) -> None:
-        """Tells norms of this rank's last stage how many images of a micro-batch, by its number, are none of padding:
-        it was told them when they were kept."""
+        """Tells this rank's norms how many images of micro-batch `number` are not padding, as noted in `micro_step`."""
         for norm in self._norms:
             norm.real = self._real[number]
 
     @contextmanager
     def working(self, name: PhaseName) -> Iterator[None]:
-        """Around what a stage computes: all else of a schedule is the bubble."""
+        """The context in which a stage computes: all other time of a schedule is the bubble."""
         self._bubble.close()
         with self._phase(name):
             yield
         self._bubble.enter_context(self._phase("bubble"))
 
     def _schedule(self, size: tuple[int, ...], count: int) -> Any:
-        """For micro-batches of such a shape: torch's keep buffers of one."""
+        """The schedule for micro-batches of shape `size`: torch's schedules keep buffers of one shape."""
         parallel, held = self.parallel, self.wrapped
         given = [
             tuple(torch.empty(size[0], *shape, dtype=held.dtype, device="meta").requires_grad_() for shape in shapes)
@@ -124,10 +125,10 @@ class PipelineEngine(TorchEngine):
 
     @override
     def evaluate(self, images: Tensor) -> Tensor | None:
-        """Logits on the rank of the last stage. The others send on what they have, and go on to the next images.
+        """Logits on the rank of the last stage; the others send on what they have, and go on to the next images.
 
-        Where the model resizes its logits to its images, they are here; in training the loss does the same, to labels
-        of the images' size.
+        Where the model resizes its logits to its images, this does it too. In training the loss does the same, to
+        labels of the images' size.
         """
         held, ranks = self.wrapped, self.parallel.pipeline
         last, shapes = self.parallel.stages - 1, held.shapes(*images.shape[2:])
@@ -170,10 +171,10 @@ class PipelineEngine(TorchEngine):
 
 
 def pipelined(kind: type[Engine]) -> type[Engine]:
-    """The engine that takes a model in stages as `kind` takes it whole.
+    """The engine that treats a model in stages as `kind` treats a whole one.
 
     Raises:
-        TypeError: it is none of torch's.
+        TypeError: `kind` is no `TorchEngine`.
     """
     if not issubclass(kind, TorchEngine):
         raise TypeError(f"{kind.__name__} takes no model in stages")
@@ -181,13 +182,16 @@ def pipelined(kind: type[Engine]) -> type[Engine]:
 
 
 class _Stage(PipelineStage):
-    """torch's stage, which says when it computes."""
+    """torch's stage, which also tells the engine when it computes."""
 
     def __init__(
         self, engine: PipelineEngine, wrapped: nn.Module, number: int, handed_on: Sequence[tuple[Tensor, ...]]
     ) -> None:
-        """`handed_on`: like what each stage but the last hands on; known, it need not be found out by passes that train
-        nothing. Of what the first takes and the last gives nothing is sent, and any tensor will do."""
+        """`handed_on`: tensors like those that each stage but the last hands on.
+
+        As they are known, torch need not find them out by passes that train nothing. The first stage's input and the
+        last one's output are not sent, and any tensor will do for them.
+        """
         taken, given = handed_on[max(number - 1, 0)], handed_on[min(number, len(handed_on) - 1)]
         taken, given = taken if number else taken[:1], given if number < len(handed_on) else given[:1]
         super().__init__(wrapped, number, len(handed_on) + 1, engine.device, taken, given, group=engine.wrapped.group)

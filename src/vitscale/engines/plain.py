@@ -11,7 +11,7 @@ from vitscale.trial.trial import TrainSpec, Trial
 
 
 class PlainEngine(TorchEngine):
-    """What everything distributed is compared with."""
+    """Training on one rank, with which everything distributed is compared."""
 
     @staticmethod
     @override
@@ -22,4 +22,4 @@ class PlainEngine(TorchEngine):
     @staticmethod
     @override
     def communicated(train: TrainSpec) -> None:
-        """Nothing travels."""
+        """None: no gradients travel."""

@@ -3,7 +3,7 @@
 Ranks that share a model hold the same images, and the loss comes out the same on each of them. Everything is cut so
 that gradients are right once a data-parallel wrapper has averaged them over data x sequence:
 
-- tensor: what a rank holds whole has the same gradient on all ranks of a tensor group, what it holds in part its own.
+- tensor: what a rank holds whole has the same gradient on all ranks of a tensor group; each part has its own.
 - sequence: each exchange is followed backwards by its exact adjoint. A rank's loss then reaches the tokens of all, and
   the sum over a sequence group counts each image as often as there are ranks in it; the mean counts it once.
 """
@@ -34,12 +34,12 @@ PIPELINE, REPLICAS, TENSOR = "pipeline", "replicas", "tensor"
 
 
 def split(model: nn.Module, trial: Trial, device: torch.device) -> DeviceMesh:
-    """Cuts a model, whole and alike on all ranks and on its device, as the trial's layout says.
+    """Cuts a model as the trial's layout says; before that it is whole, alike on all ranks, and on its device.
 
-    Before anything that wraps blocks or holds parameters: those that are cut are replaced.
+    This comes before anything that wraps blocks or holds parameters, because parameters that are cut are replaced.
 
     Returns:
-        The mesh over which weights are replicated or sharded: one axis, data x sequence, of this rank's stages.
+        The mesh over which the weights of this rank's stages are replicated or sharded: one axis, data x sequence.
     """
     layout, swin = trial.layout, swin_shape(trial.model)
     sizes = {PIPELINE: layout.pipeline, REPLICAS: layout.replicas, TENSOR: layout.tensor}
@@ -47,7 +47,7 @@ def split(model: nn.Module, trial: Trial, device: torch.device) -> DeviceMesh:
     mesh = init_device_mesh(device.type, tuple(map(sizes.__getitem__, axes)), mesh_dim_names=axes)
     group = own_group(layout.groups("sequence")) if layout.sequence > 1 else None
     for norm in norms_of(model) if trial.parallel.ranks_per_model > 1 else ():
-        # Tensor ranks have the same images. Sequence ranks share those of one data-parallel rank.
+        # Tensor ranks have the same images. Sequence ranks share the images of one data-parallel rank.
         norm.replicas = mesh[REPLICAS].get_group()
         norm.group = norm.replicas if norm.synchronised else group
     if group is not None:
@@ -77,14 +77,14 @@ _OFFERS = {
     "sequence": ("split_tokens", "a method split_tokens(group) after which each rank of it takes its own tokens"),
     "pipeline": ("in_order", "a list in_order of names of modules that make up its forward, one after the other"),
 }
-"""What a model of a factory has to offer, to be split along an axis."""
+"""Axis -> what a factory's model has to offer to be split along it: its name, and a description."""
 
 
 def offered(model: nn.Module, name: str, trial: Trial) -> Any:
-    """What a model of a factory offers by this name, one of `_OFFERS`.
+    """What a factory's model offers by this name, one of `_OFFERS`.
 
     Raises:
-        RequestError: it does not, with the axes along which it can be split.
+        RequestError: it does not offer it; the error names the axes along which it can be split.
     """
     if hasattr(model, name):
         return getattr(model, name)
@@ -98,7 +98,7 @@ def offered(model: nn.Module, name: str, trial: Trial) -> Any:
 
 
 def _asked(offer: Callable[..., Any], trial: Trial, *arguments: Any, **named: Any) -> Any:
-    """What a model answers; a ValueError is its refusal, of ranks that do not divide its heads."""
+    """What a model's offer returns; with a ValueError the model refuses, such as ranks that do not divide its heads."""
     try:
         return offer(*arguments, **named)
     except ValueError as error:
@@ -109,13 +109,13 @@ def _asked(offer: Callable[..., Any], trial: Trial, *arguments: Any, **named: An
 def tensor_plan(task: Task, *, shard_norms: bool) -> dict[str, tp.ParallelStyle]:
     """How DTensor cuts a ViT: in each block attention by heads and the MLP by its width, and the classifier by classes.
 
-    The embedding stays whole: cut by width it would have to be gathered, token by token, before the first norm. So do
-    heads of segmentation: their convolutions read all channels.
+    The embedding stays whole: cut by width it would have to be gathered, token by token, before the first norm. Heads
+    of segmentation stay whole too: their convolutions read all channels.
 
     Args:
-        task: of the model.
-        shard_norms: tokens of norms and residuals are cut too, so that what was an all-reduce after each pair of
-            matrices is a reduce-scatter there and an all-gather before the next pair.
+        task: the model's task.
+        shard_norms: whether tokens of norms and residuals are cut too. The all-reduce after each pair of matrices then
+            becomes a reduce-scatter there and an all-gather before the next pair.
     """
     block = "vit.layers.*"
     plan: dict[str, tp.ParallelStyle] = {
@@ -124,8 +124,8 @@ def tensor_plan(task: Task, *, shard_norms: bool) -> dict[str, tp.ParallelStyle]
     }
     if task == "classification":
         plan["classifier"] = tp.ColwiseParallel(output_layouts=Replicate())
-    # One DTensor for all matrices that read it: their gradients are added before they are reduced, once instead of
-    # thrice for queries, keys and values.
+    # One DTensor for all matrices that read it: their gradients are added and then reduced once, instead of three times
+    # for queries, keys and values.
     own = Shard(1) if shard_norms else Replicate()
     for name in (f"{block}.attention", f"{block}.mlp"):
         plan[name] = tp.PrepareModuleInput(
@@ -133,7 +133,7 @@ def tensor_plan(task: Task, *, shard_norms: bool) -> dict[str, tp.ParallelStyle]
         )
     if not shard_norms:
         return plan | {f"{block}.attention.o_proj": tp.RowwiseParallel(), f"{block}.mlp.fc2": tp.RowwiseParallel()}
-    # As DTensors from the first block to the last norm: of a local part alone nobody knows that parts are unequal.
+    # They are DTensors from the first block to the last norm: a local part alone does not tell that parts are unequal.
     plan |= {
         f"{block}.{name}": tp.RowwiseParallel(output_layouts=own, use_local_output=False)
         for name in ("attention.o_proj", "mlp.fc2")
@@ -148,14 +148,14 @@ def tensor_plan(task: Task, *, shard_norms: bool) -> dict[str, tp.ParallelStyle]
 
 
 def squared_gradient_norm(parameters: Iterable[nn.Parameter], ranks: int) -> Tensor:
-    """Squared L2 norm of the whole gradient, each part of it counted once, wherever it lies; on all ranks.
+    """Squared L2 norm of the whole gradient on all ranks; each part counts once, wherever it lies.
 
-    `torch.nn.utils.clip_grad_norm_` refuses parameters of several meshes, and DTensors beside tensors. A part that k of
-    N ranks hold is taken by each of them to 1/k, and one all-reduce adds up.
+    `torch.nn.utils.clip_grad_norm_` refuses parameters of several meshes, and DTensors beside tensors. Where k of N
+    ranks hold a part, each of them counts 1/k of it, and one all-reduce adds up.
 
     Args:
-        parameters: of this rank; gradients have been averaged.
-        ranks: N, those that hold any part of what this rank does: of a pipeline, those of its stages.
+        parameters: this rank's parameters; their gradients have been averaged.
+        ranks: N, the ranks that hold any part of what this rank holds; in a pipeline those of its stages.
 
     Raises:
         RuntimeError: no parameter has a gradient.
@@ -190,7 +190,7 @@ def clip(parameters: Iterable[nn.Parameter], largest: float, ranks: int) -> None
 
 
 def own_group(groups: Iterable[tuple[int, ...]]) -> dist.ProcessGroup:
-    """The process group of those to which this rank belongs; all ranks make all of them, in the same order."""
+    """The process group, one of `groups`, of this rank; all ranks make all groups, in the same order."""
     own: dist.ProcessGroup
     own, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in groups])
     return own

@@ -47,8 +47,11 @@ class StagePlan:
     """Whether the model gives logits [b, classes, H, W] of its images' size, while its last module's have another."""
 
     def blocks_of(self, model: nn.Module, trial: Trial) -> list[nn.Module]:
-        """Those of this rank's stages. Of other stages nothing may hold on to itself, as a block does whose forward is
-        computed again: it would stay until Python looks for garbage, with its weights."""
+        """The blocks of this rank's stages.
+
+        No block of another stage may refer to itself, as one with activation checkpointing does: it would stay, with
+        its weights, until Python collects garbage.
+        """
         own = self.parts[trial.layout.coordinates(dist.get_rank()).pipeline :: trial.parallel.pipeline]
         here = {module for name in chain(*own) for module in model.get_submodule(name).modules()}
         blocks = [model.get_submodule(name) for name in self.blocks] or blocks_of(model)
@@ -56,11 +59,12 @@ class StagePlan:
 
 
 def stage_plan(model: nn.Module, trial: Trial) -> StagePlan | None:
-    """The stages of a model that nothing has cut or wrapped yet, so that the largest has the fewest FLOPs; None where
-    ranks hold no stages.
+    """The stages of a model that nothing has cut or wrapped yet; None where ranks hold no stages.
+
+    They are cut so that the largest has as few FLOPs as possible.
 
     Raises:
-        RequestError: it does not say what makes up its forward (`in_order`), or in too few modules.
+        RequestError: the model does not list the modules of its forward (`in_order`), or lists too few.
     """
     layout, stages, dtype = trial.layout, trial.parallel.stages, weight_dtype(trial.train)
     if layout.pipeline == 1:
@@ -77,7 +81,7 @@ def stage_plan(model: nn.Module, trial: Trial) -> StagePlan | None:
         first, units, last = swin_in_order(swin.depths, heads)
         behind = [blocks.stop - 1 for blocks in stage_blocks(trial.model, stages)[:-1]]
         if trial.train.precision == "bf16" and trial.train.device == "cpu":
-            dtype = torch.bfloat16  # of autocast's norms there, and so of all that they are added to
+            dtype = torch.bfloat16  # autocast's norms give it there, and so has all that they are added to
 
         at = layout.coordinates(dist.get_rank()).sequence
 
@@ -104,14 +108,14 @@ def stage_plan(model: nn.Module, trial: Trial) -> StagePlan | None:
 def _parts(
     trial: Trial, first: Sequence[str], units: Sequence[Sequence[str]], last: Sequence[str]
 ) -> tuple[tuple[str, ...], ...]:
-    """Names of each stage's modules; `units`: of each block and what goes with it."""
+    """Names of each stage's modules; `units`: names of each block with what goes with it."""
     of_stages = stage_blocks(trial.model, trial.parallel.stages)
     parts = [[name for block in blocks for name in units[block]] for blocks in of_stages]
     return tuple(map(tuple, ([*first, *parts[0]], *parts[1:-1], [*parts[-1], *last])))
 
 
 def _outline(model: nn.Module, order: Sequence[str], trial: Trial) -> tuple[list[int], list[tuple[int, ...]]]:
-    """(FLOPs of each module, shape of what it gives of an image): on meta tensors, which compute nothing."""
+    """FLOPs of each module, and the shape of its output for one image; on meta tensors, which compute nothing."""
     spec = trial.model
     hidden = torch.empty(2, spec.channels, spec.image_size, spec.image_size, device="meta")
     flops, shapes = [], []
@@ -130,10 +134,10 @@ class Stage(nn.Module):
     """Some of a model's modules, one after the other; they and their names are the model's own."""
 
     def __init__(self, model: nn.Module, plan: StagePlan, *numbers: int) -> None:
-        """`numbers`: of the plan's stages, one after the other."""
+        """`numbers`: the plan's stages that it holds, one after the other."""
         super().__init__()
         self.parts, self.through = tuple(chain(*(plan.parts[number] for number in numbers))), plan.through
-        # What DDP is not to broadcast, by the same names.
+        # DDP is not to broadcast these, which keep their names.
         self._ddp_params_and_buffers_to_ignore = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
         for part in self.parts:
             *path, name = part.split(".")
@@ -146,8 +150,10 @@ class Stage(nn.Module):
 
     @override
     def forward(self, *tensors: Tensor) -> Given:
-        """What goes on, of what came; the first stage takes images, the last one makes logits. An auxiliary head is
-        there for training alone, and `AuxiliaryLogits` sees what it gives."""
+        """Makes what goes on from what came; the first stage takes images, the last one makes logits.
+
+        An auxiliary head runs in training alone, and `AuxiliaryLogits` sees its output.
+        """
         given: Given = tensors[0] if len(tensors) == 1 else tensors
         for part in self.parts:
             if part != AUXILIARY_HEAD:
@@ -161,7 +167,7 @@ class Stages(nn.Module):
     """What one rank holds of a model in stages."""
 
     def __init__(self, model: nn.Module, plan: StagePlan, trial: Trial, wrap: Callable[[nn.Module], nn.Module]) -> None:
-        """See `in_stages`; all ranks make one at once."""
+        """See `in_stages` for the arguments; all ranks make a `Stages` at once."""
         super().__init__()
         layout, ranks = trial.layout, trial.parallel.pipeline
         self.group = own_group(layout.groups("pipeline"))
@@ -171,30 +177,30 @@ class Stages(nn.Module):
         stages = range(len(plan.parts))
         holders = [Stage(model, plan, *stages[other::ranks]) for other in range(ranks)]
         self.own = holders[rank]
-        """All that lies here; nothing goes forward through it, but names and weights are right."""
+        """All modules of this rank; it runs no forward, but its names and weights are right."""
         self.owners = {name: other for other, held in enumerate(holders) for name in held.state_dict()}
         """The rank of the pipeline's group that holds each parameter of the model, and each buffer that is saved."""
         self.of_model = {
             name: nn.Parameter(torch.empty(own.shape, device="meta"), own.requires_grad)
             for name, own in model.named_parameters()
         }
-        """Its parameters, without elements (device "meta")."""
+        """The whole model's parameters, without elements (device "meta")."""
         buffers = {name: own for name, own in model.named_buffers() if name in self.owners}
         self.buffers_of_model = {name: torch.empty_like(own, device="meta") for name, own in buffers.items()}
-        """Its buffers that are saved, likewise."""
+        """The whole model's buffers that are saved, without elements too."""
         self.wrapped = nn.ModuleList(wrap(Stage(model, plan, number)) for number in stages[rank::ranks])
-        """One for each stage of this rank, in the order of the model."""
+        """A wrapped module for each stage of this rank, in the order of the model."""
 
 
 def in_stages(
     model: nn.Module, plan: StagePlan | None, trial: Trial, wrap: Callable[[nn.Module], nn.Module]
 ) -> nn.Module:
-    """Wraps the model; or, where ranks hold stages of it, each of this rank's stages (`Stages`).
+    """Wraps the model or, where ranks hold stages of it, each of this rank's stages (`Stages`).
 
     Args:
-        model: on its device, alike on all ranks and with its blocks' options; cut along the other axes already.
+        model: the model on its device, alike on all ranks, with its blocks' options, cut along the other axes already.
         plan: its stages, made before it was cut.
-        trial: whose layout says where this rank stands.
-        wrap: what distributes a module over the ranks that hold the same of it.
+        trial: the trial; its layout says where this rank stands.
+        wrap: distributes a module over the ranks that hold the same of it.
     """
     return wrap(model) if plan is None else Stages(model, plan, trial, wrap)

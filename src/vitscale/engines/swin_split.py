@@ -1,8 +1,7 @@
-"""Swin V2's heads and MLPs over tensor ranks, its rows of tokens over sequence ranks, and its modules in a row for
-stages.
+"""Splits Swin V2: heads and MLPs over tensor ranks, rows of tokens over sequence ranks, modules in a row for stages.
 
-Its classifier is transformers' own, whose attention reads how many heads there are, and the scale of each head's
-logits, from itself: both are cut with the heads, and the small network of position biases by what it gives each head.
+The classifier is transformers' own. Its attention holds the number of heads and the scale of each head's logits: both
+are cut with the heads. The small network of position biases is cut by what it gives each head.
 """
 
 from __future__ import annotations
@@ -31,9 +30,11 @@ _SCALE = "logit_scale"
 
 
 def swin_tensor_plan(task: Task) -> dict[str, tp.ParallelStyle]:
-    """How DTensor cuts a `Swinv2ForImageClassification`, or UperNet on a `Swinv2Backbone`: in each block attention by
-    heads and the MLP by its width, and the classifier of images by classes. Embedding, norms, what merges patches and
-    UperNet's heads stay whole."""
+    """How DTensor cuts a `Swinv2ForImageClassification`, or UperNet on a `Swinv2Backbone`.
+
+    In each block it cuts attention by heads and the MLP by its width, and it cuts the classifier of images by classes.
+    Embedding, norms, patch merging and UperNet's heads stay whole.
+    """
     block = f"{'backbone' if task == 'segmentation' else 'swinv2'}.encoder.layers.*.blocks.*"
     attention = f"{block}.attention.self"
     by_heads = ("query", "key", "value", "continuous_position_bias_mlp.2")
@@ -50,9 +51,13 @@ def swin_tensor_plan(task: Task) -> dict[str, tp.ParallelStyle]:
 
 
 def swin_in_order(depths: Sequence[int], heads: Sequence[str]) -> tuple[list[str], list[list[str]], list[str]]:
-    """Names of the modules that make up the forward of a `Swinv2ForImageClassification`, or with `heads` of UperNet on
-    a `Swinv2Backbone`, one after the other: those before its blocks, those of each block with what merges its stage
-    behind the last one, and those behind."""
+    """Names of the modules that make up a forward, one after the other.
+
+    It is the forward of a `Swinv2ForImageClassification`, or with `heads` of UperNet on a `Swinv2Backbone`.
+
+    Returns:
+        The modules before the blocks, those of each block (a stage's last block has the merging too), and those behind.
+    """
     units, body = [], "backbone" if heads else "swinv2"
     for stage, depth in enumerate(depths):
         path = f"{body}.encoder.layers.{stage}"
@@ -63,8 +68,10 @@ def swin_in_order(depths: Sequence[int], heads: Sequence[str]) -> tuple[list[str
 
 
 def swin_through(name: str, module: nn.Module, given: Tensor | Sequence[Tensor]) -> Tensor | Sequence[Tensor]:
-    """What one of `swin_in_order` makes of hidden states [b, h, w, width], the embeddings of images, as transformers'
-    modeling_swinv2.py goes through it. For heads of UperNet what each stage gave goes on beside them."""
+    """What a module of `swin_in_order` makes of hidden states [b, h, w, width]; the embeddings take images.
+
+    This follows transformers' modeling_swinv2.py. For heads of UperNet each stage's output goes on beside the states.
+    """
     hidden, *maps = (given,) if isinstance(given, Tensor) else given
     if name.endswith("embeddings"):
         embedded, sides = module(hidden)
@@ -86,8 +93,10 @@ def swin_through(name: str, module: nn.Module, given: Tensor | Sequence[Tensor])
 
 
 class _Heads(tp.ParallelStyle):
-    """Attention that has a part of the heads; its input becomes one DTensor for the three matrices that read it, whose
-    gradients are then reduced once."""
+    """Attention that has a part of the heads.
+
+    Its input becomes one DTensor for the three matrices that read it, so that their gradients are reduced once.
+    """
 
     @override
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -115,12 +124,12 @@ class _Heads(tp.ParallelStyle):
 
 
 def split_rows(model: nn.Module, shape: SwinShape, group: dist.ProcessGroup) -> None:
-    """Gives each rank of `group` some rows of every image's tokens, in order: as many as become whole rows of the last
-    stage's map (`model_counts.rows_of_ranks`), so that the patches that are merged lie on one rank.
+    """Gives each rank of `group` some rows of every image's tokens, in order.
 
-    Attention exchanges them as a vision transformer's tokens are (`tokens.attend`); between the exchanges each rank has
-    all windows of some heads. What images have in the mean goes to all ranks; where pixels are labelled the maps of
-    some images do.
+    It gets as many as become whole rows of the last stage's map (`model_counts.rows_of_ranks`), so that patches that
+    are merged lie on one rank. Attention exchanges rows as it does a vision transformer's tokens (`tokens.attend`);
+    between the exchanges each rank has all windows of some heads. The mean over an image's tokens goes to all ranks;
+    where pixels are labelled, each rank gets the whole maps of some images.
     """
     whole: Any = model
     rows = _Rows(shape, group)
@@ -128,7 +137,7 @@ def split_rows(model: nn.Module, shape: SwinShape, group: dist.ProcessGroup) -> 
     backbone.embeddings.register_forward_pre_hook(rows.own_images)
     for number, stage in enumerate(backbone.encoder.layers):
         for block in stage.blocks:
-            # Nothing holds on to itself: what lies on other ranks of a pipeline would stay.
+            # No block may refer to itself: blocks that belong to other ranks of a pipeline would stay.
             held = weakref.proxy(block)
             block.forward = functools.partial(_through_block, held)
             block.attention.self.forward = functools.partial(_attention, held, rows, number)
@@ -145,17 +154,17 @@ class _Rows:
     def __init__(self, shape: SwinShape, group: dist.ProcessGroup) -> None:
         self.shape, self.group = shape, group
         self.side = model_counts.stages(shape)[0].side
-        """Rows of the first stage's map, of the images at hand."""
+        """Number of rows of the first stage's map, for the images at hand."""
 
     def of_ranks(self, stage: int) -> list[int]:
-        """The rows of a stage's map that each rank has."""
+        """How many rows of a stage's map each rank has."""
         return model_counts.rows_of_ranks(self.side, stage, len(self.shape.depths), self.group.size())
 
     def own_images(self, _: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """The rows of pixels [b, c, h, W] of images [b, c, H, W] that make this rank's tokens.
 
         Raises:
-            RequestError: images are of too few rows for all ranks to have some.
+            RequestError: images have too few rows for all ranks to get some.
         """
         images, patch = inputs[0], self.shape.patch_size
         self.side = -(-images.shape[2] // patch)
@@ -167,7 +176,7 @@ class _Rows:
         return images[:, :, before : before + own[rank] * patch], *inputs[1:]
 
     def mean_of_all(self, _: nn.Module, __: tuple[Any, ...], own: Tensor) -> Tensor:
-        """The mean [b, h, 1] over the tokens of all ranks, of the mean over the own ones."""
+        """The mean [b, h, 1] over the tokens of all ranks, from the mean over this rank's own."""
         rows = self.of_ranks(len(self.shape.depths) - 1)
         return sum_over(own[..., 0] * (rows[self.group.rank()] / sum(rows)), self.group).unsqueeze(-1)
 
@@ -184,7 +193,7 @@ class _Rows:
 
 
 def _through_block(block: Any, hidden: Tensor, rows: tuple[int, int], output_attentions: bool = False) -> tuple[Tensor]:
-    """A `Swinv2Layer`'s forward of own tokens [b, rows x width, h]; `rows`: how many, and their width."""
+    """A `Swinv2Layer`'s forward of this rank's tokens [b, rows x width, h]; `rows`: their number and width."""
     del output_attentions
     mixed = block.attention.output(block.attention.self(hidden, rows[1]), hidden)
     hidden = hidden + block.layernorm_before(mixed)
@@ -192,7 +201,7 @@ def _through_block(block: Any, hidden: Tensor, rows: tuple[int, int], output_att
 
 
 def _attention(block: Any, rows: _Rows, stage: int, hidden: Tensor, width: int) -> Tensor:
-    """What a block's `Swinv2SelfAttention` makes of own tokens [b, own, h]: by heads of all tokens, in windows."""
+    """What a block's `Swinv2SelfAttention` makes of own tokens [b, own, h], in windows of all tokens of some heads."""
     heads = block.attention.self
     sizes = [own * width for own in rows.of_ranks(stage)]
     count = heads.num_attention_heads // rows.group.size()
@@ -204,22 +213,24 @@ def _attention(block: Any, rows: _Rows, stage: int, hidden: Tensor, width: int) 
 
 
 def _in_windows(block: Any, joint: Tensor, *, own: slice, width: int, dtype: torch.dtype) -> Tensor:
-    """What some heads' queries, keys and values [3, b, heads, tokens, d] mix to in a block's windows [b, heads, tokens,
-    d], shifted and padded as transformers' `Swinv2Layer` has them.
+    """Attention of some heads in a block's windows, which are shifted and padded as in transformers' `Swinv2Layer`.
 
     Args:
         block: a `Swinv2Layer`.
-        joint: of all tokens, row by row.
-        own: which of its heads.
-        width: tokens of a row.
-        dtype: of what the block takes, and so of its mask.
+        joint: queries, keys and values [3, b, heads, tokens, d] of all tokens, row by row.
+        own: which of the block's heads.
+        width: number of tokens in a row.
+        dtype: the dtype of the block's input, and so of its mask.
+
+    Returns:
+        What they mix to, [b, heads, tokens, d].
     """
     heads, side, shift = block.attention.self, block.window_size, block.shift_size
     maps = joint.unflatten(3, (-1, width))
     height = maps.shape[3]
     for axis, missing in ((4, -width % side), (3, -height % side)):
         if missing:
-            # What is padded before the matrices is their biases behind them.
+            # Padding before the matrices would become their biases behind them.
             biases = [heads.query.bias, torch.zeros_like(heads.query.bias), heads.value.bias]
             parts = [bias.to_local() if isinstance(bias, DTensor) else bias for bias in biases]
             padding = torch.stack(parts).unflatten(1, (-1, joint.shape[-1]))[:, None, own, None, None].to(maps.dtype)
@@ -229,7 +240,7 @@ def _in_windows(block: Any, joint: Tensor, *, own: slice, width: int, dtype: tor
         maps = maps.roll((-shift, -shift), dims=(3, 4))
     _, batch, count, *padded, each = maps.shape
     cut = maps.unflatten(4, (-1, side)).unflatten(3, (-1, side))
-    # One by one, so that one goes when it is not needed.
+    # They are cut one by one, so that each is freed when it is no longer needed.
     windows = [of.permute(0, 2, 4, 3, 5, 1, 6).reshape(-1, side**2, count * each) for of in cut.unbind()]
     mixed = _of_heads(heads, own, windows, block.get_attn_mask(*padded, dtype=dtype, device=maps.device))
     joined = mixed.view(batch, padded[0] // side, padded[1] // side, side, side, count, each).permute(
@@ -242,8 +253,10 @@ def _in_windows(block: Any, joint: Tensor, *, own: slice, width: int, dtype: tor
 
 
 def _of_heads(heads: Any, own: slice, windows: Sequence[Tensor], mask: Tensor | None) -> Tensor:
-    """transformers' attention in windows with some heads, [windows, tokens, h], of queries, keys and values of them,
-    which are there already, as large."""
+    """transformers' attention in windows with some heads, [windows, tokens, h].
+
+    `windows`: their queries, keys and values of the same shape, which are there already.
+    """
     biases = heads.continuous_position_bias_mlp
     query, key, value = windows
     some = SimpleNamespace(

@@ -19,11 +19,11 @@ from vitscale.trial.parallel import even_parts
 
 
 def split_tokens(model: VisionTransformer | PyramidSegmenter, group: dist.ProcessGroup) -> None:
-    """Gives each rank of `group` a run of every image's tokens, in order; the class token lies with the first rank.
+    """Gives each rank of `group` a run of every image's tokens, in order; the first rank has the class token.
 
-    Attention exchanges them: tokens of one rank and all heads become all tokens and some heads, and back. Tokens need
-    not divide evenly. Before the classifier the class token goes to all ranks. Where pixels are labelled all tokens of
-    some images go to each rank, of `even_parts`: what comes behind the blocks is most of the work there.
+    Attention exchanges them: one rank's tokens with all heads become all tokens with some heads, and back. Tokens need
+    not divide evenly. Before the classifier the class token goes to all ranks. Where pixels are labelled, each rank
+    gets all tokens of some images (`even_parts`): what comes behind the blocks is most of the work there.
     """
     tokens = even_parts(model.vit.embeddings.position_embeddings.shape[1], group.size())
     own, sizes = tokens[group.rank()], [part.stop - part.start for part in tokens]
@@ -51,19 +51,20 @@ def attend(
     sizes: list[int],
     group: dist.ProcessGroup,
 ) -> Tensor:
-    """Attention over all tokens of [b, heads, own tokens, d]; the result is of the own tokens again.
+    """Attention over all ranks' tokens; takes and returns [b, heads, own tokens, d].
 
     Args:
-        query: of all heads, as are keys and values.
-        key: see there.
-        value: see there.
-        attention: of all tokens' queries, keys and values [3, b, heads / ranks, tokens, d], what they mix to.
-        sizes: tokens of each rank.
-        group: who exchanges.
+        query: queries of all heads.
+        key: keys of all heads.
+        value: values of all heads.
+        attention: mixes all tokens' queries, keys and values [3, b, heads / ranks, tokens, d].
+        sizes: number of tokens of each rank.
+        group: the ranks that exchange.
     """
     ranks, own = group.size(), sizes[group.rank()]
     batch, heads, _, width = query.shape
-    # [3, b, heads, own, d] to rank after rank its heads, token by token: rows of one length for unequal splits.
+    # [3, b, heads, own, d] becomes, rank after rank, that rank's heads token by token: rows of one length for unequal
+    # splits.
     joint = torch.stack((query, key, value)).unflatten(2, (ranks, heads // ranks))
     del query, key, value
     rows = joint.permute(2, 4, 0, 1, 3, 5).reshape(ranks * own, -1)
@@ -77,7 +78,7 @@ def attend(
 
 
 def _first_token_to_all(encoded: Tensor, *, group: dist.ProcessGroup) -> Tensor:
-    """The first token [b, h] of the first rank's [b, own tokens, h], on every rank."""
+    """The first token [b, h] of the first rank's `encoded` [b, own tokens, h], given to every rank."""
     ranks, batch = group.size(), len(encoded)
     if group.rank() == 0:
         rows, sent = encoded[:, 0].repeat(ranks, 1), [batch] * ranks
@@ -87,14 +88,17 @@ def _first_token_to_all(encoded: Tensor, *, group: dist.ProcessGroup) -> Tensor:
 
 
 def sum_over(own: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The sum of every rank's [b, h], on every rank."""
+    """The sum over all ranks of their `own` [b, h], given to every rank."""
     ranks, batch = group.size(), len(own)
     return exchange(own.repeat(ranks, 1), [batch] * ranks, [batch] * ranks, group).view(ranks, batch, -1).sum(0)
 
 
 def with_all_tokens(encoded: Tensor, *, every_image: bool, sizes: list[int], group: dist.ProcessGroup) -> Tensor:
-    """All tokens [b', tokens, h] of each rank's [b, own tokens, h]: of the rank's own part of the images, or of every
-    image on every rank; `sizes`: tokens of each rank."""
+    """All ranks' tokens [b', tokens, h], from `encoded` [b, own tokens, h] of each rank.
+
+    They are those of the rank's own part of the images, or with `every_image` of all images on every rank. `sizes`:
+    number of tokens of each rank.
+    """
     parts = [slice(0, len(encoded))] * group.size() if every_image else even_parts(len(encoded), group.size())
     images = [part.stop - part.start for part in parts]
     own, width = encoded.shape[1:]
@@ -108,10 +112,10 @@ def exchange(rows: Tensor, sent: list[int], received: list[int], group: dist.Pro
     """`all_to_all_single` of rows with unequal splits; backward sends the gradient the way back.
 
     Args:
-        rows: [sum(sent), ...].
-        sent: rows for each rank of the group, in order.
-        received: rows from each of them.
-        group: who exchanges.
+        rows: the rows to send, [sum(sent), ...].
+        sent: number of rows for each rank of the group, in order.
+        received: number of rows from each of them.
+        group: the ranks that exchange.
     """
     exchanged: Tensor = _Exchange.apply(rows, sent, received, group)  # type: ignore[no-untyped-call]
     return exchanged

@@ -1,5 +1,7 @@
-"""Whole weights and optimizer states of a distributed model, by name, whatever holds their parts: torch's own tensors
-and shards, or DeepSpeed's partitions."""
+"""Whole weights and optimizer states of a distributed model, by name, whatever holds their parts.
+
+These are torch's own tensors and shards, or DeepSpeed's partitions.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ STATES: dict[str, tuple[str, ...]] = {
     "sgd": ("momentum_buffer",),
     "lamb": ("exp_avg", "exp_avg_sq"),
 }
-"""What an optimizer keeps of each parameter, in the parameter's shape. Beside it AdamW counts its steps for each
-parameter, LAMB for each group; what else LAMB keeps it works out anew in every step."""
+"""What an optimizer keeps for each parameter, in the parameter's shape. Beside it AdamW counts its steps for each
+parameter, LAMB for each group; whatever else LAMB keeps is worked out anew in every step."""
 
 
 class LossScale(ABC):
@@ -28,18 +30,18 @@ class LossScale(ABC):
 
     @abstractmethod
     def get(self) -> tuple[float, int]:
-        """(factor, steps)."""
+        """The factor, and the steps since it last changed."""
 
     @abstractmethod
     def set(self, factor: float, steps: int) -> None:
-        """Goes on from there."""
+        """Goes on from this factor, `steps` steps after it last changed."""
 
 
 class WholeTensors(ABC):
     """What one engine holds of model and optimizer.
 
-    All ranks call all methods alike: a whole tensor may have to be gathered. One tensor is whole at a time, so that a
-    rank's memory grows by no more than its largest.
+    All ranks call all methods alike, because a whole tensor may have to be gathered. One tensor is whole at a time, so
+    that a rank's memory grows by no more than the largest one.
     """
 
     loss_scale: LossScale | None = None
@@ -68,14 +70,14 @@ class WholeTensors(ABC):
 
     @abstractmethod
     def set_weight(self, name: str, whole: Tensor) -> None:
-        """Puts in place both the weight that the optimizer updates and that which computes."""
+        """Puts in place both the weight that the optimizer updates and the one that computes."""
 
     def buffer(self, name: str) -> Tensor:
         """One of `buffers`."""
         return self.buffers[name].detach()
 
     def set_buffer(self, name: str, whole: Tensor) -> None:
-        """Puts it in place."""
+        """Puts one of `buffers` in place."""
         self.buffers[name].copy_(whole)
 
     @abstractmethod
@@ -113,13 +115,13 @@ class WholeTensors(ABC):
         return counted.pop() if counted else 0
 
     def _make(self, holders: Iterable[Tensor], keys: Iterable[str], steps: int) -> None:
-        """`make_states` for the tensors that the optimizer keeps states of, as its own first step would."""
+        """Does `make_states` for the tensors that the optimizer keeps states of, as its own first step would."""
         keys = tuple(keys)
         self.optimizer.state.clear()
         for holder in holders:
             state: dict[str, Any] = {key: torch.zeros_like(holder) for key in keys}
             if self.kind == "adamw":
-                # torch.optim keeps this count beside the parameter where one kernel updates all of them.
+                # torch.optim keeps this count on the parameter's device where one kernel updates all parameters.
                 on_device = any(group.get("fused") for group in self.optimizer.param_groups)
                 state["step"] = torch.tensor(float(steps), device=holder.device if on_device else "cpu")
             self.optimizer.state[holder] = state
@@ -150,7 +152,7 @@ class TorchTensors(WholeTensors):
         return self._masters.get(parameter, parameter)
 
     def weight(self, name: str) -> Tensor:
-        """Gathered where it is sharded."""
+        """The whole weight, gathered where it is sharded."""
         return _whole(self._updated(name))
 
     def set_weight(self, name: str, whole: Tensor) -> None:
@@ -159,11 +161,11 @@ class TorchTensors(WholeTensors):
         _fill(self._updated(name), whole)
 
     def has_state(self, name: str, key: str) -> bool:
-        """SGD without momentum keeps a None."""
+        """Whether there is a state; SGD without momentum keeps a None, which is none."""
         return self.optimizer.state.get(self._updated(name), {}).get(key) is not None
 
     def state(self, name: str, key: str) -> Tensor:
-        """Gathered where it is sharded."""
+        """The whole state, gathered where it is sharded."""
         return _whole(self.optimizer.state[self._updated(name)][key])
 
     def set_state(self, name: str, key: str, whole: Tensor) -> None:
@@ -171,23 +173,23 @@ class TorchTensors(WholeTensors):
         _fill(self.optimizer.state[self._updated(name)][key], whole)
 
     def make_states(self, names: Iterable[str], keys: Iterable[str], steps: int) -> None:
-        """A state for each tensor that is updated."""
+        """Makes states for each tensor that is updated."""
         self._make([self._updated(name) for name in names], keys, steps)
 
 
 class TorchLossScale(LossScale):
-    """torch's GradScaler."""
+    """The loss scale of torch's GradScaler."""
 
     def __init__(self, scaler: torch.amp.GradScaler) -> None:
         self._scaler = scaler
 
     def get(self) -> tuple[float, int]:
-        """Waits for the device."""
+        """The factor, and the steps since it last changed; waits for the device."""
         state = self._scaler.state_dict()
         return float(state["scale"]), int(state["_growth_tracker"])
 
     def set(self, factor: float, steps: int) -> None:
-        """Sets the factor and its age in steps; all else stays as the scaler was made."""
+        """Sets the factor and the steps since it last changed; all else stays as the scaler was made."""
         self._scaler.load_state_dict(self._scaler.state_dict() | {"scale": factor, "_growth_tracker": steps})
 
 
@@ -216,10 +218,10 @@ def _fill(target: Tensor, whole: Tensor) -> None:
 
 
 def deepspeed_tensors(engine: Any, kind: str) -> WholeTensors:
-    """What a DeepSpeed engine holds, by the optimizer that it has made of torch's.
+    """What a DeepSpeed engine holds, chosen by the optimizer that it has made of torch's.
 
     Raises:
-        RequestError: DeepSpeed has made one of it that is not known here.
+        RequestError: DeepSpeed has made an optimizer that is not known here.
     """
     from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
     from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
@@ -245,7 +247,7 @@ def deepspeed_tensors(engine: Any, kind: str) -> WholeTensors:
 
 
 class _ZeroTensors(WholeTensors):
-    """Parts of flat fp32 tensors, of which each rank holds one part."""
+    """Flat fp32 tensors, of which each rank holds one part."""
 
     def __init__(self, module: nn.Module, zero: Any, kind: str) -> None:
         super().__init__(module, zero.optimizer, kind)
@@ -262,7 +264,7 @@ class _ZeroTensors(WholeTensors):
         return whole
 
     def has_state(self, name: str, key: str) -> bool:
-        """A flat tensor holds parameters together: either all of them have states, or none."""
+        """Whether the flat tensors have this state; they hold parameters together, so all have states or none has."""
         del name
         return all(self.optimizer.state.get(flat, {}).get(key) is not None for flat in self._flat())
 
@@ -273,7 +275,7 @@ class _ZeroTensors(WholeTensors):
         return whole
 
     def make_states(self, names: Iterable[str], keys: Iterable[str], steps: int) -> None:
-        """States of all the flat tensors, or of none."""
+        """Makes states of all the flat tensors, or of none."""
         self._make(self._flat() if list(names) else [], keys, steps)
 
     @abstractmethod
@@ -286,7 +288,7 @@ class _ZeroTensors(WholeTensors):
 
 
 class _Stage1Or2(_ZeroTensors):
-    """Weights that compute are whole on every rank; their fp32 copies and the states are not."""
+    """Stages 1 and 2: weights that compute are whole on every rank; their fp32 copies and the states are not."""
 
     def __init__(self, module: nn.Module, zero: Any, kind: str) -> None:
         super().__init__(module, zero, kind)
@@ -312,7 +314,7 @@ class _Stage1Or2(_ZeroTensors):
     def _link_states(self) -> None:
         """Tells each parameter its fragment of the states.
 
-        DeepSpeed 0.19.8 does so once, after the update of the first of its groups, when the others have no states yet
+        DeepSpeed 0.19.8 does this once, after the update of its first group, when the others have no states yet
         (`_optimizer_step` in stage_1_and_2.py).
         """
         self._zero._hp_optimizer_states_linked = False
@@ -327,7 +329,7 @@ class _Stage1Or2(_ZeroTensors):
 
 
 class _Stage3(_ZeroTensors):
-    """Weights that compute are partitioned too."""
+    """Stage 3: weights that compute are partitioned too."""
 
     def shape(self, name: str) -> tuple[int, ...]:
         parameter: Any = self.parameters[name]
@@ -338,7 +340,7 @@ class _Stage3(_ZeroTensors):
         from deepspeed.utils import safe_set_local_fp32_param
 
         parameter = self.parameters[name]
-        # Rank 0's is taken when it is partitioned again; all ranks bring the same.
+        # Rank 0's copy is taken when the weight is partitioned again; all ranks have the same.
         with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
             parameter.detach().copy_(whole)
         if parameter.requires_grad:
@@ -351,8 +353,10 @@ class _Stage3(_ZeroTensors):
         safe_set_local_optimizer_state(parameter, self._part(parameter, whole), key)
 
     def _part(self, parameter: Any, whole: Tensor) -> Tensor:
-        """This rank's part [n], the last ones padded with zeros: `safe_set_full_*` of DeepSpeed 0.19.8 fail for weights
-        that do not divide over the ranks (`set_full_hp_param` in stage3.py).
+        """This rank's part [n]; the last ranks' parts are padded with zeros.
+
+        `safe_set_full_*` of DeepSpeed 0.19.8 fail for weights that do not divide over the ranks (`set_full_hp_param` in
+        stage3.py).
         """
         size = parameter.partition_numel()
         part = torch.zeros(size)

@@ -53,7 +53,7 @@ class StageDdp(DistributedDataParallel):
         for exchange, pairs in self._under_way:
             exchange.wait()
             for parameter, mean in pairs:
-                # With gradient_as_bucket_view they are the same.
+                # With gradient_as_bucket_view both are the same memory.
                 if parameter.grad is not None and parameter.grad.data_ptr() != mean.data_ptr():
                     parameter.grad.copy_(mean)
         self._under_way.clear()

@@ -126,7 +126,7 @@ class _Embeddings(nn.Module):
         """
         side = self.patch_embeddings.projection.kernel_size[0]
         row = images.shape[-1] // side
-        begin, end = max(tokens.start - 1, 0), max(tokens.stop - 1, 1)  # of patches: the class token is the first
+        begin, end = max(tokens.start - 1, 0), max(tokens.stop - 1, 1)  # patches: token 0 is the class token
         first, last = begin // row, -(-end // row)
         patches: Tensor = self.patch_embeddings(images[:, :, first * side : last * side])
         kept = patches[:, begin - first * row : end - first * row][:, : len(tokens) - (tokens.start == 0)]

@@ -56,7 +56,7 @@ class Passes:
     def __init__(
         self, trial: Trial, own: RankInfo, dataset: Dataset, engine: Engine, device: torch.device, seed: int
     ) -> None:
-        """`seed`: of this run, for the order and the augmentation."""
+        """`seed`: this run's seed for the order and the augmentation."""
         self.trial, self.dataset, self.engine, self.device, self.seed = trial, dataset, engine, device, seed
         # Ranks that share a model take the same images.
         self.data_ranks, self.at = trial.layout.data, trial.layout.coordinates(own.rank)
@@ -103,7 +103,7 @@ class Passes:
                 yield from ready
                 continue
             with phase("forward"):
-                # On the device: nobody waits for the number. A step without any such pixel has a loss of 0.
+                # The number stays on the device, so nobody waits for it. A step without any such pixel has a loss of 0.
                 pixels = total(torch.stack([(batch.labels >= 0).sum() for batch in ready]).sum())
                 count = (pixels // self.trial.parallel.ranks_per_model).clamp(min=1)
             yield from (batch._replace(step_count=count) for batch in ready)

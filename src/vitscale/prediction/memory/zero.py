@@ -112,7 +112,7 @@ def _stages_1_and_2(trial: Trial, shapes: ParameterShapes) -> holding.Holding:
     bucket = settings.reduce_bucket * each * dtypes * (2 if settings.overlap else 1)
     part = _whole_tensors_in_part(shapes, ranks) * each
     filled = _filled(count, settings)
-    # On another stream the previous bucket's copy may still be there.
+    # The previous bucket's copy may still be there, on another stream.
     copies = 2 if settings.overlap and train.device == "cuda" else 1
     per_element = each * copies if ranks > 1 else 0
     if holding.communicated_bytes(train) != each:

@@ -208,7 +208,7 @@ def test_a_drained_node_and_cancelled_jobs(cluster: SlurmCluster, tmp_path: Path
             2 * [f"cancelled by scancel (job {waiting})"] + 2 * [f"cancelled by scancel (job {running})"]
         )
         assert all(outcome.external and outcome.kind == "failed" for outcome in study.outcomes().values())
-        assert processes_naming(study.results) == []
+        wait_until(lambda: processes_naming(study.results) == [], "Slurm has ended the ranks of the cancelled job")
 
         study.hold.unlink()
         again = study.start()

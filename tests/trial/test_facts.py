@@ -54,7 +54,7 @@ NEW = """    dry_gather: Annotated[
     ] = False
     boost: Annotated[float, Fact(since=9, needs=("optimizer", ("sgd",)))] = Field(default=0.5, ge=0.0)
 """
-BEFORE = '    seed: Seed = 0\n    """Of weights, order and augmentation.'
+BEFORE = '    seed: Seed = 0\n    """Seed of weights, order and augmentation.'
 PROGRAM = """
 import json, sys
 from pathlib import Path

@@ -182,8 +182,10 @@ def table(ranks: int, steps: Mapping[str, Sequence[float]], unavailable: Mapping
             rows.append(f"| {' | '.join([*cells, f'unavailable: {unavailable[name]}', '', ''])} |")
             continue
         ratio = interval([theirs / mine for theirs, mine in zip(steps[name], own, strict=True)])
-        low, high = ratio.ends
-        times = f"{ratio.value:.2f}" + (f" ({low:.2f} to {high:.2f})" if not ratio.note else "")
+        times = f"{ratio.value:.2f}"
+        if not ratio.note:
+            low, high = ratio.ends
+            times += f" ({low:.2f} to {high:.2f})"
         cells += [f"{statistics.median(steps[name]):.3f}", times, "" if goal is None else f"{goal:.2f}"]
         rows.append(f"| {' | '.join(cells)} |")
     return rows

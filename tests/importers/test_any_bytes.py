@@ -37,6 +37,9 @@ HINTS = [
     b"world_size .... 2\n",
     b"2,1.5,8\n",
     b'"2,1.5',
+    b"| GPUs | 1 | 2 GPUs | img/s |\n",
+    b"images/s <table><tr><th colspan=99>1 GPU<td rowspan=2>2 GPUs<tr>",
+    b"images/s \\begin{tabular}{l} 1 GPU & \\multicolumn{2}{c}{2 GPUs} \\\\ \\hline 3 & 4 & 5 \\end{tabular}",
     b"\x00\xff\xfe",
     b"\n",
 ]

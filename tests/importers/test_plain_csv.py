@@ -12,7 +12,7 @@ from vitscale.analysis import Analysis
 from vitscale.errors import RequestError
 from vitscale.importers.contents import Options
 from vitscale.importers.importing import guess, import_logs
-from vitscale.importers.tables import header
+from vitscale.importers.tables import headers
 from vitscale.trial.model_cost import counted, parameters
 
 
@@ -94,7 +94,7 @@ OTHERS = {
     "16,2,185.84392014519056,1024\n",
     "Markdown": "# Results\n\n| Model | Accuracy |\n|---|---|\n| A | 0.8 |\n\nAnd the speed:\n\n"
     "| GPUs | Nodes | **Images/sec** | Local batch size | Speedup |\n|:--|--:|---|---|---|\n"
-    "| 1 | 1 | 363.5 | 64 | 1.0 |\n| 16 | 2 | **5,510** | 64 | 15.2 |\n\n| GPUs | Images/sec |\n|--|--|\n| 4 | 100 |\n",
+    "| 1 | 1 | 363.5 | 64 | 1.0 |\n| 16 | 2 | **5,510** | 64 | 15.2 |\n\n| GPUs | Speed |\n|--|--|\n| 4 | 100 |\n",
 }  # fmt: skip
 
 
@@ -127,7 +127,7 @@ def test_others_forms_and_names_of_columns_say_the_same(tmp_path: Path, form: st
 )
 def test_what_may_mean_something_else_is_taken_for_nothing(tmp_path: Path, heading: str) -> None:
     path = table(tmp_path, f"gpus,{heading}\n1,2\n")
-    assert heading.lower() in header(path).columns
+    assert heading.lower() in headers(path)[0].columns
     with pytest.raises(RequestError, match="no column of times"):
         import_logs([path], "csv", Options(), tmp_path / "results")
 
@@ -149,7 +149,7 @@ def test_what_a_table_lacks_is_told(tmp_path: Path, text: str, said: str) -> Non
 
 def test_units_of_time(tmp_path: Path) -> None:
     for heading, factor in (("min/epoch", 60.0), ("Epoch time (h)", 3600.0), ("s/it", 1.0), ("iter ms", 1e-3)):
-        head = header(table(tmp_path, f"gpus,{heading}\n"))
+        head, *_ = headers(table(tmp_path, f"gpus,{heading}\n"))
         assert [own.factor for own in head.headings] == [1.0, factor], heading
 
 
@@ -160,9 +160,8 @@ def test_a_comma_that_may_be_a_decimal_one_is_no_number(tmp_path: Path) -> None:
 
 
 def test_two_columns_that_say_the_same_are_told_apart_by_the_user(tmp_path: Path) -> None:
-    path = table(tmp_path, "GPUs | x\n")
-    path.write_text("| GPUs | TF32 (img/s) | Mixed (img/s) |\n|---|---|---|\n| 1 | 2 | 3 |\n")
-    with pytest.raises(RequestError, match=r"twice: 'TF32 \(img/s\)' and 'Mixed \(img/s\)'. Leave one of them out"):
+    path = table(tmp_path, "gpus,# GPUs,img/s\n1,2,3\n")
+    with pytest.raises(RequestError, match=r"twice: 'gpus' and '# GPUs'. Leave one of them out"):
         import_logs([path], "csv", Options(), tmp_path / "results")
 
 

@@ -43,6 +43,9 @@ def import_(
         int | None, option("--train-samples", "N", "Training images of the whole dataset.")
     ] = None,
     gpus: Annotated[int | None, option("--gpus", "N", "Ranks, where the log does not say.")] = None,
+    cells: Annotated[
+        str | None, option("--cells", "SPEED", "What a table with a column per GPU count holds: images_per_second, ...")
+    ] = None,
     verbose: VerboseOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -51,11 +54,11 @@ def import_(
     from vitscale.importers.contents import FORMATS, OF_LINKS, Options
     from vitscale.importers.importing import guess, import_logs
 
-    taken = guess(logs) if log_format == "auto" else log_format
+    taken = guess(logs, cells) if log_format == "auto" else log_format
     if taken not in (*FORMATS, *OF_LINKS) and plugins.target("importer", taken) is None:
         raise unknown("format", log_format, ("auto", *FORMATS, *OF_LINKS, *plugins.names("importer")))
     options = Options(
-        model, image_size, engine, zero_stage, precision, micro_batch, train_samples, gpus, name, parameters
+        model, image_size, engine, zero_stage, precision, micro_batch, train_samples, gpus, name, parameters, cells
     )
     results = output or Path("results") / (name or logs[0].stem)
     if (of_links := next((known for known in OF_LINKS if known == taken), None)) is not None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from vitscale.errors import RequestError, check_within, printable, shown, unknown
+from vitscale.importers.headings import SPEEDS
 from vitscale.store.records import EpochLine, ExplainedLine, StepLine, TrafficLine
 from vitscale.store.results import ImportedFile
 from vitscale.trial.model_cost import counted, parameters
@@ -155,6 +156,8 @@ class Options:
     name: str | None = None
     parameters: str | None = None
     """Parameter count of a model that has no name here: "110M"."""
+    cells: str | None = None
+    """What the cells of a table are that has a column or row for each GPU count: the name of a speed."""
 
     def given(self) -> dict[str, str]:
         """The options that were given, as text."""
@@ -173,6 +176,8 @@ def check(options: Options) -> None:
     check_within("--train-samples", options.train_samples, 1, _MOST_IMAGES)
     check_within("--image-size", options.image_size, 1, 8192)
     check_within("--zero-stage", options.zero_stage, 0, 3)
+    if options.cells is not None and options.cells not in SPEEDS:
+        raise unknown("kind of cells", options.cells, SPEEDS)
     if options.precision is not None:
         precision(options.precision)
     for option, value in (("--engine", options.engine), ("--name", options.name)):

@@ -11,7 +11,8 @@ from typing import NamedTuple
 from vitscale.errors import RequestError, StoreError
 from vitscale.importers.contents import LogContents, LogRank, LogRun, Options, Problems, Setting
 from vitscale.importers.files import identified, parse_finite, parse_seconds, parse_whole
-from vitscale.importers.tables import OF_A_SETTING, Header, Row, header, rows, setting_of, text_of
+from vitscale.importers.headings import OF_A_SETTING
+from vitscale.importers.tables import Header, Row, headers, rows, setting_of, text_of
 from vitscale.importers.trials import an_epoch, nodes_of
 from vitscale.present.units import listed
 from vitscale.store.records import EpochLine
@@ -57,22 +58,23 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
     notes: dict[str, None] = {}
     kept = 0
     for path in paths:
-        told, head = Problems(path.name), header(path)
-        for row in rows(path, head, REQUIRED, told):
-            try:
-                setting, values = setting_of(row, options), _values(row)
-                rank = parse_whole(row["rank"] or "0", 0, setting.gpus - 1)
-                epoch = parse_whole(row["epoch"], 0, 10_000_000) if row["epoch"] else None
-            except (ValueError, RequestError) as error:
-                told.line(row.line, str(error))
-                continue
-            name = text_of(row["run"]) or "1"
-            run = _home(runs, _Run(setting, name, "rank" in head.columns), rank, values.device)
-            _add(run, rank, epoch, values, row.line, told)
-            kept += 1
-            if kept > _MOST_ROWS:
-                raise StoreError(f"more than {_MOST_ROWS:,} rows", next_step="Import fewer files at a time")
-        notes |= dict.fromkeys(_notes_on(head))
+        told = Problems(path.name)
+        for head in headers(path, options.cells):
+            for row in rows(path, head, REQUIRED, told):
+                try:
+                    setting, values = setting_of(row, options), _values(row)
+                    rank = parse_whole(row["rank"] or "0", 0, setting.gpus - 1)
+                    epoch = parse_whole(row["epoch"], 0, 10_000_000) if row["epoch"] else None
+                except (ValueError, RequestError) as error:
+                    told.line(row.line, str(error))
+                    continue
+                name = text_of(row["run"]) or "1"
+                run = _home(runs, _Run(setting, name, "rank" in head.columns), rank, values.device)
+                _add(run, rank, epoch, values, row.line, told)
+                kept += 1
+                if kept > _MOST_ROWS:
+                    raise StoreError(f"more than {_MOST_ROWS:,} rows", next_step="Import fewer files at a time")
+            notes |= dict.fromkeys(_notes_on(head))
         problems += told.told()
     files = tuple(identified(path) for path in paths)
     first = 0 if any(epoch == 0 for run in runs.values() for _, epoch in run.rows) else 1

@@ -17,8 +17,9 @@ from vitscale.importers import deepspeed, epochs, links, plain_csv, traces, trai
 from vitscale.importers.contents import FORMATS, OF_LINKS, LinkFormat, LogContents, LogFormat, Options, Setting, check
 from vitscale.importers.curves import curves_of
 from vitscale.importers.files import lines
+from vitscale.importers.headings import CELLS_OF, SPEEDS
 from vitscale.importers.records import TrialRun, fingerprint, write
-from vitscale.importers.tables import SPEEDS, header
+from vitscale.importers.tables import headers
 from vitscale.importers.trials import micro_batch_of, notes_on, train_samples, trial_of
 from vitscale.profiles.trace_json import is_trace
 from vitscale.store.results import Curve, StudyImport, StudyRecord
@@ -158,23 +159,29 @@ _STATE = re.compile(r'^\s*\{?\s*"(log_history|best_metric|best_model_checkpoint|
 _TIMERS = re.compile(r"time \(ms\) \|")
 
 
-def guess(paths: Sequence[Path]) -> LogFormat | LinkFormat:
-    """The format that all these files have.
+def guess(paths: Sequence[Path], cells: str | None = None) -> LogFormat | LinkFormat:
+    """The format that all these files have. `cells` is as in `Options`.
 
     Raises:
         RequestError: a file is none of them, or the files are of different ones.
         StoreError: a file cannot be read.
     """
-    formats = {path: _of(path) for path in paths}
+    formats = {path: _of(path, cells) for path in paths}
     for path, taken in formats.items():
         if taken is None:
-            head = header(path)
+            head, *_ = headers(path, cells)
+            if any(own.column.startswith(CELLS_OF) for own in head.headings):
+                raise RequestError(
+                    f"the table in {shown(path.name)} has a column for each GPU count and does not say what they hold",
+                    valid=[f"--cells {speed}" for speed in SPEEDS],
+                    next_step="Say it so, or in the table's caption",
+                )
             if head.tells:
                 what = "no column of times" if "gpus" in head.columns else "no column gpus, which counts them"
                 told = ", ".join(own.text for own in head.headings)
                 raise RequestError(
                     f"the table in {shown(path.name)} has {what}; it has {shown(told)}",
-                    valid=("gpus", *sorted(SPEEDS)),
+                    valid=("gpus", *SPEEDS),
                     next_step="Name its columns so; docs/importing.md says which other names are understood",
                 )
             raise RequestError(
@@ -189,10 +196,11 @@ def guess(paths: Sequence[Path]) -> LogFormat | LinkFormat:
     return kinds.pop()
 
 
-def _of(path: Path) -> LogFormat | LinkFormat | None:
+def _of(path: Path, cells: str | None) -> LogFormat | LinkFormat | None:
     if is_trace(path):
         return "trace"
-    if (head := header(path)).tells == 2:
+    head, *_ = headers(path, cells)
+    if head.tells == 2:
         return "epochs" if "epoch_seconds" in head.columns and {"epoch", "rank", "run"} & {*head.columns} else "csv"
     for number, text, _ in islice(lines(path), _LOOKED_AT):
         if (of_link := links.guessed(text)) is not None:

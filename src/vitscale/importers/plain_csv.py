@@ -9,13 +9,13 @@ from pathlib import Path
 from vitscale.errors import RequestError, shown
 from vitscale.importers.contents import LogContents, LogRank, LogRun, Options, Problems, Setting
 from vitscale.importers.files import identified, parse_seconds
-from vitscale.importers.tables import OF_A_SETTING, Row, header, rows, setting_of, text_of
+from vitscale.importers.headings import OF_A_SETTING, SPEEDS
+from vitscale.importers.tables import Row, headers, rows, setting_of, text_of
 from vitscale.importers.trials import an_epoch
 from vitscale.store.records import EpochLine, StepLine
 from vitscale.store.results import ImportedFile
 
-TIMES = ("step_seconds", "epoch_seconds", "images_per_second", "images_per_second_per_gpu")
-_KNOWN = (*OF_A_SETTING, "run", *TIMES)
+_KNOWN = (*OF_A_SETTING, "run", *SPEEDS)
 _MOST_ROWS = 5_000_000
 
 
@@ -39,25 +39,25 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
     problems: list[str] = []
     notes: dict[str, None] = {}
     for path in paths:
-        head = header(path)
-        if not set(head.columns) & set(TIMES):
-            raise RequestError(f"{shown(path.name)} has no column of times", valid=TIMES)
         told = Problems(path.name)
-        for row in rows(path, head, ("gpus",), told):
-            try:
-                device = text_of(row["gpu"])
-                setting = replace(setting_of(row, options), devices=() if device is None else (device,))
-                step, epoch = _times(row, setting)
-            except (ValueError, RequestError) as error:
-                told.line(row.line, str(error))
-                continue
-            name = text_of(row["run"]) or f"{path.name}:{row.line}"
-            if len(runs) >= _MOST_ROWS:
-                raise RequestError(f"more than {_MOST_ROWS:,} runs", next_step="Import fewer at a time")
-            run = runs.setdefault((setting, name), _Run(setting, name))
-            run.steps += [] if step is None else [step]
-            run.epochs += [] if epoch is None else [epoch]
-        notes |= dict.fromkeys(head.notes(_KNOWN))
+        for head in headers(path, options.cells):
+            if not set(head.columns) & set(SPEEDS):
+                raise RequestError(f"{shown(path.name)} has no column of times", valid=SPEEDS)
+            for row in rows(path, head, ("gpus",), told):
+                try:
+                    device = text_of(row["gpu"])
+                    setting = replace(setting_of(row, options), devices=() if device is None else (device,))
+                    step, epoch = _times(row, setting)
+                except (ValueError, RequestError) as error:
+                    told.line(row.line, str(error))
+                    continue
+                name = text_of(row["run"]) or f"{path.name}:{row.line}"
+                if len(runs) >= _MOST_ROWS:
+                    raise RequestError(f"more than {_MOST_ROWS:,} runs", next_step="Import fewer at a time")
+                run = runs.setdefault((setting, name), _Run(setting, name))
+                run.steps += [] if step is None else [step]
+                run.epochs += [] if epoch is None else [epoch]
+            notes |= dict.fromkeys(head.notes(_KNOWN))
         problems += told.told()
     files = tuple(identified(path) for path in paths)
     return LogContents(tuple(_found(run, options, files) for run in runs.values()), tuple(notes), tuple(problems))
@@ -74,7 +74,7 @@ def _times(row: Row, setting: Setting) -> tuple[tuple[float, int] | None, float 
         # If the batch is not told, a step stands for one image per GPU: the rate is right whatever the batch was.
         step = (setting.gpus * max(1, images) / rate, max(1, images))
     if step is None and epoch is None:
-        raise ValueError(f"none of {', '.join(TIMES)} in it")
+        raise ValueError(f"none of {', '.join(SPEEDS)} in it")
     return step, epoch
 
 

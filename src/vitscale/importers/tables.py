@@ -1,36 +1,31 @@
-"""Rows of a table by column name, each with its line number, and the setting each tells.
+"""Rows of tables by column name, each with its line number, and the setting each tells.
 
-A table is a CSV file, with commas, semicolons or tabs, or the first one of a Markdown file that has GPUs and a speed.
-Columns go by this program's names, or by others that leave nothing open ("Images/sec", "step time (ms)").
+A table is a CSV file, with commas, semicolons or tabs, or any in a document that has GPUs and a speed.
 """
 
 from __future__ import annotations
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vitscale.errors import RequestError, shown
 from vitscale.importers.contents import MOST_GPUS, Options, Problems, Setting, precision
 from vitscale.importers.files import lines, parse_share, parse_whole
+from vitscale.importers.grids import Line, grids
+from vitscale.importers.headings import BATCH, CELLS_OF, NO_TRAINING, OWN, SPEEDS, Heading
+from vitscale.importers.table_forms import forms
 from vitscale.importers.trials import hold, nodes_of
 from vitscale.present.units import listed
 from vitscale.trial.engines import ENGINES
 from vitscale.trial.model_cost import counted
 
-OF_A_SETTING = (
-    *("gpus", "nodes", "layout", "micro_batch", "grad_accum", "global_batch", "fraction", "dataset", "cluster", "gpu"),
-    *("series", "engine", "zero_stage", "precision", "model", "parameters"),
-)
-"""Columns that every table may have."""
 _MOST_IN_BATCH = 1_000_000
 _MOST_COLUMNS = 1000
 _LONGEST_TEXT = 100
-_LOOKED_AT = 20_000
-"""Lines that are searched for a Markdown table."""
 _UNTOLD = re.compile(r"[^\w .,:;+/()-]+")
 
 
@@ -95,35 +90,20 @@ def _batches(row: Row, gpus: int, options: Options) -> tuple[int | None, int]:
 
 
 @dataclass(frozen=True)
-class Heading:
-    """The heading of one column."""
-
-    text: str
-    """The text in the file."""
-    column: str
-    """This program's name for the column; else the text in small letters."""
-    factor: float = 1.0
-    """Factor from the file's unit to seconds."""
-
-    @classmethod
-    def of(cls, text: str) -> Heading:
-        """The heading that the text of a cell stands for."""
-        lower = text.lower()
-        if lower in _OWN:
-            return cls(text, lower)
-        words = _SPACES.sub(" ", lower.strip("*`")).strip()
-        column = next((column for column, pattern in _MEANT.items() if pattern.fullmatch(words)), lower)
-        units = _UNIT.findall(words) if column in _SECONDS else []
-        return cls(text, column, _UNITS[units[-1]] if units else 1.0)
-
-
-@dataclass(frozen=True)
 class Header:
-    """The line of a file that names its columns."""
+    """The names of the columns of one table, and its rows where it stands in a document."""
 
     line: int
     separator: str
+    """The sign between the cells of a CSV file, whose rows are read line by line; empty: a table in a document."""
     headings: tuple[Heading, ...]
+    body: tuple[Line, ...] = ()
+    series: str = ""
+    """The name that tells this table's rows from those of others in the file."""
+    precision: str = ""
+    title: str = ""
+    left_out: tuple[str, ...] = ()
+    """Sentences on tables of the file that are not taken."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -133,69 +113,76 @@ class Header:
     @property
     def tells(self) -> int:
         """How many of the two columns that a table of measurements needs it has: a GPU count and a speed."""
-        return ("gpus" in self.columns) + (not SPEEDS.isdisjoint(self.columns))
+        return ("gpus" in self.columns) + any(speed in self.columns for speed in SPEEDS)
+
+    @property
+    def known(self) -> tuple[int, int]:
+        """How much it tells, for a comparison."""
+        return self.tells, len(OWN.intersection(self.columns))
 
     def notes(self, known: Collection[str]) -> Iterator[str]:
         """Notes on how columns were understood, and on those that are not among the `known` ones."""
+        yield from self.left_out
         told = [own for own in self.headings if own.column]
         if read := [f"{shown(own.text)} as {own.column}" for own in told if own.text.lower() != own.column]:
             yield f"columns are taken by what they say: {listed(read)}"
+        if self.series:
+            yield f"the table at line {self.line} is taken for the series {shown(self.series)}"
         ignored = [own for own in told if own.column not in known]
         if ignored:
             yield f"columns that mean nothing here are ignored: {listed([text_of(own.text) for own in ignored])}"
-        if any(re.fullmatch(_BATCH, own.column) for own in ignored):
+        if any(re.fullmatch(BATCH, own.column) for own in ignored):
             yield "a batch is each GPU's or that of all: name its column micro_batch or global_batch"
 
 
-SPEEDS = frozenset({"step_seconds", "epoch_seconds", "images_per_second", "images_per_second_per_gpu"})
-"""Columns of which a table of measurements has at least one."""
-_SECONDS = ("step_seconds", "epoch_seconds")
-_OWN = {*OF_A_SETTING, *SPEEDS, "run", "epoch", "rank", "loss", "accuracy"}
-_SPACES = re.compile(r"[\s_]+")
-_UNITS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0, "min": 60.0, "minutes": 60.0, "h": 3600.0, "hours": 3600.0}
-_UNIT = re.compile(rf"\b(?:{'|'.join(_UNITS)})\b")
-_COUNT, _BATCH = r"(?:#|no\.?|n|num|number|total)?(?: of)? ?", r"batch(?:[ _-]?sizes?)?"
-_PER, _IN = r"(?: ?/ ?| per )", rf"[ \[(,]+{_UNIT.pattern}[\])]?"
-_OTHER = r"(?!.*\b(?:std|stddev|min|max|eval|evaluation|val|validation|test|inference)\b)"
-_WHICH = r"(?:(?:mean|median|average|avg\.?|train|training) )?"
-_RATE = rf"{_OTHER}(?:[\w .,:-]{{1,40}}[ \[(])?[\[(]?(?:images?|imgs?|samples?|sequences?){_PER}s(?:ec(?:ond)?)?"
-_MEANT = {
-    column: re.compile(pattern)
-    for column, pattern in {
-        "gpus": rf"{_COUNT}(?:gpus?|ranks|devices|accelerators)|world size|gpu count",
-        "nodes": rf"{_COUNT}(?:nodes|hosts|machines|servers)",
-        "images_per_second": rf"{_RATE}[\])]?",
-        "images_per_second_per_gpu": rf"{_RATE}{_PER}(?:gpu|device)[\])]?",
-        **{
-            column: rf"{_WHICH}{what}(?: time)?{_IN}|time{_PER}{what}{_IN}|{_UNIT.pattern}{_PER}{what}"
-            for column, what in (("step_seconds", "(?:step|iteration|iter|it)"), ("epoch_seconds", "epoch"))
-        },
-        "micro_batch": rf"(?:per[ -]gpu|local|micro|device)[ -]?{_BATCH}|{_BATCH} ?[\[(]?{_PER}(?:gpu|device)[\])]?",
-        "global_batch": rf"(?:global|total)[ -]?{_BATCH}",
-    }.items()
-}
-"""Column -> other names of it, in small letters and with spaces for underscores; none that may mean another column."""
-_RULE = re.compile(r"[\s|:-]+")
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
-_MARKDOWN = "|"
+_SPREAD = re.compile(r"([\d.,]+) ?(?:±|\+/-) ?[\d.,]+%?")
 
 
-def header(path: Path) -> Header:
-    """The header of the first table that tells speeds: in Markdown, or the file's first line. Empty for an empty file.
+def headers(path: Path, cells: str | None = None) -> tuple[Header, ...]:
+    """The headers of all tables in a file that tell GPU counts and speeds; if none does, of that which comes nearest.
+
+    Args:
+        path: a CSV file, or a document: Markdown, HTML, LaTeX, JSON records.
+        cells: what the cells of a table are that has a column or row for each GPU count: the name of a speed.
 
     Raises:
         StoreError: the file cannot be read.
     """
+    number, text = next(((number, text) for number, text, _ in lines(path)), (0, ""))
     nearest = Header(0, ",", ())
-    for number, text, _ in islice(lines(path), _LOOKED_AT):
-        separators = _MARKDOWN if text.lstrip().startswith(_MARKDOWN) else ",;\t" if number == 1 else ""
-        for head in (_header(number, separator, text) for separator in separators):
-            known = head.tells, len(_OWN.intersection(head.columns))
-            if not nearest.columns or known > (nearest.tells, len(_OWN.intersection(nearest.columns))):
-                nearest = head
-        if nearest.tells == 2:
-            break
-    return nearest
+    if not text.lstrip().startswith("|"):
+        separated = [_header(number, separator, text) for separator in ",;\t"]
+        nearest = max(separated, key=lambda head: head.known)
+    tables = [
+        Header(grid.line, "", form.headings, form.body, form.series, form.precision, grid.title)
+        for grid in grids(path)
+        for form in forms(grid, cells)
+    ]
+    measured = [head for head in tables if head.tells == 2]
+    if nearest.tells == 2 and all(head.columns == nearest.columns for head in measured):
+        return (nearest,)  # as it stands, line by line: a file without an end, or too long to be looked at whole
+    if measured:
+        unclear = [head.line for head in tables if any(column.startswith(CELLS_OF) for column in head.columns)]
+        training = [head for head in measured if not NO_TRAINING.search(head.title.lower())] or measured
+        left_out = [f"the table at line {line} does not say what its cells are (--cells SPEED)" for line in unclear]
+        left_out += [
+            f"the table at line {head.line} is not of training: {shown(head.title)}"
+            for head in measured
+            if head not in training
+        ]
+        taken, *others = _told_apart(training)
+        return (replace(taken, left_out=tuple(f"left out: {why}" for why in left_out)), *others)
+    return (max([nearest, *tables], key=lambda head: head.known),)
+
+
+def _told_apart(training: Sequence[Header]) -> Iterator[Header]:
+    """Tables of one file, each with a series of its own."""
+    several = len({head.line for head in training}) > 1
+    titles = {head.line: head.title for head in training}
+    for head in training:
+        own = head.title if Counter(titles.values())[head.title] == 1 else f"{head.title}, line {head.line}".strip(", ")
+        yield replace(head, series=", ".join(part for part in (own * several, head.series) if part))
 
 
 def _header(number: int, separator: str, text: str) -> Header:
@@ -203,7 +190,7 @@ def _header(number: int, separator: str, text: str) -> Header:
 
 
 def rows(path: Path, head: Header, required: Sequence[str], problems: Problems) -> Iterator[Row]:
-    """The rows under the header, one for each line that has as many cells as the header.
+    """The rows of one table that have as many cells as its header.
 
     A last line without a line break may end within its last value: it counts if that has as many decimals as others.
 
@@ -212,27 +199,35 @@ def rows(path: Path, head: Header, required: Sequence[str], problems: Problems) 
         StoreError: the file cannot be read.
     """
     _check(path, head, required)
-    columns, in_markdown = head.columns, head.separator == _MARKDOWN
+    columns = head.columns
+    told = {"precision": head.precision} if head.precision else {}
     factors = [(own.column, own.factor) for own in head.headings if own.factor != 1.0]
     fewest: int | None = None
-    for number, text, whole in lines(path):
-        if in_markdown and number > head.line and not text.lstrip().startswith(_MARKDOWN):
-            return
-        if number <= head.line or not text.strip() or (in_markdown and _RULE.fullmatch(text)):
-            continue
-        cells = _cells(text, head.separator)
+    for number, cells, whole in _lines(path, head):
         if len(cells) != len(columns):
             kind = "broken" if whole else "cut-off"
             problems.line(number, f"{len(cells)} cells where the header has {len(columns)}", kind)
-        elif not in_markdown and not whole and fewest is not None and _decimals(cells[-1]) < fewest:
+        elif not whole and fewest is not None and _decimals(cells[-1]) < fewest:
             problems.line(number, "the file ends within it", "cut-off")
         else:
             decimals = _decimals(cells[-1])
             fewest = decimals if fewest is None else min(fewest, decimals)
-            row = dict(zip(columns, cells, strict=True))
+            row = dict(zip(columns, cells, strict=True)) | told
             for column, factor in factors:
                 row[column] = _in_seconds(row[column], factor)
+            if head.series:
+                row["series"] = ", ".join(part for part in (head.series, row.get("series")) if part)
             yield Row(number, row)
+
+
+def _lines(path: Path, head: Header) -> Iterator[tuple[int, Sequence[str], bool]]:
+    """(Number, cells, whether the line is whole) for each row."""
+    if not head.separator:
+        yield from ((number, [_plain_number(cell) for cell in cells], True) for number, cells in head.body)
+        return
+    for number, text, whole in lines(path):
+        if number > head.line and text.strip():
+            yield number, _cells(text, head.separator), whole
 
 
 def _in_seconds(text: str, factor: float) -> str:
@@ -248,19 +243,22 @@ def _decimals(cell: str) -> int:
 
 
 def _cells(text: str, separator: str) -> list[str]:
-    """The cells of one line, without commas between thousands and without Markdown's marks. Between semicolons a comma
-    may as well be a decimal one."""
-    if separator == _MARKDOWN:
-        stripped = text.strip().removeprefix(_MARKDOWN).removesuffix(_MARKDOWN)
-        cells = [cell.strip().strip("*`~ ") for cell in stripped.split(_MARKDOWN)]
-    else:
-        try:
-            cells = [cell.strip() for cell in next(csv.reader([text], delimiter=separator), [])]
-        except csv.Error:
-            return []
-        if separator == ";" or (separator == "," and '"' not in text):
-            return cells
-    return [cell.replace(",", "") if _THOUSANDS.fullmatch(cell) else cell for cell in cells]
+    """The cells of one line, without commas between thousands. Between semicolons a comma may as well be a decimal
+    one."""
+    try:
+        cells = [cell.strip() for cell in next(csv.reader([text], delimiter=separator), [])]
+    except csv.Error:
+        return []
+    if separator == ";" or (separator == "," and '"' not in text):
+        return cells
+    return [_plain_number(cell) for cell in cells]
+
+
+def _plain_number(cell: str) -> str:
+    """A number without commas between thousands and without its spread; other text as it is."""
+    if spread := _SPREAD.fullmatch(cell):
+        cell = spread[1]
+    return cell.replace(",", "") if _THOUSANDS.fullmatch(cell) else cell
 
 
 def _check(path: Path, head: Header, required: Sequence[str]) -> None:

@@ -48,7 +48,7 @@ def read_instances(path: Path) -> tuple[tuple[Instance, ...], tuple[str, ...]]:
         RequestError: columns are missing, or not one row can be used.
         StoreError: the file cannot be read.
     """
-    head = tables.header(path)
+    head, *_ = tables.headers(path)
     sky = "acceleratorname" in head.columns
     column = {own: theirs if sky else own for own, theirs in _COLUMNS.items()}
     problems, unknown = Problems(path.name), dict[str, str]()

@@ -1,0 +1,130 @@
+"""What the headings of others' columns stand for: by this program's names, or by others that leave nothing open, such
+as "Images/sec", "step time (ms)" and "8 GPUs".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+OF_A_SETTING = (
+    *("gpus", "nodes", "layout", "micro_batch", "grad_accum", "global_batch", "fraction", "dataset", "cluster", "gpu"),
+    *("series", "engine", "zero_stage", "precision", "model", "parameters"),
+)
+"""Columns that every table may have."""
+
+
+@dataclass(frozen=True)
+class Heading:
+    """The heading of one column."""
+
+    text: str
+    """The text in the file."""
+    column: str
+    """This program's name for the column; else the text in small letters."""
+    factor: float = 1.0
+    """Factor from the file's unit to seconds."""
+
+    @classmethod
+    def of(cls, text: str) -> Heading:
+        """The heading that the text of a cell stands for."""
+        lower = text.lower()
+        if lower in OWN:
+            return cls(text, lower)
+        words = _SPACES.sub(" ", lower.strip("*`")).strip()
+        column = next((column for column, pattern in _MEANT.items() if pattern.fullmatch(words)), lower)
+        units = _UNIT.findall(words) if column in _SECONDS else []
+        return cls(text, column, _UNITS[units[-1]] if units else 1.0)
+
+
+SPEEDS = ("step_seconds", "epoch_seconds", "images_per_second", "images_per_second_per_gpu")
+"""Columns of which a table of measurements has at least one."""
+_SECONDS = ("step_seconds", "epoch_seconds")
+OWN = {*OF_A_SETTING, *SPEEDS, "run", "epoch", "rank", "loss", "accuracy"}
+_SPACES = re.compile(r"[\s_]+")
+_UNITS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0, "min": 60.0, "minutes": 60.0, "h": 3600.0, "hours": 3600.0}
+_UNIT = re.compile(rf"\b(?:{'|'.join(_UNITS)})\b")
+_COUNT, BATCH = r"(?:#|no\.?|n|num|number|total)?(?: of)? ?", r"batch(?:[ _-]?sizes?)?"
+_PER, _IN = r"(?: ?/ ?| per )", rf"[ \[(,]+{_UNIT.pattern}[\])]?"
+_OTHER = r"(?!.*\b(?:std|stddev|min|max|eval|evaluation|val|validation|test|inference)\b)"
+_WHICH = r"(?:(?:mean|median|average|avg\.?|train|training) )?"
+_RATE = rf"{_OTHER}(?:[\w .,:-]{{1,40}}[ \[(])?[\[(]?(?:images?|imgs?|samples?|sequences?){_PER}s(?:ec(?:ond)?)?"
+_MEANT = {
+    column: re.compile(pattern)
+    for column, pattern in {
+        "gpus": rf"{_COUNT}(?:gpus?|ranks|devices|accelerators)|world size|gpu count",
+        "nodes": rf"{_COUNT}(?:nodes|hosts|machines|servers)",
+        "images_per_second": rf"{_RATE}[\])]?",
+        "images_per_second_per_gpu": rf"{_RATE}{_PER}(?:gpu|device)[\])]?",
+        **{
+            column: rf"{_WHICH}{what}(?: time)?{_IN}|time{_PER}{what}{_IN}|{_UNIT.pattern}{_PER}{what}"
+            for column, what in (("step_seconds", "(?:step|iteration|iter|it)"), ("epoch_seconds", "epoch"))
+        },
+        "micro_batch": rf"(?:per[ -]gpu|local|micro|device)[ -]?{BATCH}|{BATCH} ?[\[(]?{_PER}(?:gpu|device)[\])]?",
+        "global_batch": rf"(?:global|total)[ -]?{BATCH}",
+    }.items()
+}
+"""Column -> other names of it, in small letters and with spaces for underscores; none that may mean another column."""
+_RATE_TOLD = re.compile(rf"\b(?:images?|imgs?|samples?|sequences?){_PER}s(?:ec(?:ond)?s?)?\b({_PER}(?:gpu|device)\b)?")
+_TIME_TOLD = re.compile(
+    rf"\b(?:step|iteration|iter|epoch)(?: times?)?(?: in |[ \[(,]+){_UNIT.pattern}"
+    rf"|{_UNIT.pattern}{_PER}(?:step|iteration|iter|epoch)\b"
+)
+NO_TRAINING = re.compile(r"\b(?:eval|evaluation|val|validation|inference|latency)\b")
+_COUNT_TOLD = re.compile(
+    r"\b(\d{1,6})(?: ?x)? ?([a-z]+\d\w*)?(?: (?:80|40|32|16) ?gb)? ?(?:gpus?|ranks|devices)\b"
+    r"|\b(?:gpus?|ranks|world size) ?[=:]? ?(\d{1,6})\b|\b(\d{1,6}) ?x ?([a-z]+\d\w*)\b"
+)
+_LONGEST = 200
+_NODES_TOLD = re.compile(r"\b(\d{1,6}) ?(?:nodes?|hosts?|machines?|servers?)\b")
+_REST = re.compile(r"[\s()\[\],:/|@-]*")
+CELLS_OF = "cells of "
+"""How the column of speeds begins where a table with a column for each GPU count does not say what they are."""
+
+
+@dataclass(frozen=True)
+class Count:
+    """The GPUs that the heading of a column counts, as "16 GPUs (2 nodes)" does."""
+
+    gpus: int
+    nodes: int | None
+    gpu: str
+    """GPU type; empty: not told."""
+    speed: Heading | None
+    """What the heading says the cells are."""
+
+    @classmethod
+    def of(cls, text: str) -> Count | None:
+        """The count that a heading tells; None where it tells none, or anything else beside a speed."""
+        words = _SPACES.sub(" ", text[:_LONGEST].lower()).strip()
+        told = _COUNT_TOLD.search(words)
+        if told is None:
+            return None
+        nodes = _NODES_TOLD.search(words)
+        gpus = next(number for number in (told[1], told[3], told[4]) if number)
+        gpu = (told[2] or told[5] or "").upper()
+        rest = words.replace(told[0], " ", 1)
+        rest = (rest.replace(nodes[0], " ", 1) if nodes else rest).replace("( )", " ").strip(" ,:|@-")
+        speed = None if _REST.fullmatch(rest) else Heading.of(rest)
+        if int(gpus) < 1 or (speed is not None and speed.column not in SPEEDS):
+            return None
+        return cls(int(gpus), int(nodes[1]) if nodes else None, gpu, speed)
+
+
+def speed_told(texts: Iterable[str]) -> Heading | None:
+    """The one speed that headings or captions name ("Throughput in images/s on V100"); None: they name none, or two."""
+    told = {}
+    for text in texts:
+        words = _SPACES.sub(" ", text[:_LONGEST].lower())
+        if NO_TRAINING.search(words):
+            continue
+        for match in _RATE_TOLD.finditer(words):
+            told[f"images_per_second{'_per_gpu' if match[1] else ''}", 1.0] = match[0]
+        for match in _TIME_TOLD.finditer(words):
+            factor = _UNITS[_UNIT.findall(match[0])[-1]]
+            told[f"{'epoch' if 'epoch' in match[0] else 'step'}_seconds", factor] = match[0]
+    if len(told) != 1:
+        return None
+    (((column, factor), text),) = told.items()
+    return Heading(text, column, factor)

@@ -1,0 +1,184 @@
+"""Tables as people publish them: in READMEs, on pages and in papers, with counts in rows or columns."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from importers.logs import imported
+from vitscale.analysis import Analysis
+from vitscale.errors import RequestError
+from vitscale.importers.contents import Options
+from vitscale.importers.headings import Count, speed_told
+from vitscale.importers.importing import guess, import_logs
+
+RATES = {1: 363.5, 8: 2860.0, 16: 5510.0}
+"""The truth in each of the forms below, in images/s by GPU count."""
+
+
+def document(folder: Path, text: str, name: str = "README.md") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def rates_of(found: Analysis) -> dict[str, dict[int, float]]:
+    """Images/s by GPU count of each curve."""
+    told: dict[str, dict[int, float]] = {}
+    for curve in found.curves:
+        for point in curve.points:
+            rate = found.trials[point.trial_id].images_per_second
+            assert rate is not None
+            told.setdefault(curve.name, {})[point.gpus] = rate.value
+    return told
+
+
+FORMS = {
+    "a column for each count": "## Throughput (images/sec)\n\n| Model | 1 GPU | 8 GPUs | 16 GPUs (2 nodes) |\n"
+    "|---|---|---|---|\n| vit-b16 | 363.5 | 2,860 | **5,510** |\n",
+    "counts of a GPU type": "Images/s of training:\n\n| 1x V100 | 8x V100 | 16x V100 |\n|--|--|--|\n"
+    "| 363.5 | 2,860 | 5510 ± 12 |\n",
+    "units in the headings": "| | 1 GPU (img/s) | 8 GPUs (img/s) | 16 GPUs (img/s) |\n|-|-|-|-|\n"
+    "| ours | 363.5 | 2860 | 5510 |\n| theirs | - | OOM | n/a |\n",
+    "a row of counts": "| GPUs | 1 | 8 | 16 |\n|---|---|---|---|\n| Images/sec | 363.5 | 2,860 | 5,510 |\n"
+    "| Speedup | 1 | 7.87 | 15.2 |\n",
+    "a row of counts under a caption": "Samples per second\n\n| # GPUs | 1 | 8 | 16 |\n|---|---|---|---|\n"
+    "| DDP | 363.5 | 2,860 | 5,510 |\n| Scaling efficiency | 1 | 0.98 | 0.95 |\n",
+    "CSV with a column for each count": "batch,1 GPU (images/s),8 GPUs (images/s),16 GPUs (images/s)\n"
+    "large,363.5,2860,5510\n",
+    "CSV with a row of counts": "gpus;1;8;16\nimages/s;363.5;2860;5510\n",
+    "HTML": "<h2>Speed</h2>\n<table>\n<tr><th>GPUs</th><th>Images/sec</th></tr>\n<tr><td>1<td>363.5</td></tr>\n"
+    "<tr><td>8</td><td><b>2,860</b></td></tr>\n<tr>\n<td>16</td>\n<td>5,510</td>\n</tr></table>\n",
+    "HTML with two rows of names": "<table><caption>Training speed, images/s</caption><thead>"
+    "<tr><th rowspan=2>Model</th><th colspan=3>GPUs</th></tr>\n<tr><th>1</th><th>8</th><th>16</th></tr></thead>"
+    "<tr><td>vit-b16</td><td>363.5</td><td>2860</td><td>5510</td></tr></table>",
+    "LaTeX": "\\begin{table}\n\\caption{Scaling}\n\\begin{tabular}{lrr}\n\\toprule\n\\#GPUs & Images/s & Speedup \\\\\n"
+    "\\midrule\n1 & 363.5 & 1 \\\\ % alone\n8 & 2{,}860 & 7.9 \\\\\n16 & \\textbf{5{,}510} $\\pm$ 12 & 15.2 \\\\\n"
+    "\\bottomrule\n\\end{tabular}\n\\end{table}\n",
+    "LaTeX with a name over counts": "\\caption{Throughput in images/s.}\n\\begin{tabular}{lccc} \\hline\n"
+    " & \\multicolumn{3}{c}{GPUs} \\\\ \\cline{2-4}\nModel & 1 & 8 & 16 \\\\ \\hline\n"
+    "vit-b16 & $363.5$ & 2860 & 5510 \\\\ \\hline\n\\end{tabular}\n",
+    "JSON": json.dumps([{"gpus": gpus, "images_per_second": rate, "by": None} for gpus, rate in RATES.items()]),
+    "JSON, an object a line": "".join(
+        json.dumps({"GPUs": gpus, "img/s": rate}) + "\n" for gpus, rate in RATES.items()
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_tells_the_same(tmp_path: Path, form: str) -> None:
+    path = document(tmp_path, FORMS[form])
+    assert guess([path]) == "csv"
+    found = imported(tmp_path, [path], "csv")
+    (rates,) = rates_of(found).values()
+    assert rates == pytest.approx(RATES)
+    assert found.problems == ()
+
+
+def test_speeds_side_by_side_are_series(tmp_path: Path) -> None:
+    text = (
+        "| GPUs | Batch / GPU | Throughput - FP32 (img/s) | Throughput - mixed precision (img/s) | FP32 speedup |\n"
+        "|--|--|--|--|--|\n| 1 | 96 | 363.5 | 1300 | 1.0 |\n| 8 | 96 | 2860 | N/A | 7.87 |\n"
+        "| 16 | 96 | 5510 | 19900 | 15.2 |\n"
+    )
+    found = imported(tmp_path, [document(tmp_path, text)], "csv")
+    rates = rates_of(found)
+    assert {name.removeprefix("micro-batch 96, ") for name in rates} == {"FP32", "mixed precision"}
+    assert sorted(rates.values(), key=len) == [
+        pytest.approx({1: 1300, 16: 19900}), pytest.approx({1: 363.5, 8: 2860, 16: 5510}),
+    ]  # fmt: skip
+    trains = {trial.trial.train.micro_batch for trial in found.trials.values()}
+    assert trains == {96}
+
+
+def test_a_column_of_names_is_a_series_and_one_of_dates_is_not(tmp_path: Path) -> None:
+    rows = "".join(f"{gpus},{name},{date},{gpus * rate}\n" for date, (name, rate, gpus) in enumerate(
+        [("Method A", 100, 1), ("Method A", 90, 4), ("Method B", 80, 1), ("Method B", 75, 4)]
+    ))  # fmt: skip
+    path = document(tmp_path, "gpus,method,day,images_per_second\n" + rows.replace(",0,", ",May 0,"), "times.csv")
+    found = imported(tmp_path, [path], "csv")
+    assert rates_of(found) == {"Method A": {1: 100.0, 4: 360.0}, "Method B": {1: 80.0, 4: pytest.approx(300.0)}}
+    again = "gpus,day,images_per_second\n1,Monday,100\n1,Tuesday,101\n4,Friday,360\n4,Sunday,361\n"
+    (rates,) = rates_of(imported(tmp_path / "days", [document(tmp_path / "days", again, "times.csv")], "csv")).values()
+    assert set(rates) == {1, 4}
+
+
+def test_all_tables_of_training_are_taken_and_named_by_their_headings(tmp_path: Path) -> None:
+    table = "| GPUs | Images/sec |\n|--|--|\n| 1 | {} |\n| 8 | {} |\n\n"
+    text = (
+        f"# Training on A100\n{table.format(400, 3100)}# Inference\n{table.format(1000, 8000)}"
+        f"# Training on V100\n{table.format(200, 1500)}"
+    )
+    found = imported(tmp_path, [document(tmp_path, text)], "csv")
+    assert rates_of(found) == {
+        "Training on A100": pytest.approx({1: 400, 8: 3100}),
+        "Training on V100": pytest.approx({1: 200, 8: 1500}),
+    }
+
+
+def test_tables_that_are_left_out_are_named(tmp_path: Path) -> None:
+    text = (
+        "| GPUs | Images/sec |\n|--|--|\n| 1 | 400 |\n\n| Model | 1 GPU | 8 GPUs |\n|--|--|--|\n| A | 1 | 8 |\n\n"
+        "# Inference\n| GPUs | Images/sec |\n|--|--|\n| 1 | 4000 |\n"
+    )
+    found = imported(tmp_path, [document(tmp_path, text)], "csv")
+    assert list(rates_of(found).values()) == [{1: 400.0}]
+    assert found.study.imported is not None
+    assert [note for note in found.study.imported.notes if note.startswith("left out")] == [
+        "left out: the table at line 5 does not say what its cells are (--cells SPEED)",
+        "left out: the table at line 10 is not of training: 'Inference'",
+    ]
+
+
+def test_cells_of_nobody_are_asked_about(tmp_path: Path) -> None:
+    path = document(tmp_path, "| Model | 1 GPU | 8 GPUs |\n|--|--|--|\n| A | 0.5 | 0.6 |\n")
+    with pytest.raises(RequestError, match=re.escape("--cells step_seconds")):
+        guess([path])
+    assert guess([path], "step_seconds") == "csv"
+    found = imported(tmp_path, [path], "csv", cells="step_seconds", micro_batch=8)
+    (curve,) = found.curves
+    seconds = [found.trials[point.trial_id].step_seconds for point in curve.points]
+    assert [each and each.value for each in seconds] == [0.5, 0.6]
+    with pytest.raises(RequestError, match="step_seconds"):
+        import_logs([path], "csv", Options(cells="seconds"), tmp_path / "wrong")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("16 GPUs (2 nodes)", (16, 2, "")),
+        ("2 nodes (16 GPUs)", (16, 2, "")),
+        ("8xV100", (8, None, "V100")),
+        ("GPUs: 8", (8, None, "")),
+        ("1x V100 32GB GPU", (1, None, "V100")),
+        ("8 GPU speedup", None),
+        ("Batch 8 GPUs", None),
+        ("0 GPUs", None),
+        ("8", None),
+    ],
+)
+def test_counts_in_headings(text: str, told: tuple[int, int | None, str] | None) -> None:
+    count = Count.of(text)
+    assert (count and (count.gpus, count.nodes, count.gpu)) == told
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("Throughput in images/s on V100", ("images_per_second", 1.0)),
+        ("speed (images/s per GPU)", ("images_per_second_per_gpu", 1.0)),
+        ("Step time in ms", ("step_seconds", 1e-3)),
+        ("minutes per epoch", ("epoch_seconds", 60.0)),
+        ("Inference images/s", None),
+        ("images/s and step time (ms)", None),
+        ("step time (ms) and step time (s)", None),
+        ("Throughput", None),
+    ],
+)
+def test_speeds_in_captions(text: str, told: tuple[str, float] | None) -> None:
+    speed = speed_told([text])
+    assert (speed and (speed.column, speed.factor)) == told

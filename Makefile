@@ -4,6 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PARALLEL = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 CHECKS = $(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy && $(BIN)/lint-imports
 
 # Bytecode is kept whatever the environment says: tests start thousands of processes, and each would compile what it
@@ -20,14 +21,17 @@ docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Tests wait for hosts, clusters and ranks now and then, so there are more of them at once than cores. The checks run
-# beside them; what they say comes last. Nothing runs beside the tests marked alone.
+# beside them; what they say comes last. Beside the tests marked alone, which measure times, run only those that compute,
+# in the time that the former leave.
 test: install
-	@failed=0; checks=$$(mktemp); { $(CHECKS); } > $$checks 2>&1 & checking=$$!; \
-	trap 'exit 130' INT TERM; trap 'kill $$checking 2> /dev/null; rm -f $$checks' EXIT; \
-	$(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder -m "not alone" || failed=1; \
+	@failed=0; checks=$$(mktemp); computed=$$(mktemp); { $(CHECKS); } > $$checks 2>&1 & checking=$$!; computing=; \
+	trap 'exit 130' INT TERM; trap 'kill $$checking $$computing 2> /dev/null; rm -f $$checks $$computed' EXIT; \
+	$(PARALLEL) -n 5 -m "not alone and not computing" || failed=1; \
 	wait $$checking || failed=1; checking=; \
+	$(PARALLEL) -n 3 -m computing > $$computed 2>&1 & computing=$$!; \
 	$(BIN)/python -m pytest -m alone $(sort $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)) || failed=1; \
-	cat $$checks; \
+	wait $$computing || failed=1; computing=; \
+	cat $$computed $$checks; \
 	exit $$failed
 
 nightly: install

@@ -19,7 +19,7 @@ from threadpoolctl import threadpool_limits
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
-from forks import AT_FIRST, FOLDER, share_forks
+from forks import AT_FIRST, BRIEF, FOLDER, share_forks
 
 hypothesis.settings.register_profile("day", deadline=None, max_examples=30)
 hypothesis.settings.register_profile("night", deadline=None, max_examples=200)
@@ -45,18 +45,33 @@ LONG = (
     "tests/runner/test_batch_jobs_on_ranks.py",
 )
 """Files that begin first, the longest before the others: the one that ends last decides when all have ended."""
+COMPUTING = (
+    "advice", "analysis", "base", "importers", "lint", "models", "present", "prediction", "profiles", "published",
+    "report", "sources", "store", "study", "trial", "test_cli_advise.py", "test_cli_bad_input.py",
+    "test_cli_option_values.py", "test_cli_predict.py", "test_documented_commands.py", "test_docs_site.py",
+    "test_fuzzing.py", "test_json_forms.py", "test_measures.py", "test_packaging.py", "test_readme.py",
+)  # fmt: skip
+"""Folders and files whose tests compute: what goes before them on the machine only makes them take longer. Tests in
+them that start ranks or measure times do not."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """What measures how long things take goes before what else runs on this machine, where that is allowed; and Ctrl-C
-    is heard: a shell starts what it runs in the background deaf to it, and all that is started from there is too.
+    """What measures how long things take goes before what else runs on this machine, where that is allowed, and tests
+    that compute take what it leaves; and Ctrl-C is heard: a shell starts what it runs in the background deaf to it, and
+    all that is started from there is too.
 
     Linux shares cores between sessions first (sched(7), the autogroup feature), where it is built so, and then by nice.
     """
+    if config.option.markexpr == "computing" and not hasattr(config, "workerinput"):
+        with contextlib.suppress(OSError):
+            os.setsid()
+            Path("/proc/self/autogroup").write_text("19")
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     if config.option.markexpr != "alone":
         # OpenMP's threads wait for each other in loops, by default: where more processes run than there are cores that
         # takes most of the time from those that compute. Before forks are shared: they are for one environment.
         AT_FIRST["OMP_WAIT_POLICY"] = os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        AT_FIRST[BRIEF] = "1"
     config.add_cleanup(share_forks())
     hypothesis.settings.load_profile("night" if "nightly" in config.option.markexpr else "day")
     gc.disable()  # until all tests are there: what is imported and collected stays
@@ -107,9 +122,27 @@ def pytest_collection_finish() -> None:
     threadpool_limits(1, user_api="blas")
 
 
+def _computes(path: Path) -> bool:
+    return path.relative_to(Path(__file__).parent).parts[0] in COMPUTING
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files in which the asked part of the tests has none are not imported."""
+    wanted = {"computing": True, "not alone and not computing": False}.get(config.option.markexpr)
+    if wanted is None or not collection_path.name.startswith("test_") or collection_path.is_dir():
+        return None
+    computes = _computes(collection_path)
+    mixed = computes and "mark.ranks" in collection_path.read_text()
+    return True if computes is not wanted and not mixed else None
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what is for the night, and puts files first that are long: of several processes none is to begin with
-    the longest file when the others have nothing left."""
+    """Marks what computes, leaves out what is for the night, and puts files first that are long: of several processes
+    none is to begin with the longest file when the others have nothing left."""
+    for item in items:
+        if _computes(item.path) and not any(item.get_closest_marker(name) for name in ("ranks", "alone")):
+            item.add_marker("computing")
     if "nightly" not in config.option.markexpr:
         left_out = [item for item in items if item.get_closest_marker("nightly") is not None]
         config.hook.pytest_deselected(items=left_out)

@@ -1,4 +1,4 @@
-"""`make test` runs the checks and both of its parts whatever the others gave, and its exit code tells."""
+"""`make test` runs the checks and all of its parts whatever the others gave, and its exit code tells."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ echo "$(basename "$0") $*" >> "$LOG"
 case "$(basename "$0") $*" in
     *"not alone"*) exit $FIRST ;;
     *"-m alone"*) exit $SECOND ;;
-    mypy*) echo "mypy says $THIRD"; exit $THIRD ;;
+    *"-m computing"*) echo "computed, $THIRD"; exit $THIRD ;;
+    mypy*) echo "mypy says $FOURTH"; exit $FOURTH ;;
 esac
 """
 
@@ -34,23 +35,30 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {"PATH": "/usr/bin:/bin", "LOG": str(tmp_path / "log")}
 
 
-@pytest.mark.parametrize(("first", "second", "checks"), [(0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 1, 1), (0, 0, 1)])
+@pytest.mark.parametrize(
+    ("first", "second", "third", "checks"),
+    [(0, 0, 0, 0), (1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1), (1, 1, 1, 1)],
+)
 def test_all_parts_run_and_each_fails_the_whole(
-    tmp_path: Path, environment: dict[str, str], first: int, second: int, checks: int
+    tmp_path: Path, environment: dict[str, str], first: int, second: int, third: int, checks: int
 ) -> None:
     make = subprocess.run(
         [str(shutil.which("make")), "test", f"VENV={tmp_path / 'venv'}"],
         cwd=ROOT,
-        env=environment | {"FIRST": str(first), "SECOND": str(second), "THIRD": str(checks)},
+        env=environment | {"FIRST": str(first), "SECOND": str(second), "THIRD": str(third), "FOURTH": str(checks)},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert (make.returncode != 0) == (first + second + checks > 0), make.stdout + make.stderr
+    assert (make.returncode != 0) == (first + second + third + checks > 0), make.stdout + make.stderr
+    assert f"computed, {third}" in make.stdout
     assert f"mypy says {checks}" in make.stdout
     log = (tmp_path / "log").read_text().splitlines()
     parts = [line.rpartition("-m ")[2].split(" tests/") for line in log if "pytest" in line]
-    assert [part[0] for part in parts] == ["not alone", "alone"]
+    # Those that compute begin beside those that measure: which is noted first is chance.
+    assert [part[0] for part in parts[:1]] == ["not alone and not computing"]
+    assert sorted(part[0] for part in parts[1:]) == ["alone", "computing"]
+    (lone,) = (part for part in parts if part[0] == "alone")
     marked = [path for path in (ROOT / "tests").rglob("test_*.py") if re.search(r"mark[.]alone", path.read_text())]
-    assert sorted(f"tests/{path}" for path in parts[1][1:]) == sorted(str(path.relative_to(ROOT)) for path in marked)
+    assert sorted(f"tests/{path}" for path in lone[1:]) == sorted(str(path.relative_to(ROOT)) for path in marked)
     assert log.index("mypy ") < log.index(next(line for line in log if "-m alone" in line))

@@ -31,6 +31,7 @@ from vitscale.engines import base, deepspeed
 from vitscale.engines.deepspeed import configuration
 from vitscale.engines.splits import clip
 from vitscale.probes.steps import no_phase
+from vitscale.processes.launch_file import RECORDER_RING
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.parallel import ParallelSpec
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
@@ -209,6 +210,7 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     jobs: list[Job] = json.loads((folder / "jobs.json").read_text())
     device = jobs[0]["train"].get("device", "cpu")
+    os.environ[RECORDER_RING[0]] = "2048"  # enough for one job; a ring that holds them all is read anew for each
     on_host = any(job["train"]["engine"] == "fsdp2" and "offload" in job["train"] for job in jobs)
     join("ddp", PLACE, device_of(device, PLACE), gradients_on_host=on_host)
     found = {}

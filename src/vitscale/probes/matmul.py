@@ -44,6 +44,7 @@ def measured_matmul(device: torch.device, precision: Precision) -> MatmulLine | 
         products,
         _LARGEST[device.type],
         _LONG_ENOUGH_SECONDS[device.type],
+        seconds=_SECONDS,
         settling_seconds=_SETTLING_SECONDS[device.type],
     )
     if best is None:

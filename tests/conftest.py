@@ -45,6 +45,14 @@ LONG = (
     "tests/runner/test_batch_jobs_on_ranks.py",
 )
 """Files that begin first, the longest before the others: the one that ends last decides when all have ended."""
+APART = (
+    "test_each_way_to_tell_a_probe_leaves_the_same_steps",
+    "test_batch_sizes_16_to_256_on_1_and_2_ranks_show_where_the_time_goes",
+    "test_vit_b16_at_224_trains_on_cifar_10_on_two_ranks_under_both_engines",
+    "test_imagenet_100_trains_alike_from_files_from_the_cache_and_from_memory",
+    "test_the_thesis_study_runs_from_jpeg_and_png_and_tells_what_the_thesis_could_not",
+)
+"""Long tests of the longest file that share nothing with its others: any process may run them."""
 COMPUTING = (
     "advice", "analysis", "base", "importers", "lint", "models", "present", "prediction", "profiles", "published",
     "report", "sources", "store", "study", "trial", "test_cli_advise.py", "test_cli_bad_input.py",
@@ -157,7 +165,8 @@ class _FilesAndWorlds(LoadFileScheduling):  # type: ignore[misc]  # xdist is unt
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
-        return WORLDS[0] if file in WORLDS else file
+        name = nodeid.partition("::")[2].partition("[")[0]
+        return nodeid if name in APART else WORLDS[0] if file in WORLDS else file
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:

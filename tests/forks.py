@@ -36,7 +36,7 @@ _TESTS = str(Path(__file__).parent)
 FOLDER = "VITSCALE_TESTS_FORKS"
 """The variable that names the folder with what all processes of these tests share."""
 BRIEF = "VITSCALE_TESTS_BRIEF"
-"""The variable by which ranks measure their device's matrix rate within milliseconds: it is a quarter of a short run."""
+"""The variable by which ranks take milliseconds for their device's matrix rate: otherwise a quarter of a short run."""
 _TOKEN, _PLACEHOLDER, _ROOM = "VITSCALE_JOB", "-" * 32, "-" * 4096
 _IMPORTED = {
     # What engines import, some of it only in their first step: once here, and not in every fork.
@@ -441,7 +441,11 @@ def main(path: str, kind: str) -> None:
                     importlib.import_module(module.name)
     if kind == "ranks" and BRIEF in before:
         from vitscale.probes import matmul
+        from vitscale.trial.engines import installed_versions
+        from vitscale.worker.session import _thread_pools
 
+        installed_versions()
+        _thread_pools()
         vars(matmul)["_SECONDS"], matmul._LONG_ENOUGH_SECONDS["cpu"] = 0.01, 1e-4
     set_by_imports = {name: value for name, value in os.environ.items() if before.get(name) != value}
     threads = [int(task.name) for task in Path("/proc/self/task").iterdir()]

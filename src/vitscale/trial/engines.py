@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -430,7 +430,12 @@ def versions_of(distributions: Iterable[str]) -> dict[str, str | None]:
     versions: dict[str, str | None] = {}
     for name in distributions:
         try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
+            versions[name] = _version(name)
+        except metadata.PackageNotFoundError:  # which may be installed later: not kept
             versions[name] = None
     return versions
+
+
+@cache
+def _version(distribution: str) -> str:
+    return metadata.version(distribution)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import hashlib
 import os
@@ -11,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from vitscale import engines, models, sources
 from vitscale.engines import Engine
@@ -23,6 +24,7 @@ from vitscale.store import RankLog
 from vitscale.store.records import CheckpointLine, ModelLine, PhaseLine
 from vitscale.store.results import RunHeader
 from vitscale.trial.deepspeed_config import synchronised
+from vitscale.trial.engines import installed_versions
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.trial import TrainSpec
 from vitscale.worker import extensions, group
@@ -107,9 +109,12 @@ def train(
 
 
 def preload(train: TrainSpec, model: ModelSpec) -> None:
-    """Imports what training needs beyond this module, so that nothing is imported inside a step."""
+    """Imports what training needs beyond this module, so that nothing is imported inside a step. What forks of this
+    process would each look up, versions and thread pools, is looked up too."""
     engines.preload(train)
     models.preload(model)
+    installed_versions((train.engine,))
+    _thread_pools()
 
 
 def _set_thread_pools(threads: int) -> None:
@@ -118,7 +123,13 @@ def _set_thread_pools(threads: int) -> None:
     torch.set_num_threads(threads)
     own = os.environ.get("OPENBLAS_NUM_THREADS", "")
     blas = int(own) if own.isdecimal() and int(own) else min(threads, len(os.sched_getaffinity(0)))
-    threadpool_limits(blas, user_api="blas")
+    _thread_pools().limit(limits=blas, user_api="blas")
+
+
+@functools.cache
+def _thread_pools() -> ThreadpoolController:
+    """The pools of the libraries loaded by now; what is loaded later reads its number of threads from the variables."""
+    return ThreadpoolController()
 
 
 class _Laps:

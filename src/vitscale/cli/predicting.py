@@ -57,7 +57,7 @@ def predict(
     """Time, efficiency, memory and cost on rank counts that nobody has measured, with intervals."""
     base.compute_on_one_core()
     from vitscale import analysis, store
-    from vitscale.prediction import answering, finishing, fitting, questions
+    from vitscale.prediction import answering, finishing, fitting
     from vitscale.prediction.evidence import evidence_of
     from vitscale.report.predicted import predict_document, predict_fields
 
@@ -67,13 +67,13 @@ def predict(
     loaded = store.load(results)
     analysed = analysis.analyse(loaded)
     evidence = evidence_of(results, loaded, analysed, declared=network, check=check)
-    changes = questions.Changes(
+    changes = answering.Changes(
         model, image_size, engine, zero_stage, precision, micro_batch, grad_accum, device, parameters
     )
-    evidence, changes = questions.told(evidence, changes)
-    asked = questions.questions(
+    evidence, changes = answering.told(evidence, changes)
+    asked = answering.questions(
         evidence,
-        counts or questions.counts_ahead(evidence),
+        counts or answering.counts_ahead(evidence),
         changes,
         series=series,
         nodes_of=nodes_of,
@@ -200,9 +200,9 @@ def _answer(
     from vitscale.advice.pipeline import advised_from
     from vitscale.advice.printing import advice_document, advice_fields
     from vitscale.advice.study_text import advised_trial, launch_lines, study_text
+    from vitscale.prediction.answering import Changes, told
     from vitscale.prediction.evidence import evidence_of
     from vitscale.prediction.fitting import fit
-    from vitscale.prediction.questions import Changes, told
 
     records = store.load(results)
     analysed = analysis.analyse(records)

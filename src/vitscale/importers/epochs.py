@@ -9,11 +9,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vitscale.errors import RequestError, StoreError
-from vitscale.importers.contents import LogContents, LogRank, LogRun, Options, Problems, Setting
-from vitscale.importers.files import identified, parse_finite, parse_seconds, parse_whole
+from vitscale.importers.contents import (
+    LogContents,
+    LogRank,
+    LogRun,
+    Options,
+    Problems,
+    Setting,
+    identified,
+    parse_finite,
+    parse_seconds,
+    parse_whole,
+)
 from vitscale.importers.headings import OF_A_SETTING
+from vitscale.importers.records import an_epoch, nodes_of
 from vitscale.importers.tables import Header, Row, headers, rows, setting_of, text_of
-from vitscale.importers.trials import an_epoch, nodes_of
 from vitscale.present.units import listed
 from vitscale.store.records import EpochLine
 from vitscale.store.results import ImportedFile

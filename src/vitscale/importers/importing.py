@@ -14,13 +14,21 @@ from typing import Any
 from vitscale.base.plugins import known
 from vitscale.errors import RequestError, StoreError, printable, shown
 from vitscale.importers import deepspeed, epochs, links, plain_csv, traces, train_logs, trainer_state
-from vitscale.importers.contents import FORMATS, OF_LINKS, LinkFormat, LogContents, LogFormat, Options, Setting, check
+from vitscale.importers.contents import (
+    FORMATS,
+    OF_LINKS,
+    LinkFormat,
+    LogContents,
+    LogFormat,
+    Options,
+    Setting,
+    check,
+    lines,
+)
 from vitscale.importers.curves import curves_of
-from vitscale.importers.files import lines
 from vitscale.importers.headings import CELLS_OF, SPEEDS
-from vitscale.importers.records import TrialRun, fingerprint, write
+from vitscale.importers.records import TrialRun, fingerprint, micro_batch_of, notes_on, train_samples, trial_of, write
 from vitscale.importers.tables import headers
-from vitscale.importers.trials import micro_batch_of, notes_on, train_samples, trial_of
 from vitscale.profiles.trace_json import is_trace
 from vitscale.store.results import Curve, StudyImport, StudyRecord
 from vitscale.trial.trial import Trial

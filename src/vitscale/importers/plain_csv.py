@@ -7,11 +7,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vitscale.errors import RequestError, shown
-from vitscale.importers.contents import LogContents, LogRank, LogRun, Options, Problems, Setting
-from vitscale.importers.files import identified, parse_seconds
+from vitscale.importers.contents import (
+    LogContents,
+    LogRank,
+    LogRun,
+    Options,
+    Problems,
+    Setting,
+    identified,
+    parse_seconds,
+)
 from vitscale.importers.headings import OF_A_SETTING, SPEEDS
+from vitscale.importers.records import an_epoch
 from vitscale.importers.tables import Row, headers, rows, setting_of, text_of
-from vitscale.importers.trials import an_epoch
 from vitscale.store.records import EpochLine, StepLine
 from vitscale.store.results import ImportedFile
 

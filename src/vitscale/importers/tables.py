@@ -13,12 +13,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vitscale.errors import RequestError, shown
-from vitscale.importers.contents import MOST_GPUS, Options, Problems, Setting, precision
-from vitscale.importers.files import lines, parse_share, parse_whole
+from vitscale.importers.contents import (
+    MOST_GPUS,
+    Options,
+    Problems,
+    Setting,
+    lines,
+    parse_share,
+    parse_whole,
+    precision,
+)
 from vitscale.importers.grids import Line, grids
 from vitscale.importers.headings import BATCH, CELLS_OF, NO_TRAINING, OWN, SPEEDS, Heading
+from vitscale.importers.records import hold, nodes_of
 from vitscale.importers.table_forms import forms
-from vitscale.importers.trials import hold, nodes_of
 from vitscale.present.units import listed
 from vitscale.trial.engines import ENGINES
 from vitscale.trial.model_cost import counted

@@ -25,10 +25,14 @@ from vitscale.importers.contents import (
     Options,
     Problems,
     Setting,
+    identified,
+    lines,
     model_of,
+    parse_finite,
+    parse_seconds,
+    parse_whole,
 )
 from vitscale.importers.deepspeed_lines import without_colours
-from vitscale.importers.files import identified, lines, parse_finite, parse_seconds, parse_whole
 from vitscale.importers.tables import text_of
 from vitscale.present.units import percent
 from vitscale.store.records import StepLine

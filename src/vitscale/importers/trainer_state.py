@@ -9,9 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from vitscale.errors import RequestError, StoreError, shown
-from vitscale.importers.contents import LogContents, LogRank, LogRun, Options, Setting
-from vitscale.importers.files import LONGEST_SECONDS, cannot_read, identified
-from vitscale.importers.trials import an_epoch, train_samples
+from vitscale.importers.contents import (
+    LONGEST_SECONDS,
+    LogContents,
+    LogRank,
+    LogRun,
+    Options,
+    Setting,
+    cannot_read,
+    identified,
+)
+from vitscale.importers.records import an_epoch, train_samples
 from vitscale.store.records import EpochLine, StepLine
 
 _LARGEST_BYTES = 256 << 20

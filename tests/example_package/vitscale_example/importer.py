@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitscale.importers.contents import LogContents, LogRank, LogRun, Options, Setting
-from vitscale.importers.files import identified, lines
-from vitscale.importers.trials import an_epoch
+from vitscale.importers.contents import LogContents, LogRank, LogRun, Options, Setting, identified, lines
+from vitscale.importers.records import an_epoch
 from vitscale.store.records import EpochLine
 
 UNTOLD = ("train_loss", "train_accuracy", "held_out_loss", "held_out_accuracy", "peak_bytes")

@@ -47,7 +47,7 @@ from vitscale.analysis import Analysis, CurveComparison, CurveResult, Point, Tri
 from vitscale.analysis.runs.figures import EpochFigures
 from vitscale.analysis.trials import Drift
 from vitscale.prediction.results import Forecast
-from vitscale.present.data import envelope, estimate_fields, finding_fields, finite
+from vitscale.present.data import attributes, envelope, estimate_fields, estimates, finding_fields, finite
 from vitscale.report import contract_details, prediction_table, resolutions, sentences
 from vitscale.trial.rank_batches import largest_micro_batch
 from vitscale.trial.trial import Trial
@@ -142,13 +142,8 @@ def _runs(result: TrialResult) -> list[dict[str, Any]]:
         {
             "repeat": record.header.repeat,
             "attempt": record.header.attempt,
-            "timed_steps": run.timed_steps,
-            "step_seconds": run.step_seconds,
-            "images_per_second": run.images_per_second,
-            "epoch_seconds": run.epoch_seconds,
-            "elapsed_epoch_seconds": run.elapsed_epoch_seconds,
-            "startup_seconds": run.startup_seconds,
-            "peak_bytes": run.peak_bytes,
+            **attributes(run, "timed_steps", "step_seconds", "images_per_second", "epoch_seconds"),
+            **attributes(run, "elapsed_epoch_seconds", "startup_seconds", "peak_bytes"),
             "loss": run.epochs[-1].train_loss if run.epochs else None,
             "held_out_accuracy": run.epochs[-1].held_out_accuracy if run.epochs else None,
             "log": record.header.log,
@@ -264,20 +259,13 @@ def _learnt(trial: Trial, epoch: EpochFigures | None) -> dict[str, float | None]
 
 def _drift(drift: Drift) -> dict[str, Any]:
     """`drift`: reference, agrees, drifts or unknown. A difference that is infinite is null: one loss is not finite."""
-    return {
-        "drift": drift.status,
-        "drift_reference": drift.reference,
-        "drift_difference": drift.difference,
-        "drift_tolerance": drift.tolerance,
-        "drift_step": drift.step,
-        "drift_reason": drift.reason or None,
-    }
+    known = attributes(drift, "reference", "difference", "tolerance", "step", "reason", prefix="drift_")
+    return {"drift": drift.status} | known
 
 
 def _curve(curve: CurveResult) -> dict[str, Any]:
     return {
-        "name": curve.name,
-        "mode": curve.mode,
+        **attributes(curve, "name", "mode"),
         "labels": dict(curve.labels),
         "baseline": curve.baseline.trial_id if curve.baseline else None,
         "baseline_gpus": curve.baseline.gpus if curve.baseline else None,
@@ -287,31 +275,17 @@ def _curve(curve: CurveResult) -> dict[str, Any]:
 
 
 def _scaling(point: Point | None) -> dict[str, float | None]:
-    return {
-        **estimate_fields("speedup", point.speedup if point else None),
-        **estimate_fields("efficiency", point.efficiency if point else None),
-        **estimate_fields("speedup_over_plain", point.speedup_over_plain if point else None),
-        **estimate_fields("efficiency_over_plain", point.efficiency_over_plain if point else None),
-    }
+    return estimates(point, "speedup", "efficiency", "speedup_over_plain", "efficiency_over_plain")
 
 
 def _comparison(comparison: CurveComparison) -> dict[str, Any]:
     return {
-        "mode": comparison.mode,
-        "gpus": comparison.gpus,
+        **attributes(comparison, "mode", "gpus", "first", "second", "first_trial", "second_trial"),
         "field": "train.engine" if "train.engine" in comparison.fields else comparison.fields[0],
         "fields": list(comparison.fields),
-        "first": comparison.first,
-        "second": comparison.second,
-        "first_trial": comparison.first_trial,
-        "second_trial": comparison.second_trial,
         "quantity": "epoch_seconds",
-        "times_as_fast": comparison.result.ratio.value,
-        "times_as_fast_low": comparison.result.ratio.low,
-        "times_as_fast_high": comparison.result.ratio.high,
-        "p": comparison.result.p,
-        "p_adjusted": comparison.result.p_adjusted,
-        "verdict": comparison.result.verdict,
+        **estimate_fields("times_as_fast", comparison.result.ratio),
+        **attributes(comparison.result, "p", "p_adjusted", "verdict"),
         "sentence": sentences.comparison(comparison),
     }
 

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from vitscale.prediction.finishing import Finish
 from vitscale.prediction.results import Forecast, Prediction
 from vitscale.present import units
+from vitscale.present.data import attributes
 from vitscale.present.document import Block, Bullets, Cell, Column, Document, Row, Section, Table, table
 from vitscale.present.estimate import Estimate
 from vitscale.present.units import UNKNOWN, number
@@ -154,18 +155,12 @@ _RESOURCES: list[tuple[Column, Show]] = [
 def _finish_fields(end: Finish) -> Object:
     """The time to finish beside its prediction; null where it is unavailable."""
     return {
-        "epochs": end.epochs,
-        "work_seconds": end.work_seconds,
+        **attributes(end, "epochs", "work_seconds", "checkpoint_interval_seconds"),
         "finish_seconds": end.wall_seconds,
-        "finish_seconds_low": end.low,
-        "finish_seconds_high": end.high,
-        "finish_failures": end.failures,
-        "finish_lost_share": end.lost_share,
-        "checkpoint_interval_seconds": end.checkpoint_interval_seconds,
-        "finish_cost": end.cost,
+        **attributes(end, "low", "high", prefix="finish_seconds_"),
+        **attributes(end, "failures", "lost_share", "cost", "reason", prefix="finish_"),
         "finish_label": "prior-driven",
         "finish_assumptions": [asdict(assumed) for assumed in end.assumptions],
-        "finish_reason": end.reason or None,
     }
 
 

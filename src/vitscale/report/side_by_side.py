@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from vitscale.analysis import Analysis, TrialResult
 from vitscale.analysis.statistics import Comparison, compare, corrected, ratio
-from vitscale.present.data import dotted
+from vitscale.present.data import attributes, dotted, estimate_fields
 from vitscale.present.document import Bullets, Cell, Column, Document, Group, Paragraph, Table
 from vitscale.present.estimate import Estimate
 from vitscale.present.units import UNKNOWN, bounds, counted, number, percent
@@ -187,17 +187,11 @@ def compared_fields(
         "unmatched": list(missing),
         "pairs": [
             {
-                "results": pair.results,
-                "curve": pair.curve,
-                "gpus": pair.gpus,
+                **attributes(pair, "results", "curve", "gpus"),
                 "trial": pair.first.trial_id,
                 "other_trial": pair.other.trial_id,
-                "time_ratio": pair.slowdown.value if pair.slowdown else None,
-                "time_ratio_low": pair.slowdown.low if pair.slowdown else None,
-                "time_ratio_high": pair.slowdown.high if pair.slowdown else None,
-                "verdict": pair.result.verdict if pair.result else None,
-                "p": pair.result.p if pair.result else None,
-                "p_adjusted": pair.result.p_adjusted if pair.result else None,
+                **estimate_fields("time_ratio", pair.slowdown),
+                **attributes(pair.result, "verdict", "p", "p_adjusted"),
                 "gate": pair.gate(limit) if limit is not None else None,
                 "differs": list(pair.differs),
             }

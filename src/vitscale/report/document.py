@@ -65,7 +65,7 @@ def report_document(
         _section("From other packages", brought),
         _runs(analysis, results),
         _environment(analysis),
-        _problems(analysis),
+        _section("Unused records", [bullets(analysis.problems)]),
         _reproduce(analysis),
         methods.methods_section(analysis),
     )
@@ -260,10 +260,6 @@ def _environment(analysis: Analysis) -> doc.Section | None:
         for environment, trials in around.items()
     ]
     return _section("Environment", [*tables] or [doc.Paragraph("No completed run has recorded its environment.")])
-
-
-def _problems(analysis: Analysis) -> doc.Section | None:
-    return _section("Unused records", [bullets(analysis.problems)])
 
 
 def _reproduce(analysis: Analysis) -> doc.Section | None:

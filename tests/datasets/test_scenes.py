@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from vitscale.datasets import preprocess
+from vitscale.datasets import scenes
 from vitscale.datasets.batches import EpochOrder
-from vitscale.datasets.preprocess import IMAGENET, Scenes, sliding
+from vitscale.datasets.preprocess import IMAGENET
+from vitscale.datasets.scenes import Scenes, sliding
 from vitscale.sources.base import IGNORED, OUTSIDE
 
 SIDE = 40
@@ -90,7 +91,7 @@ def test_a_long_picture_ends_in_padding() -> None:
 )
 def test_whole_pictures_are_scaled_as_published(height: int, width: int, scaled: tuple[int, int]) -> None:
     """To (2048, 512) in their proportions: the shorter side is 512, unless the longer one would be more than 2048."""
-    found = preprocess._scaled(torch.tensor([[height, width]]), 512, torch.ones(1, dtype=torch.float64))
+    found = scenes._scaled(torch.tensor([[height, width]]), 512, torch.ones(1, dtype=torch.float64))
     assert tuple(found[0].tolist()) == scaled
 
 
@@ -183,7 +184,7 @@ def test_many_ranks_see_what_one_would(ranks: int) -> None:
 @pytest.mark.parametrize("counted", [128, 4])
 def test_a_crop_has_less_than_three_quarters_of_one_class(counted: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first of ten tries that has, else the eleventh, unseen; held against every try, cut out and counted."""
-    monkeypatch.setattr(preprocess, "_COUNTED_SIDE", counted)
+    monkeypatch.setattr(scenes, "_COUNTED_SIDE", counted)
     count, size = 60, 16
     _, masks = stored(*[(40, 40)] * count)
     masks[:] = 3
@@ -277,7 +278,7 @@ def by_hand(pixel: tuple[float, float, float], change: dict[str, Any]) -> list[f
 def test_colours_change_as_in_hsv(change: dict[str, Any]) -> None:
     pixels = stored((8, 8))[0][:, :8, :8].permute(0, 3, 1, 2).float()
     pixels[0, :, 0, :4] = torch.tensor([[0.0, 255.0, 7.0, 7.0], [0.0, 255.0, 7.0, 9.0], [0.0, 255.0, 7.0, 9.0]])
-    found = preprocess._distorted(pixels, draws(**change))[0]
+    found = scenes._distorted(pixels, draws(**change))[0]
     for row in range(8):
         for column in range(8):
             red, green, blue = pixels[0, :, row, column].tolist()
@@ -285,11 +286,11 @@ def test_colours_change_as_in_hsv(change: dict[str, Any]) -> None:
 
 
 def test_each_colour_changes_in_half_of_the_images() -> None:
-    found = preprocess._draws(torch.arange(2000), 77, 9)
+    found = scenes._draws(torch.arange(2000), 77, 9)
     happens = (found[:, ::2] < _WORD // 2).sum(0)
     assert ((happens > 900) & (happens < 1100)).all()
     grey = torch.full((400, 3, 2, 2), 128.0)
-    changed = (preprocess._distorted(grey, found[:400]) != grey).flatten(1).any(1)
+    changed = (scenes._distorted(grey, found[:400]) != grey).flatten(1).any(1)
     assert 250 < changed.sum() < 350  # grey has no hue and no saturation: three quarters
 
 
@@ -297,11 +298,11 @@ def test_each_colour_changes_in_half_of_the_images() -> None:
 
 
 def test_windows_lie_two_thirds_apart_and_end_with_the_image() -> None:
-    assert preprocess._starts(512, 512) == [0]
-    assert preprocess._starts(683, 512) == [0, 171]
-    assert preprocess._starts(853, 512) == [0, 341]
-    assert preprocess._starts(854, 512) == [0, 341, 342]
-    assert preprocess._starts(2048, 512) == [0, 341, 682, 1023, 1364, 1536]
+    assert scenes._starts(512, 512) == [0]
+    assert scenes._starts(683, 512) == [0, 171]
+    assert scenes._starts(853, 512) == [0, 341]
+    assert scenes._starts(854, 512) == [0, 341, 342]
+    assert scenes._starts(2048, 512) == [0, 341, 682, 1023, 1364, 1536]
 
 
 def test_where_windows_overlap_their_mean_counts() -> None:

@@ -18,7 +18,7 @@ from vitscale.importers.contents import LogRank, LogRun, Options, Setting, model
 from vitscale.present.units import listed
 from vitscale.store import read_study
 from vitscale.store.lines import RankLine
-from vitscale.store.records import FORMAT, Device, EndLine, Environment, ModelLine, StartLine
+from vitscale.store.records import FORMAT, Device, EndLine, Environment, EpochLine, ModelLine, StartLine
 from vitscale.store.results import Imported, Outcome, RunHeader, StudyRecord
 from vitscale.trial.model_cost import parameters
 from vitscale.trial.model_spec import NAMED_MODELS
@@ -138,6 +138,23 @@ def an_epoch(setting: Setting, options: Options) -> tuple[int | None, int | None
     if micro_batch is None:
         return None, images
     return steps_per_epoch(images, setting.gpus, micro_batch, setting.grad_accum, drop_last=False), images
+
+
+def epoch_line(
+    epoch: int,
+    seconds: float,
+    sizes: tuple[int | None, int | None],
+    *,
+    train_loss: float | None = None,
+    train_accuracy: float | None = None,
+    held_out_loss: float | None = None,
+    held_out_accuracy: float | None = None,
+) -> EpochLine:
+    """A whole epoch as a log has it; `sizes`: its steps and images (`an_epoch`)."""
+    steps, images = sizes
+    return EpochLine(epoch=epoch, steps=steps, images=images, seconds=seconds, complete=True, train_loss=train_loss,
+                     train_accuracy=train_accuracy, held_out_loss=held_out_loss, held_out_accuracy=held_out_accuracy,
+                     peak_bytes=None)  # fmt: skip
 
 
 _SINGLE = re.compile(r"(single|one|1)[ _-]?(node|host)|packed|local")

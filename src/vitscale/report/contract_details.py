@@ -23,11 +23,11 @@ def flat(result: TrialResult) -> Object:
     """The most useful of these figures as values of their own, for CSV too."""
     typical = result.breakdown.typical if result.breakdown else None
     data_wait = typical.parts.get("data_wait") if typical else None
-    known = typical and typical.seconds and data_wait is not None
+    waited = data_wait / typical.seconds if typical and typical.seconds and data_wait is not None else None
     used, sent = result.resources, result.traffic
     return {
         **estimates(result.breakdown, "exposed_share"),
-        "data_wait_share": data_wait / typical.seconds if known else None,
+        "data_wait_share": waited,
         "explaining_overhead": result.breakdown.overhead if result.breakdown else None,
         **estimates(used, "mfu", "share_of_matmul", "joules_per_image"),
         **attributes(used, "peak_rss_bytes", "cuda_allocated_bytes", "cuda_reserved_bytes", "cuda_device_bytes"),

@@ -24,15 +24,21 @@ from vitscale.errors import RequestError, shown
 if TYPE_CHECKING:
     from vitscale.present.document import Document
 
-VERBS = ("init", "plan", "run", "watch", "report", "compare", "predict", "advise", "import", "check", "export", "lint",
-         "lab", "train", "schema", "completion")  # fmt: skip
-"""Verbs in the order in which `--help` lists them."""
+VERBS = {
+    "init": "starting", "plan": "studies", "run": "studies", "watch": "sharing", "report": "reporting",
+    "compare": "reporting", "predict": "predicting", "advise": "predicting", "import": "importing", "check": "studies",
+    "export": "sharing", "lint": "studies", "lab": "laboratory", "train": "starting", "schema": "starting",
+    "completion": "starting",
+}  # fmt: skip
+"""Verbs in the order in which `--help` lists them -> the module of `cli/` that has each."""
+COMPLETE = "_VITSCALE_COMPLETE"
+"""Variable that a shell's completion script sets when it calls the program for what may come next."""
 
 
 class _Program(TyperGroup):
     @override
     def list_commands(self, ctx: Any) -> list[str]:
-        return sorted(super().list_commands(ctx), key=VERBS.index)
+        return sorted(super().list_commands(ctx), key=list(VERBS).index)
 
     @override
     def invoke(self, ctx: Any) -> Any:

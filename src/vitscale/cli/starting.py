@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -19,16 +18,6 @@ RootOption = Annotated[str | None, option("--root", "PATH", "Folder of these ima
 EngineOption = Annotated[str | None, option("--engine", "NAME", "ddp, fsdp2, deepspeed, ...")]
 
 SHELLS = ("bash", "zsh", "fish")
-_COMPLETE = "_VITSCALE_COMPLETE"
-"""Variable that a shell's completion script sets when it calls the program for what may come next."""
-
-
-def answer_a_shell() -> None:
-    """Tells typer about the shells that it has completion scripts for, where a completing shell calls."""
-    if _COMPLETE in os.environ:
-        from typer import completion
-
-        completion.completion_init()  # type: ignore[attr-defined]  # typer does not say what it offers
 
 
 @app.command()
@@ -114,7 +103,7 @@ def train(
         what = f"train does one run, and this makes {planned.most_runs}"
         raise RequestError(what, next_step="Write a study of them: vitscale init, then vitscale run")
     results = output or Path("results") / planned.record.name
-    carry_out(planned, results, runner.Options(), verbose=verbose, json=json)
+    carry_out(planned, results, runner.Options(), verbose=verbose, json=json, verb="train")
 
 
 @app.command()
@@ -157,7 +146,7 @@ def completion(shell: Annotated[str, typer.Argument(metavar="SHELL", help="bash,
 
     if shell not in SHELLS:
         raise unknown("shell", shell, SHELLS)
-    script = scripts.get_completion_script(  # type: ignore[attr-defined]  # as above
-        prog_name="vitscale", complete_var=_COMPLETE, shell=shell
+    script = scripts.get_completion_script(  # type: ignore[attr-defined]  # typer does not say what it offers
+        prog_name="vitscale", complete_var=base.COMPLETE, shell=shell
     )
     sys.stdout.write(f"{script}\n")

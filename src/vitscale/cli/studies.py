@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -102,8 +102,10 @@ def run(
     carry_out(planned, results, options, verbose=verbose, json=json)
 
 
-def carry_out(planned: Plan, results: Path, options: Options, *, verbose: bool, json: bool) -> None:
-    """Does the runs that are not done yet, and prints the results; exits with 1 where a run failed."""
+def carry_out(
+    planned: Plan, results: Path, options: Options, *, verbose: bool, json: bool, verb: Literal["run", "train"] = "run"
+) -> None:
+    """Does the runs that are not done yet, and prints the results as `verb` does; exits with 1 where a run failed."""
     from vitscale import runner
     from vitscale.preflight import pace_warnings
     from vitscale.runner.preview import finding_lines
@@ -121,7 +123,7 @@ def carry_out(planned: Plan, results: Path, options: Options, *, verbose: bool, 
 
     analysed = analysis.analyse(store.load(results))
     if json:
-        sys.stdout.write(to_json(analysed, verb="run"))
+        sys.stdout.write(to_json(analysed, verb=verb))
     else:
         show(console, terminal_document(analysed, [*_told(done), f"Report: vitscale report {results}"]), verbose)
     if done.failures:

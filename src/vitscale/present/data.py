@@ -20,6 +20,7 @@ from vitscale.present.estimate import Estimate
 VERSIONS: Mapping[str, int] = MappingProxyType(
     {
         "run": 8,
+        "train": 8,
         "report": 8,
         "plan": 3,
         "check": 1,

@@ -41,7 +41,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from vitscale.analysis import Analysis, CurveComparison, CurveResult, Point, TrialResult
 from vitscale.analysis.runs.figures import EpochFigures
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     import polars
 
 
-def to_json(analysis: Analysis, forecast: Forecast | None = None, verb: Literal["report", "run"] = "report") -> str:
+def to_json(analysis: Analysis, forecast: Forecast | None = None, verb: str = "report") -> str:
     """The whole analysis as strict JSON, one object per trial."""
     content = {
         "study": {"name": analysis.study.name, "repeats": analysis.study.repeats, "versions": analysis.study.versions},

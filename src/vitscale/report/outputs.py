@@ -69,15 +69,19 @@ class Reported:
         """The report as html, md, latex or json; or its methods alone, as Markdown."""
         if kind == "json":
             return to_json(self.analysis, self.forecast)
-        from vitscale.present.latex import to_latex
-        from vitscale.present.markdown import to_markdown
-
         if kind == "methods":
-            return to_markdown(Document(self.analysis.study.name, (methods_section(self.analysis, folded=False),)))
-        document = report_document(self.analysis, self.forecast, self.advice, self.results, self.brought)
+            document = Document(self.analysis.study.name, (methods_section(self.analysis, folded=False),))
+        else:
+            document = report_document(self.analysis, self.forecast, self.advice, self.results, self.brought)
         if kind == "html":
             return to_html(document, brand="vitscale scaling report", subtitle=counts(self.analysis))
-        return to_latex(document) if kind == "latex" else to_markdown(document)
+        if kind == "latex":
+            from vitscale.present.latex import to_latex
+
+            return to_latex(document)
+        from vitscale.present.markdown import to_markdown
+
+        return to_markdown(document)
 
 
 def brought(names: Sequence[str], analysis: Analysis) -> tuple[Figure, ...]:

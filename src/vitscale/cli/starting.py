@@ -15,7 +15,6 @@ from vitscale.errors import RequestError, shown, unknown
 ModelOption = Annotated[str | None, option("--model", "NAME", "vit-ti16 ... vit-h14, swinv2-t ... swinv2-l.")]
 DataOption = Annotated[str | None, option("--data", "NAME", "digits, synthetic, cifar10, folder, ...")]
 RootOption = Annotated[str | None, option("--root", "PATH", "Folder of these images.")]
-EngineOption = Annotated[str | None, option("--engine", "NAME", "ddp, fsdp2, deepspeed, ...")]
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -26,7 +25,7 @@ def init(
     model: ModelOption = None,
     data: DataOption = None,
     root: RootOption = None,
-    engine: EngineOption = None,
+    engine: base.EngineOption = None,
     gpus: Annotated[str | None, option("--gpus", "LIST", "Rank counts: 1,2,4.  [default: doublings]")] = None,
     hostfile: base.HostfileOption = None,
 ) -> None:
@@ -54,9 +53,9 @@ def init(
     name = output.stem or "study"
     text = f"#:schema {_SCHEMA}\n{first_study(name, where, wishes)}"
     planned = runner.plan(StudyFile.checked(output, text))
-    write_new(output, text)
+    base.write_new(output, text)
     if not (beside := output.parent / _SCHEMA).exists():
-        write_new(beside, json.dumps(study_schema(), indent=1) + "\n")
+        base.write_new(beside, json.dumps(study_schema(), indent=1) + "\n")
     runs = len(planned.tasks)
     sys.stdout.write(f"Wrote {output}: {runs} runs. Next: vitscale plan {output}, then vitscale run {output}\n")
 
@@ -70,11 +69,11 @@ def train(
     model: ModelOption = None,
     data: DataOption = None,
     root: RootOption = None,
-    engine: EngineOption = None,
+    engine: base.EngineOption = None,
     gpus: Annotated[
         int | None, option("--gpus", "N", "Ranks in all.  [default: all there are; on CPU up to 4]")
     ] = None,
-    output: Annotated[Path | None, option("-o --output", "RESULTS", "Results folder.  [default: results/NAME]")] = None,
+    output: base.OutputOption = None,
     launcher: base.LauncherOption = None,
     hostfile: base.HostfileOption = None,
     scheduler: base.SchedulerOption = None,
@@ -119,24 +118,8 @@ def schema(
     if output is None:
         sys.stdout.write(text)
         return
-    write_new(output, text)
+    base.write_new(output, text)
     sys.stdout.write(f"{output}: begin the study with the line #:schema {output.name}\n")
-
-
-def write_new(path: Path, text: str) -> None:
-    """Writes a file that does not exist yet.
-
-    Raises:
-        RequestError: it exists, or cannot be written.
-    """
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise RequestError(f"{shown(str(path))} is there already", next_step="Name another file with -o") from None
-    except (OSError, ValueError) as error:  # a NUL in the name
-        reason = getattr(error, "strerror", None) or error
-        raise RequestError(f"{shown(str(path))} cannot be written: {reason}") from None
 
 
 @app.command()

@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     from vitscale.runner.planning import Report
     from vitscale.study.file import Overlay
 
-MemoryOption = Annotated[
-    str | None, option("--gpu-memory", "SIZE", "Memory of one device: 80GB.  [default: of those found here]")
-]
-
 
 @app.command()
 def plan(
@@ -34,8 +30,8 @@ def plan(
     predict_from: Annotated[
         Path | None, option("--from", "RESULTS", "Results to predict times from.  [default: the study's own]")
     ] = None,
-    price: Annotated[float | None, option("--price", "P", "Price of one GPU for an hour, in any currency.")] = None,
-    gpu_memory: MemoryOption = None,
+    price: base.PriceOption = None,
+    gpu_memory: base.GpuMemoryOption = None,
     skip_unfit: Annotated[
         bool, option("--skip-unfit", "", "Leave out of the sums what will not fit in memory, as run does.")
     ] = False,
@@ -67,7 +63,7 @@ def plan(
 def run(
     study: base.StudyArgument,
     overrides: base.OverridesArgument = None,
-    output: Annotated[Path | None, option("-o --output", "RESULTS", "Results folder.  [default: results/NAME]")] = None,
+    output: base.OutputOption = None,
     retry_failed: Annotated[bool, option("--retry-failed", "", "Do runs again that did not complete.")] = False,
     allow_version_change: Annotated[
         bool, option("--allow-version-change", "", "Go on under other library versions than before.")
@@ -78,7 +74,7 @@ def run(
     skip_unfit: Annotated[
         bool, option("--skip-unfit", "", "Skip trials that will not fit in memory; without it they are done.")
     ] = False,
-    gpu_memory: MemoryOption = None,
+    gpu_memory: base.GpuMemoryOption = None,
     launcher: base.LauncherOption = None,
     hostfile: base.HostfileOption = None,
     scheduler: base.SchedulerOption = None,
@@ -234,9 +230,7 @@ def _check_training(
 @app.command()
 def lint(
     config: Annotated[Path, typer.Argument(metavar="DS.json", help="A DeepSpeed configuration.", show_default=False)],
-    model: Annotated[
-        str | None, option("--model", "NAME", "A named model (vit-b16), or a Hugging Face folder.")
-    ] = None,
+    model: base.ModelOption = None,
     gpus: Annotated[int | None, option("--gpus", "N", "Ranks in all.")] = None,
     deepspeed: Annotated[
         str | None, option("--deepspeed", "VERSION", "Judge for this version.  [default: installed]")

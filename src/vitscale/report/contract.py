@@ -179,15 +179,13 @@ def _trial(analysis: Analysis, result: TrialResult) -> dict[str, Any]:
     last = told[-1] if told else None
     return {
         "trial": result.trial_id,
-        "outcome": result.outcome,
-        "reason": result.reason or None,
+        **attributes(result, "outcome", "reason"),
         "model": result.model_name,
         "image_size": trial.model.image_size,
         "parameters": model.parameters if model else None,
         "dataset": trial.data.hf or trial.data.name,
         "fraction": trial.data.fraction,
-        "engine": trial.train.engine,
-        "accelerate_backend": trial.train.accelerate_backend,
+        **attributes(trial.train, "engine", "accelerate_backend"),
         "zero_stage": trial.train.zero_stage if trial.train.wrapper == "deepspeed" else None,
         "offload": trial.train.offload,
         "launcher": trial.launcher,
@@ -215,15 +213,13 @@ def _trial(analysis: Analysis, result: TrialResult) -> dict[str, Any]:
         "slow_steps_share": result.slow_share,
         "slow_steps_kept": sum(len(run.slow.kept) for run in result.runs) if result.runs else None,
         "slow_steps_kept_share": result.kept_slow_share,
-        **estimate_fields("images_per_second", result.images_per_second),
-        **estimate_fields("epoch_seconds", result.epoch_seconds),
+        **estimates(result, "images_per_second", "epoch_seconds"),
         "epoch_seconds_source": result.epoch_seconds_source,
         "allocations": len(result.allocations) or None,
         "spread_between_allocations": result.components.between if result.components else None,
         "spread_within_allocations": result.components.within if result.components else None,
         "epoch_images": next((run.pace.epoch_images for run in result.runs), None),
-        "images_left_out": result.images_left_out,
-        "effective_steps": result.effective_steps,
+        **attributes(result, "images_left_out", "effective_steps"),
         "last_step_source": next((run.pace.last_step_source for run in result.runs), None),
         **estimate_fields("elapsed_epoch_seconds", result.elapsed_epoch_seconds),
         "elapsed_epochs": result.elapsed_epochs if result.runs else None,
@@ -233,12 +229,10 @@ def _trial(analysis: Analysis, result: TrialResult) -> dict[str, Any]:
         "startup": dict(result.startup),
         **_learnt(trial, last),
         "epochs": [
-            {"epoch": epoch.epoch, "complete": epoch.complete, "seconds": epoch.seconds, **_learnt(trial, epoch)}
-            for epoch in result.epochs
+            attributes(epoch, "epoch", "complete", "seconds") | _learnt(trial, epoch) for epoch in result.epochs
         ],
         "peak_bytes": result.peak_bytes,
-        "gradient_dtype": model.gradient_dtype if model else None,
-        "synchronised_timing": model.synchronised_timing if model else None,
+        **attributes(model, "gradient_dtype", "synchronised_timing"),
         **_drift(result.drift),
         **contract_details.flat(result),
         **contract_details.nested(result),
@@ -250,9 +244,7 @@ def _learnt(trial: Trial, epoch: EpochFigures | None) -> dict[str, float | None]
     return {
         "loss": epoch.train_loss if epoch else None,
         "accuracy": epoch.train_accuracy if epoch else None,
-        "held_out_loss": epoch.held_out_loss if epoch else None,
-        "held_out_accuracy": epoch.held_out_accuracy if epoch else None,
-        "mean_iou": epoch.mean_iou if epoch else None,
+        **attributes(epoch, "held_out_loss", "held_out_accuracy", "mean_iou"),
         "pixel_accuracy": epoch.held_out_accuracy if epoch and of_pixels else None,
     }
 

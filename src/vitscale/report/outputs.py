@@ -20,6 +20,7 @@ from vitscale.analysis.time.exposure import clocks_ahead, explained_steps, lanes
 from vitscale.base.plugins import known
 from vitscale.errors import RequestError, shown, unknown
 from vitscale.prediction.results import Forecast
+from vitscale.present.data import attributes
 from vitscale.present.document import Document, Figure
 from vitscale.present.drawing import FIGURE_FORMATS, draw, picture, write_bytes
 from vitscale.present.html import to_html
@@ -201,13 +202,9 @@ def _about(analysis: Analysis, result: TrialResult, run: Run) -> dict[str, Any]:
         "series": trial.origin or (curve.name if curve and len(analysis.curves) > 1 else None),
         "gpus": trial.world.size,
         "nodes": trial.world.nodes,
-        "device": train.device,
         "device_names": names,
-        "engine": train.engine,
-        "zero_stage": train.zero_stage,
-        "precision": train.precision,
+        **attributes(train, "device", "engine", "zero_stage", "precision", "grad_accum"),
         "micro_batch": train.micro_batch if result.batch_known and not train.micro_batches else None,
-        "grad_accum": train.grad_accum,
         "steps_known": any(rank.steps for rank in run.ranks),
     }
 

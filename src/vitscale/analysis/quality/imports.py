@@ -160,6 +160,15 @@ def one_rank_bounds(
     )
 
 
+def ring_bytes(tensor_bytes: float, ranks: int) -> float:
+    """What each rank sends in an all-reduce of `tensor_bytes` by a ring: 2 (N - 1) / N times that.
+
+    No algorithm sends less from the busiest rank: Patarasuk & Yuan, "Bandwidth optimal all-reduce algorithms for
+    clusters of workstations" (JPDC 69, 2009), section 3.
+    """
+    return 2 * (ranks - 1) / ranks * tensor_bytes
+
+
 def _exchange(line: ExplainedLine) -> float:
     return length(union((start, end) for _, _, start, end in line.collectives))
 

@@ -96,16 +96,9 @@ def _pair(name: str, curve: str, gpus: int, first: TrialResult, other: TrialResu
     ours, theirs = first.comparable_costs, other.comparable_costs
     looked = (other.looked, first.looked)
     known = bool(ours) and bool(theirs)
-    return Pair(
-        results=name,
-        curve=curve,
-        gpus=gpus,
-        first=first,
-        other=other,
-        differs=(*_of_trials(first, other), *_of_environments(first, other)),
-        result=compare(theirs, ours, looked) if known else None,
-        slowdown=ratio(theirs, ours, looked) if known else None,
-    )
+    result, slowdown = (compare(theirs, ours, looked), ratio(theirs, ours, looked)) if known else (None, None)
+    differs = (*_of_trials(first, other), *_of_environments(first, other))
+    return Pair(name, curve, gpus, first, other, differs, result, slowdown)
 
 
 _DIGEST = re.compile(r"\b[0-9a-f]{40}(?:[0-9a-f]{24})?\b")

@@ -100,6 +100,11 @@ def _seconds(estimate: Estimate | None, bounded: bool = True) -> Cell:
     return Cell(f"{unit.text(estimate.value)} {unit.sign}", bounds)
 
 
+def _if_any(estimate: Estimate | None) -> Cell:
+    """A time that most steps have none of."""
+    return _seconds(estimate if estimate and estimate.value else None, bounded=False)
+
+
 def _one_run(estimate: Estimate | None) -> Cell:
     """The interval of one future run."""
     if estimate is None or estimate.future_low == estimate.future_high:
@@ -132,22 +137,13 @@ _STEP: list[tuple[Column, Show]] = [
     (Column("compute"), lambda p: _seconds(p.compute_seconds, bounded=False)),
     (Column("exposed wait"), lambda p: _seconds(p.wait_seconds, bounded=False)),
     (Column("exposed wire"), lambda p: _seconds(p.wire_seconds, bounded=False)),
-    (
-        Column("synchronised norm", narrow="sync. norm"),
-        lambda p: _seconds(p.norm_seconds if p.norm_seconds and p.norm_seconds.value else None, bounded=False),
-    ),
-    (
-        Column("bubble"),
-        lambda p: _seconds(p.bubble_seconds if p.bubble_seconds and p.bubble_seconds.value else None, bounded=False),
-    ),
+    (Column("synchronised norm", narrow="sync. norm"), lambda p: _if_any(p.norm_seconds)),
+    (Column("bubble"), lambda p: _if_any(p.bubble_seconds)),
 ]
 _RESOURCES: list[tuple[Column, Show]] = [
     (Column("memory"), lambda p: Cell(units.size(p.memory_bytes))),
     (Column("OOM chance"), lambda p: Cell(prediction_words.chance(p.oom_chance))),
-    (
-        Column("energy an epoch"),
-        lambda p: Cell(units.rate(p.joules_per_epoch.value if p.joules_per_epoch else None, "J")),
-    ),
+    (Column("energy an epoch"), lambda p: _figure(p.joules_per_epoch, lambda joules: units.rate(joules, "J"))),
     (Column("cost an epoch"), lambda p: _figure(p.cost_per_epoch, units.money)),
 ]
 

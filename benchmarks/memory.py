@@ -228,8 +228,8 @@ def measure(wanted: Trial, device: Any, steps_on_gloo: int) -> dict[str, int]:
     from tensor_memory import tensor_memory
 
     from vitscale import engines, models
-    from vitscale.datasets.loss import label_losses, slot_loss
     from vitscale.models.named import AuxiliaryLogits
+    from vitscale.worker.passes import label_losses, slot_loss
 
     train, segments = wanted.train, wanted.model.task == "segmentation"
     auxiliary: Any = None

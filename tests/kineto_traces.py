@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from vitscale.profiles.timeline import Event
+from vitscale.profiles.trace_figures import steps_of
 from vitscale.profiles.trace_file import Trace, read_trace
-from vitscale.profiles.trace_steps import steps_of
 
 TRACES = Path(os.environ.get("VITSCALE_TRACES", Path(__file__).resolve().parents[2] / "shared" / "traces"))
 A100, V100 = "a100-world2-nccl-rank0.json.gz", "v100-world2-nccl-rank1.json.gz"

@@ -14,7 +14,7 @@ from prediction_factory import resolved_study
 from results_factory import failed_run, make_curve, make_results, make_trial, write_results
 from vitscale import cli
 from vitscale.errors import RequestError
-from vitscale.prediction.questions import matching
+from vitscale.prediction.answering import matching
 
 Answer = tuple[int, str, str]
 

@@ -189,8 +189,9 @@ def test_train_does_one_run(call: Call) -> None:
 @pytest.mark.ranks
 def test_what_train_leaves_is_a_study_of_one_trial(tmp_path: Path) -> None:
     small = ("model.layers=1", "measure.steps=2", "measure.warmup_steps=1", "measure.explain=false", "train.device=cpu")
-    answer = vitscale("train", "--gpus", "1", *small, "measure.evaluate=false", "-o", "one", cwd=tmp_path)
+    answer = vitscale("train", "--gpus", "1", *small, "measure.evaluate=false", "-o", "one", "--json", cwd=tmp_path)
     assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert '"vitscale": "train"' in answer.stdout
     (run,) = store.load(tmp_path / "one").runs
     assert run.outcome.kind == "completed"
     assert [step.warmup for step in run.ranks[0].steps] == [True, False, False]

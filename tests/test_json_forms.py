@@ -82,7 +82,7 @@ def unnamed(value: Any, passed_over: tuple[str, ...], at: str = "") -> set[str]:
 def holds(told: dict[str, Any], verb: str) -> None:
     assert list(told)[:2] == ["vitscale", "version"]
     assert (told["vitscale"], told["version"]) == (verb, VERSIONS[verb])
-    heading = "report and run" if verb in ("report", "run") else verb
+    heading = "report, run and train" if verb in ("report", "run", "train") else verb
     assert f"## {heading} (version {VERSIONS[verb]})\n" in PAGE
     assert unnamed(told, (*THEIR_OWN, *(OF_THE_REPORT if verb == "report" else ()))) == set()
 
@@ -140,7 +140,7 @@ def test_of_labs(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_verb_has_a_form_on_the_page() -> None:
-    headings = re.findall(r"^## (\w+)(?: and (\w+))? \(version (\d+)\)$", PAGE, flags=re.MULTILINE)
+    headings = re.findall(r"^## (\w+)(?:, (\w+))?(?: and (\w+))? \(version (\d+)\)$", PAGE, flags=re.MULTILINE)
     assert {verb: int(version) for *verbs, version in headings for verb in verbs if verb} == VERSIONS
 
 

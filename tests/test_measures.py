@@ -6,11 +6,22 @@ A name that is added here is a decision: first look whether `vitscale.present` h
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from results_factory import rich_study, write_results
+
 SRC = Path(__file__).parent.parent / "src/vitscale"
+
+MOST_FILES = 343
+"""docs/decisions/0025 has this goal; a new module asks first which one has its subject already."""
+MOST_IMPORT_LINES = 12.5
+"""In the mean of all files."""
+MOST_ENTERED = 124
+"""Modules that `vitscale report` imports for its page."""
 
 LOOSE_MODULES = {"__init__.py", "__main__.py", "errors.py"}
 TABLES = {
@@ -67,6 +78,38 @@ def formatters() -> Iterator[str]:
                 continue
             if node.returns is not None and ast.unparse(node.returns) == "str":
                 yield str(path.relative_to(SRC))
+
+
+def test_subjects_are_not_cut_finer_than_they_were() -> None:
+    assert len(modules()) <= MOST_FILES
+    imports = [
+        node.end_lineno - node.lineno + 1
+        for module in modules().values()
+        for node in ast.walk(module)
+        if isinstance(node, ast.Import | ast.ImportFrom) and node.end_lineno is not None
+    ]
+    assert sum(imports) / len(modules()) <= MOST_IMPORT_LINES
+
+
+def test_a_report_imports_no_more_than_it_did(tmp_path: Path) -> None:
+    """Modules of other verbs, and of other forms than its page, are not among them."""
+    write_results(rich_study(), tmp_path)
+    told = "print(*sorted(name for name, module in sys.modules.items() if not hasattr(module, '__path__')))"
+    program = f"import atexit, sys; atexit.register(lambda: {told}); from vitscale.cli import main; main()"
+    answer = subprocess.run(
+        [sys.executable, "-c", program, "report", tmp_path], capture_output=True, text=True, check=True
+    )
+    entered = [name for name in answer.stdout.splitlines()[-1].split() if name.startswith("vitscale.")]
+    assert len(entered) <= MOST_ENTERED
+    others = {
+        "cli.studies",
+        "cli.predicting",
+        "present.latex",
+        "present.markdown",
+        "importers.importing",
+        "runner.driver",
+    }
+    assert not {f"vitscale.{name}" for name in others} & set(entered)
 
 
 def test_no_module_is_loose() -> None:

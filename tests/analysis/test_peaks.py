@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vitscale.analysis.peaks import Peak, peak
+from vitscale.analysis.runs.compute import Peak, peak
 
 
 def of(name: str, dtype: str = "bf16") -> Peak:

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from vitscale.datasets.batches import Batches
-from vitscale.datasets.order import EpochOrder
+from vitscale.datasets.batches import Batches, EpochOrder
 
 
 class NumberedSplit:

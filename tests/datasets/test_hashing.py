@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitscale.datasets.order import Purpose, device_mix64, stream, uniform_integers
+from vitscale.datasets.batches import Purpose, device_mix64, stream, uniform_integers
 from vitscale.sources.base import mix64
 
 
@@ -21,7 +21,7 @@ def test_the_same_words_as_numpy(positions: list[int], number: int) -> None:
 
 def test_the_generator_is_splitmix64(monkeypatch: pytest.MonkeyPatch) -> None:
     # With offset 0 position i gives word i of SplitMix64 seeded with 0, as published with its reference code.
-    monkeypatch.setattr("vitscale.datasets.order._finalise_int", lambda _: 0)
+    monkeypatch.setattr("vitscale.datasets.batches._finalise_int", lambda _: 0)
     words = device_mix64(torch.arange(3), 0).numpy().view(np.uint64)
     assert [hex(word) for word in words] == ["0xe220a8397b1dcdaf", "0x6e789e6aa1b965f4", "0x6c45d188009454f"]
 

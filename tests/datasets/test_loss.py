@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
-from vitscale.datasets.loss import NOT_COUNTED, confusion, counted_labels, label_losses, means, scores, slot_loss, tally
-from vitscale.datasets.order import EpochOrder
+from vitscale.datasets.batches import EpochOrder
+from vitscale.worker.passes import NOT_COUNTED, confusion, counted_labels, label_losses, means, scores, slot_loss, tally
 
 FEATURES, CLASSES = 5, 3
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from vitscale.datasets.order import EpochOrder, Slot
+from vitscale.datasets.batches import EpochOrder, Slot
 from vitscale.trial.trial import samples_used, steps_per_epoch
 
 sizes = st.fixed_dictionaries(

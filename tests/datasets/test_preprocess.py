@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vitscale.datasets.order import EpochOrder
+from vitscale.datasets.batches import EpochOrder
 from vitscale.datasets.preprocess import IMAGENET, STATISTICS, Preprocess
 from vitscale.sources import ChannelStatistics, load
 from vitscale.trial.trial import DataSpec

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from vitscale.datasets import scenes
-from vitscale.datasets.order import EpochOrder
+from vitscale.datasets.batches import EpochOrder
 from vitscale.datasets.preprocess import IMAGENET
 from vitscale.datasets.scenes import Scenes, sliding
 from vitscale.sources.base import IGNORED, OUTSIDE

@@ -26,7 +26,6 @@ from engines.curves import Job
 from engines.forgetting import forget_engines
 from vitscale import engines, models, sources
 from vitscale.datasets.batches import Batch, Batches
-from vitscale.datasets.loss import slot_loss
 from vitscale.engines import base, deepspeed
 from vitscale.engines.deepspeed import configuration
 from vitscale.engines.splits import clip
@@ -37,7 +36,7 @@ from vitscale.trial.parallel import ParallelSpec
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 from vitscale.worker import passes
 from vitscale.worker.group import device_of, join
-from vitscale.worker.passes import Passes
+from vitscale.worker.passes import Passes, slot_loss
 from vitscale.worker.rank_process import RankInfo
 from vitscale.worker.session import measured_checkpoint
 from vitscale.worker.training import counted_traffic

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from vitscale.analysis.peaks import peak
+from vitscale.analysis.runs.compute import peak
 from vitscale.probes.matmul import arithmetic, measured_matmul
 from vitscale.probes.resources import ResourceProbe
 from vitscale.store.records import ResourcesLine

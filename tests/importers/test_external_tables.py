@@ -11,7 +11,7 @@ import pytest
 from vitscale.importers import plain_csv
 from vitscale.importers.contents import Options
 from vitscale.importers.curves import curves_of
-from vitscale.importers.trials import trial_of
+from vitscale.importers.records import trial_of
 
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "external"
 TABLES = json.loads((FOLDER / "index.json").read_text())["series"] if FOLDER.exists() else []

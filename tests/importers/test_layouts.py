@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vitscale.importers.trials import nodes_of
+from vitscale.importers.records import nodes_of
 
 
 @pytest.mark.parametrize(

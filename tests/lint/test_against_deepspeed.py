@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vitscale.lint import Setting, lint
-from vitscale.lint.releases import Release
+from vitscale.lint.view import Release
 
 INSTALLED = metadata.version("deepspeed")
 BATCH = {"train_micro_batch_size_per_gpu": 1}

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitscale.lint import Setting, lint, lint_document
-from vitscale.lint.releases import Release, known_releases
+from vitscale.lint.view import Release, known_releases
 from vitscale.present.data import envelope, finding_fields
 from vitscale.present.document import About, Document, Finding, Paragraph, Severity
 from vitscale.present.terminal import lines

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from vitscale.lint.releases import Release, known_releases
+from vitscale.lint.view import Release, known_releases
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "src/vitscale/lint/deepspeed_keys.json"

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from vitscale.errors import RequestError
-from vitscale.lint.releases import Release, known_releases
+from vitscale.lint.view import Release, known_releases
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 
 from prediction_factory import make_network, series_of, study
 from vitscale.errors import RequestError
+from vitscale.prediction.answering import Changes, questions, told
 from vitscale.prediction.evidence import Evidence, Point
-from vitscale.prediction.questions import Changes, questions, told
 from vitscale.prediction.variants import differing
 from vitscale.trial.model_spec import ModelSpec, resolve
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from results_factory import make_trial
-from vitscale.datasets.loss import slot_loss
 from vitscale.engines.plain import PlainEngine
 from vitscale.probes.gradient_norms import MicroBatchNorms, gradient_line, squared_norm
+from vitscale.worker.passes import slot_loss
 
 GRAD_ACCUM = 2
 MICRO_BATCH = 4

@@ -15,9 +15,8 @@ from kineto_traces import A100, MI300X, trace_path
 from vitscale.errors import StoreError
 from vitscale.profiles import trace_json
 from vitscale.profiles.timeline import steps_on_cuda
-from vitscale.profiles.trace_figures import DeviceTime, step_spans
+from vitscale.profiles.trace_figures import DeviceTime, step_spans, steps_of
 from vitscale.profiles.trace_file import Trace, read_trace
-from vitscale.profiles.trace_steps import steps_of
 
 Json = dict[str, Any]
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")

@@ -18,10 +18,9 @@ from kineto_traces import A100, ALEXNET, MI300X, V100, trace_of, trace_path
 from vitscale.errors import StoreError
 from vitscale.profiles import trace_json
 from vitscale.profiles.kernels import kind_of
-from vitscale.profiles.trace_figures import DeviceTime, product_rate, step_spans, traffic_lines
+from vitscale.profiles.trace_figures import DeviceTime, product_rate, step_spans, steps_of, traffic_lines
 from vitscale.profiles.trace_file import Trace, product_flops, read_trace
 from vitscale.profiles.trace_json import is_trace
-from vitscale.profiles.trace_steps import steps_of
 
 ALL = (A100, ALEXNET, MI300X, V100)
 

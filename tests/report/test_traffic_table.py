@@ -15,7 +15,7 @@ from report_forms import page
 from results_factory import one_curve
 from vitscale.analysis import analyse
 from vitscale.report.contract import to_json, to_table, trial_rows
-from vitscale.report.traffic_table import NOTHING, traffic_table
+from vitscale.report.detail_tables import NOTHING, traffic_table
 from vitscale.store.records import Collective, TrafficLine
 from vitscale.store.results import Results
 

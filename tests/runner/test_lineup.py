@@ -12,9 +12,8 @@ import pytest
 from study_factory import EIGHT_CORES, summary, write_study
 from vitscale.errors import RequestError
 from vitscale.runner import Plan, plan
-from vitscale.runner.lineup import Lineup
 from vitscale.runner.one_run import Task, unstarted
-from vitscale.runner.todo import AddedRuns
+from vitscale.runner.todo import AddedRuns, Lineup
 from vitscale.schedulers import Hostfile
 from vitscale.store.results import Outcome
 

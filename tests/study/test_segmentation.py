@@ -13,7 +13,7 @@ from image_files import blocks, cache, write_scene
 from models.test_models import hf_spec
 from study_factory import EIGHT_CORES, expanded, write_study
 from vitscale import sources
-from vitscale.datasets.order import EpochOrder
+from vitscale.datasets.batches import EpochOrder
 from vitscale.errors import RequestError
 from vitscale.study.expand import Expansion, expand
 from vitscale.study.file import StudyFile

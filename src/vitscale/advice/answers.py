@@ -135,14 +135,6 @@ def _gains(choosing: Choosing, kind: Kind, other: int, chosen: int) -> bool:
     return bool(cost[other] < (1 - _WORTH_TELLING) * cost[chosen])
 
 
-def _fastest(choosing: Choosing, mask: Mask) -> int | None:
-    return best(mask, choosing.seconds, choosing.spent)
-
-
-def _cheapest(choosing: Choosing, mask: Mask) -> int | None:
-    return best(mask, choosing.spent, choosing.seconds)
-
-
 def _most(choosing: Choosing, mask: Mask) -> int | None:
     """Most ranks, as far as more of them make it faster: beyond that, more would be paid for a longer time."""
     worth = np.zeros(len(mask), dtype=bool)
@@ -150,7 +142,11 @@ def _most(choosing: Choosing, mask: Mask) -> int | None:
     return best(worth, -choosing.view.gpus, choosing.seconds)
 
 
-_PICKS: dict[Kind, Callable[[Choosing, Mask], int | None]] = {"fastest": _fastest, "cheapest": _cheapest, "most": _most}
+_PICKS: dict[Kind, Callable[[Choosing, Mask], int | None]] = {
+    "fastest": lambda choosing, mask: best(mask, choosing.seconds, choosing.spent),
+    "cheapest": lambda choosing, mask: best(mask, choosing.spent, choosing.seconds),
+    "most": _most,
+}
 
 
 def _knee(choosing: Choosing) -> Answer | None:

@@ -313,6 +313,13 @@ def _engines(comparable: ComparableSeries) -> tuple[list[tuple[str, int]], dict[
     return kept, refused
 
 
+def as_configured(own: TrainSpec, candidate: Candidate) -> TrainSpec:
+    """How a candidate would train, where what is measured trains as `own`."""
+    train = with_engine(own, candidate.engine, candidate.zero_stage)
+    changes = {name: getattr(candidate, name) for name in ("micro_batch", "grad_accum", "activation_checkpointing")}
+    return train.model_copy(update=changes)
+
+
 def with_engine(train: TrainSpec, engine: str, zero_stage: int) -> TrainSpec:
     """The same training under another wrapper at its defaults; unchanged under the one it has."""
     if (train.engine, train.zero_stage) == (engine, zero_stage):

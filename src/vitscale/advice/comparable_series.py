@@ -11,9 +11,9 @@ from functools import cached_property
 from vitscale.advice.request import NoiseScale, Request, Work
 from vitscale.analysis import Analysis
 from vitscale.errors import RequestError, shown
+from vitscale.prediction.answering import matching
 from vitscale.prediction.configurations import Candidate
 from vitscale.prediction.evidence import Evidence, Series
-from vitscale.prediction.questions import matching
 from vitscale.prediction.workloads import workload
 from vitscale.trial.trial import Trial
 

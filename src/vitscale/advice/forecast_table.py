@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from vitscale.advice.candidates import Candidates, with_engine
+from vitscale.advice.candidates import Candidates, as_configured
 from vitscale.advice.comparable_series import ComparableSeries
 from vitscale.advice.request import NoiseScale, Work
 from vitscale.base import forks
@@ -249,14 +249,8 @@ def _start_ups(comparable: ComparableSeries, every: Sequence[Candidate]) -> tupl
             world = World(
                 nodes=candidate.gpus // per_node, ranks_per_node=per_node, threads_per_rank=trial.world.threads_per_rank
             )
-            train = with_engine(trial.train, candidate.engine, candidate.zero_stage).model_copy(
-                update={
-                    "micro_batch": candidate.micro_batch,
-                    "grad_accum": candidate.grad_accum,
-                    "activation_checkpointing": candidate.activation_checkpointing,
-                }
-            )
-            changes = {"train": train, "world": world, "launcher": launcher_of(own, candidate.gpus)}
+            train, launcher = as_configured(trial.train, candidate), launcher_of(own, candidate.gpus)
+            changes = {"train": train, "world": world, "launcher": launcher}
             known[key] = start_up(points, trial.model_copy(update=changes))
         startups.append(known[key])
     return tuple(startups)

@@ -66,7 +66,8 @@ def measurements(
     variance = (width / (2 * REACH)) ** 2
     startup = _UNKNOWN_STARTUP_SECONDS if option.startup is None else option.startup.value
     possible = []
-    for part, what, gpu_minutes, left in _possible(option, series, network, shares, variance, startup):
+    runs = _runs(option, series, shares, variance, startup)
+    for part, what, gpu_minutes, left in (*_checks(option, series, network), *runs):
         kept = math.sqrt(max(0.0, 1 - sum(shares.get(part, 0.0) * (1 - rest) for part, rest in left.items())))
         possible.append(Measurement(what, part, gpu_minutes, math.exp(width), math.exp(width * kept)))
     worth = [part for part in possible if math.log(part.spread_after) <= 0.9 * width]
@@ -75,13 +76,6 @@ def measurements(
 
 _Possible = tuple[str, str, float, Mapping[str, float]]
 """(part, what to do, GPU-minutes, part -> share of its variance that is left)."""
-
-
-def _possible(
-    option: Option, series: Series, network: Network, shares: Mapping[str, float], variance: float, startup: float
-) -> Iterator[_Possible]:
-    yield from _checks(option, series, network)
-    yield from _runs(option, series, shares, variance, startup)
 
 
 def _checks(option: Option, series: Series, network: Network) -> Iterator[_Possible]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from vitscale.advice import sentences
@@ -13,7 +14,7 @@ from vitscale.prediction.configurations import Candidate
 from vitscale.prediction.labels import PROFILER
 from vitscale.present import document as doc
 from vitscale.present import units
-from vitscale.present.data import estimate_fields
+from vitscale.present.data import attributes, estimate_fields, estimates
 from vitscale.present.estimate import Estimate
 from vitscale.present.units import counted, number
 
@@ -78,7 +79,7 @@ def _answers(advice: Advice) -> Iterator[doc.Block]:
         asked = {"nearest": advice.closest}
     if not asked:
         return
-    columns = _columns(advice, [*asked.values()], _with_bounds)
+    columns = _columns(advice, [*asked.values()], lambda option: _seconds_cell(option.seconds))
     names: dict[Candidate, str] = {}
     rows, whole = [], []
     for question, option in asked.items():
@@ -123,10 +124,6 @@ Form = Callable[[Option], doc.Cell]
 
 def _time(option: Option) -> doc.Cell:
     return doc.Cell(units.seconds(option.seconds.value))
-
-
-def _with_bounds(option: Option) -> doc.Cell:
-    return _seconds_cell(option.seconds)
 
 
 def _seconds_cell(between: Estimate | None) -> doc.Cell:
@@ -218,15 +215,12 @@ def advice_fields(advice: Advice, study: str | None) -> dict[str, Any]:
     return {
         "series": list(advice.origins),
         "limits": {
-            "deadline_seconds": asked.deadline_seconds,
-            "budget": asked.budget,
+            **attributes(asked, "deadline_seconds", "budget", "min_efficiency"),
             "budget_unit": "money" if asked.priced else "GPU-hours",
-            "min_efficiency": asked.min_efficiency,
         },
         "price_per_gpu_hour": asked.price_per_gpu_hour,
         "work": {"images_per_epoch": advice.work.images, "epochs": advice.work.epochs},
-        "noise_scale_images": advice.noise.images,
-        "noise_scale_reason": advice.noise.reason or None,
+        **attributes(advice.noise, "images", "reason", prefix="noise_scale_"),
         "met": advice.met,
         "answers": [
             {
@@ -246,15 +240,10 @@ def advice_fields(advice: Advice, study: str | None) -> dict[str, Any]:
         "looked_at": advice.looked_at,
         "dropped": dict(advice.dropped),
         "refused": dict(advice.refused),
-        "assumptions": [
-            {"part": assumption.part, "taken": assumption.taken, "measurement": assumption.measurement}
-            for assumption in advice.assumptions
-        ],
+        "assumptions": list(map(asdict, advice.assumptions)),
         "measurements": [
             {
-                "part": measurement.part,
-                "what": measurement.what,
-                "gpu_minutes": measurement.gpu_minutes,
+                **attributes(measurement, "part", "what", "gpu_minutes"),
                 "interval_ratio_before": measurement.spread_before,
                 "interval_ratio_after": measurement.spread_after,
             }
@@ -267,31 +256,18 @@ def advice_fields(advice: Advice, study: str | None) -> dict[str, Any]:
 def _option(option: Option) -> dict[str, Any]:
     candidate = option.candidate
     return {
-        "gpus": option.gpus,
-        "nodes": option.nodes,
+        **attributes(option, "gpus", "nodes"),
         "instance": None if candidate.instance is None else candidate.instance.name,
         "gpu": None if candidate.instance is None else candidate.instance.gpu.name,
-        "ranks_per_node": candidate.ranks_per_node,
-        "engine": candidate.engine,
-        "zero_stage": candidate.zero_stage,
+        **attributes(candidate, "ranks_per_node", "engine", "zero_stage"),
         "parallel": candidate.parallel.model_dump(),
-        "micro_batch": candidate.micro_batch,
-        "grad_accum": candidate.grad_accum,
-        "activation_checkpointing": candidate.activation_checkpointing,
-        "global_batch": option.global_batch,
+        **attributes(candidate, "micro_batch", "grad_accum", "activation_checkpointing"),
         "keeps_global_batch": option.keeps_batch,
-        "large_batch": option.large_batch,
-        "label": option.label,
-        "series": option.series,
+        **attributes(option, "global_batch", "large_batch", "label", "series"),
         "engine_measured": option.measured_engine,
-        **estimate_fields("seconds", option.seconds),
         **estimate_fields("startup_seconds", option.startup),
-        **estimate_fields("gpu_hours", option.gpu_hours),
-        **estimate_fields("cost", option.cost),
-        **estimate_fields("efficiency", option.efficiency),
+        **estimates(option, "seconds", "gpu_hours", "cost", "efficiency"),
         "seconds_to_same_loss": option.same_loss_seconds,
-        "memory_bytes": option.memory_bytes,
-        "oom_chance": option.oom_chance,
         "verdicts": dict(option.verdicts),
-        "verdict": option.verdict,
+        **attributes(option, "memory_bytes", "oom_chance", "verdict"),
     }

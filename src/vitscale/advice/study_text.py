@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from vitscale.advice.candidates import with_engine
+from vitscale.advice.candidates import as_configured
 from vitscale.advice.request import Option, Work
 from vitscale.errors import RequestError
 from vitscale.launchers import Spawn, launcher_named
@@ -38,15 +38,7 @@ def advised_trial(option: Option, trial: Trial, work: Work) -> Trial:
             "could name",
             next_step="Take the study's own file, and set [scaling] and [train] as advised",
         )
-    train = with_engine(own, chosen.engine, chosen.zero_stage).model_copy(
-        update={
-            "micro_batch": chosen.micro_batch,
-            "grad_accum": chosen.grad_accum,
-            "activation_checkpointing": chosen.activation_checkpointing,
-            "epochs": work.epochs,
-            "micro_batches": None,
-        }
-    )
+    train = as_configured(own, chosen).model_copy(update={"epochs": work.epochs, "micro_batches": None})
     window = trial.window.model_copy(update={"steps": None})
     if own.script is not None and "epochs" not in script.placeholders(own.arguments):
         # The script itself decides how long it trains: the study measures as many steps as the one before.

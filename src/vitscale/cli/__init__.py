@@ -7,21 +7,20 @@ that meets the limits; 2 the request was wrong (nothing was started); 130 interr
 from __future__ import annotations
 
 import copy
+import os
 import sys
-from collections.abc import Sequence
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
 from vitscale import __version__
-from vitscale.cli import importing, laboratory, predicting, reporting, sharing, starting, studies  # noqa: F401 - verbs
-from vitscale.cli.base import ProgramConsole, app, silence
+from vitscale.cli import base
+from vitscale.cli.base import COMPLETE, VERBS, ProgramConsole, silence
 from vitscale.errors import VitscaleError
 
-__all__ = ["app", "main"]
 
-
-@app.callback(invoke_without_command=True)
+@base.app.callback(invoke_without_command=True)
 def _version(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
 ) -> None:
@@ -30,24 +29,36 @@ def _version(
         raise typer.Exit
 
 
-def _program(words: Sequence[str]) -> typer.Typer:
-    """The program; only one verb's where the first word names one, for building all takes a twentieth of a second."""
-    of_verb = {
-        command.name or getattr(command.callback, "__name__", ""): command for command in app.registered_commands
-    }
-    if not words or words[0] not in of_verb:
-        return app
-    program = copy.copy(app)
-    program.registered_commands, program.registered_groups = [of_verb[words[0]]], []
-    return program
+def __getattr__(name: str) -> typer.Typer:
+    """`app`: the whole program."""
+    if name == "app":
+        return _program()
+    raise AttributeError(name)
+
+
+def _program(verb: str = "") -> typer.Typer:
+    """The program; where `verb` is one, with that alone: to import and build all takes a twentieth of a second."""
+    for module in [VERBS[verb]] if verb in VERBS else dict.fromkeys(VERBS.values()):
+        import_module(f"vitscale.cli.{module}")
+    if verb not in VERBS:
+        return base.app
+    of_verb = copy.copy(base.app)
+    of_verb.registered_commands = [
+        own for own in base.app.registered_commands if verb in (own.name, getattr(own.callback, "__name__", ""))
+    ]
+    of_verb.registered_groups = [group for group in base.app.registered_groups if group.name == verb]
+    return of_verb
 
 
 def main() -> None:
     """Entry point: a user's mistake is one message and an exit code, never a traceback."""
     try:
         try:
-            starting.answer_a_shell()
-            _program(sys.argv[1:])(prog_name="vitscale")
+            if COMPLETE in os.environ:  # a completing shell calls: typer has scripts for some shells
+                from typer import completion
+
+                completion.completion_init()  # type: ignore[attr-defined]  # typer does not say what it offers
+            _program(*sys.argv[1:2])(prog_name="vitscale")
         finally:
             sys.stdout.flush()  # here, where a full disk behind it can still be told
     except VitscaleError as error:

@@ -24,15 +24,21 @@ from vitscale.errors import RequestError, shown
 if TYPE_CHECKING:
     from vitscale.present.document import Document
 
-VERBS = ("init", "plan", "run", "watch", "report", "compare", "predict", "advise", "import", "check", "export", "lint",
-         "lab", "train", "schema", "completion")  # fmt: skip
-"""Verbs in the order in which `--help` lists them."""
+VERBS = {
+    "init": "starting", "plan": "studies", "run": "studies", "watch": "sharing", "report": "reporting",
+    "compare": "reporting", "predict": "predicting", "advise": "predicting", "import": "importing", "check": "studies",
+    "export": "sharing", "lint": "studies", "lab": "laboratory", "train": "starting", "schema": "starting",
+    "completion": "starting",
+}  # fmt: skip
+"""Verbs in the order in which `--help` lists them -> the module of `cli/` that has each."""
+COMPLETE = "_VITSCALE_COMPLETE"
+"""Variable that a shell's completion script sets when it calls the program for what may come next."""
 
 
 class _Program(TyperGroup):
     @override
     def list_commands(self, ctx: Any) -> list[str]:
-        return sorted(super().list_commands(ctx), key=VERBS.index)
+        return sorted(super().list_commands(ctx), key=list(VERBS).index)
 
     @override
     def invoke(self, ctx: Any) -> Any:
@@ -94,8 +100,20 @@ ResultsArgument = Annotated[
     Path, typer.Argument(metavar="RESULTS", help="A results folder, or a bundle of it.", show_default=False)
 ]
 JsonOption = Annotated[bool, option("--json", "", "Print JSON instead of a table.")]
+OutputOption = Annotated[Path | None, option("-o --output", "RESULTS", "Results folder.  [default: results/NAME]")]
+EngineOption = Annotated[str | None, option("--engine", "NAME", "ddp, fsdp2, deepspeed, ...")]
+PrecisionOption = Annotated[str | None, option("--precision", "NAME", "fp32, bf16, bf16-params or fp16.")]
+MicroBatchOption = Annotated[int | None, option("--micro-batch", "IMAGES", "Images per rank and micro-step.")]
+ModelOption = Annotated[str | None, option("--model", "NAME", "A named model (vit-b16), or a Hugging Face folder.")]
 ParametersOption = Annotated[
-    str | None, option("--parameters", "N", "Size of an imported model that has no name here: 110M.")
+    str | None, option("--parameters", "N", "Size of a model that has no name here: 110M, 1.3B.")
+]
+PriceOption = Annotated[float | None, option("--price", "PRICE", "Price of one GPU for an hour, in any currency.")]
+GpuMemoryOption = Annotated[
+    str | None, option("--gpu-memory", "SIZE", "Memory of one device: 80GB.  [default: as recorded, or found here]")
+]
+CombineOption = Annotated[
+    bool, option("--combine-unlike", "", "Combine runs of unlike hardware or library versions all the same.")
 ]
 CheckpointOption = Annotated[
     float | None, option("--checkpoint-seconds", "SECONDS", "To save one checkpoint.  [default: as recorded]")
@@ -150,6 +168,22 @@ def answer(
         sys.stdout.write(envelope(verb, fields()))
     else:
         show(ProgramConsole(), document(), verbose)
+
+
+def write_new(path: Path, text: str) -> None:
+    """Writes a file that does not exist yet.
+
+    Raises:
+        RequestError: it exists, or cannot be written.
+    """
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise RequestError(f"{shown(str(path))} is there already", next_step="Name another file with -o") from None
+    except (OSError, ValueError) as error:  # a NUL in the name
+        reason = getattr(error, "strerror", None) or error
+        raise RequestError(f"{shown(str(path))} cannot be written: {reason}") from None
 
 
 _MOST_RANKS = 100_000

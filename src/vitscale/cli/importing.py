@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitscale.cli.base import JsonOption, ProgramConsole, VerboseOption, answer, app, option
+from vitscale.cli import base
+from vitscale.cli.base import ProgramConsole, answer, app, option
 from vitscale.errors import unknown
 from vitscale.present.units import UNKNOWN
 
@@ -22,23 +23,19 @@ if TYPE_CHECKING:
 @app.command("import")
 def import_(
     logs: Annotated[list[Path], typer.Argument(metavar="LOG...", help="Log files of one format.", show_default=False)],
-    output: Annotated[Path | None, option("-o --output", "RESULTS", "Results folder.  [default: results/NAME]")] = None,
+    output: base.OutputOption = None,
     log_format: Annotated[
         str,
         option("--format", "F", "Or epochs, deepspeed, trainer-state, train-log, csv, trace, nccl-tests, perftest."),
     ] = "auto",
     name: Annotated[str | None, option("--name", "NAME", "Name of the study.")] = None,
-    model: Annotated[
-        str | None, option("--model", "NAME", "A named model (vit-b16), or a Hugging Face folder.")
-    ] = None,
-    parameters: Annotated[
-        str | None, option("--parameters", "N", "Size of a model that has no name here: 110M, 1.3B.")
-    ] = None,
+    model: base.ModelOption = None,
+    parameters: base.ParametersOption = None,
     image_size: Annotated[int | None, option("--image-size", "PIXELS", "Image size of the model.")] = None,
-    engine: Annotated[str | None, option("--engine", "NAME", "ddp, fsdp2, deepspeed, ...")] = None,
+    engine: base.EngineOption = None,
     zero_stage: Annotated[int | None, option("--zero-stage", "0-3", "DeepSpeed's ZeRO stage.")] = None,
-    precision: Annotated[str | None, option("--precision", "P", "fp32, bf16, bf16-params or fp16.")] = None,
-    micro_batch: Annotated[int | None, option("--micro-batch", "N", "Images per GPU and micro-step.")] = None,
+    precision: base.PrecisionOption = None,
+    micro_batch: base.MicroBatchOption = None,
     train_samples: Annotated[
         int | None, option("--train-samples", "N", "Training images of the whole dataset.")
     ] = None,
@@ -46,8 +43,8 @@ def import_(
     cells: Annotated[
         str | None, option("--cells", "SPEED", "What a table with a column per GPU count holds: images_per_second, ...")
     ] = None,
-    verbose: VerboseOption = False,
-    json: JsonOption = False,
+    verbose: base.VerboseOption = False,
+    json: base.JsonOption = False,
 ) -> None:
     """Others' logs as results: DeepSpeed, Hugging Face, timm, MMEngine; tables; traces. Then report and predict."""
     from vitscale.base import plugins

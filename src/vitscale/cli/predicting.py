@@ -38,14 +38,12 @@ def predict(
     parameters: base.ParametersOption = None,
     engine: Annotated[str | None, option("--engine", "NAME", "Another engine.")] = None,
     zero_stage: Annotated[int | None, option("--zero-stage", "STAGE", "Another ZeRO stage: 0 to 3.")] = None,
-    precision: Annotated[str | None, option("--precision", "NAME", "fp32, bf16, bf16-params or fp16.")] = None,
-    micro_batch: Annotated[int | None, option("--micro-batch", "IMAGES", "Images per rank and micro-step.")] = None,
+    precision: base.PrecisionOption = None,
+    micro_batch: base.MicroBatchOption = None,
     grad_accum: Annotated[int | None, option("--grad-accum", "N", "Micro-steps per optimizer step.")] = None,
     device: Annotated[str | None, option("--device", "NAME", "Another GPU: A100-SXM4-80GB, H100, L4.")] = None,
-    price: Annotated[float | None, option("--price", "PRICE", "Price of one GPU for an hour, in any currency.")] = None,
-    gpu_memory: Annotated[
-        str | None, option("--gpu-memory", "SIZE", "Memory of one GPU: 80GB.  [default: as recorded]")
-    ] = None,
+    price: base.PriceOption = None,
+    gpu_memory: base.GpuMemoryOption = None,
     epochs: Annotated[
         int | None, option("--epochs", "N", "Tell the time to finish N epochs too, failures included.")
     ] = None,
@@ -57,7 +55,7 @@ def predict(
     """Time, efficiency, memory and cost on rank counts that nobody has measured, with intervals."""
     base.compute_on_one_core()
     from vitscale import analysis, store
-    from vitscale.prediction import answering, finishing, fitting, questions
+    from vitscale.prediction import answering, finishing, fitting
     from vitscale.prediction.evidence import evidence_of
     from vitscale.report.predicted import predict_document, predict_fields
 
@@ -67,13 +65,13 @@ def predict(
     loaded = store.load(results)
     analysed = analysis.analyse(loaded)
     evidence = evidence_of(results, loaded, analysed, declared=network, check=check)
-    changes = questions.Changes(
+    changes = answering.Changes(
         model, image_size, engine, zero_stage, precision, micro_batch, grad_accum, device, parameters
     )
-    evidence, changes = questions.told(evidence, changes)
-    asked = questions.questions(
+    evidence, changes = answering.told(evidence, changes)
+    asked = answering.questions(
         evidence,
-        counts or questions.counts_ahead(evidence),
+        counts or answering.counts_ahead(evidence),
         changes,
         series=series,
         nodes_of=nodes_of,
@@ -94,7 +92,7 @@ def advise(
         float | None, option("--budget", "X", "Spend at most: money with --price, else GPU-hours.")
     ] = None,
     min_efficiency: Annotated[float | None, option("--min-efficiency", "E", "Against one rank, such as 0.8.")] = None,
-    price: Annotated[float | None, option("--price", "P", "Price of one GPU for an hour, in any currency.")] = None,
+    price: base.PriceOption = None,
     devices: Annotated[
         Path | None, option("--devices", "FILE.csv", "Choose among these instances: a table of prices.")
     ] = None,
@@ -108,9 +106,7 @@ def advise(
     images: Annotated[int | None, option("--images", "N", "Images of an epoch, where the results do not say.")] = None,
     series: Annotated[str | None, option("--series", "NAME", "Which curve to advise from.")] = None,
     parameters: base.ParametersOption = None,
-    gpu_memory: Annotated[
-        str | None, option("--gpu-memory", "SIZE", "Memory of one device: 80GB.  [default: as recorded]")
-    ] = None,
+    gpu_memory: base.GpuMemoryOption = None,
     any_batch: Annotated[
         bool, option("--any-batch", "", "Let the answers train with another global batch than the study.")
     ] = False,
@@ -200,9 +196,9 @@ def _answer(
     from vitscale.advice.pipeline import advised_from
     from vitscale.advice.printing import advice_document, advice_fields
     from vitscale.advice.study_text import advised_trial, launch_lines, study_text
+    from vitscale.prediction.answering import Changes, told
     from vitscale.prediction.evidence import evidence_of
     from vitscale.prediction.fitting import fit
-    from vitscale.prediction.questions import Changes, told
 
     records = store.load(results)
     analysed = analysis.analyse(records)
@@ -228,7 +224,9 @@ def _answer(
             devices = tuple(dict.fromkeys(device for environment in around for device in environment.devices))
             start = JOB_FORMATS[output_format].start
             written = job_text(output_format, study, option, advice.trials[option.series], devices)
-        _write(output, written)
+        if written is None:
+            raise RequestError(f"{shown(str(output))} is not written: there is no answer to write")
+        base.write_new(output, written)
         start += f" {output}"
     if chart is not None:
         from vitscale.report.charts.advice import write_advice_chart
@@ -237,16 +235,3 @@ def _answer(
     document = partial(advice_document, advice, launch, start)
     base.answer("advise", partial(advice_fields, advice, study), document, json=json, verbose=verbose)
     return advice.met
-
-
-def _write(path: Path, study: str | None) -> None:
-    from vitscale.store import write_whole
-
-    if study is None:
-        raise RequestError(f"{shown(str(path))} is not written: there is no answer to write")
-    if path.exists():
-        raise RequestError(f"{shown(str(path))} is there already", next_step="Name a new file with -o")
-    try:
-        write_whole(path, study)
-    except OSError as error:
-        raise RequestError(f"the study cannot be written to {shown(str(path))}: {error.strerror or error}") from error

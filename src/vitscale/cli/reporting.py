@@ -34,9 +34,7 @@ def report(
             "[default: html]",
         ),
     ] = None,
-    combine_unlike: Annotated[
-        bool, option("--combine-unlike", "", "Compare runs of unlike hardware or library versions all the same.")
-    ] = False,
+    combine_unlike: base.CombineOption = False,
     like: Annotated[
         str | None,
         option(
@@ -143,9 +141,7 @@ def compare(
         bool, option("--strict", "", "Exit with 1 also where that is undecided, or a trial has no counterpart.")
     ] = False,
     output: Annotated[Path | None, option("-o --output", "FILE", "A page (.html) or Markdown (.md) instead.")] = None,
-    combine_unlike: Annotated[
-        bool, option("--combine-unlike", "", "Combine runs of unlike hardware or library versions of a trial.")
-    ] = False,
+    combine_unlike: base.CombineOption = False,
     verbose: base.VerboseOption = False,
     json: base.JsonOption = False,
 ) -> None:

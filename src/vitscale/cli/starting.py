@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -16,19 +15,8 @@ from vitscale.errors import RequestError, shown, unknown
 ModelOption = Annotated[str | None, option("--model", "NAME", "vit-ti16 ... vit-h14, swinv2-t ... swinv2-l.")]
 DataOption = Annotated[str | None, option("--data", "NAME", "digits, synthetic, cifar10, folder, ...")]
 RootOption = Annotated[str | None, option("--root", "PATH", "Folder of these images.")]
-EngineOption = Annotated[str | None, option("--engine", "NAME", "ddp, fsdp2, deepspeed, ...")]
 
 SHELLS = ("bash", "zsh", "fish")
-_COMPLETE = "_VITSCALE_COMPLETE"
-"""Variable that a shell's completion script sets when it calls the program for what may come next."""
-
-
-def answer_a_shell() -> None:
-    """Tells typer about the shells that it has completion scripts for, where a completing shell calls."""
-    if _COMPLETE in os.environ:
-        from typer import completion
-
-        completion.completion_init()  # type: ignore[attr-defined]  # typer does not say what it offers
 
 
 @app.command()
@@ -37,7 +25,7 @@ def init(
     model: ModelOption = None,
     data: DataOption = None,
     root: RootOption = None,
-    engine: EngineOption = None,
+    engine: base.EngineOption = None,
     gpus: Annotated[str | None, option("--gpus", "LIST", "Rank counts: 1,2,4.  [default: doublings]")] = None,
     hostfile: base.HostfileOption = None,
 ) -> None:
@@ -65,9 +53,9 @@ def init(
     name = output.stem or "study"
     text = f"#:schema {_SCHEMA}\n{first_study(name, where, wishes)}"
     planned = runner.plan(StudyFile.checked(output, text))
-    write_new(output, text)
+    base.write_new(output, text)
     if not (beside := output.parent / _SCHEMA).exists():
-        write_new(beside, json.dumps(study_schema(), indent=1) + "\n")
+        base.write_new(beside, json.dumps(study_schema(), indent=1) + "\n")
     runs = len(planned.tasks)
     sys.stdout.write(f"Wrote {output}: {runs} runs. Next: vitscale plan {output}, then vitscale run {output}\n")
 
@@ -81,11 +69,11 @@ def train(
     model: ModelOption = None,
     data: DataOption = None,
     root: RootOption = None,
-    engine: EngineOption = None,
+    engine: base.EngineOption = None,
     gpus: Annotated[
         int | None, option("--gpus", "N", "Ranks in all.  [default: all there are; on CPU up to 4]")
     ] = None,
-    output: Annotated[Path | None, option("-o --output", "RESULTS", "Results folder.  [default: results/NAME]")] = None,
+    output: base.OutputOption = None,
     launcher: base.LauncherOption = None,
     hostfile: base.HostfileOption = None,
     scheduler: base.SchedulerOption = None,
@@ -114,7 +102,7 @@ def train(
         what = f"train does one run, and this makes {planned.most_runs}"
         raise RequestError(what, next_step="Write a study of them: vitscale init, then vitscale run")
     results = output or Path("results") / planned.record.name
-    carry_out(planned, results, runner.Options(), verbose=verbose, json=json)
+    carry_out(planned, results, runner.Options(), verbose=verbose, json=json, verb="train")
 
 
 @app.command()
@@ -130,24 +118,8 @@ def schema(
     if output is None:
         sys.stdout.write(text)
         return
-    write_new(output, text)
+    base.write_new(output, text)
     sys.stdout.write(f"{output}: begin the study with the line #:schema {output.name}\n")
-
-
-def write_new(path: Path, text: str) -> None:
-    """Writes a file that does not exist yet.
-
-    Raises:
-        RequestError: it exists, or cannot be written.
-    """
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise RequestError(f"{shown(str(path))} is there already", next_step="Name another file with -o") from None
-    except (OSError, ValueError) as error:  # a NUL in the name
-        reason = getattr(error, "strerror", None) or error
-        raise RequestError(f"{shown(str(path))} cannot be written: {reason}") from None
 
 
 @app.command()
@@ -157,7 +129,7 @@ def completion(shell: Annotated[str, typer.Argument(metavar="SHELL", help="bash,
 
     if shell not in SHELLS:
         raise unknown("shell", shell, SHELLS)
-    script = scripts.get_completion_script(  # type: ignore[attr-defined]  # as above
-        prog_name="vitscale", complete_var=_COMPLETE, shell=shell
+    script = scripts.get_completion_script(  # type: ignore[attr-defined]  # typer does not say what it offers
+        prog_name="vitscale", complete_var=base.COMPLETE, shell=shell
     )
     sys.stdout.write(f"{script}\n")

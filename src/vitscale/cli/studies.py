@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     from vitscale.runner.planning import Report
     from vitscale.study.file import Overlay
 
-MemoryOption = Annotated[
-    str | None, option("--gpu-memory", "SIZE", "Memory of one device: 80GB.  [default: of those found here]")
-]
-
 
 @app.command()
 def plan(
@@ -34,8 +30,8 @@ def plan(
     predict_from: Annotated[
         Path | None, option("--from", "RESULTS", "Results to predict times from.  [default: the study's own]")
     ] = None,
-    price: Annotated[float | None, option("--price", "P", "Price of one GPU for an hour, in any currency.")] = None,
-    gpu_memory: MemoryOption = None,
+    price: base.PriceOption = None,
+    gpu_memory: base.GpuMemoryOption = None,
     skip_unfit: Annotated[
         bool, option("--skip-unfit", "", "Leave out of the sums what will not fit in memory, as run does.")
     ] = False,
@@ -67,7 +63,7 @@ def plan(
 def run(
     study: base.StudyArgument,
     overrides: base.OverridesArgument = None,
-    output: Annotated[Path | None, option("-o --output", "RESULTS", "Results folder.  [default: results/NAME]")] = None,
+    output: base.OutputOption = None,
     retry_failed: Annotated[bool, option("--retry-failed", "", "Do runs again that did not complete.")] = False,
     allow_version_change: Annotated[
         bool, option("--allow-version-change", "", "Go on under other library versions than before.")
@@ -78,7 +74,7 @@ def run(
     skip_unfit: Annotated[
         bool, option("--skip-unfit", "", "Skip trials that will not fit in memory; without it they are done.")
     ] = False,
-    gpu_memory: MemoryOption = None,
+    gpu_memory: base.GpuMemoryOption = None,
     launcher: base.LauncherOption = None,
     hostfile: base.HostfileOption = None,
     scheduler: base.SchedulerOption = None,
@@ -102,8 +98,10 @@ def run(
     carry_out(planned, results, options, verbose=verbose, json=json)
 
 
-def carry_out(planned: Plan, results: Path, options: Options, *, verbose: bool, json: bool) -> None:
-    """Does the runs that are not done yet, and prints the results; exits with 1 where a run failed."""
+def carry_out(
+    planned: Plan, results: Path, options: Options, *, verbose: bool, json: bool, verb: Literal["run", "train"] = "run"
+) -> None:
+    """Does the runs that are not done yet, and prints the results as `verb` does; exits with 1 where a run failed."""
     from vitscale import runner
     from vitscale.preflight import pace_warnings
     from vitscale.runner.preview import finding_lines
@@ -121,7 +119,7 @@ def carry_out(planned: Plan, results: Path, options: Options, *, verbose: bool, 
 
     analysed = analysis.analyse(store.load(results))
     if json:
-        sys.stdout.write(to_json(analysed, verb="run"))
+        sys.stdout.write(to_json(analysed, verb=verb))
     else:
         show(console, terminal_document(analysed, [*_told(done), f"Report: vitscale report {results}"]), verbose)
     if done.failures:
@@ -232,9 +230,7 @@ def _check_training(
 @app.command()
 def lint(
     config: Annotated[Path, typer.Argument(metavar="DS.json", help="A DeepSpeed configuration.", show_default=False)],
-    model: Annotated[
-        str | None, option("--model", "NAME", "A named model (vit-b16), or a Hugging Face folder.")
-    ] = None,
+    model: base.ModelOption = None,
     gpus: Annotated[int | None, option("--gpus", "N", "Ranks in all.")] = None,
     deepspeed: Annotated[
         str | None, option("--deepspeed", "VERSION", "Judge for this version.  [default: installed]")

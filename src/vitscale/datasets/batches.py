@@ -1,19 +1,166 @@
-"""One rank's batches of an epoch, in order, read ahead by threads or not at all."""
+"""One rank's batches of an epoch, read ahead by threads or not at all; the same global batches for any number of ranks.
+
+The random words of their order are those of `sources.base.mix64` on a device: the same, bit for bit, on every device.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from enum import IntEnum
 from typing import NamedTuple, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from vitscale.datasets.order import EpochOrder
-from vitscale.sources.base import Meter, Spent, Split
+from vitscale.sources.base import Meter, Spent, Split, mix64
+from vitscale.trial.trial import samples_used, steps_per_epoch
+
+_GAMMA = 0x9E3779B97F4A7C15
+_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+def device_mix64(positions: Tensor, stream: int) -> Tensor:
+    """Pseudo-random 64-bit words (as int64), one per position (int64, any shape), on the positions' device.
+
+    torch multiplies and adds int64 modulo 2^64, as unsigned integers do; only its shift to the right fills with the
+    sign, which `_logical_shift` masks away. Copies nothing between host and device.
+    """
+    offset = _finalise_int((stream * _GAMMA + 1) % 2**64)
+    z = positions * _signed(_GAMMA) + _signed((_GAMMA + offset) % 2**64)
+    z = (z ^ _logical_shift(z, 30)) * _signed(_FIRST)
+    z = (z ^ _logical_shift(z, 27)) * _signed(_SECOND)
+    return z ^ _logical_shift(z, 31)
+
+
+def uniform_integers(positions: Tensor, stream: int, count: int) -> Tensor:
+    """Integers in `0 <= n < count` (int64), one per position; `count` at most 2^32, bias below count / 2^31."""
+    return (_logical_shift(device_mix64(positions, stream), 33) * count) >> 31
+
+
+def _finalise_int(z: int) -> int:
+    z = (z ^ (z >> 30)) * _FIRST % 2**64
+    z = (z ^ (z >> 27)) * _SECOND % 2**64
+    return z ^ (z >> 31)
+
+
+def _signed(word: int) -> int:
+    return word - 2**64 if word >= 2**63 else word
+
+
+def _logical_shift(z: Tensor, bits: int) -> Tensor:
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
+class Purpose(IntEnum):
+    """What a stream of random words decides. At most 8 purposes; see `stream`."""
+
+    SUBSET = 0
+    ORDER = 1
+    SHIFT_ROWS = 2
+    SHIFT_COLUMNS = 3
+    MIRROR = 4
+    VIEW = 5
+    COLOUR = 6
+
+
+def stream(purpose: Purpose, seed: int, epoch: int = 0) -> int:
+    """The `stream` of `mix64` for one purpose, seed (below 2^31) and epoch (below 2^28), as an unsigned 64-bit word.
+
+    From the highest bit down: 1 (the sources number their own streams from 0), seed, epoch, purpose. If two purposes
+    shared a stream the images that come first in an epoch would all be shifted alike.
+
+    Raises:
+        ValueError: the seed or the epoch is out of its range.
+    """
+    if not (0 <= seed < 2**31 and 0 <= epoch < 2**28):
+        raise ValueError(f"no stream for seed {seed}, epoch {epoch}")
+    return 1 << 63 | seed << 31 | epoch << 3 | purpose
+
+
+Ids = NDArray[np.int64]
+Weights = NDArray[np.float32]
+
+
+class Slot(NamedTuple):
+    """One rank's share of one micro-step."""
+
+    ids: Ids
+    """[n], n <= the rank's micro-batch; alike in all micro-steps of a step, and on ranks of equal micro-batches."""
+    weights: Weights
+    """[n], 1 for an image that counts, 0 for padding."""
+    real: int
+    """Images that count in this slot; may be 0."""
+    step_real: int
+    """Images that count in the whole optimizer step, over all ranks and micro-steps."""
+
+
+class EpochOrder:
+    """The order of one epoch's images.
+
+    - `fraction` < 1 uses a fixed choice of `trial.samples_used` images, made by `seed` alone: whatever the world size
+      and the epoch, and the choice for a smaller fraction lies within that for a larger one.
+    - An epoch is a permutation of these by `seed` and `epoch`. Optimizer step s takes run s of G images, where
+      G = sum(micro_batches) * grad_accum: with the same G a step sees the same images on any number of ranks, in
+      whatever shares.
+    - Within a step the slots follow one another, those of a micro-step by rank; that of rank r takes the next
+      micro_batches[r] images.
+    - The last step may have only R < G images. Its slots shrink alike: that of rank r then has
+      ceil(micro_batches[r] * R / G) entries. So no rank is done later than it would be in a full step, and fewer
+      entries than slots are padding. Padding repeats images of the step with weight 0; see `slot_loss`. With
+      `drop_last` that step is left out, so `steps` may be 0.
+
+    The order is computed from positions (`mix64`), so it does not change with numpy's version.
+    """
+
+    def __init__(
+        self,
+        samples: int,
+        *,
+        seed: int,
+        epoch: int,
+        micro_batches: Sequence[int],
+        grad_accum: int,
+        drop_last: bool = False,
+        fraction: float = 1.0,
+    ) -> None:
+        """`samples` is the size of the whole split; 0 <= `seed` < 2^31; all sizes are at least 1.
+
+        `micro_batches` are the images per micro-step of each rank.
+        """
+        self.micro_batches, self.world_size, self.grad_accum = tuple(micro_batches), len(micro_batches), grad_accum
+        used = samples_used(samples, fraction)
+        self.steps = steps_per_epoch(used, 1, sum(micro_batches), grad_accum, drop_last)
+        subset = np.arange(samples, dtype=np.int64)
+        if used < samples:
+            subset = np.sort(_shuffled(subset, stream(Purpose.SUBSET, seed))[:used])
+        self._ids = _shuffled(subset, stream(Purpose.ORDER, seed, epoch))
+
+    def slot(self, step: int, micro_step: int, rank: int) -> Slot:
+        """The share of `rank` in `micro_step` of optimizer `step`, each counted from 0.
+
+        Raises:
+            IndexError: the epoch has no such step, micro-step or rank.
+        """
+        if not (0 <= step < self.steps and 0 <= micro_step < self.grad_accum and 0 <= rank < self.world_size):
+            raise IndexError(f"no slot for step {step}, micro-step {micro_step}, rank {rank}")
+        global_batch = sum(self.micro_batches) * self.grad_accum
+        batch = self._ids[step * global_batch : (step + 1) * global_batch]
+        entries = [-(-size * len(batch) // global_batch) for size in self.micro_batches]
+        first = micro_step * sum(entries) + sum(entries[:rank])
+        positions = np.arange(first, first + entries[rank])
+        real = positions < len(batch)
+        return Slot(batch[positions % len(batch)], real.astype(np.float32), int(real.sum()), len(batch))
+
+
+def _shuffled(ids: Ids, number: int) -> Ids:
+    return ids[np.argsort(mix64(ids.astype(np.uint64), number), kind="stable")]
+
 
 # Batches per thread that are being made or wait to be taken: one of each.
 _AHEAD_PER_WORKER = 2

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from vitscale.datasets.order import Purpose, stream, uniform_integers
+from vitscale.datasets.batches import Purpose, stream, uniform_integers
 from vitscale.sources import ChannelStatistics
 from vitscale.sources.base import IGNORED
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate, pad
 
-from vitscale.datasets.order import Purpose, stream, uniform_integers
+from vitscale.datasets.batches import Purpose, stream, uniform_integers
 from vitscale.datasets.preprocess import IMAGENET, Normalisation
 from vitscale.sources.base import IGNORED, OUTSIDE
 

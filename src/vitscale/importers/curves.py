@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from vitscale.importers.contents import Setting
-from vitscale.importers.trials import counts_hosts
+from vitscale.importers.records import counts_hosts
 from vitscale.store.results import Curve, CurvePoint
 from vitscale.trial.trial import Mode, Trial, exact
 

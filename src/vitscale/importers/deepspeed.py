@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vitscale.errors import RequestError, shown
-from vitscale.importers.contents import LogContents, LogRank, LogRun, Options, Problems, Setting
+from vitscale.importers.contents import LogContents, LogRank, LogRun, Options, Problems, Setting, identified, lines
 from vitscale.importers.deepspeed_lines import MOST_MICRO_STEPS, Broken, Facts, Times, timers, without_colours
-from vitscale.importers.files import identified, lines
 from vitscale.present.units import listed
 from vitscale.store.records import ExplainedLine, PhaseName, StepLine
 from vitscale.store.results import ImportedFile

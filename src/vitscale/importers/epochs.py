@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vitscale.errors import RequestError, StoreError
+from vitscale.importers import contents
 from vitscale.importers.contents import LogContents, LogRank, LogRun, Options, Problems, Setting
-from vitscale.importers.files import identified, parse_finite, parse_seconds, parse_whole
 from vitscale.importers.headings import OF_A_SETTING
+from vitscale.importers.records import an_epoch, epoch_line, nodes_of
 from vitscale.importers.tables import Header, Row, headers, rows, setting_of, text_of
-from vitscale.importers.trials import an_epoch, nodes_of
 from vitscale.present.units import listed
-from vitscale.store.records import EpochLine
 from vitscale.store.results import ImportedFile
 
 REQUIRED = ("gpus", "epoch_seconds")
@@ -63,8 +62,8 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
             for row in rows(path, head, REQUIRED, told):
                 try:
                     setting, values = setting_of(row, options), _values(row)
-                    rank = parse_whole(row["rank"] or "0", 0, setting.gpus - 1)
-                    epoch = parse_whole(row["epoch"], 0, 10_000_000) if row["epoch"] else None
+                    rank = contents.parse_whole(row["rank"] or "0", 0, setting.gpus - 1)
+                    epoch = contents.parse_whole(row["epoch"], 0, 10_000_000) if row["epoch"] else None
                 except (ValueError, RequestError) as error:
                     told.line(row.line, str(error))
                     continue
@@ -76,7 +75,7 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
                     raise StoreError(f"more than {_MOST_ROWS:,} rows", next_step="Import fewer files at a time")
             notes |= dict.fromkeys(_notes_on(head))
         problems += told.told()
-    files = tuple(identified(path) for path in paths)
+    files = tuple(contents.identified(path) for path in paths)
     first = 0 if any(epoch == 0 for run in runs.values() for _, epoch in run.rows) else 1
     found_runs = tuple(_found(run, first, options, files) for run in runs.values())
     notes |= dict.fromkeys(_unknown_layouts(found_runs))
@@ -84,10 +83,12 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
 
 
 def _values(row: Row) -> _Row:
-    accuracy = parse_finite(row["accuracy"])
+    accuracy = contents.parse_finite(row["accuracy"])
     if accuracy is not None and not 0 <= accuracy <= 1:
         raise ValueError(f"an accuracy of {accuracy:g} is no share from 0 to 1")
-    return _Row(parse_seconds(row["epoch_seconds"]), parse_finite(row["loss"]), accuracy, text_of(row["gpu"]))
+    return _Row(
+        contents.parse_seconds(row["epoch_seconds"]), contents.parse_finite(row["loss"]), accuracy, text_of(row["gpu"])
+    )
 
 
 def _home(runs: dict[tuple[Setting, str], _Run], own: _Run, rank: int, device: str | None) -> _Run:
@@ -113,7 +114,7 @@ def _add(run: _Run, rank: int, epoch: int | None, values: _Row, line: int, told:
 
 
 def _found(run: _Run, first: int, options: Options, files: tuple[ImportedFile, ...]) -> LogRun:
-    steps, images = an_epoch(run.setting, options)
+    sizes = an_epoch(run.setting, options)
     # Loss and accuracy are the run's: if only one rank tells them, they hold for all.
     said: dict[int, tuple[float | None, float | None]] = {}
     by_rank: dict[int, list[int]] = {}
@@ -127,17 +128,12 @@ def _found(run: _Run, first: int, options: Options, files: tuple[ImportedFile, .
             rank,
             device=next((run.rows[rank, e].device for e in epochs if run.rows[rank, e].device), None),
             epochs=tuple(
-                EpochLine(
-                    epoch=epoch - first,
-                    steps=steps,
-                    images=images,
-                    seconds=run.rows[rank, epoch].seconds,
-                    complete=True,
+                epoch_line(
+                    epoch - first,
+                    run.rows[rank, epoch].seconds,
+                    sizes,
                     train_loss=said[epoch][0],
                     train_accuracy=said[epoch][1],
-                    held_out_loss=None,
-                    held_out_accuracy=None,
-                    peak_bytes=None,
                 )
                 for epoch in epochs
             ),

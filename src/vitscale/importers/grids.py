@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 from itertools import islice
 from pathlib import Path
 
-from vitscale.importers.files import lines
+from vitscale.importers.contents import lines
 
 _MOST_LINES, _MOST_CHARACTERS = 20_000, 16 << 20
 """How much of a document is searched for tables."""

@@ -13,14 +13,12 @@ from typing import Any
 
 from vitscale.base.plugins import known
 from vitscale.errors import RequestError, StoreError, printable, shown
-from vitscale.importers import deepspeed, epochs, links, plain_csv, traces, train_logs, trainer_state
-from vitscale.importers.contents import FORMATS, OF_LINKS, LinkFormat, LogContents, LogFormat, Options, Setting, check
+from vitscale.importers import contents, deepspeed, epochs, links, plain_csv, traces, train_logs, trainer_state
+from vitscale.importers.contents import LinkFormat, LogContents, LogFormat, Options, Setting
 from vitscale.importers.curves import curves_of
-from vitscale.importers.files import lines
 from vitscale.importers.headings import CELLS_OF, SPEEDS
-from vitscale.importers.records import TrialRun, fingerprint, write
+from vitscale.importers.records import TrialRun, fingerprint, micro_batch_of, notes_on, train_samples, trial_of, write
 from vitscale.importers.tables import headers
-from vitscale.importers.trials import micro_batch_of, notes_on, train_samples, trial_of
 from vitscale.profiles.trace_json import is_trace
 from vitscale.store.results import Curve, StudyImport, StudyRecord
 from vitscale.trial.trial import Trial
@@ -61,23 +59,25 @@ def import_logs(paths: Sequence[Path], log_format: str, options: Options, result
         RequestError: an option is wrong, the files lack what nobody else can tell, or there is nothing to use in them.
         StoreError: a file cannot be read, or the folder cannot be written or holds something else.
     """
-    check(options)
+    contents.check(options)
     if not 1 <= len(paths) <= _MOST_FILES:
         raise RequestError(f"{len(paths)} files are given", valid=[f"1 to {_MOST_FILES:,}"])
-    contents = known("importer", log_format, _READERS, "__call__")(paths, options)
-    if not contents.runs:
-        why = f": {'; '.join(contents.problems)}" if contents.problems else ""
+    log_contents = known("importer", log_format, _READERS, "__call__")(paths, options)
+    if not log_contents.runs:
+        why = f": {'; '.join(log_contents.problems)}" if log_contents.problems else ""
         what = f"nothing in {shown(', '.join(path.name for path in paths))} can be used as {log_format}{why}"
-        raise StoreError(what, next_step=f"See docs/importing.md for what each format needs: {', '.join(FORMATS)}")
-    runs = _trial_runs(contents, options)
-    study = _study(paths, log_format, options, contents, runs)
-    return Done(study, runs, write(results, study, runs), contents.data)
+        raise StoreError(
+            what, next_step=f"See docs/importing.md for what each format needs: {', '.join(contents.FORMATS)}"
+        )
+    runs = _trial_runs(log_contents, options)
+    study = _study(paths, log_format, options, log_contents, runs)
+    return Done(study, runs, write(results, study, runs), log_contents.data)
 
 
-def _trial_runs(contents: LogContents, options: Options) -> tuple[TrialRun, ...]:
+def _trial_runs(log_contents: LogContents, options: Options) -> tuple[TrialRun, ...]:
     repeats: dict[str, int] = {}
     runs = []
-    for run in contents.runs:
+    for run in log_contents.runs:
         trial = trial_of(run, options)
         identity = trial.identity()
         repeat = repeats.get(identity, 0)
@@ -95,14 +95,14 @@ def _named_for(paths: Sequence[Path]) -> str:
 
 
 def _study(
-    paths: Sequence[Path], log_format: str, options: Options, contents: LogContents, runs: Sequence[TrialRun]
+    paths: Sequence[Path], log_format: str, options: Options, log_contents: LogContents, runs: Sequence[TrialRun]
 ) -> StudyRecord:
     trials: dict[str, tuple[Setting, Trial]] = {}
     for run in runs:
         trials.setdefault(run.trial.identity(), (run.run.setting, run.trial))
     files = tuple(dict.fromkeys(file for run in runs for file in run.run.files))
     curves = curves_of(list(trials.values()))
-    notes = (*_questions(curves, runs), *contents.notes, *notes_on([run.run for run in runs], options))
+    notes = (*_questions(curves, runs), *log_contents.notes, *notes_on([run.run for run in runs], options))
     given = "".join(f"\n{name} = {value}" for name, value in options.given().items())
     return StudyRecord(
         name=options.name or _named_for(paths) or log_format,
@@ -117,7 +117,7 @@ def _study(
             files=files,
             options=options.given(),
             notes=tuple(dict.fromkeys(notes)),
-            problems=contents.problems,
+            problems=log_contents.problems,
         ),
     )
 
@@ -186,7 +186,7 @@ def guess(paths: Sequence[Path], cells: str | None = None) -> LogFormat | LinkFo
                 )
             raise RequestError(
                 f"nothing in {shown(path.name)} tells its format",
-                valid=(*FORMATS, *OF_LINKS),
+                valid=(*contents.FORMATS, *contents.OF_LINKS),
                 next_step="Name it with --format; docs/importing.md says what each needs",
             )
     kinds = {taken for taken in formats.values() if taken is not None}
@@ -202,7 +202,7 @@ def _of(path: Path, cells: str | None) -> LogFormat | LinkFormat | None:
     head, *_ = headers(path, cells)
     if head.tells == 2:
         return "epochs" if "epoch_seconds" in head.columns and {"epoch", "rank", "run"} & {*head.columns} else "csv"
-    for number, text, _ in islice(lines(path), _LOOKED_AT):
+    for number, text, _ in islice(contents.lines(path), _LOOKED_AT):
         if (of_link := links.guessed(text)) is not None:
             return of_link
         if number == 1 and text.lstrip().startswith("{") and '"nccl_version"' in text:

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vitscale.errors import RequestError, shown
-from vitscale.importers.contents import LinkFormat, Problems
-from vitscale.importers.files import identified, lines, parse_seconds, parse_whole
+from vitscale.importers.contents import LinkFormat, Problems, identified, lines, parse_seconds, parse_whole
 from vitscale.store.checks import Operation
 from vitscale.store.results import ImportedFile
 

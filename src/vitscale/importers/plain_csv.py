@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vitscale.errors import RequestError, shown
+from vitscale.importers import contents
 from vitscale.importers.contents import LogContents, LogRank, LogRun, Options, Problems, Setting
-from vitscale.importers.files import identified, parse_seconds
 from vitscale.importers.headings import OF_A_SETTING, SPEEDS
+from vitscale.importers.records import an_epoch, epoch_line
 from vitscale.importers.tables import Row, headers, rows, setting_of, text_of
-from vitscale.importers.trials import an_epoch
 from vitscale.store.records import EpochLine, StepLine
 from vitscale.store.results import ImportedFile
 
@@ -59,17 +59,17 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
                 run.epochs += [] if epoch is None else [epoch]
             notes |= dict.fromkeys(head.notes(_KNOWN))
         problems += told.told()
-    files = tuple(identified(path) for path in paths)
+    files = tuple(contents.identified(path) for path in paths)
     return LogContents(tuple(_found(run, options, files) for run in runs.values()), tuple(notes), tuple(problems))
 
 
 def _times(row: Row, setting: Setting) -> tuple[tuple[float, int] | None, float | None]:
     """(Seconds and images of a step, seconds of an epoch), each None where the row does not tell; it must tell one."""
     images = (setting.micro_batch or 0) * setting.grad_accum
-    step = (parse_seconds(row["step_seconds"]), images) if row["step_seconds"] else None
-    epoch = parse_seconds(row["epoch_seconds"]) if row["epoch_seconds"] else None
+    step = (contents.parse_seconds(row["step_seconds"]), images) if row["step_seconds"] else None
+    epoch = contents.parse_seconds(row["epoch_seconds"]) if row["epoch_seconds"] else None
     if step is None and (all_of := row["images_per_second"] or row["images_per_second_per_gpu"]):
-        rate = parse_seconds(all_of)  # positive and finite, as a time
+        rate = contents.parse_seconds(all_of)  # positive and finite, as a time
         rate *= 1 if row["images_per_second"] else setting.gpus
         # If the batch is not told, a step stands for one image per GPU: the rate is right whatever the batch was.
         step = (setting.gpus * max(1, images) / rate, max(1, images))
@@ -95,17 +95,6 @@ def _steps(run: _Run) -> Iterable[StepLine]:
 
 
 def _epochs(run: _Run, options: Options) -> Iterable[EpochLine]:
-    steps, images = an_epoch(run.setting, options)
+    sizes = an_epoch(run.setting, options)
     for number, seconds in enumerate(run.epochs):
-        yield EpochLine(
-            epoch=number,
-            steps=steps,
-            images=images,
-            seconds=seconds,
-            complete=True,
-            train_loss=None,
-            train_accuracy=None,
-            held_out_loss=None,
-            held_out_accuracy=None,
-            peak_bytes=None,
-        )
+        yield epoch_line(number, seconds, sizes)

@@ -9,8 +9,7 @@ from typing import Any, get_args
 
 from vitscale.base.time_spans import Interval, intersection, length, union
 from vitscale.errors import StoreError, printable, shown
-from vitscale.importers.contents import MOST_GPUS, LogRank, LogRun, Setting
-from vitscale.importers.files import identified
+from vitscale.importers.contents import MOST_GPUS, LogRank, LogRun, Setting, identified
 from vitscale.profiles.step_trace import read_step_trace
 from vitscale.profiles.trace_figures import TimeShares
 from vitscale.store.records import ExplainedLine, StepLine

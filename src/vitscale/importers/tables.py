@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vitscale.errors import RequestError, shown
-from vitscale.importers.contents import MOST_GPUS, Options, Problems, Setting, precision
-from vitscale.importers.files import lines, parse_share, parse_whole
+from vitscale.importers import contents
+from vitscale.importers.contents import Options, Problems, Setting, precision
 from vitscale.importers.grids import Line, grids
 from vitscale.importers.headings import BATCH, CELLS_OF, NO_TRAINING, OWN, SPEEDS, Heading
+from vitscale.importers.records import hold, nodes_of
 from vitscale.importers.table_forms import forms
-from vitscale.importers.trials import hold, nodes_of
 from vitscale.present.units import listed
 from vitscale.trial.engines import ENGINES
 from vitscale.trial.model_cost import counted
@@ -51,9 +51,9 @@ def setting_of(row: Row, options: Options) -> Setting:
     Raises:
         ValueError: a number or a name that no run can have, and why.
     """
-    gpus = parse_whole(row["gpus"], 1, MOST_GPUS)
+    gpus = contents.parse_whole(row["gpus"], 1, contents.MOST_GPUS)
     layout = text_of(row["layout"])
-    nodes = parse_whole(row["nodes"], 1, gpus) if row["nodes"] else nodes_of(layout, gpus) or 1
+    nodes = contents.parse_whole(row["nodes"], 1, gpus) if row["nodes"] else nodes_of(layout, gpus) or 1
     if not hold(gpus, nodes):
         raise ValueError(f"{gpus} GPUs do not share out over {nodes} nodes")
     micro_batch, grad_accum = _batches(row, gpus, options)
@@ -62,13 +62,13 @@ def setting_of(row: Row, options: Options) -> Setting:
         nodes=nodes,
         micro_batch=micro_batch,
         grad_accum=grad_accum,
-        fraction=parse_share(row["fraction"] or "1.0"),
+        fraction=contents.parse_share(row["fraction"] or "1.0"),
         cluster=text_of(row["cluster"]),
         layout=layout,
         dataset=text_of(row["dataset"]),
         series=text_of(row["series"]),
         engine=next((name for name in ENGINES if name == row["engine"].lower()), text_of(row["engine"])),
-        zero_stage=parse_whole(row["zero_stage"], 0, 3) if row["zero_stage"] else None,
+        zero_stage=contents.parse_whole(row["zero_stage"], 0, 3) if row["zero_stage"] else None,
         precision=precision(row["precision"].lower()) if row["precision"] else None,
         model=text_of(row["model"]),
         parameters=counted(row["parameters"]) if row["parameters"] else None,
@@ -77,11 +77,13 @@ def setting_of(row: Row, options: Options) -> Setting:
 
 def _batches(row: Row, gpus: int, options: Options) -> tuple[int | None, int]:
     """(images per GPU and micro-step, micro-steps); what the row lacks is worked out from the batch of all GPUs."""
-    micro_batch = parse_whole(row["micro_batch"], 1, _MOST_IN_BATCH) if row["micro_batch"] else options.micro_batch
-    grad_accum = parse_whole(row["grad_accum"], 1, _MOST_IN_BATCH) if row["grad_accum"] else None
+    micro_batch = (
+        contents.parse_whole(row["micro_batch"], 1, _MOST_IN_BATCH) if row["micro_batch"] else options.micro_batch
+    )
+    grad_accum = contents.parse_whole(row["grad_accum"], 1, _MOST_IN_BATCH) if row["grad_accum"] else None
     if not row["global_batch"]:
         return micro_batch, grad_accum or 1
-    whole = parse_whole(row["global_batch"], 1, gpus * _MOST_IN_BATCH)
+    whole = contents.parse_whole(row["global_batch"], 1, gpus * _MOST_IN_BATCH)
     rest, over = divmod(whole, gpus * (micro_batch or 1) * (grad_accum or 1))
     if over or not rest or (rest > 1 and micro_batch and grad_accum):
         shares = f" x {micro_batch} images" * bool(micro_batch) + f" x {grad_accum} micro-steps" * bool(grad_accum)
@@ -149,7 +151,7 @@ def headers(path: Path, cells: str | None = None) -> tuple[Header, ...]:
     Raises:
         StoreError: the file cannot be read.
     """
-    number, text = next(((number, text) for number, text, _ in lines(path)), (0, ""))
+    number, text = next(((number, text) for number, text, _ in contents.lines(path)), (0, ""))
     nearest = Header(0, ",", ())
     if not text.lstrip().startswith("|"):
         separated = [_header(number, separator, text) for separator in ",;\t"]
@@ -225,7 +227,7 @@ def _lines(path: Path, head: Header) -> Iterator[tuple[int, Sequence[str], bool]
     if not head.separator:
         yield from ((number, [_plain_number(cell) for cell in cells], True) for number, cells in head.body)
         return
-    for number, text, whole in lines(path):
+    for number, text, whole in contents.lines(path):
         if number > head.line and text.strip():
             yield number, _cells(text, head.separator), whole
 

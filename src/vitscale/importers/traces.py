@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vitscale.errors import RequestError, StoreError, shown
-from vitscale.importers.contents import MOST_GPUS, LogContents, LogRank, LogRun, Options, Setting
-from vitscale.importers.files import identified
+from vitscale.importers.contents import MOST_GPUS, LogContents, LogRank, LogRun, Options, Setting, identified
 from vitscale.importers.step_traces import exported_run
 from vitscale.present.units import listed
-from vitscale.profiles import kernels, step_trace, timeline, trace_steps
+from vitscale.profiles import kernels, step_trace, timeline, trace_figures
 from vitscale.profiles.trace_figures import DeviceTime, TimeShares, product_rate, step_spans, traffic_lines
 from vitscale.profiles.trace_file import Group, Trace, read_trace
 from vitscale.store.reading import without_collection
@@ -170,7 +169,7 @@ def rank_trace(path: Path) -> RankTrace:
     if device.span is None:
         what = f"nothing in {shown(path.name)} ran on a GPU"
         raise StoreError(what, next_step="Profile with ProfilerActivity.CUDA, with no other profiler attached")
-    steps = trace_steps.steps_of(trace)
+    steps = trace_figures.steps_of(trace)
     named = _IN_THE_NAME.search(path.name)
     told = int((named[1] or named[2])[:12]) if named else None
     return RankTrace(
@@ -197,7 +196,7 @@ def rank_trace(path: Path) -> RankTrace:
     )
 
 
-def _explained(trace: Trace, steps: trace_steps.Steps) -> tuple[ExplainedLine, ...]:
+def _explained(trace: Trace, steps: trace_figures.Steps) -> tuple[ExplainedLine, ...]:
     events = [*(event for event in trace.events if event.kind != "annotation"), *steps.annotations]
     world = trace.world_size or 1
     return tuple(timeline.steps_on_cuda(events, steps.numbers, 0, world, first_is_whole=steps.first_is_whole))
@@ -304,7 +303,7 @@ def _log_rank(number: int, rank: RankTrace, images: int, *, some: bool) -> LogRa
     steps = tuple(  # an untold trace may be of any number of steps: its parts are known, no step's time
         StepLine(step=line.step, epoch=0, seconds=line.seconds, images=images, loss=None, warmup=False)
         for line in lines
-        if rank.found_by != trace_steps.UNTOLD
+        if rank.found_by != trace_figures.UNTOLD
     )
     return LogRank(number, rank.device, None, steps, explained=lines, traffic=rank.traffic)
 

@@ -17,18 +17,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vitscale.errors import RequestError, shown
-from vitscale.importers.contents import (
-    MOST_GPUS,
-    LogContents,
-    LogRank,
-    LogRun,
-    Options,
-    Problems,
-    Setting,
-    model_of,
-)
+from vitscale.importers import contents
+from vitscale.importers.contents import LogContents, LogRank, LogRun, Options, Problems, Setting
 from vitscale.importers.deepspeed_lines import without_colours
-from vitscale.importers.files import identified, lines, parse_finite, parse_seconds, parse_whole
 from vitscale.importers.tables import text_of
 from vitscale.present.units import percent
 from vitscale.store.records import StepLine
@@ -81,7 +72,7 @@ _ALIKE = 1.05
 _MOST_IN_BATCH, _MOST_PARAMETERS = 1_000_000, 10**15
 _COUNTS = {
     "gpus": (
-        MOST_GPUS,
+        contents.MOST_GPUS,
         r"\bProcess \d+, total (\d+)|^\s*GPU number: (\d+)|WORLD_SIZE in environ: \d+/(\d+)"
         r"|^Namespace\(.*\bworld_size=(\d+)|^using world size: (\d+)",
     ),
@@ -160,7 +151,7 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
 
 def _read(path: Path, told: Problems) -> _Log:
     log, before = _Log(), ""
-    for number, raw, _ in lines(path):
+    for number, raw, _ in contents.lines(path):
         text = without_colours(raw)
         for loop in (log.loop,) if log.steps else _LOOPS:
             if (match := loop.line.search(text)) is not None:
@@ -178,7 +169,7 @@ def _look_for_facts(text: str, log: _Log) -> None:
     for name, (most, pattern) in _TOLD.items():
         if name not in log.counts and (match := pattern.search(text)) is not None:
             with suppress(ValueError):  # a value that no run can have is ignored
-                log.counts[name] = parse_whole(next(filter(None, match.groups())), 1, most)
+                log.counts[name] = contents.parse_whole(next(filter(None, match.groups())), 1, most)
     if _ALONE.search(text):
         log.counts.setdefault("gpus", 1)
     if log.model is None and (match := _MODEL.search(text)) is not None:
@@ -187,11 +178,13 @@ def _look_for_facts(text: str, log: _Log) -> None:
 
 def _take(told: dict[str, str | None], log: _Log, number: int, problems: Problems) -> None:
     try:
-        step, of = (parse_whole(told[name] or "", 0, 10**12) for name in ("step", "of"))
+        step, of = (contents.parse_whole(told[name] or "", 0, 10**12) for name in ("step", "of"))
         seconds = (
-            parse_seconds(told.get("seconds") or "") if "ms" not in told else parse_seconds(told["ms"] or "") / 1000
+            contents.parse_seconds(told.get("seconds") or "")
+            if "ms" not in told
+            else contents.parse_seconds(told["ms"] or "") / 1000
         )
-        rate, data, batch = (parse_finite(told.get(name) or "") for name in ("rate", "data", "batch"))
+        rate, data, batch = (contents.parse_finite(told.get(name) or "") for name in ("rate", "data", "batch"))
     except ValueError as error:
         problems.line(number, str(error))
         return
@@ -231,12 +224,12 @@ def _run(path: Path, log: _Log, options: Options) -> tuple[LogRun, list[str]]:
         notes.append(f"{log.model or 'its model'} has {parameters:,} parameters, as {known} has (--model says it)")
     setting = Setting(gpus, micro_batch=micro_batch, model=model, parameters=parameters, train_samples=samples)
     rank = LogRank(0, steps=tuple(_steps(log, micro_batch or 0)))
-    return LogRun(setting, path.name, (identified(path),), (rank,), of_the_run=True), notes
+    return LogRun(setting, path.name, (contents.identified(path),), (rank,), of_the_run=True), notes
 
 
 def _with_so_many(parameters: int | None) -> str | None:
     """The named model with exactly this many parameters, given the number of classes that an import assumes."""
-    counts = {model_cost.parameters(model_of(Options(model=name), Setting(1))): name for name in NAMED_MODELS}
+    counts = {model_cost.parameters(contents.model_of(Options(model=name), Setting(1))): name for name in NAMED_MODELS}
     return None if parameters is None else counts.get(parameters)
 
 

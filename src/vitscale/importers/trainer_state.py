@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from vitscale.errors import RequestError, StoreError, shown
+from vitscale.importers import contents
 from vitscale.importers.contents import LogContents, LogRank, LogRun, Options, Setting
-from vitscale.importers.files import LONGEST_SECONDS, cannot_read, identified
-from vitscale.importers.trials import an_epoch, train_samples
+from vitscale.importers.records import an_epoch, epoch_line, train_samples
 from vitscale.store.records import EpochLine, StepLine
 
 _LARGEST_BYTES = 256 << 20
@@ -51,14 +51,14 @@ def _state(path: Path) -> Mapping[str, Any]:
             raise StoreError(f"{shown(path.name)} is larger than {_LARGEST_BYTES >> 20} MiB")
         content = json.loads(path.read_bytes())
     except OSError as error:
-        raise cannot_read(path, error) from None
+        raise contents.cannot_read(path, error) from None
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except ValueError as error:
         if isinstance(error, UnicodeError):
             raise ValueError("it is no UTF-8") from None
         if "null byte" in str(error):
-            raise cannot_read(path, error) from None
+            raise contents.cannot_read(path, error) from None
         raise ValueError(f"it is no JSON, or cut off ({str(error)[:100]})") from None
     if not isinstance(content, dict) or not isinstance(content.get("log_history"), list):
         raise ValueError("it has no log_history")
@@ -78,7 +78,7 @@ def _run(path: Path, state: Mapping[str, Any], gpus: int, options: Options) -> t
     evaluating = sum(_positive(entry.get("eval_runtime")) or 0.0 for entry in history)
     runtime = _positive(end.get("train_runtime")) or 0.0
     seconds = runtime - evaluating
-    if not 0 < seconds <= LONGEST_SECONDS:
+    if not 0 < seconds <= contents.LONGEST_SECONDS:
         raise ValueError(f"train_runtime {runtime:g} s less evaluation of {evaluating:g} s is no time")
     notes = [f"{path.name}: one time for the whole run, with its first steps: every epoch is shown as the mean one"]
     if evaluating:
@@ -94,7 +94,7 @@ def _run(path: Path, state: Mapping[str, Any], gpus: int, options: Options) -> t
         if whole and train_samples(setting, options)
         else (StepLine(step=0, epoch=0, seconds=seconds / steps, images=images, loss=None, warmup=False),),
     )
-    return LogRun(setting, path.name, (identified(path),), (rank,), of_the_run=True), notes
+    return LogRun(setting, path.name, (contents.identified(path),), (rank,), of_the_run=True), notes
 
 
 def _setting(
@@ -141,21 +141,12 @@ def _setting(
 def _epochs(
     history: Sequence[Mapping[str, Any]], whole: int, seconds: float, setting: Setting, options: Options
 ) -> Iterable[EpochLine]:
-    steps, images = an_epoch(setting, options)
+    sizes = an_epoch(setting, options)
     for number in range(whole):
         own = [entry for entry in history if (at := _positive(entry.get("epoch"))) and number < at <= number + 1 + 1e-9]
-        yield EpochLine(
-            epoch=number,
-            steps=steps,
-            images=images,
-            seconds=seconds,
-            complete=True,
-            train_loss=_last(own, "loss"),
-            train_accuracy=None,
-            held_out_loss=_last(own, "eval_loss"),
-            held_out_accuracy=_share(_last(own, "eval_accuracy")),
-            peak_bytes=None,
-        )
+        accuracy = _share(_last(own, "eval_accuracy"))
+        held_out = {"held_out_loss": _last(own, "eval_loss"), "held_out_accuracy": accuracy}
+        yield epoch_line(number, seconds, sizes, train_loss=_last(own, "loss"), **held_out)
 
 
 def _last(entries: Sequence[Mapping[str, Any]], key: str) -> float | None:
@@ -178,7 +169,7 @@ def _number(value: object) -> float | None:
 
 def _positive(value: object) -> float | None:
     number = _number(value)
-    return number if number is not None and 0 < number <= LONGEST_SECONDS else None
+    return number if number is not None and 0 < number <= contents.LONGEST_SECONDS else None
 
 
 def _count(value: object) -> int | None:

@@ -1,18 +1,24 @@
-"""A laboratory in use: commands on its hosts, and faults on demand."""
+"""A laboratory in use: commands on its hosts, and faults on demand.
+
+`python -m vitscale.lab.laboratory NAME` ends the lab when the process that makes or uses it dies. It notices through
+its standard input, a pipe that the kernel closes however that process dies.
+"""
 
 from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import TracebackType
 
 from vitscale.errors import RequestError, VitscaleError, unknown
 from vitscale.lab import building, processes, quota
 from vitscale.lab.building import INTERFACE, address, set_link
-from vitscale.lab.guard import Guard, end_holders, take_down
-from vitscale.lab.state import Plan, State, existing, names, read
+from vitscale.lab.state import PREFIX, Holder, Plan, State, existing, folder_of, names, read
 
 
 class Laboratory:
@@ -164,3 +170,83 @@ def _built(plan: Plan) -> Iterator[tuple[State, Guard]]:
         except OSError as error:
             raise VitscaleError(f"the lab {plan.name!r} cannot be made: {error}") from None
         yield state, guard
+
+
+_KEEP = "keep\n"
+
+
+class Guard:
+    """Ends the lab with the block or with this process, whichever ends first, unless the lab is to be kept."""
+
+    def __init__(self, name: str, started: list[subprocess.Popen[str]]) -> None:
+        self._name = name
+        self._started = started
+        self._keep = False
+
+    def __enter__(self) -> Guard:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "vitscale.lab.laboratory", self._name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            cwd="/",
+            start_new_session=True,
+        )
+        return self
+
+    def keep(self) -> None:
+        """Lets the lab outlive the block and this process."""
+        self._keep = True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            if not self._keep:
+                take_down(self._name)
+                for process in self._started:
+                    process.wait()
+        finally:
+            self._process.communicate(_KEEP if self._keep else None)
+
+
+def main(name: str) -> None:
+    """Waits for a line or the end of standard input; ends the lab unless the line is `_KEEP`."""
+    if sys.stdin.readline() != _KEEP:
+        take_down(name)
+
+
+def take_down(name: str) -> bool:
+    """Ends the lab called `name`, however much of it is left; False where there was nothing.
+
+    Raises:
+        VitscaleError: a process or a cgroup was not gone after 10 s; the folder is kept, to try again.
+    """
+    folder = folder_of(name)
+    state = read(name)
+    if state is not None:
+        end_holders(state.holders)
+    controller = quota.find_controller()
+    if controller is not None:
+        controller.remove(PREFIX + name)
+    if not folder.exists():
+        return False
+    with suppress(FileNotFoundError):  # another process is ending it too
+        shutil.rmtree(folder)
+    return True
+
+
+def end_holders(holders: Iterable[Holder]) -> None:
+    """Ends the holders with everything in their namespaces, and returns when all are gone.
+
+    Raises:
+        VitscaleError: a process was not gone after 10 s.
+    """
+    processes.kill(
+        process for holder in holders for process in (holder.first, holder.outside, *processes.waiting(holder.first))
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from vitscale.analysis.peaks import Peak, peak
+from vitscale.analysis.runs.compute import Peak, peak
 from vitscale.errors import RequestError, shown
 from vitscale.trial.trial import Precision
 
@@ -61,7 +61,7 @@ def _type(name: str, gigabytes: float, gigabytes_per_second: float, *aliases: st
 
 
 TYPES = (
-    # Bandwidths and sizes are those of the documents that `vitscale.analysis.peaks` names for each; of the oldest two:
+    # Bandwidths and sizes are those of the documents that `analysis.runs.compute` names for each; of the oldest two:
     # NVIDIA Tesla P100 datasheet (2016) and NVIDIA Tesla K80 board specification (2015), for one of its two GPUs.
     _type("B300 SXM6 AC", 270, 8000, "B300"),
     _type("GB200", 186, 8000),

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from vitscale.errors import RequestError, printable, shown
 from vitscale.importers import tables
-from vitscale.importers.contents import Problems
-from vitscale.importers.files import parse_finite, parse_whole
+from vitscale.importers.contents import Problems, parse_finite, parse_whole
 from vitscale.prediction.gpu_types import GpuType, gpu_type
 from vitscale.prediction.network.links import Link, declared_link
 from vitscale.present.units import listed

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitscale.preflight import group_verdicts, host_verdicts, network_verdicts, pace_verdicts, reach_verdicts
+from vitscale.preflight import host_verdicts, network_verdicts, pace_verdicts, reach_verdicts
 from vitscale.preflight.pace_verdicts import against_others, rank_speeds, rates
 from vitscale.preflight.verdict import host_of
 from vitscale.present import document as doc
@@ -37,9 +37,9 @@ RULES: tuple[Callable[[CheckRecord], Iterable[doc.Finding]], ...] = (
     host_verdicts.versions_differ,
     host_verdicts.drivers_differ,
     network_verdicts.slow_link,
-    group_verdicts.slow_groups,
-    group_verdicts.groups_across_hosts,
-    group_verdicts.no_groups,
+    host_verdicts.slow_groups,
+    host_verdicts.groups_across_hosts,
+    host_verdicts.no_groups,
     host_verdicts.slow_loader,
     host_verdicts.slow_disk,
     pace_verdicts.power_limits,

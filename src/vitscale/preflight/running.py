@@ -26,7 +26,8 @@ from vitscale.preflight.fit import fits
 from vitscale.preflight.reach_verdicts import ask
 from vitscale.runner.classify import outcome_of
 from vitscale.runner.evidence import Evidence, log_tail
-from vitscale.runner.one_run import RANK_MODULE, launch_plan, ranks_variables, refuse_elsewhere, run_ranks
+from vitscale.runner.one_run import RANK_MODULE, launch_plan, ranks_variables, refuse_elsewhere, start_ranks
+from vitscale.runner.watch import watch
 from vitscale.schedulers import Hostfile, Placement, Submitter, described, scheduler_for
 from vitscale.schedulers.prepared import PreparedProcesses
 from vitscale.store import checks, write_whole
@@ -286,14 +287,12 @@ def _measure(target: CheckTarget, wanted: checks.CheckRequest, folder: Path) -> 
     spawn = launch_plan(target.scheduler, launch, target.launcher, wanted.world, folder, RANK_MODULE)
     try:
         with PreparedProcesses() as prepared:
-            ending = run_ranks(
-                spawn,
-                target.scheduler,
-                launch,
-                ranks_variables(wanted.world),
+            variables, ready = ranks_variables(wanted.world), partial(prepared.ready, "check", None)
+            ending = watch(
+                start_ranks(spawn, target.scheduler, launch, environment=variables, ready=ready),
+                folder,
                 hang_seconds=max(_START_SECONDS, *wanted.limits.values()) + 30.0,
                 timeout_seconds=wanted.longest_seconds + _START_SECONDS,
-                ready=partial(prepared.ready, "check", None),
             )
     except OSError as error:
         raise RequestError(f"the ranks cannot be started: {error.strerror or error}") from None

@@ -20,6 +20,7 @@ from vitscale.present.estimate import Estimate
 VERSIONS: Mapping[str, int] = MappingProxyType(
     {
         "run": 8,
+        "train": 8,
         "report": 8,
         "plan": 3,
         "check": 1,
@@ -88,6 +89,20 @@ def finding_fields(finding: Finding) -> dict[str, Any]:
         "line": about.line,
         "source": about.source or None,
     }
+
+
+def attributes(of: object | None, *names: str, prefix: str = "") -> dict[str, Any]:
+    """These attributes under their names behind `prefix`, an empty text as null; all null where there is no object."""
+    values = {name: None if of is None else getattr(of, name) for name in names}
+    return {f"{prefix}{name}": None if value == "" else value for name, value in values.items()}
+
+
+def estimates(of: object | None, *names: str) -> dict[str, float | None]:
+    """These estimates of an object under their own names (`estimate_fields`); all null where there is no object."""
+    fields: dict[str, float | None] = {}
+    for name in names:
+        fields |= estimate_fields(name, None if of is None else getattr(of, name))
+    return fields
 
 
 def estimate_fields(name: str, estimate: Estimate | None) -> dict[str, float | None]:

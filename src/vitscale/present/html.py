@@ -58,7 +58,7 @@ def to_html(document: doc.Document, *, brand: str = "vitscale", subtitle: str = 
     sections = [block for block in document.blocks if isinstance(block, doc.Section)]
     links = (_format('<a href="#{}">{}</a> ', slug(part.title), part.title) for part in sections if part.folded)
     scripts, hashes = _scripts(shown)
-    body = "\n".join(map(_lead, document.blocks))
+    body = "\n".join(_block(block, 2) for block in document.blocks)
     last = _format('<p class="last">{}</p>', " ".join(document.last)) if document.last else ""
     return _PAGE.format(
         policy=_policy(hashes),
@@ -94,10 +94,6 @@ def _format(text: str, *values: object) -> str:
 
 def _html(text: str) -> Markup:
     return Markup(text)  # noqa: S704  # made by the functions of this file
-
-
-def _lead(block: doc.Block) -> str:
-    return _block(block, 2)
 
 
 def _blocks(blocks: Iterable[doc.Block], depth: int) -> Markup:

@@ -68,7 +68,7 @@ def _table(table: doc.Table) -> Iterator[str]:
         yield rf"\caption{{{escaped(table.title)}}}"
     yield rf"\begin{{tabular}}{{@{{}}{''.join('l' if column.words else 'r' for column in table.columns)}@{{}}}}"
     yield r"\toprule"
-    yield _row([_heading(column) for column in table.columns])
+    yield _row([escaped(column.heading) for column in table.columns])
     yield r"\midrule"
     for index, group in enumerate(table.groups):
         if group.label:
@@ -83,10 +83,6 @@ def _table(table: doc.Table) -> Iterator[str]:
         r"\end{table}",
         "",
     )
-
-
-def _heading(column: doc.Column) -> str:
-    return escaped(column.heading)
 
 
 def _cell(cell: doc.Cell) -> str:

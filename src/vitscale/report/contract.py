@@ -41,13 +41,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from vitscale.analysis import Analysis, CurveComparison, CurveResult, Point, TrialResult
 from vitscale.analysis.runs.figures import EpochFigures
 from vitscale.analysis.trials import Drift
 from vitscale.prediction.results import Forecast
-from vitscale.present.data import envelope, estimate_fields, finding_fields, finite
+from vitscale.present.data import attributes, envelope, estimate_fields, estimates, finding_fields, finite
 from vitscale.report import contract_details, prediction_table, resolutions, sentences
 from vitscale.trial.rank_batches import largest_micro_batch
 from vitscale.trial.trial import Trial
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     import polars
 
 
-def to_json(analysis: Analysis, forecast: Forecast | None = None, verb: Literal["report", "run"] = "report") -> str:
+def to_json(analysis: Analysis, forecast: Forecast | None = None, verb: str = "report") -> str:
     """The whole analysis as strict JSON, one object per trial."""
     content = {
         "study": {"name": analysis.study.name, "repeats": analysis.study.repeats, "versions": analysis.study.versions},
@@ -142,13 +142,8 @@ def _runs(result: TrialResult) -> list[dict[str, Any]]:
         {
             "repeat": record.header.repeat,
             "attempt": record.header.attempt,
-            "timed_steps": run.timed_steps,
-            "step_seconds": run.step_seconds,
-            "images_per_second": run.images_per_second,
-            "epoch_seconds": run.epoch_seconds,
-            "elapsed_epoch_seconds": run.elapsed_epoch_seconds,
-            "startup_seconds": run.startup_seconds,
-            "peak_bytes": run.peak_bytes,
+            **attributes(run, "timed_steps", "step_seconds", "images_per_second", "epoch_seconds"),
+            **attributes(run, "elapsed_epoch_seconds", "startup_seconds", "peak_bytes"),
             "loss": run.epochs[-1].train_loss if run.epochs else None,
             "held_out_accuracy": run.epochs[-1].held_out_accuracy if run.epochs else None,
             "log": record.header.log,
@@ -184,15 +179,13 @@ def _trial(analysis: Analysis, result: TrialResult) -> dict[str, Any]:
     last = told[-1] if told else None
     return {
         "trial": result.trial_id,
-        "outcome": result.outcome,
-        "reason": result.reason or None,
+        **attributes(result, "outcome", "reason"),
         "model": result.model_name,
         "image_size": trial.model.image_size,
         "parameters": model.parameters if model else None,
         "dataset": trial.data.hf or trial.data.name,
         "fraction": trial.data.fraction,
-        "engine": trial.train.engine,
-        "accelerate_backend": trial.train.accelerate_backend,
+        **attributes(trial.train, "engine", "accelerate_backend"),
         "zero_stage": trial.train.zero_stage if trial.train.wrapper == "deepspeed" else None,
         "offload": trial.train.offload,
         "launcher": trial.launcher,
@@ -220,15 +213,13 @@ def _trial(analysis: Analysis, result: TrialResult) -> dict[str, Any]:
         "slow_steps_share": result.slow_share,
         "slow_steps_kept": sum(len(run.slow.kept) for run in result.runs) if result.runs else None,
         "slow_steps_kept_share": result.kept_slow_share,
-        **estimate_fields("images_per_second", result.images_per_second),
-        **estimate_fields("epoch_seconds", result.epoch_seconds),
+        **estimates(result, "images_per_second", "epoch_seconds"),
         "epoch_seconds_source": result.epoch_seconds_source,
         "allocations": len(result.allocations) or None,
         "spread_between_allocations": result.components.between if result.components else None,
         "spread_within_allocations": result.components.within if result.components else None,
         "epoch_images": next((run.pace.epoch_images for run in result.runs), None),
-        "images_left_out": result.images_left_out,
-        "effective_steps": result.effective_steps,
+        **attributes(result, "images_left_out", "effective_steps"),
         "last_step_source": next((run.pace.last_step_source for run in result.runs), None),
         **estimate_fields("elapsed_epoch_seconds", result.elapsed_epoch_seconds),
         "elapsed_epochs": result.elapsed_epochs if result.runs else None,
@@ -238,12 +229,10 @@ def _trial(analysis: Analysis, result: TrialResult) -> dict[str, Any]:
         "startup": dict(result.startup),
         **_learnt(trial, last),
         "epochs": [
-            {"epoch": epoch.epoch, "complete": epoch.complete, "seconds": epoch.seconds, **_learnt(trial, epoch)}
-            for epoch in result.epochs
+            attributes(epoch, "epoch", "complete", "seconds") | _learnt(trial, epoch) for epoch in result.epochs
         ],
         "peak_bytes": result.peak_bytes,
-        "gradient_dtype": model.gradient_dtype if model else None,
-        "synchronised_timing": model.synchronised_timing if model else None,
+        **attributes(model, "gradient_dtype", "synchronised_timing"),
         **_drift(result.drift),
         **contract_details.flat(result),
         **contract_details.nested(result),
@@ -255,29 +244,20 @@ def _learnt(trial: Trial, epoch: EpochFigures | None) -> dict[str, float | None]
     return {
         "loss": epoch.train_loss if epoch else None,
         "accuracy": epoch.train_accuracy if epoch else None,
-        "held_out_loss": epoch.held_out_loss if epoch else None,
-        "held_out_accuracy": epoch.held_out_accuracy if epoch else None,
-        "mean_iou": epoch.mean_iou if epoch else None,
+        **attributes(epoch, "held_out_loss", "held_out_accuracy", "mean_iou"),
         "pixel_accuracy": epoch.held_out_accuracy if epoch and of_pixels else None,
     }
 
 
 def _drift(drift: Drift) -> dict[str, Any]:
     """`drift`: reference, agrees, drifts or unknown. A difference that is infinite is null: one loss is not finite."""
-    return {
-        "drift": drift.status,
-        "drift_reference": drift.reference,
-        "drift_difference": drift.difference,
-        "drift_tolerance": drift.tolerance,
-        "drift_step": drift.step,
-        "drift_reason": drift.reason or None,
-    }
+    known = attributes(drift, "reference", "difference", "tolerance", "step", "reason", prefix="drift_")
+    return {"drift": drift.status} | known
 
 
 def _curve(curve: CurveResult) -> dict[str, Any]:
     return {
-        "name": curve.name,
-        "mode": curve.mode,
+        **attributes(curve, "name", "mode"),
         "labels": dict(curve.labels),
         "baseline": curve.baseline.trial_id if curve.baseline else None,
         "baseline_gpus": curve.baseline.gpus if curve.baseline else None,
@@ -287,31 +267,17 @@ def _curve(curve: CurveResult) -> dict[str, Any]:
 
 
 def _scaling(point: Point | None) -> dict[str, float | None]:
-    return {
-        **estimate_fields("speedup", point.speedup if point else None),
-        **estimate_fields("efficiency", point.efficiency if point else None),
-        **estimate_fields("speedup_over_plain", point.speedup_over_plain if point else None),
-        **estimate_fields("efficiency_over_plain", point.efficiency_over_plain if point else None),
-    }
+    return estimates(point, "speedup", "efficiency", "speedup_over_plain", "efficiency_over_plain")
 
 
 def _comparison(comparison: CurveComparison) -> dict[str, Any]:
     return {
-        "mode": comparison.mode,
-        "gpus": comparison.gpus,
+        **attributes(comparison, "mode", "gpus", "first", "second", "first_trial", "second_trial"),
         "field": "train.engine" if "train.engine" in comparison.fields else comparison.fields[0],
         "fields": list(comparison.fields),
-        "first": comparison.first,
-        "second": comparison.second,
-        "first_trial": comparison.first_trial,
-        "second_trial": comparison.second_trial,
         "quantity": "epoch_seconds",
-        "times_as_fast": comparison.result.ratio.value,
-        "times_as_fast_low": comparison.result.ratio.low,
-        "times_as_fast_high": comparison.result.ratio.high,
-        "p": comparison.result.p,
-        "p_adjusted": comparison.result.p_adjusted,
-        "verdict": comparison.result.verdict,
+        **estimate_fields("times_as_fast", comparison.result.ratio),
+        **attributes(comparison.result, "p", "p_adjusted", "verdict"),
         "sentence": sentences.comparison(comparison),
     }
 

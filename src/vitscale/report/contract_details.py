@@ -10,7 +10,7 @@ from vitscale.analysis.learning.convergence import Convergence
 from vitscale.analysis.runs.resources import ResourceFigures
 from vitscale.analysis.time.breakdown import Breakdown, RankParts, Straggler
 from vitscale.analysis.time.traffic import Traffic
-from vitscale.present.data import estimate_fields
+from vitscale.present.data import attributes, estimate_fields, estimates
 from vitscale.present.estimate import Estimate
 from vitscale.report import sentences
 from vitscale.store.records import COMMUNICATION
@@ -23,30 +23,21 @@ def flat(result: TrialResult) -> Object:
     """The most useful of these figures as values of their own, for CSV too."""
     typical = result.breakdown.typical if result.breakdown else None
     data_wait = typical.parts.get("data_wait") if typical else None
-    used, learnt, sent = result.resources, result.convergence, result.traffic
+    waited = data_wait / typical.seconds if typical and typical.seconds and data_wait is not None else None
+    used, sent = result.resources, result.traffic
     return {
-        **estimate_fields("exposed_share", result.breakdown.exposed_share if result.breakdown else None),
-        "data_wait_share": data_wait / typical.seconds
-        if typical and typical.seconds and data_wait is not None
-        else None,
+        **estimates(result.breakdown, "exposed_share"),
+        "data_wait_share": waited,
         "explaining_overhead": result.breakdown.overhead if result.breakdown else None,
-        **estimate_fields("mfu", used.mfu if used else None),
-        **estimate_fields("share_of_matmul", used.share_of_matmul if used else None),
-        **estimate_fields("joules_per_image", used.joules_per_image if used else None),
-        "peak_rss_bytes": used.peak_rss_bytes if used else None,
-        "cuda_allocated_bytes": used.cuda_allocated_bytes if used else None,
-        "cuda_reserved_bytes": used.cuda_reserved_bytes if used else None,
-        "cuda_device_bytes": used.cuda_device_bytes if used else None,
-        **estimate_fields("noise_scale_images", learnt.noise_scale_images if learnt else None),
-        **estimate_fields("seconds_to_target", learnt.seconds_to_target if learnt else None),
+        **estimates(used, "mfu", "share_of_matmul", "joules_per_image"),
+        **attributes(used, "peak_rss_bytes", "cuda_allocated_bytes", "cuda_reserved_bytes", "cuda_device_bytes"),
+        **estimates(result.convergence, "noise_scale_images", "seconds_to_target"),
         "collectives_per_step": sent.calls if sent else None,
         "logical_bytes_per_step": sent.logical_bytes if sent else None,
         "physical_bytes_per_step": sent.physical_bytes if sent else None,
         **estimate_fields("wire_bytes_per_second", sent.bytes_per_second if sent else None),
         "sent_gradient_dtype": sent.gradient_dtype if sent else None,
-        "checkpoint_save_seconds": result.checkpoint.save_seconds if result.checkpoint else None,
-        "checkpoint_load_seconds": result.checkpoint.load_seconds if result.checkpoint else None,
-        "checkpoint_bytes": result.checkpoint.bytes if result.checkpoint else None,
+        **attributes(result.checkpoint, "save_seconds", "load_seconds", "bytes", prefix="checkpoint_"),
     }
 
 
@@ -63,9 +54,7 @@ def nested(result: TrialResult) -> Object:
 def waterfall(split: Waterfall) -> Object:
     """One waterfall, with its sentence."""
     return {
-        "curve": split.curve,
-        "mode": split.mode,
-        "gpus": split.gpus,
+        **attributes(split, "curve", "mode", "gpus"),
         "trial": split.trial_id,
         "baseline": split.baseline_trial,
         "baseline_gpus": split.baseline_gpus,
@@ -75,10 +64,8 @@ def waterfall(split: Waterfall) -> Object:
             {"name": factor.name, "factor": factor.factor, "points": factor.points, **_ends("points", factor.interval)}
             for factor in split.factors
         ],
-        "reason": split.reason or None,
         "straggler": _straggler(split.straggler),
-        "work_per_rank": split.work_per_rank,
-        "images_left_out": split.images_left_out,
+        **attributes(split, "reason", "work_per_rank", "images_left_out"),
         "sentence": sentences.waterfall(split),
     }
 
@@ -114,8 +101,7 @@ def _breakdown(breakdown: Breakdown) -> Object:
             for rank in breakdown.ranks
         ],
         "reasons": dict(breakdown.reasons),
-        "overhead": breakdown.overhead,
-        "attached_overhead": breakdown.attached_overhead,
+        **attributes(breakdown, "overhead", "attached_overhead"),
         "straggler": _straggler(breakdown.straggler),
     }
 
@@ -145,22 +131,16 @@ def _straggler(straggler: Straggler | None) -> Object | None:
     if straggler is None:
         return None
     return {
-        "rank": straggler.rank,
-        "share_of_steps": straggler.share_of_steps,
+        **attributes(straggler, "rank", "share_of_steps", "slower_by"),
         **_ends("share_of_steps", straggler.interval),
-        "slower_by": straggler.slower_by,
     }
 
 
 def _convergence(convergence: Convergence) -> Object:
     return {
-        **estimate_fields("noise_scale_images", convergence.noise_scale_images),
-        "noise_reason": convergence.noise_reason or None,
-        "target_accuracy": convergence.target_accuracy,
+        **estimates(convergence, "noise_scale_images", "images_to_target", "seconds_to_target"),
+        **attributes(convergence, "noise_reason", "target_accuracy"),
+        **attributes(convergence, "images_to_target_at_least", "seconds_to_target_at_least"),
         "target_runs": [asdict(run) for run in convergence.target_runs],
-        **estimate_fields("images_to_target", convergence.images_to_target),
-        **estimate_fields("seconds_to_target", convergence.seconds_to_target),
-        "images_to_target_at_least": convergence.images_to_target_at_least,
-        "seconds_to_target_at_least": convergence.seconds_to_target_at_least,
         "points": [asdict(point) for point in convergence.points],
     }

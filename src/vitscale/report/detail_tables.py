@@ -1,13 +1,15 @@
-"""The tables beside the scaling ones: four figures that stand together, the parts of a step, resources, accuracy."""
+"""The tables beside the scaling ones: four figures that stand together, parts of a step, resources, accuracy, bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from vitscale.analysis import Analysis, CurveResult, TrialResult
 from vitscale.analysis.learning.convergence import Convergence, accuracy_at_images, accuracy_at_seconds
-from vitscale.analysis.runs.resources import RankResources, ResourceFigures
-from vitscale.analysis.time.breakdown import Straggler
+from vitscale.analysis.runs.resources import ResourceFigures
+from vitscale.analysis.time.breakdown import Breakdown, Straggler
+from vitscale.analysis.time.traffic import Traffic
 from vitscale.analysis.trials import CheckpointCost
 from vitscale.present import units
 from vitscale.present.document import Cell, Table
@@ -17,6 +19,7 @@ from vitscale.report.charts.accuracy import images_panel, reach, reached, second
 from vitscale.report.charts.time import PART_NAMES, parts_of, unknown_parts
 from vitscale.report.tables import TrialColumn, grouped_table, interval_cell
 
+Part = TypeVar("Part")
 _MOST_RANKS_TOLD = 8
 _FOUR = ("MFU", "of the measured matmul rate", "exposed communication")
 
@@ -26,18 +29,12 @@ def four_figures(analysis: Analysis) -> Table | None:
     measured = [trial for trial in analysis.trials.values() if trial.runs]
     speed = f"images/s/{'GPU' if any(trial.trial.train.device == 'cuda' for trial in measured) else 'rank'}"
     columns: list[TrialColumn] = [
-        (speed, lambda trial: _interval(trial.images_per_second, units.number, 1 / trial.trial.world.size)),
-        ("MFU", lambda trial: _interval(trial.resources.mfu if trial.resources else None, _percent)),
-        (
-            "of the measured matmul rate",
-            lambda trial: _interval(trial.resources.share_of_matmul if trial.resources else None, _percent),
-        ),
-        (
-            "exposed communication",
-            lambda trial: _interval(trial.breakdown.exposed_share if trial.breakdown else None, _percent),
-        ),
-        ("explaining cost", lambda trial: Cell(_signed(trial.breakdown.overhead if trial.breakdown else None))),
-        ("waited for", lambda trial: Cell(_straggler(trial.breakdown.straggler if trial.breakdown else None))),
+        (speed, lambda trial: _cell(trial.images_per_second, units.number, 1 / trial.trial.world.size)),
+        ("MFU", _of(_resources, lambda used: used.mfu, _percent)),
+        ("of the measured matmul rate", _of(_resources, lambda used: used.share_of_matmul, _percent)),
+        ("exposed communication", _of(_breakdown, lambda step: step.exposed_share, _percent)),
+        ("explaining cost", _of(_breakdown, lambda step: step.overhead, _signed)),
+        ("waited for", _of(_breakdown, lambda step: _straggler(step.straggler))),
     ]
     peaks = dict.fromkeys(t.resources.peak_name for t in measured if t.resources and t.resources.mfu is not None)
     notes = [
@@ -47,9 +44,7 @@ def four_figures(analysis: Analysis) -> Table | None:
         *_unknown("Exposed communication", measured, lambda t: "" if t.breakdown else "no step was explained"),
     ]
     title = "Four figures that stand together"
-    return grouped_table(
-        analysis, title, analysis.curves, columns, lambda trial: bool(trial.runs), always=(speed, *_FOUR), notes=notes
-    )
+    return grouped_table(analysis, title, columns, lambda trial: trial.runs, always=(speed, *_FOUR), notes=notes)
 
 
 def parts_table(analysis: Analysis) -> Table | None:
@@ -63,14 +58,7 @@ def parts_table(analysis: Analysis) -> Table | None:
     ]
     notes = [*unknown_parts([breakdown.reasons for breakdown in breakdowns]), *map(_bubble, analysis.trials.values())]
     title = "Parts of an explained step, in milliseconds"
-    return grouped_table(
-        analysis,
-        title,
-        analysis.curves,
-        columns,
-        lambda trial: trial.breakdown is not None,
-        notes=[n for n in notes if n],
-    )
+    return grouped_table(analysis, title, columns, _breakdown, notes=list(filter(None, notes)))
 
 
 def _bubble(trial: TrialResult) -> str:
@@ -86,29 +74,26 @@ def _bubble(trial: TrialResult) -> str:
 def resource_table(analysis: Analysis) -> Table | None:
     """What each trial used, and why figures are missing."""
     columns: list[TrialColumn] = [
-        ("cores by rank", lambda trial: Cell(_places(trial.resources, lambda rank: rank.cores))),
-        ("NUMA nodes", lambda trial: Cell(_places(trial.resources, lambda rank: rank.numa_nodes or ()))),
-        ("CPU utilisation", _resource(lambda used: used.cpu_utilisation, units.percent)),
-        ("of the CPU quota", _resource(lambda used: used.cpu_utilisation_of_quota, units.percent)),
-        ("held back by the quota", _resource(lambda used: used.cpu_throttled_share, _percent)),
-        ("resident", _resource(lambda used: used.peak_rss_bytes, _bytes)),
-        ("GPU allocated", _resource(lambda used: used.cuda_allocated_bytes, _bytes)),
-        ("GPU reserved", _resource(lambda used: used.cuda_reserved_bytes, _bytes)),
-        ("whole GPU", _resource(lambda used: used.cuda_device_bytes, _bytes)),
-        ("GPU utilisation", _resource(lambda used: used.gpu_utilisation, units.percent)),
-        ("SM clock (MHz)", _resource(lambda used: used.sm_clock_mhz, _whole)),
-        ("lowest", _resource(lambda used: used.sm_clock_mhz_min, _whole)),
-        ("hottest (\N{DEGREE SIGN}C)", _resource(lambda used: used.temperature_celsius_max, _whole)),
-        ("power per GPU (W)", _resource(lambda used: used.power_watts, _whole)),
-        ("throttled", _resource(lambda used: used.throttled_share, _percent)),
-        ("because of", lambda trial: Cell(_reasons(trial.resources))),
-        (
-            "energy per image (J)",
-            lambda trial: _interval(trial.resources.joules_per_image if trial.resources else None, units.number),
-        ),
-        ("checkpoint saved (s)", _checkpoint(lambda cost: units.number(cost.save_seconds))),
-        ("restored (s)", _checkpoint(lambda cost: units.number(cost.load_seconds))),
-        ("its files", _checkpoint(lambda cost: _bytes(cost.bytes))),
+        ("cores by rank", _of(_resources, lambda used: _places([rank.cores for rank in used.by_rank]))),
+        ("NUMA nodes", _of(_resources, lambda used: _places([rank.numa_nodes or () for rank in used.by_rank]))),
+        ("CPU utilisation", _of(_resources, lambda used: used.cpu_utilisation, units.percent)),
+        ("of the CPU quota", _of(_resources, lambda used: used.cpu_utilisation_of_quota, units.percent)),
+        ("held back by the quota", _of(_resources, lambda used: used.cpu_throttled_share, _percent)),
+        ("resident", _of(_resources, lambda used: used.peak_rss_bytes, units.size)),
+        ("GPU allocated", _of(_resources, lambda used: used.cuda_allocated_bytes, units.size)),
+        ("GPU reserved", _of(_resources, lambda used: used.cuda_reserved_bytes, units.size)),
+        ("whole GPU", _of(_resources, lambda used: used.cuda_device_bytes, units.size)),
+        ("GPU utilisation", _of(_resources, lambda used: used.gpu_utilisation, units.percent)),
+        ("SM clock (MHz)", _of(_resources, lambda used: used.sm_clock_mhz, _whole)),
+        ("lowest", _of(_resources, lambda used: used.sm_clock_mhz_min, _whole)),
+        ("hottest (\N{DEGREE SIGN}C)", _of(_resources, lambda used: used.temperature_celsius_max, _whole)),
+        ("power per GPU (W)", _of(_resources, lambda used: used.power_watts, _whole)),
+        ("throttled", _of(_resources, lambda used: used.throttled_share, _percent)),
+        ("because of", _of(_resources, lambda used: ", ".join(used.throttle_reasons))),
+        ("energy per image (J)", _of(_resources, lambda used: used.joules_per_image)),
+        ("checkpoint saved (s)", _of(_checkpoint, lambda cost: cost.save_seconds)),
+        ("restored (s)", _of(_checkpoint, lambda cost: cost.load_seconds)),
+        ("its files", _of(_checkpoint, lambda cost: cost.bytes, units.size)),
     ]
     measured = [trial for trial in analysis.trials.values() if trial.resources is not None]
     sources = dict.fromkeys(t.resources.energy_source for t in measured if t.resources and t.resources.energy_source)
@@ -117,18 +102,7 @@ def resource_table(analysis: Analysis) -> Table | None:
         *_unknown("Energy per image", measured, lambda t: t.resources.energy_reason if t.resources else ""),
         *_unknown("GPU figures", measured, lambda t: t.resources.gpu_reason if t.resources else ""),
     ]
-    return grouped_table(
-        analysis,
-        "What each trial used",
-        analysis.curves,
-        columns,
-        lambda trial: trial.resources is not None,
-        notes=notes,
-    )
-
-
-def _checkpoint(show: Callable[[CheckpointCost], str]) -> Callable[[TrialResult], Cell]:
-    return lambda trial: Cell(show(trial.checkpoint) if trial.checkpoint else UNKNOWN)
+    return grouped_table(analysis, "What each trial used", columns, _resources, notes=notes)
 
 
 def accuracy_table(analysis: Analysis, curves: Sequence[CurveResult]) -> Table | None:
@@ -136,33 +110,24 @@ def accuracy_table(analysis: Analysis, curves: Sequence[CurveResult]) -> Table |
     limits = reach(analysis, curves)
     images, seconds = limits.images, limits.seconds
     columns: list[TrialColumn] = [
-        ("epochs", _convergence(lambda known: str(len(known.points)) if known.points else UNKNOWN)),
+        ("epochs", _of(_learnt, lambda own: str(len(own.points) or UNKNOWN))),
         (
             "held-out accuracy",
-            _convergence(lambda known: _accuracy(known.points[-1].held_out_accuracy if known.points else None)),
+            _of(_learnt, lambda own: own.points[-1].held_out_accuracy if own.points else None, _score),
         ),
     ]
     if images is not None and unlike_images(analysis, curves):
-        columns.append((images_panel(images), _convergence(lambda known: _accuracy(accuracy_at_images(known, images)))))
+        at_images = _of(_learnt, lambda own: accuracy_at_images(own, images), _score)
+        columns.append((images_panel(images), at_images))
     if seconds is not None:
-        columns.append(
-            (seconds_panel(seconds), _convergence(lambda known: _accuracy(accuracy_at_seconds(known, seconds))))
-        )
+        at_seconds = _of(_learnt, lambda own: accuracy_at_seconds(own, seconds), _score)
+        columns.append((seconds_panel(seconds), at_seconds))
     columns += [
-        (
-            "noise scale (images)",
-            lambda trial: _interval(trial.convergence.noise_scale_images if trial.convergence else None, units.number),
-        ),
-        ("target", _convergence(lambda known: _accuracy(known.target_accuracy))),
+        ("noise scale (images)", _of(_learnt, lambda own: own.noise_scale_images)),
+        ("target", _of(_learnt, lambda own: own.target_accuracy, _score)),
         ("reached by", lambda trial: Cell(reached(trial))),
-        (
-            "images to target",
-            _to_target(lambda known: (known.images_to_target, known.images_to_target_at_least), units.number),
-        ),
-        (
-            "time to target",
-            _to_target(lambda known: (known.seconds_to_target, known.seconds_to_target_at_least), units.seconds),
-        ),
+        ("images to target", _of(_learnt, lambda own: _above(own.images_to_target_at_least) or own.images_to_target)),
+        ("time to target", _of(_learnt, _time_to_target, units.seconds)),
     ]
     ids = dict.fromkeys(point.trial_id for curve in curves for point in curve.points)
     measured = [analysis.trials[trial_id] for trial_id in ids if analysis.trials[trial_id].convergence is not None]
@@ -172,33 +137,65 @@ def accuracy_table(analysis: Analysis, curves: Sequence[CurveResult]) -> Table |
             0, "Between epochs accuracy is taken as linear; before the first and after the last it is unknown."
         )
     title = f"Accuracy ({curves[0].mode})" if curves else "Accuracy"
-    return grouped_table(analysis, title, curves, columns, lambda trial: trial.convergence is not None, notes=notes)
+    return grouped_table(analysis, title, columns, _learnt, curves=curves, notes=notes)
 
 
-def _resource(
-    figure: Callable[[ResourceFigures], float | None], show: Callable[[float | None], str]
+def _resources(trial: TrialResult) -> ResourceFigures | None:
+    return trial.resources
+
+
+def _breakdown(trial: TrialResult) -> Breakdown | None:
+    return trial.breakdown
+
+
+def _learnt(trial: TrialResult) -> Convergence | None:
+    return trial.convergence
+
+
+def _checkpoint(trial: TrialResult) -> CheckpointCost | None:
+    return trial.checkpoint
+
+
+def _traffic(trial: TrialResult) -> Traffic | None:
+    return trial.traffic
+
+
+def _of(
+    part: Callable[[TrialResult], Part | None],
+    figure: Callable[[Part], Estimate | float | str | None],
+    show: Callable[[float], str] = units.number,
+    times: float = 1.0,
 ) -> Callable[[TrialResult], Cell]:
-    return lambda trial: Cell(show(figure(trial.resources)) if trial.resources else UNKNOWN)
+    """The cell with a figure of one part of what is known of a trial; a dash for a trial without this part.
 
-
-def _convergence(show: Callable[[Convergence], str]) -> Callable[[TrialResult], Cell]:
-    return lambda trial: Cell(show(trial.convergence) if trial.convergence else UNKNOWN)
-
-
-def _to_target(
-    took: Callable[[Convergence], tuple[Estimate | None, float | None]], show: Callable[[float | None], str]
-) -> Callable[[TrialResult], Cell]:
-    """What the target took; where a run did not reach it, the lower bound that it exceeds."""
+    Args:
+        part: resources, breakdown, ...
+        figure: the part's figure, or a text.
+        show: words for the figure.
+        times: the factor from the figure's unit to the shown one.
+    """
 
     def cell(trial: TrialResult) -> Cell:
-        interval, at_least = took(trial.convergence) if trial.convergence else (None, None)
-        return _interval(interval, show) if at_least is None else Cell(f"> {show(at_least)}")
+        known = part(trial)
+        return _cell(None if known is None else figure(known), show, times)
 
     return cell
 
 
-def _interval(interval: Estimate | None, show: Callable[[float | None], str], times: float = 1.0) -> Cell:
-    return interval_cell(interval.times(times) if interval else None, show)
+def _cell(figure: Estimate | float | str | None, show: Callable[[float], str], times: float = 1.0) -> Cell:
+    if isinstance(figure, Estimate):
+        return interval_cell(figure.times(times), show)
+    text = show(figure * times) if isinstance(figure, float | int) else figure
+    return Cell(text or UNKNOWN)
+
+
+def _above(at_least: float | None, show: Callable[[float], str] = units.number) -> str:
+    """What the target took at least, where a run did not reach it."""
+    return "" if at_least is None else f"> {show(at_least)}"
+
+
+def _time_to_target(learnt: Convergence) -> Estimate | str | None:
+    return _above(learnt.seconds_to_target_at_least, units.seconds) or learnt.seconds_to_target
 
 
 def _milliseconds(trial: TrialResult, part: str | None) -> Cell:
@@ -209,44 +206,35 @@ def _milliseconds(trial: TrialResult, part: str | None) -> Cell:
         return Cell(UNKNOWN)
     over_runs = trial.breakdown.part_seconds(trial.breakdown.typical.rank, part)
     bounds = (over_runs.low, over_runs.high) if over_runs else (None, None)
-    return _interval(Estimate(seconds, *bounds), units.number, 1000.0)
+    return _cell(Estimate(seconds, *bounds), units.number, 1000.0)
 
 
-def _percent(value: float | None) -> str:
+def _percent(value: float) -> str:
     return units.percent(value, 1)
 
 
-def _signed(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{100 * value:+.1f} %"
+def _signed(value: float) -> str:
+    return f"{100 * value:+.1f} %"
 
 
-def _accuracy(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.1%}"
+def _score(value: float) -> str:
+    return f"{value:.1%}"
 
 
-def _whole(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:,.0f}"
+def _whole(value: float) -> str:
+    return f"{value:,.0f}"
 
 
-def _bytes(value: float | None) -> str:
-    return UNKNOWN if value is None else units.size(value)
-
-
-def _places(used: ResourceFigures | None, numbers: Callable[[RankResources], Sequence[int]]) -> str:
+def _places(by_rank: Sequence[Sequence[int]]) -> str:
     """ "0-3 | 4-7": ranks' cores or memory nodes, ranges as `taskset` writes them; for the first ranks only."""
-    ranks = used.by_rank if used else ()
-    texts = [_ranges(numbers(rank)) for rank in ranks[:_MOST_RANKS_TOLD]]
+    texts = [_ranges(numbers) for numbers in by_rank[:_MOST_RANKS_TOLD]]
     if not any(texts):
         return UNKNOWN
-    return " | ".join(text or UNKNOWN for text in texts) + (" | ..." if len(ranks) > _MOST_RANKS_TOLD else "")
+    return " | ".join(text or UNKNOWN for text in texts) + (" | ..." if len(by_rank) > _MOST_RANKS_TOLD else "")
 
 
 def _ranges(numbers: Sequence[int]) -> str:
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in units.runs_of(numbers))
-
-
-def _reasons(used: ResourceFigures | None) -> str:
-    return ", ".join(used.throttle_reasons) if used and used.throttle_reasons else UNKNOWN
 
 
 def _straggler(straggler: Straggler | None) -> str:
@@ -275,3 +263,43 @@ def _unknown(what: str, trials: Sequence[TrialResult], reason_of: Callable[[Tria
         for reason in dict.fromkeys(reasons)
         if reason
     ]
+
+
+NOTHING = "nothing"
+
+
+def traffic_table(analysis: Analysis) -> Table | None:
+    """What each trial sends in an optimizer step; None where no trial recorded it."""
+    columns: list[TrialColumn] = [
+        ("collectives", _of(_traffic, _collectives)),
+        ("logical (MB)", _of(_traffic, lambda sent: sent.logical_bytes, times=1e-6)),
+        ("on the wire per rank (MB)", _of(_traffic, lambda sent: sent.physical_bytes, times=1e-6)),
+        ("transfer (ms)", _of(_traffic, lambda sent: sent.wire_seconds, times=1000.0)),
+        ("reached (MB/s)", _of(_traffic, lambda sent: sent.bytes_per_second, times=1e-6)),
+        ("gradients in", _of(_traffic, _gradients)),
+    ]
+    counted = [trial for trial in analysis.trials.values() if trial.traffic is not None]
+    unknown = _unknown("Bytes", counted, lambda trial: trial.traffic.reason if trial.traffic else "")
+    notes = [
+        "Logical bytes are what the engine asks for, an all-reduce counted twice; those on the wire are what a rank "
+        "sends under a ring.",
+        *unknown,
+    ]
+    always = ("collectives",) if unknown else ()  # a dash at least, with its reason below
+    return grouped_table(analysis, "What an optimizer step sends", columns, _traffic, always=always, notes=notes)
+
+
+def _collectives(traffic: Traffic) -> str:
+    """ "2 all_reduce float32 + 1 broadcast int32"; the largest first."""
+    if traffic.calls is None:
+        return UNKNOWN
+    largest_first = sorted(traffic.sent, key=lambda sent: sent.logical_bytes or 0, reverse=True)
+    return " + ".join(f"{message.calls} {message.operation} {message.dtype}" for message in largest_first) or NOTHING
+
+
+def _gradients(traffic: Traffic) -> str:
+    """ "bfloat16", or several with their shares."""
+    shares = traffic.gradient_dtypes
+    if len(shares) < 2:
+        return next(iter(shares), UNKNOWN)
+    return " and ".join(f"{dtype} ({units.percent(share)})" for dtype, share in shares.items())

@@ -18,10 +18,10 @@ from vitscale.report import answers, detail_tables, methods, prediction_words, s
 from vitscale.report.answers import bullets, engine_sentences
 from vitscale.report.charts import accuracy, prediction, resources, scaling, time, timeline
 from vitscale.report.charts.advice import advice_chart
+from vitscale.report.detail_tables import traffic_table
 from vitscale.report.prediction_table import prediction_tables
 from vitscale.report.resolutions import resolution_table
 from vitscale.report.tables import batch_text, comparison_tables, mode_tables, trial_label
-from vitscale.report.traffic_table import traffic_table
 
 _LONGEST_DETAIL = 20_000
 _MOST_DETAIL_LINES = 40
@@ -65,7 +65,7 @@ def report_document(
         _section("From other packages", brought),
         _runs(analysis, results),
         _environment(analysis),
-        _problems(analysis),
+        _section("Unused records", [bullets(analysis.problems)]),
         _reproduce(analysis),
         methods.methods_section(analysis),
     )
@@ -260,10 +260,6 @@ def _environment(analysis: Analysis) -> doc.Section | None:
         for environment, trials in around.items()
     ]
     return _section("Environment", [*tables] or [doc.Paragraph("No completed run has recorded its environment.")])
-
-
-def _problems(analysis: Analysis) -> doc.Section | None:
-    return _section("Unused records", [bullets(analysis.problems)])
 
 
 def _reproduce(analysis: Analysis) -> doc.Section | None:

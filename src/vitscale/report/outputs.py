@@ -20,6 +20,7 @@ from vitscale.analysis.time.exposure import clocks_ahead, explained_steps, lanes
 from vitscale.base.plugins import known
 from vitscale.errors import RequestError, shown, unknown
 from vitscale.prediction.results import Forecast
+from vitscale.present.data import attributes
 from vitscale.present.document import Document, Figure
 from vitscale.present.drawing import FIGURE_FORMATS, draw, picture, write_bytes
 from vitscale.present.html import to_html
@@ -69,15 +70,19 @@ class Reported:
         """The report as html, md, latex or json; or its methods alone, as Markdown."""
         if kind == "json":
             return to_json(self.analysis, self.forecast)
-        from vitscale.present.latex import to_latex
-        from vitscale.present.markdown import to_markdown
-
         if kind == "methods":
-            return to_markdown(Document(self.analysis.study.name, (methods_section(self.analysis, folded=False),)))
-        document = report_document(self.analysis, self.forecast, self.advice, self.results, self.brought)
+            document = Document(self.analysis.study.name, (methods_section(self.analysis, folded=False),))
+        else:
+            document = report_document(self.analysis, self.forecast, self.advice, self.results, self.brought)
         if kind == "html":
             return to_html(document, brand="vitscale scaling report", subtitle=counts(self.analysis))
-        return to_latex(document) if kind == "latex" else to_markdown(document)
+        if kind == "latex":
+            from vitscale.present.latex import to_latex
+
+            return to_latex(document)
+        from vitscale.present.markdown import to_markdown
+
+        return to_markdown(document)
 
 
 def brought(names: Sequence[str], analysis: Analysis) -> tuple[Figure, ...]:
@@ -197,13 +202,9 @@ def _about(analysis: Analysis, result: TrialResult, run: Run) -> dict[str, Any]:
         "series": trial.origin or (curve.name if curve and len(analysis.curves) > 1 else None),
         "gpus": trial.world.size,
         "nodes": trial.world.nodes,
-        "device": train.device,
         "device_names": names,
-        "engine": train.engine,
-        "zero_stage": train.zero_stage,
-        "precision": train.precision,
+        **attributes(train, "device", "engine", "zero_stage", "precision", "grad_accum"),
         "micro_batch": train.micro_batch if result.batch_known and not train.micro_batches else None,
-        "grad_accum": train.grad_accum,
         "steps_known": any(rank.steps for rank in run.ranks),
     }
 

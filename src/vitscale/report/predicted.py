@@ -8,6 +8,7 @@ from dataclasses import asdict
 from vitscale.prediction.finishing import Finish
 from vitscale.prediction.results import Forecast, Prediction
 from vitscale.present import units
+from vitscale.present.data import attributes
 from vitscale.present.document import Block, Bullets, Cell, Column, Document, Row, Section, Table, table
 from vitscale.present.estimate import Estimate
 from vitscale.present.units import UNKNOWN, number
@@ -99,6 +100,11 @@ def _seconds(estimate: Estimate | None, bounded: bool = True) -> Cell:
     return Cell(f"{unit.text(estimate.value)} {unit.sign}", bounds)
 
 
+def _if_any(estimate: Estimate | None) -> Cell:
+    """A time that most steps have none of."""
+    return _seconds(estimate if estimate and estimate.value else None, bounded=False)
+
+
 def _one_run(estimate: Estimate | None) -> Cell:
     """The interval of one future run."""
     if estimate is None or estimate.future_low == estimate.future_high:
@@ -131,22 +137,13 @@ _STEP: list[tuple[Column, Show]] = [
     (Column("compute"), lambda p: _seconds(p.compute_seconds, bounded=False)),
     (Column("exposed wait"), lambda p: _seconds(p.wait_seconds, bounded=False)),
     (Column("exposed wire"), lambda p: _seconds(p.wire_seconds, bounded=False)),
-    (
-        Column("synchronised norm", narrow="sync. norm"),
-        lambda p: _seconds(p.norm_seconds if p.norm_seconds and p.norm_seconds.value else None, bounded=False),
-    ),
-    (
-        Column("bubble"),
-        lambda p: _seconds(p.bubble_seconds if p.bubble_seconds and p.bubble_seconds.value else None, bounded=False),
-    ),
+    (Column("synchronised norm", narrow="sync. norm"), lambda p: _if_any(p.norm_seconds)),
+    (Column("bubble"), lambda p: _if_any(p.bubble_seconds)),
 ]
 _RESOURCES: list[tuple[Column, Show]] = [
     (Column("memory"), lambda p: Cell(units.size(p.memory_bytes))),
     (Column("OOM chance"), lambda p: Cell(prediction_words.chance(p.oom_chance))),
-    (
-        Column("energy an epoch"),
-        lambda p: Cell(units.rate(p.joules_per_epoch.value if p.joules_per_epoch else None, "J")),
-    ),
+    (Column("energy an epoch"), lambda p: _figure(p.joules_per_epoch, lambda joules: units.rate(joules, "J"))),
     (Column("cost an epoch"), lambda p: _figure(p.cost_per_epoch, units.money)),
 ]
 
@@ -154,18 +151,12 @@ _RESOURCES: list[tuple[Column, Show]] = [
 def _finish_fields(end: Finish) -> Object:
     """The time to finish beside its prediction; null where it is unavailable."""
     return {
-        "epochs": end.epochs,
-        "work_seconds": end.work_seconds,
+        **attributes(end, "epochs", "work_seconds", "checkpoint_interval_seconds"),
         "finish_seconds": end.wall_seconds,
-        "finish_seconds_low": end.low,
-        "finish_seconds_high": end.high,
-        "finish_failures": end.failures,
-        "finish_lost_share": end.lost_share,
-        "checkpoint_interval_seconds": end.checkpoint_interval_seconds,
-        "finish_cost": end.cost,
+        **attributes(end, "low", "high", prefix="finish_seconds_"),
+        **attributes(end, "failures", "lost_share", "cost", "reason", prefix="finish_"),
         "finish_label": "prior-driven",
         "finish_assumptions": [asdict(assumed) for assumed in end.assumptions],
-        "finish_reason": end.reason or None,
     }
 
 

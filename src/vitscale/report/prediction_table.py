@@ -12,6 +12,7 @@ from typing import Any
 
 from vitscale.prediction.results import Forecast, Prediction, Score
 from vitscale.present import units
+from vitscale.present.data import attributes
 from vitscale.present.document import Cell, Column, Table, table
 from vitscale.present.estimate import Estimate
 from vitscale.present.units import UNKNOWN, number
@@ -139,52 +140,33 @@ def prediction(predicted: Prediction) -> Object:
     """One series at one rank count; unavailable figures are null, and `reasons` says why."""
     train = predicted.trial.train
     return {
-        "series": predicted.series,
-        "mode": predicted.mode,
+        **attributes(predicted, "series", "mode"),
         "labels": dict(predicted.labels),
-        "gpus": predicted.gpus,
-        "nodes": predicted.nodes,
-        "gpu": predicted.gpu,
-        "label": predicted.label,
+        **attributes(predicted, "gpus", "nodes", "gpu", "label"),
         "engine": train.engine,
         "zero_stage": train.zero_stage if train.wrapper == "deepspeed" else None,
-        "precision": train.precision,
-        "micro_batch": train.micro_batch,
-        "grad_accum": train.grad_accum,
+        **attributes(train, "precision", "micro_batch", "grad_accum"),
         "global_batch": predicted.trial.global_batch,
         "image_size": predicted.trial.model.image_size,
-        "images": predicted.images,
-        "steps_per_epoch": predicted.steps_per_epoch,
-        **estimate_fields("epoch_seconds", predicted.epoch_seconds),
-        **estimate_fields("step_seconds", predicted.step_seconds),
-        **estimate_fields("images_per_second", predicted.images_per_second),
-        **estimate_fields("speedup", predicted.speedup),
-        **estimate_fields("efficiency", predicted.efficiency),
-        **estimate_fields("compute_seconds", predicted.compute_seconds),
-        **estimate_fields("wait_seconds", predicted.wait_seconds),
-        **estimate_fields("wire_seconds", predicted.wire_seconds),
-        **estimate_fields("norm_seconds", predicted.norm_seconds),
-        **estimate_fields("bubble_seconds", predicted.bubble_seconds),
-        "memory_bytes": predicted.memory_bytes,
-        "memory_capacity_bytes": predicted.memory_capacity_bytes,
-        "oom_chance": predicted.oom_chance,
-        **estimate_fields("joules_per_epoch", predicted.joules_per_epoch),
-        **estimate_fields("cost_per_epoch", predicted.cost_per_epoch),
-        **estimate_fields("startup_seconds", predicted.startup_seconds),
+        **attributes(predicted, "images", "steps_per_epoch"),
+        **_estimates(predicted, "epoch_seconds", "step_seconds", "images_per_second", "speedup", "efficiency"),
+        **_estimates(predicted, *(f"{part}_seconds" for part in ("compute", "wait", "wire", "norm", "bubble"))),
+        **attributes(predicted, "memory_bytes", "memory_capacity_bytes", "oom_chance"),
+        **_estimates(predicted, "joules_per_epoch", "cost_per_epoch", "startup_seconds"),
         "effective_draws": round(predicted.effective_draws),
         "assumptions": [asdict(assumed) for assumed in predicted.assumptions],
         "reasons": dict(predicted.reasons),
     }
 
 
-def estimate_fields(name: str, estimate: Estimate | None) -> dict[str, float | None]:
-    """A figure, the interval of a future run (`_low`, `_high`), and that of the mean."""
+def _estimates(predicted: Prediction, *names: str) -> dict[str, float | None]:
+    """These figures, each with the interval of a future run (`_low`, `_high`) and that of the mean."""
+    parts = {"": "value", "_low": "future_low", "_high": "future_high", "_mean_low": "low", "_mean_high": "high"}
+    figures: dict[str, Estimate | None] = {name: getattr(predicted, name) for name in names}
     return {
-        name: estimate.value if estimate else None,
-        f"{name}_low": estimate.future_low if estimate else None,
-        f"{name}_high": estimate.future_high if estimate else None,
-        f"{name}_mean_low": estimate.low if estimate else None,
-        f"{name}_mean_high": estimate.high if estimate else None,
+        f"{name}{end}": getattr(figure, part) if figure else None
+        for name, figure in figures.items()
+        for end, part in parts.items()
     }
 
 

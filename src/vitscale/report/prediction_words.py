@@ -97,11 +97,8 @@ def changed(prediction: Prediction, series: Series) -> str:
 
 def labels(predictions: Iterable[Prediction]) -> tuple[str, ...]:
     """The meaning of each label that occurs, once."""
-    return tuple(f"{label}: {LABEL_MEANINGS[label]}." for label in LABEL_MEANINGS if label in _used(predictions))
-
-
-def _used(predictions: Iterable[Prediction]) -> set[Label]:
-    return {prediction.label for prediction in predictions}
+    used = {prediction.label for prediction in predictions}
+    return tuple(f"{label}: {meaning}." for label, meaning in LABEL_MEANINGS.items() if label in used)
 
 
 def network(evidence: Evidence) -> str:

@@ -11,7 +11,7 @@ from vitscale.analysis.runs.compute import flops_per_image
 from vitscale.analysis.scaling import curve_name
 from vitscale.prediction.memory.forecast import LEFT_OUT, forecast_bytes, unavailable
 from vitscale.present import units
-from vitscale.present.data import estimate_fields
+from vitscale.present.data import attributes, estimate_fields
 from vitscale.present.document import Cell, Column, Group, Row, Table
 from vitscale.report.tables import interval_cell
 from vitscale.trial.trial import Mode
@@ -144,8 +144,7 @@ def as_json(analysis: Analysis) -> list[dict[str, Any]]:
     return [
         {
             "curve": curve.name,
-            "mode": curve.mode,
-            "gpus": curve.gpus,
+            **attributes(curve, "mode", "gpus"),
             "points": [
                 {
                     "image_size": point.image_size,

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from vitscale.analysis import Analysis, TrialResult
 from vitscale.analysis.statistics import Comparison, compare, corrected, ratio
-from vitscale.present.data import dotted
+from vitscale.present.data import attributes, dotted, estimate_fields
 from vitscale.present.document import Bullets, Cell, Column, Document, Group, Paragraph, Table
 from vitscale.present.estimate import Estimate
 from vitscale.present.units import UNKNOWN, bounds, counted, number, percent
@@ -96,16 +96,9 @@ def _pair(name: str, curve: str, gpus: int, first: TrialResult, other: TrialResu
     ours, theirs = first.comparable_costs, other.comparable_costs
     looked = (other.looked, first.looked)
     known = bool(ours) and bool(theirs)
-    return Pair(
-        results=name,
-        curve=curve,
-        gpus=gpus,
-        first=first,
-        other=other,
-        differs=(*_of_trials(first, other), *_of_environments(first, other)),
-        result=compare(theirs, ours, looked) if known else None,
-        slowdown=ratio(theirs, ours, looked) if known else None,
-    )
+    result, slowdown = (compare(theirs, ours, looked), ratio(theirs, ours, looked)) if known else (None, None)
+    differs = (*_of_trials(first, other), *_of_environments(first, other))
+    return Pair(name, curve, gpus, first, other, differs, result, slowdown)
 
 
 _DIGEST = re.compile(r"\b[0-9a-f]{40}(?:[0-9a-f]{24})?\b")
@@ -187,17 +180,11 @@ def compared_fields(
         "unmatched": list(missing),
         "pairs": [
             {
-                "results": pair.results,
-                "curve": pair.curve,
-                "gpus": pair.gpus,
+                **attributes(pair, "results", "curve", "gpus"),
                 "trial": pair.first.trial_id,
                 "other_trial": pair.other.trial_id,
-                "time_ratio": pair.slowdown.value if pair.slowdown else None,
-                "time_ratio_low": pair.slowdown.low if pair.slowdown else None,
-                "time_ratio_high": pair.slowdown.high if pair.slowdown else None,
-                "verdict": pair.result.verdict if pair.result else None,
-                "p": pair.result.p if pair.result else None,
-                "p_adjusted": pair.result.p_adjusted if pair.result else None,
+                **estimate_fields("time_ratio", pair.slowdown),
+                **attributes(pair.result, "verdict", "p", "p_adjusted"),
                 "gate": pair.gate(limit) if limit is not None else None,
                 "differs": list(pair.differs),
             }

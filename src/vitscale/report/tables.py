@@ -229,10 +229,10 @@ def _comparison_cell(comparison: CurveComparison | None) -> Cell:
 def grouped_table(
     analysis: Analysis,
     title: str,
-    curves: Sequence[CurveResult],
     columns: Sequence[TrialColumn],
-    wanted: Callable[[TrialResult], bool],
+    wanted: Callable[[TrialResult], object],
     *,
+    curves: Sequence[CurveResult] | None = None,
     always: Collection[str] = (),
     notes: Sequence[str] = (),
 ) -> Table | None:
@@ -241,12 +241,13 @@ def grouped_table(
     Args:
         analysis: the trials.
         title: what the table tells.
-        curves: curves whose trials are shown; a trial that lies on several stands with the first.
         columns: columns; those without a single known cell are left out, unless they are in `always`.
-        wanted: whether a trial is in the table.
+        wanted: whether a trial is in the table, or what of it the table shows: None leaves it out.
+        curves: curves whose trials are shown, all by default; a trial that lies on several stands with the first.
         always: headings that stay even if nothing is known; a table with any is never folded.
         notes: what a reader must know, shown below the table.
     """
+    curves = analysis.curves if curves is None else curves
     several_modes = len({curve.mode for curve in curves}) > 1
     trials_of: dict[str, list[tuple[TrialResult, Point]]] = {}
     seen: set[str] = set()

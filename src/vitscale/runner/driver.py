@@ -16,11 +16,10 @@ from rich.console import Console
 
 from vitscale import sources
 from vitscale.errors import RequestError, StoreError, VitscaleError, shown
-from vitscale.runner.lineup import Lineup
 from vitscale.runner.one_run import Task, refuse_elsewhere, run_task, skip_reason
 from vitscale.runner.planning import Plan, Report, check_folder
 from vitscale.runner.progress import StudyProgress, decoding_progress
-from vitscale.runner.todo import AddedRuns, GpuHours, existing_outcomes, outstanding, skip_unfit
+from vitscale.runner.todo import AddedRuns, GpuHours, Lineup, existing_outcomes, outstanding, skip_unfit
 from vitscale.schedulers import Placement, Submitter
 from vitscale.schedulers.prepared import PreparedProcesses
 from vitscale.store import RunIndex, locked, pack_finished, write_study

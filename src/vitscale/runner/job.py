@@ -22,7 +22,6 @@ from vitscale.runner.progress import StudyProgress
 from vitscale.schedulers import Placement, Submitter
 from vitscale.schedulers.base import Cause
 from vitscale.store import RunIndex, read_study
-from vitscale.store.results import Outcome
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -89,7 +88,9 @@ def _do(
             trial = context.record.trials[task.trial_id]
             if batch_file.run_state(context.results, task, job.measure.retries).outcome is not None:
                 continue
-            outcome = skip_reason(context, task.task, task.attempt, _outcomes_of(context.results, task.trial_id))
+            before = RunIndex(context.results).finished.items()
+            of_trial = {key: earlier for key, (_, earlier) in before if key[0] == task.trial_id}
+            outcome = skip_reason(context, task.task, task.attempt, of_trial)
             if outcome is None:
                 on_progress = progress.begin(trial, task.repeat)
                 try:
@@ -104,10 +105,6 @@ def _do(
                 batch_file.write_missing_outcomes(context, tasks, Cause("failed", outcome.reason))
                 return 1
     return 0
-
-
-def _outcomes_of(results: Path, trial_id: str) -> dict[tuple[str, int], Outcome]:
-    return {key: outcome for key, (_, outcome) in RunIndex(results).finished.items() if key[0] == trial_id}
 
 
 @contextmanager

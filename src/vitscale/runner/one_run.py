@@ -27,7 +27,7 @@ from vitscale.processes import launch_file
 from vitscale.processes.heartbeat_server import HeartbeatServer
 from vitscale.processes.launch_file import LIBRARY_SETTINGS, LaunchFile
 from vitscale.runner.classify import outcome_of
-from vitscale.runner.evidence import Ending, Evidence
+from vitscale.runner.evidence import Evidence
 from vitscale.runner.watch import watch
 from vitscale.schedulers import Job, Placement, Scheduler
 from vitscale.schedulers.prepared import PreparedError, PreparedProcesses, Ready, ranks_environment
@@ -312,15 +312,14 @@ def _attempt(
     spawn = launch_plan(placement, context.launch, trial.launcher, trial.world, folder, RANK_MODULE)
     new_attempt(context, task, attempt, spawn.commands[0], tuple(host.name for host in spawn.hosts))
     try:
-        ending = run_ranks(
-            spawn,
-            placement,
-            context.launch,
-            ranks_variables(trial.world, context.folder),
+        variables = ranks_variables(trial.world, context.folder)
+        # A script has imports of its own, which may do anything: it starts as a new process.
+        ready = None if prepared is None or trial.train.script else partial(prepared.ready, task.trial_id, trial)
+        ending = watch(
+            start_ranks(spawn, placement, context.launch, environment=variables, ready=ready),
+            folder,
             hang_seconds=context.measure.hang_seconds,
             timeout_seconds=context.measure.timeout_seconds,
-            # A script has imports of its own, which may do anything: it starts as a new process.
-            ready=None if prepared is None or trial.train.script else partial(prepared.ready, task.trial_id, trial),
             on_progress=on_progress,
             prints=trial.train.script is not None,
             interrupted=context.interrupted,
@@ -346,49 +345,6 @@ def ranks_variables(world: World, *folders: Path) -> dict[str, str]:
     paths = filter(None, [os.environ.get("PYTHONPATH"), *map(str, folders)])
     variables = {"OMP_NUM_THREADS": str(world.threads_per_rank), "PYTHONPATH": os.pathsep.join(paths)}
     return {name: value for name, value in variables.items() if value}
-
-
-def run_ranks(
-    spawn: Spawn,
-    placement: Placement,
-    section: LaunchSection,
-    variables: Mapping[str, str],
-    *,
-    hang_seconds: float,
-    timeout_seconds: float | None,
-    ready: FindPrepared | None = None,
-    on_progress: Callable[[int, str], None] = lambda _steps, _phase: None,
-    prints: bool = False,
-    interrupted: threading.Event | None = None,
-) -> Ending:
-    """Starts the ranks of a run or of a check and watches them to their end; none of their processes is left.
-
-    Args:
-        spawn: from `launch_plan`.
-        placement: as `start_ranks` takes it.
-        section: as `start_ranks` takes it.
-        variables: environment variables of every rank.
-        hang_seconds: as `watch` takes it.
-        timeout_seconds: as `watch` takes it.
-        ready: as `start_ranks` takes it.
-        on_progress: as `run_task` takes it.
-        prints: as `watch` takes it.
-        interrupted: as `watch` takes it.
-
-    Raises:
-        OSError: a file cannot be written, or a program cannot be started.
-        RequestError: a host has no address, or the prepared process is gone.
-    """
-    job = start_ranks(spawn, placement, section, environment=variables, ready=ready)
-    return watch(
-        job,
-        spawn.run_folder,
-        hang_seconds=hang_seconds,
-        timeout_seconds=timeout_seconds,
-        on_progress=on_progress,
-        prints=prints,
-        interrupted=interrupted,
-    )
 
 
 def unstarted(kind: OutcomeKind, reason: str, *, transient: bool = False, external: bool = False) -> Outcome:

@@ -55,7 +55,7 @@ def plan_document(plan: Plan, estimate: PlanEstimate = NOTHING_KNOWN) -> doc.Doc
         (
             doc.Paragraph(heading, "strong"),
             doc.Bullets((*_saving(plan), *estimate.lines(plan), *_parameters(trials), *plan.expansion.notes)),
-            *(_in_a_study(plan, finding) for finding in findings_of(trials)),
+            *(replace(own, message=f"{own.message}{_whose(plan, own)}") for own in findings_of(trials)),
             doc.Table(tuple(columns), (doc.Group("", tuple(map(tuple, cells))),), notes),
             doc.Section("Commands", (doc.Code(tuple(commands)),)),
         ),
@@ -130,12 +130,8 @@ def finding_lines(plan: Plan) -> list[str]:
     return told
 
 
-def _in_a_study(plan: Plan, finding: doc.Finding) -> doc.Finding:
-    """The finding, with the number of trials that it concerns where that is not all."""
-    return replace(finding, message=f"{finding.message}{_whose(plan, finding)}")
-
-
 def _whose(plan: Plan, finding: doc.Finding) -> str:
+    """Says how many trials the finding concerns, where that is not all."""
     concerned, trials = len(finding.about.trials), len(plan.record.trials)
     return f" ({concerned} of {trials} trials)" if concerned < trials else ""
 

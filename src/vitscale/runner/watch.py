@@ -121,7 +121,7 @@ def watch(
     *,
     hang_seconds: float,
     timeout_seconds: float | None,
-    on_progress: Callable[[int, str], None],
+    on_progress: Callable[[int, str], None] = lambda _steps, _phase: None,
     prints: bool = False,
     interrupted: threading.Event | None = None,
 ) -> Ending:

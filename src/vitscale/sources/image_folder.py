@@ -64,7 +64,7 @@ def list_folder(spec: DataSpec) -> Listing:
     Raises:
         RequestError: it is not laid out like this, a file cannot be read, or a link leads out of it.
     """
-    train_root, held_out_root = split_folders(spec, _HOW, _has_classes)
+    train_root, held_out_root = split_folders(spec, _HOW, lambda folder: bool(_entries(folder, _VOLUMES)))
     root = Path(os.path.realpath(root_of(spec) or train_root))
     if not _subfolders(train_root, root):
         return _flat_volumes(spec, train_root, held_out_root)
@@ -151,10 +151,6 @@ def _entries(folder: Path, endings: tuple[str, ...] = ()) -> list[os.DirEntry[st
             return [entry for entry in seen if entry.is_dir() or entry.name.lower().endswith(endings)]
     except OSError as error:
         raise _unreadable(folder, error) from None
-
-
-def _has_classes(folder: Path) -> bool:
-    return bool(_entries(folder, _VOLUMES))
 
 
 def _subfolders(folder: Path, root: Path) -> list[str]:

@@ -23,15 +23,7 @@ from vitscale.study.sections import AUTO, Study, TrainSection
 from vitscale.trial import deepspeed_config, engines, facts, model_spec, rank_batches, script, step_schedule
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.parallel import RankLayout
-from vitscale.trial.trial import (
-    DataSpec,
-    TrainFields,
-    TrainSpec,
-    Trial,
-    WindowSpec,
-    World,
-    samples_used,
-)
+from vitscale.trial.trial import DataSpec, TrainFields, TrainSpec, Trial, WindowSpec, World, samples_used
 
 
 @dataclass(frozen=True)

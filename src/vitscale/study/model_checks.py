@@ -307,7 +307,7 @@ def fewest_normalised(sizes: Sequence[int], grad_accum: int, samples: int, *, lo
     of_whole_steps = min(sizes) if local else sum(sizes)
     if not left or drop_last:
         return of_whole_steps
-    # `datasets.order` cuts the last step like this: slots shrink alike, and images fill them one after the other.
+    # `datasets.batches` cuts the last step like this: slots shrink alike, and images fill them one after the other.
     entries = [-(-size * left // global_batch) for size in sizes]
     filled, rest = divmod(left, sum(entries))
     if not local:

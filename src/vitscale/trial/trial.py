@@ -412,7 +412,7 @@ def steps_per_epoch(samples: int, data_ranks: int, micro_batch: int, grad_accum:
 def last_step_share(trial: Trial, samples: int) -> float | None:
     """Slots of an epoch's short last step relative to a whole one, on the rank that shrinks least.
 
-    `datasets.order` shrinks a rank's slot of m images to ceil(m * R / G) entries, where R images are left of a global
+    `datasets.batches` shrinks a rank's slot of m images to ceil(m * R / G) entries, where R images are left of a global
     batch of G. None where no step is shorter than another: there is one step, all batches are whole, or `drop_last`
     leaves the last one out.
 

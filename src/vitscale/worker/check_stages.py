@@ -17,8 +17,7 @@ import torch
 import torch.distributed as dist
 
 from vitscale import sources
-from vitscale.datasets.batches import Batches
-from vitscale.datasets.order import EpochOrder
+from vitscale.datasets.batches import Batches, EpochOrder
 from vitscale.machine.hardware import cpu_throttled_seconds
 from vitscale.probes import host
 from vitscale.probes.collective_sweep import sweep

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from vitscale.base.plugins import known
 from vitscale.datasets.batches import Batches
-from vitscale.datasets.loss import means
 from vitscale.engines import Engine
 from vitscale.probes import Probe
 from vitscale.probes.gradient_norms import MicroBatchNorms, gradient_line
@@ -27,7 +26,7 @@ from vitscale.trial.step_schedule import StepWindow, timed_stretch, windows
 from vitscale.trial.trial import Trial
 from vitscale.worker.extensions import watched
 from vitscale.worker.group import barrier, total
-from vitscale.worker.passes import Evaluation, Passes
+from vitscale.worker.passes import Evaluation, Passes, means
 from vitscale.worker.rank_process import RankInfo
 
 IN_GROUPS = "ranks that share a model exchange in groups, and who waits for whom in which is not told apart"

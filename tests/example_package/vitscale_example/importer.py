@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitscale.importers.contents import LogContents, LogRank, LogRun, Options, Setting
-from vitscale.importers.files import identified, lines
-from vitscale.importers.trials import an_epoch
-from vitscale.store.records import EpochLine
-
-UNTOLD = ("train_loss", "train_accuracy", "held_out_loss", "held_out_accuracy", "peak_bytes")
+from vitscale.importers.contents import LogContents, LogRank, LogRun, Options, Setting, identified, lines
+from vitscale.importers.records import an_epoch, epoch_line
 
 
 def read(paths: Sequence[Path], options: Options) -> LogContents:
@@ -20,9 +16,6 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
         for number, text, _ in lines(path):
             gpus, minutes = text.split()
             setting = Setting(int(gpus), nodes=-(-int(gpus) // 8))
-            steps, images = an_epoch(setting, options)
-            told = {"epoch": 0, "seconds": 60 * float(minutes), "steps": steps, "images": images, "complete": True}
-            epoch = EpochLine.model_validate(told | dict.fromkeys(UNTOLD))
-            rank = LogRank(0, epochs=(epoch,))
+            rank = LogRank(0, epochs=(epoch_line(0, 60 * float(minutes), an_epoch(setting, options)),))
             runs.append(LogRun(setting, f"line {number}", (identified(path),), (rank,), of_the_run=True))
     return LogContents(tuple(runs), notes=("minutes are told to one decimal",), problems=())

@@ -11,8 +11,7 @@ import pytest
 
 from check_factory import checked, record, request, sweep
 from vitscale.prediction.network.checked import ASSUMED_ACROSS, ASSUMED_INSIDE, network_of
-from vitscale.prediction.network.collectives import LinkDraws, collective_seconds
-from vitscale.prediction.network.links import Level, Network, declared_link
+from vitscale.prediction.network.links import Level, LinkDraws, Network, collective_seconds, declared_link
 from vitscale.preflight.fit import fits
 from vitscale.store.checks import CheckRecord, CollectiveFit, Group, Operation
 from vitscale.trial.trial import World

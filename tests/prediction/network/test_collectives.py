@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitscale.prediction.network.collectives import OPERATIONS, LinkDraws, cheapest, collective_seconds, lines
+from vitscale.prediction.network.links import OPERATIONS, LinkDraws, cheapest, collective_seconds, lines
 
 Array = Any
 

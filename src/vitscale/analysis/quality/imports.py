@@ -67,7 +67,8 @@ def some_ranks(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     partly = [trial for trial in measured if any(_partly(run) for run in trial.records)]
     if partly:
         first = partly[0].records[0].ranks_needed
-        bounds = "".join(f"; {_told(known)}" for known in [_bounds(partly[0])] if known is not None)
+        known = one_rank_bounds(partly[0].records[0], partly[0].runs[0].steady_from or 0)
+        bounds = f"; {_told(known)}" if known is not None else ""
         ranks = ", ".join(map(str, first[:4])) + (", ..." if len(first) > 4 else "")
         yield note(
             "some-ranks",
@@ -77,10 +78,6 @@ def some_ranks(measured: Sequence[TrialResult]) -> Iterable[Finding]:
             "Import the logs of all ranks together, where there are any.",
             partly,
         )
-
-
-def _bounds(trial: TrialResult) -> OneRankBounds | None:
-    return one_rank_bounds(trial.records[0], trial.runs[0].steady_from or 0)
 
 
 def _told(bounds: OneRankBounds) -> str:

@@ -26,7 +26,7 @@ from __future__ import annotations
 import bisect
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import sub
 
@@ -213,7 +213,7 @@ def step_parts(line: ExplainedLine, exposure: RankExposure) -> dict[str, list[In
     if exposure.wait is None:
         told_apart = {COMMUNICATION: exposure.exposed}
     parts |= {name: intersection(own, [whole]) for name, own in told_apart.items() if own is not None}
-    parts["other"] = complement(_all(parts), whole)
+    parts["other"] = complement(union(interval for own in parts.values() for interval in own), whole)
     return {name: union(own) for name, own in parts.items() if own and (name in EXPOSED or name not in line.unknown)}
 
 
@@ -242,7 +242,3 @@ def _idle_parts(line: ExplainedLine, exposed: Sequence[Interval], whole: Interva
     idle = intersection(idle, complement(starved, whole))
     inside = union((start, end) for _, start, end in line.phases)
     return {"h2d": copying, "data_wait": starved, "launch_gaps": intersection(idle, inside)}
-
-
-def _all(parts: Mapping[str, Sequence[Interval]]) -> list[Interval]:
-    return union(interval for own in parts.values() for interval in own)

@@ -27,7 +27,7 @@ from vitscale.analysis.runs.repeats import Clusters, over_runs
 from vitscale.analysis.runs.steps import common_steps
 from vitscale.analysis.time.exposure import exposures
 from vitscale.present.estimate import Estimate
-from vitscale.store.records import Collective, TrafficLine
+from vitscale.store.records import Collective
 from vitscale.store.results import Run
 
 NO_GROUP = "none"
@@ -141,7 +141,7 @@ def traffic(
     backend = counted[0].backend
     if reason := _why_not(runs, unlike=unlike):
         return Traffic(backend, (), None, None, None, reason)
-    of_ranks = [_sent(backend, _collectives(rank.traffic[0])) for rank in runs[0].ranks[: None if unlike else 1]]
+    of_ranks = [_sent(backend, rank.traffic[0].collectives or ()) for rank in runs[0].ranks[: None if unlike else 1]]
     sent = max(of_ranks, key=lambda own: sum(exchange.physical_bytes or 0.0 for exchange in own))
     logical = [exchange.logical_bytes for exchange in sent if exchange.logical_bytes is not None]
     physical = [exchange.physical_bytes for exchange in sent if exchange.physical_bytes is not None]
@@ -173,16 +173,12 @@ def _why_not(runs: Sequence[Run], *, unlike: bool) -> str:
                     # An old record, for which NCCL's ranks read a recorder that only other backends write into.
                     return f"the recorder of {line.backend} was found empty, though {len(lines)} ranks trained together"
                 where = f"rank {rank} in step {line.step} of repeat {run.header.repeat}"
-                kinds = Counter(_nameless(collective) for collective in line.collectives)
+                # Names of groups of ranks differ from rank to rank.
+                kinds = Counter(collective.model_copy(update={"communicator": ""}) for collective in line.collectives)
                 first = firsts.setdefault(rank if unlike else 0, (where, kinds))
                 if kinds != first[1]:
                     return f"{first[0]} and {where} differ: {_difference(first[1], kinds)}"
     return ""
-
-
-def _nameless(collective: Collective) -> Collective:
-    """The collective without its communicator's name, which for groups of ranks differs from rank to rank."""
-    return collective.model_copy(update={"communicator": ""})
 
 
 def _difference(first: Counter[Collective], other: Counter[Collective]) -> str:
@@ -192,10 +188,6 @@ def _difference(first: Counter[Collective], other: Counter[Collective]) -> str:
     kind = next(iter(missing or extra))
     size = max(kind.input_elements, kind.output_elements)
     return f"{first[kind]} against {other[kind]} {kind.operation} of {size:,} {kind.dtype}"
-
-
-def _collectives(line: TrafficLine) -> Sequence[Collective]:
-    return line.collectives or ()
 
 
 def _sent(backend: str, collectives: Iterable[Collective]) -> tuple[Sent, ...]:

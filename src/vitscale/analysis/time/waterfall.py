@@ -257,8 +257,10 @@ def _comparable_parts(sides: Mapping[str, TrialResult]) -> list[dict[str, float]
 
     `sides`: words that messages add for a side (" of the baseline") to its trial.
     """
-    together = not all(map(_told_apart, sides.values()))
-    merged = {} if all(map(_knows_launch_gaps, sides.values())) else {"launch_gaps": "other"}
+    steps = [side.breakdown for side in sides.values()]
+    together = not all(step is None or step.wait_known for step in steps)
+    gaps_known = all(step is not None and step.typical.parts["launch_gaps"] is not None for step in steps)
+    merged = {} if gaps_known else {"launch_gaps": "other"}
     if not together and not any(side.trial.train.batch_norm == "synchronised" for side in sides.values()):
         merged["norm"] = "wire"  # adds nothing: there is no synchronised norm
     if not any(side.trial.parallel.pipeline > 1 for side in sides.values()):
@@ -316,14 +318,6 @@ def unprofiled(parts: Mapping[str, float], step: float, device: str) -> dict[str
         factor = (step - fixed) / slowed
         return {name: seconds * (1.0 if name in _AS_MEASURED else factor) for name, seconds in parts.items()}
     return {name: seconds * (step / (fixed + slowed)) for name, seconds in parts.items()}
-
-
-def _told_apart(result: TrialResult) -> bool:
-    return result.breakdown is None or result.breakdown.wait_known
-
-
-def _knows_launch_gaps(result: TrialResult) -> bool:
-    return result.breakdown is not None and result.breakdown.typical.parts["launch_gaps"] is not None
 
 
 def _step_seconds(result: TrialResult) -> float:

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from vitscale.lint.releases import Release, installed_version
 from vitscale.lint.rules import batch, keys, memory, optimizer, overlap, parts, precision, timing, values
-from vitscale.lint.view import Setting, View
+from vitscale.lint.view import Release, Setting, View, installed_version
 from vitscale.present.data import finding_fields
 from vitscale.present.document import Document, Finding, Paragraph, counts_of, most_severe_first
 from vitscale.trial import model_cost

@@ -93,7 +93,8 @@ class _Backward(NamedTuple):
 def moments(holding: Holding, kept: Activations, shapes: ParameterShapes) -> dict[str, Parts]:
     """Name of each moment -> bytes by part; for backward those of its highest moment."""
     totals = _backward_totals(holding, kept, shapes).tolist()
-    highest = max(zip(totals, _moments_of(holding, kept, shapes), strict=True))[1]
+    each = _backward(kept, shapes, holding.bucket, bool(holding.between_blocks))
+    highest = max(zip(totals, each, strict=True))[1]
     named = _outside_backward(holding, kept, shapes) | {"backward": _parts(holding, kept, highest)}
     return {name: {part: size for part, size in named[name].items() if size} for name in ORDER}
 
@@ -119,10 +120,6 @@ def _outside_backward(holding: Holding, kept: Activations, shapes: ParameterShap
         "exchange": added(base, holding.exchange),
         "step": added(base, holding.step),
     }
-
-
-def _moments_of(holding: Holding, kept: Activations, shapes: ParameterShapes) -> tuple[_Backward, ...]:
-    return _backward(kept, shapes, holding.bucket, bool(holding.between_blocks))
 
 
 @lru_cache(maxsize=1024)

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from vitscale.prediction.network.collectives import LinkDraws, lines
-from vitscale.prediction.network.links import Level, Link, Network
+from vitscale.prediction.network.links import Level, Link, LinkDraws, Network, lines
 from vitscale.store.checks import SPLIT_GROUPS, CheckRecord, CollectiveFit, bus_factor
 
 ASSUMED_INSIDE = Link(16e9, 10e-6, 1.2, 1.0, "assumed", "nothing measured inside a host")

@@ -31,8 +31,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from vitscale.prediction.network.collectives import Line, LinkDraws, cheapest, lines
-from vitscale.prediction.network.links import Level, Network
+from vitscale.prediction.network.links import Level, Line, LinkDraws, Network, cheapest, lines
 from vitscale.prediction.step.messages import Group, Kind, Message, exposed_seconds
 from vitscale.trial.parallel import NO_SPLIT, ParallelSpec
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from vitscale.prediction.memory.holding import communicated_bytes, sizes, weight_bytes
 from vitscale.prediction.memory.zero import ZeroSettings, section, zero_settings
-from vitscale.prediction.step.gradients import Filled, Tensor, flushed_before_full, of_backward, tensors
+from vitscale.prediction.step.gradients import Tensor, flushed_before_full, of_backward, tensors
 from vitscale.prediction.step.messages import Message, Phase
 from vitscale.trial.model_cost import ParameterShapes
 from vitscale.trial.trial import TrainSpec, Trial
@@ -157,13 +157,9 @@ def _reduced(
     buckets = [
         Message(operation, filled.elements * each, 1, phase, filled.ready if overlap else None, every)
         for some, each in kinds
-        for filled in _in_buckets(of_backward(some), settings.reduce_bucket)
+        for filled in flushed_before_full(of_backward(some), max(1, settings.reduce_bucket))
     ]
     return sorted(buckets, key=lambda bucket: bucket.ready or 0.0)
-
-
-def _in_buckets(gradients: Iterable[Filled], limit: int) -> list[Filled]:
-    return flushed_before_full(gradients, max(1, limit))
 
 
 def _scalars(calls: int, size: int) -> Message:

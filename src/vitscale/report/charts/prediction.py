@@ -11,6 +11,7 @@ from vitscale.prediction.amdahl import serial_and_parallel
 from vitscale.prediction.evidence import Point, Series
 from vitscale.prediction.results import Forecast, Prediction
 from vitscale.present import units
+from vitscale.present.data import attributes
 from vitscale.present.document import Choice, Figure, View
 from vitscale.report import prediction_words
 from vitscale.report.charts import axes
@@ -68,11 +69,7 @@ def _predicted_row(prediction: Prediction, of_epoch: bool) -> axes.Row:
     estimate = prediction.epoch_seconds if of_epoch and prediction.epoch_seconds else prediction.step_seconds
     return {
         "gpus": prediction.gpus,
-        "value": estimate.value,
-        "low": estimate.low,
-        "high": estimate.high,
-        "future_low": estimate.future_low,
-        "future_high": estimate.future_high,
+        **attributes(estimate, "value", "low", "high", "future_low", "future_high"),
         "shown": units.seconds(estimate.value),
         "mean": f"{units.seconds(estimate.low)} to {units.seconds(estimate.high)}",
         "run": f"{units.seconds(estimate.future_low)} to {units.seconds(estimate.future_high)}",

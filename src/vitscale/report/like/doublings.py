@@ -10,8 +10,7 @@ from vitscale.analysis import TrialResult
 from vitscale.analysis.claims import MARGIN, Doubling, doubling_test
 from vitscale.analysis.statistics import corrected, ratio
 from vitscale.analysis.time.run_waterfall import run_seconds
-from vitscale.prediction.network.collectives import OPERATIONS, LinkDraws, collective_seconds
-from vitscale.prediction.network.links import Level, Network
+from vitscale.prediction.network.links import OPERATIONS, Level, LinkDraws, Network, collective_seconds
 from vitscale.present import units
 from vitscale.present.document import Choice, Figure
 from vitscale.present.estimate import Estimate

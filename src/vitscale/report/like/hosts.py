@@ -9,6 +9,7 @@ from typing import Any
 from vitscale.analysis import TrialResult
 from vitscale.analysis.claims import HostsTest, hosts_test
 from vitscale.present import units
+from vitscale.present.data import attributes
 from vitscale.present.document import Choice, Figure
 from vitscale.report.charts.axes import DASHED, IDEAL_COLOUR, Plot, Row, colour_of, cut_bars, quantity
 from vitscale.report.charts.scaling import point_row
@@ -142,19 +143,13 @@ def _entry(pair: HostPair) -> dict[str, Any]:
     return {
         "workload": pair.name,
         "ratio": test.ratio.value,
-        "low": test.ratio.low,
-        "high": test.ratio.high,
-        "scatter": test.scatter,
-        "margin": test.margin,
-        "p_equivalence": test.p_equivalence,
-        "cannot_exclude": test.cannot_exclude,
-        "verdict": test.verdict,
+        **attributes(test.ratio, "low", "high"),
+        **attributes(test, "scatter", "margin", "p_equivalence", "cannot_exclude", "verdict"),
         "counts": [
             {
                 "gpus": count.gpus,
                 "ratio": count.ratio.value,
-                "low": count.ratio.low,
-                "high": count.ratio.high,
+                **attributes(count.ratio, "low", "high"),
                 "runs": [count.one_host_runs, count.several_hosts_runs],
             }
             for count in test.counts

@@ -1,0 +1,52 @@
+"""Page, Markdown, LaTeX and terminal are laid out from one document: none of them leaves a part out."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterable, Iterator
+
+from report_forms import latex, markdown, page
+from results_factory import rich_study
+from vitscale.analysis import analyse
+from vitscale.present.document import Block, Figure, Finding, Section, Table
+from vitscale.present.terminal import lines
+from vitscale.report.document import report_document
+
+
+def named(blocks: Iterable[Block]) -> Iterator[str]:
+    """Titles of sections, tables and figures, and what findings say."""
+    for block in blocks:
+        match block:
+            case Section():
+                yield block.title
+                yield from named(block.blocks)
+            case Table() | Figure():
+                yield block.title
+            case Finding():
+                yield block.message
+
+
+def letters(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9]", "", text)
+
+
+def test_every_part_of_a_report_stands_in_every_form() -> None:
+    analysis = analyse(rich_study())
+    document = report_document(analysis)
+    forms = {
+        "markdown": markdown(analysis),
+        "latex": latex(analysis),
+        "terminal": "\n".join(line.plain for line in lines(document, 400, verbose=True)),
+        "page": html.unescape(re.sub(r"<[^>]+>", " ", page(analysis))),
+    }
+    for form, text in forms.items():
+        told = letters(text)
+        # On the page a figure's views stand under their own titles.
+        parts = {
+            name
+            for name in named(document.blocks)
+            if form != "page" or name not in ("How it scales", "Loss and accuracy")
+        }
+        assert len(parts) > 35
+        assert {name for name in parts if letters(name) not in told} == set(), form

@@ -113,11 +113,11 @@ class _RankUse:
     cores: tuple[int, ...]
     numa_nodes: tuple[int, ...] | None
 
-    @property
+    @cached_property
     def peak_bytes(self) -> int | None:
         return _highest(line.cuda_allocated_bytes if self.on_gpu else line.peak_rss_bytes for line in self.all_lines)
 
-    @property
+    @cached_property
     def seconds(self) -> float:
         return sum(line.seconds for line in self.lines)
 
@@ -125,7 +125,7 @@ class _RankUse:
     def cpu_seconds(self) -> float:
         return sum(line.cpu_seconds for line in self.lines)
 
-    @property
+    @cached_property
     def cpu_utilisation(self) -> float | None:
         whole = self.seconds * self.threads
         return self.cpu_seconds / whole if whole > 0 else None
@@ -178,10 +178,11 @@ def resource_figures(
     ranks = [rank for use in used for rank in use.ranks]
     lines = [line for rank in ranks for line in rank.all_lines]
     samples = [seen for rank in ranks for seen in rank.gpu]
+    sampled = used if samples else ()
     joules = [use.energy.joules_per_image for use in used]
     mfu = over_runs([use.compute.mfu for use in used], clusters)
     return ResourceFigures(
-        by_rank=tuple(_rank_resources(number, used) for number in sorted({rank.rank for rank in ranks})),
+        by_rank=_by_rank(used),
         peak_rss_bytes=_highest(line.peak_rss_bytes for line in lines),
         cuda_allocated_bytes=_highest(line.cuda_allocated_bytes for line in lines),
         cuda_reserved_bytes=_highest(line.cuda_reserved_bytes for line in lines),
@@ -189,20 +190,22 @@ def resource_figures(
         cpu_utilisation=known_median(use.mean(lambda rank: rank.cpu_utilisation) for use in used),
         cpu_utilisation_of_quota=known_median(use.of_quota for use in used),
         cpu_throttled_share=known_median(_highest(rank.throttled_share for rank in use.ranks) for use in used),
-        gpu_utilisation=known_median(use.mean(lambda r: r.gpu_mean(lambda gpu: gpu.utilisation)) for use in used),
-        sm_clock_mhz=known_median(use.mean(lambda r: r.gpu_mean(lambda gpu: gpu.sm_clock_mhz_median)) for use in used),
+        gpu_utilisation=known_median(use.mean(lambda r: r.gpu_mean(lambda gpu: gpu.utilisation)) for use in sampled),
+        sm_clock_mhz=known_median(
+            use.mean(lambda r: r.gpu_mean(lambda gpu: gpu.sm_clock_mhz_median)) for use in sampled
+        ),
         sm_clock_mhz_min=min(
             (gpu.sm_clock_mhz_min for gpu in samples if gpu.sm_clock_mhz_min is not None), default=None
         ),
         temperature_celsius_max=_highest(gpu.temperature_celsius_max for gpu in samples),
-        power_watts=known_median(use.mean(lambda r: r.gpu_mean(lambda gpu: gpu.power_watts_mean)) for use in used),
+        power_watts=known_median(use.mean(lambda r: r.gpu_mean(lambda gpu: gpu.power_watts_mean)) for use in sampled),
         throttle_reasons=tuple(sorted({reason for gpu in samples for reason in gpu.throttle_reasons})),
         throttled_share=known_median(
-            _highest(rank.gpu_mean(lambda gpu: gpu.throttled_share) for rank in use.ranks) for use in used
+            _highest(rank.gpu_mean(lambda gpu: gpu.throttled_share) for rank in use.ranks) for use in sampled
         ),
         limits=tuple(sorted({limit for gpu in samples for limit in gpu.limits or ()})),
         limited_share=known_median(
-            _highest(rank.gpu_mean(lambda gpu: gpu.limited_share) for rank in use.ranks) for use in used
+            _highest(rank.gpu_mean(lambda gpu: gpu.limited_share) for rank in use.ranks) for use in sampled
         ),
         power_limit_watts=tuple(
             sorted(
@@ -289,16 +292,21 @@ def _of_quota(run: Run, ranks: Sequence[_RankUse]) -> float | None:
     return statistics.fmean(shares) if shares else None
 
 
-def _rank_resources(number: int, used: Sequence[_RunUse]) -> RankResources:
-    same = [rank for use in used for rank in use.ranks if rank.rank == number]
-    return RankResources(
-        rank=number,
-        cpu_utilisation=known_median(rank.cpu_utilisation for rank in same),
-        peak_bytes=_highest(rank.peak_bytes for rank in same),
-        gpu_utilisation=known_median(rank.gpu_mean(lambda gpu: gpu.utilisation) for rank in same),
-        share_of_matmul=known_median(use.compute.shares_of_matmul.get(number) for use in used),
-        cores=same[0].cores if same else (),
-        numa_nodes=same[0].numa_nodes if same else None,
+def _by_rank(used: Sequence[_RunUse]) -> tuple[RankResources, ...]:
+    of_ranks: dict[int, list[_RankUse]] = {}
+    for rank in (rank for use in used for rank in use.ranks):
+        of_ranks.setdefault(rank.rank, []).append(rank)
+    return tuple(
+        RankResources(
+            rank=number,
+            cpu_utilisation=known_median(rank.cpu_utilisation for rank in same),
+            peak_bytes=_highest(rank.peak_bytes for rank in same),
+            gpu_utilisation=known_median(rank.gpu_mean(lambda gpu: gpu.utilisation) for rank in same),
+            share_of_matmul=known_median(use.compute.shares_of_matmul.get(number) for use in used),
+            cores=same[0].cores,
+            numa_nodes=same[0].numa_nodes,
+        )
+        for number, same in sorted(of_ranks.items())
     )
 
 

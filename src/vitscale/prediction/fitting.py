@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from vitscale.analysis.runs.steps import median
 from vitscale.prediction.evidence import Evidence, Point, Series
-from vitscale.prediction.levelled import Levelled
+from vitscale.prediction.levelled import draw_levelled
 from vitscale.prediction.likelihood import Likelihood, by_name
 from vitscale.prediction.parameters import priors
 from vitscale.prediction.results import REACH
@@ -141,9 +141,11 @@ def _fit(
     known = priors(points, evidence.network, model.messages is not None)
     likelihood = Likelihood(model, points, known)
     rng = np.random.default_rng(SEED)
-    density = Levelled(likelihood) if likelihood.many_runs else likelihood
-    drawn = sample(density.log_density, density.proposals(), rng, DRAWS)
-    standard = density.standard(drawn.rows) if isinstance(density, Levelled) else drawn.rows
+    if likelihood.many_runs:
+        drawn, standard = draw_levelled(likelihood, rng, DRAWS)
+    else:
+        drawn = sample(likelihood.log_density, likelihood.proposals(), rng, DRAWS)
+        standard = drawn.rows
     draws = by_name(likelihood.rows(standard, rng))
     misfits = _misfits(points, model.times(draws, likelihood.worlds).total, likelihood.job_to_job)
     fitted = FittedSeries(

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitscale.prediction.likelihood import COMPUTE, Likelihood, meeting
-from vitscale.prediction.sampling import Proposal, StudentT
+from vitscale.prediction.sampling import Proposal, Sample, StudentT, sample
 
 Array = NDArray[np.float64]
 _SEED = 11
@@ -30,6 +30,14 @@ _LEAST_CURVED = 0.3
 """Least curvature that the search believes: a prior has 1."""
 _WIDER = (1.0, 2.0, 4.0)
 """Factors on the covariance at the maximum, for proposals around it."""
+_COMPONENTS = 3
+
+
+def draw_levelled(likelihood: Likelihood, rng: np.random.Generator, draws: int) -> tuple[Sample, Array]:
+    """(the draws, their rows as `Likelihood` takes them), as `sampling.sample` draws them."""
+    levelled = Levelled(likelihood)
+    drawn = sample(levelled.log_density, levelled.proposals(), rng, draws, _COMPONENTS)
+    return drawn, levelled.standard(drawn.rows)
 
 
 class Levelled:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -105,41 +104,21 @@ class _RankUse:
     """One rank of one run."""
 
     rank: int
-    lines: tuple[ResourcesLine, ...]
-    """Resources of the epochs that count."""
     all_lines: tuple[ResourcesLine, ...]
+    seconds: float
+    """Of the epochs that count, as are `cpu_seconds`, `throttled_share` and `gpu`."""
+    cpu_seconds: float
+    throttled_share: float | None
+    gpu: tuple[GpuSamples, ...]
     threads: int
-    on_gpu: bool
+    peak_bytes: int | None
     cores: tuple[int, ...]
     numa_nodes: tuple[int, ...] | None
 
-    @cached_property
-    def peak_bytes(self) -> int | None:
-        return _highest(line.cuda_allocated_bytes if self.on_gpu else line.peak_rss_bytes for line in self.all_lines)
-
-    @cached_property
-    def seconds(self) -> float:
-        return sum(line.seconds for line in self.lines)
-
     @property
-    def cpu_seconds(self) -> float:
-        return sum(line.cpu_seconds for line in self.lines)
-
-    @cached_property
     def cpu_utilisation(self) -> float | None:
         whole = self.seconds * self.threads
         return self.cpu_seconds / whole if whole > 0 else None
-
-    @property
-    def throttled_share(self) -> float | None:
-        held = [line.cpu_throttled_seconds for line in self.lines]
-        known = [value for value in held if value is not None]
-        # The kernel sums over cores: several cores held back at once can exceed the time that went by.
-        return min(1.0, sum(known) / self.seconds) if known and len(known) == len(held) and self.seconds > 0 else None
-
-    @cached_property
-    def gpu(self) -> tuple[GpuSamples, ...]:
-        return tuple(_of_format_6(line.gpu) for line in self.lines if line.gpu is not None)
 
     def gpu_mean(self, field: Callable[[GpuSamples], float | None]) -> float | None:
         """Mean over epochs, each weighted by its number of samples."""
@@ -264,12 +243,20 @@ def _use(run: Run, figures: RunFigures) -> _RunUse:
 
 def _rank_use(run: Run, rank: RankRecord, epochs: Collection[int]) -> _RankUse:
     environment = rank.start.environment if rank.start else None
+    lines = [line for line in rank.resources if line.epoch in epochs]
+    seconds = sum(line.seconds for line in lines)
+    held = [line.cpu_throttled_seconds for line in lines if line.cpu_throttled_seconds is not None]
+    on_gpu = run.header.trial.train.device == "cuda"
     return _RankUse(
         rank=rank.rank,
-        lines=tuple(line for line in rank.resources if line.epoch in epochs),
         all_lines=rank.resources,
+        seconds=seconds,
+        cpu_seconds=sum(line.cpu_seconds for line in lines),
+        # The kernel sums over cores: several cores held back at once can exceed the time that went by.
+        throttled_share=min(1.0, sum(held) / seconds) if held and len(held) == len(lines) and seconds > 0 else None,
+        gpu=tuple(_of_format_6(line.gpu) for line in lines if line.gpu is not None),
         threads=(environment.threads if environment else None) or run.header.trial.world.threads_per_rank,
-        on_gpu=run.header.trial.train.device == "cuda",
+        peak_bytes=_highest(line.cuda_allocated_bytes if on_gpu else line.peak_rss_bytes for line in rank.resources),
         cores=environment.cores_allowed if environment else (),
         numa_nodes=environment.numa_nodes if environment else None,
     )

@@ -69,7 +69,7 @@ def whole_processes(results: Path, study: Path | None, times: int) -> list[str]:
     from vitscale.prediction.evidence import evidence_of
 
     records = store.load(results)
-    found = evidence_of(results, records, analysis.analyse(records)).series
+    found = evidence_of(results, analysis.analyse(records)).series
     series = next(one.name for one in found if can_grow(one))
     commands = [["--help"], ["predict", str(results), "--gpus", "4,8,16", "--series", series], ["advise", str(results)]]
     commands += [["plan", str(study), "--from", str(results)]] if study is not None else []

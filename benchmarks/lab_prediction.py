@@ -257,7 +257,7 @@ def compared(folder: Path, bandwidth: str, series: Series) -> list[Row]:
     results = store.load(folder / "fit")
     known = analysis.analyse(results)
     predictions = predict(
-        fit(evidence_of(folder / "fit", results, known)),
+        fit(evidence_of(folder / "fit", known)),
         Question(tuple(hosts * series.ranks_per_host for hosts in series.held_out)),
     )
     truth = analysis.analyse(store.load(folder / "truth"))

@@ -206,7 +206,7 @@ def test_a_real_fit_across_hosts_names_the_check_where_nobody_measured_the_netwo
 
 def test_the_noise_scale_is_the_median_over_the_series_trials(results: Path) -> None:
     found = analysis.analyse(store.load(results))
-    known = evidence_of(results, store.load(results), found)
+    known = evidence_of(results, found)
     assert noise_of(found, known, None).images is None
     trials = {}
     for place, (trial_id, result) in enumerate(found.trials.items()):

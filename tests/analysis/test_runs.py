@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import math
-import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,9 +19,13 @@ from results_factory import (
     make_trial,
     rich_study,
     steady_run,
+    write_results,
 )
 from vitscale.analysis import analyse
 from vitscale.analysis.runs.figures import all_run_figures, run_figures
+from vitscale.report.contract import to_json
+from vitscale.store import load, reading
+from vitscale.store.packs import pack_files
 
 # Two ranks, micro-batch 4, accumulation 2: a global batch of 16 images, 8 per rank. One warm-up step, then four timed.
 TWO_RANKS = make_trial("ddp", 2, micro_batch=4, grad_accum=2)
@@ -293,18 +299,27 @@ def test_the_spread_of_steps_is_their_middle_half_over_the_median() -> None:
     assert run_figures(make_run(ALONE, [make_rank(ALONE, 0, [9.0, *[1.0] * 4], warmup=1)])).step_spread is None
 
 
-def test_many_runs_are_worked_out_in_forks_with_the_same_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    results = rich_study()
-    alone = analyse(results)
-    monkeypatch.setattr("vitscale.analysis._MANY_RUNS", 1)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1})
-    forked = analyse(results)
-    assert forked == alone
-    assert all(
-        ours is theirs
-        for result in forked.trials.values()
-        for ours, theirs in zip(result.records, alone.trials[result.trial_id].records, strict=True)
-    )
+def test_many_packs_are_read_in_forks_with_the_same_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process of its own: here polars has threads already, and nothing would be forked."""
+    monkeypatch.setattr(reading, "PACK_RUNS", 4)
+    write_results(rich_study(), tmp_path)
+    reading.pack_finished(tmp_path)
+    code = f"""if True:
+        import os, sys
+        from pathlib import Path
+        from vitscale import analysis
+        from vitscale.report.contract import to_json
+        from vitscale.store.results import LaterRank
+        os.sched_getaffinity = lambda _pid: {{0, 1, 2}}
+        analysed = analysis.analyse_folder(Path({str(tmp_path)!r}))
+        assert all(isinstance(rank, LaterRank) for run in analysed.runs for rank in run.ranks)
+        print(to_json(analysed), end="")
+    """
+    assert len(pack_files(tmp_path)) >= 10
+    forked = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120
+    ).stdout
+    assert forked == to_json(analyse(load(tmp_path)))
 
 
 @given(st.lists(st.tuples(st.integers(0, 99), st.sampled_from([3, 24, 60]), st.integers(0, 5)), min_size=1, max_size=6))

@@ -10,7 +10,7 @@ import pytest
 from results_factory import explained_run, make_environment, make_trial, steady_run
 from verdict_finder import THREE, kinds, of_one_trial, three_repeats, verdict
 from vitscale.analysis import analyse
-from vitscale.analysis.quality.shares import gain, rank_speeds
+from vitscale.analysis.quality.shares import gain
 from vitscale.analysis.trials import TrialResult
 from vitscale.store.records import Device, Environment
 from vitscale.store.results import Results
@@ -53,13 +53,13 @@ def result_of(results: Results) -> TrialResult:
 
 
 def test_speeds_are_those_of_forward_and_backward_per_image_whatever_the_shares() -> None:
-    assert rank_speeds(result_of(explained(None))) == (1.0, 1.0, 0.25)
-    assert rank_speeds(result_of(explained(None, shares=(11, 10, 3)))) == (1.0, 1.0, 0.25)
-    assert rank_speeds(result_of(explained(None, (0.04, 0.01, 0.03)))) == (0.25, 1.0, 0.33)
+    assert result_of(explained(None)).rank_speeds == (1.0, 1.0, 0.25)
+    assert result_of(explained(None, shares=(11, 10, 3))).rank_speeds == (1.0, 1.0, 0.25)
+    assert result_of(explained(None, (0.04, 0.01, 0.03))).rank_speeds == (0.25, 1.0, 0.33)
 
 
 def test_without_explained_steps_speeds_are_unknown() -> None:
-    assert rank_speeds(result_of(three_repeats())) is None
+    assert result_of(three_repeats()).rank_speeds is None
 
 
 def test_the_gain_is_in_the_time_of_the_slowest_rank() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from lab.ranks import make_trial, run_ranks
-from vitscale.analysis.quality.shares import gain, rank_speeds
+from vitscale.analysis.quality.shares import gain
 from vitscale.analysis.runs.figures import run_figures
 from vitscale.analysis.summaries import summarise
 from vitscale.analysis.time.breakdown import Breakdown, breakdown
@@ -71,7 +71,7 @@ def test_waiting_for_the_slow_rank_is_gone(runs: dict[str, Run]) -> None:
 @pytest.mark.parametrize("name", RUNS)
 def test_the_speeds_are_found_again_from_either_run(runs: dict[str, Run], name: str) -> None:
     """So the advice after a run with equal shares is the shares that the other run has."""
-    found = rank_speeds(result(runs[name]))
+    found = result(runs[name]).rank_speeds
     assert found is not None
     assert found == pytest.approx(SPEEDS, rel=0.1)
     expected = {"equal": 1 - 1 / 1.5, "by speed": 0.0}[name]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from evidence_factory import MEASURED, UNKNOWN, make_evidence, make_point
-from vitscale.prediction import fitting
+from vitscale.prediction import fitting, likelihood
 from vitscale.prediction.evidence import Point, StepParts
 from vitscale.prediction.fitting import DRAWS, Fitted, FittedSeries, fit
 from vitscale.prediction.network.links import Link, Network
@@ -260,6 +260,31 @@ def test_ten_seeds_move_the_middle_by_a_percent_and_the_ends_by_three(monkeypatc
     spread = np.std(np.log(told), axis=0)
     assert spread[0] < 0.01
     assert spread[1:].max() < 0.03
+
+
+@pytest.mark.parametrize("unknown", [{}, {"model": None, "engine": "unknown"}])
+def test_many_runs_of_a_point_are_drawn_in_other_coordinates_and_say_the_same(
+    unknown: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eleven runs on 1, 2, 4 and 8 ranks, one of which hung."""
+    rng = np.random.default_rng(5)
+    steps = {n: 0.2 * (1 + 0.1 * (n - 1) / n) for n in (1, 2, 4, 8)}
+    runs = {n: (*(s * np.exp(0.02 * rng.standard_normal(10))).tolist(), 3 * s) for n, s in steps.items()}
+    evidence = make_evidence([make_point(n, own, per_node=4, **unknown) for n, own in runs.items()])
+    told: dict[str, list[list[float]]] = {"levelled": [], "as few": []}
+    for how, fewest in (("levelled", likelihood._MANY_RUNS), ("as few", 1000)):
+        monkeypatch.setattr(likelihood, "_MANY_RUNS", fewest)
+        for seed in range(5):
+            monkeypatch.setattr(fitting, "SEED", seed)
+            (found,) = predict(fit(evidence), Question((32,)))
+            assert found.effective_draws >= 400
+            told[how].append([found.step_seconds.value, *found.step_seconds.ends])
+    ours, theirs = (np.log(told[how]) for how in ("levelled", "as few"))
+    assert ours.std(axis=0)[0] < 0.01
+    assert ours.std(axis=0)[1:].max() < 0.03
+    apart = np.abs(ours.mean(axis=0) - theirs.mean(axis=0))
+    assert apart[0] < 0.01
+    assert apart[1:].max() < 0.03
 
 
 def imported(seconds: dict[int, float], engine: str, spec: ModelSpec) -> FittedSeries:

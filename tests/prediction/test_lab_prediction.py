@@ -74,7 +74,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
             on_host_0(lab, folder, ["run", f"{name}.toml", "-o", name])
     results = store.load(folder / "one")
     known = analysis.analyse(results)
-    return Measured(evidence_of(folder / "one", results, known), step(folder / "one"), step(folder / "two"))
+    return Measured(evidence_of(folder / "one", known), step(folder / "one"), step(folder / "two"))
 
 
 def on_host_0(lab: Laboratory, folder: Path, arguments: Sequence[str]) -> None:

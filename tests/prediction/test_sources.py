@@ -26,7 +26,7 @@ def own_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def network(folder: Path, declared: str | None = None, check: Path | None = None) -> Network:
-    return evidence_of(folder, RESULTS, analyse(RESULTS), declared=declared, check=check).network
+    return evidence_of(folder, analyse(RESULTS), declared=declared, check=check).network
 
 
 def stored(place: Path, *hosts: str, bandwidth: float = 1e9, day: int = 1) -> Path:
@@ -82,13 +82,13 @@ def test_the_median_loader_is_taken_with_it(tmp_path: Path, own_checks: Path) ->
     ranks = [check_factory.checked(rank, 3, loader=loader) for rank, loader in enumerate(loaders)]
     path = checks.write_check(tmp_path / "checks", check_factory.record(*ranks))
     assert path.exists()
-    assert evidence_of(tmp_path, RESULTS, analyse(RESULTS)).loader_images_per_second == 300.0
+    assert evidence_of(tmp_path, analyse(RESULTS)).loader_images_per_second == 300.0
 
 
 def test_a_model_whose_shape_is_open_is_no_evidence(tmp_path: Path, own_checks: Path) -> None:
     unresolved = one_curve({1: [0.1], 2: [0.1]})
-    assert evidence_of(tmp_path, unresolved, analyse(unresolved)).series == ()
-    assert len(evidence_of(tmp_path, RESULTS, analyse(RESULTS)).series) == 1
+    assert evidence_of(tmp_path, analyse(unresolved)).series == ()
+    assert len(evidence_of(tmp_path, analyse(RESULTS)).series) == 1
 
 
 def test_a_check_may_be_asked_for_by_name_and_must_then_be_there(tmp_path: Path, own_checks: Path) -> None:

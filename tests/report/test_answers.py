@@ -29,7 +29,7 @@ def lines_of(section: Section) -> list[str]:
 def chosen_and_next(results: Results, tmp_path: Path, large_batch: bool = False) -> tuple[list[str], list[str]]:
     analysis = analyse(results)
     asked = Request(max_gpus=2, large_batch=large_batch)
-    advice = advised_from(fit(evidence_of(tmp_path, results, analysis)), analysis, asked)
+    advice = advised_from(fit(evidence_of(tmp_path, analysis)), analysis, asked)
     return lines_of(what_to_choose(analysis)), lines_of(what_next(analysis, advice, tmp_path))
 
 

@@ -29,7 +29,7 @@ def told(folder: Path) -> str:
     write_results(resolved_study(STEPS), folder)
     results = store.load(folder)
     analysis = analyse(results)
-    return to_json(analysis, forecast(fit(evidence_of(folder, results, analysis)))) + "\n"
+    return to_json(analysis, forecast(fit(evidence_of(folder, analysis)))) + "\n"
 
 
 def apart(now: Any, before: Any, at: str = "") -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +17,9 @@ from hypothesis import strategies as st
 
 from results_factory import explained_run, make_curve, make_results, make_trial, rich_study, write_results
 from vitscale.errors import StoreError
-from vitscale.store import RunIndex, load, pack_finished, packs, reading
+from vitscale.store import RunIndex, load, pack_finished, packs, reading, without_lines
 from vitscale.store.packs import pack_files, read_outcomes, read_pack
-from vitscale.store.records import FORMAT
+from vitscale.store.records import FORMAT, RankRecord
 from vitscale.store.results import Results
 
 RUNS = 5
@@ -59,6 +60,18 @@ def test_packed_runs_say_what_their_files_said(folder: Path) -> None:
     assert by_name(after) == by_name(before)
     assert after.problems == before.problems == ()
     assert [run.header for run in after.runs] == [run.header for run in before.runs]
+
+
+def test_lines_that_were_let_go_are_read_again(folder: Path) -> None:
+    pack_finished(folder)
+    for run in load(folder).runs:
+        slim = pickle.loads(pickle.dumps(without_lines(folder, run)))  # noqa: S301 - of this process
+        assert (slim.header, slim.outcome) == (run.header, run.outcome)
+        for later, record in zip(slim.ranks, run.ranks, strict=True):
+            assert later.__dict__.keys() < record.__dict__.keys() | {"_read"}
+            assert all(getattr(later, name) == getattr(record, name) for name in RankRecord.model_fields)
+            with pytest.raises(AttributeError, match="nothing"):
+                later.nothing  # noqa: B018 - it is asked for
 
 
 def test_what_is_packed_is_gone_from_its_folder_and_what_people_read_is_not(folder: Path) -> None:

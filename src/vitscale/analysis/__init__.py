@@ -1,4 +1,4 @@
-"""Analysis: records in, results out. Pure: no I/O, no charts, no torch.
+"""Analysis: records in, results out. Pure: no charts, no torch, and no I/O but that of `analyse_folder`.
 
 statistics    intervals, ratios, comparisons over runs, Student's t
 peaks         what GPUs can compute, as published
@@ -14,9 +14,13 @@ quality/      can this be trusted? what to do?
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 from vitscale.analysis.comparisons import CurveComparison, compare_curves
 from vitscale.analysis.learning.drift import judged
@@ -27,16 +31,18 @@ from vitscale.analysis.time.waterfall import Factor, Waterfall, waterfalls
 from vitscale.analysis.trials import TrialResult
 from vitscale.base.forks import spread
 from vitscale.present.document import Finding
-from vitscale.store.reading import without_collection
+from vitscale.store.packs import pack_files
+from vitscale.store.reading import folder_of, load, read_study, without_collection, without_lines
 from vitscale.store.results import Results, Run, StudyRecord
 
 __all__ = [
-    "Analysis", "CurveComparison", "CurveResult", "Factor", "Point", "TrialResult", "Waterfall", "analyse", "by_mode",
+    "Analysis", "CurveComparison", "CurveResult", "Factor", "Point", "TrialResult", "Waterfall", "analyse",
+    "analyse_folder", "by_mode",
 ]  # fmt: skip
 
 
-_MANY_RUNS = 1000
-"""Number of runs from which forking this process is worth its cost."""
+_MANY_PACKS = 10
+"""Number of packs from which forking this process is worth its cost."""
 
 
 @dataclass(frozen=True)
@@ -88,29 +94,63 @@ def analyse(results: Results, *, combine_unlike: bool = False) -> Analysis:
         combine_unlike: combine runs even if they ran on unlike devices or under other library versions. Otherwise they
             stay apart, and a finding says so.
     """
+    return _analysis(_summaries(results, results.study.trials, combine_unlike), results, combine_unlike)
+
+
+@without_collection()
+def analyse_folder(folder: Path, *, combine_unlike: bool = False) -> Analysis:
+    """Reads a results folder, or a bundle of it, and analyses it.
+
+    A folder of many runs is read by a fork for each further core: each reads and summarises the runs of its part of the
+    trials, and hands on what they come to. Of these runs the ranks' lines are read again where they are asked for.
+
+    Raises:
+        StoreError: the folder does not exist, cannot be read or holds no study.
+    """
+    named, folder = folder, folder_of(folder)
+    # polars starts threads, and a fork would lack those that it counts on.
+    if "polars" in sys.modules or len(pack_files(folder)) < _MANY_PACKS or (study := read_study(folder)) is None:
+        return analyse(load(named), combine_unlike=combine_unlike)
+
+    def part(trials: Sequence[str]) -> tuple[dict[str, TrialResult], tuple[Run, ...], tuple[str, ...]]:
+        loaded = load(folder, trials)
+        slim = {id(run): without_lines(folder, run) for run in loaded.runs}
+        summaries = {
+            trial_id: replace(result, records=tuple(slim[id(run)] for run in result.records))
+            for trial_id, result in _summaries(loaded, trials, combine_unlike).items()
+        }
+        return summaries, tuple(slim.values()), loaded.problems
+
+    # Packs mostly hold runs in the order of their trials.
+    trials, count = sorted(study.trials), len(os.sched_getaffinity(0))
+    edges = [len(trials) * part // count for part in range(count + 1)]
+    parts = spread(part, [trials[first:end] for first, end in itertools.pairwise(edges)], fewest=2)
+    summaries = {
+        trial_id: replace(result, trial=study.trials[trial_id])
+        for summaries, _, _ in parts
+        for trial_id, result in summaries.items()
+    }
+    runs = tuple(run for _, runs, _ in parts for run in runs)
+    problems = tuple(dict.fromkeys(problem for _, _, problems in parts for problem in problems))
+    return _analysis(summaries, Results(study=study, runs=runs, problems=problems), combine_unlike)
+
+
+def _summaries(results: Results, trials: Iterable[str], combine_unlike: bool) -> dict[str, TrialResult]:
     study = results.study
     runs: dict[str, list[Run]] = {}
     for run in results.runs:
         runs.setdefault(run.header.trial_id, []).append(run)
+    return {
+        trial_id: summarise(trial_id, study.trials[trial_id], runs.get(trial_id, []), combine_unlike, study.target_ci)
+        for trial_id in trials
+    }
+
+
+def _analysis(summaries: Mapping[str, TrialResult], results: Results, combine_unlike: bool) -> Analysis:
+    study = results.study
     on_curves = [point.trial_id for curve in study.curves for point in sorted(curve.points, key=lambda p: p.gpus)]
-    wanted = [trial_id for trial_id in dict.fromkeys([*on_curves, *study.trials]) if trial_id in study.trials]
-
-    def summary(trial_id: str) -> TrialResult:
-        return summarise(trial_id, study.trials[trial_id], runs.get(trial_id, []), combine_unlike, study.target_ci)
-
-    def without_records(trial_id: str) -> tuple[TrialResult, list[int]]:
-        result = summary(trial_id)
-        return replace(result, records=()), [run.header.repeat for run in result.records]
-
-    if len(results.runs) < _MANY_RUNS:
-        summaries = {trial_id: summary(trial_id) for trial_id in wanted}
-    else:
-        summaries = {}
-        for trial_id, (result, repeats) in zip(wanted, spread(without_records, wanted, fewest=2), strict=True):
-            of_repeat = {run.header.repeat: run for run in runs.get(trial_id, ())}
-            records = tuple(of_repeat[repeat] for repeat in repeats)
-            summaries[trial_id] = replace(result, trial=study.trials[trial_id], records=records)
-    trials = without_one_off(judged(summaries))
+    ordered = [trial_id for trial_id in dict.fromkeys([*on_curves, *study.trials]) if trial_id in study.trials]
+    trials = without_one_off(judged({trial_id: summaries[trial_id] for trial_id in ordered}))
     known = [
         curve.model_copy(update={"points": tuple(point for point in curve.points if point.trial_id in trials)})
         for curve in study.curves

@@ -18,6 +18,7 @@ import numpy as np
 
 from vitscale.analysis.learning.convergence import convergence
 from vitscale.analysis.quality.measurement import clock_anomalies
+from vitscale.analysis.quality.shares import rank_speeds
 from vitscale.analysis.runs.environments import differences, largest_like_group, run_environments
 from vitscale.analysis.runs.figures import LEARNED, PHASES, EpochFigures, LossByStep, RunFigures, all_run_figures
 from vitscale.analysis.runs.repeats import allocation_of, clusters_of, components, groups, looked_at, observations
@@ -25,7 +26,7 @@ from vitscale.analysis.runs.resources import resource_figures
 from vitscale.analysis.statistics import interval, known_median
 from vitscale.analysis.time.breakdown import breakdown, combined
 from vitscale.analysis.time.traffic import traffic
-from vitscale.analysis.trials import Failure, TrialResult, checkpoint_cost
+from vitscale.analysis.trials import Failure, LoaderFigures, TrialResult, checkpoint_cost
 from vitscale.present.estimate import Estimate
 from vitscale.store.results import OutcomeKind, Run
 from vitscale.trial.trial import OF_THE_WRAPPER, Trial
@@ -105,6 +106,8 @@ def summarise(
         allocations=by_allocation,
         components=spread,
         clock_anomalies=next(filter(None, map(clock_anomalies, reversed(used))), ()),
+        loader=LoaderFigures.of(trial, used),
+        rank_speeds=rank_speeds(trial, used, figures),
     )
 
 

@@ -81,6 +81,39 @@ class Drift:
 
 
 @dataclass(frozen=True)
+class LoaderFigures:
+    """What the loaders of a trial's ranks did; None where no record tells."""
+
+    images_per_second: float | None = None
+    """Rate at which a loader reads, median over ranks and epochs."""
+    on_the_cores: float | None = None
+    """Seconds that a rank's loader is at work per second of its cores, median over ranks and epochs. None also on GPUs,
+    whose hosts' cores compute nothing else, and without loader threads."""
+    decoding_share: float | None = None
+    """Share of the loader threads' time that decoding took; None where any record lacks it."""
+
+    @classmethod
+    def of(cls, trial: Trial, runs: Sequence[Run]) -> LoaderFigures:
+        """The figures over a trial's runs."""
+        lines = [line for run in runs for rank in run.ranks for line in rank.epochs]
+        rates = [rate for line in lines if (rate := line.loader_images_per_second) is not None]
+        known = [
+            (line.loader_reading_seconds, line.loader_decoding_seconds, line.seconds)
+            for line in lines
+            if line.loader_reading_seconds is not None and line.loader_decoding_seconds is not None
+        ]
+        shares: list[float] = []
+        if trial.train.device == "cpu" and trial.data.workers:
+            cores = trial.world.threads_per_rank
+            shares = [(reading + decoding) / (seconds * cores) for reading, decoding, seconds in known if seconds > 0]
+        of_threads = None
+        if known and len(known) == len(lines):
+            reading, decoding = (math.fsum(column) for column in list(zip(*known, strict=True))[:2])
+            of_threads = decoding / (reading + decoding) if reading + decoding > 0 else None
+        return cls(known_median(rates), known_median(shares), of_threads)
+
+
+@dataclass(frozen=True)
 class TrialResult:
     """A trial and what its runs say about it. None stands for what is unknown."""
 
@@ -135,6 +168,9 @@ class TrialResult:
     """The spread between allocations and inside them; None where fewer than 2 of them have 2 runs."""
     clock_anomalies: tuple[str, ...] = ()
     """Impossible times in the last run that has any (`quality.measurement.clock_anomalies`)."""
+    loader: LoaderFigures = LoaderFigures()
+    rank_speeds: tuple[float, ...] | None = None
+    """Each rank's speed against the fastest (`quality.shares.rank_speeds`); None where unknown."""
 
     @property
     def batch_known(self) -> bool:
@@ -217,17 +253,6 @@ class TrialResult:
             return 0.0
         used = samples_used(samples, self.trial.data.fraction)
         return used % self.trial.global_batch / used if used >= self.trial.global_batch else 0.0
-
-    @property
-    def decoding_share(self) -> float | None:
-        """Share of the loader threads' time that decoding took; None where a record lacks it."""
-        lines = [line for run in self.records for rank in run.ranks for line in rank.epochs]
-        spent = [(line.loader_reading_seconds, line.loader_decoding_seconds) for line in lines]
-        known = [(reading, decoding) for reading, decoding in spent if reading is not None and decoding is not None]
-        if not known or len(known) < len(spent):
-            return None
-        reading, decoding = (math.fsum(column) for column in zip(*known, strict=True))
-        return decoding / (reading + decoding) if reading + decoding > 0 else None
 
     @property
     def slow_share(self) -> float | None:

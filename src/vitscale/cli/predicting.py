@@ -54,7 +54,7 @@ def predict(
 ) -> None:
     """Time, efficiency, memory and cost on rank counts that nobody has measured, with intervals."""
     base.compute_on_one_core()
-    from vitscale import analysis, store
+    from vitscale import analysis
     from vitscale.prediction import answering, finishing, fitting
     from vitscale.prediction.evidence import evidence_of
     from vitscale.report.predicted import predict_document, predict_fields
@@ -62,9 +62,8 @@ def predict(
     counts = None if gpus is None else base.rank_counts(gpus)
     memory = None if gpu_memory is None else base.size_bytes(gpu_memory, "--gpu-memory")
     horizon = finishing.horizon(epochs, checkpoint_seconds, node_mtbf)
-    loaded = store.load(results)
-    analysed = analysis.analyse(loaded)
-    evidence = evidence_of(results, loaded, analysed, declared=network, check=check)
+    analysed = analysis.analyse_folder(results)
+    evidence = evidence_of(results, analysed, declared=network, check=check)
     changes = answering.Changes(
         model, image_size, engine, zero_stage, precision, micro_batch, grad_accum, device, parameters
     )
@@ -192,7 +191,7 @@ def _answer(
     json: bool,
 ) -> bool:
     """Prints, draws and writes what was asked for; returns whether anything meets the limits."""
-    from vitscale import analysis, store
+    from vitscale import analysis
     from vitscale.advice.pipeline import advised_from
     from vitscale.advice.printing import advice_document, advice_fields
     from vitscale.advice.study_text import advised_trial, launch_lines, study_text
@@ -200,16 +199,15 @@ def _answer(
     from vitscale.prediction.evidence import evidence_of
     from vitscale.prediction.fitting import fit
 
-    records = store.load(results)
-    analysed = analysis.analyse(records)
-    evidence, _ = told(evidence_of(results, records, analysed, declared=network), Changes(parameters=parameters))
+    analysed = analysis.analyse_folder(results)
+    evidence, _ = told(evidence_of(results, analysed, declared=network), Changes(parameters=parameters))
     advice = advised_from(fit(evidence), analysed, asked)
     option = advice.chosen
     study, launch, start = None, [], None
     if option is not None:
         try:
             trial = advice.trials[option.series]
-            study = study_text(f"{records.study.name[:90]}-advised", option, trial, advice.work)
+            study = study_text(f"{analysed.study.name[:90]}-advised", option, trial, advice.work)
             launch = launch_lines(advised_trial(option, trial, advice.work))
         except RequestError as error:
             if output is not None:

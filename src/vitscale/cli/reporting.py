@@ -59,13 +59,12 @@ def report(
     wanted = list(dict.fromkeys(part.strip().lower() for part in listed.split(",")))
     if "html" in wanted and not (like or like_paper):
         drawing.draw_beside()
-    from vitscale import analysis, store
+    from vitscale import analysis
     from vitscale.prediction import answering, fitting
     from vitscale.prediction.evidence import evidence_of
     from vitscale.present.terminal import show
     from vitscale.report import outputs
     from vitscale.report.answers import terminal_document
-    from vitscale.store.reading import without_collection
 
     like = "paper" if like_paper else like
     if like is not None:
@@ -74,12 +73,10 @@ def report(
     for name in wanted:
         if name not in outputs.FORMATS:
             raise unknown("format", name, outputs.FORMATS)
-    with without_collection():  # each of the two does without by itself; here also between them
-        loaded = store.load(results)
-        analysed = analysis.analyse(loaded, combine_unlike=combine_unlike)
-        gc.freeze()
+    analysed = analysis.analyse_folder(results, combine_unlike=combine_unlike)
+    gc.freeze()
     console = base.ProgramConsole(stderr=bool({*outputs.TO_STANDARD_OUTPUT} & set(wanted)) and output is None)
-    evidence = evidence_of(results, loaded, analysed)
+    evidence = evidence_of(results, analysed)
     fitted = fitting.fit(evidence)
     ahead = answering.forecast(fitted) if set(wanted) - {*outputs.WITHOUT_PREDICTIONS} else None
     brought = outputs.brought(charts or (), analysed)
@@ -101,7 +98,7 @@ def _folder(results: Path) -> Path:
 
 def _like(results: Path, name: str, formats: list[str], output: Path | None, *, combine_unlike: bool) -> None:
     """Writes a published study's figures and claims, made from these results."""
-    from vitscale import analysis, store
+    from vitscale import analysis
     from vitscale.prediction.evidence import evidence_of
     from vitscale.report import like
 
@@ -109,9 +106,8 @@ def _like(results: Path, name: str, formats: list[str], output: Path | None, *, 
     for wanted in formats:
         if wanted not in like.FORMATS:
             raise unknown("format of --like", wanted, like.FORMATS)
-    loaded = store.load(results)
-    analysed = analysis.analyse(loaded, combine_unlike=combine_unlike)
-    material = like.Material.of(analysed, evidence_of(results, loaded, analysed).network)
+    analysed = analysis.analyse_folder(results, combine_unlike=combine_unlike)
+    material = like.Material.of(analysed, evidence_of(results, analysed).network)
     written = like.write(study, material, _folder(results), formats, output)
     console = base.ProgramConsole(stderr="json" in formats and output is None)
     for line in (*like.findings(study, material), *map(str, written)):
@@ -161,7 +157,7 @@ def compare(
         raise RequestError(f"-o names {shown(output.name)}", valid=["FILE.html", "FILE.md"])
     limit = base.share_of(fail_if_slower, "--fail-if-slower") if fail_if_slower is not None else None
     names = [path.name if [other.name for other in results].count(path.name) == 1 else str(path) for path in results]
-    analysed = [analysis.analyse(store.load(path), combine_unlike=combine_unlike) for path in results]
+    analysed = [analysis.analyse_folder(path, combine_unlike=combine_unlike) for path in results]
     named = list(zip(names, analysed, strict=True))
     pairs = side_by_side(named)
     if not pairs:

@@ -58,13 +58,13 @@ def export(
 
 
 def _send(results: Path, to: str, folder: Path) -> None:
-    from vitscale import analysis, store
+    from vitscale import analysis
     from vitscale.present.units import counted
     from vitscale.report.sinks import SINKS, send
 
     if to not in SINKS:
         raise unknown("tracker", to, SINKS)
-    sent, known = send(to, analysis.analyse(store.load(results)), folder)
+    sent, known = send(to, analysis.analyse_folder(results), folder)
     there = f"; {counted(known, 'run')} there already" if known else ""
     where = f" in {folder}" if to == "tensorboard" else ""
     ProgramConsole().print(f"{counted(sent, 'run')} sent to {to}{where}{there}", markup=False, highlight=False)

@@ -112,12 +112,12 @@ def carry_out(
         console.print(note, markup=False, highlight=False, soft_wrap=True)
     done = runner.run(planned, results, options, console)
     # The report's modules are imported only when there is one to show: the first run need not wait for them.
-    from vitscale import analysis, store
+    from vitscale import analysis
     from vitscale.present.terminal import show
     from vitscale.report.answers import terminal_document
     from vitscale.report.contract import to_json
 
-    analysed = analysis.analyse(store.load(results))
+    analysed = analysis.analyse_folder(results)
     if json:
         sys.stdout.write(to_json(analysed, verb=verb))
     else:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from vitscale import store
 from vitscale.analysis import Analysis
-from vitscale.analysis.quality.shares import rank_speeds
 from vitscale.analysis.time.breakdown import Breakdown
 from vitscale.analysis.time.waterfall import unprofiled
 from vitscale.analysis.trials import TrialResult
@@ -22,7 +21,7 @@ from vitscale.prediction.step.messages import messages
 from vitscale.store import checks
 from vitscale.store.checks import CheckRecord
 from vitscale.store.records import COMMUNICATION, EXPOSED, PARTS
-from vitscale.store.results import Results
+from vitscale.store.results import Run
 from vitscale.trial import model_cost
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.trial import Mode, Trial, samples_used
@@ -182,7 +181,7 @@ def _point(result: TrialResult) -> Point:
         sent_bytes={(row.operation, row.dtype): row.tensor_bytes for row in sent if row.tensor_bytes is not None},
         sent_calls={(row.operation, row.dtype): row.calls for row in sent if row.tensor_bytes is not None},
         devices=tuple(device.name for device in devices),
-        rank_speeds=rank_speeds(result) if result.breakdown else None,
+        rank_speeds=result.rank_speeds if result.breakdown else None,
         step_spread=statistics.median(spreads) / _QUARTILES_APART if spreads else None,
         joules_per_image=joules.value if joules else None,
         startup_seconds=tuple(run.startup_seconds for run in result.runs if run.startup_seconds),
@@ -232,14 +231,13 @@ def _parts(breakdown: Breakdown | None, trial: Trial) -> StepParts | None:
 
 
 def evidence_of(
-    folder: Path, results: Results, analysis: Analysis, *, declared: str | None = None, check: Path | None = None
+    folder: Path, analysis: Analysis, *, declared: str | None = None, check: Path | None = None
 ) -> Evidence:
     """What the results of a folder say, with the network as it was declared or checked.
 
     Args:
         folder: the results folder, for the checks in it.
-        results: its records.
-        analysis: their analysis.
+        analysis: the analysis of its records.
         declared: the link between hosts by name or figures ("25GbE"); it takes the place of a checked one. "check": the
             checked one, which must be there.
         check: a stored check to take the network from. None: the newest of the results folder; where it has none, the
@@ -249,7 +247,7 @@ def evidence_of(
         RequestError: the declared network is unknown, or a check is asked for and there is none.
         StoreError: `check` cannot be read.
     """
-    record = checks.read_check(check) if check is not None else _found(folder, results)
+    record = checks.read_check(check) if check is not None else _found(folder, analysis.runs)
     if declared == "check" and record is None:
         raise RequestError(
             "--network check: there is no check of the hosts of these results",
@@ -279,7 +277,7 @@ def _loader(record: CheckRecord | None) -> float | None:
     return statistics.median(rates) if rates else None
 
 
-def _found(folder: Path, results: Results) -> CheckRecord | None:
+def _found(folder: Path, runs: Sequence[Run]) -> CheckRecord | None:
     own = checks.load_checks(checks.check_folder(store.folder_of(folder))).records
-    hosts = {rank.start.environment.host for run in results.runs for rank in run.ranks if rank.start is not None}
+    hosts = {rank.start.environment.host for run in runs for rank in run.ranks if rank.start is not None}
     return own[0] if own else checks.latest(None, tuple(sorted(hosts))) if hosts else None

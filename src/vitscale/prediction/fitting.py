@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from vitscale.analysis.runs.steps import median
 from vitscale.prediction.evidence import Evidence, Point, Series
+from vitscale.prediction.levelled import draw_levelled
 from vitscale.prediction.likelihood import Likelihood, by_name
 from vitscale.prediction.parameters import priors
 from vitscale.prediction.results import REACH
@@ -140,8 +141,12 @@ def _fit(
     known = priors(points, evidence.network, model.messages is not None)
     likelihood = Likelihood(model, points, known)
     rng = np.random.default_rng(SEED)
-    drawn = sample(likelihood.log_density, likelihood.proposals(), rng, DRAWS)
-    draws = by_name(likelihood.rows(drawn.rows, rng))
+    if likelihood.many_runs:
+        drawn, standard = draw_levelled(likelihood, rng, DRAWS)
+    else:
+        drawn = sample(likelihood.log_density, likelihood.proposals(), rng, DRAWS)
+        standard = drawn.rows
+    draws = by_name(likelihood.rows(standard, rng))
     misfits = _misfits(points, model.times(draws, likelihood.worlds).total, likelihood.job_to_job)
     fitted = FittedSeries(
         series, points, left_out, model, draws, np.exp(drawn.rows[:, [-1]]), drawn.effective_size, misfits

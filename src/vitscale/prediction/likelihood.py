@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,10 +35,12 @@ _ITERATIONS = 30
 _CLOSE = 1e-3
 """Gain of log density below which the search ends: the maximum is only a place to begin at."""
 _TRIED = 64
-_COMPUTE = NAMES.index("compute")
+COMPUTE = NAMES.index("compute")
 _SETS_AT_ONCE = 64
-_TYPICAL_RUNS = 9
-"""Most runs of a point that count where proposals begin; of more runs as many are taken, spread evenly over them."""
+_MANY_RUNS = 10
+"""Runs of a point from which a series is one of many runs."""
+_FOLDS = 4
+"""Times that terms of many runs are multiplied in halves before logarithms are taken: of 1, not of 16."""
 
 
 def by_name(rows: Array) -> Draws:
@@ -56,9 +59,9 @@ class Likelihood:
         self.spread = np.array([max(1e-6, known[name].spread) for name in NAMES])
         self.of_point = np.concatenate([np.full(len(point.step_seconds), n) for n, point in enumerate(points)])
         self.log_steps = np.log(np.concatenate([np.asarray(point.step_seconds) for point in points]))
-        typical = [_evenly(np.log(point.step_seconds)) for point in points]
-        self.typical_steps = np.concatenate(typical)
-        self.of_typical = np.repeat(np.arange(len(points)), [len(steps) for steps in typical])
+        self.medians = np.array([math.log(statistics.median(point.step_seconds)) for point in points])
+        self.many_runs = max(len(point.step_seconds) for point in points) >= _MANY_RUNS
+        """Whether it is drawn as `prediction.levelled` does."""
         self.factors = device_factors(points)
         self.explained = [(n, point) for n, point in enumerate(points) if point.parts is not None]
         self._known_calls: tuple[Array, Calls] = np.empty(0), {}
@@ -86,6 +89,9 @@ class Likelihood:
             np.divide(runs, scale[rows, None], out=runs)
             for change, by in ((np.multiply, runs), (np.divide, JOB_FREEDOM)):
                 change(runs, by, out=runs)
+            if self.many_runs:
+                of_runs[rows] = (JOB_FREEDOM + 1) / 2 * _log_of_product(runs + 1)
+                continue
             of_runs[rows] = np.multiply(np.log1p(runs, out=runs), (JOB_FREEDOM + 1) / 2, out=runs).sum(axis=1)
         density = -0.5 * (others**2).sum(axis=1) - of_runs - len(self.of_point) * log_scale
         density += self._of_scale(log_scale) - 0.5 * len(self.active) * math.log(2 * math.pi)
@@ -98,19 +104,23 @@ class Likelihood:
         return self._residuals(of_points), others
 
     def median_residuals(self, standard: Array) -> Array:
-        """Median of the runs' `residuals` over the typical runs of all points, (sets,)."""
+        """Median of the runs' `residuals` over all runs, (sets,)."""
         of_points, _ = self._log_model(standard)
         middles = np.empty(len(standard))
         for rows in _in_parts(len(standard)):
             # A set's runs lie side by side, because they are sorted next.
-            runs = np.take(of_points[rows], self.of_typical, axis=1)
-            middles[rows] = medians(np.subtract(self.typical_steps, runs, out=runs).T)
+            runs = np.take(of_points[rows], self.of_point, axis=1)
+            middles[rows] = medians(np.subtract(self.log_steps, runs, out=runs).T)
         return middles
+
+    def mean_residuals(self, standard: Array) -> Array:
+        """Mean over points of the logarithm of the median run's step over the model's, (sets,)."""
+        return np.asarray((self.medians - self._log_model(standard)[0]).mean(axis=1), dtype=np.float64)
 
     def _log_model(self, standard: Array) -> tuple[Array, Array]:
         """((sets, points) logarithm of the model's step; the residuals of all but the runs)."""
         draws = by_name(self.rows(standard))
-        but_compute = np.delete(standard[:, :-1], np.searchsorted(self.active, _COMPUTE), axis=1)
+        but_compute = np.delete(standard[:, :-1], np.searchsorted(self.active, COMPUTE), axis=1)
         if not np.array_equal(but_compute, self._known_calls[0]):
             # The density of the prior's proposals asks for the same sets again, with only the compute changed.
             self._known_calls = but_compute, self.model.calls(draws, self.worlds)
@@ -146,11 +156,11 @@ class Likelihood:
         size = len(NAMES)
         standard = np.column_stack([rng.standard_normal((_TRIED, size)), np.zeros(_TRIED)])
         moved = standard + np.eye(size, size + 1)[:, None, :]
-        both = np.column_stack(self.residuals(np.vstack([standard, *moved])))
+        both = np.column_stack(self._log_model(np.vstack([standard, *moved])))
         change = np.abs(both[_TRIED:].reshape(size, _TRIED, -1) - both[:_TRIED])
         own = np.arange(size)
-        change[own, :, len(self.log_steps) + own] = 0.0  # the priors
-        return np.array(sorted({_COMPUTE, *np.flatnonzero(change.max(axis=(1, 2)) > 1e-9).tolist()}))
+        change[own, :, len(self.medians) + own] = 0.0  # the priors
+        return np.array(sorted({COMPUTE, *np.flatnonzero(change.max(axis=(1, 2)) > 1e-9).tolist()}))
 
     def _parts(self, times: StepTimes, point: Point, n: int) -> list[Array]:
         parts = point.parts
@@ -219,6 +229,40 @@ class Likelihood:
         return StudentT(np.append(best, math.log(job_scale)), covariance)
 
 
+def meeting(residuals: Callable[[Array], Array], column: int, by_one: float, rows: Array) -> Array:
+    """The compute of each row at which `residuals` vanish, nearly; the row's own compute does not matter.
+
+    It is moved once as if it were the whole step, then once by the secant.
+
+    Args:
+        residuals: logarithm of measured steps over the model's, (sets,).
+        column: the column of the compute.
+        by_one: what a step of 1 in that column adds to the logarithm of the compute.
+        rows: sets in standard deviations of their priors.
+    """
+    at = rows.copy()
+    at[:, column] = 0.0
+    apart = residuals(at)
+    moved = np.clip(apart, -1.0, 1.0)
+    at[:, column] = moved / by_one
+    left = residuals(at)
+    slope = np.divide(apart - left, moved, out=np.ones_like(moved), where=moved != 0)
+    at[:, column] += np.clip(left / np.maximum(slope, 0.05), -1.0, 1.0) / by_one
+    return np.asarray(at[:, column], dtype=np.float64)
+
+
+def _log_of_product(terms: Array) -> Array:
+    """Sum of the logarithms of each row's terms, all at least 1; infinite where a product overflows."""
+    for _ in range(_FOLDS):
+        half = terms.shape[1] // 2
+        if not half:
+            break
+        folded = terms[:, :half] * terms[:, half : 2 * half]
+        folded[:, : terms.shape[1] % 2] *= terms[:, 2 * half :]
+        terms = folded
+    return np.asarray(np.log(terms, out=terms).sum(axis=1), dtype=np.float64)
+
+
 class _FromThePrior:
     """Draws all but the compute from the prior, and the compute so that it meets the measured steps.
 
@@ -226,13 +270,13 @@ class _FromThePrior:
     """
 
     def __init__(self, likelihood: Likelihood) -> None:
-        self.likelihood = likelihood
-        self.column = int(np.searchsorted(likelihood.active, _COMPUTE))
+        self.column = int(np.searchsorted(likelihood.active, COMPUTE))
         self.scales = np.ones(len(likelihood.active) + 1)
         self.scales[-1] = 0.5
-        self.scales[self.column] = 2 * likelihood.job_to_job / likelihood.spread[_COMPUTE]
+        self.scales[self.column] = 2 * likelihood.job_to_job / likelihood.spread[COMPUTE]
         self.centre = np.zeros(len(self.scales))
         self.centre[-1] = math.log(likelihood.job_to_job)
+        self._meeting = partial(meeting, likelihood.median_residuals, self.column, likelihood.spread[COMPUTE])
 
     def draw(self, rng: np.random.Generator, count: int) -> Array:
         """See `Proposal`."""
@@ -247,26 +291,6 @@ class _FromThePrior:
         standard[:, self.column] = (rows[:, self.column] - self._meeting(rows)) / self.scales[self.column]
         density = -0.5 * (standard**2).sum(axis=1) - float(np.log(self.scales * math.sqrt(2 * math.pi)).sum())
         return np.asarray(density, dtype=np.float64)
-
-    def _meeting(self, rows: Array) -> Array:
-        """The compute that meets the median run: moved once as if it were the whole step, then once by the secant."""
-        at = rows.copy()
-        at[:, self.column] = 0.0
-        by_one = self.likelihood.spread[_COMPUTE]
-        apart = self.likelihood.median_residuals(at)
-        moved = np.clip(apart, -1.0, 1.0)
-        at[:, self.column] = moved / by_one
-        left = self.likelihood.median_residuals(at)
-        slope = np.divide(apart - left, moved, out=np.ones_like(moved), where=moved != 0)
-        at[:, self.column] += np.clip(left / np.maximum(slope, 0.05), -1.0, 1.0) / by_one
-        return np.asarray(at[:, self.column], dtype=np.float64)
-
-
-def _evenly(values: Array) -> Array:
-    """The values; of more than `_TYPICAL_RUNS` only as many, the middles of equal parts of all in order."""
-    if len(values) <= _TYPICAL_RUNS:
-        return values
-    return np.asarray(np.sort(values)[(2 * np.arange(_TYPICAL_RUNS) + 1) * len(values) // (2 * _TYPICAL_RUNS)])
 
 
 def _in_parts(sets: int) -> Iterator[slice]:

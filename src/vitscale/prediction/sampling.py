@@ -59,7 +59,11 @@ class Sample:
 
 
 def sample(
-    log_target: Callable[[Array], Array], first: Sequence[Proposal], rng: np.random.Generator, draws: int
+    log_target: Callable[[Array], Array],
+    first: Sequence[Proposal],
+    rng: np.random.Generator,
+    draws: int,
+    components: int = _COMPONENTS,
 ) -> Sample:
     """Draws from `log_target`.
 
@@ -68,6 +72,7 @@ def sample(
         first: proposals of the first round, in equal parts.
         rng: the caller's.
         draws: how many to return.
+        components: number of t that each later round is a mixture of.
     """
     proposals: list[Proposal] = []
     counts: list[int] = []
@@ -89,7 +94,7 @@ def sample(
         log_weights = target - mixture
         if effective_size(log_weights) >= (ENOUGH if number < _USUAL_ROUNDS else FEW):
             break
-        fresh = [(Mixture(rows, _tempered(log_weights), rng), _EACH_ROUND)]
+        fresh = [(Mixture(rows, _tempered(log_weights), rng, components), _EACH_ROUND)]
     chosen = _resampled(log_weights, draws)
     rng.shuffle(chosen)
     log_evidence = float(np.logaddexp.reduce(log_weights)) - math.log(len(log_weights))
@@ -124,7 +129,7 @@ class StudentT:
 class Mixture:
     """Several multivariate t, each over a part of some weighted draws, fitted by expectation and maximisation."""
 
-    def __init__(self, rows: Array, log_weights: Array, rng: np.random.Generator) -> None:
+    def __init__(self, rows: Array, log_weights: Array, rng: np.random.Generator, components: int) -> None:
         chosen = rows[_resampled(log_weights, _FITTED)]
         size = rows.shape[1]
         scales = chosen.std(axis=0) + 1e-9
@@ -132,16 +137,16 @@ class Mixture:
         narrow = np.eye(size) * 1e-6
         # Begin with the parts nearest to draws that lie far apart (k-means++).
         apart_from = [((standard - standard[0]) ** 2).sum(axis=1)]
-        while len(apart_from) < _COMPONENTS:
+        while len(apart_from) < components:
             distance = np.min(apart_from, axis=0) + 1e-12
             centre = standard[rng.choice(len(standard), p=distance / distance.sum())]
             apart_from.append(((standard - centre) ** 2).sum(axis=1))
-        shares = np.eye(_COMPONENTS)[np.argmin(apart_from, axis=0)]
+        shares = np.eye(components)[np.argmin(apart_from, axis=0)]
         whole = np.cov(standard.T) + narrow
         for _ in range(_ITERATIONS):
             total = shares.sum(axis=0)
             parts = []
-            for n in range(_COMPONENTS):
+            for n in range(components):
                 centre = shares[:, n] @ standard / max(total[n], 1e-9)
                 apart = standard - centre
                 own = (shares[:, [n]] * apart).T @ apart

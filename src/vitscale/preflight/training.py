@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from vitscale import analysis, runner, store
+from vitscale import analysis, runner
 from vitscale.errors import RequestError
 from vitscale.preflight.running import check_target
 from vitscale.preflight.training_proofs import Proof, failures, proofs
@@ -131,7 +131,7 @@ def check_training(
         path.write_text(text, encoding="utf-8")
         plan = _of_full_size(runner.plan(path, overlay=overlay, results=results), size)
         runner.run(plan, results, runner.Options(), console)
-    analysed = analysis.analyse(store.load(results))
+    analysed = analysis.analyse_folder(results)
     proved = tuple(proof for result in analysed.trials.values() for proof in proofs(result))
     return results, proved, tuple(f"{name}: {why}" for name, why in missing.items())
 

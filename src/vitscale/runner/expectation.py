@@ -99,7 +99,7 @@ def expectations(plan: Plan, results: Path | None, price_per_gpu_hour: float | N
 def _from_results(plan: Plan, results: Path, *, needed: bool) -> tuple[dict[str, Expected], str]:
     if not needed and not (results / "study.json").is_file():
         return {}, ""
-    from vitscale import analysis, store
+    from vitscale import analysis
     from vitscale.prediction.configurations import Candidate
     from vitscale.prediction.evaluating import measured_step
     from vitscale.prediction.evidence import evidence_of
@@ -107,12 +107,12 @@ def _from_results(plan: Plan, results: Path, *, needed: bool) -> tuple[dict[str,
     from vitscale.prediction.workloads import measured_like
 
     try:
-        records = store.load(results)
+        analysed = analysis.analyse_folder(results)
     except StoreError:
         if needed:
             raise
         return {}, ""
-    evidence = evidence_of(results, records, analysis.analyse(records))
+    evidence = evidence_of(results, analysed)
     if not evidence.series:
         return {}, ""
     fitted = fit(evidence)

@@ -209,7 +209,7 @@ class AddedRuns:
         if known is None or known[0] != runs:
             trial = self._plan.record.trials[trial_id]
             if own is None:
-                own = list(store.load(self._results, only=trial_id, known=self._read).runs)
+                own = list(store.load(self._results, only={trial_id}, known=self._read).runs)
                 self._read |= {run.header.folder: run for run in own}
             result = summarise(trial_id, trial, own, combine_unlike=False)
             target = self._plan.measure.target_ci

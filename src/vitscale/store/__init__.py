@@ -14,7 +14,16 @@ A crash at any instant leaves each file whole or plainly incomplete: whole files
 at most at the end. Every attempt has a folder of its own, so nothing of two attempts can mix.
 """
 
-from vitscale.store.reading import RunIndex, folder_of, load, pack_finished, read_rank, read_ranks, read_study
+from vitscale.store.reading import (
+    RunIndex,
+    folder_of,
+    load,
+    pack_finished,
+    read_rank,
+    read_ranks,
+    read_study,
+    without_lines,
+)
 from vitscale.store.writing import RankLog, locked, new_run_folder, write_outcome, write_study, write_whole
 
 __all__ = [
@@ -28,6 +37,7 @@ __all__ = [
     "read_rank",
     "read_ranks",
     "read_study",
+    "without_lines",
     "write_outcome",
     "write_study",
     "write_whole",

@@ -72,10 +72,11 @@ class RankLines(Record):
         by_kind: dict[type[RankLine], list[RankLine]] = {}
         for line in lines:
             by_kind.setdefault(type(line), []).append(line)
+        values = {**_without_lines(cls), **known}
         for name, (kind, takes) in _line_table(cls).items():
-            if name not in known:
-                known[name] = takes(by_kind.get(kind, []))
-        return cls.model_construct(**known)
+            if kind in by_kind and name not in known:
+                values[name] = takes(by_kind[kind])
+        return cls.model_construct(**values)
 
 
 def kinds_of(record: type[RankLines]) -> tuple[type[RankLine], ...]:
@@ -97,6 +98,12 @@ def _line_table(record: type[RankLines]) -> Mapping[str, tuple[type[RankLine], C
             elif isinstance(mark, PlainValidator):
                 table[name] = table[name][0], cast("Callable[[list[RankLine]], object]", mark.func)
     return table
+
+
+@cache
+def _without_lines(record: type[RankLines]) -> Mapping[str, object]:
+    """Field to its value where there is no line of its kind."""
+    return {name: takes([]) for name, (_, takes) in _line_table(record).items()}
 
 
 def _last(lines: list[RankLine]) -> RankLine | None:

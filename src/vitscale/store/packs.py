@@ -19,7 +19,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,26 +70,29 @@ def read_outcomes(path: Path) -> dict[str, Outcome]:
         return {folder: Outcome.model_validate_json(text) for folder, text in told if text is not None}
 
 
-def read_pack(path: Path) -> dict[str, Run]:
-    """Reads a pack: folder to run.
+def read_pack(path: Path, only: Collection[str] | None = None) -> dict[str, Run]:
+    """Reads a pack: folder to run. `only`: the folders that are wanted; None: all.
 
     Raises:
         StoreError: it is damaged, or no file of this program's.
     """
-    (runs,) = read_each([path])
+    (runs,) = read_each([path], only)
     if isinstance(runs, StoreError):
         raise runs
     return runs
 
 
-def read_each(paths: Sequence[Path]) -> Iterator[dict[str, Run] | StoreError]:
-    """Reads each pack, or says why it cannot be read; the next one is decoded while a pack's records are made."""
+def read_each(paths: Sequence[Path], only: Collection[str] | None = None) -> Iterator[dict[str, Run] | StoreError]:
+    """Reads each pack, or says why it cannot be read; the next one is decoded while a pack's records are made.
+
+    `only`: the folders whose runs are wanted; None: all.
+    """
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(max_workers=1) as decoding:
-        ahead = [decoding.submit(_decoded, path) for path in paths[:1]]
+        ahead = [decoding.submit(_decoded, path, only) for path in paths[:1]]
         for number, path in enumerate(paths):
-            ahead += [decoding.submit(_decoded, following) for following in paths[number + 1 : number + 2]]
+            ahead += [decoding.submit(_decoded, following, only) for following in paths[number + 1 : number + 2]]
             try:
                 with _named(path):
                     runs = dict(_runs(*ahead.pop(0).result()))
@@ -99,10 +102,13 @@ def read_each(paths: Sequence[Path]) -> Iterator[dict[str, Run] | StoreError]:
                 yield runs
 
 
-def _decoded(path: Path) -> tuple[pl.DataFrame, bool]:
+def _decoded(path: Path, only: Collection[str] | None) -> tuple[pl.DataFrame, bool]:
     """A pack's rows, and whether its lines may hold a number that vitscale does not write."""
     frame = _frame(path, [*_schema()], whole=True)
     with _named(path):
+        if only is not None:
+            wanted = [folder in only for folder in frame["folder"].to_list()]
+            frame = frame if all(wanted) else frame.filter(wanted)
         return frame, bool(frame["lines"].str.contains(_MAY_BE_WILD).any())
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
@@ -16,9 +17,18 @@ from pydantic import BaseModel
 from vitscale.errors import StoreError, shown
 from vitscale.present.units import counted
 from vitscale.store import lines
-from vitscale.store.packs import PACK_RUNS, RUN_FOLDER, finish_removing, pack_files, pack_runs, read_each, read_outcomes
+from vitscale.store.packs import (
+    PACK_RUNS,
+    RUN_FOLDER,
+    finish_removing,
+    pack_files,
+    pack_runs,
+    read_each,
+    read_outcomes,
+    read_pack,
+)
 from vitscale.store.records import FORMAT, RankRecord, StepLine
-from vitscale.store.results import Outcome, Results, Run, RunHeader, StudyRecord
+from vitscale.store.results import LaterRank, Outcome, Results, Run, RunHeader, StudyRecord
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -186,14 +196,16 @@ def without_collection() -> Iterator[None]:
 
 
 @without_collection()
-def load(results: Path, only: str | None = None, known: Mapping[str, Run] = MappingProxyType({})) -> Results:
+def load(
+    results: Path, only: Collection[str] | None = None, known: Mapping[str, Run] = MappingProxyType({})
+) -> Results:
     """Reads a results folder back.
 
     Only runs of trials of the present study count; what is left out is named in `problems`.
 
     Args:
         results: the folder, or a bundle of it.
-        only: the trial whose runs are wanted; None: of all.
+        only: the trials whose runs are wanted; None: all.
         known: runs by their folders that were read before, and are not read again.
 
     Raises:
@@ -211,7 +223,7 @@ def load(results: Path, only: str | None = None, known: Mapping[str, Run] = Mapp
     runs = dict(known)
     wanted: list[str] = []
     for (trial_id, _), (name, outcome) in sorted(index.finished.items(), key=lambda item: item[0]):
-        if only is not None and trial_id != only:
+        if only is not None and trial_id not in only:
             continue
         if trial_id not in study.trials:
             problems.append(f"runs/{name} belongs to an earlier form of this study: left out")
@@ -231,7 +243,7 @@ def load(results: Path, only: str | None = None, known: Mapping[str, Run] = Mapp
             runs[name] = run
     asked = frozenset(wanted)
     packs = sorted({index.packs[name] for name in wanted if name in index.packs and name not in runs})
-    for packed in read_each(packs):
+    for packed in read_each(packs, asked):
         if isinstance(packed, StoreError):
             problems.append(f"{packed}: its runs are left out")
         else:
@@ -242,7 +254,7 @@ def load(results: Path, only: str | None = None, known: Mapping[str, Run] = Mapp
             problems.append(f"runs/{name}/trial.json is of another run ({header.trial_id}): run left out")
             del runs[name]
     for key, tries in index.earlier.items():
-        if key[0] in study.trials and only in (None, key[0]):
+        if key[0] in study.trials and (only is None or key[0] in only):
             problems += [
                 f"runs/{name} is not used, for it was tried again: {outcome.reason}" for name, outcome in tries
             ]
@@ -250,6 +262,22 @@ def load(results: Path, only: str | None = None, known: Mapping[str, Run] = Mapp
     if interrupted:
         problems.append(f"{counted(interrupted, 'run')} interrupted; `vitscale run` does what is missing")
     return Results(study=study, runs=tuple(runs[name] for name in wanted if name in runs), problems=tuple(problems))
+
+
+def without_lines(results: Path, run: Run) -> Run:
+    """The run without its ranks' lines, which are read again from the folder `results` when they are asked for."""
+    read = partial(_ranks_again, results, run.header.folder)
+    ranks = tuple(LaterRank.without_lines(rank, read) for rank in run.ranks)
+    return Run.model_construct(header=run.header, outcome=run.outcome, ranks=ranks)
+
+
+def _ranks_again(results: Path, folder: str) -> Sequence[RankRecord]:
+    pack = _index_again(results).pack_of(folder)
+    return read_ranks(results / "runs" / folder) if pack is None else _pack_again(pack)[folder].ranks
+
+
+_index_again = lru_cache(maxsize=1)(RunIndex)
+_pack_again = lru_cache(maxsize=1)(read_pack)
 
 
 def pack_finished(results: Path) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field
 
@@ -109,6 +109,41 @@ class Run(Record):
         """Ranks whose records a figure of the whole run takes: all; in an imported run those that its files tell of."""
         imported = self.header.imported
         return range(self.header.trial.world.size) if imported is None else imported.ranks
+
+
+_KEPT = ("rank", "start")
+"""Fields that `LaterRank` keeps, whatever is in them."""
+
+
+class LaterRank(RankRecord):
+    """A rank's record without its lines, but for the first: any other is read when it is asked for.
+
+    The lines of thousands of runs take longer to hand from process to process than to read again.
+    """
+
+    @classmethod
+    def without_lines(cls, record: RankRecord, read: Callable[[], Sequence[RankRecord]]) -> Self:
+        """The record without its lines. `read` reads the records of its run's ranks; it can be pickled."""
+        kept = {name: value for name, value in record.__dict__.items() if not value or name in _KEPT}
+        later = cls.__new__(cls)
+        # As if it had been pickled: construction would fill in defaults, and what is missing is to be read.
+        later.__setstate__(
+            {
+                "__dict__": kept | {"_read": read},
+                "__pydantic_extra__": None,
+                "__pydantic_fields_set__": set(),
+                "__pydantic_private__": None,
+            }
+        )
+        return later
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in RankRecord.model_fields:
+                return super().__getattr__(name)
+            whole = next(record for record in self.__dict__["_read"]() if record.rank == self.rank)
+            return getattr(whole, name)
 
 
 class CurvePoint(Record):

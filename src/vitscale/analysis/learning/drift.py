@@ -88,8 +88,8 @@ def _by_repeat(result: TrialResult) -> list[tuple[int, RunFigures]]:
 def between_runs(run: tuple[int, Losses], reference: TrialResult) -> LossDifference | None:
     """A run against the reference's first run; where repeats have seeds of their own, against the same repeat."""
     repeat, ours = run
-    numbered = _by_repeat(reference)
-    first = next((figures for number, figures in numbered if number == repeat or not seeded(reference)), None)
+    numbered = {run.header.repeat: figures for run, figures in zip(reference.records, reference.runs, strict=True)}
+    first = numbered.get(repeat if seeded(reference) else min(numbered, default=repeat))
     by_step = differences(ours, _first_losses(first)) if first is not None else ()
     return LossDifference(by_step) if by_step else None
 
@@ -329,7 +329,7 @@ def _of_its_own(reference: TrialResult, members: Sequence[TrialResult]) -> float
     """
     of_own_runs: list[LossDifference | None] = []
     if not seeded(reference):
-        of_own_runs = [between_runs(run, reference) for run in losses(reference)[1:]]
+        of_own_runs.append(largest(reference, reference))
     plain = [member for member in members if member.trial.train.engine == "none" and member is not reference]
     if reference.trial.train.precision != "fp32" and len(plain) >= 2:
         of_own_runs += [largest(member, reference) for member in plain]

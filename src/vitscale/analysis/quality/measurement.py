@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from vitscale.analysis.quality.wording import count, name, note, those, warning, worst
 from vitscale.analysis.runs.steps import LIGHT
 from vitscale.analysis.trials import TrialResult
@@ -167,7 +169,7 @@ def clock_anomalies(run: Run) -> tuple[str, ...]:
 
 
 def _without_length(run: Run) -> str:
-    zero = sum(int((Steps.of(rank.steps).seconds <= 0).sum()) for rank in run.ranks)
+    zero = sum(int(np.count_nonzero(Steps.of(rank.steps).seconds <= 0)) for rank in run.ranks)
     return f"{zero} step{'s' if zero != 1 else ''} of no length" if zero else ""
 
 
@@ -175,11 +177,13 @@ def _steps_against_epochs(run: Run) -> str:
     off: list[tuple[float, str]] = []
     for rank in run.ranks:
         steps = Steps.of(rank.steps)
+        light = steps.window == LIGHT
         for epoch in rank.epochs:
             own = steps.epoch == epoch.epoch
-            if own.sum() != epoch.steps or (steps.window[own] != LIGHT).any():
+            seconds = steps.seconds[own]
+            if len(seconds) != epoch.steps or not light[own].all():
                 continue  # a line was lost, or the epoch holds the pauses between windows
-            difference = sum(steps.seconds[own].tolist()) - epoch.seconds
+            difference = float(seconds.sum()) - epoch.seconds
             if _too_far(difference, epoch.seconds):
                 off.append((abs(difference) / epoch.seconds, _said(difference, epoch, rank)))
     return max(off, key=lambda pair: pair[0])[1] if off else ""

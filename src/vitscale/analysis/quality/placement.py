@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from vitscale.analysis.quality.wording import count, name, note, warning
 from vitscale.analysis.runs.environments import (
     environments,
+    in_unlike_places,
     off_their_gpus_node,
     oversubscription,
     shared_physical_cores,
@@ -65,7 +66,12 @@ def unlike_points(curves: Sequence[CurveResult]) -> Iterable[Finding]:
 
 def oversubscribed(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Ranks that shared cores or a GPU."""
-    shared = {trial.trial_id: how for trial in measured for run in trial.records if (how := oversubscription(run))}
+    shared = {
+        trial.trial_id: how
+        for trial in measured
+        for run in in_unlike_places(trial.records)
+        if (how := oversubscription(run))
+    }
     if shared:
         yield warning(
             "oversubscribed",
@@ -78,7 +84,12 @@ def oversubscribed(measured: Sequence[TrialResult]) -> Iterable[Finding]:
 
 def ill_placed(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Ranks that shared physical cores, lay far from their GPU, or left GPUs idle."""
-    shared = {trial.trial_id: how for trial in measured for run in trial.records if (how := shared_physical_cores(run))}
+    shared = {
+        trial.trial_id: how
+        for trial in measured
+        for run in in_unlike_places(trial.records)
+        if (how := shared_physical_cores(run))
+    }
     if shared:
         yield warning(
             "shared-physical-cores",
@@ -87,7 +98,12 @@ def ill_placed(measured: Sequence[TrialResult]) -> Iterable[Finding]:
             "Use fewer launch.threads_per_rank, or bind each rank to whole cores.",
             shared,
         )
-    far = {trial.trial_id: ranks for trial in measured for run in trial.records if (ranks := off_their_gpus_node(run))}
+    far = {
+        trial.trial_id: ranks
+        for trial in measured
+        for run in in_unlike_places(trial.records)
+        if (ranks := off_their_gpus_node(run))
+    }
     if far:
         ranks = next(iter(far.values()))
         yield warning(
@@ -100,7 +116,11 @@ def ill_placed(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     idle = {
         trial.trial_id: most
         for trial in measured
-        if (most := max((e.gpus_unused or 0 for run in trial.records for e in environments(run)), default=0))
+        if (
+            most := max(
+                (e.gpus_unused or 0 for run in in_unlike_places(trial.records) for e in environments(run)), default=0
+            )
+        )
     }
     if idle:
         yield note(

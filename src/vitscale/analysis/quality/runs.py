@@ -179,7 +179,7 @@ def data_bound(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     hungry = worst(measured, _data_wait, _DATA_BOUND)
     if hungry:
         data = hungry.trial.trial.data
-        rate = _loader_rate(hungry.trial)
+        rate = hungry.trial.loader.images_per_second
         reads = f"; its loader reads {rate:,.0f} images/s a rank" if rate is not None else ""
         reads += f" from {data.source}" if rate is not None and data.source is not None else ""
         decoded = ', or data.source = "cache"' if data.source == "jpeg" else ""
@@ -193,10 +193,12 @@ def data_bound(measured: Sequence[TrialResult]) -> Iterable[Finding]:
         )
 
     beside = worst(
-        [trial for trial in measured if trial not in (hungry.trials if hungry else ())], _on_the_cores, _DATA_BOUND
+        [trial for trial in measured if trial not in (hungry.trials if hungry else ())],
+        lambda trial: trial.loader.on_the_cores,
+        _DATA_BOUND,
     )
     if beside:
-        rate = _loader_rate(beside.trial)
+        rate = beside.trial.loader.images_per_second
         reads = f", reading {rate:,.0f} images/s a rank" if rate is not None else ""
         yield warning(
             "loader-on-the-cores",
@@ -207,34 +209,6 @@ def data_bound(measured: Sequence[TrialResult]) -> Iterable[Finding]:
             "loader scales.",
             beside.trials,
         )
-
-
-def _on_the_cores(trial: TrialResult) -> float | None:
-    """Seconds that a rank's loader is at work per second of its cores, median over ranks and epochs. None on GPUs,
-    whose hosts' cores compute nothing else, without loader threads, and where no record tells."""
-    if trial.trial.train.device != "cpu" or not trial.trial.data.workers:
-        return None
-    cores = trial.trial.world.threads_per_rank
-    shares = [
-        (line.loader_reading_seconds + line.loader_decoding_seconds) / (line.seconds * cores)
-        for record in trial.records
-        for rank in record.ranks
-        for line in rank.epochs
-        if line.loader_reading_seconds is not None and line.loader_decoding_seconds is not None and line.seconds > 0
-    ]
-    return statistics.median(shares) if shares else None
-
-
-def _loader_rate(trial: TrialResult) -> float | None:
-    """Images per second that a loader reads, median over ranks and epochs; None where no record tells."""
-    rates = [
-        line.loader_images_per_second
-        for record in trial.records
-        for rank in record.ranks
-        for line in rank.epochs
-        if line.loader_images_per_second is not None
-    ]
-    return statistics.median(rates) if rates else None
 
 
 def _data_wait(trial: TrialResult) -> float | None:

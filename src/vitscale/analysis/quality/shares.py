@@ -12,6 +12,7 @@ from operator import itemgetter
 
 from vitscale.analysis.quality.wording import count, name, note, warning
 from vitscale.analysis.runs.environments import environments
+from vitscale.analysis.runs.figures import RunFigures
 from vitscale.analysis.runs.steps import common_steps, explained_ranks
 from vitscale.analysis.time.exposure import computing_seconds
 from vitscale.analysis.trials import TrialResult
@@ -20,6 +21,7 @@ from vitscale.present.units import rough_percent as percent
 from vitscale.store.lines import Steps
 from vitscale.store.results import Run
 from vitscale.trial.rank_batches import longest, micro_batches, shares
+from vitscale.trial.trial import Trial
 
 _WORTH_IT = 0.05
 """Saving, as a share of the time of forward and backward, from which other shares are advised."""
@@ -31,7 +33,7 @@ def mixed_hardware(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     if not mixed:
         return
     widest = _widest(mixed)
-    speeds = rank_speeds(widest)
+    speeds = widest.rank_speeds
     otherwise = "Or use one device type, or read the figures as those of the slowest."
     if speeds is None:
         advice = f"Set train.rank_speeds: `vitscale check` measures them. {otherwise}"
@@ -54,7 +56,7 @@ def unequal_shares(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     if not unequal:
         return
     widest = _widest(unequal)
-    speeds = rank_speeds(widest)
+    speeds = widest.rank_speeds
     suits = speeds is None or gain(widest, speeds) < _WORTH_IT
     hardware = f" ({_unlike(widest)})" if _unlike(widest) else ""
     same = "A step has the images and the gradient of equal shares: these trials compare as any other."
@@ -100,7 +102,7 @@ def _unlike(trial: TrialResult) -> str:
     return ""
 
 
-def rank_speeds(result: TrialResult) -> tuple[float, ...] | None:
+def rank_speeds(trial: Trial, runs: Sequence[Run], figures: Sequence[RunFigures]) -> tuple[float, ...] | None:
     """Each rank's speed against the fastest, 1.0, to two decimals; None where no full step was explained on all ranks.
 
     It is the median over the explained steps of all runs, without waiting and transfers. It holds for about as many
@@ -108,13 +110,13 @@ def rank_speeds(result: TrialResult) -> tuple[float, ...] | None:
     """
     by_step = [
         per_image
-        for run, figures in zip(result.records, result.runs, strict=True)
-        for per_image in _seconds_per_image(run, figures.steady_from or 0)
+        for run, own in zip(runs, figures, strict=True)
+        for per_image in _seconds_per_image(run, own.steady_from or 0)
     ]
     if not by_step:
         return None
     seconds = [statistics.median(of_rank) for of_rank in zip(*by_step, strict=True)]
-    if len(seconds) != result.trial.world.size:
+    if len(seconds) != trial.world.size:
         return None
     return tuple(max(0.01, round(min(seconds) / each, 2)) for each in seconds)
 

@@ -128,6 +128,16 @@ def environments(run: Run) -> list[Environment]:
     return [rank.start.environment for rank in run.ranks if rank.start is not None]
 
 
+def in_unlike_places(runs: Sequence[Run]) -> list[Run]:
+    """The runs but those whose ranks have the very environments of a later one, as packed runs of a trial mostly do."""
+    latest: dict[tuple[int, ...], Run] = {}
+    for run in runs:
+        key = tuple(map(id, environments(run)))
+        latest.pop(key, None)
+        latest[key] = run
+    return list(latest.values())
+
+
 def differences(first: RunEnvironment | None, other: RunEnvironment | None) -> tuple[str, ...]:
     """Why two runs must not be combined; empty where nothing speaks against it, or where nothing is known.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -105,41 +104,21 @@ class _RankUse:
     """One rank of one run."""
 
     rank: int
-    lines: tuple[ResourcesLine, ...]
-    """Resources of the epochs that count."""
     all_lines: tuple[ResourcesLine, ...]
+    seconds: float
+    """Of the epochs that count, as are `cpu_seconds`, `throttled_share` and `gpu`."""
+    cpu_seconds: float
+    throttled_share: float | None
+    gpu: tuple[GpuSamples, ...]
     threads: int
-    on_gpu: bool
+    peak_bytes: int | None
     cores: tuple[int, ...]
     numa_nodes: tuple[int, ...] | None
-
-    @property
-    def peak_bytes(self) -> int | None:
-        return _highest(line.cuda_allocated_bytes if self.on_gpu else line.peak_rss_bytes for line in self.all_lines)
-
-    @property
-    def seconds(self) -> float:
-        return sum(line.seconds for line in self.lines)
-
-    @property
-    def cpu_seconds(self) -> float:
-        return sum(line.cpu_seconds for line in self.lines)
 
     @property
     def cpu_utilisation(self) -> float | None:
         whole = self.seconds * self.threads
         return self.cpu_seconds / whole if whole > 0 else None
-
-    @property
-    def throttled_share(self) -> float | None:
-        held = [line.cpu_throttled_seconds for line in self.lines]
-        known = [value for value in held if value is not None]
-        # The kernel sums over cores: several cores held back at once can exceed the time that went by.
-        return min(1.0, sum(known) / self.seconds) if known and len(known) == len(held) and self.seconds > 0 else None
-
-    @cached_property
-    def gpu(self) -> tuple[GpuSamples, ...]:
-        return tuple(_of_format_6(line.gpu) for line in self.lines if line.gpu is not None)
 
     def gpu_mean(self, field: Callable[[GpuSamples], float | None]) -> float | None:
         """Mean over epochs, each weighted by its number of samples."""
@@ -178,10 +157,11 @@ def resource_figures(
     ranks = [rank for use in used for rank in use.ranks]
     lines = [line for rank in ranks for line in rank.all_lines]
     samples = [seen for rank in ranks for seen in rank.gpu]
+    sampled = used if samples else ()
     joules = [use.energy.joules_per_image for use in used]
     mfu = over_runs([use.compute.mfu for use in used], clusters)
     return ResourceFigures(
-        by_rank=tuple(_rank_resources(number, used) for number in sorted({rank.rank for rank in ranks})),
+        by_rank=_by_rank(used),
         peak_rss_bytes=_highest(line.peak_rss_bytes for line in lines),
         cuda_allocated_bytes=_highest(line.cuda_allocated_bytes for line in lines),
         cuda_reserved_bytes=_highest(line.cuda_reserved_bytes for line in lines),
@@ -189,20 +169,22 @@ def resource_figures(
         cpu_utilisation=known_median(use.mean(lambda rank: rank.cpu_utilisation) for use in used),
         cpu_utilisation_of_quota=known_median(use.of_quota for use in used),
         cpu_throttled_share=known_median(_highest(rank.throttled_share for rank in use.ranks) for use in used),
-        gpu_utilisation=known_median(use.mean(lambda r: r.gpu_mean(lambda gpu: gpu.utilisation)) for use in used),
-        sm_clock_mhz=known_median(use.mean(lambda r: r.gpu_mean(lambda gpu: gpu.sm_clock_mhz_median)) for use in used),
+        gpu_utilisation=known_median(use.mean(lambda r: r.gpu_mean(lambda gpu: gpu.utilisation)) for use in sampled),
+        sm_clock_mhz=known_median(
+            use.mean(lambda r: r.gpu_mean(lambda gpu: gpu.sm_clock_mhz_median)) for use in sampled
+        ),
         sm_clock_mhz_min=min(
             (gpu.sm_clock_mhz_min for gpu in samples if gpu.sm_clock_mhz_min is not None), default=None
         ),
         temperature_celsius_max=_highest(gpu.temperature_celsius_max for gpu in samples),
-        power_watts=known_median(use.mean(lambda r: r.gpu_mean(lambda gpu: gpu.power_watts_mean)) for use in used),
+        power_watts=known_median(use.mean(lambda r: r.gpu_mean(lambda gpu: gpu.power_watts_mean)) for use in sampled),
         throttle_reasons=tuple(sorted({reason for gpu in samples for reason in gpu.throttle_reasons})),
         throttled_share=known_median(
-            _highest(rank.gpu_mean(lambda gpu: gpu.throttled_share) for rank in use.ranks) for use in used
+            _highest(rank.gpu_mean(lambda gpu: gpu.throttled_share) for rank in use.ranks) for use in sampled
         ),
         limits=tuple(sorted({limit for gpu in samples for limit in gpu.limits or ()})),
         limited_share=known_median(
-            _highest(rank.gpu_mean(lambda gpu: gpu.limited_share) for rank in use.ranks) for use in used
+            _highest(rank.gpu_mean(lambda gpu: gpu.limited_share) for rank in use.ranks) for use in sampled
         ),
         power_limit_watts=tuple(
             sorted(
@@ -261,12 +243,20 @@ def _use(run: Run, figures: RunFigures) -> _RunUse:
 
 def _rank_use(run: Run, rank: RankRecord, epochs: Collection[int]) -> _RankUse:
     environment = rank.start.environment if rank.start else None
+    lines = [line for line in rank.resources if line.epoch in epochs]
+    seconds = sum(line.seconds for line in lines)
+    held = [line.cpu_throttled_seconds for line in lines if line.cpu_throttled_seconds is not None]
+    on_gpu = run.header.trial.train.device == "cuda"
     return _RankUse(
         rank=rank.rank,
-        lines=tuple(line for line in rank.resources if line.epoch in epochs),
         all_lines=rank.resources,
+        seconds=seconds,
+        cpu_seconds=sum(line.cpu_seconds for line in lines),
+        # The kernel sums over cores: several cores held back at once can exceed the time that went by.
+        throttled_share=min(1.0, sum(held) / seconds) if held and len(held) == len(lines) and seconds > 0 else None,
+        gpu=tuple(_of_format_6(line.gpu) for line in lines if line.gpu is not None),
         threads=(environment.threads if environment else None) or run.header.trial.world.threads_per_rank,
-        on_gpu=run.header.trial.train.device == "cuda",
+        peak_bytes=_highest(line.cuda_allocated_bytes if on_gpu else line.peak_rss_bytes for line in rank.resources),
         cores=environment.cores_allowed if environment else (),
         numa_nodes=environment.numa_nodes if environment else None,
     )
@@ -289,16 +279,21 @@ def _of_quota(run: Run, ranks: Sequence[_RankUse]) -> float | None:
     return statistics.fmean(shares) if shares else None
 
 
-def _rank_resources(number: int, used: Sequence[_RunUse]) -> RankResources:
-    same = [rank for use in used for rank in use.ranks if rank.rank == number]
-    return RankResources(
-        rank=number,
-        cpu_utilisation=known_median(rank.cpu_utilisation for rank in same),
-        peak_bytes=_highest(rank.peak_bytes for rank in same),
-        gpu_utilisation=known_median(rank.gpu_mean(lambda gpu: gpu.utilisation) for rank in same),
-        share_of_matmul=known_median(use.compute.shares_of_matmul.get(number) for use in used),
-        cores=same[0].cores if same else (),
-        numa_nodes=same[0].numa_nodes if same else None,
+def _by_rank(used: Sequence[_RunUse]) -> tuple[RankResources, ...]:
+    of_ranks: dict[int, list[_RankUse]] = {}
+    for rank in (rank for use in used for rank in use.ranks):
+        of_ranks.setdefault(rank.rank, []).append(rank)
+    return tuple(
+        RankResources(
+            rank=number,
+            cpu_utilisation=known_median(rank.cpu_utilisation for rank in same),
+            peak_bytes=_highest(rank.peak_bytes for rank in same),
+            gpu_utilisation=known_median(rank.gpu_mean(lambda gpu: gpu.utilisation) for rank in same),
+            share_of_matmul=known_median(use.compute.shares_of_matmul.get(number) for use in used),
+            cores=same[0].cores,
+            numa_nodes=same[0].numa_nodes,
+        )
+        for number, same in sorted(of_ranks.items())
     )
 
 

@@ -265,10 +265,10 @@ def _comparable_parts(sides: Mapping[str, TrialResult]) -> list[dict[str, float]
         merged["norm"] = "wire"  # adds nothing: there is no synchronised norm
     if not any(side.trial.parallel.pipeline > 1 for side in sides.values()):
         merged["bubble"] = "other"  # likewise
-    shares = [side.decoding_share for side in sides.values()]
+    shares = [side.loader.decoding_share for side in sides.values()]
     decodes = None not in shares and any(shares)
     return [
-        _light_parts(side, whose, together, merged, side.decoding_share if decodes else None)
+        _light_parts(side, whose, together, merged, side.loader.decoding_share if decodes else None)
         for whose, side in sides.items()
     ]
 

@@ -50,14 +50,14 @@ def timelines(analysis: Analysis) -> tuple[list[Timeline], list[str]]:
     """The timelines of a study, each trial once, and the labels of trials for which there was no room."""
     explained_runs: dict[str, tuple[TrialResult, Run]] = {}
     for curve in analysis.curves:
-        explained = [
+        explained = (
             (analysis.trials[point.trial_id], run)
             for point in sorted(curve.points, key=lambda point: -point.gpus)
             for run in analysis.trials[point.trial_id].records
             if _sound_steps(run)
-        ]
-        if explained:
-            explained_runs.setdefault(explained[0][0].trial_id, explained[0])
+        )
+        if first := next(explained, None):
+            explained_runs.setdefault(first[0].trial_id, first)
     drawn = list(explained_runs.values())[:_MOST_TIMELINES]
     budget = _MOST_RECTANGLES // max(1, len(drawn))
     left_out = [trial_label(analysis, trial) for trial, _ in list(explained_runs.values())[_MOST_TIMELINES:]]

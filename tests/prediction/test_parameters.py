@@ -15,6 +15,7 @@ from vitscale.prediction.labels import assumptions
 from vitscale.prediction.layouts import placement_of
 from vitscale.prediction.likelihood import Likelihood
 from vitscale.prediction.parameters import JOB_TO_JOB, NAMES, OF_UNKNOWN_JOBS, PARTS, Prior, priors
+from vitscale.prediction.step.model import ALIKE_ACROSS
 from vitscale.prediction.variants import variant
 from vitscale.trial.trial import Trial
 
@@ -48,6 +49,24 @@ def test_transfers_that_all_lay_between_hosts_need_no_second_share() -> None:
     assert math.exp(priors(spread, UNKNOWN, known_messages=False)["across share"].mean) < 1e-4
     for points in (packed, both, packed[:1]):
         assert math.exp(priors(points, UNKNOWN, known_messages=False)["across share"].mean) > 0.01
+
+
+def test_the_same_bytes_are_a_larger_share_of_a_shorter_step() -> None:
+    """The share between hosts is that prior over the root of the one inside, so both together go with 1 / step."""
+
+    def shares(step: float, accum: int = 1, batch_known: bool = True) -> tuple[float, float]:
+        points = [make_point(n, step, grad_accum=accum) for n in (1, 2)]
+        known = priors([replace(one, batch_known=batch_known) for one in points], UNKNOWN, known_messages=False)
+        inside, across = (math.exp(known[name].mean) for name in ("transfer share", "across share"))
+        return inside, across * inside**ALIKE_ACROSS
+
+    usual, short = shares(0.3), shares(0.15)
+    assert short == pytest.approx([2 * share for share in usual])
+    assert shares(0.6, accum=4) == pytest.approx(short)
+    # Tokens a second with batches of sentences make steps of milliseconds: no more than 0.1 s is believed.
+    assert shares(0.002) == pytest.approx([3 * share for share in usual])
+    assert shares(0.002, batch_known=False) == pytest.approx(usual)
+    assert shares(60.0) == pytest.approx([share / 10 for share in usual])
 
 
 def test_an_optimizer_that_nothing_tells_apart_is_left_in_the_rest() -> None:

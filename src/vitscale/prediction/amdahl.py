@@ -13,7 +13,7 @@ from vitscale.prediction.variants import Variant
 
 WEIGHT = 0.2
 """Weight of Amdahl's answer beside the fit's median, on logarithms. Each source of docs/calibration-tables.md was
-predicted with the weight that the others choose by error: 0.2, or 0.25 under other priors (docs/log.md)."""
+predicted with the weight that the others choose by error: 0.2, or 0.3 under other priors (docs/log.md)."""
 _DOUBLINGS = 3.0
 """Doublings that those tables reach beyond what was measured. Further out the weight falls, for the law grows without
 end."""

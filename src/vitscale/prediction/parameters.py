@@ -22,9 +22,10 @@ contention       a hidden second of transfers costs the compute beside it a tent
 
 For an engine whose messages are unknown, chosen by empirical Bayes over published tables (docs/calibration-tables.md):
 
-transfer share   transfers at two ranks, as a share of compute
-across share     the same between two hosts, over the square root of the transfer share. Nothing where all that was
-                 measured lies between hosts: the transfer share then contains it
+transfer share   transfers at two ranks, as a share of compute. What is sent takes as long in a short step as in a long
+                 one, so the shorter the micro-step, the larger the share is expected to be
+across share     the same between two hosts, over the square root of the transfer share; larger in short steps too.
+                 Nothing where all that was measured lies between hosts: the transfer share then contains it
 growth           how much both grow with each doubling of ranks
 share of each    the share of compute that each further rank adds (Amdahl's serial part)
 rank
@@ -47,6 +48,7 @@ from dataclasses import dataclass, replace
 from vitscale.prediction.evidence import Point
 from vitscale.prediction.network.links import Network
 from vitscale.prediction.step.messages import messages
+from vitscale.prediction.step.model import ALIKE_ACROSS
 from vitscale.trial.trial import Trial
 
 JOB_TO_JOB, OF_UNKNOWN_JOBS = 0.015, 0.023
@@ -94,8 +96,8 @@ PRIORS: Mapping[str, Prior] = {
     "overlap, measured": Prior(0.0, 0.15),
     "overlap, told": Prior(-0.4, 0.4),
     "contention": Prior(math.log(0.1), 0.8),
-    "transfer share": Prior(math.log(0.010), 1.5),
-    "across share": Prior(math.log(0.45), 1.2),
+    "transfer share": Prior(math.log(0.025), 1.5),
+    "across share": Prior(math.log(0.45), 1.0),
     "growth": Prior(math.log(0.02), 2.0),
     "share of each rank": Prior(math.log(3e-4), 1.5),
     "tree advantage": Prior(1.0, 1.5),
@@ -103,10 +105,16 @@ PRIORS: Mapping[str, Prior] = {
     "slower across": Prior(math.log(0.0025), 1.8),
     "either way": Prior(0.0, 0.005),
 }
-"""The priors. "compute" and "optimizer" are relative to a step, "jitter, measured" to the jitter that was measured."""
+"""The priors. "compute" and "optimizer" are relative to a step, "jitter, measured" to the jitter that was measured; the
+two shares are those of a micro-step of `_USUAL_STEP`."""
+STEP_POWER = 1.0
+"""Transfers' shares are expected to go with this power of one over the length of a micro-step. The same bytes take the
+same time, so it is 1; published tables chose 1.4 to 1.9 where it was left open (docs/log.md)."""
+_USUAL_STEP, _SHORTEST, _LONGEST = 0.3, 0.1, 3.0
+"""Seconds of a micro-step in published tables, and how far from that it is believed. Where rates count tokens and
+batches sentences, steps look shorter than they are."""
 _ALWAYS = (
-    "fixed share", "devices", "contention", "transfer share", "growth", "share of each rank", "tree advantage",
-    "either way",
+    "fixed share", "devices", "contention", "growth", "share of each rank", "tree advantage", "either way",
 )  # fmt: skip
 _LEFT_OUT = ("slower inside", "slower across")
 _LEFT_OUT_OF_KNOWN = 6.0
@@ -127,6 +135,9 @@ def priors(points: Sequence[Point], network: Network, known_messages: bool) -> d
     jitter = _jitter(points)
     told_by_others = not known_messages or points[-1].trial.origin is not None
     late = known_messages or points[-1].trial.train.batch_norm == "synchronised"
+    shorter = _shorter_than_usual(points[0])
+    # The share inside hosts carries a part of it over to that between hosts.
+    across = _of(shorter ** (1 - ALIKE_ACROSS), PRIORS["across share"])
     return {
         "compute": _of(step, PRIORS["compute"]),
         "alone": PRIORS[f"alone, {device}"],
@@ -141,10 +152,19 @@ def priors(points: Sequence[Point], network: Network, known_messages: bool) -> d
         "bandwidth across": Prior(0.0, network.across.bandwidth_spread),
         "latency across": Prior(0.0, network.across.latency_spread),
         "overlap": PRIORS[_overlap(points)],
-        "across share": _NOTHING if _all_across(points) else PRIORS["across share"],
+        "transfer share": _of(shorter, PRIORS["transfer share"]),
+        "across share": _NOTHING if _all_across(points) else across,
         **{name: PRIORS[name] for name in _ALWAYS},
         **{name: _of(1.0 if told_by_others else 1 / _LEFT_OUT_OF_KNOWN, PRIORS[name]) for name in _LEFT_OUT},
     }
+
+
+def _shorter_than_usual(point: Point) -> float:
+    """How many times as large transfers' shares are expected to be as in a usual micro-step; 1 without a batch."""
+    if not point.batch_known:
+        return 1.0
+    micro_step = statistics.median(point.step_seconds) / point.trial.train.grad_accum
+    return float((_USUAL_STEP / min(_LONGEST, max(_SHORTEST, micro_step))) ** STEP_POWER)
 
 
 def _overlap(points: Sequence[Point]) -> str:

@@ -1,10 +1,11 @@
 """Models that several ranks share against one process, in every split of up to eight ranks that the tests know.
 
-    python benchmarks/split_equality.py [RANKS ...]
+    python benchmarks/split_equality.py [RANKS ...] [--missing]
 
 20 steps in fp32, clipped: AdamW in one piece (of stages in six) and SGD in three; and autocast to bf16 with AdamW.
 Starts gloo ranks here, as tests/engines/test_parallel.py does, and writes the rows of these RANKS, all by default, into
-the table of docs/parallelism.md. A quarter of an hour for each number of ranks on two cores.
+the table of docs/parallelism.md, with --missing those alone that it lacks. A quarter of an hour for each number of
+ranks on two cores.
 """
 
 from __future__ import annotations
@@ -81,15 +82,17 @@ def main() -> None:
             f"blocks of stages {bounds[1]:.1e}."
         )
         rows = written()
-        for ranks in map(int, sys.argv[1:] or SPLITS):
-            splits, world = SPLITS[ranks], folder / f"of-{ranks}"
+        for ranks in map(int, [asked for asked in sys.argv[1:] if asked != "--missing"] or SPLITS):
+            kept = rows.get(ranks, []) if "--missing" in sys.argv else []
+            has = {row.split("|")[2].strip() for row in kept}
+            splits, world = [name for name in SPLITS[ranks] if _told(name) not in has], folder / f"of-{ranks}"
             curves = train(
                 [*in_each_setting(splits, ranks), *(rounded(name) for name in splits if not _own(name))],
                 ranks,
                 world,
                 timeout=3600,
             )
-            rows[ranks] = [_row(ranks, name, curves, alone, world) for name in splits]
+            rows[ranks] = [*kept, *(_row(ranks, name, curves, alone, world) for name in splits)]
             print("\n".join(rows[ranks]), flush=True)
     lines = [said, "", COLUMNS, *(row for ranks in sorted(rows) for row in rows[ranks])]
     write_between(PAGE, MARK, "\n" + "\n".join(lines) + "\n")
@@ -123,8 +126,13 @@ def _row(ranks: int, name: str, curves: dict[str, Curve], alone: dict[str, Curve
         reference = alone[f"{'pipeline ' if 'pipeline' in name else ''}none autocast-1"]
         bf16 = f"{largest_difference(curves[f'{name} autocast-None'].losses, reference.losses):.1e}"
     told = f"{gradient:.1e}" if gradient else "in parts of its own"
+    return f"| {ranks} | {_told(name)} | {losses:.1e} | {told} | {bf16} |"
+
+
+def _told(name: str) -> str:
+    """Engine and split as the table has them."""
     split = name.replace("=", " ").replace(" shard_norms 1", ", sharded norms").replace(" schedule ", ", ")
-    return f"| {ranks} | {split.replace(':tiny', ':')} | {losses:.1e} | {told} | {bf16} |"
+    return split.replace(":tiny", ":")
 
 
 if __name__ == "__main__":

@@ -104,7 +104,7 @@ def main() -> None:
 SPLITS = {
     2: (
         "fsdp2 tensor=2", "fsdp2 tensor=2 shard_norms=1", "fsdp2 tensor=2 activation_checkpointing=1",
-        "ddp sequence=2", "fsdp2 sequence=2", "zero-1 sequence=2", "zero-3 sequence=2", "ddp pipeline=2",
+        "ddp sequence=2", "fsdp2 sequence=2", "zero-1 sequence=2", "zero-2 sequence=2", "ddp pipeline=2",
         "ddp pipeline=2 schedule=interleaved", "swinv2:tiny fsdp2 tensor=2", "swinv2-odd:tiny ddp sequence=2",
         "swinv2-4:tiny ddp pipeline=2", "shared-vit:tiny ddp sequence=2", "shared-swin:tiny fsdp2 tensor=2",
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import cycle, product
 from pathlib import Path
 from typing import Any
@@ -173,8 +173,10 @@ def alone(folder: Path) -> dict[str, Curve]:
     return in_one_piece(folder / "1", STEPS, prepared_here())
 
 
-def in_one_piece(world: Path, steps: int, starts: Starts | None = None) -> dict[str, Curve]:
-    """The single process; `starts` as `curves.train` takes it."""
+def in_one_piece(
+    world: Path, steps: int, starts: Starts | None = None, needed: Collection[str] | None = None
+) -> dict[str, Curve]:
+    """The single process; `starts` as `curves.train` takes it, `needed` the names of jobs, all by default."""
     jobs = [job_of("none", setting, steps) for setting in SETTINGS]
     for deep in [job_of("none", setting, steps) for setting in SETTINGS]:
         deep["name"], deep["layers"], deep["evaluate"] = f"pipeline {deep['name']}", BLOCKS, True
@@ -195,7 +197,7 @@ def in_one_piece(world: Path, steps: int, starts: Starts | None = None) -> dict[
     segmented = dict.fromkeys((name.partition(" ")[0], setting) for name, setting in labelling)
     labelling_steps = LABELLING_STEPS if steps == STEPS else steps
     jobs += [job_of(f"{model} none", setting, labelling_steps) for model, setting in segmented]
-    return train(jobs, 1, world, starts)
+    return train([job for job in jobs if needed is None or job["name"] in needed], 1, world, starts)
 
 
 @pytest.fixture(scope="module")

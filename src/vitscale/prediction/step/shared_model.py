@@ -61,6 +61,11 @@ def _to_mlp(trial: Trial, made: _Made, passed: int) -> int:
     return made.products if _by_megatron(trial) else passed
 
 
+def _of_parts(count: int, ranks: int) -> int:
+    """As many as `ranks` equal parts of `count` things have, the last one padded."""
+    return math.ceil(count / ranks) * ranks
+
+
 class _Made(NamedTuple):
     """Makes the messages of a trial's micro-batch; `weights` and `products` are bytes of an element."""
 
@@ -98,7 +103,8 @@ def _of_swin(trial: Trial, swin: SwinShape, share: Share) -> Iterator[Message]:
     if trial.parallel.tensor > 1:
         yield from _of_swins_heads(trial, made, passed, own)
         if share.last and not segments and not _by_megatron(trial):
-            yield made.message("all_gather", made.images * (trial.model.num_classes or 0) * made.products, 1, "forward")
+            classes = _of_parts(trial.model.num_classes or 0, trial.parallel.tensor)
+            yield made.message("all_gather", made.images * classes * made.products, 1, "forward")
             yield made.message("all_reduce", made.images * stages[-1].width * passed, 1, "backward")
     if ranks > 1:
         for stage, blocks in own.items():
@@ -165,7 +171,7 @@ def _of_vit(trial: Trial, vit: VitShape, share: Share) -> Iterator[Message]:
         # Autocast's products leave in 16 bits; their inputs' gradients are added up in the input's own dtype.
         each = {"forward": products, "backward": weights}
         # Where tokens do not divide, DTensor pads its shards to equal ones.
-        padded = math.ceil(tokens / parallel.tensor) * parallel.tensor if parallel.shard_norms else tokens
+        padded = _of_parts(tokens, parallel.tensor) if parallel.shard_norms else tokens
         for phase in _BOTH:
             size, calls = row * padded * each[phase], 2 * blocks
             if not parallel.shard_norms:
@@ -185,7 +191,8 @@ def _of_vit(trial: Trial, vit: VitShape, share: Share) -> Iterator[Message]:
                 "all_reduce", vit.hidden * weights, 2 * (2 * blocks + 1), "backward", None, True, group="tensor"
             )
         if share.last and not segments and not _by_megatron(trial):
-            yield message("all_gather", images * vit.classes * products, 1, "forward", "tensor")
+            classes = _of_parts(vit.classes, parallel.tensor)
+            yield message("all_gather", images * classes * products, 1, "forward", "tensor")
             yield message("all_reduce", row * weights, 1, "backward", "tensor")
     if parallel.sequence > 1:
         yield from _around_attention(made, trial, row * tokens, blocks)

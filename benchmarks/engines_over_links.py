@@ -2,12 +2,18 @@
 
     sudo python benchmarks/engines_over_links.py [--links vit-b16:500mbit,vit-b16:2gbit,vit-ti16:100mbit]
         [--steps 4] [--repeats 1] [--keep FOLDER] [--write docs/benchmarks/README.md]
+    sudo python benchmarks/engines_over_links.py --splits 64x32:100mbit,64x32:1gbit,4x224:100mbit,4x224:1gbit
+        [--steps 6] [--write docs/parallelism.md]
 
 The hosts are those of `vitscale lab`: namespaces of this machine with one core and a shaped link each, so root, Linux,
 Open MPI and OpenSSH. A check of both hosts says what the link really carries. Each model trains alone on one host as
 well: what a step takes without anybody to talk to. DeepSpeed stands there with the bucket sizes that it is shipped with
 and with those that `vitscale lint` advises. Ten minutes with what is declared; what lies in `--keep` is not done again.
 `--write` puts the table between the marks `links` of a page.
+
+`--splits IMAGESxPIXELS:LINK,...` trains, instead, one model on four ranks, two to a host of 0.9 cores: as four copies
+for data parallelism, and as models that ranks share, each time with as many images a step. Ranks that share matrices or
+tokens by twos are of one host, stages on both. It takes three minutes for each, and its marks are `splits over links`.
 """
 
 from __future__ import annotations
@@ -24,12 +30,13 @@ from pathlib import Path
 from between_marks import write_between
 
 from vitscale import analysis, store
+from vitscale.analysis.scaling import split_name
 from vitscale.lab import Laboratory, laboratory, parse_bandwidth
 from vitscale.lint.rules.overlap import good_bucket
 from vitscale.store.checks import latest
 from vitscale.trial import model_cost, model_spec
 from vitscale.trial.model_spec import ModelSpec
-from vitscale.trial.trial import TrainSpec
+from vitscale.trial.trial import TrainSpec, Trial
 
 STUDY = """\
 name = "{name}"
@@ -69,9 +76,55 @@ ENGINES = """
 """
 
 
+SPLIT_STUDY = """\
+name = "{name}"
+[model]
+name = "vit-ti16"
+image_size = {pixels}
+patch_size = 8
+layers = 6
+heads = 4
+[data]
+name = "synthetic"
+samples = 4096
+augment = false
+[train]
+precision = "fp32"
+micro_batch = {images}
+global_batch = {images}
+[scaling]
+gpus = [4]
+gpus_per_node = 2
+mode = "strong-global"
+[launch]
+threads_per_rank = 1
+oversubscribe = true
+[measure]
+steps = {steps}
+warmup_steps = 2
+repeats = {repeats}
+evaluate = false
+explain = false
+[sweep]
+train = [
+  {{ engine = "ddp" }},
+  {{ engine = "fsdp2" }},
+  {{ engine = "fsdp2", "parallel.tensor" = 2 }},
+  {{ engine = "fsdp2", "parallel.tensor" = 4 }},
+  {{ engine = "ddp", "parallel.sequence" = 2 }},
+  {{ engine = "ddp", "parallel.sequence" = 4 }},
+  {{ engine = "ddp", "parallel.pipeline" = 2, "parallel.schedule" = "gpipe", micro_batch = {of_stages} }},
+]
+"""
+MOST_MICRO_BATCHES = 4
+"""Of stages, of each data-parallel rank's images."""
+CORES_PER_HOST = 0.9
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--links", default="vit-b16:500mbit,vit-b16:2gbit,vit-ti16:100mbit")
+    parser.add_argument("--splits", metavar="IMAGESxPIXELS:LINK,...")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--keep", type=Path, metavar="FOLDER")
@@ -81,18 +134,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = (asked.keep or Path(scratch)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
+        if asked.splits:
+            write_splits(folder, asked)
+            return
         for link in asked.links.split(","):
             model, _, bandwidth = link.partition(":")
             with laboratory(2, parse_bandwidth(bandwidth), 1.0) as lab:
                 rows += rows_of(lab, folder, model, bandwidth, asked.steps, asked.repeats)
             print(*rows[-6:], sep="\n", flush=True)
-    cpu = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
-    packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "deepspeed", "accelerate"))
-    runs = "one run" if asked.repeats == 1 else f"{asked.repeats} runs"
     head = (
         f"`python benchmarks/engines_over_links.py --links {asked.links} --steps {asked.steps} "
-        f"--repeats {asked.repeats}`: two hosts of one core each on{cpu.partition(':')[2]}, {packages}, "
-        f"Python {platform.python_version()}; fp32, micro-batch 64 at 32 pixels, {runs} of {asked.steps} steps a "
+        f"--repeats {asked.repeats}`: two hosts of one core each on {machine('torch', 'deepspeed', 'accelerate')}; "
+        f"fp32, micro-batch 64 at 32 pixels, {runs_of(asked.repeats)} of {asked.steps} steps a "
         "figure, the spread of runs behind it.\n\n"
         "| parameters | link; as checked | engine | step (s) | of it beyond one host alone |\n|---|---|---|---|---|"
     )
@@ -100,6 +153,59 @@ def main() -> None:
     print(text)
     if asked.write:
         write_between(asked.write, "links", text)
+
+
+def machine(*packages: str) -> str:
+    """The processor and the versions of all that decides."""
+    cpu = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
+    versions = ", ".join(f"{name} {version(name)}" for name in packages)
+    return f"{cpu.partition(':')[2].strip()}, {versions}, Python {platform.python_version()}"
+
+
+def runs_of(repeats: int) -> str:
+    return "one run" if repeats == 1 else f"{repeats} runs"
+
+
+def write_splits(folder: Path, asked: argparse.Namespace) -> None:
+    """Splits against data parallelism on as many ranks."""
+    rows: list[str] = []
+    for case in asked.splits.split(","):
+        size, _, bandwidth = case.partition(":")
+        images, pixels = map(int, size.split("x"))
+        name = f"splits-{size}-{bandwidth}"
+        text = SPLIT_STUDY.format(
+            name=name,
+            images=images,
+            pixels=pixels,
+            of_stages=max(1, images // 2 // MOST_MICRO_BATCHES),
+            steps=asked.steps,
+            repeats=asked.repeats,
+        )
+        with laboratory(2, parse_bandwidth(bandwidth), CORES_PER_HOST, 2) as lab:
+            trained = run_file(lab, folder / name, text)
+        steps = [statistics.median(seconds) for _, seconds in trained]
+        rows += [
+            f"| {images} of {pixels} px | {bandwidth} | {split_of(trial)} | {step:.2f} | {steps[0] / step:.2f} |"
+            for (trial, _), step in zip(trained, steps, strict=True)
+        ]
+        print(*rows[-len(steps) :], sep="\n", flush=True)
+    head = (
+        f"{machine('torch')}; two hosts of two ranks and {CORES_PER_HOST} cores each; fp32, {runs_of(asked.repeats)} "
+        f"of {asked.steps} steps a figure.\n\n"
+        "| images a step | link | four ranks as | step (s) | times as fast as data 4, ddp |\n|---|---|---|---:|---:|"
+    )
+    text = "\n".join([head, *rows])
+    print(text)
+    if asked.write:
+        write_between(asked.write, "splits over links", f"\n{text}\n\n")
+
+
+def split_of(trial: Trial) -> str:
+    """As the table has it."""
+    split = split_name(trial.parallel).removesuffix(", gpipe")
+    data = f"data {trial.layout.data}" * (trial.layout.data > 1)
+    stages = f", {trial.train.grad_accum} micro-batches" * (trial.parallel.pipeline > 1)
+    return f"{' x '.join(filter(None, (split, data)))}, {trial.train.engine}{stages}"
 
 
 def rows_of(lab: Laboratory, folder: Path, model: str, bandwidth: str, steps: int, repeats: int) -> list[str]:
@@ -130,18 +236,21 @@ def run_study(
     lab: Laboratory, results: Path, model: str, gpus: str, engines: str, steps: int, repeats: int
 ) -> list[tuple[float, TrainSpec, list[float]]]:
     """Does what is not done yet; of each trial its millions of parameters, its training and the step of each run."""
-    file = results.with_suffix(".toml")
     asked = {"name": results.name, "model": model, "gpus": gpus, "engines": engines, "steps": steps, "repeats": repeats}
-    file.write_text(STUDY.format(**asked), encoding="utf-8")
-    on_host_0(lab, "run", str(file), "-o", str(results), "--hostfile", str(lab.hostfile), "--launcher", "mpirun")
-    analysed = analysis.analyse(store.load(results))
     return [
-        (
-            (model_cost.parameters(result.trial.model) or 0) / 1e6,
-            result.trial.train,
-            [run.step_seconds for run in result.runs if run.step_seconds is not None],
-        )
-        for result in analysed.trials.values()
+        ((model_cost.parameters(trial.model) or 0) / 1e6, trial.train, seconds)
+        for trial, seconds in run_file(lab, results, STUDY.format(**asked))
+    ]
+
+
+def run_file(lab: Laboratory, results: Path, study: str) -> list[tuple[Trial, list[float]]]:
+    """Does what is not done yet; each trial in the order of the study, and the step of each of its runs."""
+    file = results.with_suffix(".toml")
+    file.write_text(study, encoding="utf-8")
+    on_host_0(lab, "run", str(file), "-o", str(results), "--hostfile", str(lab.hostfile), "--launcher", "mpirun")
+    return [
+        (result.trial, [run.step_seconds for run in result.runs if run.step_seconds is not None])
+        for result in analysis.analyse(store.load(results)).trials.values()
     ]
 
 

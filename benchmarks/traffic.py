@@ -1,11 +1,12 @@
 """What every engine sends in an optimizer step, counted, beside what its paper or its documentation says.
 
-    python benchmarks/traffic.py [--ranks 2] [--unlike-blocks [--folder FOLDER]]
+    python benchmarks/traffic.py [--ranks 2] [--unlike-blocks [--folder FOLDER]] [--splits]
 
 Starts the ranks of tests/engines/many_engines.py on this machine (CPU, gloo), analyses what they recorded, and writes
 the table into docs/traffic.md between its marks. A minute or two. Or that of Swin V2 and UperNet, whose blocks are not
 alike: on two ranks, and whether one and three send what arithmetic says. Of these `--folder` keeps what was counted of
-each model on each number of ranks, and the same command goes on where it was stopped.
+each model on each number of ranks, and the same command goes on where it was stopped. Or that of models that two and
+four ranks share.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import contextlib
 import importlib.metadata
 import sys
 import tempfile
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,9 @@ from between_marks import write_between
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from engines.many_engines import MODELS  # noqa: E402 - the path to it stands above
+from engines.curves import train  # noqa: E402 - the path to it stands above
+from engines.many_engines import MODELS  # noqa: E402 - so does this
+from engines.test_parallel import counted_of, job_of, planned_of, trial_of  # noqa: E402 - and this
 from engines.test_traffic_volumes import (  # noqa: E402 - so does this
     BIG,
     NOTHING_KEPT,
@@ -80,17 +84,64 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--unlike-blocks", action="store_true")
+    parser.add_argument("--splits", action="store_true")
     parser.add_argument("--folder", type=Path, help="keeps what was counted of unlike blocks")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as own, contextlib.ExitStack() as forks:
         forks.callback(share_forks())
         if options.unlike_blocks:
             lines = of_unlike_blocks(options.folder or Path(own))
+        elif options.splits:
+            lines = of_splits(Path(own))
         else:
             lines = of_engines(options.ranks, Path(own))
     table = "\n".join(lines)
     print(table)
-    write_between(PAGE, "unlike blocks" if options.unlike_blocks else "traffic", f"\n{table}\n")
+    mark = "unlike blocks" if options.unlike_blocks else "splits" if options.splits else "traffic"
+    write_between(PAGE, mark, f"\n{table}\n")
+
+
+SPLITS = {
+    2: (
+        "fsdp2 tensor=2", "fsdp2 tensor=2 shard_norms=1", "fsdp2 tensor=2 activation_checkpointing=1",
+        "ddp sequence=2", "fsdp2 sequence=2", "zero-1 sequence=2", "zero-2 sequence=2", "ddp pipeline=2",
+        "ddp pipeline=2 schedule=interleaved", "swinv2:tiny fsdp2 tensor=2", "swinv2-odd:tiny ddp sequence=2",
+        "swinv2-4:tiny ddp pipeline=2", "shared-vit:tiny ddp sequence=2", "shared-swin:tiny fsdp2 tensor=2",
+    ),
+    4: (
+        "fsdp2 tensor=2", "fsdp2 tensor=4", "ddp sequence=2", "ddp sequence=4",
+        "fsdp2 sequence=2 tensor=2 shard_norms=1", "ddp pipeline=2", "fsdp2 pipeline=2 tensor=2",
+    ),
+}  # fmt: skip
+"""Ranks -> engine and split, as tests/engines/test_parallel.py names them."""
+
+
+def of_splits(folder: Path) -> list[str]:
+    """Lines of the table of models that ranks share; the rank that sends most, without messages of under 400 bytes."""
+    lines = [
+        f"gloo; {_versions()}.",
+        "",
+        "| ranks | engine and split, the rest data parallel | counted | by arithmetic |",
+    ]
+    lines.append("| ---: | --- | --- | --- |")
+    for ranks, names in SPLITS.items():
+        jobs = [job_of(name, "adamw-clipped", 1) for name in names]
+        for job in jobs:
+            job["traffic"], job["gradients"] = True, False
+        curves = train(jobs, ranks, folder / str(ranks))
+        for name, job in zip(names, jobs, strict=True):
+            planned = planned_of(trial_of(job, ranks))
+            counted = [counted_of(of_rank[-1]) for of_rank in curves[job["name"]].traffic]
+            most = max(counted, key=lambda own: sum(own[kind] for kind in own if "," not in kind))
+            split = name.replace(":tiny ", ": ").replace("shard_norms=1", "sharded norms").replace("=", " ")
+            same = "the same" if planned in counted else _in_calls(planned)
+            lines.append(f"| {ranks} | {split} | {_in_calls(most)} | {same} |")
+    return lines
+
+
+def _in_calls(amounts: Mapping[str, int]) -> str:
+    kinds = sorted(kind for kind in amounts if "," not in kind)
+    return ", ".join(f"{amounts[f'{kind}, calls']} {kind} ({amounts[kind] / 1e6:.3f} MB)" for kind in kinds)
 
 
 def of_engines(ranks: int, folder: Path) -> list[str]:

@@ -28,6 +28,7 @@ from vitscale import engines, models, sources
 from vitscale.datasets.batches import Batch, Batches
 from vitscale.engines import base, deepspeed
 from vitscale.engines.deepspeed import configuration
+from vitscale.engines.megatron import MegatronEngine
 from vitscale.engines.splits import clip
 from vitscale.probes.steps import no_phase
 from vitscale.processes.launch_file import RECORDER_RING
@@ -127,7 +128,7 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
             last = number == len(micro_batches) - 1
             loss += own.micro_step(batch, sums, last=last, phase=no_phase) / len(micro_batches)
         if job.get("gradients") and step == job["steps"] - 1:
-            save_gradients(engine.module, folder / f"{job['name']}.safetensors")
+            save_gradients(engine, folder / f"{job['name']}.safetensors")
         engine.step()
         losses.append(float(loss))
         ids.append([i for batch in micro_batches for i in batch.ids[batch.weights > 0].tolist()] if tells else [])
@@ -157,13 +158,17 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
     return found
 
 
-def save_gradients(module: torch.nn.Module, path: Path) -> None:
+def save_gradients(engine: base.Engine, path: Path) -> None:
     """Writes the whole gradient, as rank 0 knows it once ranks have exchanged."""
     whole = {
         name: (grad.full_tensor() if isinstance(grad, DTensor) else grad).clone()
-        for name, parameter in module.named_parameters()
+        for name, parameter in engine.module.named_parameters()
         if (grad := parameter.grad) is not None
     }
+    if isinstance(engine, MegatronEngine):  # whose optimizer takes gradients from buffers of its own
+        held = engine.whole_tensors()
+        buffers = {name: vars(parameter)["main_grad"] for name, parameter in held.parameters.items()}
+        whole = {name: held.gathered(name, held.own_run(name, buffer)) for name, buffer in buffers.items()}
     of_ranks: list[dict[str, torch.Tensor]] = [{} for _ in range(PLACE.world_size)]
     dist.all_gather_object(of_ranks, whole)  # stages lie on several
     if PLACE.rank == 0:

@@ -135,12 +135,17 @@ class Curve:
 
 
 def train(
-    jobs: list[Job], ranks: int, folder: Path, starts: Starts | None = None, timeout: float = 500.0
+    jobs: list[Job],
+    ranks: int,
+    folder: Path,
+    starts: Starts | None = None,
+    timeout: float = 500.0,
+    script: Path = _SCRIPT,
 ) -> dict[str, Curve]:
     """Runs all jobs on one set of ranks, in order; fails with the traceback where any of them failed.
 
     `starts` starts the ranks; without it each is started anew. Without an engine (`none`) there are no ranks to share
-    the images: only for `ranks` = 1.
+    the images: only for `ranks` = 1. `script`: what a rank runs.
     """
     folder.mkdir()
     (folder / "jobs.json").write_text(json.dumps(jobs))
@@ -151,7 +156,7 @@ def train(
     try:
         forks = [
             own.start(
-                _SCRIPT,
+                script,
                 folder,
                 log=folder / f"log-{rank}.txt",
                 environment={

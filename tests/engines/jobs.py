@@ -33,7 +33,7 @@ ENGINES: dict[str, Train] = {
     "accelerate-zero-2": _accelerate("deepspeed", zero_stage=2),
     "accelerate-zero-3": _accelerate("deepspeed", zero_stage=3),
 }
-"""All that run on CPU ranks. (Accelerate ignores FSDP there and would train DDP; Megatron-Core needs CUDA.)"""
+"""All that run on CPU ranks. (Accelerate ignores FSDP there and would train DDP; Megatron-Core: test_megatron.)"""
 
 ADAMW: Train = {"optimizer": "adamw", "learning_rate": 0.001}
 SGD: Train = {"optimizer": "sgd", "learning_rate": 0.05}

@@ -11,6 +11,7 @@ import torch
 
 from engines import jobs
 from engines.curves import Curve, Job, largest_difference, train
+from engines.test_parallel import job_of, reference_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -160,3 +161,24 @@ def test_megatron_core(tmp_path: Path, reference: dict[str, Curve]) -> None:
     for setting, curve in some.items():
         known = reference[setting.removesuffix("-accumulated")].losses
         assert largest_difference(curve.losses, known) < EQUAL, setting
+
+
+@pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="needs megatron-core")
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs, which share a model")
+def test_tensor_ranks_of_megatron_core(tmp_path: Path) -> None:
+    """Of a vision transformer, accumulated and from a checkpoint too, and of Swin V2."""
+
+    def on_gpus(name: str) -> Job:
+        own = job_of(name, "adamw-clipped")
+        own["train"] = own["train"] | CUDA
+        return own
+
+    whole, resumed = on_gpus("megatron tensor=2"), on_gpus("megatron tensor=2")
+    whole["save_before"] = jobs.SAVED_BEFORE
+    resumed["name"], resumed["load"] = "resumed", str(tmp_path / "2" / whole["name"])
+    others = [on_gpus(f"{model}megatron tensor=2 grad_accum=3") for model in ("", "swinv2:tiny ")]
+    some = train([whole, resumed, *others], 2, tmp_path / "2")
+    alone = train([on_gpus("none"), on_gpus("swinv2:tiny none")], 1, tmp_path / "1")
+    for name, curve in some.items():
+        known = alone[reference_of(name, "adamw-clipped")].losses[curve.first :]
+        assert largest_difference(curve.losses, known) < EQUAL, name

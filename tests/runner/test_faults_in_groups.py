@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -24,12 +25,12 @@ name = "groups"
 [data]
 name = "digits"
 [train]
-engine = "ddp"
+engine = "ENGINE"
 precision = "fp32"
 micro_batch = 4
 grad_accum = 2
 [parallel]
-pipeline = 2
+AXIS = 2
 [scaling]
 gpus = [4]
 [launch]
@@ -41,7 +42,12 @@ repeats = 1
 hang_seconds = 40
 evaluate = false
 """
-GROUPS = "rank 3 of pipeline 1+3, data 2+3"
+SPLITS = {
+    "pipeline": ("ddp", "rank 3 of pipeline 1+3, data 2+3"),
+    "tensor": ("fsdp2", "rank 3 of data 1+3, tensor 2+3"),
+    "sequence": ("ddp", "rank 3 of data 1+3, sequence 2+3"),
+}
+"""Axis -> engine, and the groups of rank 3 of four."""
 
 
 def rank_process(results: Path, rank: int) -> psutil.Process | None:
@@ -56,9 +62,9 @@ def rank_process(results: Path, rank: int) -> psutil.Process | None:
     return None
 
 
-def outcome_after(folder: Path, sent: signal.Signals) -> Outcome:
+def outcome_after(folder: Path, axis: str, sent: signal.Signals) -> Outcome:
     """Of a run whose rank 3 gets a signal while it trains."""
-    (folder / "study.toml").write_text(STUDY)
+    (folder / "study.toml").write_text(STUDY.replace("ENGINE", SPLITS[axis][0]).replace("AXIS", axis))
     command = start(sys.executable, "-m", "vitscale", "run", "study.toml", "-o", "results", cwd=folder)
     try:
         until = time.monotonic() + 200
@@ -86,13 +92,20 @@ def _trains(folder: Path) -> bool:
     )
 
 
-def test_a_rank_that_is_killed_is_named_with_its_groups(tmp_path: Path) -> None:
-    outcome = outcome_after(tmp_path, signal.SIGKILL)
+def by_day(axis: str) -> list[Any]:
+    """All axes, those other than this one at night alone."""
+    return [axis, *(pytest.param(other, marks=pytest.mark.nightly) for other in SPLITS if other != axis)]
+
+
+@pytest.mark.parametrize("axis", by_day("tensor"))
+def test_a_rank_that_is_killed_is_named_with_its_groups(tmp_path: Path, axis: str) -> None:
+    outcome = outcome_after(tmp_path, axis, signal.SIGKILL)
     assert (outcome.kind, outcome.rank) == ("failed", 3)
-    assert outcome.reason == f"rank 3 was ended by SIGKILL without a word ({GROUPS})"
+    assert outcome.reason == f"rank 3 was ended by SIGKILL without a word ({SPLITS[axis][1]})"
 
 
-def test_a_rank_that_the_others_wait_for_in_their_groups_is_named_with_them(tmp_path: Path) -> None:
-    outcome = outcome_after(tmp_path, signal.SIGSTOP)
+@pytest.mark.parametrize("axis", by_day("pipeline"))
+def test_a_rank_that_the_others_wait_for_in_their_groups_is_named_with_them(tmp_path: Path, axis: str) -> None:
+    outcome = outcome_after(tmp_path, axis, signal.SIGSTOP)
     assert (outcome.kind, outcome.rank) == ("hang", 3)
-    assert GROUPS in outcome.reason
+    assert SPLITS[axis][1] in outcome.reason

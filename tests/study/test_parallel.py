@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from study_factory import EIGHT_CORES, expanded, write_study
+from study_factory import EIGHT_CORES, expanded, gpus, write_study
 from vitscale import sources
 from vitscale.analysis.scaling import curve_name, trial_name
 from vitscale.errors import RequestError
@@ -15,8 +16,10 @@ from vitscale.prediction.memory.forecast import forecast, forecast_bytes, unavai
 from vitscale.prediction.step.messages import messages, norm_messages
 from vitscale.study.expand import expand
 from vitscale.study.file import StudyFile
+from vitscale.trial import engines
 from vitscale.trial.engines import norms_unknown
 from vitscale.trial.parallel import NO_SPLIT
+from vitscale.trial.trial import Trial
 
 MODEL = {"name": "vit-ti16", "image_size": 32, "patch_size": 8, "layers": 2, "hidden_size": 48, "heads": 6}
 
@@ -133,6 +136,41 @@ def test_stages_are_named_and_take_the_micro_batches(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert [trial.layout.data for trial in trials] == [2, 2]
     assert {one.group for one in messages(trials[0]) or ()} == {"replicas", "pipeline"}
+
+
+def test_tensor_ranks_of_megatron_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On GPUs; what it cannot do is refused with what can. Its classifier is whole; blocks send what DTensor's do."""
+    monkeypatch.setattr(engines, "versions_of", lambda names: dict.fromkeys(names, "0.16"))
+    of_four = replace(EIGHT_CORES, gpus=gpus(4))
+
+    def own(parallel: dict[str, Any], model: dict[str, Any] = MODEL) -> Trial:
+        given: dict[str, dict[str, Any]] = {
+            "model": model, "train": {"engine": "megatron", "precision": "fp32"},
+            "scaling": {"gpus": [4]}, "parallel": parallel,
+        }  # fmt: skip
+        (trial,) = expanded(tmp_path, given, of_four).trials.values()
+        return trial
+
+    trial = own({"tensor": 2})
+    assert (trial.layout.data, forecast(trial)) == (2, None)
+    engines.check_checkpoint(trial.train)
+    by_dtensor = trial.model_copy(update={"train": trial.train.model_copy(update={"engine": "fsdp2"})})
+    sent = [[one for one in messages(of) or () if one.group == "tensor"] for of in (trial, by_dtensor)]
+    blocks, ends = sent[0], sent[1][len(sent[0]) :]
+    assert blocks == sent[1][: len(blocks)]
+    assert [(one.operation, one.phase) for one in ends] == [("all_gather", "forward"), ("all_reduce", "backward")]
+    for split, said in (
+        ({"tensor": 2, "shard_norms": True}, "equal parts alone"),
+        ({"sequence": 2}, r"not taken by train.engine = 'megatron'\. Valid: train.engine = 'ddp'"),
+        ({"tensor": 4}, "6 heads, which they do not divide"),
+    ):
+        with pytest.raises(RequestError, match=said):
+            own(split)
+    (tmp_path / "mine.py").write_text("def build(num_classes, image_size): ...\n")
+    with pytest.raises(RequestError, match=r"a module says how DTensor cuts it\. Valid: train.engine = 'fsdp2'"):
+        own({"tensor": 2}, {"name": None, "patch_size": None, "factory": "mine:build"})
+    with pytest.raises(RequestError, match=r"Megatron-Core needs a CUDA GPU.*fsdp2' takes \[parallel\] tensor too"):
+        study(tmp_path, {"tensor": 2}, train={"engine": "megatron"})
 
 
 @pytest.mark.parametrize(

@@ -46,10 +46,8 @@ def split(model: nn.Module, trial: Trial, device: torch.device) -> DeviceMesh:
     axes = tuple(axis for axis, size in sizes.items() if size > 1 or axis == REPLICAS)
     mesh = init_device_mesh(device.type, tuple(map(sizes.__getitem__, axes)), mesh_dim_names=axes)
     group = own_group(layout.groups("sequence")) if layout.sequence > 1 else None
-    for norm in norms_of(model) if trial.parallel.ranks_per_model > 1 else ():
-        # Tensor ranks have the same images. Sequence ranks share the images of one data-parallel rank.
-        norm.replicas = mesh[REPLICAS].get_group()
-        norm.group = norm.replicas if norm.synchronised else group
+    if trial.parallel.ranks_per_model > 1:
+        exchange_norms(model, mesh[REPLICAS].get_group(), group)
     if group is not None:
         if isinstance(model, VisionTransformer | PyramidSegmenter):
             split_tokens(model, group)
@@ -58,15 +56,36 @@ def split(model: nn.Module, trial: Trial, device: torch.device) -> DeviceMesh:
         else:
             _asked(offered(model, "split_tokens", trial), trial, group)
     if layout.tensor > 1:
-        norms = trial.parallel.shard_norms
-        if isinstance(model, VisionTransformer | PyramidSegmenter):
-            plan = tensor_plan(trial.model.task, shard_norms=norms)
-        elif swin is not None:
-            plan = swin_tensor_plan(trial.model.task)
-        else:
-            plan = _asked(offered(model, "tensor_plan", trial), trial, layout.tensor, shard_norms=norms)
-        tp.parallelize_module(model, mesh[TENSOR], plan, src_data_rank=None)
+        tp.parallelize_module(model, mesh[TENSOR], tensor_plan_of(model, trial), src_data_rank=None)
     return mesh[REPLICAS]
+
+
+def exchange_norms(model: nn.Module, replicas: dist.ProcessGroup, sequence: dist.ProcessGroup | None) -> None:
+    """Tells batch norms whose images they are over.
+
+    Synchronised ones are over those of `replicas`, and local ones over those of a data-parallel rank, which its
+    `sequence` ranks share. Tensor ranks have the same images.
+    """
+    for norm in norms_of(model):
+        norm.replicas = replicas
+        norm.group = replicas if norm.synchronised else sequence
+
+
+def tensor_plan_of(model: nn.Module, trial: Trial) -> dict[str, tp.ParallelStyle]:
+    """How a model's matrices are cut over the trial's tensor ranks, as DTensor has it.
+
+    Raises:
+        RequestError: a factory's model does not say so.
+    """
+    norms = trial.parallel.shard_norms
+    if isinstance(model, VisionTransformer | PyramidSegmenter):
+        return tensor_plan(trial.model.task, shard_norms=norms)
+    if swin_shape(trial.model) is not None:
+        return swin_tensor_plan(trial.model.task)
+    plan: dict[str, tp.ParallelStyle] = _asked(
+        offered(model, "tensor_plan", trial), trial, trial.parallel.tensor, shard_norms=norms
+    )
+    return plan
 
 
 _OFFERS = {

@@ -26,7 +26,8 @@ from vitscale.trial import model_counts
 from vitscale.trial.model_counts import SwinShape
 from vitscale.trial.model_spec import Task
 
-_SCALE = "logit_scale"
+SCALE = "logit_scale"
+"""Name of the scale of each head's logits, a parameter of a block's attention."""
 
 
 def swin_tensor_plan(task: Task) -> dict[str, tp.ParallelStyle]:
@@ -39,7 +40,7 @@ def swin_tensor_plan(task: Task) -> dict[str, tp.ParallelStyle]:
     attention = f"{block}.attention.self"
     by_heads = ("query", "key", "value", "continuous_position_bias_mlp.2")
     plan: dict[str, tp.ParallelStyle] = {f"{attention}.{name}": tp.ColwiseParallel() for name in by_heads}
-    plan[attention] = _Heads()
+    plan[attention] = Heads()
     plan |= {
         f"{block}.attention.output.dense": tp.RowwiseParallel(),
         f"{block}.intermediate.dense": tp.ColwiseParallel(),
@@ -92,7 +93,7 @@ def swin_through(name: str, module: nn.Module, given: Tensor | Sequence[Tensor])
     return whole
 
 
-class _Heads(tp.ParallelStyle):
+class Heads(tp.ParallelStyle):
     """Attention that has a part of the heads.
 
     Its input becomes one DTensor for the three matrices that read it, so that their gradients are reduced once.
@@ -100,27 +101,32 @@ class _Heads(tp.ParallelStyle):
 
     @override
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        heads: Any = module
-        heads.num_attention_heads //= device_mesh.size()
-        heads.all_head_size //= device_mesh.size()
-        whole: nn.Parameter = heads.logit_scale
+        keep_heads(module, device_mesh.size())
+        whole = module.get_parameter(SCALE)
         shared = distribute_tensor(whole.data, device_mesh, [Shard(0)], src_data_rank=None)
-        module.register_parameter(_SCALE, nn.Parameter(shared, whole.requires_grad))
+        module.register_parameter(SCALE, nn.Parameter(shared, whole.requires_grad))
 
         def take_parts(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-            scale = module.get_parameter(_SCALE)
+            scale = module.get_parameter(SCALE)
             if isinstance(scale, DTensor):
                 # An attribute hides the parameter for as long as forward takes.
-                module.__dict__[_SCALE] = scale.to_local()
+                module.__dict__[SCALE] = scale.to_local()
             hidden: Tensor = inputs[0]
             return DTensor.from_local(hidden, device_mesh, [Replicate()], run_check=False), *inputs[1:]
 
         def leave_parts(module: nn.Module, *_: object) -> None:
-            module.__dict__.pop(_SCALE, None)
+            module.__dict__.pop(SCALE, None)
 
         module.register_forward_pre_hook(take_parts)
         module.register_forward_hook(leave_parts, always_call=True)
         return module
+
+
+def keep_heads(attention: nn.Module, ranks: int) -> None:
+    """Tells a `Swinv2SelfAttention` that one of `ranks` has as many of its heads as any other."""
+    heads: Any = attention
+    heads.num_attention_heads //= ranks
+    heads.all_head_size //= ranks
 
 
 def split_rows(model: nn.Module, shape: SwinShape, group: dist.ProcessGroup) -> None:

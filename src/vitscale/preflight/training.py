@@ -34,6 +34,7 @@ _ENGINES: tuple[dict[str, Any], ...] = (
     {"engine": "megatron"},
     {"engine": "fsdp2", "parallel.tensor": 2},
     {"engine": "fsdp2", "parallel.tensor": 2, "parallel.shard_norms": True},
+    {"engine": "megatron", "parallel.tensor": 2},
     {"engine": "ddp", "parallel.sequence": 2},
     {"engine": "deepspeed", "zero_stage": 2, "parallel.sequence": 2},
     {"engine": "ddp", "parallel.pipeline": 2, "parallel.schedule": "gpipe"},

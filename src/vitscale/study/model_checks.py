@@ -62,7 +62,7 @@ def check_split(parallel: ParallelSpec, train: TrainSpec, model: ModelSpec) -> N
             next_step="Remove rank_speeds, or the split",
         )
     _check_options(parallel, train)
-    _check_shape(parallel, model)
+    _check_shape(parallel, train, model)
     if parallel.pipeline > 1:
         _check_stages(parallel, train, model)
 
@@ -117,7 +117,11 @@ def _check_stages(parallel: ParallelSpec, train: TrainSpec, model: ModelSpec) ->
 def _check_engine(parallel: ParallelSpec, axis: Axis, train: TrainSpec) -> None:
     if axis in of_engine(train.wrapper).splits and train.engine != "accelerate":
         return
-    taking = [f"train.engine = {shown(name)}" for name, facts in ENGINES.items() if axis in facts.splits]
+    taking = [
+        f"train.engine = {shown(name)}"
+        for name, facts in ENGINES.items()
+        if axis in facts.splits and not facts.unavailable(train.device)
+    ]
     asked = f"parallel.{axis} = {getattr(parallel, axis)}"
     if not taking:
         why, others = f"{asked} cannot be trained: no engine takes a model along that axis yet", _other_axes()
@@ -144,6 +148,13 @@ def _check_options(parallel: ParallelSpec, train: TrainSpec) -> None:
         wrong = ("train.optimizer = 'lamb'", "it has not been tried together", "optimizer = 'adamw' or 'sgd'")
     elif train.static_graph and parallel.pipeline > 1:
         wrong = ("train.static_graph = true", "a stage's graph is another in each micro-batch", "static_graph = false")
+    elif train.engine == "megatron" and parallel.shard_norms:
+        why = "Megatron-Core shards tokens into equal parts alone, and a class token makes their number odd"
+        wrong = (
+            "parallel.shard_norms under train.engine = 'megatron'",
+            why,
+            "shard_norms = false, or engine = 'fsdp2'",
+        )
     elif train.offload != "none":
         wrong = (f"train.offload = {shown(train.offload)}", "it has not been tried together", "offload = 'none'")
     if wrong is not None:
@@ -153,7 +164,14 @@ def _check_options(parallel: ParallelSpec, train: TrainSpec) -> None:
         )
 
 
-def _check_shape(parallel: ParallelSpec, model: ModelSpec) -> None:
+def _check_shape(parallel: ParallelSpec, train: TrainSpec, model: ModelSpec) -> None:
+    if model.factory is not None and train.engine == "megatron":
+        what = (
+            f"{_product(parallel)} of model.factory = {shown(model.factory)} is not taken by train.engine = 'megatron'"
+        )
+        raise RequestError(
+            f"{what}: a module says how DTensor cuts it", valid=["train.engine = 'fsdp2'"], next_step="Use that engine"
+        )
     if model.factory is not None and model.task == "classification":
         if parallel.sequence > 1 and parallel.pipeline > 1:
             what = f"{_product(parallel)} do not go together for model.factory = {shown(model.factory)}"

@@ -50,6 +50,8 @@ class EngineFacts:
     """Further refusals of a [train]."""
     unavailable: Callable[[Device], str | None] = lambda _: None
     """Why it cannot run here at all; None where it can."""
+    instead: str = "Use another engine"
+    """What to do where it cannot."""
     shards: Callable[[TrainSpec], bool] = lambda _: False
     """Whether each rank updates only a part of the parameters: shards or flat groups, not the model's own tensors."""
     keeps_fp32_weights: bool = False
@@ -119,8 +121,9 @@ def _refusals(train: TrainSpec) -> Iterator[Refusal]:
     if train.script is not None or train.arguments or train.engine == script.NAME:
         yield from itertools.starmap(Refusal, script.unfit(train))
         return  # how a script trains is its own affair
-    if reason := of_engine(train.engine).unavailable(train.device):
-        yield Refusal(f"train.engine = {shown(train.engine)} cannot run here: {reason}", "Use another engine")
+    facts = of_engine(train.engine)
+    if reason := facts.unavailable(train.device):
+        yield Refusal(f"train.engine = {shown(train.engine)} cannot run here: {reason}", facts.instead)
     yield from _idle_options(train)
     yield from _precisions(train)
     yield from _optimizers(train)
@@ -347,6 +350,7 @@ ENGINES: Mapping[str, EngineFacts] = {
     "accelerate": EngineFacts(engine="vitscale.engines.accelerate:AccelerateEngine", packages=("accelerate",)),
     "megatron": EngineFacts(
         engine="vitscale.engines.megatron:MegatronEngine",
+        splits=("tensor",),
         packages=("megatron-core",),
         cannot={
             ("precision", "fp16"): Refusal(
@@ -361,10 +365,10 @@ ENGINES: Mapping[str, EngineFacts] = {
             ),
         },
         unavailable=_megatron_unavailable,
+        instead="Use another engine; engine = 'fsdp2' takes [parallel] tensor too, by torch's DTensor",
         shards=lambda _: True,
         keeps_fp32_weights=True,
         norms_unknown=lambda _: "Megatron-Core scatters gradients into buffers of its own",
-        checkpoint_unknown="Megatron-Core keeps its states in shards of its own form",
         messages=f"{_STEP}.gradients:megatron",
     ),
 }

@@ -170,15 +170,16 @@ def test_zero_3_fetches_ahead_in_pieces() -> None:
 
 
 def test_megatron_scatters_once_and_gathers_once() -> None:
+    """In buffers in which each tensor begins at a multiple of 64 elements and all end at one of 128: here 24 more."""
     plain = sent(large({"engine": "megatron"}))
-    total = 4.0 * 86_567_656
+    total = 4.0 * (86_567_656 + 24)
     assert {m.operation: m.tensor_bytes for m in plain if m.tensor_bytes > 4} == {
         "reduce_scatter": total, "all_gather": total,
     }  # fmt: skip
     assert all(m.ready is None for m in plain)
     overlapping = [m for m in sent(large({"engine": "megatron", "overlap_comm": True})) if m.ready is not None]
     assert len(overlapping) == 3  # of 4e7 elements at least
-    assert sum(m.tensor_bytes for m in overlapping) == total
+    assert total <= sum(m.tensor_bytes for m in overlapping) < total + 3 * 4 * 128
 
 
 def test_one_process_sends_nothing() -> None:

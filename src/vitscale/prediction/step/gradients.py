@@ -12,9 +12,9 @@ from dataclasses import replace
 from itertools import accumulate, count, groupby
 from typing import NamedTuple
 
-from vitscale.prediction.memory.holding import communicated_bytes, sizes, weight_bytes
+from vitscale.prediction.memory.holding import communicated_bytes, weight_bytes
 from vitscale.prediction.step.messages import Message, Phase
-from vitscale.trial.model_cost import ParameterShapes
+from vitscale.trial.model_cost import ParameterShapes, recorded_shapes
 from vitscale.trial.model_counts import Module
 from vitscale.trial.trial import Trial
 
@@ -102,8 +102,8 @@ _MIB = 2**20
 _FIRST_MIB, _USUAL_MIB = 1, 25
 """Sizes of DDP's first bucket and of the others (torch/nn/parallel/distributed.py)."""
 _LEAST_ELEMENTS, _ELEMENTS_PER_RANK = 40_000_000, 1_000_000
-"""Megatron-Core's buckets where it overlaps hold the greater of the first and of the second times all ranks
-(distributed_data_parallel.py)."""
+"""Megatron-Core's buckets where it overlaps hold the greater of the first and of the second times the data-parallel
+ranks (distributed_data_parallel.py)."""
 _SCALAR_BYTES = 4
 
 
@@ -131,25 +131,32 @@ def megatron(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
     """Megatron-Core's DDP with its distributed optimizer, as engines/megatron.py sets it up.
 
     Once in an optimizer step gradients are reduce-scattered, then the updated weights are gathered. Gradients go beside
-    backward where `overlap_comm` is set, else after it in one piece. (docs/traffic.md has no count: it needs a GPU.)
+    backward where `overlap_comm` is set, else after it in one piece. Each tensor begins at a multiple of 64 elements,
+    and each bucket ends at one of the ranks and 128 (param_and_grad_buffer.py). Tensor ranks have the classifier whole.
     """
-    train = trial.train
-    count = sizes(shapes).all
+    train, ranks = trial.train, trial.layout.replicas
+    if trial.parallel.tensor > 1 and (whole := recorded_shapes(trial.model)) is not None:
+        shapes = shapes._replace(blocks=(*shapes.blocks[:-1], whole.blocks[-1]))
     each = communicated_bytes(train)
-    after = [
-        Message("all_reduce", _SCALAR_BYTES, 1, "after", None, False),  # the norm
-        Message("all_gather", count * weight_bytes(train), 1, "after", None, False),
-    ]
-    if not train.overlap_comm:
-        return (Message("reduce_scatter", count * each, 1, "after", None, False), *after)
-    limit = max(_LEAST_ELEMENTS, _ELEMENTS_PER_RANK * trial.world.size)
+    limit = max(_LEAST_ELEMENTS, _ELEMENTS_PER_RANK * ranks)
     if train.bucket_mib is not None:
         limit = train.bucket_mib * _MIB // each
-    scattered = [
-        Message("reduce_scatter", filled.elements * each, 1, "backward", filled.ready, False)
-        for filled in closed_when_full(of_backward(tensors(shapes)), (limit,))
-    ]
-    return (*scattered, *after)
+    aligned = [Filled(_up_to(filled.elements, 64), filled.ready) for filled in of_backward(tensors(shapes))]
+    buckets = closed_when_full(aligned, (limit if train.overlap_comm else sum(elements for elements, _ in aligned),))
+    held = [(_up_to(filled.elements, math.lcm(ranks, 128)), filled.ready) for filled in buckets]
+    phase: Phase = "backward" if train.overlap_comm else "after"
+    return (
+        *(
+            Message("reduce_scatter", elements * each, 1, phase, ready if train.overlap_comm else None, False)
+            for elements, ready in held
+        ),
+        Message("all_reduce", _SCALAR_BYTES, 1, "after", None, False, group="all"),  # the norm, clipped by or not
+        *(Message("all_gather", elements * weight_bytes(train), 1, "after", None, False) for elements, _ in held),
+    )
+
+
+def _up_to(elements: int, multiple: int) -> int:
+    return -(-elements // multiple) * multiple
 
 
 def fsdp2(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
@@ -203,7 +210,7 @@ def fsdp2(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
 
 def _padded(some: Sequence[Tensor], ranks: int) -> int:
     """Elements that are gathered, every tensor's first dimension padded to a multiple of the ranks."""
-    return sum(-(-tensor.shape[0] // ranks) * ranks * (tensor.elements // tensor.shape[0]) for tensor in some)
+    return sum(_up_to(tensor.shape[0], ranks) * (tensor.elements // tensor.shape[0]) for tensor in some)
 
 
 def _rows(some: Sequence[Tensor]) -> tuple[tuple[int, int], ...]:

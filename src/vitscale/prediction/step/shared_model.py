@@ -33,9 +33,9 @@ def exchanges(trial: Trial, share: Share) -> tuple[Message, ...]:
     Stages send the activations of a micro-batch across each boundary, and their gradients back.
 
     Heads of segmentation lie on every rank: tensor ranks send nothing for them, and sequence ranks hand each other all
-    tokens of the images that each labels. What is computed again in backward is exchanged again, up to the last tensor
-    that backward needs. In a ViT's block that is all but the MLP's sum; in a stage of Swin, whose norms come last,
-    everything.
+    tokens of the images that each labels. Under Megatron-Core the classifier lies on every rank, too. What is computed
+    again in backward is exchanged again, up to the last tensor that backward needs. In a ViT's block that is all but
+    the MLP's sum; in a stage of Swin, whose norms come last, everything.
     """
     swin, vit = swin_shape(trial.model), vit_shape(trial.model)
     parallel = trial.parallel
@@ -44,9 +44,26 @@ def exchanges(trial: Trial, share: Share) -> tuple[Message, ...]:
         exchanged += _of_vit(trial, vit, share)
     elif swin is not None:
         exchanged += _of_swin(trial, swin, share)
-    if trial.train.gradient_clipping > 0 and (parallel.tensor > 1 or parallel.pipeline > 1):
+    if trial.train.gradient_clipping > 0 and (parallel.tensor > 1 or parallel.pipeline > 1) and not _by_megatron(trial):
         return *exchanged, Message("all_reduce", _NORM_BYTES, 1, "after", None, False, group="all")
     return tuple(exchanged)
+
+
+def _by_megatron(trial: Trial) -> bool:
+    return trial.train.engine == "megatron"
+
+
+def _to_mlp(trial: Trial, made: _Made, passed: int) -> int:
+    """Bytes of an element of the gradient that tensor ranks add up before an MLP; `passed`: in its input's own dtype.
+
+    Megatron-Core's layer adds up what its product gives, DTensor what becomes of it.
+    """
+    return made.products if _by_megatron(trial) else passed
+
+
+def _of_parts(count: int, ranks: int) -> int:
+    """As many as `ranks` equal parts of `count` things have, the last one padded."""
+    return math.ceil(count / ranks) * ranks
 
 
 class _Made(NamedTuple):
@@ -85,8 +102,9 @@ def _of_swin(trial: Trial, swin: SwinShape, share: Share) -> Iterator[Message]:
     own = Counter([every[block] for chunk in share.chunks for block in chunk] if share.chunks else every)
     if trial.parallel.tensor > 1:
         yield from _of_swins_heads(trial, made, passed, own)
-        if share.last and not segments:
-            yield made.message("all_gather", made.images * (trial.model.num_classes or 0) * made.products, 1, "forward")
+        if share.last and not segments and not _by_megatron(trial):
+            classes = _of_parts(trial.model.num_classes or 0, trial.parallel.tensor)
+            yield made.message("all_gather", made.images * classes * made.products, 1, "forward")
             yield made.message("all_reduce", made.images * stages[-1].width * passed, 1, "backward")
     if ranks > 1:
         for stage, blocks in own.items():
@@ -109,10 +127,11 @@ def _of_swins_heads(trial: Trial, made: _Made, passed: int, own: Counter[Stage])
         own: a rank's blocks, by their stage.
     """
     for stage, blocks in own.items():
-        for tokens in (stage.padded if trial.parallel.sequence == 1 else stage.tokens, stage.tokens):
+        of_attention = stage.padded if trial.parallel.sequence == 1 else stage.tokens
+        for tokens, back in ((of_attention, passed), (stage.tokens, _to_mlp(trial, made, passed))):
             row = made.images * tokens * stage.width
             yield made.message("all_reduce", row * made.products, blocks, "forward")
-            yield made.message("all_reduce", row * passed, blocks, "backward")
+            yield made.message("all_reduce", row * back, blocks, "backward")
             if trial.train.activation_checkpointing:
                 yield made.message("all_reduce", row * made.products, blocks, "backward")
         of_biases = stage.positions * model_counts.BIAS_WIDTH * made.products
@@ -152,11 +171,13 @@ def _of_vit(trial: Trial, vit: VitShape, share: Share) -> Iterator[Message]:
         # Autocast's products leave in 16 bits; their inputs' gradients are added up in the input's own dtype.
         each = {"forward": products, "backward": weights}
         # Where tokens do not divide, DTensor pads its shards to equal ones.
-        padded = math.ceil(tokens / parallel.tensor) * parallel.tensor if parallel.shard_norms else tokens
+        padded = _of_parts(tokens, parallel.tensor) if parallel.shard_norms else tokens
         for phase in _BOTH:
             size, calls = row * padded * each[phase], 2 * blocks
             if not parallel.shard_norms:
-                yield message("all_reduce", size, calls, phase, "tensor")
+                of_mlp = _to_mlp(trial, made, weights) if phase == "backward" else products
+                sizes = Counter({size: blocks}) + Counter({row * tokens * of_mlp: blocks})
+                yield from (message("all_reduce", size, calls, phase, "tensor") for size, calls in sizes.items())
                 continue
             yield message("reduce_scatter", size, calls, phase, "tensor")
             yield message("all_gather", row * padded * weights, calls + share.last, phase, "tensor")
@@ -169,8 +190,9 @@ def _of_vit(trial: Trial, vit: VitShape, share: Share) -> Iterator[Message]:
             yield Message(
                 "all_reduce", vit.hidden * weights, 2 * (2 * blocks + 1), "backward", None, True, group="tensor"
             )
-        if share.last and not segments:
-            yield message("all_gather", images * vit.classes * products, 1, "forward", "tensor")
+        if share.last and not segments and not _by_megatron(trial):
+            classes = _of_parts(vit.classes, parallel.tensor)
+            yield message("all_gather", images * classes * products, 1, "forward", "tensor")
             yield message("all_reduce", row * weights, 1, "backward", "tensor")
     if parallel.sequence > 1:
         yield from _around_attention(made, trial, row * tokens, blocks)

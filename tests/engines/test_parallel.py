@@ -564,7 +564,7 @@ def in_each_setting(names: Sequence[str], ranks: int) -> list[Job]:
 @pytest.mark.nightly
 @pytest.mark.parametrize("ranks", AT_NIGHT)
 def test_every_split(tmp_path: Path, ranks: int) -> None:
-    names = AT_NIGHT[ranks] + (OWN_AT_NIGHT if ranks == 2 else ())
+    names = (*dict.fromkeys(AT_NIGHT[ranks] + BY_DAY.get(ranks, ())), *(OWN_AT_NIGHT if ranks == 2 else ()))
     jobs = in_each_setting(names, ranks)
     alone = in_one_piece(tmp_path / "1", STEPS_AT_NIGHT, prepared_here())
     check(tmp_path / "many", train(jobs, ranks, tmp_path / "many", prepared_here()), alone)

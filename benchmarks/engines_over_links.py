@@ -2,8 +2,8 @@
 
     sudo python benchmarks/engines_over_links.py [--links vit-b16:500mbit,vit-b16:2gbit,vit-ti16:100mbit]
         [--steps 4] [--repeats 1] [--keep FOLDER] [--write docs/benchmarks/README.md]
-    sudo python benchmarks/engines_over_links.py --splits 64x32:100mbit,64x32:1gbit,4x224:100mbit,4x224:1gbit
-        [--steps 6] [--write docs/parallelism.md]
+    sudo python benchmarks/engines_over_links.py --splits 64x32:100mbit,64x32:1gbit,4x224:100mbit
+        [--steps 4] [--keep FOLDER] [--write docs/parallelism.md]
 
 The hosts are those of `vitscale lab`: namespaces of this machine with one core and a shaped link each, so root, Linux,
 Open MPI and OpenSSH. A check of both hosts says what the link really carries. Each model trains alone on one host as
@@ -13,7 +13,8 @@ and with those that `vitscale lint` advises. Ten minutes with what is declared; 
 
 `--splits IMAGESxPIXELS:LINK,...` trains, instead, one model on four ranks, two to a host of 0.9 cores: as four copies
 for data parallelism, and as models that ranks share, each time with as many images a step. Ranks that share matrices or
-tokens by twos are of one host, stages on both. It takes three minutes for each, and its marks are `splits over links`.
+tokens by twos are of one host, stages on both. It takes two to four minutes for each, and its marks are `splits over
+links`.
 """
 
 from __future__ import annotations
@@ -197,7 +198,7 @@ def write_splits(folder: Path, asked: argparse.Namespace) -> None:
     text = "\n".join([head, *rows])
     print(text)
     if asked.write:
-        write_between(asked.write, "splits over links", f"\n{text}\n\n")
+        write_between(asked.write, "splits over links", f"\n{text}\n")
 
 
 def split_of(trial: Trial) -> str:

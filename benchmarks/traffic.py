@@ -109,7 +109,7 @@ SPLITS = {
         "swinv2-4:tiny ddp pipeline=2", "shared-vit:tiny ddp sequence=2", "shared-swin:tiny fsdp2 tensor=2",
     ),
     4: (
-        "fsdp2 tensor=2", "fsdp2 tensor=4", "ddp sequence=2", "ddp sequence=4",
+        "fsdp2 tensor=2", "fsdp2 tensor=4", "fsdp2 tensor=4 shard_norms=1", "ddp sequence=2", "ddp sequence=4",
         "fsdp2 sequence=2 tensor=2 shard_norms=1", "ddp pipeline=2", "fsdp2 pipeline=2 tensor=2",
     ),
 }  # fmt: skip

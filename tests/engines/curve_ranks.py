@@ -62,7 +62,7 @@ def trial_of(job: Job) -> Trial:
         channels = 12 if job["factory"].startswith("clip") else 3
         data = data.model_copy(update={"channels": channels})
         own = ModelSpec(factory=job["factory"], image_size=16, num_classes=10, channels=channels)
-        model = curves.SWINS.get(job["factory"], own)
+        model = curves.SHAPES.get(job["factory"], own)
     if "segments" in job:
         model = curves.SEGMENTERS[job["segments"]]
         batch = curves.SEGMENTED_BATCH

@@ -23,12 +23,14 @@ SWIN = resolve(
     ModelSpec(name="swinv2-t", image_size=16, patch_size=2, hidden_size=32, heads=4, depths=(2, 1), window_size=4), 10
 )
 """Heads for 1, 2 and 4 ranks in its first stage; the second block's windows are shifted."""
-SWINS = {
+SHAPES = {
     "swinv2:tiny": SWIN,
     "swinv2-4:tiny": SWIN.model_copy(update={"depths": (2, 2)}),
     "swinv2-odd:tiny": SWIN.model_copy(update={"depths": (2, 2), "image_size": 20}),
+    "vit-24:tiny": MANY_HEADS.model_copy(update={"heads": 24}),
 }
-"""Two have blocks for 4 stages; of the third neither windows nor ranks divide the 10 and 5 rows of tokens."""
+"""By the names of jobs. Two have blocks for 4 stages; of the third neither windows nor ranks divide the 10 and 5 rows
+of tokens; the last has heads for pairs of 2 and 4 ranks."""
 SEGMENTER = resolve(
     ModelSpec(
         task="segmentation", name="swinv2-t", image_size=32, patch_size=2, hidden_size=8, heads=1, depths=(1, 1, 1),
@@ -80,7 +82,7 @@ class Job(TypedDict):
     layers: NotRequired[int]
     """Of that, for stages."""
     factory: NotRequired[str]
-    """Trains what a factory of examples/own_models makes, or one of `SWINS`."""
+    """Trains what a factory of examples/own_models makes, or one of `SHAPES`."""
     evaluate: NotRequired[bool]
     """Measures held-out loss and accuracy at the end."""
     gradients: NotRequired[bool]

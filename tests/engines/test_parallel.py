@@ -18,7 +18,7 @@ from engines.curves import (
     MANY_HEADS,
     SEGMENTED_BATCH,
     SEGMENTERS,
-    SWINS,
+    SHAPES,
     Curve,
     Job,
     largest_difference,
@@ -69,8 +69,9 @@ OWN_AT_NIGHT = (
     "swinv2:tiny fsdp2 tensor=2", "swinv2-4:tiny ddp pipeline=2", "swinv2-4:tiny fsdp2 pipeline=2 schedule=gpipe",
     "swinv2-4:tiny ddp pipeline=2 schedule=interleaved", "swinv2-4:tiny ddp pipeline=2 activation_checkpointing=1",
     "swinv2-odd:tiny fsdp2 sequence=2", "swinv2-odd:tiny ddp sequence=2 activation_checkpointing=1",
+    "vit-24:tiny fsdp2 tensor=2",
 )  # fmt: skip
-"""Of examples/own_models: what factories offer to be split; and Swin V2."""
+"""Of examples/own_models: what factories offer to be split; Swin V2; and a vision transformer of more heads."""
 SEGMENTED_BY_DAY = {
     "shared-vit:tiny ddp sequence=2": "adamw-clipped",
     "shared-vit:tiny fsdp2 sequence=2 batch_norm=local": "sgd-clipped-3",
@@ -131,8 +132,8 @@ AT_NIGHT = {
         "fsdp2 pipeline=2 sequence=2 tensor=2", "fsdp2 tensor=4 shard_norms=1", "fsdp2 sequence=2 tensor=2",
         "ddp sequence=4", "ddp pipeline=4 schedule=gpipe", "fsdp2 pipeline=4 tensor=2 schedule=gpipe",
         "ddp pipeline=2 sequence=2", "ddp pipeline=4 sequence=2 schedule=gpipe", "fsdp2 pipeline=2 sequence=4",
-        "fsdp2 pipeline=2 tensor=2", "fsdp2 pipeline=2 tensor=4", "fsdp2 sequence=4 tensor=2",
-        "fsdp2 sequence=2 tensor=4 shard_norms=1",
+        "fsdp2 pipeline=2 tensor=2", "fsdp2 pipeline=2 tensor=4", "vit-24:tiny fsdp2 sequence=4 tensor=2",
+        "vit-24:tiny fsdp2 sequence=2 tensor=4 shard_norms=1",
         "swinv2-odd:tiny fsdp2 sequence=2 tensor=2", "swinv2-odd:tiny fsdp2 pipeline=2 sequence=2 tensor=2"),
 }  # fmt: skip
 """Ranks -> engine and split; what is left of the ranks is data parallel."""
@@ -229,6 +230,7 @@ def two(folder: Path, alone: dict[str, Curve]) -> dict[str, Curve]:
 def four(folder: Path, two: dict[str, Curve]) -> dict[str, Curve]:
     """Four ranks that go on with checkpoints of two in other splits; half of the splits in three micro-steps too."""
     jobs = [job_of(name, "sgd-clipped-3") for name in BY_DAY[4][1::2]]
+    jobs[0]["traffic"] = True  # neither classes nor tokens divide
     for saved, resumed in zip(BY_DAY[2], BY_DAY[4][::-1], strict=True):
         job = job_of(resumed, "adamw-clipped")
         job["name"], job["load"] = f"{resumed} from {saved}", str(folder / "2" / f"{saved} adamw-clipped")
@@ -418,7 +420,7 @@ def test_rows_of_a_swin_send_what_attention_needs(two: dict[str, Curve]) -> None
     """By hand, of 36 images: rank 0 has 6 of 10 rows of 10 tokens, 32 wide, and 3 of 5 of 5, 64 wide; in attention half
     of the heads of all of them. Two blocks of each; at the end what each rank's tokens have in the mean."""
     wide, narrow = (Counter(_around_attention(36 * width, own, tokens)) for own, tokens, width in SWINS_ROWS)
-    ends = Counter({("all_to_all", 2 * 36 * 64): 2, ("all_reduce", parameters(SWINS["swinv2-odd:tiny"])): 1})
+    ends = Counter({("all_to_all", 2 * 36 * 64): 2, ("all_reduce", parameters(SHAPES["swinv2-odd:tiny"])): 1})
     assert sent(two[f"{ROWS_BY_DAY} adamw-clipped"]) == wide + narrow + ends
 
 
@@ -480,7 +482,7 @@ def test_what_is_predicted_to_be_sent_is_sent(two: dict[str, Curve], four: dict[
             trial = trial_of(job_of(split, setting) | ({"layers": BLOCKS} if origin else {}), ranks)
             is_sent_as_planned(name, curve, trial)
             compared += 1
-    assert compared == 27
+    assert compared == 28
 
 
 def is_sent_as_planned(name: str, curve: Curve, trial: Trial) -> None:
@@ -507,7 +509,7 @@ def trial_of(job: Job, ranks: int) -> Trial:
     batch = SEGMENTED_BATCH if "segments" in job else GLOBAL_BATCH
     fields = {"precision": "fp32", "device": "cpu", "micro_batch": batch // parts} | job["train"]
     own = MANY_HEADS.model_copy(update={"layers": job.get("layers", MANY_HEADS.layers)})
-    model = SWINS[job["factory"]] if "factory" in job else SEGMENTERS[job["segments"]] if "segments" in job else own
+    model = SHAPES[job["factory"]] if "factory" in job else SEGMENTERS[job["segments"]] if "segments" in job else own
     return Trial(
         model=model,
         data=DataSpec(name="synthetic"),
@@ -542,7 +544,8 @@ def test_every_split_of_up_to_eight_ranks_is_trained_by_day_or_at_night() -> Non
     known: set[tuple[int, ...]] = set()
     for table in (BY_DAY, PIPELINED, AT_NIGHT):
         for ranks, names in table.items():
-            trials = [trial_of(job_of(name, "adamw-clipped"), ranks) for name in names if ":tiny" not in name]
+            of_vit = [name for name in names if ":tiny" not in name or name.startswith("vit")]
+            trials = [trial_of(job_of(name, "adamw-clipped"), ranks) for name in of_vit]
             known |= {(one.layout.tensor, one.layout.sequence, one.layout.pipeline, one.layout.data) for one in trials}
     splits = product(range(1, 5), range(1, 5), range(1, 5), (1, 2))
     assert known >= {split for split in splits if math.prod(split) <= 8 and math.prod(split[:3]) > 1}

@@ -13,10 +13,12 @@ from evidence_factory import MEASURED, UNKNOWN, make_evidence, make_point
 from vitscale.prediction import fitting, likelihood
 from vitscale.prediction.evidence import Point, StepParts
 from vitscale.prediction.fitting import DRAWS, Fitted, FittedSeries, fit
+from vitscale.prediction.likelihood import Likelihood
 from vitscale.prediction.network.links import Link, Network
-from vitscale.prediction.parameters import NAMES
+from vitscale.prediction.parameters import NAMES, priors
 from vitscale.prediction.predicting import Question, predict
 from vitscale.prediction.sampling import medians, quantiles
+from vitscale.prediction.step.of_series import model_of
 from vitscale.trial.model_spec import ModelSpec
 
 
@@ -286,6 +288,19 @@ def test_many_runs_of_a_point_are_drawn_in_other_coordinates_and_say_the_same(
     apart = np.abs(ours.mean(axis=0) - theirs.mean(axis=0))
     assert apart[0] < 0.01
     assert apart[1:].max() < 0.03
+
+
+@pytest.mark.parametrize("runs", [10, 11, 37])
+def test_the_density_of_many_runs_multiplies_before_it_takes_logarithms(runs: int) -> None:
+    points = [make_point(n, (0.2 * np.exp(0.02 * np.arange(runs))).tolist()) for n in (1, 2)]
+    model = model_of(points, make_evidence(points))
+    density = Likelihood(model, points, priors(points, UNKNOWN, True))
+    rows = np.random.default_rng(2).standard_normal((200, len(density.active) + 1))
+    rows[:, -1] = np.log(0.02) + 0.1 * rows[:, -1]
+    assert density.many_runs
+    together = density.log_density(rows)
+    density.many_runs = False
+    assert together == pytest.approx(density.log_density(rows), rel=1e-12)
 
 
 def imported(seconds: dict[int, float], engine: str, spec: ModelSpec) -> FittedSeries:

@@ -69,6 +69,9 @@ def summarise(
         return interval(known, looked=looked) if known else None
 
     elapsed = observations([figure.elapsed_epoch_seconds for figure in figures], clusters)
+    explained = combined(
+        [breakdown(run, own.steady_from or 0) for run, own in zip(used, figures, strict=True)], clusters
+    )
     sources = {figure.pace.source for figure in figures if figure.epoch_seconds is not None}
     return TrialResult(
         trial_id=trial_id,
@@ -95,9 +98,7 @@ def summarise(
         epochs=_mean_epochs(figures),
         loss_by_step=_mean_losses(figures),
         peak_bytes=max((figure.peak_bytes for figure in figures if figure.peak_bytes is not None), default=None),
-        breakdown=combined(
-            [breakdown(run, own.steady_from or 0) for run, own in zip(used, figures, strict=True)], clusters
-        ),
+        breakdown=explained,
         resources=resource_figures(used, figures, clusters),
         convergence=convergence(used, figures, clusters),
         traffic=traffic(used, figures, clusters, unlike=trial.parallel.pipeline * trial.parallel.sequence > 1),
@@ -107,7 +108,7 @@ def summarise(
         components=spread,
         clock_anomalies=next(filter(None, map(clock_anomalies, reversed(used))), ()),
         loader=LoaderFigures.of(trial, used),
-        rank_speeds=rank_speeds(trial, used, figures),
+        rank_speeds=rank_speeds(trial, used, figures) if explained else None,
     )
 
 

@@ -167,6 +167,8 @@ def breakdown(run: Run, steady_from: int = 0) -> Breakdown | None:
         run: the run, with the records of all ranks.
         steady_from: the first step after warm-up (`RunFigures.steady_from`); those before it are left out.
     """
+    if not any(rank.explained for rank in run.ranks):
+        return None
     numbers = [rank.rank for rank in step_figures.explained_ranks(run)]
     common = step_figures.common_steps(run, lambda rank: [line for line in rank.explained if line.step >= steady_from])
     parts: dict[int, list[RankParts]] = {rank: [] for rank in numbers}

@@ -14,7 +14,6 @@ from vitscale.analysis.trials import CheckpointCost
 from vitscale.present import units
 from vitscale.present.document import Cell, Table
 from vitscale.present.estimate import Estimate
-from vitscale.present.units import UNKNOWN
 from vitscale.report.charts.accuracy import images_panel, reach, reached, seconds_panel, unlike_images
 from vitscale.report.charts.time import PART_NAMES, parts_of, unknown_parts
 from vitscale.report.tables import TrialColumn, grouped_table, interval_cell
@@ -110,7 +109,7 @@ def accuracy_table(analysis: Analysis, curves: Sequence[CurveResult]) -> Table |
     limits = reach(analysis, curves)
     images, seconds = limits.images, limits.seconds
     columns: list[TrialColumn] = [
-        ("epochs", _of(_learnt, lambda own: str(len(own.points) or UNKNOWN))),
+        ("epochs", _of(_learnt, lambda own: str(len(own.points) or units.UNKNOWN))),
         (
             "held-out accuracy",
             _of(_learnt, lambda own: own.points[-1].held_out_accuracy if own.points else None, _score),
@@ -186,7 +185,7 @@ def _cell(figure: Estimate | float | str | None, show: Callable[[float], str], t
     if isinstance(figure, Estimate):
         return interval_cell(figure.times(times), show)
     text = show(figure * times) if isinstance(figure, float | int) else figure
-    return Cell(text or UNKNOWN)
+    return Cell(text or units.UNKNOWN)
 
 
 def _above(at_least: float | None, show: Callable[[float], str] = units.number) -> str:
@@ -200,10 +199,10 @@ def _time_to_target(learnt: Convergence) -> Estimate | str | None:
 
 def _milliseconds(trial: TrialResult, part: str | None) -> Cell:
     if trial.breakdown is None:
-        return Cell(UNKNOWN)
+        return Cell(units.UNKNOWN)
     seconds = parts_of(trial.breakdown).get(part) if part else trial.breakdown.typical.seconds
     if seconds is None:
-        return Cell(UNKNOWN)
+        return Cell(units.UNKNOWN)
     over_runs = trial.breakdown.part_seconds(trial.breakdown.typical.rank, part)
     bounds = (over_runs.low, over_runs.high) if over_runs else (None, None)
     return _cell(Estimate(seconds, *bounds), units.number, 1000.0)
@@ -229,8 +228,8 @@ def _places(by_rank: Sequence[Sequence[int]]) -> str:
     """ "0-3 | 4-7": ranks' cores or memory nodes, ranges as `taskset` writes them; for the first ranks only."""
     texts = [_ranges(numbers) for numbers in by_rank[:_MOST_RANKS_TOLD]]
     if not any(texts):
-        return UNKNOWN
-    return " | ".join(text or UNKNOWN for text in texts) + (" | ..." if len(by_rank) > _MOST_RANKS_TOLD else "")
+        return units.UNKNOWN
+    return " | ".join(text or units.UNKNOWN for text in texts) + (" | ..." if len(by_rank) > _MOST_RANKS_TOLD else "")
 
 
 def _ranges(numbers: Sequence[int]) -> str:
@@ -240,7 +239,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 def _straggler(straggler: Straggler | None) -> str:
     """ "rank 3 in 92 % of steps, 21 % slower"."""
     if straggler is None:
-        return UNKNOWN
+        return units.UNKNOWN
     by = straggler.slower_by
     slower = f", {units.percent(by)} slower" if by is not None and by > 0 else ""
     return f"rank {straggler.rank} in {units.percent(straggler.share_of_steps)} of steps{slower}"
@@ -292,7 +291,7 @@ def traffic_table(analysis: Analysis) -> Table | None:
 def _collectives(traffic: Traffic) -> str:
     """ "2 all_reduce float32 + 1 broadcast int32"; the largest first."""
     if traffic.calls is None:
-        return UNKNOWN
+        return units.UNKNOWN
     largest_first = sorted(traffic.sent, key=lambda sent: sent.logical_bytes or 0, reverse=True)
     return " + ".join(f"{message.calls} {message.operation} {message.dtype}" for message in largest_first) or NOTHING
 
@@ -301,5 +300,5 @@ def _gradients(traffic: Traffic) -> str:
     """ "bfloat16", or several with their shares."""
     shares = traffic.gradient_dtypes
     if len(shares) < 2:
-        return next(iter(shares), UNKNOWN)
+        return next(iter(shares), units.UNKNOWN)
     return " and ".join(f"{dtype} ({units.percent(share)})" for dtype, share in shares.items())

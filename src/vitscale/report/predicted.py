@@ -11,7 +11,6 @@ from vitscale.present import units
 from vitscale.present.data import attributes
 from vitscale.present.document import Block, Bullets, Cell, Column, Document, Row, Section, Table, table
 from vitscale.present.estimate import Estimate
-from vitscale.present.units import UNKNOWN, number
 from vitscale.report import prediction_table, prediction_words
 from vitscale.report.prediction_table import Object
 
@@ -93,7 +92,7 @@ def _table(
 def _seconds(estimate: Estimate | None, bounded: bool = True) -> Cell:
     """A time with the interval of its mean, both in one unit."""
     if estimate is None:
-        return Cell(UNKNOWN)
+        return Cell(units.UNKNOWN)
     unit = units.time_unit([estimate.value])
     certain = estimate.future_low == estimate.future_high
     bounds = "" if certain or not bounded else units.bounds(estimate.low, estimate.high, unit.text)
@@ -108,13 +107,13 @@ def _if_any(estimate: Estimate | None) -> Cell:
 def _one_run(estimate: Estimate | None) -> Cell:
     """The interval of one future run."""
     if estimate is None or estimate.future_low == estimate.future_high:
-        return Cell(UNKNOWN)
+        return Cell(units.UNKNOWN)
     unit = units.time_unit([estimate.value])
     return Cell(f"{units.bounds(estimate.future_low, estimate.future_high, unit.text)} {unit.sign}")
 
 
-def _figure(estimate: Estimate | None, form: Callable[[float], str] = number) -> Cell:
-    return Cell(UNKNOWN if estimate is None else form(estimate.value))
+def _figure(estimate: Estimate | None, form: Callable[[float], str] = units.number) -> Cell:
+    return Cell(units.UNKNOWN if estimate is None else form(estimate.value))
 
 
 def _how_long(predictions: Sequence[Prediction]) -> list[tuple[Column, Show]]:
@@ -178,7 +177,7 @@ def _finish_table(forecast: Forecast, finishes: Sequence[Finish]) -> Table:
             lambda end: _NEVER if end.wall_seconds is None and end.work_seconds else units.seconds(end.wall_seconds),
         ),
         ("90 % for one run", _finish_bounds),
-        ("failures", lambda end: number(end.failures, 2)),
+        ("failures", lambda end: units.number(end.failures, 2)),
         ("lost", lambda end: units.percent(end.lost_share)),
         ("checkpoint every", lambda end: units.seconds(end.checkpoint_interval_seconds)),
         ("cost", lambda end: units.money(end.cost)),
@@ -195,7 +194,7 @@ def _of_finish(by_prediction: dict[int, Finish], form: Callable[[Finish], str]) 
 def _finish_bounds(end: Finish) -> str:
     """The interval in the unit of its upper end, which may be never."""
     if end.work_seconds is None:
-        return UNKNOWN
+        return units.UNKNOWN
     if end.low is None or end.high is None:
         return f"{_NEVER if end.low is None else units.seconds(end.low)}{units.DASH}{_NEVER}"
     unit = units.time_unit([end.high])

@@ -15,7 +15,6 @@ from vitscale.present import units
 from vitscale.present.data import attributes
 from vitscale.present.document import Cell, Column, Table, table
 from vitscale.present.estimate import Estimate
-from vitscale.present.units import UNKNOWN, number
 from vitscale.report import prediction_words, sentences
 from vitscale.trial.trial import Mode
 
@@ -77,7 +76,7 @@ _Figures = tuple[Column, list[Cell]]
 
 def _memory(sizes: Sequence[int | None]) -> _Figures:
     large = max((size for size in sizes if size is not None), default=0) >= 2**30
-    texts = (UNKNOWN if size is None else number(size / (2**30 if large else 2**20)) for size in sizes)
+    texts = (units.UNKNOWN if size is None else units.number(size / (2**30 if large else 2**20)) for size in sizes)
     return Column("memory", "GiB" if large else "MiB"), list(map(Cell, texts))
 
 
@@ -120,9 +119,9 @@ def _in_unit(name: str, estimates: Sequence[Estimate | None], unit: units.Unit) 
     return Column(name, unit.sign), cells
 
 
-def _figures(name: str, estimates: Sequence[Estimate | None], show: Callable[[float], str] = number) -> _Figures:
+def _figures(name: str, estimates: Sequence[Estimate | None], show: Callable[[float], str] = units.number) -> _Figures:
     return Column(name), [
-        Cell(show(each.value), each.bounds(show), run=each.one_run.bounds(show)) if each else Cell(UNKNOWN)
+        Cell(show(each.value), each.bounds(show), run=each.one_run.bounds(show)) if each else Cell(units.UNKNOWN)
         for each in estimates
     ]
 

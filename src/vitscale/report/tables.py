@@ -12,7 +12,6 @@ from vitscale.analysis.trials import TrialResult
 from vitscale.present import units
 from vitscale.present.document import Cell, Column, Group, Row, Table
 from vitscale.present.estimate import Estimate
-from vitscale.present.units import UNKNOWN, number
 from vitscale.report import sentences
 from vitscale.trial.rank_batches import in_words
 from vitscale.trial.trial import Mode
@@ -79,11 +78,11 @@ def _mode_table(analysis: Analysis, mode: Mode, curves: Sequence[CurveResult]) -
                 *([Cell(step.text(_p95(trial)))] if with_tails else []),
                 _time_cell(trial.epoch_seconds, epoch),
                 _elapsed_cell(trial, epoch),
-                interval_cell(trial.images_per_second, number),
+                interval_cell(trial.images_per_second, units.number),
                 speedup_cell(trial, point),
                 interval_cell(point.efficiency, units.share),
                 *([interval_cell(point.efficiency_over_plain, units.share)] if with_plain else []),
-                Cell(number(trial.startup_seconds)),
+                Cell(units.number(trial.startup_seconds)),
                 Cell(units.size(trial.peak_bytes)),
                 _score_cell(last.held_out_accuracy if last else None),
                 *([_score_cell(last.mean_iou if last else None)] if with_masks else []),
@@ -109,11 +108,11 @@ def _without_baseline(analysis: Analysis, curve: CurveResult) -> str:
 
 
 def _score_cell(share: float | None) -> Cell:
-    return Cell(UNKNOWN if share is None else f"{share:.1%}")
+    return Cell(units.UNKNOWN if share is None else f"{share:.1%}")
 
 
 def _time_cell(interval: Estimate | None, unit: units.Unit) -> Cell:
-    return interval_cell(interval.times(unit.factor) if interval else None, number)
+    return interval_cell(interval.times(unit.factor) if interval else None, units.number)
 
 
 def _p95(trial: TrialResult) -> float | None:
@@ -129,8 +128,8 @@ def _runs_and_steps(trial: TrialResult) -> str:
 def _elapsed_cell(trial: TrialResult, unit: units.Unit) -> Cell:
     """The epoch from barrier to barrier, and how many epochs of all runs are behind it."""
     if trial.elapsed_epoch_seconds is None:
-        return Cell(UNKNOWN)
-    return Cell(number(trial.elapsed_epoch_seconds.value * unit.factor), str(trial.elapsed_epochs))
+        return Cell(units.UNKNOWN)
+    return Cell(units.number(trial.elapsed_epoch_seconds.value * unit.factor), str(trial.elapsed_epochs))
 
 
 def speedup_cell(trial: TrialResult, point: Point) -> Cell:
@@ -144,7 +143,7 @@ def speedup_cell(trial: TrialResult, point: Point) -> Cell:
 def interval_cell(interval: Estimate | None, text: Callable[[float], str]) -> Cell:
     """A figure with its interval, if it has one of enough runs; a dash for the unknown."""
     if interval is None:
-        return Cell(UNKNOWN)
+        return Cell(units.UNKNOWN)
     if interval.low is None or interval.high is None or interval.low == interval.high or interval.note:
         return Cell(text(interval.value))
     return Cell(text(interval.value), f"{text(interval.low)}{units.DASH}{text(interval.high)}")
@@ -153,7 +152,7 @@ def interval_cell(interval: Estimate | None, text: Callable[[float], str]) -> Ce
 def batch_text(result: TrialResult) -> str:
     """ "64 = 2 x 16 x 2": the global batch, as ranks x micro-batch x accumulation; or "48 = (20 + 4) x 2"."""
     if not result.batch_known:
-        return UNKNOWN
+        return units.UNKNOWN
     trial, train = result.trial, result.trial.train
     accumulated = f" x {train.grad_accum}" if train.grad_accum > 1 else ""
     at_once = f"{trial.layout.data} x {train.micro_batch}"
@@ -215,7 +214,7 @@ def _comparison_table(mode: Mode, reference: str, members: list[AgainstReference
 
 def _comparison_cell(comparison: CurveComparison | None) -> Cell:
     if comparison is None:
-        return Cell(UNKNOWN)
+        return Cell(units.UNKNOWN)
     result = comparison.result
     times = f"{units.share(result.ratio.value)}x"
     if result.ratio.low is None:
@@ -265,7 +264,7 @@ def grouped_table(
     kept = [
         (heading, cell)
         for heading, cell in columns
-        if heading in always or any(cell(trial).text != UNKNOWN for trial in every)
+        if heading in always or any(cell(trial).text != units.UNKNOWN for trial in every)
     ]
     if not every or not kept:
         return None

@@ -12,6 +12,7 @@ from vitscale.analysis import TrialResult
 from vitscale.analysis.claims import AccuracyDifference, accuracy_difference
 from vitscale.analysis.learning.convergence import linear_between
 from vitscale.analysis.statistics import NOT_AMONG_ALL, corrected
+from vitscale.present.data import attributes
 from vitscale.report.like.curves import gpus_text
 from vitscale.report.like.series import Member, Series, apart_in_micro_batch, names
 from vitscale.report.like.study import Material, Tested
@@ -177,19 +178,13 @@ def _overall(tests: Sequence[AccuracyTest], corrected_for: int) -> str:
 def _entry(test: AccuracyTest) -> dict[str, Any]:
     return {
         "workload": test.name,
-        "gpus": test.gpus,
-        "base_gpus": test.base_gpus,
+        **attributes(test, "gpus", "base_gpus"),
         "global_batch": test.batches[1],
         "base_global_batch": test.batches[0],
-        "split": test.samples.split,
-        "images": test.samples.images,
+        **attributes(test.samples, "split", "images"),
         "difference": test.result.difference.value,
-        "low": test.result.difference.low,
-        "high": test.result.difference.high,
-        "counting_error": test.result.counting_error,
-        "p": test.result.p,
-        "p_adjusted": test.result.p_adjusted,
-        "verdict": test.result.verdict,
+        **attributes(test.result.difference, "low", "high"),
+        **attributes(test.result, "counting_error", "p", "p_adjusted", "verdict"),
         "text": accuracy_words(test),
     }
 

@@ -12,6 +12,7 @@ from vitscale.analysis.statistics import corrected, ratio
 from vitscale.analysis.time.run_waterfall import run_seconds
 from vitscale.prediction.network.links import OPERATIONS, Level, LinkDraws, Network, collective_seconds
 from vitscale.present import units
+from vitscale.present.data import attributes
 from vitscale.present.document import Choice, Figure
 from vitscale.present.estimate import Estimate
 from vitscale.report.charts.axes import Plot, Row
@@ -272,18 +273,14 @@ def _entry(doubling: SeriesDoubling) -> dict[str, Any]:
         "gpus": 2 * doubling.gpus,
         "base_gpus": doubling.gpus,
         "gain": test.gain.ratio.value,
-        "low": test.gain.ratio.low,
-        "high": test.gain.ratio.high,
-        "p": test.gain.p,
-        "p_adjusted": test.gain.p_adjusted,
-        "verdict": test.gain.verdict,
+        **attributes(test.gain.ratio, "low", "high"),
+        **attributes(test.gain, "p", "p_adjusted", "verdict"),
         "hardly_shortens": test.hardly,
         "published_gain": next((gain.gain for gain in GAINS if gain.gpus == 2 * doubling.gpus), None),
         "run_gain": run.value if run else None,
-        "run_low": run.low if run else None,
-        "run_high": run.high if run else None,
+        **attributes(run, "low", "high", prefix="run_"),
         "transfer_seconds": transfer.seconds if transfer else None,
-        "sent_bytes": transfer.sent_bytes if transfer else None,
+        **attributes(transfer, "sent_bytes"),
         "left_by_transfers": test.left,
         "transfers": test.transfers,
         "text": _sentence(doubling),

@@ -290,6 +290,24 @@ def test_many_runs_of_a_point_are_drawn_in_other_coordinates_and_say_the_same(
     assert apart[1:].max() < 0.03
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("spread", "steps"), [(0.0, (0.2, 0.21)), (0.8, (0.2, 0.2)), (0.01, (0.2, 0.9, 0.1)), (0.01, (1e6, 1e6))]
+)
+def test_many_runs_that_are_alike_or_contradict_one_another_are_drawn_too(
+    spread: float, steps: tuple[float, ...]
+) -> None:
+    """Equal runs, runs that differ by more than jobs are believed to, and steps that no model explains."""
+    rng = np.random.default_rng(0)
+    points = [
+        make_point(2**n, (base * np.exp(spread * rng.standard_normal(12))).tolist()) for n, base in enumerate(steps)
+    ]
+    fitted = of(*points)
+    assert fitted.effective_draws >= 400
+    assert all(np.isfinite(draws).all() for draws in fitted.draws.values())
+    assert fitted.job_spread.max() <= likelihood.MOST_JOB_TO_JOB
+
+
 @pytest.mark.parametrize("runs", [10, 11, 37])
 def test_the_density_of_many_runs_multiplies_before_it_takes_logarithms(runs: int) -> None:
     points = [make_point(n, (0.2 * np.exp(0.02 * np.arange(runs))).tolist()) for n in (1, 2)]

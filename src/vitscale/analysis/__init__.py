@@ -41,8 +41,8 @@ __all__ = [
 ]  # fmt: skip
 
 
-_MANY_PACKS = 10
-"""Number of packs from which forking this process is worth its cost."""
+_PACKS_EACH = 5
+"""Number of packs that a process has to read at least, for its fork to be worth its cost."""
 
 
 @dataclass(frozen=True)
@@ -108,12 +108,13 @@ def analyse_folder(folder: Path, *, combine_unlike: bool = False) -> Analysis:
         StoreError: the folder does not exist, cannot be read or holds no study.
     """
     named, folder = folder, folder_of(folder)
+    count = min(len(os.sched_getaffinity(0)), len(pack_files(folder)) // _PACKS_EACH)
     # polars starts threads, and a fork would lack those that it counts on.
-    if "polars" in sys.modules or len(pack_files(folder)) < _MANY_PACKS or (study := read_study(folder)) is None:
+    if count < 2 or "polars" in sys.modules or (study := read_study(folder)) is None:
         return analyse(load(named), combine_unlike=combine_unlike)
 
     def part(trials: Sequence[str]) -> tuple[dict[str, TrialResult], tuple[Run, ...], tuple[str, ...]]:
-        loaded = load(folder, trials)
+        loaded = load(folder, frozenset(trials))
         slim = {id(run): without_lines(folder, run) for run in loaded.runs}
         summaries = {
             trial_id: replace(result, records=tuple(slim[id(run)] for run in result.records))
@@ -122,7 +123,7 @@ def analyse_folder(folder: Path, *, combine_unlike: bool = False) -> Analysis:
         return summaries, tuple(slim.values()), loaded.problems
 
     # Packs mostly hold runs in the order of their trials.
-    trials, count = sorted(study.trials), len(os.sched_getaffinity(0))
+    trials = sorted(study.trials)
     edges = [len(trials) * part // count for part in range(count + 1)]
     parts = spread(part, [trials[first:end] for first, end in itertools.pairwise(edges)], fewest=2)
     summaries = {

@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from vitscale.prediction.likelihood import COMPUTE, Likelihood, meeting
+from vitscale.prediction.likelihood import COMPUTE, MOST_JOB_TO_JOB, Likelihood, meeting
 from vitscale.prediction.sampling import Proposal, Sample, StudentT, sample
 
 Array = NDArray[np.float64]
@@ -26,8 +26,8 @@ _STEP = 1e-3
 _ITERATIONS = 30
 _CLOSE = 1e-3
 """Gain of log density below which the search ends: the maximum is only a place to begin at."""
-_LEAST_CURVED = 0.3
-"""Least curvature that the search believes: a prior has 1."""
+_CURVED = 0.3, 1e10
+"""Least and most curvature that the search believes: a prior has 1."""
 _WIDER = (1.0, 2.0, 4.0)
 """Factors on the covariance at the maximum, for proposals around it."""
 _COMPONENTS = 3
@@ -65,34 +65,46 @@ class Levelled:
 
     def proposals(self) -> tuple[Proposal, ...]:
         """First proposals: around the maximum, ever wider, and the prior with a compute that meets the steps."""
-        best, covariance = self._maximum()
+        with np.errstate(over="ignore", invalid="ignore"):  # of steps that are too long, which are not taken
+            best, covariance = self._maximum()
         return (*(StudentT(best, factor * covariance) for factor in _WIDER), self._prior)
 
     def _maximum(self) -> tuple[Array, Array]:
         """The most probable row and the covariance there, by Newton's steps with differences for derivatives."""
         tried = np.vstack([self._prior.centre, self._prior.draw(np.random.default_rng(_SEED), _TRIED - 1)])
-        best: Array = tried[np.argmax(self.log_density(tried))]
+        best: Array = tried[np.argmax(self._known_density(tried))]
+        covariance: Array = np.diag(self._prior.scales**2)
         size = len(best)
         first, second = np.tril_indices(size, -1)
         along = _STEP * np.eye(size)
         both = along[first] + along[second]
         around = np.vstack([np.zeros(size), along, -along, both, -both])
         shorter = 0.5 ** np.arange(8)[:, None]
+        # Beyond the largest scale of jobs there is no density to take differences of.
+        largest_scale = math.log(MOST_JOB_TO_JOB) - 3 * _STEP
+        best[-1] = min(best[-1], largest_scale)
         for _ in range(_ITERATIONS):
             (here,), up, down, above, below = np.split(
-                self.log_density(best + around), np.cumsum([1, size, size, len(first)])
+                self._known_density(best + around), np.cumsum([1, size, size, len(first)])
             )
             curvature = np.diag(2 * here - up - down)
             mixed = (up + down)[first] + (up + down)[second] - above - below - 2 * here
             curvature[first, second] = curvature[second, first] = mixed / 2
+            if not np.isfinite(curvature).all():
+                break
             values, vectors = np.linalg.eigh(curvature / _STEP**2)
-            covariance = vectors / np.maximum(np.abs(values), _LEAST_CURVED) @ vectors.T
+            covariance = vectors / np.clip(np.abs(values), *_CURVED) @ vectors.T
             moved = best + shorter * (covariance @ (up - down) / (2 * _STEP))
-            densities = self.log_density(moved)
+            moved[:, -1] = np.minimum(moved[:, -1], largest_scale)
+            densities = self._known_density(moved)
             if not densities.max() > here + _CLOSE:
                 break
             best = moved[np.argmax(densities)]
         return best, covariance
+
+    def _known_density(self, rows: Array) -> Array:
+        """The log density, -inf also where it is no number."""
+        return np.nan_to_num(self.log_density(rows), nan=-np.inf, posinf=-np.inf, neginf=-np.inf)
 
 
 @dataclass(frozen=True)

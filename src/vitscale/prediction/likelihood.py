@@ -25,7 +25,7 @@ from vitscale.prediction.step.of_series import device_factors, typical_slowdown,
 from vitscale.store.records import EXPOSED
 
 Array = NDArray[np.float64]
-_MOST_JOB_TO_JOB = 0.08
+MOST_JOB_TO_JOB = 0.08
 """Largest scale of jobs that is believed: what differs by more has another cause."""
 _PARTS_SPREAD = {"compute": 0.03, "optimizer": 0.10, "exposed": 0.15, "wire": 0.10, "norm": 0.10, "wait": 0.30}
 """Relative standard deviation of a part of explained steps about the model's."""
@@ -95,7 +95,7 @@ class Likelihood:
             of_runs[rows] = np.multiply(np.log1p(runs, out=runs), (JOB_FREEDOM + 1) / 2, out=runs).sum(axis=1)
         density = -0.5 * (others**2).sum(axis=1) - of_runs - len(self.of_point) * log_scale
         density += self._of_scale(log_scale) - 0.5 * len(self.active) * math.log(2 * math.pi)
-        return np.asarray(np.where(log_scale < math.log(_MOST_JOB_TO_JOB), density, -np.inf), dtype=np.float64)
+        return np.asarray(np.where(log_scale < math.log(MOST_JOB_TO_JOB), density, -np.inf), dtype=np.float64)
 
     def residuals(self, standard: Array) -> tuple[Array, Array]:
         """((sets, runs) logarithm of each run's step over the model's; (sets, ...) residuals of parameters and of

@@ -12,7 +12,7 @@ from vitscale.advice.request import Option, of_a_run
 from vitscale.prediction.fitting import fit
 from vitscale.prediction.gpu_types import gpu_type
 from vitscale.prediction.instances import Instance
-from vitscale.prediction.variance import spread_by_part
+from vitscale.prediction.predicting import spread_by_part
 from vitscale.prediction.variants import variant
 
 SHARES = {

@@ -19,8 +19,7 @@ from vitscale.prediction.fitting import DRAWS, fit
 from vitscale.prediction.gpu_types import gpu_type
 from vitscale.prediction.instances import Instance
 from vitscale.prediction.network.links import declared_link
-from vitscale.prediction.predicting import Question, predict
-from vitscale.prediction.variance import spread_by_part
+from vitscale.prediction.predicting import Question, predict, spread_by_part
 from vitscale.prediction.variants import variant
 from vitscale.prediction.workloads import evaluate_all
 

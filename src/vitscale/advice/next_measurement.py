@@ -48,7 +48,7 @@ def measurements(
 ) -> tuple[Measurement, ...]:
     """Measurements that would narrow an option's interval by a tenth or more, the most for a GPU-minute first.
 
-    The variance of the logarithm of a future run's step is the sum of its parts' (`prediction.variance`). A measurement
+    The variance of the logarithm of a future run's step is the sum of its parts' (`variance_by_part`). A measurement
     leaves a known share of its part's variance; the interval's width goes as the root of the sum.
 
     Args:

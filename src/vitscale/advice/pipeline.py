@@ -15,10 +15,11 @@ from vitscale.advice.forecast_table import MOST_OOM_CHANCE, Forecaster, Forecast
 from vitscale.advice.next_measurement import Measurement, measurements
 from vitscale.advice.request import NoiseScale, Option, Request, Work
 from vitscale.analysis import Analysis
-from vitscale.prediction import evaluating, finishing, labels, layouts, variance, variants, workloads
+from vitscale.prediction import evaluating, finishing, labels, layouts, variants, workloads
 from vitscale.prediction.configurations import Candidate, Evaluated
 from vitscale.prediction.evidence import Evidence
 from vitscale.prediction.fitting import DRAWS, Fitted, FittedSeries
+from vitscale.prediction.predicting import spread_by_part
 from vitscale.prediction.results import Assumption
 from vitscale.trial.trial import Trial, World
 
@@ -238,7 +239,7 @@ def advised_from(fitted: Fitted, analysis: Analysis, asked: Request) -> Advice:
         return advice
     own = fitted.series[option.series]
     changed = _as_run(own, option)
-    shares = variance.spread_by_part(changed, option.candidate)
+    shares = spread_by_part(changed, option.candidate)
     return replace(
         advice,
         measurements=measurements(option, own.series, evidence.network, shares),

@@ -106,7 +106,7 @@ class _RankUse:
     rank: int
     all_lines: tuple[ResourcesLine, ...]
     seconds: float
-    """Of the epochs that count, as are `cpu_seconds`, `throttled_share` and `gpu`."""
+    """Seconds of the epochs that count, of which `cpu_seconds`, `throttled_share` and `gpu` are, too."""
     cpu_seconds: float
     throttled_share: float | None
     gpu: tuple[GpuSamples, ...]

@@ -106,7 +106,7 @@ class _RankUse:
     rank: int
     all_lines: tuple[ResourcesLine, ...]
     seconds: float
-    """Seconds of the epochs that count, of which `cpu_seconds`, `throttled_share` and `gpu` are, too."""
+    """Seconds of the epochs that count; `cpu_seconds`, `throttled_share` and `gpu` cover the same."""
     cpu_seconds: float
     throttled_share: float | None
     gpu: tuple[GpuSamples, ...]

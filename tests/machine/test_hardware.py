@@ -181,8 +181,8 @@ def test_a_kernel_that_does_not_tell_of_throttling(tmp_path: Path, stat: str) ->
 
 
 def test_real_throttling_by_the_kernel_is_seen(limited_group: Path) -> None:
-    """A process that computes without a pause under a twentieth of a core is held back nearly all of the time; else it
-    computes, or waits for a core that others use. On one core, for the kernel adds up over cores: moved to a second one
+    """A process that computes without a pause under a twentieth of a core is held back nearly all of the time that it
+    does not wait for a core that others use. On one core, for the kernel adds up over cores: moved to a second one
     it leaves the first held back as well."""
     (limited_group / "cpu.cfs_quota_us").write_text("5000")
     program = """
@@ -200,7 +200,7 @@ print((cpu_throttled_seconds() - before) / seconds, (time.process_time() - used)
         [sys.executable, "-c", program, limited_group / "cgroup.procs"], capture_output=True, text=True, check=True
     )
     throttled_share, computing = map(float, answer.stdout.split())
-    assert 0.5 < throttled_share < 1.02 - computing
+    assert 0.1 < throttled_share < 1.02 - computing
 
 
 # --- cores and GPUs of a machine -----------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from json_values import apart
 from results_factory import (
     PHASE_SECONDS,
     STARTUP_SECONDS,
@@ -319,7 +321,7 @@ def test_many_packs_are_read_in_forks_with_the_same_results(tmp_path: Path, monk
     forked = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120
     ).stdout
-    assert forked == to_json(analyse(load(tmp_path)))
+    assert list(apart(json.loads(forked), json.loads(to_json(analyse(load(tmp_path)))))) == []
 
 
 @given(st.lists(st.tuples(st.integers(0, 99), st.sampled_from([3, 24, 60]), st.integers(0, 5)), min_size=1, max_size=6))

@@ -4,12 +4,11 @@ changes no answer. Where the file is missing it is written anew: a change of ans
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from json_values import apart
 from prediction_factory import resolved_study
 from results_factory import write_results
 from vitscale import store
@@ -21,8 +20,6 @@ from vitscale.report.contract import to_json
 
 GOLDEN = Path(__file__).parent / "golden/report.json"
 STEPS = {1: [0.1, 0.103, 0.099], 2: [0.112, 0.11, 0.111], 4: [0.124, 0.13, 0.127, 0.125]}
-CLOSE = 1e-9
-"""Relative: processors differ in the last digits of a logarithm."""
 
 
 def told(folder: Path) -> str:
@@ -30,21 +27,6 @@ def told(folder: Path) -> str:
     results = store.load(folder)
     analysis = analyse(results)
     return to_json(analysis, forecast(fit(evidence_of(folder, analysis)))) + "\n"
-
-
-def apart(now: Any, before: Any, at: str = "") -> Iterator[str]:
-    """Where two JSON values differ."""
-    if isinstance(now, dict) and isinstance(before, dict) and [*now] == [*before]:
-        for key in now:
-            yield from apart(now[key], before[key], f"{at}.{key}")
-    elif isinstance(now, list) and isinstance(before, list) and len(now) == len(before):
-        for n, (own, other) in enumerate(zip(now, before, strict=True)):
-            yield from apart(own, other, f"{at}[{n}]")
-    elif isinstance(now, float) and isinstance(before, float):
-        if now != pytest.approx(before, rel=CLOSE, abs=0):
-            yield f"{at}: {now!r}, not {before!r}"
-    elif type(now) is not type(before) or now != before:
-        yield f"{at}: {now!r}, not {before!r}"
 
 
 def test_the_json_of_small_results_says_what_it_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ test: install
 	trap 'exit 130' INT TERM; trap 'kill $$checking $$computing 2> /dev/null; rm -f $$checks $$computed' EXIT; \
 	$(PARALLEL) -n 5 -m "not alone and not computing" || failed=1; \
 	wait $$checking || failed=1; checking=; \
-	$(PARALLEL) -n 3 -m computing > $$computed 2>&1 & computing=$$!; \
+	$(PARALLEL) -n 2 -m computing > $$computed 2>&1 & computing=$$!; \
 	$(BIN)/python -m pytest -m alone $(sort $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)) || failed=1; \
 	wait $$computing || failed=1; computing=; \
 	cat $$computed $$checks; \

@@ -181,8 +181,8 @@ def test_a_kernel_that_does_not_tell_of_throttling(tmp_path: Path, stat: str) ->
 
 
 def test_real_throttling_by_the_kernel_is_seen(limited_group: Path) -> None:
-    """A process that computes without a pause under a twentieth of a core is held back nearly all of the time that it
-    does not wait for a core that others use. On one core, for the kernel adds up over cores: moved to a second one
+    """A process that computes without a pause under a twentieth of a core is held back nearly all of the time, in the
+    one of five seconds in which it waits least for a core that others use. On one core, for the kernel adds up over cores: moved to a second one
     it leaves the first held back as well."""
     (limited_group / "cpu.cfs_quota_us").write_text("5000")
     program = """
@@ -190,17 +190,22 @@ import os, pathlib, sys, time
 from vitscale.machine.hardware import cpu_throttled_seconds
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 pathlib.Path(sys.argv[1]).write_text("0")
-began, before, used = time.perf_counter(), cpu_throttled_seconds(), time.process_time()
-while time.perf_counter() - began < 1:
-    pass
-seconds = time.perf_counter() - began
-print((cpu_throttled_seconds() - before) / seconds, (time.process_time() - used) / seconds)
+for _ in range(5):
+    began, before, used = time.perf_counter(), cpu_throttled_seconds(), time.process_time()
+    while time.perf_counter() - began < 1:
+        pass
+    seconds = time.perf_counter() - began
+    held_back = (cpu_throttled_seconds() - before) / seconds
+    print(held_back, (time.process_time() - used) / seconds)
+    if held_back > 0.5:
+        break
 """
     answer = subprocess.run(
         [sys.executable, "-c", program, limited_group / "cgroup.procs"], capture_output=True, text=True, check=True
     )
-    throttled_share, computing = map(float, answer.stdout.split())
-    assert 0.1 < throttled_share < 1.02 - computing
+    tries = [tuple(map(float, line.split())) for line in answer.stdout.splitlines()]
+    assert max(throttled_share for throttled_share, _ in tries) > 0.5
+    assert all(throttled_share < 1.02 - computing for throttled_share, computing in tries)
 
 
 # --- cores and GPUs of a machine -----------------------------------------------------------------------------------

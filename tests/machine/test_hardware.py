@@ -182,8 +182,8 @@ def test_a_kernel_that_does_not_tell_of_throttling(tmp_path: Path, stat: str) ->
 
 def test_real_throttling_by_the_kernel_is_seen(limited_group: Path) -> None:
     """A process that computes without a pause under a twentieth of a core is held back nearly all of the time, in the
-    one of five seconds in which it waits least for a core that others use. On one core, for the kernel adds up over cores: moved to a second one
-    it leaves the first held back as well."""
+    one of five seconds in which it waits least for a core that others use. On one core, for the kernel adds up over
+    cores: moved to a second one it leaves the first held back as well."""
     (limited_group / "cpu.cfs_quota_us").write_text("5000")
     program = """
 import os, pathlib, sys, time

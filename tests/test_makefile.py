@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,3 +64,22 @@ def test_all_parts_run_and_each_fails_the_whole(
     marked = [path for path in (ROOT / "tests").rglob("test_*.py") if re.search(r"mark[.]alone", path.read_text())]
     assert sorted(f"tests/{path}" for path in lone[1:]) == sorted(str(path.relative_to(ROOT)) for path in marked)
     assert log.index("mypy ") < log.index(next(line for line in log if "-m alone" in line))
+
+
+def test_what_yields_takes_its_share_of_a_busy_machine_when_it_is_told() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("an ordinary user cannot leave SCHED_IDLE")
+    script = """
+import os, signal, subprocess
+import conftest
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+signal.signal(signal.SIGUSR1, conftest._yield_no_more)
+with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
+    print(os.sched_getscheduler(0) == os.sched_getscheduler(child.pid) == os.SCHED_IDLE)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    print(os.sched_getscheduler(0) == os.sched_getscheduler(child.pid) == os.SCHED_OTHER)
+"""
+    told = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT / "tests", capture_output=True, text=True, check=False
+    )
+    assert told.stdout.split() == ["True", "True"], told.stderr

@@ -74,12 +74,10 @@ def test_naming_more_does_not_move_away_from_the_truth_and_with_the_network_does
         if table["network"]:
             told = answers(table, named=True, network=table["network"])
             with_all += list(zip(untold, told, strict=True))
-    # In the mean answers that are told nothing are nearer: only they have Amdahl's full share and priors by the length
-    # of a step, which took 1.5 points off them (docs/log.md).
-    for pairs, most_in_the_mean in ((with_engine, 0.006), (with_all, 0.016)):
+    for pairs, most_in_the_mean in ((with_engine, 0.002), (with_all, 0.007)):
         assert len(pairs) > 15
         nearer = [after[0] - before[0] for before, after in pairs]
         assert statistics.median(nearer) < 0.005
         assert statistics.fmean(nearer) < most_in_the_mean
-    assert statistics.fmean(after[0] for _, after in with_all) < 0.088
+    assert statistics.fmean(after[0] for _, after in with_all) < 0.08
     assert statistics.median(after[1] - before[1] for before, after in with_all) < 0.01

@@ -75,6 +75,10 @@ class Estimates:
         """The estimate of one configuration."""
         return predicted(*(float(getattr(self, field.name)[n]) for field in fields(self)))
 
+    def halfway(self, other: Estimates) -> Estimates:
+        """The geometric means of these numbers and the other's."""
+        return Estimates(*(np.sqrt(getattr(self, each.name) * getattr(other, each.name)) for each in fields(self)))
+
 
 @dataclass(frozen=True)
 class Evaluated:

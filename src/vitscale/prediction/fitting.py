@@ -65,6 +65,8 @@ class FittedSeries:
     told_odds: float | None = None
     """How many times less probable the measurements are with the engine and parameters that were told of an import than
     without; None: these were not set aside."""
+    untold: FittedSeries | None = None
+    """The fit without what was told of an import and is not set aside; None: nothing is."""
 
     @property
     def misfit_spread(self) -> float:
@@ -122,7 +124,8 @@ def fit_series(series: Series, evidence: Evidence) -> FittedSeries:
     """Fits one series.
 
     What was told of an import may be wrong, or its rates may count tokens where its batch counts samples. Where the
-    measurements are strong evidence against the messages that follow from it, messages are taken as unknown.
+    measurements are strong evidence against the messages that follow from it, messages are taken as unknown. Elsewhere
+    both fits count (`evaluating`).
     """
     points, left_out = fitted_points(series)
     model = model_of(points, evidence)
@@ -131,7 +134,7 @@ def fit_series(series: Series, evidence: Evidence) -> FittedSeries:
         return fitted
     untold, without = _fit(series, points, left_out, replace(model, messages=None), evidence)
     odds = math.exp(min(700.0, without - log_evidence))
-    return replace(untold, told_odds=odds) if odds > _STRONG else fitted
+    return replace(untold, told_odds=odds) if odds > _STRONG else replace(fitted, untold=untold)
 
 
 def _fit(

@@ -53,6 +53,14 @@ class Variant:
     """The type of GPU, where it is another than the measured one."""
 
     @property
+    def untold(self) -> Variant | None:
+        """The same without what was told of an import; None: nothing was, or more than batches and ranks is changed."""
+        fitted = self.fitted.untold
+        if fitted is None or self.assumptions:
+            return None
+        return replace(self, fitted=fitted, model=fitted.model, draws=fitted.draws)
+
+    @property
     def memory_capacity_bytes(self) -> int | None:
         """Memory of a device: the other type's, else as it was recorded."""
         return self.fitted.points[-1].memory_capacity_bytes if self.gpu is None else self.gpu.memory_bytes

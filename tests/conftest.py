@@ -69,12 +69,12 @@ def pytest_configure(config: pytest.Config) -> None:
     that compute take what it leaves; and Ctrl-C is heard: a shell starts what it runs in the background deaf to it, and
     all that is started from there is too.
 
-    Linux shares cores between sessions first (sched(7), the autogroup feature), where it is built so, and then by nice.
+    Linux shares cores between sessions first, and then by nice.
     """
     if config.option.markexpr == "computing" and not hasattr(config, "workerinput"):
         with contextlib.suppress(OSError):
             os.setsid()
-            Path("/proc/self/autogroup").write_text("19")
+            _weigh_session("19")
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         signal.signal(signal.SIGUSR1, _yield_no_more)
     if config.option.markexpr != "alone":
@@ -90,13 +90,19 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.markexpr == "alone":
         with contextlib.suppress(OSError):
             os.nice(-10)
-            Path("/proc/self/autogroup").write_text("-10")
+            _weigh_session("-10")
+            config.add_cleanup(lambda: _weigh_session("0"))  # it is the user's shell's
+
+
+def _weigh_session(nice: str) -> None:
+    """Sets what Linux goes by when sessions share cores, where it is built so (sched(7), the autogroup feature)."""
+    Path("/proc/self/autogroup").write_text(nice)
 
 
 def _yield_no_more(*_: object) -> None:
     """Nothing is measured beside these tests any more: where that is allowed they take their share of a busy machine."""
     with contextlib.suppress(OSError):
-        Path("/proc/self/autogroup").write_text("0")
+        _weigh_session("0")
     own = psutil.Process()
     for process in [own, *own.children(recursive=True)]:
         with contextlib.suppress(OSError, psutil.Error):

@@ -347,6 +347,26 @@ def test_what_is_told_is_set_aside_where_steps_cannot_be_as_short(tokens: int) -
         assert "in one unit" in sent.measurement
 
 
+def test_what_is_told_and_fits_moves_each_number_half_of_the_way() -> None:
+    steps = {1: 0.2, 4: 0.21, 8: 0.213}
+    known = imported(steps, "ddp", ModelSpec(parameter_count=160_000_000))
+    assert known.untold is not None
+    assert known.untold.model.messages is None
+
+    def answer(fitted: FittedSeries, **changes: Any) -> list[float]:
+        question = Question((64,), nodes_of=16, **changes)
+        (asked,) = predict(Fitted(make_evidence(known.points), {"ddp": fitted}), question)
+        step = asked.step_seconds
+        return [step.value, *step.ends, *step.future_ends]
+
+    alone = replace(known, untold=None)
+    told, untold = answer(alone), answer(known.untold)
+    assert min(abs(math.log(a / b)) for a, b in zip(told, untold, strict=True)) > 0.01
+    assert answer(known) == pytest.approx([math.sqrt(a * b) for a, b in zip(told, untold, strict=True)])
+    # Another engine's messages are known by arithmetic alone.
+    assert answer(known, changes={"engine": "fsdp2"}) == answer(alone, changes={"engine": "fsdp2"})
+
+
 @pytest.mark.parametrize("runs", range(1, 8))
 def test_medians_and_quantiles_are_numpys(runs: int) -> None:
     values = np.random.default_rng(runs).standard_normal((40, runs))

@@ -100,7 +100,7 @@ def _weigh_session(nice: str) -> None:
 
 
 def _yield_no_more(*_: object) -> None:
-    """Nothing is measured beside these tests any more: where that is allowed they take their share of a busy machine."""
+    """Nothing is measured beside these tests any more: they take their share of a busy machine, where they may."""
     with contextlib.suppress(OSError):
         _weigh_session("0")
     own = psutil.Process()

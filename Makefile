@@ -28,7 +28,7 @@ test: install
 	trap 'exit 130' INT TERM; trap 'kill $$checking $$computing 2> /dev/null; rm -f $$checks $$computed' EXIT; \
 	$(PARALLEL) -n 5 -m "not alone and not computing" || failed=1; \
 	wait $$checking || failed=1; checking=; \
-	(trap '' USR1; exec $(PARALLEL) -n 2 -m computing) > $$computed 2>&1 & computing=$$!; \
+	trap '' USR1; $(PARALLEL) -n 2 -m computing > $$computed 2>&1 & computing=$$!; trap - USR1; \
 	$(BIN)/python -m pytest -m alone $(sort $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)) || failed=1; \
 	kill -USR1 $$computing 2> /dev/null; wait $$computing || failed=1; computing=; \
 	cat $$computed $$checks; \

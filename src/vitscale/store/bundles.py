@@ -28,7 +28,7 @@ from typing_extensions import override
 
 from vitscale.errors import StoreError, shown
 from vitscale.store.lines import first_reason
-from vitscale.store.packs import RUN_FOLDER, rewritten
+from vitscale.store.packs import RUN_FOLDER, rewritten, undecodable
 from vitscale.store.redaction import Redactor
 
 _TOP = "vitscale-bundle"
@@ -216,3 +216,5 @@ def _unpack(path: Path, folder: Path) -> None:
     for name in sorted({*expected, *digests}, key=str):
         if digests.get(name) != expected.get(name):
             raise ValueError(f"{shown(name)} in it is not what its manifest says")
+    if bad := undecodable(folder):
+        raise ValueError(f"packs/{bad} in it cannot be decoded")

@@ -11,6 +11,7 @@ first, so that a folder which has one has all that it tells. A pack is never wri
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import itertools
@@ -18,7 +19,10 @@ import json
 import math
 import os
 import re
+import resource
 import stat
+import subprocess
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
@@ -42,6 +46,8 @@ PACK_RUNS = 100
 RUN_FOLDER = re.compile(r"(?P<trial>[0-9a-f]{12})-r(?P<repeat>\d{1,6})-a(?P<attempt>\d{1,6})")
 _NAME = re.compile(r"(\d{6})-([0-9a-f]{16})\.parquet")
 _LARGEST_BYTES = 4 << 30
+_MOST_MEMORY = 64 << 30
+"""Bytes of addresses while a stranger's packs are decoded."""
 _BETWEEN = ",\n"
 """Separator of a rank's lines: no line of JSON holds a line break."""
 _MAY_BE_WILD = r"NaN|Infinity|[0-9]{19}|[:,\[] ?-?[0-9.]+[eE][+]?[0-9]{3}"
@@ -100,6 +106,36 @@ def read_each(paths: Sequence[Path], only: Collection[str] | None = None) -> Ite
                 yield error
             else:
                 yield runs
+
+
+def undecodable(results: Path) -> str | None:
+    """The first pack of a stranger's folder that must not be decoded here; None: each may be, or is one message.
+
+    Parquet that is made for it ends the process that decodes it: polars 2.1 aborts where a page says that it has fewer
+    than no values, and asks for as much memory as another says. So a process of its own decodes them first.
+    """
+    packs = pack_files(results)
+    if not packs:
+        return None
+    code = "from vitscale.store import packs; packs.decode_all()"
+    child = subprocess.run(
+        [sys.executable, "-P", "-c", code, str(results)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        check=False,
+    )
+    return packs[min(len(child.stdout), len(packs) - 1)].name if child.returncode else None
+
+
+def decode_all() -> None:
+    """What `undecodable` runs: writes a byte for each pack of the folder that is the argument, once it is decoded."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY, _MOST_MEMORY))
+    for path in pack_files(Path(sys.argv[1])):
+        with contextlib.suppress(StoreError):
+            _frame(path, [*_schema()], whole=True)
+        os.write(1, b".")
 
 
 def _decoded(path: Path, only: Collection[str] | None) -> tuple[pl.DataFrame, bool]:

@@ -90,8 +90,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.markexpr == "alone":
         with contextlib.suppress(OSError):
             os.nice(-10)
+            before = Path("/proc/self/autogroup").read_text().split()[-1]
             _weigh_session("-10")
-            config.add_cleanup(lambda: _weigh_session("0"))  # it is the user's shell's
+            config.add_cleanup(lambda: _weigh_session(before))  # it is the user's shell's
 
 
 def _weigh_session(nice: str) -> None:

@@ -8,6 +8,8 @@ import os
 import pickle
 import random
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,15 +20,15 @@ from results_factory import explained_run, make_curve, make_results, make_trial,
 from vitscale.errors import StoreError
 from vitscale.store import RunIndex, load, pack_finished, packs, reading, without_lines
 from vitscale.store.bundles import write_bundle
-from vitscale.store.packs import pack_files, read_outcomes, read_pack
+from vitscale.store.packs import pack_files, pack_runs, read_outcomes, read_pack
 from vitscale.store.records import FORMAT, RankRecord
-from vitscale.store.results import Results
+from vitscale.store.results import Results, Run
 
 RUNS = 5
 """Of a pack here."""
 
 
-def by_name(results: Results) -> dict[str, object]:
+def by_name(results: Results) -> dict[str, Run]:
     return {run.header.folder: run for run in results.runs}
 
 
@@ -312,6 +314,19 @@ def test_a_pack_that_ends_its_decoder_is_named(tmp_path_factory: pytest.TempPath
         load(results / "b.tar.gz")
     (results / "packs" / names[1]).unlink()
     assert packs.undecodable(results) is None
+
+
+def test_packs_are_decoded_where_memory_is_limited_already(written: Path, tmp_path: Path) -> None:
+    """As by `ulimit -v` on a login node, below the limit that decoding sets for itself."""
+    folder = tmp_path / "results"
+    shutil.copytree(written, folder)
+    pack_runs(folder, dict(list(by_name(load(folder)).items())[:RUNS]))
+    code = "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (32 << 30, 32 << 30))\n"
+    code += (
+        "from pathlib import Path; from vitscale.store.packs import undecodable; print(undecodable(Path(sys.argv[1])))"
+    )
+    told = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=False)
+    assert told.stdout == "None\n", told.stderr
 
 
 _CONTENT: list[bytes] = []

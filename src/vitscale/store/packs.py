@@ -131,7 +131,9 @@ def undecodable(results: Path) -> str | None:
 def decode_all() -> None:
     """What `undecodable` runs: writes a byte for each pack of the folder that is the argument, once it is decoded."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY, _MOST_MEMORY))
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = _MOST_MEMORY if hard == resource.RLIM_INFINITY else min(hard, _MOST_MEMORY)  # it cannot be raised
+    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
     for path in pack_files(Path(sys.argv[1])):
         with contextlib.suppress(StoreError):
             _frame(path, [*_schema()], whole=True)

@@ -90,9 +90,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.markexpr == "alone":
         with contextlib.suppress(OSError):
             os.nice(-10)
-            before = Path("/proc/self/autogroup").read_text().split()[-1]
-            _weigh_session("-10")
-            config.add_cleanup(lambda: _weigh_session(before))  # it is the user's shell's
+            # "/autogroup-7 nice 0", of the user's shell; a session of before the feature was switched on has none.
+            if group := Path("/proc/self/autogroup").read_text().split():
+                _weigh_session("-10")
+                config.add_cleanup(lambda: _weigh_session(group[-1]))
 
 
 def _weigh_session(nice: str) -> None:

@@ -198,7 +198,7 @@ class Round:
 
     def _check_runs(self) -> None:
         if self.kind == "side by side":
-            check_no_host_was_shared(self.results)
+            _check_no_host_was_shared(self.results)
         completed = store.load(self.results).runs
         assert len(completed) == len(_completed(self.results)) == self._runs
         for each in completed:
@@ -214,8 +214,8 @@ class Round:
         return (self.study / "said.txt").read_text()
 
 
-def check_no_host_was_shared(results: Path) -> bool:
-    """By what runs say of their hosts and times; whether any two went on together."""
+def _check_no_host_was_shared(results: Path) -> None:
+    """By what runs say of their hosts and times."""
     runs = [(run.header.hosts, run.outcome) for run in store.load(results).runs]
     together = [
         (hosts, others)
@@ -224,7 +224,6 @@ def check_no_host_was_shared(results: Path) -> bool:
         and other.started_unix_seconds < own.started_unix_seconds + own.wall_seconds
     ]
     assert not [pair for pair in together if {*pair[0]} & {*pair[1]}]
-    return bool(together)
 
 
 def _completed(results: Path) -> list[str]:

@@ -23,6 +23,8 @@ from vitscale.worker.rank_process import die_with_parent
 
 STEP_SECONDS = "VITSCALE_TEST_STEP_SECONDS"
 """A variable of the ranks: how long a step takes them."""
+HOLD = "hold"
+"""A file beside the results: ranks that have written a line wait while it is there."""
 
 
 class RecordOnly:
@@ -66,6 +68,8 @@ def rank(run_folder: Path, number: int) -> int:
     for step in range(20):
         log.write(StepLine(step=step, epoch=0, seconds=0.001, images=mark, loss=float(number), warmup=False))
         time.sleep(float(os.environ.get(STEP_SECONDS, "0.002")))
+        while (run_folder.parents[2] / HOLD).exists():
+            time.sleep(0.01)
     log.write(EndLine())
     log.close()
     return 0

@@ -37,7 +37,7 @@ def test_processor_time_is_that_of_the_stretch_alone(probe: ResourceProbe) -> No
         line = probe.end(3, range(7, 9))
         assert line.cpu_seconds == pytest.approx(used, rel=0.1)
         assert (line.epoch, line.steps) == (3, (7, 8))
-        assert line.seconds >= line.cpu_seconds  # of one thread
+        assert line.seconds > line.cpu_seconds - 0.001  # of one thread; the two clocks are read one after the other
 
 
 def test_other_threads_of_the_process_count(probe: ResourceProbe) -> None:

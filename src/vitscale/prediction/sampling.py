@@ -108,22 +108,32 @@ def effective_size(log_weights: Array) -> float:
 
 
 class StudentT:
-    """A multivariate t."""
+    """A multivariate t of a centre (size,) and a covariance (size, size), or several, by leading axes."""
 
     def __init__(self, centre: Array, covariance: Array) -> None:
         self.centre = centre
         self.factor: Array = np.asarray(np.linalg.cholesky(covariance), dtype=np.float64)
-        self.inverse: Array = np.asarray(np.linalg.inv(self.factor), dtype=np.float64)
+        self._inverse: Array = np.asarray(np.linalg.inv(self.factor), dtype=np.float64)
 
     def draw(self, rng: np.random.Generator, count: int) -> Array:
-        """See `Proposal`."""
+        """See `Proposal`; of one."""
         return self.centre + _heavy_tailed(rng, count, len(self.centre)) @ self.factor.T
 
     def log_density(self, rows: Array) -> Array:
-        """See `Proposal`."""
-        apart = (rows - self.centre) @ self.inverse.T
-        distance: Array = np.einsum("ij,ij->i", apart, apart)
-        return _log_t(distance, self.factor)
+        """See `Proposal`; (..., rows) of several."""
+        size = rows.shape[1]
+        # One product for all, with a column for each row: a third of the time of a product for each.
+        apart = self._inverse.reshape(-1, size) @ rows.T
+        apart -= (self._inverse @ self.centre[..., None]).reshape(-1, 1)
+        apart *= apart
+        distance = apart.reshape(*self.centre.shape, len(rows)).sum(axis=-2)
+        constant = (
+            math.lgamma((_FREEDOM + size) / 2)
+            - math.lgamma(_FREEDOM / 2)
+            - size / 2 * math.log(_FREEDOM * math.pi)
+            - np.log(np.diagonal(self.factor, axis1=-2, axis2=-1)).sum(axis=-1)[..., None]
+        )
+        return np.asarray(constant - (_FREEDOM + size) / 2 * np.log1p(distance / _FREEDOM), dtype=np.float64)
 
 
 class Mixture:
@@ -132,43 +142,44 @@ class Mixture:
     def __init__(self, rows: Array, log_weights: Array, rng: np.random.Generator, components: int) -> None:
         chosen = rows[_resampled(log_weights, _FITTED)]
         size = rows.shape[1]
-        scales = chosen.std(axis=0) + 1e-9
-        standard = chosen / scales
-        narrow = np.eye(size) * 1e-6
+        self.scales = chosen.std(axis=0) + 1e-9
+        standard = chosen / self.scales
         # Begin with the parts nearest to draws that lie far apart (k-means++).
         apart_from = [((standard - standard[0]) ** 2).sum(axis=1)]
         while len(apart_from) < components:
             distance = np.min(apart_from, axis=0) + 1e-12
             centre = standard[rng.choice(len(standard), p=distance / distance.sum())]
             apart_from.append(((standard - centre) ** 2).sum(axis=1))
-        shares = np.eye(components)[np.argmin(apart_from, axis=0)]
-        whole = np.cov(standard.T) + narrow
-        for _ in range(_ITERATIONS):
-            total = shares.sum(axis=0)
-            parts = []
-            for n in range(components):
-                centre = shares[:, n] @ standard / max(total[n], 1e-9)
-                apart = standard - centre
-                own = (shares[:, [n]] * apart).T @ apart
-                # As if 0.1 x `size` more draws had the spread of all: few draws have no covariance of their own.
-                parts.append(StudentT(centre, (own + 0.1 * size * whole) / (total[n] + 0.1 * size)))
-            logs = np.stack([part.log_density(standard) for part in parts], axis=1) + np.log(total + 1.0)
-            shares = np.exp(logs - np.logaddexp.reduce(logs, axis=1)[:, None])
-        self.parts, self.scales = parts, scales
-        self.weights = (total + 1.0) / (total + 1.0).sum()
+        shares = np.eye(components)[:, np.argmin(apart_from, axis=0)]
+        whole = np.cov(standard.T) + np.eye(size) * 1e-6
+        self._parts, self._weights = _maximised(standard, shares, whole)
+        for _ in range(_ITERATIONS - 1):
+            logs = self._parts.log_density(standard) + np.log(self._weights)[:, None]
+            self._parts, self._weights = _maximised(standard, np.exp(logs - _log_sum(logs)), whole)
 
     def draw(self, rng: np.random.Generator, count: int) -> Array:
         """See `Proposal`."""
-        counts = rng.multinomial(count, self.weights)
-        standard = np.vstack([part.draw(rng, n) for part, n in zip(self.parts, counts, strict=True)])
-        return np.asarray(standard * self.scales, dtype=np.float64)
+        counts = rng.multinomial(count, self._weights)
+        parts = zip(self._parts.centre, self._parts.factor, counts, strict=True)
+        drawn = [centre + _heavy_tailed(rng, n, len(centre)) @ factor.T for centre, factor, n in parts]
+        return np.asarray(np.vstack(drawn) * self.scales, dtype=np.float64)
 
     def log_density(self, rows: Array) -> Array:
         """See `Proposal`."""
-        standard = rows / self.scales
-        logs = [part.log_density(standard) for part in self.parts]
-        density = _log_sum(logs + np.log(self.weights)[:, None]) - np.log(self.scales).sum()
-        return np.asarray(density, dtype=np.float64)
+        logs = self._parts.log_density(rows / self.scales) + np.log(self._weights)[:, None]
+        return np.asarray(_log_sum(logs) - np.log(self.scales).sum(), dtype=np.float64)
+
+
+def _maximised(rows: Array, shares: Array, whole: Array) -> tuple[StudentT, Array]:
+    """The parts and their weights, by each part's shares (parts, rows) of the rows, whose covariance is `whole`."""
+    size = rows.shape[1]
+    total = shares.sum(axis=1)
+    centres = shares @ rows / np.maximum(total, 1e-9)[:, None]
+    apart = rows.T - centres[..., None]
+    own = (shares[:, None] * apart) @ apart.transpose(0, 2, 1)
+    # As if 0.1 x `size` more draws had the spread of all: few draws have no covariance of their own.
+    parts = StudentT(centres, (own + 0.1 * size * whole) / (total + 0.1 * size)[:, None, None])
+    return parts, (total + 1.0) / (total + 1.0).sum()
 
 
 def _log_sum(logs: Array) -> Array:
@@ -180,18 +191,6 @@ def _log_sum(logs: Array) -> Array:
 def _heavy_tailed(rng: np.random.Generator, count: int, size: int) -> Array:
     wide = np.sqrt(_FREEDOM / rng.chisquare(_FREEDOM, (count, 1)))
     return np.asarray(rng.standard_normal((count, size)) * wide, dtype=np.float64)
-
-
-def _log_t(squared_distance: Array, factor: Array) -> Array:
-    """Log density of a multivariate t at a squared distance from its centre in units of `factor`."""
-    size = len(factor)
-    constant = (
-        math.lgamma((_FREEDOM + size) / 2)
-        - math.lgamma(_FREEDOM / 2)
-        - size / 2 * math.log(_FREEDOM * math.pi)
-        - float(np.log(np.diag(factor)).sum())
-    )
-    return np.asarray(constant - (_FREEDOM + size) / 2 * np.log1p(squared_distance / _FREEDOM), dtype=np.float64)
 
 
 def _tempered(log_weights: Array) -> Array:

@@ -144,6 +144,31 @@ def test_a_library_of_the_driver_puts_nothing_into_the_ranks_environment() -> No
 
 
 @pytest.mark.ranks
+def test_what_a_round_needs_is_imported_at_the_same_time(trial: Trial, tmp_path: Path) -> None:
+    """Not what ranks with another number of threads need: it is among their variables."""
+    other, scripted = of(trial, device="cuda"), of(trial, script=("own.py",), engine="deepspeed")
+    threads = other.model_copy(update={"world": trial.world.model_copy(update={"threads_per_rank": 5})})
+    variables, waited = own.ranks_environment({}), list[bool]()
+    with PreparedProcesses(upcoming=lambda: [trial, other, threads, scripted]) as processes:
+
+        def ready(name: str, each: Trial) -> Prepared:
+            answer = processes.ready(name, each, variables, tmp_path, tmp_path / "log.txt")
+            assert answer.cold is None
+            assert answer.process is not None
+            waited.append(answer.waited_seconds is not None)
+            return answer.process
+
+        first, second = ready("a", trial), ready("b", other)
+        # The next round, in another order.
+        third, fourth = ready("b", other), ready("a", trial)
+        assert len({*map(id, (first, second, third, fourth))}) == 4
+        assert waited == [True, False, True, False]
+        assert len(processes._processes) == 2
+        assert not alive(first._process.pid)
+        assert not alive(second._process.pid)
+
+
+@pytest.mark.ranks
 def test_imports_that_start_threads_are_not_forked_and_that_is_told(trial: Trial, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"

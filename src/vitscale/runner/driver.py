@@ -25,6 +25,7 @@ from vitscale.schedulers.prepared import PreparedProcesses
 from vitscale.store import RunIndex, locked, pack_finished, write_study
 from vitscale.store.packs import PACK_RUNS, finish_removing
 from vitscale.store.results import Outcome
+from vitscale.trial.trial import Trial
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,9 @@ def _run_outstanding(plan: Plan, placement: Placement, results: Path, options: O
             f"  ranks are started anew, not as forks: {reason}", soft_wrap=True, highlight=False, markup=False
         )
 
+    def upcoming() -> list[Trial]:
+        return [plan.record.trials[task.trial_id] for task in todo if (task.trial_id, task.repeat) not in outcomes]
+
     def has_ended(task: Task, outcome: Outcome) -> None:
         nonlocal done, disk_full, unpacked
         lineup.end(task, outcome)
@@ -159,7 +163,7 @@ def _run_outstanding(plan: Plan, placement: Placement, results: Path, options: O
             unpacked = pack_finished(results)
 
     with (
-        PreparedProcesses(told_cold) as prepared,
+        PreparedProcesses(told_cold, upcoming) as prepared,
         StudyProgress(console) as progress,
         _threads(lineup.most, context.interrupted) as threads,
     ):

@@ -1,8 +1,9 @@
 """The driver's end of prepared processes (`vitscale.worker.prepared`), and the jobs that are started from them.
 
-A prepared process serves one round of repeats, and no trial twice. A process draws some things once for its life (where
-libraries lie in memory, the seed of Python's hashes), and its forks share them. So these differ between the runs of a
-trial, as between processes started anew; see `docs/decisions/0016-ranks-as-forks.md`.
+A prepared process serves one round of repeats, and no trial twice; those of a round import at the same time. A process
+draws some things once for its life (where libraries lie in memory, the seed of Python's hashes), and its forks share
+them. So these differ between the runs of a trial, as between processes started anew; see
+`docs/decisions/0016-ranks-as-forks.md`.
 
 A `Job` is a run under way: the process tree started here, what belongs to it elsewhere, and the line to its ranks.
 """
@@ -18,7 +19,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -102,8 +103,17 @@ class Prepared:
             self._driver.close()
             raise
 
-    def imported(self, trial: Trial | None, seconds: float) -> str | None:
-        """Waits until it has imported what the trial, or a check (None), needs.
+    def import_for(self, trial: Trial | None) -> None:
+        """Lets it import what the trial, or a check (None), needs.
+
+        Raises:
+            PreparedError: it is gone.
+        """
+        needed = None if trial is None else trial.model_dump(mode="json", include={"train", "model"})
+        self._ask({"imports": needed})
+
+    def imported(self, seconds: float) -> str | None:
+        """Waits until it has imported.
 
         Returns:
             Why it cannot be forked; None where it can.
@@ -111,8 +121,7 @@ class Prepared:
         Raises:
             PreparedError: it is gone, or takes too long.
         """
-        needed = None if trial is None else trial.model_dump(mode="json", include={"train", "model"})
-        answer = self._asked({"imports": needed}, seconds)
+        answer = self._answer(seconds)
         return str(answer["cold"]) if "cold" in answer else None
 
     def fork(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> Fork:
@@ -122,7 +131,8 @@ class Prepared:
             PreparedError: as `imported`.
         """
         request = {"arguments": list(command), "environment": dict(environment), "log": str(log)}
-        return Fork(self, int(self._asked(request, _ANSWER_SECONDS)["started"]))
+        self._ask(request)
+        return Fork(self, int(self._answer(_ANSWER_SECONDS)["started"]))
 
     def exit_code(self, pid: int, seconds: float) -> int | None:
         """A fork's exit code, waited for `seconds` at most; -9 where the prepared process and its forks are gone."""
@@ -139,11 +149,13 @@ class Prepared:
         self._process.wait()
         self._driver.close()
 
-    def _asked(self, request: Mapping[str, object], seconds: float) -> Mapping[str, Any]:
+    def _ask(self, request: Mapping[str, object]) -> None:
         try:
             self._driver.sendall(json.dumps(request).encode() + b"\n")
         except OSError as error:
             raise PreparedError(f"the prepared process is gone: {error.strerror}") from None
+
+    def _answer(self, seconds: float) -> Mapping[str, Any]:
         end = time.monotonic() + seconds
         while (answer := self._listened(max(0.0, end - time.monotonic()))) is not None:
             if "ended" not in answer:
@@ -186,9 +198,12 @@ class Ready:
 class PreparedProcesses:
     """A driver's prepared processes, one for each set of things that forks share; all end with the context."""
 
-    def __init__(self, tell: Callable[[str], None] | None = None) -> None:
-        """`tell`: called once with each reason why ranks are started anew instead."""
+    def __init__(
+        self, tell: Callable[[str], None] | None = None, upcoming: Callable[[], Iterable[Trial]] = tuple
+    ) -> None:
+        """`tell`: called once with each reason why ranks are started anew instead. `upcoming`: trials yet to be run."""
         self._tell = tell
+        self._upcoming = upcoming
         self._told: set[str] = set()
         self._processes: dict[tuple[object, ...], Prepared] = {}
 
@@ -205,6 +220,9 @@ class PreparedProcesses:
     def ready(self, trial_id: str, trial: Trial | None, environment: Mapping[str, str], cwd: Path, log: Path) -> Ready:
         """A process to fork a run of the trial from: the existing one, unless it has already served this trial.
 
+        A new one is waited for together with those that upcoming trials need anew: they import beside each other, and
+        beside no run.
+
         Args:
             trial_id: id of the trial, or of a check.
             trial: trial for which to import engine and model; None: a check is to be forked.
@@ -216,25 +234,67 @@ class PreparedProcesses:
         held = self._processes.get(key)
         if held is not None and trial_id not in held.served:
             with contextlib.suppress(PreparedError):
-                if held.imported(trial, _ANSWER_SECONDS) is None:
+                held.import_for(trial)
+                if held.imported(_ANSWER_SECONDS) is None:
                     held.served.add(trial_id)
                     return Ready(held)
         # Processes from before the code changed are of no use any more.
         for other in [other for other in self._processes if other == key or other[-1] != key[-1]]:
             self._processes.pop(other).close()
         began = time.monotonic()
+        reason = self._start(key, trial, environment, cwd, log)
+        beside = self._beside(key, trial) if reason is None and trial is not None else {}
+        for other, upcoming in beside.items():
+            self._start(other, upcoming, environment, cwd, Path(os.devnull))
+        reason = reason or self._imported(key)
+        for other in beside:
+            self._imported(other)  # where it fails, the run that needs it tries again, and tells
+        if reason is not None:
+            return self._cold(reason)
+        process = self._processes[key]
+        process.served.add(trial_id)
+        return Ready(process, time.monotonic() - began)
+
+    def _beside(self, key: tuple[object, ...], trial: Trial) -> dict[tuple[object, ...], Trial]:
+        """Upcoming trials, of ranks with the same variables, for which no unused process is there; by their key."""
+        alike = {
+            (_libraries(other), *key[1:]): other
+            for other in self._upcoming()
+            if (other.launcher, other.world.threads_per_rank) == (trial.launcher, trial.world.threads_per_rank)
+            and other.train.script is None
+        }
+        return {
+            other: upcoming
+            for other, upcoming in alike.items()
+            if other != key and (other not in self._processes or self._processes[other].served)
+        }
+
+    def _start(
+        self, key: tuple[object, ...], trial: Trial | None, environment: Mapping[str, str], cwd: Path, log: Path
+    ) -> str | None:
+        """Starts a process in place of the one that is held; why it cannot be, or None."""
+        if key in self._processes:
+            self._processes.pop(key).close()
         try:
             process = self._processes[key] = Prepared(environment, cwd, log)
-            reason = process.imported(trial, _IMPORTS_SECONDS)
+            process.import_for(trial)
         except OSError as error:
-            return self._cold(f"the prepared process cannot be started: {error.strerror}")
+            return f"the prepared process cannot be started: {error.strerror}"
+        except PreparedError:
+            pass  # it is gone, as who waits for it is told
+        return None
+
+    def _imported(self, key: tuple[object, ...]) -> str | None:
+        """Waits for the imports of a process; why it cannot be forked, where it is ended, or None."""
+        if key not in self._processes:
+            return None
+        try:
+            reason = self._processes[key].imported(_IMPORTS_SECONDS)
         except PreparedError as error:
             reason = str(error)
         if reason is not None:
             self._processes.pop(key).close()
-            return self._cold(reason)
-        process.served.add(trial_id)
-        return Ready(process, time.monotonic() - began)
+        return reason
 
     def _cold(self, reason: str) -> Ready:
         if self._tell is not None and reason not in self._told:

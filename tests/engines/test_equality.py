@@ -129,8 +129,9 @@ def test_autocast_is_as_near_as_the_reference_is_to_itself(worlds: Worlds) -> No
     runs = [worlds[1][f"autocast-{parts}"].losses for parts in jobs.MICRO_BATCHES]
     bound = 2 * max(largest_difference(left, right) for left in runs for right in runs)
     assert 1e-5 < bound < 5e-3
-    # And it is bf16 that is compared: fp32 is further away than rounding.
-    assert largest_difference(runs[0], worlds[1]["adamw"].losses) > 1e-4
+    # And it is bf16 that is compared: fp32 is further away than its own rounding. By how much, kernels decide: without
+    # AVX-512 it was 9.9e-5.
+    assert largest_difference(runs[0], worlds[1]["adamw"].losses) > 50 * EQUAL
     for engine in jobs.AUTOCAST_ENGINES:
         difference = largest_difference(worlds[2][f"{engine} autocast"].losses, runs[0])
         assert difference < bound, engine

@@ -99,6 +99,7 @@ def batches_of(own: Passes, first: int, last: int) -> Iterator[tuple[int, int, l
 
 def run(job: Job, folder: Path) -> dict[str, Any]:
     """Trains as the worker does, from the first step or from a checkpoint."""
+    torch.set_num_threads(job.get("threads", 1))
     trial = trial_of(job)
     device = device_of(trial.train.device, PLACE)
     torch.manual_seed(trial.train.seed)
@@ -211,7 +212,6 @@ def make_wrong(how: str | None) -> None:
 
 
 def main(folder: Path) -> None:
-    torch.set_num_threads(1)
     jobs: list[Job] = json.loads((folder / "jobs.json").read_text())
     device = jobs[0]["train"].get("device", "cpu")
     os.environ[RECORDER_RING[0]] = "2048"  # enough for one job; a ring that holds them all is read anew for each

@@ -91,6 +91,8 @@ class Job(TypedDict):
     """Labels pixels instead of images, by one of `SEGMENTERS`."""
     grown: NotRequired[float]
     """Multiplies the weights of layers and convolutions that it begins with (not those of Swin's position biases)."""
+    threads: NotRequired[int]
+    """Of each rank; 1 by default."""
     scenes: NotRequired[str]
     """Of files in ADE20K's layout: that folder."""
     evaluation: NotRequired[str]

@@ -145,7 +145,7 @@ SEGMENTED_RESUMED: dict[int, tuple[tuple[str, str], ...]] = {
 """As `RESUMED`."""
 SEGMENTED_BY_DAY = {
     1: ("segmented", "segmented fine-tuned", "segmented accumulated", "none from zero-2 segmented",
-        "segmented fast", "segmented fast local"),
+        "segmented fast", "segmented fast local", "segmented fast threads"),
     2: ("ddp segmented", "zero-2 segmented fine-tuned", "fsdp2 segmented accumulated", "zero-2 segmented fast"),
     3: ("ddp segmented", "zero-3 segmented", "fsdp2 from zero-2 segmented"),
 }  # fmt: skip
@@ -162,6 +162,7 @@ def segmented(ranks: int, two_ranks: Path, *, by_day: bool) -> list[Job]:
         jobs += [_job("segmented", none | SEGMENTED), _job("segmented fine-tuned", none | FINE_TUNED)]
         jobs += [_job("segmented accumulated", none | SEGMENTED_ACCUMULATED), _job("segmented vit", none | SEGMENTED)]
         jobs += [_job("segmented fast", none | FAST), _job("segmented fast local", none | FAST | LOCAL)]
+        jobs += [_job("segmented fast threads", none | FAST) | {"threads": 2}]
     if ranks == 2:
         jobs += [_job(f"{engine} segmented fine-tuned", ENGINES[engine] | FINE_TUNED) for engine in FULLY]
         jobs += [_job(f"{engine} segmented fast", ENGINES[engine] | FAST) for engine in FULLY]

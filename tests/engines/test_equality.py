@@ -129,12 +129,14 @@ def test_autocast_is_as_near_as_the_reference_is_to_itself(worlds: Worlds) -> No
     runs = [worlds[1][f"autocast-{parts}"].losses for parts in jobs.MICRO_BATCHES]
     bound = 2 * max(largest_difference(left, right) for left in runs for right in runs)
     assert 1e-5 < bound < 5e-3
-    # And it is bf16 that is compared: fp32 is further away than its own rounding. By how much, kernels decide: without
-    # AVX-512 it was 9.9e-5.
-    assert largest_difference(runs[0], worlds[1]["adamw"].losses) > 50 * EQUAL
-    for engine in jobs.AUTOCAST_ENGINES:
-        difference = largest_difference(worlds[2][f"{engine} autocast"].losses, runs[0])
-        assert difference < bound, engine
+    fp32 = worlds[1]["adamw"].losses
+    of_engines = {engine: worlds[2][f"{engine} autocast"].losses for engine in jobs.AUTOCAST_ENGINES}
+    for engine, losses in of_engines.items():
+        assert largest_difference(losses, runs[0]) < bound, engine
+    # And it is bf16 that is compared, on every engine: fp32 engines are within `EQUAL` of each other. How much further
+    # bf16 is, kernels and the number of steps decide: without AVX-512 it was 4.5e-5 to 9.9e-5.
+    for engine, losses in ({"none": runs[0]} | of_engines).items():
+        assert largest_difference(losses, fp32) > 10 * EQUAL, engine
 
 
 def test_fsdp2_with_master_weights_trains_as_deepspeed_does(worlds: Worlds) -> None:

@@ -37,7 +37,7 @@ EQUAL = 1e-5
 """Of a step's loss, and of the last step's whole gradient in the L2 norm, over `STEPS` steps in fp32."""
 FOLLOWED = 1e-4
 """Of a norm's running mean or variance, of which its channels are added up."""
-STEPS, SAVED_BEFORE, STEPS_AT_NIGHT = 4, 2, 20
+STEPS, SAVED_BEFORE, STEPS_AT_NIGHT = 3, 2, 20
 """Every third step of an epoch has 7 of 36 images."""
 SETTINGS: dict[str, Train] = {"adamw-clipped": ADAMW | CLIPPED, "sgd-clipped-3": SGD | CLIPPED | {"grad_accum": 3}}
 IN_SIX = {"grad_accum": 6}
@@ -87,7 +87,7 @@ LABELS_NONE = "shared-vit:tiny ddp sequence=4 batch_norm=local"
 """Of two images two of four ranks label none."""
 STAGED = "shared-swin:tiny ddp pipeline=2 schedule=gpipe"
 """On four ranks, from the checkpoint of tensor ranks, of norms' statistics too."""
-LABELLING_STEPS, LABELLED_BEFORE = 4, 2
+LABELLING_STEPS, LABELLED_BEFORE = 3, 2
 """By day; the third step is the short one."""
 IN_BF16 = "swinv2-4:tiny ddp pipeline=2 precision=bf16"
 """Against one process in as many micro-batches of bf16: a first step is equal to the bit."""

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import combinations
 from pathlib import Path
 
 from driving import TINY_MODEL, start
@@ -115,7 +116,8 @@ class BatchStudy:
         for one in loaded.runs:
             mark = int(one.header.trial_id, 16) % 1_000_000 + one.header.repeat
             assert one.outcome.kind == "completed"
-            assert one.header.hosts == self.cluster.names[: one.header.trial.world.nodes]
+            # Slurm chooses where a run goes that needs fewer: another job may be completing on the first node.
+            assert one.header.hosts in combinations(self.cluster.names, one.header.trial.world.nodes)
             assert [record.rank for record in one.ranks] == list(range(one.header.trial.world.size))
             for record in one.ranks:
                 assert [(line.step, line.images) for line in record.steps] == [(n, mark) for n in range(5)]

@@ -141,7 +141,6 @@ def drive(arguments: list[str]) -> None:
     from vitscale.schedulers import hostfile
 
     one_run.RANK_MODULE = "light_worker"
-    hostfile._END_SECONDS = SILENCE_SECONDS
     in_folder = hostfile._in_folder
     agent = {"vitscale.processes.host_agent": ("light_worker", "host_agent")}
     hostfile._in_folder = lambda argv: in_folder([word for each in argv for word in agent.get(each, (each,))])

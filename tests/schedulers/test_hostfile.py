@@ -23,7 +23,7 @@ from vitscale.machine.hardware import this_machine
 from vitscale.machine.hosts import Host
 from vitscale.processes.host_agent import carrying, end_all
 from vitscale.runner.one_run import launch_plan, start_ranks
-from vitscale.schedulers import Job
+from vitscale.schedulers import Job, hostfile
 from vitscale.schedulers.hostfile import Hostfile
 from vitscale.study.sections import LaunchSection
 
@@ -211,5 +211,14 @@ def test_one_that_ssh_does_not_reach_any_more_ends_by_itself(elsewhere: Elsewher
 def test_a_host_that_answers_without_vitscale_is_not_taken_for_a_silent_one(elsewhere: Elsewhere) -> None:
     started, _ = elsewhere.start()
     (elsewhere.folder / "bin" / "ssh").write_text("#!/bin/sh\nexit 127\n")
+    assert started.end() == ()
+    wait_until(lambda: not carrying(started.token), "the rank has ended")
+
+
+def test_a_slow_host_is_not_taken_for_a_silent_one(elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ssh gives up by itself one that it does not reach."""
+    started, _ = elsewhere.start()
+    (elsewhere.folder / "bin" / "ssh").write_text("#!/bin/sh\nexec sleep 600\n")
+    monkeypatch.setattr(hostfile, "_END_SECONDS", 0.2)
     assert started.end() == ()
     wait_until(lambda: not carrying(started.token), "the rank has ended")

@@ -32,6 +32,7 @@ _SSH = (
 _SSH_FAILED = 255
 """ssh's own exit code for failure; any other is the command's, and so the host has answered."""
 _END_SECONDS = 40.0
+"""More than ssh needs to give a host up (`_SSH`): what takes longer has begun on a host that is there, but slow."""
 
 
 def on_host(host: str, argv: Sequence[str]) -> list[str]:
@@ -116,7 +117,7 @@ class Hostfile(Placement):
         return replace(spawn, commands=tuple(commands))
 
     def end_elsewhere(self, spawn: Spawn, exit_code: int | None) -> tuple[str, ...]:
-        """Ends what is left on all other hosts at once."""
+        """Ends what is left on all other hosts at once; returns those that ssh did not reach."""
         del exit_code
         silent: list[str] = []
 
@@ -133,10 +134,9 @@ class Hostfile(Placement):
                     start_new_session=True,
                 )
             except (OSError, subprocess.TimeoutExpired):
+                return
+            if answer.returncode == _SSH_FAILED:
                 silent.append(host)
-            else:
-                if answer.returncode == _SSH_FAILED:
-                    silent.append(host)
 
         remote = [host.name for host in spawn.hosts if not is_this_machine(host.name)]
         threads = [threading.Thread(target=end_on, args=(host,)) for host in remote]

@@ -55,7 +55,7 @@ SEGMENTERS = {
 }
 """By the names of jobs. Those that ranks share have heads for 1 to 4 of them and 17 tokens, and more weights in their
 blocks than in their heads, so that FSDP2 wraps the former."""
-SEGMENTED_STEPS = 11
+SEGMENTED_STEPS = 8
 SEGMENTED_BATCH = 12
 SEGMENTED_SAMPLES = 2 * SEGMENTED_BATCH + 4
 """Every third step has 4 images: on three ranks two and two, and the third takes padding alone."""

@@ -186,7 +186,7 @@ def test_a_script_without_a_probe_is_timed_as_a_whole(faults: dict[str, Run]) ->
 
 
 def test_under_torchrun_it_is_the_same(tmp_path: Path, faults: dict[str, Run]) -> None:
-    found = scripts(tmp_path / "study", "well", "killed", more=("--launcher", "torchrun"))
+    found = scripts(tmp_path / "study", "raises", "killed", more=("--launcher", "torchrun"))
 
     def said(outcome: Outcome) -> tuple[str, int | None, str]:
         return outcome.kind, outcome.rank, outcome.reason

@@ -14,17 +14,17 @@ from forks import prepared_here
 BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "memory.py"
 BY_DAY = [
     "ddp, bf16-params",
-    "fsdp2, bf16-params, fp32 masters",
     "ZeRO-3, fp32, 32 images",
     "fsdp2, tensor 2, Swin, fp32, checkpointing",
-    "ddp, pipeline 2, Swin, bf16-params",
     "ddp, sequence 2, Swin, fp32, padded windows",
     "fsdp2, pipeline 2, interleaved, sharded weights, Swin, fp32, 8 images",
     "ddp, Swin V2 with UperNet, checkpointing",
-    "ddp, pipeline 2, UperNet on Swin V2, bf16-params",
-    "ZeRO-2, Swin V2, bf16-params",
 ]
 AT_NIGHT = [
+    "fsdp2, bf16-params, fp32 masters",
+    "ddp, pipeline 2, Swin, bf16-params",
+    "ddp, pipeline 2, UperNet on Swin V2, bf16-params",
+    "ZeRO-2, Swin V2, bf16-params",
     "ZeRO-1, bf16-params",
     "fsdp2, tensor 2, sharded norms, fp32, 32 images",
     "ddp, pipeline 2, fp32, 32 images",

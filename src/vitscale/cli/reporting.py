@@ -65,6 +65,7 @@ def report(
     from vitscale.present.terminal import show
     from vitscale.report import outputs
     from vitscale.report.answers import terminal_document
+    from vitscale.store.reading import without_collection
 
     like = "paper" if like_paper else like
     if like is not None:
@@ -73,8 +74,9 @@ def report(
     for name in wanted:
         if name not in outputs.FORMATS:
             raise unknown("format", name, outputs.FORMATS)
-    analysed = analysis.analyse_folder(results, combine_unlike=combine_unlike)
-    gc.freeze()
+    with without_collection():  # or it would begin in between
+        analysed = analysis.analyse_folder(results, combine_unlike=combine_unlike)
+        gc.freeze()
     console = base.ProgramConsole(stderr=bool({*outputs.TO_STANDARD_OUTPUT} & set(wanted)) and output is None)
     evidence = evidence_of(results, analysed)
     fitted = fitting.fit(evidence)

@@ -125,17 +125,7 @@ class LaterRank(RankRecord):
     def without_lines(cls, record: RankRecord, read: Callable[[], Sequence[RankRecord]]) -> Self:
         """The record without its lines. `read` reads the records of its run's ranks; it can be pickled."""
         kept = {name: value for name, value in record.__dict__.items() if not value or name in _KEPT}
-        later = cls.__new__(cls)
-        # As if it had been pickled: construction would fill in defaults, and what is missing is to be read.
-        later.__setstate__(
-            {
-                "__dict__": kept | {"_read": read},
-                "__pydantic_extra__": None,
-                "__pydantic_fields_set__": set(),
-                "__pydantic_private__": None,
-            }
-        )
-        return later
+        return cls.of_values(kept | {"_read": read})
 
     if not TYPE_CHECKING:
 

@@ -214,3 +214,10 @@ def test_a_target_that_is_not_reached_is_unknown_and_the_epochs_are_the_limit(
     assert [(one.epochs, one.images, one.seconds) for one in found.target_runs] == [(None, None, None)]
     assert (found.images_to_target, found.seconds_to_target) == (None, None)
     assert [point.images for point in found.points] == [IMAGES, 2 * IMAGES]
+
+
+def test_no_engine_fills_the_log_step_by_step(folder: Path, results: Mapping[str, Results]) -> None:
+    for name, study in results.items():
+        for run in study.runs:
+            lines = (folder / name / run.header.log).read_text().splitlines()
+            assert len(lines) < sum(len(rank.steps) for rank in run.ranks), lines[-10:]

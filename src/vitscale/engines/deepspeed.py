@@ -6,6 +6,7 @@ import copy
 import logging
 import math
 import os
+import warnings
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
@@ -218,8 +219,11 @@ def _constants_as(dtype: torch.dtype, model: nn.Module) -> nn.Module:
     return model
 
 
+_OLD_NAMES = r"`torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated"
+
+
 def quiet_import(device_type: str) -> Any:
-    """Imports DeepSpeed with its log at warnings, and without compiling what training never calls.
+    """Imports DeepSpeed with its log at warnings, fewer of torch's, and without compiling what training never calls.
 
     A variable chooses the accelerator before the import, which then fixes it for the process.
     """
@@ -229,6 +233,9 @@ def quiet_import(device_type: str) -> Any:
 
     for handler in logging.getLogger("DeepSpeed").handlers:
         handler.setLevel(logging.WARNING)
+    # It calls them by names that torch has replaced. Python forgets that it has said so whenever anybody enters
+    # `catch_warnings`, so that a run's log would have it for every step.
+    warnings.filterwarnings("ignore", message=_OLD_NAMES, category=FutureWarning)
     # On a CPU DeepSpeed would compile a kernel with g++ (a minute) for shared memory, which only inference uses.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed

@@ -319,7 +319,8 @@ _MOST_FREEDOM = 1e7
 """Degrees of freedom beyond which the distribution is the normal one, and the fraction loses digits."""
 
 
-_FEW = 2_000
+_FEW = 4_000
+"""Questions about Student's t that take as long as importing scipy.special, which answers each in no time."""
 _asked = itertools.count()
 
 

@@ -65,18 +65,20 @@ def largest(member: TrialResult, reference: TrialResult) -> LossDifference | Non
 
 def _of_like_steps(member: TrialResult, reference: TrialResult) -> LossDifference | None:
     """`largest` for all runs at once; None where one lacks a loss or has other steps than the reference's first run."""
-    theirs = _by_repeat(reference)[0][1].loss_by_step[:STEPS]
-    ours = [figures.loss_by_step[:STEPS] for _, figures in _by_repeat(member)]
-    if len(theirs) < 2 or not all(np.array_equal(run.step, theirs.step) for run in ours):
+    theirs = _by_repeat(reference)[0][1].loss_by_step
+    step, loss = theirs.step[:STEPS], theirs.loss[:STEPS]
+    ours = [figures.loss_by_step for _, figures in _by_repeat(member)]
+    steps = [run.step[:STEPS] for run in ours]
+    if len(step) < 2 or {len(own) for own in steps} != {len(step)} or (np.stack(steps) != step).any():
         return None
-    scale = np.maximum(np.abs(theirs.loss), _LEAST_SHARE * abs(theirs.loss[0]))
+    scale = np.maximum(np.abs(loss), _LEAST_SHARE * abs(loss[0]))
     with np.errstate(all="ignore"):
-        gaps = np.abs(np.stack([run.loss for run in ours]) - theirs.loss)
+        gaps = np.abs(np.stack([run.loss[:STEPS] for run in ours]) - loss)
         shares = gaps / scale
     if not (np.isfinite(gaps).all() and (scale > 0).all()):
         return None
     worst = shares[shares.max(axis=1).argmax()]
-    return LossDifference(tuple(zip(theirs.step.tolist(), worst.tolist(), strict=True)))
+    return LossDifference(tuple(zip(step.tolist(), worst.tolist(), strict=True)))
 
 
 def _by_repeat(result: TrialResult) -> list[tuple[int, RunFigures]]:

@@ -290,9 +290,9 @@ def test_what_norms_exchange_is_their_own_part_and_a_slow_rank_stays_waiting(
         assert 0.8 * (own_seconds - at_once) < rank.sum_of("wire") < own_seconds + calls * CALL_SECONDS
         if rank is guilty:
             continue
-        # On a busy machine it is slowed by more than was put into it; waited for is what it really computed longer.
+        # A busy machine slows either of them besides; waited for is what the one really computed longer.
+        assert guilty.sum_of("forward", "backward") > late
         longer = guilty.sum_of("forward", "backward") - rank.sum_of("forward", "backward")
-        assert longer > 0.9 * late
         assert rank.sum_of("wait") == pytest.approx(longer, rel=0.2)
         assert guilty.sum_of("wait") < 0.2 * rank.sum_of("wait")
     assert found.straggler is not None

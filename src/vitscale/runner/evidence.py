@@ -116,7 +116,7 @@ class Ending:
     stopped_ranks: frozenset[int] = frozenset()
     """Ranks whose processes were stopped (SIGSTOP, a debugger)."""
     unreached: tuple[str, ...] = ()
-    """Hosts that did not answer when asked to end what was left."""
+    """Hosts that were out of reach when they were to end what was left."""
 
 
 class RankEnd(Protocol):

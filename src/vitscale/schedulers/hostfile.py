@@ -134,7 +134,7 @@ class Hostfile(Placement):
                     start_new_session=True,
                 )
             except (OSError, subprocess.TimeoutExpired):
-                return
+                return  # ranks there end with their heartbeats, which also tell of a host that has fallen silent
             if answer.returncode == _SSH_FAILED:
                 silent.append(host)
 

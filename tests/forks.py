@@ -384,16 +384,12 @@ def _fork_what_is_prepared(argv: Any, **keywords: Any) -> Any:
 
 
 def _of_libraries(environment: Mapping[str, str]) -> dict[str, str]:
-    """What libraries may read when they are loaded, but for the number of threads, which a fork sets."""
+    """What libraries may read when they are loaded, but for the number of threads, which a fork sets, and for what
+    torch and DeepSpeed set where a test has imported them in its own process."""
     own = (
-        "VITSCALE_",
-        "PYTEST_",
-        "COLUMNS",
-        "OMP_NUM_THREADS",
-        "OPENBLAS_NUM_THREADS",
-        "MKL_NUM_THREADS",
-        "PYTHONPATH",
-    )
+        "VITSCALE_", "PYTEST_", "COLUMNS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONPATH",
+        "TORCHINDUCTOR_CACHE_DIR", "PYTORCH_NVML_BASED_CUDA_CHECK", "KMP_DUPLICATE_LIB_OK",
+    )  # fmt: skip
     return {name: value for name, value in environment.items() if not name.startswith(own)}
 
 

@@ -194,11 +194,13 @@ def test_what_cannot_be_run_is_said(lab: Laboratory) -> None:
 
 
 def test_signals_reach_the_command(lab: Laboratory, tmp_path: Path) -> None:
+    # Waited for and not handled: between a look for signals and `pause` one would be lost.
     script = (
         "import os, pathlib, signal, sys\n"
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
         f"pathlib.Path({str(tmp_path / 'ready')!r}).write_text(f'{{os.getpid()}}\\n')\n"
-        "signal.pause()\n"
+        "signal.sigwait([signal.SIGTERM])\n"
+        "sys.exit(5)\n"
     )
     with python(lab, 0, "-c", script) as running:
         pid_in(tmp_path / "ready")
@@ -207,13 +209,15 @@ def test_signals_reach_the_command(lab: Laboratory, tmp_path: Path) -> None:
 
 
 COUNTING = """
-import os, pathlib, signal, sys
-count = []
-signal.signal(signal.SIGINT, lambda *_: count.append(pathlib.Path(sys.argv[1], "interrupted").write_text("1\\n")))
-signal.signal(signal.SIGTERM, lambda *_: os._exit(len(count)))
-pathlib.Path(sys.argv[1], "ready").write_text("1\\n")
-while True:
-    signal.pause()
+import pathlib, signal, sys
+ends = {signal.SIGINT, signal.SIGTERM}
+signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+folder, count = pathlib.Path(sys.argv[1]), 0
+(folder / "ready").write_text("1\\n")
+while signal.sigwait(ends) == signal.SIGINT:
+    count += 1
+    (folder / "interrupted").write_text("1\\n")
+sys.exit(count)
 """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from torch import nn
 
+from forks import prepared_here
 from results_factory import make_trial, steady_run
 from vitscale.store.records import PhaseLine
 from vitscale.worker import session
@@ -52,6 +54,7 @@ def test_what_the_host_is_asked_is_part_of_start_up_and_only_rank_0_starts_progr
     monkeypatch.setattr("vitscale.worker.session.time.perf_counter", lambda: seconds[0])
     monkeypatch.setattr("vitscale.worker.session.gc.freeze", takes(0.0))  # of the tests' own process
     monkeypatch.setattr(session, "_set_thread_pools", takes(0.0))
+    monkeypatch.setattr(session, "keep_freed_memory", takes(0.0))
     monkeypatch.setattr(session, "preload", takes(2.0))
     monkeypatch.setattr("vitscale.worker.session.sources.load", takes(1.0, SimpleNamespace(summary=summary)))
     monkeypatch.setattr("vitscale.worker.session.models.build", takes(0.5, nn.Linear(2, 2)))
@@ -66,3 +69,39 @@ def test_what_the_host_is_asked_is_part_of_start_up_and_only_rank_0_starts_progr
     phases = {line.name: line.seconds for line in lines if isinstance(line, PhaseLine)}
     assert phases == {"imports": 2.0, "data": 1.0, "model": 0.5, "engine": 7.0 + GIT_SECONDS * len(programs)}
     assert sum(phases.values()) == seconds[0], "between two phases something was done that stands in neither"
+
+
+STEPS_OF_64_MIB = """
+import ctypes
+import resource
+import torch
+from vitscale.worker.session import keep_freed_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(8):
+        pieces = [torch.ones(4 << 20) for _ in range(4)]
+        del pieces
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+ctypes.CDLL(None).mallopt(-3, 128 << 10)  # M_MMAP_THRESHOLD as at first; whether a heap can be cut is luck
+usual = faults()
+keep_freed_memory()
+faults()
+print(usual, faults())
+"""
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("own_setting", [{}, {"MALLOC_ARENA_MAX": "2"}], ids=["by default", "set by the user"])
+def test_what_a_step_frees_is_kept_for_the_next_unless_the_user_has_set_malloc(
+    tmp_path: Path, own_setting: dict[str, str]
+) -> None:
+    """Of eight steps that take and free four pieces of 16 MiB the kernel hands none out again."""
+    (tmp_path / "steps.py").write_text(STEPS_OF_64_MIB)
+    request = {"kind": "script", "argv": [str(tmp_path / "steps.py")], "environment": os.environ | own_setting}
+    answer = prepared_here().run(request, 60)
+    assert answer.returncode == 0, answer.stderr
+    usual, kept = map(int, answer.stdout.split())
+    assert usual > 8 * 32, "even in pages of 2 MiB"
+    assert (kept < 0.1 * usual) is (not own_setting)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import gc
 import hashlib
@@ -59,6 +60,8 @@ def train(
     laps.end("imports")
 
     device = group.device_of(trial.train.device, own)
+    if device.type == "cpu":
+        keep_freed_memory()
     dataset = sources.load(trial.data)
     if dataset.summary.fingerprint != header.dataset_fingerprint:
         raise RuntimeError(
@@ -130,6 +133,25 @@ def _set_thread_pools(threads: int) -> None:
 def _thread_pools() -> ThreadpoolController:
     """The pools of the libraries loaded by now; what is loaded later reads its number of threads from the variables."""
     return ThreadpoolController()
+
+
+def keep_freed_memory() -> None:
+    """Makes glibc keep for the next step what a step frees, in pieces of up to 32 MiB (mallopt(3); decision 0033).
+
+    By default it gives most of it back to the kernel, which hands it out again page by page. What the user has set
+    stands, and other libraries of the same functions are left alone.
+    """
+    if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
+    if mallopt is not None:
+        mallopt(_M_TRIM_THRESHOLD, -1)  # never
+        mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT_BYTES)
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_LARGEST_KEPT_BYTES = 32 << 20
+"""The most that glibc takes for this threshold on 64-bit machines."""
 
 
 class _Laps:

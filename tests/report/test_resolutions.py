@@ -55,8 +55,8 @@ def test_series_differ_in_size_alone_and_each_point_stands_beside_its_forecasts(
     assert [point.image_size for point in kept.points] == list(SIZES)
     tensors = [forecast_bytes(trial(size, checkpointing=False)) or 0 for size in SIZES]
     assert [point.tensor_bytes for point in kept.points] == tensors
-    # On a CPU a rank has in the middle 2 % and 0.5 GB beside its tensors; on a GPU tensors alone are measured.
-    assert [point.forecast_bytes for point in kept.points] == [round(1.02 * size + 0.5e9) for size in tensors]
+    # On a CPU a rank has in the middle 3 % and 0.5 GB beside its tensors; on a GPU tensors alone are measured.
+    assert [point.forecast_bytes for point in kept.points] == [round(1.03 * size + 0.5e9) for size in tensors]
     # From the next smaller size that was measured: 32 for 64, and 64 for the one that did not fit.
     assert [point.by_flops_seconds for point in kept.points] == [
         None, pytest.approx(0.1 * flops(64) / flops(32)), pytest.approx(0.25 * flops(128) / flops(64)),

@@ -139,7 +139,7 @@ def keep_freed_memory() -> None:
     """Makes glibc keep for the next step what a step frees, in pieces of up to 32 MiB (mallopt(3); decision 0033).
 
     By default it gives most of it back to the kernel, which hands it out again page by page. What the user has set
-    stands, and other libraries of the same functions are left alone.
+    stands.
     """
     if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
         return

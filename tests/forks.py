@@ -137,6 +137,7 @@ class Fork:
             self.returncode = self._told(timeout)
         if self.returncode is None:
             raise subprocess.TimeoutExpired("a fork", timeout or 0.0)
+        self._server.close()
         return self.returncode
 
     def kill(self) -> None:
@@ -316,7 +317,7 @@ def _run(asked: dict[str, Any], descriptors: list[int], set_by_imports: Mapping[
                 runpy.run_path(asked["argv"][0], run_name="__main__")
             case "command":
                 _as_module()
-                subprocess.Popen = _fork_what_is_prepared  # type: ignore[assignment, misc]  # takes what it is asked with
+                subprocess.Popen = fork_what_is_prepared  # type: ignore[assignment, misc]  # takes what it is asked with
                 sys.argv[1:] = asked["argv"]
                 runpy.run_module("vitscale", run_name="__main__", alter_sys=True)
             case "prepared":
@@ -369,7 +370,7 @@ def _fork_scripts(argv: Any, **keywords: Any) -> Any:
     return prepared_here().ask(request, [keywords["stdout"].fileno(), keywords["stderr"].fileno()])
 
 
-def _fork_what_is_prepared(argv: Any, **keywords: Any) -> Any:
+def fork_what_is_prepared(argv: Any, **keywords: Any) -> Any:
     """In place of `subprocess.Popen` in a command: the product's prepared process, and ranks that the product starts
     anew on this machine, need not import what another of the same environment has."""
     command = [*argv][argv.index("--") + 1 :] if "--" in argv else []

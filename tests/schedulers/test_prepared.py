@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from forks import fork_what_is_prepared
 from launching import a_trial, world
 from processes import alive
 from vitscale.launchers import Spawn
@@ -83,7 +84,14 @@ def start(process: Prepared, log: Path) -> Job:
     return Job(Spawn((command,), log.parent, token=token, cwd=log.parent), HeartbeatServer(token, "127.0.0.1"), process)
 
 
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prepared processes that need not import: those that import are in tests/worker/test_prepared.py, and below."""
+    monkeypatch.setattr("subprocess.Popen", fork_what_is_prepared)
+
+
 @pytest.mark.ranks
+@pytest.mark.usefixtures("forked")
 def test_one_is_kept_until_it_would_serve_a_trial_again_and_ends_with_the_driver(
     trial: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +152,7 @@ def test_a_library_of_the_driver_puts_nothing_into_the_ranks_environment() -> No
 
 
 @pytest.mark.ranks
+@pytest.mark.usefixtures("forked")
 def test_what_a_round_needs_is_imported_at_the_same_time(trial: Trial, tmp_path: Path) -> None:
     """Not what ranks with another number of threads need: it is among their variables."""
     other, scripted = of(trial, device="cuda"), of(trial, script=("own.py",), engine="deepspeed")

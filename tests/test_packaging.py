@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -52,9 +53,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "wheel": _build(tree, folder / "wheel", "build_wheel"),
         "sdist": _build(tree, folder / "sdist", "build_sdist"),
     }
-    with tarfile.open(made["sdist"]) as archive:
-        # Python before 3.11.4 knows no filters, and one after 3.13 wants to be given one.
-        archive.extractall(folder / "unpacked", **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+    shutil.unpack_archive(made["sdist"], folder / "unpacked")
     (unpacked,) = (folder / "unpacked").iterdir()
     return made | {"wheel of the sdist": _build(unpacked, folder / "again", "build_wheel")}
 

@@ -161,7 +161,7 @@ def test_the_live_view_goes_on_until_ctrl_c(results: Path, monkeypatch: pytest.M
 
     class Terminal(Console):
         def __init__(self, **_: Any) -> None:
-            super().__init__(force_terminal=True, width=120, record=True)
+            super().__init__(force_terminal=True, width=120, record=True, _environ={"TERM": "xterm"})
 
     def rest(_: float) -> None:
         shown.append(json.dumps(study_view(results, time.time()).driver))

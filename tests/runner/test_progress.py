@@ -11,7 +11,7 @@ from vitscale.runner.progress import StudyProgress, decoding_progress, describe
 
 def begun(terminal: bool) -> tuple[StudyProgress, io.StringIO]:
     out = io.StringIO()
-    progress = StudyProgress(Console(file=out, force_terminal=terminal, width=200))
+    progress = StudyProgress(Console(file=out, force_terminal=terminal, width=200, _environ={"TERM": "xterm"}))
     progress.expect(2, 0)
     return progress, out
 
@@ -53,15 +53,17 @@ def test_elsewhere_a_compilation_is_said_at_once_and_once() -> None:
 
 def test_decoding_is_shown_on_a_terminal_and_told_every_half_minute_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     said = {}
-    for terminal in (True, False):
+    for terminal in ("xterm", "dumb", None):
+        monkeypatch.setenv("TERM", terminal or "")
         now = iter(range(0, 1000, 20))
         monkeypatch.setattr("vitscale.runner.progress.time.monotonic", lambda now=now: float(next(now)))
         out = io.StringIO()
-        with decoding_progress(Console(file=out, force_terminal=terminal, width=200)) as tell:
+        with decoding_progress(Console(file=out, force_terminal=terminal is not None, width=200)) as tell:
             for done in (256, 512, 768, 1024, 1280):
                 tell(done, 1280)
         said[terminal] = out.getvalue()
-    assert "decoding images" in said[True]
-    assert "1280/1280" in said[True]
+    assert "decoding images" in said["xterm"]
+    assert "1280/1280" in said["xterm"]
     # Half a minute after the one before: at 40 s; each of the two looks at a clock that then moves on by 20 s.
-    assert said[False].splitlines() == ["  decoded 512 of 1,280 images", "  decoded 1,024 of 1,280 images"]
+    plain = ["  decoded 512 of 1,280 images", "  decoded 1,024 of 1,280 images"]
+    assert said[None].splitlines() == said["dumb"].splitlines() == plain

@@ -93,7 +93,7 @@ def watch(
 
     view = study_view(results, time.time())
     console = ProgramConsole()
-    if once or json or not console.is_terminal:
+    if once or json or not console.is_terminal or console.is_dumb_terminal:
         answer("watch", partial(view_fields, view), lambda: view_document(view, results), json=json, verbose=True)
         return
     try:

@@ -48,7 +48,7 @@ def decoding_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
 
     def on_progress(done: int, images: int) -> None:
         nonlocal spoken
-        if console.is_terminal:
+        if _redraws(console):
             live.start()
             live.update(bar, completed=done, total=images)
         elif time.monotonic() - spoken >= _PLAIN_LINE_SECONDS:
@@ -60,6 +60,11 @@ def decoding_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
     finally:
         if live.live.is_started:
             live.stop()
+
+
+def _redraws(console: Console) -> bool:
+    """Whether its cursor moves. In an editor's shell (TERM=dumb) it does not, and rich shows nothing of what does."""
+    return console.is_terminal and not console.is_dumb_terminal
 
 
 class StudyProgress:
@@ -78,7 +83,7 @@ class StudyProgress:
         self._spent_seconds = 0.0
         self._under_way: list[Trial] = []
         self._live: Progress | None = None
-        if console.is_terminal:
+        if _redraws(console):
             self._live = Progress(
                 BarColumn(bar_width=20),
                 MofNCompleteColumn(),

@@ -45,8 +45,9 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
                 raise RequestError(f"{shown(path.name)} has no column of times", valid=SPEEDS)
             for row in rows(path, head, ("gpus",), told):
                 try:
-                    device = text_of(row["gpu"])
-                    setting = replace(setting_of(row, options), devices=() if device is None else (device,))
+                    setting = setting_of(row, options)
+                    if device := text_of(row["gpu"]):
+                        setting = replace(setting, devices=(device,))
                     step, epoch = _times(row, setting)
                 except (ValueError, RequestError) as error:
                     told.line(row.line, str(error))

@@ -10,13 +10,14 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 from vitscale.errors import RequestError, shown
 from vitscale.importers import contents
 from vitscale.importers.contents import Options, Problems, Setting, precision
 from vitscale.importers.grids import Line, grids
-from vitscale.importers.headings import BATCH, CELLS_OF, NO_TRAINING, OWN, SPEEDS, Heading
+from vitscale.importers.headings import BATCH, CELLS_OF, NO_TRAINING, OF_A_SETTING, OWN, SPEEDS, Heading
 from vitscale.importers.records import hold, nodes_of
 from vitscale.importers.table_forms import forms
 from vitscale.present.units import listed
@@ -51,6 +52,12 @@ def setting_of(row: Row, options: Options) -> Setting:
     Raises:
         ValueError: a number or a name that no run can have, and why.
     """
+    return _setting(tuple([row[column] for column in OF_A_SETTING]), options)
+
+
+@lru_cache(1024)  # a table has many rows of few settings
+def _setting(cells: tuple[str, ...], options: Options) -> Setting:
+    row = Row(0, dict(zip(OF_A_SETTING, cells, strict=True)))
     gpus = contents.parse_whole(row["gpus"], 1, contents.MOST_GPUS)
     layout = text_of(row["layout"])
     nodes = contents.parse_whole(row["nodes"], 1, gpus) if row["nodes"] else nodes_of(layout, gpus) or 1

@@ -52,7 +52,7 @@ def intersection(left: Sequence[Interval], right: Sequence[Interval]) -> list[In
     # Skip ahead: most of a long profile lies before a step.
     lefts = islice(left, bisect_left(left, right[0][0], key=_END), None)
     rights = islice(right, bisect_left(right, left[0][0], key=_END), None)
-    # Without `max` and `min`, whose calls took half of the time: steps have tens of thousands of pieces on each rank.
+    # Without calls of `max` and `min`: a step may have tens of thousands of pieces on each rank.
     with suppress(StopIteration):
         (left_start, left_end), (right_start, right_end) = next(lefts), next(rights)
         while True:

@@ -88,12 +88,12 @@ def watch(
     from rich.console import Group
     from rich.live import Live
 
-    from vitscale.present.terminal import lines
+    from vitscale.present.terminal import lines, redraws
     from vitscale.runner.live import study_view, view_document, view_fields
 
     view = study_view(results, time.time())
     console = ProgramConsole()
-    if once or json or not console.is_terminal or console.is_dumb_terminal:
+    if once or json or not redraws(console):
         answer("watch", partial(view_fields, view), lambda: view_document(view, results), json=json, verbose=True)
         return
     try:

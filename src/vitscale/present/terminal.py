@@ -37,6 +37,11 @@ class _Part:
     """Number of lines after those, before the empty one: the first to go."""
 
 
+def redraws(console: Console) -> bool:
+    """Whether what moves can be shown. In an editor's shell (TERM=dumb) no cursor moves, and rich shows nothing."""
+    return console.is_terminal and not console.is_dumb_terminal
+
+
 def show(console: Console, document: doc.Document, verbose: bool = False, most_lines: int = MOST_LINES) -> None:
     """Prints a document at the console's width."""
     for line in lines(document, console.width, verbose, most_lines):

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from vitscale.analysis.scaling import engine_name
 from vitscale.present import units
+from vitscale.present.terminal import redraws
 from vitscale.processes.heartbeat import COMPILING
 from vitscale.store.results import Outcome
 from vitscale.trial.rank_batches import in_words
@@ -48,7 +49,7 @@ def decoding_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
 
     def on_progress(done: int, images: int) -> None:
         nonlocal spoken
-        if _redraws(console):
+        if redraws(console):
             live.start()
             live.update(bar, completed=done, total=images)
         elif time.monotonic() - spoken >= _PLAIN_LINE_SECONDS:
@@ -60,11 +61,6 @@ def decoding_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
     finally:
         if live.live.is_started:
             live.stop()
-
-
-def _redraws(console: Console) -> bool:
-    """Whether its cursor moves. In an editor's shell (TERM=dumb) it does not, and rich shows nothing of what does."""
-    return console.is_terminal and not console.is_dumb_terminal
 
 
 class StudyProgress:
@@ -83,7 +79,7 @@ class StudyProgress:
         self._spent_seconds = 0.0
         self._under_way: list[Trial] = []
         self._live: Progress | None = None
-        if _redraws(console):
+        if redraws(console):
             self._live = Progress(
                 BarColumn(bar_width=20),
                 MofNCompleteColumn(),

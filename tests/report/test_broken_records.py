@@ -86,6 +86,14 @@ def test_no_record_breaks_the_report(explained: dict[str, Any], used: dict[str, 
     reported(analysis_of(explained, used))
 
 
+def test_an_endless_step_whose_one_known_part_has_no_length_is_in_no_bar() -> None:
+    unknown = dict.fromkeys(("other", "forward", "wait"), "why")
+    endless = {"seconds": 1e200, "unknown": unknown, "device": "cuda", "idle": ((0.0, 1.0),), "phases": []}
+    copies: dict[str, Any] = {"copies": ((-1.0, 1e-300),), "collectives": [], "host_data": ()}
+    analysis = analysis_of(endless | copies, {})
+    assert breakdown_chart(analysis, analysis.curves) is None
+
+
 @pytest.mark.parametrize("seconds", [0.0, 1e12])
 def test_steps_that_cannot_be_are_in_no_chart(seconds: float) -> None:
     analysis = analysis_of({"seconds": seconds}, {})

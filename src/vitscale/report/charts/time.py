@@ -79,9 +79,10 @@ def bars(analysis: Analysis, curves: Sequence[CurveResult]) -> list[Bar]:
 
 
 def _sound(breakdown: Breakdown) -> bool:
-    """Whether its step took a known time above 0, and no part more than any can."""
+    """Whether its step took a known time above 0, and neither it nor a part more than any can."""
     parts = parts_of(breakdown).values()
-    return breakdown.typical.seconds > 0 and any(parts) and all(0 <= part < LONGEST_STEP for part in parts)
+    possible = 0 < breakdown.typical.seconds < LONGEST_STEP
+    return possible and any(parts) and all(0 <= part < LONGEST_STEP for part in parts)
 
 
 def parts_of(breakdown: Breakdown) -> dict[str, float]:

@@ -21,7 +21,7 @@ from results_factory import (
 )
 from verdict_finder import kinds, of_one_trial, verdict
 from vitscale.analysis import analyse
-from vitscale.analysis.runs.figures import run_figures
+from vitscale.analysis.runs.figures import all_run_figures
 from vitscale.analysis.runs.repeats import (
     FEWEST_AFTER,
     FEWEST_LOOKED_AT,
@@ -39,7 +39,6 @@ from vitscale.present.estimate import Estimate
 from vitscale.store.results import Results, Run, StudyRecord
 from vitscale.study.file import FEWEST_FOR_TARGET
 from vitscale.trial.step_schedule import FEWEST_LIGHT
-from vitscale.trial.trial import Trial
 
 EPOCHS = Path(__file__).resolve().parents[3] / "shared" / "paper" / "epochs.csv"
 TRIAL = make_trial()
@@ -260,17 +259,12 @@ def test_intervals_of_the_shortest_runs_hold_the_truth(of_runs: float, of_steps:
     seconds[random.random(seconds.shape) < 1 / 200] *= 4
     seconds *= np.exp(of_runs * random.standard_normal((studies * most, 1)))
     trial = make_trial(warmup_steps=0)
-    costs = [steady_figures(trial, run) for run in seconds.tolist()]
+    runs = [make_run(trial, [make_rank(trial, 0, run, steps_in_epoch=1000)]) for run in seconds.tolist()]
+    costs = [figures.step_seconds or 0.0 for figures in all_run_figures(runs)]
     reached, limited = coverage([costs[k : k + most] for k in range(0, len(costs), most)], 0.02)
     held = (reached[0] * reached[1] + limited[0] * limited[1]) / studies
     assert held >= 0.93
     assert all(share > 0.91 for share, count in (reached, limited) if count >= 200)  # of 200 the chance error is 1.5 %
-
-
-def steady_figures(trial: Trial, seconds: list[float]) -> float:
-    found = run_figures(make_run(trial, [make_rank(trial, 0, seconds, steps_in_epoch=1000)])).step_seconds
-    assert found is not None
-    return found
 
 
 def test_stopping_when_an_interval_is_narrow_would_hold_half_of_what_it_says() -> None:

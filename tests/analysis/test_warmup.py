@@ -106,7 +106,7 @@ def test_noise_alone_loses_steps_falls_and_rises_in_few_cases(rho: float, steps:
         noise = rng.standard_normal((300, steps))
         for k in range(1, steps):
             noise[:, k] = rho * noise[:, k - 1] + math.sqrt(1 - rho**2) * noise[:, k]
-        found += [warm_up(run) for run in np.exp(sigma * noise).tolist()]
+        found += warmup.warm_up(np.exp(sigma * noise))
     assert sum(one.steps > 0 for one in found) <= 0.03 * len(found)
     assert sum((one.trend or 0.0) < 0 for one in found) <= 0.03 * len(found)
     assert sum((one.trend or 0.0) > 0 for one in found) <= 0.03 * len(found)
@@ -116,7 +116,7 @@ def test_noise_alone_loses_steps_falls_and_rises_in_few_cases(rho: float, steps:
 def test_a_slow_change_in_noise_is_found(first: float, last: float, steps: int) -> None:
     """20 % through 40 steps, 15 % through 300, in 3 % noise."""
     slope = np.linspace(first, last, steps)
-    found = [warm_up(run).trend for run in (noisy(3, 0.03, steps, 100) * slope).tolist()]
+    found = [one.trend for one in warmup.warm_up(noisy(3, 0.03, steps, 100) * slope)]
     assert sum((trend or 0.0) * (last - first) > 0 for trend in found) > 95
 
 

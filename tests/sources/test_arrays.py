@@ -241,7 +241,7 @@ def write_bomb(path: Path, kind: str) -> None:
             page = {"shape": (8, 8), "dtype": "uint16", "compression": "zlib", "photometric": "minisblack"}
             tifffile.imwrite(path, iter([bomb] * 4), **(page | {"shape": (4, 8, 8)}))
         case "lzma":
-            bomb = lzma.compress(b"\0" * 300_000_000)
+            bomb = lzma.compress(b"\0" * 300_000_000, preset=0)
             page = {"shape": (4, 8, 8), "dtype": "uint16", "compression": "lzma", "photometric": "minisblack"}
             tifffile.imwrite(path, iter([bomb] * 4), **page)
         case "twice":  # 3 kB become 3 MB, and these 3 GB

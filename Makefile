@@ -21,14 +21,14 @@ docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Tests wait for hosts, clusters and ranks now and then, so there are more of them at once than cores. The checks run
-# beside them; what they say comes last. Tests that compute take the time that the others leave, from the first minute on.
-# Nothing else is beside those marked alone, which measure times; SIGUSR1 tells that nothing is measured any more.
+# beside them; what they say comes last. Beside the tests marked alone, which measure times, run only those that compute,
+# in the time that the former leave; SIGUSR1 tells them that nothing is measured any more.
 test: install
 	@failed=0; checks=$$(mktemp); computed=$$(mktemp); { $(CHECKS); } > $$checks 2>&1 & checking=$$!; computing=; \
 	trap 'exit 130' INT TERM; trap 'kill $$checking $$computing 2> /dev/null; rm -f $$checks $$computed' EXIT; \
-	trap '' USR1; $(PARALLEL) -n 2 -m computing > $$computed 2>&1 & computing=$$!; trap - USR1; \
 	$(PARALLEL) -n 5 -m "not alone and not computing" || failed=1; \
 	wait $$checking || failed=1; checking=; \
+	trap '' USR1; $(PARALLEL) -n 2 -m computing > $$computed 2>&1 & computing=$$!; trap - USR1; \
 	$(BIN)/python -m pytest -m alone $(sort $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)) || failed=1; \
 	kill -USR1 $$computing 2> /dev/null; wait $$computing || failed=1; computing=; \
 	cat $$computed $$checks; \

@@ -166,7 +166,7 @@ def test_what_an_allocation_offers(cluster: SlurmCluster) -> None:
 
 # The sleepers take the run's token off, so that only Slurm can find them, as on another host.
 ORPHANS = """
-import os, sys, time
+import os, re, sys, time
 from pathlib import Path
 import psutil
 from vitscale.launchers import Spawn
@@ -175,10 +175,12 @@ from vitscale.schedulers import slurm
 from vitscale.schedulers.slurm import SlurmAllocation
 from vitscale.schedulers.slurm import steps_named
 from vitscale.study.sections import SlurmSection
+from vitscale.trial.trial import World
 folder, launcher = Path(sys.argv[1]), sys.argv[2:]
 program = ["sh", "-c", 'touch "$0/$SLURM_PROCID" && exec env -u VITSCALE_JOB sleep 600.25', str(folder)]
 allocation = SlurmAllocation(SlurmSection(), None)
-spawn = allocation.adapt(Spawn((tuple(launcher + program),), folder, token="t" * 32, cwd=folder))
+hosts = allocation.hosts(World(nodes=2, ranks_per_node=1, threads_per_rank=2))
+spawn = allocation.adapt(Spawn((tuple(launcher + program),), folder, hosts=hosts, token="t" * 32, cwd=folder))
 job = allocation.start(spawn, HeartbeatServer(spawn.token, "127.0.0.1"))
 while not all((folder / rank).exists() for rank in "01"):
     time.sleep(0.01)
@@ -187,8 +189,38 @@ for process in psutil.Process().children(recursive=True):
         process.kill()
 job.wait(60.0)
 job_id = os.environ["SLURM_JOB_ID"]
+"""
+ENDED = (
+    ORPHANS
+    + """
 print(job.exit_code, len(steps_named(job_id, folder.name)), job.end(), len(steps_named(job_id, folder.name)))
 """
+)
+SILENT = (
+    ORPHANS
+    + """
+slurm._END_SECONDS = 1.0
+known = os.environ["SLURM_CONF"]
+(daemon,) = (
+    process for process in psutil.process_iter()
+    if process.name() == "slurmd" and "node1" in process.cmdline() and process.environ().get("SLURM_CONF") == known
+)
+daemon.suspend()
+try:
+    print(allocation.end_elsewhere(spawn, -9), len(steps_named(job_id, folder.name)))
+    slurm.ask("scontrol", "update", "nodename=node1", "state=noresp")
+    print(allocation.end_elsewhere(spawn, -9), len(steps_named(job_id, folder.name)))
+    unanswered = folder / "slurm.conf"
+    unanswered.write_text(re.sub("SlurmctldPort=[0-9]+", "SlurmctldPort=1", Path(known).read_text()))
+    os.environ["SLURM_CONF"] = str(unanswered)
+    print(allocation.end_elsewhere(spawn, -9))
+finally:
+    daemon.resume()
+os.environ["SLURM_CONF"] = known
+slurm._END_SECONDS = 60.0
+print(job.end(), len(steps_named(job_id, folder.name)))
+"""
+)
 
 
 @pytest.mark.parametrize("launcher", ["srun", "mpirun"])
@@ -202,5 +234,14 @@ def test_a_step_whose_launcher_was_killed_is_ended(cluster: SlurmCluster, tmp_pa
             *("--bind-to", "none", "--allow-run-as-root"),
         ],
     }
-    assert in_allocation(cluster, ORPHANS, tmp_path, *command[launcher]) == "-9 1 () 0\n"
+    assert in_allocation(cluster, ENDED, tmp_path, *command[launcher]) == "-9 1 () 0\n"
+    assert processes_naming("600.25") == []
+
+
+def test_of_hosts_whose_step_does_not_end_those_are_told_that_are_silent(cluster: SlurmCluster, tmp_path: Path) -> None:
+    """None as long as slurmctld takes the node for one that answers: it looks every hundred seconds, and is told here.
+    Nor where it does not answer itself."""
+    root_and("srun")
+    srun = ["srun", f"--job-name={tmp_path.name}", "--nodes=2", "--ntasks=2", "--overlap"]
+    assert in_allocation(cluster, SILENT, tmp_path, *srun) == "() 1\n('node1',) 1\n()\n() 0\n"
     assert processes_naming("600.25") == []

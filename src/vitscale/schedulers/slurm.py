@@ -5,6 +5,7 @@ Also calls Slurm's commands, which answer in text; their refusals are passed on 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import re
@@ -84,6 +85,15 @@ def steps_named(job_id: str, name: str) -> list[str]:
 def kill_steps(steps: Sequence[str]) -> None:
     """Sends SIGKILL to every process of these steps, on all nodes."""
     ask("scancel", "--quiet", "--signal=KILL", *steps)
+
+
+def silent_nodes(names: Sequence[str]) -> tuple[str, ...]:
+    """Those of these nodes that slurmctld knows not to answer, sorted; their states have a star (sinfo(1)).
+
+    It looks for them thrice in its `SlurmdTimeout`, so that it knows a minute or two late.
+    """
+    lines = ask("sinfo", "--noheader", "--Node", "--format=%N %T", f"--nodes={','.join(names)}").splitlines()
+    return tuple(sorted({name for name, _, state in (line.partition(" ") for line in lines) if "*" in state}))
 
 
 def host_names(compact: str) -> tuple[str, ...]:
@@ -200,19 +210,16 @@ class SlurmAllocation(Placement):
         return replace(spawn, commands=commands, environment={**spawn.environment, _MPIRUN_OPTIONS: mpirun})
 
     def end_elsewhere(self, spawn: Spawn, exit_code: int | None) -> tuple[str, ...]:
-        """Ends the run's steps, which outlive a killed srun; returns the run's hosts if any step may be left."""
+        """Ends the run's steps, which outlive a killed srun; where one does not end, returns the silent hosts."""
         if exit_code == 0:
             return ()
-        hosts = tuple(host.name for host in spawn.hosts)
-        try:
+        with contextlib.suppress(SchedulerError):  # what Slurm does not say of a host is unknown
             end = time.monotonic() + _END_SECONDS
             while steps := steps_named(self._job_id, spawn.run_folder.name):
                 if time.monotonic() > end:
-                    return hosts
+                    return silent_nodes([host.name for host in spawn.hosts])
                 kill_steps(steps)
                 time.sleep(_LOOK_SECONDS)
-        except SchedulerError:
-            return hosts
         return ()
 
     def _cores(self) -> int | None:

@@ -184,7 +184,8 @@ spawn = allocation.adapt(Spawn((tuple(launcher + program),), folder, hosts=hosts
 job = allocation.start(spawn, HeartbeatServer(spawn.token, "127.0.0.1"))
 while not all((folder / rank).exists() for rank in "01"):
     time.sleep(0.01)
-for process in psutil.Process().children(recursive=True):
+# Children first: srun has one that ends the step when srun is gone.
+for process in reversed(psutil.Process().children(recursive=True)):
     if process.name() == launcher[0]:
         process.kill()
 job.wait(60.0)

@@ -260,7 +260,8 @@ def test_intervals_of_the_shortest_runs_hold_the_truth(of_runs: float, of_steps:
     seconds *= np.exp(of_runs * random.standard_normal((studies * most, 1)))
     trial = make_trial(warmup_steps=0)
     runs = [make_run(trial, [make_rank(trial, 0, run, steps_in_epoch=1000)]) for run in seconds.tolist()]
-    costs = [figures.step_seconds or 0.0 for figures in all_run_figures(runs)]
+    costs = [cost for figures in all_run_figures(runs) if (cost := figures.step_seconds) is not None]
+    assert len(costs) == len(runs)
     reached, limited = coverage([costs[k : k + most] for k in range(0, len(costs), most)], 0.02)
     held = (reached[0] * reached[1] + limited[0] * limited[1]) / studies
     assert held >= 0.93

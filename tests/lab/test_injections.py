@@ -40,7 +40,7 @@ BURST_BYTES = 128 * 1024
 """Of every message, what the shaper lets through at once where the link was idle before."""
 FRAME_BYTES, PAYLOAD_BYTES = 1514, 1448
 """Of a full Ethernet frame, which the shaper counts, and of what TCP with timestamps carries in it."""
-CONFIGURATIONS = {
+CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "ddp, many buckets": {"engine": "ddp", "bucket_mib": 1, "micro_batch": 16},
     "ddp, few buckets": {"engine": "ddp", "bucket_mib": 64, "micro_batch": 4},
     "deepspeed, ZeRO-0": {"engine": "deepspeed", "micro_batch": 4},
@@ -129,7 +129,7 @@ def linked(link_folder: Path, link: Link) -> Linked:
     @functools.cache
     def run(rate: int, name: str) -> Run:
         window = {"traces": name == "ddp, many buckets"}
-        trial = make_trial(**CONFIGURATIONS[name], steps=STEPS, window=window)  # type: ignore[arg-type]  # fields of a trial
+        trial = make_trial(**CONFIGURATIONS[name], steps=STEPS, window=window)
         return run_ranks(trial, link_folder / str(rate), link(2, rate))
 
     return run
@@ -142,7 +142,7 @@ def slowed(tmp_path_factory: pytest.TempPathFactory, link: Link) -> dict[str, Ru
         "slow rank": {"forward_seconds": SLOW_SECONDS, "rank": 1},
         "slow rank and slow loader": {"forward_seconds": SLOW_SECONDS, "rank": 1, "loader_seconds": LOADER_SECONDS},
     }
-    trial = make_trial(**CONFIGURATIONS["ddp, few buckets"], steps=STEPS)  # type: ignore[arg-type]  # fields of a trial
+    trial = make_trial(**CONFIGURATIONS["ddp, few buckets"], steps=STEPS)
     return {
         name: run_ranks(trial, tmp_path_factory.mktemp("slowed"), link(2, RATES[-1]), fault)
         for name, fault in faults.items()

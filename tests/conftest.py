@@ -81,6 +81,8 @@ def pytest_configure(config: pytest.Config) -> None:
         # OpenMP's threads wait for each other in loops, by default: where more processes run than there are cores that
         # takes most of the time from those that compute. Before forks are shared: they are for one environment.
         AT_FIRST["OMP_WAIT_POLICY"] = os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        # So do those that numpy's BLAS starts, for a tenth of a second in every process that imports it.
+        AT_FIRST["OPENBLAS_NUM_THREADS"] = os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         AT_FIRST[BRIEF] = "1"
     config.add_cleanup(share_forks())
     hypothesis.settings.load_profile("night" if "nightly" in config.option.markexpr else "day")

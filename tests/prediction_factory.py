@@ -65,6 +65,7 @@ def make_prediction(
         wire_seconds=estimate(0.01 + 0.001 * gpus),
         norm_seconds=estimate(0.0),
         bubble_seconds=estimate(0.0),
+        rest_seconds=estimate(0.0),
         memory_bytes=600_000_000,
         memory_capacity_bytes=None,
         oom_chance=None,

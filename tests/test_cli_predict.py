@@ -212,3 +212,23 @@ def test_a_report_without_a_completed_run_has_no_predictions(vitscale: Callable[
     code, out, err = vitscale("report", str(tmp_path / "results"), "--format", "md")
     assert (code, err) == (0, "")
     assert "nobody has measured" not in out
+
+
+@pytest.mark.parametrize(
+    ("name", "begins"),
+    [("page.html", "<!doctype html>"), ("page", "<!doctype html>"), ("page.md", "# "), ("page.json", "{")],
+)
+def test_a_report_s_file_has_the_format_of_its_name(
+    vitscale: Callable[..., Answer], results: Path, tmp_path: Path, name: str, begins: str
+) -> None:
+    assert vitscale("report", str(results), "-o", str(tmp_path / name))[0] == 0
+    assert (tmp_path / name).read_text(encoding="utf-8").startswith(begins)
+
+
+def test_a_report_s_file_of_no_format_is_refused(
+    vitscale: Callable[..., Answer], results: Path, tmp_path: Path
+) -> None:
+    code, _, err = vitscale("report", str(results), "-o", str(tmp_path / "page.docx"))
+    assert code == 2
+    assert "-o ends in '.docx'. Valid: .html, .htm, .md, .tex, .json" in " ".join(err.split())
+    assert not (tmp_path / "page.docx").exists()

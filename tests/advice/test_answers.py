@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 from advice_factory import ASKED, COUNTS, NO_NOISE, advised, evidence, forecaster, step_seconds
 from evidence_factory import UNKNOWN, make_evidence, make_point
 from vitscale.advice import forecast_table
+from vitscale.advice.candidates import candidates
+from vitscale.advice.comparable_series import comparable_series
 from vitscale.advice.pipeline import Advice, advise
 from vitscale.advice.request import NoiseScale, Option, Request
+from vitscale.advice.study_text import advised_trial
 from vitscale.errors import RequestError
 from vitscale.prediction.configurations import Candidate, Evaluated
 from vitscale.prediction.evaluating import ROUGH
@@ -20,6 +23,8 @@ from vitscale.prediction.evidence import Evidence, Point, Series
 from vitscale.prediction.finishing import interruptions, time_to_finish
 from vitscale.prediction.fitting import DRAWS, fit
 from vitscale.prediction.workloads import evaluate_all
+from vitscale.trial.parallel import ParallelSpec
+from vitscale.trial.trial import world_of_hosts
 
 
 def answer(advice: Advice, kind: str) -> Option:
@@ -406,3 +411,69 @@ def _rank(option: Option) -> int:
 def _dominates(one: Option, other: Option) -> bool:
     ours, theirs = (np.array([option.seconds.value, option.gpu_hours.value]) for option in (one, other))
     return bool((ours <= theirs * (1 + 1e-12)).all() and (ours < theirs * (1 - 1e-9)).any())
+
+
+def test_a_knee_before_large_batches_is_no_end_of_what_was_looked_at() -> None:
+    """Two and more ranks take fewer than a hundred steps an epoch: they are looked at, and are no answers."""
+    advice = advised(replace(ASKED, large_batch=False))
+
+    assert answer(advice, "knee").gpus == 1
+    assert not advice.answers[-1].at_the_end
+
+
+def test_where_only_large_batches_meet_the_limits_that_is_told() -> None:
+    within = replace(ASKED, large_batch=False, deadline_seconds=2000.0, budget=20_000 / 3600)
+    advice = advised(within)
+
+    assert advice.closest is not None
+    assert advice.closest.gpus == 1
+    assert advice.large_batch is not None
+    assert (advice.large_batch.gpus, advice.large_batch.verdict) == (10, "meets")
+    assert advised(replace(within, budget=15_000 / 3600)).large_batch is None  # nor do those
+
+
+def test_a_host_that_was_not_full_is_advised_as_equal_hosts() -> None:
+    """No study asks for 4 ranks and 2: what was measured there is no candidate, however fast."""
+    uneven = make_point(6, 0.5, micro_batch=64, images=6400, per_node=4)
+    trial = uneven.trial.model_copy(update={"world": world_of_hosts(6, 4, 1)})
+    uneven = replace(uneven, trial=trial, trial_id=trial.identity())
+    points = (*(make_point(n, 0.9 + 0.1 * n, micro_batch=64, images=6400, per_node=4) for n in (1, 2, 4)), uneven)
+    measured = Evidence((Series("ddp", "strong-micro", {}, points),), UNKNOWN)
+
+    advice = advise(measured, Request(gpus=(6,), epochs=100, large_batch=True), NO_NOISE, forecaster())
+
+    option = answer(advice, "fastest")
+    assert (option.gpus, option.nodes, option.candidate.ranks_per_node) == (6, 2, 3)
+    assert advised_trial(option, trial, advice.work).world.size == 6
+
+
+def test_after_runs_that_share_a_model_each_rank_keeps_its_part_of_the_batch() -> None:
+    """Two ranks to a model, 64 images each: 32 images a rank, whoever shares what."""
+    halves = ParallelSpec(tensor=2)
+    points = tuple(
+        make_point(n, 1.0 + n / 80, engine="fsdp2", micro_batch=64, images=6400, parallel=halves) for n in (2, 4)
+    )
+    measured = Evidence((Series("fsdp2", "strong-micro", {}, points),), UNKNOWN)
+    asked = Request(gpus=(2, 4), ranks_per_node=8, epochs=100, large_batch=True, split=True)
+
+    advice = advise(measured, asked, NO_NOISE, forecaster(memory=lambda _: 1.0, capacity=2.0))
+
+    assert {(option.gpus, option.global_batch) for option in advice.by_count} == {(2, 64), (4, 128)}
+    assert all(option.keeps_batch for option in advice.by_count)
+
+
+def test_needed_checkpointing_is_kept_where_ranks_share_models_in_two_ways() -> None:
+    """Tensors only fit with it, sequences without: a pair is one split with and without."""
+    points = {split: make_point(4, 1.0, engine="fsdp2", micro_batch=64, images=6400, parallel=split)
+              for split in (ParallelSpec(tensor=2), ParallelSpec(sequence=2))}  # fmt: skip
+    series = tuple(Series(f"fsdp2 {n}", "strong-micro", {}, (own,)) for n, own in enumerate(points.values()))
+    found = candidates(comparable_series(Evidence(series, UNKNOWN), None), ((4, 4),)).combinations
+    oom = np.array([0.9 if one.parallel.tensor == 2 and not one.activation_checkpointing else 0.0 for one in found])
+
+    needless = forecast_table._needless(found, oom, False)
+
+    assert {
+        (one.parallel.tensor, one.activation_checkpointing)
+        for one, without_need in zip(found, needless, strict=True)
+        if one.parallel.ranks_per_model == 2 and not without_need
+    } == {(2, False), (2, True), (1, False)}

@@ -145,3 +145,20 @@ def test_a_chart_of_another_kind_or_place_is_refused(tmp_path: Path) -> None:
     (tmp_path / "no").write_text("a file")
     with pytest.raises(RequestError, match="cannot be written"):
         write_advice_chart(advised(), tmp_path / "no" / "chart.svg")
+
+
+def test_large_batches_that_alone_meet_the_limits_come_first() -> None:
+    text = printed(advised(replace(ASKED, large_batch=False, deadline_seconds=2000.0, budget=20_000 / 3600)), width=400)
+
+    assert "Only large-batch training meets the limits: ddp, 10 ranks, micro-batch 64 (global batch 640)" in text
+    assert "--large-batch lets the answers do that. What comes nearest without it:" in text
+    assert "The deadline alone: nothing meets it without large-batch training." in text
+    assert "No configuration" not in text
+
+
+def test_what_is_better_and_less_sure_stands_under_the_answers() -> None:
+    """A deadline of 2,939 s: 10 ranks make it for certain, 5 probably, for a quarter less."""
+    text = "\n".join(
+        line.plain for line in lines(advice_document(advised(replace(ASKED, deadline_seconds=2939.0)), [], None), 120)
+    )
+    assert "Cheapest, if you dare: ddp, 5 ranks" in text

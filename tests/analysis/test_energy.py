@@ -10,6 +10,7 @@ from results_factory import make_environment, make_rank, make_run, make_trial
 from vitscale.analysis.runs.compute import Energy, energy_per_image
 from vitscale.store.records import EnergyReading, ResourcesLine
 from vitscale.store.results import Run
+from vitscale.trial.parallel import ParallelSpec
 
 IMAGES = 4 * 8
 """Of each rank and epoch: four steps of eight."""
@@ -168,3 +169,12 @@ def test_a_short_stretch_beside_a_long_one_does_not_count() -> None:
 
 def test_who_cannot_measure_at_all_is_not_told_to_train_longer() -> None:
     assert energy_of(run_of([unknown("no RAPL on this host")], seconds=0.5), 0).reason == "no RAPL on this host"
+
+
+def test_ranks_that_share_a_model_take_the_same_images() -> None:
+    """Two ranks, 96 + 160 J: 64 images of their own take 4 J each, the 32 that both take 8 J."""
+    own = run_of([nvml(96.0, "GPU-a")], [nvml(160.0, "GPU-b")])
+    assert energy_of(own, 0).joules_per_image == pytest.approx(4.0)
+    trial = own.header.trial.model_copy(update={"parallel": ParallelSpec(tensor=2)})
+    shared = own.model_copy(update={"header": own.header.model_copy(update={"trial": trial})})
+    assert energy_of(shared, 0).joules_per_image == pytest.approx(8.0)

@@ -122,6 +122,16 @@ def test_gradient_dtypes_that_differ() -> None:
     assert "float32 in 1 trial and bfloat16 in 1 trial" in found.message
 
 
+def test_a_revision_that_is_not_known_is_no_other_one() -> None:
+    trials = [make_trial("ddp", gpus) for gpus in (1, 2)]
+    runs = [
+        steady_run(trial, 0.1, environments=[make_environment(rank, git_revision=revision) for rank in range(2)])
+        for trial, revision in zip(trials, (None, "abc"), strict=True)
+    ]
+    results = make_results([(make_curve(trials), trials)], runs)
+    assert "surroundings-changed" not in {found.kind for found in analyse(results).findings}
+
+
 def test_changed_surroundings_are_a_note() -> None:
     trials = [make_trial("ddp", gpus) for gpus in (1, 2)]
     moved = [make_environment(rank, host="node2", settings={"NCCL_ALGO": "Ring"}) for rank in range(2)]

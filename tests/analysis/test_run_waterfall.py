@@ -9,6 +9,7 @@ import pytest
 from results_factory import explained_run, make_curve, make_results, make_trial
 from vitscale.analysis import Analysis, Waterfall, analyse
 from vitscale.analysis.time.run_waterfall import run_breakdown, run_seconds, run_waterfalls
+from vitscale.analysis.time.waterfall import Unexplained
 from vitscale.store.records import CheckpointLine
 from vitscale.store.results import Run
 from vitscale.trial.trial import Trial
@@ -142,3 +143,12 @@ def test_a_checkpoint_timed_on_one_side_alone_is_in_neither_run() -> None:
                       run_of(two, [ONE_RANK] * 2, evaluation_seconds=1.0)])  # fmt: skip
     (found,) = of_runs(analysis)
     assert list(costing(found)) == ["start-up"]
+
+
+def test_runs_that_end_at_an_accuracy_have_no_common_length() -> None:
+    """The trial's epochs are only a limit there."""
+    trials = [make_trial("ddp", gpus, epochs=100, target_accuracy=0.6) for gpus in (1, 2)]
+    for trial in study([run_of(trial, [ONE_RANK] * trial.world.size) for trial in trials]).trials.values():
+        assert run_seconds(trial) == []
+        with pytest.raises(Unexplained, match=r"train\.target_accuracy"):
+            run_breakdown(trial)

@@ -104,6 +104,13 @@ def test_the_report_says_by_how_much_runs_beside_others_were_slower() -> None:
     assert "10 % (9.4 % to 11 %) longer within one host" in found.message
 
 
+def test_what_is_faster_beside_others_is_told_as_shorter() -> None:
+    found = told(slower=0.95)
+    assert found is not None
+    assert "5 % (4.5 % to 5.5 %) shorter within one host" in found.message
+    assert "their hosts, clocks or power differed" in (found.advice or "")
+
+
 def test_the_report_says_where_no_slowdown_is_seen() -> None:
     found = told(slower=1.0)
     assert found is not None

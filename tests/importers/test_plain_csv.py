@@ -12,7 +12,10 @@ from vitscale.analysis import Analysis
 from vitscale.errors import RequestError
 from vitscale.importers.contents import Options
 from vitscale.importers.importing import guess, import_logs
+from vitscale.importers.plain_csv import read
 from vitscale.importers.tables import headers
+from vitscale.present.markdown import to_markdown
+from vitscale.report.document import report_document
 from vitscale.trial.model_cost import counted, parameters
 
 
@@ -156,7 +159,10 @@ def test_units_of_time(tmp_path: Path) -> None:
 def test_a_comma_that_may_be_a_decimal_one_is_no_number(tmp_path: Path) -> None:
     found = imported(tmp_path, [table(tmp_path, "gpus;step_seconds\n1;0.5\n2;1,250\n")], "csv")
     assert len(found.trials) == 1
-    assert any("line 3 ('1,250' is no number)" in problem for problem in found.problems)
+    assert any(
+        "line 3 ('1,250' is no number: write it without the comma, or with a point" in problem
+        for problem in found.problems
+    )
 
 
 def test_two_columns_that_say_the_same_are_told_apart_by_the_user(tmp_path: Path) -> None:
@@ -297,3 +303,46 @@ def test_parameters_are_for_a_model_without_a_name_here(tmp_path: Path) -> None:
         import_logs([path], "csv", Options(model="vit-b16", parameters="86M"), tmp_path / "results")
     done = import_logs([path], "csv", Options(parameters="86M"), tmp_path / "results")
     assert [trial.model.parameter_count for trial in done.study.trials.values()] == [86_000_000]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("gpus,step_seconds,micro_batch\n16,0.2,8\n", True),
+        ("gpus,step_seconds,micro_batch,nodes\n16,0.2,8,2\n", False),
+        ("gpus,step_seconds,micro_batch\n1,0.2,8\n", False),
+    ],
+)
+def test_on_how_many_hosts_it_ran_is_assumed_and_told(tmp_path: Path, text: str, told: bool) -> None:
+    notes = read([table(tmp_path, text)], Options()).notes
+    assert ("on how many hosts the GPUs were is not told (a column nodes): one is assumed" in notes) is told
+
+
+@pytest.mark.parametrize(("column", "cells", "runs"), [("", ["", "", ""], 1), (",run", [",a", ",b", ",c"], 3)])
+def test_the_same_row_again_is_no_repeat(tmp_path: Path, column: str, cells: list[str], runs: int) -> None:
+    """Unless a column says that it is another run."""
+    rows = "".join(f"1,160,64{cell}\n" for cell in cells)
+    found = read([table(tmp_path, f"gpus,images_per_second,micro_batch{column}\n{rows}")], Options())
+    assert len(found.runs) == runs
+    assert ("2 duplicate" in " ".join(found.problems)) is (runs == 1)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("0:52:05", 3125.0), ("1:00:00.5", 3600.5), ("52:05", None)])
+def test_hours_minutes_and_seconds(tmp_path: Path, text: str, seconds: float | None) -> None:
+    """With one colon nobody knows whether minutes or hours come first."""
+    rows = f"gpus,epoch_seconds,micro_batch\n2,{text},8\n1,5000,8\n"
+    found = imported(tmp_path, [table(tmp_path, rows)], "csv", train_samples=3200)
+    costs = {trial.trial.world.size: trial.epoch_costs for trial in found.trials.values()}
+    assert costs == ({1: [5000.0]} | ({2: [seconds]} if seconds else {}))
+
+
+def test_a_report_on_a_table_claims_nothing_that_it_lacks(tmp_path: Path) -> None:
+    """No study file to save, no intervals from one run of each."""
+    rows = "gpus,images_per_second,micro_batch\n1,160,64\n2,301,64\n4,585,64\n"
+    found = imported(tmp_path, [table(tmp_path, rows)], "csv", train_samples=50_000)
+    text = to_markdown(report_document(found))
+    assert "Import the same files, with what was told of them" in text
+    assert "Save this as" not in text
+    assert "the study file is part of the report" not in text
+    assert "1 run of a trial" in text
+    assert "1 curve, 0 with intervals" in text

@@ -15,7 +15,7 @@ from vitscale.report.predicted import predict_fields
 
 ESTIMATES = (
     "epoch_seconds", "step_seconds", "images_per_second", "speedup", "efficiency", "compute_seconds", "wait_seconds",
-    "wire_seconds", "norm_seconds", "bubble_seconds", "joules_per_epoch", "cost_per_epoch",
+    "wire_seconds", "norm_seconds", "bubble_seconds", "rest_seconds", "joules_per_epoch", "cost_per_epoch",
 )  # fmt: skip
 
 

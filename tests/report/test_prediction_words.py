@@ -83,9 +83,11 @@ def test_what_a_prediction_differs_in_is_named() -> None:
     assert prediction_words.changed(other, series) == (
         "with vit-b16, engine deepspeed, zero_stage 2, micro_batch 32, 224 pixels"
     )
-    kept = dataclasses.replace(asked, trial=asked.trial.model_copy(update={"train": train}))
-    fixed = dataclasses.replace(series, mode="strong-global")
-    assert prediction_words.changed(kept, fixed) == "with engine deepspeed, zero_stage 2"
+    fixed = dataclasses.replace(series, mode="strong-global")  # 32 images on 4 ranks, of which each of 8 has 4
+    for micro_batch, told in ((4, ""), (2, ", micro_batch 2")):
+        own = train.model_copy(update={"micro_batch": micro_batch, "grad_accum": 4 // micro_batch})
+        kept = dataclasses.replace(asked, trial=asked.trial.model_copy(update={"train": own}))
+        assert prediction_words.changed(kept, fixed) == f"with engine deepspeed, zero_stage 2{told}"
 
 
 def test_only_labels_that_occur_are_explained() -> None:

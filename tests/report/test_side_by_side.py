@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from prediction_factory import resolved_study
 from results_factory import write_results
 from vitscale import cli
+from vitscale.errors import RequestError
 from vitscale.report.side_by_side import _short
 
 SPREAD = (1.0, 1.004, 0.996, 1.002)
@@ -113,3 +114,11 @@ def test_a_wrong_request_is_one_message(base: Path, tmp_path: Path, arguments: l
     other = str(results(tmp_path, "other"))
     answer = CliRunner().invoke(cli.app, ["compare", str(base), *(other if a == "OTHER" else a for a in arguments)])
     assert says in str(answer.exception)
+
+
+def test_a_limit_without_its_sign_is_refused(base: Path) -> None:
+    """5 may be meant as 5 %: as five times the time the gate would always be open."""
+    answer = CliRunner().invoke(cli.app, ["compare", str(base), str(base), "--fail-if-slower", "5"])
+    assert isinstance(answer.exception, RequestError)
+    assert str(answer.exception).startswith("--fail-if-slower is '5'. Valid: 5%, 0.05")
+    assert compared(base, base, "--fail-if-slower", "500%")[0] == 0

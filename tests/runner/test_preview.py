@@ -308,3 +308,12 @@ def test_runs_side_by_side_are_told_and_how_many_are_alone(tmp_path: Path) -> No
     changes: dict[str, dict[str, Any]] = {"launch": {"hostfile": "hosts"}, "measure": {"parallel_runs": 3}}
     said = printed(planned(tmp_path, changes), PlanEstimate(), 200)
     assert "runs, up to 3 at a time (measure.parallel_runs), 2 of them alone" in said
+
+
+def test_runs_of_trials_that_are_skipped_are_not_to_do(tmp_path: Path) -> None:
+    found = planned(tmp_path)
+    [first, *_] = found.record.trials
+    for skipped, done, left in (((first,), (), 4), ((first,), ((first, 0),), 4), (tuple(found.record.trials), (), 0)):
+        estimate = PlanEstimate(skipped=frozenset(skipped), done=frozenset(done))
+        assert plan_fields(found, estimate)["runs_to_do"] == left
+        assert f"3 trials, {left} of 6 runs to do" in printed(found, estimate, 200)

@@ -160,7 +160,7 @@ def _knee(choosing: Choosing) -> Answer | None:
     index = best(choosing.preferred, view.gpus * training**2, view.gpus)
     if index is None:
         return None
-    last = view.gpus[choosing.preferred].max()
+    last = view.gpus[measured_first(view, choosing.shown)].max()  # large batches that are no answer were looked at too
     return Answer("knee", choosing.option(index), at_the_end=bool(view.gpus[index] == last))
 
 

@@ -157,6 +157,7 @@ def candidates(
         replace(candidate, activation_checkpointing=checkpointing)
         for candidate in comparable.measured
         if (host := per_host.get(candidate.gpus)) is not None
+        and candidate.gpus % candidate.ranks_per_node == 0  # a study cannot ask for a host that is not full
         and not (hosts_given and candidate.ranks_per_node != min(candidate.gpus, host))
         for checkpointing in trainable(candidate.micro_batch, candidate.grad_accum)
     }
@@ -164,10 +165,14 @@ def candidates(
     known = [candidate.gpus in counts_of_runs and candidate in measured for candidate in every]
     keeps = [kept or of_a_run for kept, of_a_run in zip(keeps, known, strict=True)]
     # Pairs stay together, first the one without checkpointing.
-    for candidate in sorted(measured.difference(compress(every, known)), key=str):
+    for candidate in sorted(measured.difference(compress(every, known)), key=_in_pairs):
         every.append(candidate)
         keeps.append(True)
     return Candidates(tuple(every), tuple(keeps), refused, tuple(indivisible))
+
+
+def _in_pairs(candidate: Candidate) -> tuple[str, bool]:
+    return str(replace(candidate, activation_checkpointing=False)), candidate.activation_checkpointing
 
 
 def _trainable(comparable: ComparableSeries) -> Callable[[int, int], tuple[bool, ...]]:
@@ -217,7 +222,7 @@ def of_shared_models(comparable: ComparableSeries, counts: tuple[tuple[int, int]
             for gpus, per_node in counts:
                 if gpus % parallel.ranks_per_model or per_node % min(per_node, parallel.tensor):
                     continue
-                shares = sorted(share * parallel.ranks_per_model for share in shares_of_batch(comparable, gpus))
+                shares = sorted(shares_of_batch(comparable, gpus, parallel.ranks_per_model))
                 for micro_batch, accum in dict.fromkeys(batch for share in shares for batch in _kept(share, ladder)):
                     if _refused(parallel, train.model_copy(update={"grad_accum": accum}), trial.model):
                         continue
@@ -279,15 +284,25 @@ def rented(comparable: ComparableSeries, instances: Sequence[Instance], max_gpus
     return Candidates(tuple(on_instances), (True,) * len(on_instances), refused)
 
 
-def shares_of_batch(comparable: ComparableSeries, gpus: int) -> frozenset[int]:
-    """Images per rank and optimizer step by the study's batch policy, for each batch that it was measured with.
+def shares_of_batch(comparable: ComparableSeries, gpus: int, ranks_per_model: int = 1) -> frozenset[int]:
+    """Images per model and optimizer step by the study's batch policy, for each batch that it was measured with.
 
     There are none where no batch divides.
+
+    Args:
+        comparable: the series to advise about.
+        gpus: ranks, a multiple of `ranks_per_model`.
+        ranks_per_model: ranks that share a model; 1: each has its own.
     """
     trials = [series.points[-1].trial for series in comparable.of_the_policy]
     if comparable.reference.mode == "strong-global":
-        return frozenset(trial.global_batch // gpus for trial in trials if trial.global_batch % gpus == 0)
-    return frozenset(trial.train.micro_batch * trial.train.grad_accum for trial in trials)
+        batches = {(trial.global_batch * ranks_per_model, gpus) for trial in trials}
+    else:  # a rank's part of the global batch stays, whoever shares its model
+        batches = {
+            (trial.train.micro_batch * trial.train.grad_accum * ranks_per_model, trial.parallel.ranks_per_model)
+            for trial in trials
+        }
+    return frozenset(images // among for images, among in batches if images % among == 0)
 
 
 def _engines(comparable: ComparableSeries) -> tuple[list[tuple[str, int]], dict[str, str]]:

@@ -56,7 +56,8 @@ class Advice:
     other_batch: Option | None
     """The fastest that trains with another global batch than the study, where that is faster than all that keep it."""
     large_batch: Option | None
-    """The fastest of all, where only large-batch training is so fast and it was not asked for."""
+    """Where it was not asked for: what only large-batch training meets the limits with; else the fastest of all, where
+    only that is so fast."""
     looked_at: int
     dropped: Mapping[str, int]
     """Why candidates were left out -> how many."""
@@ -144,7 +145,7 @@ def advise(
         ),
         by_count=_by_count(choosing),
         other_batch=_other_batch(choosing),
-        large_batch=_large_batch(choosing),
+        large_batch=_large_batch(choosing, nearest),
         looked_at=len(every.combinations),
         dropped=_dropped(view, choosing),
         refused=every.refused,
@@ -179,8 +180,11 @@ def _other_batch(choosing: Choosing) -> Option | None:
     return choosing.option(int(fastest)) if view.seconds[fastest] < view.seconds[kept].min() else None
 
 
-def _large_batch(choosing: Choosing) -> Option | None:
-    """What only large-batch training would gain."""
+def _large_batch(choosing: Choosing, nearest: Option | None) -> Option | None:
+    """What only large-batch training would gain; where nothing meets the limits, what meets them with it."""
+    if nearest is not None:
+        with_it = answers(replace(choosing, asked=replace(choosing.asked, large_batch=True)))
+        return next((answer.option for answer in with_it if answer.kind != "knee"), None)
     fastest = best(measured_first(choosing.view, choosing.shown), choosing.seconds)
     kept = best(choosing.preferred, choosing.seconds)
     if fastest is None or kept is None or not choosing.seconds[fastest] < choosing.seconds[kept]:

@@ -74,7 +74,14 @@ def advice_document(advice: Advice, launch: Sequence[str], start: str | None) ->
 def _answers(advice: Advice) -> Iterator[doc.Block]:
     """One row for each question; where nothing meets the limits, what comes nearest and by how much it misses."""
     asked = {sentences.QUESTIONS[answer.kind]: answer.option for answer in advice.answers}
-    if advice.closest is not None:
+    if advice.closest is not None and (large := advice.large_batch) is not None:
+        yield doc.Paragraph(
+            f"Only large-batch training meets the limits: {sentences.in_short(large)}, {sentences.amounts(large)} "
+            f"({large.label}). --large-batch lets the answers do that. What comes nearest without it:",
+            "bad",
+        )
+        asked = {"nearest": advice.closest}
+    elif advice.closest is not None:
         yield doc.Paragraph("No configuration meets the limits. What comes nearest:", "bad")
         asked = {"nearest": advice.closest}
     if not asked:
@@ -90,6 +97,8 @@ def _answers(advice: Advice) -> Iterator[doc.Block]:
         names.setdefault(option.candidate, question)
     first = doc.Column("answer", words=True)
     yield doc.Table((first, *columns), (doc.Group("", tuple(rows)),), (_BRACKETS,))
+    if dares := tuple(sentences.dares(advice)):
+        yield doc.Bullets(dares)
     if advice.closest is not None:
         yield doc.Bullets((*_shortfalls(advice, advice.closest), *_alone(advice)))
     yield doc.table([first, *_REST], whole, title="The answers in full", folded=True)
@@ -102,7 +111,8 @@ def _alone(advice: Advice) -> Iterator[str]:
     for limit, option in advice.alone.items():
         yield f"The {limit} alone: {sentences.in_short(option)}, {sentences.amounts(option)}."
     for limit in advice.never:
-        yield f"The {limit} alone: nothing meets it."
+        without = "" if advice.large_batch is None else " without large-batch training"
+        yield f"The {limit} alone: nothing meets it{without}."
 
 
 def _shortfalls(advice: Advice, option: Option) -> Iterator[str]:

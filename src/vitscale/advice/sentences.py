@@ -156,7 +156,7 @@ def _large_batches(advice: Advice) -> Iterator[str]:
             f"{LARGE} Large-batch training: fewer than 100 steps an epoch{far}, and larger than the study's smallest. "
             "Time for an epoch says little of it: such steps teach less for each image."
         )
-    if advice.large_batch is not None:
+    if advice.large_batch is not None and advice.closest is None:
         other = advice.large_batch
         yield (
             f"Only large-batch training is faster than these answers: {in_short(other)} would take "
@@ -196,8 +196,16 @@ def _about(answer: Answer) -> Iterator[str]:
         yield f"{name}: prior-driven. A part that decides it rests on no measurement."
     if option.label == "does not fit":
         yield f"{name}: the model does not fit what was measured. `vitscale predict` names the points."
-    if answer.riskier is not None:
-        other = answer.riskier
+
+
+def dares(advice: Advice) -> Iterator[str]:
+    """What is better than the answers and less sure, each once."""
+    told = set()
+    for answer in advice.answers:
+        if answer.riskier is None or answer.option.candidate in told:
+            continue
+        told.add(answer.option.candidate)
+        name, other = QUESTIONS[answer.kind].capitalize(), answer.riskier
         why = "" if other.measured_engine else ", an engine that was not measured"
         sure = "" if other.verdict == "meets" else ", which only probably meets the limits"
         yield (

@@ -30,7 +30,7 @@ def advised_trial(option: Option, trial: Trial, work: Work) -> Trial:
     own = trial.train
     chosen = option.candidate
     if trial.origin is not None:
-        what = f"these results were imported ({trial.origin}), and do not say how to start such a training"
+        what = "these results were imported, and do not say how to start such a training"
         raise RequestError(what, next_step="Write a study with the engine, batch and ranks as advised")
     if own.deepspeed_config is not None and (own.engine, own.zero_stage) == (chosen.engine, chosen.zero_stage):
         raise RequestError(

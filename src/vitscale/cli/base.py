@@ -273,13 +273,13 @@ _SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)\s*(%?)")
 
 
 def share_of(text: str, option: str) -> float:
-    """The share in "5%" or "0.05": 0.05.
+    """The share in "5%" or "0.05": 0.05. More than the whole is told in percent: "5" may be meant as "5%".
 
     Raises:
         RequestError: it is no share above 0 and up to 10.
     """
     match = _SHARE.fullmatch(text.strip())
     share = float(match[1]) / (100 if match[2] else 1) if match else 0.0
-    if not 0 < share <= 10:
+    if not 0 < share <= 10 or (share >= 1 and match and not match[2]):
         raise RequestError(f"{option} is {shown(text)}", valid=["5%", "0.05"])
     return share

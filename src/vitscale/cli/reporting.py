@@ -55,7 +55,7 @@ def report(
 
     if json and formats is not None:
         raise RequestError("--json and --format are both given", next_step="Use --format, with json among it")
-    listed = "json" if json else formats or "html"
+    listed = "json" if json else formats or _format_of(output)
     wanted = list(dict.fromkeys(part.strip().lower() for part in listed.split(",")))
     if "html" in wanted and not (like or like_paper):
         drawing.draw_beside()
@@ -91,6 +91,23 @@ def report(
         return
     for path in files:
         console.print(str(path), markup=False, highlight=False, soft_wrap=True)
+
+
+_SUFFIXES = {"": "html", ".html": "html", ".htm": "html", ".md": "md", ".tex": "latex"} | {
+    f".{name}": name for name in ("json", "csv", "parquet", "png", "svg", "pdf")
+}
+
+
+def _format_of(output: Path | None) -> str:
+    """The format that a file's name tells; html where nothing is named.
+
+    Raises:
+        RequestError: the name ends otherwise.
+    """
+    suffix = "" if output is None or output.is_dir() else output.suffix.lower()
+    if suffix not in _SUFFIXES:
+        raise RequestError(f"-o ends in {shown(suffix)}", valid=filter(None, _SUFFIXES), next_step="Or name a --format")
+    return _SUFFIXES[suffix]
 
 
 def _folder(results: Path) -> Path:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -139,13 +140,23 @@ def parse_finite(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
+_CLOCK = re.compile(r"(\d{1,6}):([0-5]?\d):([0-5]?\d(?:\.\d{1,9})?)")
+"""h:mm:ss; with one colon nobody knows whether hours or minutes are meant."""
+_COMMA = re.compile(r"-?\d+,\d+")
+
+
 def _number(text: str) -> float:
+    if match := _CLOCK.fullmatch(text.strip()[:_LONGEST_TEXT]):
+        hours, minutes, seconds = map(float, match.groups())
+        return 3600 * hours + 60 * minutes + seconds
     try:
         value = float(text) if len(text) <= _LONGEST_TEXT else math.nan
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise ValueError(f"{_short(text)} is no number")
+        comma = _COMMA.fullmatch(text.strip()[:_LONGEST_TEXT]) is not None
+        hint = ": write it without the comma, or with a point before decimals" if comma else ""
+        raise ValueError(f"{_short(text)} is no number{hint}")
     return value
 
 

@@ -19,6 +19,9 @@ _KNOWN = (*OF_A_SETTING, "run", *SPEEDS)
 _MOST_ROWS = 5_000_000
 
 
+_ONE_HOST = "on how many hosts the GPUs were is not told (a column nodes): one is assumed"
+
+
 @dataclass
 class _Run:
     setting: Setting
@@ -40,6 +43,7 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
     notes: dict[str, None] = {}
     for path in paths:
         told = Problems(path.name)
+        seen: dict[tuple[str, ...], int] = {}
         for head in headers(path, options.cells):
             if not set(head.columns) & set(SPEEDS):
                 raise RequestError(f"{shown(path.name)} has no column of times", valid=SPEEDS)
@@ -52,6 +56,11 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
                 except (ValueError, RequestError) as error:
                     told.line(row.line, str(error))
                     continue
+                if not row["run"] and (first := seen.setdefault(tuple(row.cells.values()), row.line)) != row.line:
+                    told.line(row.line, f"the same as line {first}; a column run tells repeats apart", "duplicate")
+                    continue
+                if setting.gpus > 1 and not row["nodes"] and setting.layout is None:
+                    notes[_ONE_HOST] = None
                 name = text_of(row["run"]) or f"{path.name}:{row.line}"
                 if len(runs) >= _MOST_ROWS:
                     raise RequestError(f"more than {_MOST_ROWS:,} runs", next_step="Import fewer at a time")

@@ -113,7 +113,11 @@ class _Draws:
         self.draws = {name: rows[some] for name, rows in asked.draws.items()}
         self.job_spread = asked.fitted.job_spread[some]
         count = len(self.job_spread)
-        self.of_runs, self.of_misfit = sampling.spread_out_normals(rng, count), sampling.spread_out_normals(rng, count)
+        # Runs of one configuration say nothing of how lucky those of another were. (Drawn apart: all else stays the
+        # same, whatever was measured.)
+        lucky = np.random.default_rng(13)
+        self.of_runs = {candidate: sampling.spread_out_normals(lucky, count) for candidate in self.measured}
+        self.of_misfit = sampling.spread_out_normals(rng, count)
         self.jobs, self.jobs_of_base = (
             np.hstack([sampling.spread_out_jobs(rng, count) for _ in range(_FUTURES)]).T[:, :, None] for _ in range(2)
         )
@@ -168,7 +172,7 @@ class _Draws:
         for n, own in self._measured(candidates):
             low, high = own.ends
             spread = math.log(high / low) / (2 * REACH)
-            mean[:, [n]] = own.value * np.exp(spread * self.of_runs)
+            mean[:, [n]] = own.value * np.exp(spread * self.of_runs[candidates[n]])
         parts = {
             "compute": times.compute + times.optimizer, "wait": times.wait, "wire": times.wire, "norm": times.norm,
             "bubble": times.bubble,

@@ -12,6 +12,7 @@ from vitscale.prediction.network.links import Link
 from vitscale.prediction.parameters import job_scale
 from vitscale.prediction.results import REACH, Assumption, Label
 from vitscale.prediction.variants import Variant
+from vitscale.present.units import counted
 from vitscale.trial.engines import ENGINES
 from vitscale.trial.model_cost import parameters
 
@@ -37,6 +38,7 @@ HOST_SIZE = "ranks on a host"
 """If this is assumed, so is which transfers cross hosts."""
 FURTHER_HOSTS = "further hosts"
 PROFILER = "the profiler's cost"
+SHARES = "shares of ranks"
 
 
 def assumptions(asked: Variant, placement: Placement) -> tuple[Assumption, ...]:
@@ -66,6 +68,9 @@ def assumptions(asked: Variant, placement: Placement) -> tuple[Assumption, ...]:
                 "the same study with measure.repeats = 3",
             )
         )
+    if any(point.trial.train.micro_batches is not None for point in points):
+        taken = f"equal, {counted(placement.trial.train.micro_batch, 'image')} to each rank; the measured are unequal"
+        assumed.append(Assumption(SHARES, taken, "a run with these shares"))
     if asked.fitted.left_out:
         taken = f"as measured; {asked.fitted.left_out}"
         assumed.append(Assumption("the mixture of devices", taken, "`vitscale check`"))

@@ -76,8 +76,17 @@ def equal_hosts(gpus: int, host: int) -> int:
     return next(count for count in range(min(host, gpus), 0, -1) if gpus % count == 0)
 
 
-def placement_of(series: Series, template: Trial, gpus: int, nodes_of: int | None) -> Placement:
+def placement_of(
+    series: Series, template: Trial, gpus: int, nodes_of: int | None, most_micro_batch: int | None = None
+) -> Placement:
     """The trial at a rank count.
+
+    Args:
+        series: the series that it continues.
+        template: its trial with what is changed.
+        gpus: ranks.
+        nodes_of: ranks on each host; None: as `ranks_per_node`.
+        most_micro_batch: where a global batch is kept, the largest micro-batch; None: as measured.
 
     Raises:
         RequestError: the rank count cannot be, or a global batch does not divide over it.
@@ -92,7 +101,7 @@ def placement_of(series: Series, template: Trial, gpus: int, nodes_of: int | Non
     per_node, assumed = ranks_per_node(series, gpus, nodes_of)
     train = template.train.model_copy(update={"micro_batches": None})
     if series.mode == "strong-global":
-        train = train.model_copy(update=_share_of(series, template, gpus // shared))
+        train = train.model_copy(update=share_of_global_batch(series, gpus // shared, most_micro_batch))
     world = world_of_hosts(gpus, per_node, template.world.threads_per_rank)
     images, fraction = images_at(series, gpus)
     data = template.data if fraction is None else template.data.model_copy(update={"fraction": min(1.0, fraction)})
@@ -117,23 +126,27 @@ def images_at(series: Series, gpus: int) -> tuple[int | None, float | None]:
     return math.ceil(known.images / whole * fraction) if known.gpus != gpus else known.images, float(fraction)
 
 
-def _share_of(series: Series, template: Trial, models: int) -> dict[str, int]:
-    """Micro-batch and accumulation that keep the global batch over `models` copies of the model.
+def share_of_global_batch(series: Series, models: int, most_micro_batch: int | None = None) -> dict[str, int]:
+    """Micro-batch and accumulation that keep a series' global batch over `models` copies of the model.
 
-    They are as measured, else as `study.resolve.batch_of` has them with the largest micro-batch that was measured.
+    They are as measured, else as `study.resolve.batch_of` has them with the largest micro-batch that was measured or is
+    allowed.
+
+    Raises:
+        RequestError: the batch does not divide.
     """
-    whole = template.global_batch
-    for point in series.points:
+    whole = series.points[-1].trial.global_batch
+    for point in series.points if most_micro_batch is None else ():
         if (point.trial.layout.data, point.trial.global_batch) == (models, whole):
             return {"micro_batch": point.trial.train.micro_batch, "grad_accum": point.trial.train.grad_accum}
     if whole % models:
         near = [n for n in range(1, min(whole, 2 * models) + 1) if whole % n == 0]
-        shared = template.parallel.ranks_per_model
+        shared = series.points[-1].trial.parallel.ranks_per_model
         what = f"a global batch of {whole} does not divide over {models * shared} ranks"
         valid = [str(n * shared) for n in near[-4:]]
         raise RequestError(what, valid=valid, next_step="Ask for a rank count that divides it")
     share = whole // models
-    most = max(point.trial.train.micro_batch for point in series.points)
+    most = most_micro_batch or max(point.trial.train.micro_batch for point in series.points)
     micro_batch = next(b for b in range(min(most, share), 0, -1) if share % b == 0)
     return {"micro_batch": micro_batch, "grad_accum": share // micro_batch}
 

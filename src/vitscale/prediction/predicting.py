@@ -93,9 +93,16 @@ def _chosen(fitted: Fitted, question: Question) -> list[FittedSeries]:
 def _of_series(fitted: FittedSeries, question: Question, started: Sequence[Point]) -> tuple[Prediction, ...]:
     asked = variant(fitted, question.changes)
     counts = sorted(set(question.gpus))
-    placements = [placement_of(fitted.series, asked.trial, gpus, question.nodes_of) for gpus in counts]
+    most = question.changes.get("micro_batch")
+    if fitted.series.mode == "strong-global" and "grad_accum" in question.changes:
+        raise RequestError(
+            f"--grad-accum is {question.changes['grad_accum']}, and all rank counts keep one global batch: "
+            "accumulation follows from it and the micro-batch",
+            next_step="Leave it out, or say --micro-batch, the most images that a rank takes at once",
+        )
+    placements = [placement_of(fitted.series, asked.trial, gpus, question.nodes_of, most) for gpus in counts]
     smallest = fitted.points[0].gpus
-    base = placement_of(fitted.series, asked.trial, smallest, fitted.points[0].trial.world.ranks_per_node)
+    base = placement_of(fitted.series, asked.trial, smallest, fitted.points[0].trial.world.ranks_per_node, most)
     candidates = [Candidate.of(placement.trial) for placement in placements]
     hosts_assumed = any(placement.host_size_assumed for placement in placements)
     evaluated = evaluate(
@@ -186,6 +193,7 @@ def _prediction(
         wire_seconds=evaluated.parts["wire"].at(n),
         norm_seconds=evaluated.parts["norm"].at(n),
         bubble_seconds=evaluated.parts["bubble"].at(n),
+        rest_seconds=Estimate(step.value - sum(part.at(n).value for part in evaluated.parts.values())),
         memory_bytes=memory,
         memory_capacity_bytes=capacity,
         oom_chance=chance,

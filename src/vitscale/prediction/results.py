@@ -77,6 +77,9 @@ class Prediction:
     """Part of a step: what synchronised norms exchange."""
     bubble_seconds: Estimate | None
     """Part of a step: waiting for stages of other ranks."""
+    rest_seconds: Estimate | None
+    """What the parts are short of the step, without an interval: waiting for data, slower further hosts, what the model
+    leaves out, and that medians do not add up."""
     memory_bytes: int | None
     """Forecast peak of one rank's tensors."""
     memory_capacity_bytes: int | None
@@ -107,7 +110,7 @@ class Score:
     runs: int
     """How many runs were held out."""
     mean_absolute_percentage_error: float
-    """Error of epoch seconds (step seconds where there are no epochs), as a share: 0.027 is 2.7 %."""
+    """Error of step seconds, as a share: 0.027 is 2.7 %."""
     worst_error: float
     held: int
     """Held-out runs within the 90 % interval of a future run."""

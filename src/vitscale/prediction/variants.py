@@ -98,7 +98,9 @@ def variant(fitted: FittedSeries, changes: Mapping[str, Any]) -> Variant:
     parallel = changes.get("parallel", base.parallel)
     whole = -(-base.world.size // parallel.ranks_per_model) * parallel.ranks_per_model
     world = (
-        base.world if whole == base.world.size else base.world.model_copy(update={"nodes": 1, "ranks_per_node": whole})
+        base.world
+        if whole == base.world.size
+        else base.world.model_copy(update={"nodes": 1, "ranks_per_node": whole, "ranks": None})
     )
     trial = base.model_copy(update={"train": train, "model": spec, "parallel": parallel, "world": world})
     if not changes:

@@ -32,7 +32,7 @@ Versions of the JSON:
      runs: each trial has `runs`, the figures of each, and `swept.FIELD` for every field that the study sweeps.
      In CSV `modes` has every batch policy of a trial, a blank between. Parts of a step have `bubble`, and predictions
      `bubble_seconds`: waiting for stages of other ranks.
-     Nothing else of version 7 has changed.
+     Nothing else of version 7 has changed. Added since: `rest_seconds` of predictions, what no other part has.
 
 Unknown is null (an empty cell in CSV), never 0 and never NaN. Times are seconds, sizes bytes, shares in [0, 1].
 """

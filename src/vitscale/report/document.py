@@ -266,10 +266,13 @@ def _reproduce(analysis: Analysis) -> doc.Section | None:
     study = analysis.study
     versions = ", ".join(f"{name} {version or 'not installed'}" for name, version in study.versions.items())
     again = ["vitscale", "run", f"{study.name}.toml", *study.overrides]
+    how = f"Save this as {study.name}.toml, then: {shlex.join(again)}; vitscale report RESULTS."
+    if study.imported is not None:
+        how = "Import the same files, with what was told of them: vitscale import FILES; vitscale report RESULTS."
     return _section(
         "Reproduce",
         (
-            doc.Paragraph(f"Save this as {study.name}.toml, then: {shlex.join(again)}; vitscale report RESULTS."),
+            doc.Paragraph(how),
             doc.Code(tuple(study.text.splitlines())),
             doc.Paragraph(f"Measured with {versions}.", "quiet") if versions else None,
         ),

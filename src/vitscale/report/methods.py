@@ -186,7 +186,8 @@ def _ratios(analysis: Analysis, _: Sequence[TrialResult]) -> Judged:
 def _variation(_: Analysis, measured: Sequence[TrialResult]) -> Judged:
     single = sum(len(result.runs) < 2 for result in measured)
     few = sum(2 <= len(result.runs) < 3 for result in measured)
-    told = f"{_range(len(result.runs) for result in measured)} runs of a trial; {_intervals(measured)}."
+    runs = _range(len(result.runs) for result in measured)
+    told = f"{runs} run{'s' * (runs != '1')} of a trial; {_intervals(measured)}."
     missing = [f"an interval of {counted(single, 'trial')} run once"] if single else []
     missing += [f"a third run of {counted(few, 'trial')}"] if few else []
     kept: Kept = "no" if single == len(measured) else "in part" if missing else "yes"
@@ -265,7 +266,8 @@ def _setup(analysis: Analysis, measured: Sequence[TrialResult]) -> Judged:
         if (count := sum(map(lacking, measured)))
     ]
     around = {result.environment for result in measured if result.environment is not None}
-    told += f" {counted(len(around), 'environment')}, in full above; the study file is part of the report."
+    told += f" {counted(len(around), 'environment')}, in full above"
+    told += "; the study file is part of the report." if analysis.study.imported is None else "."
     kept: Kept = "yes" if not missing else "in part" if around else "no"
     return kept, told, listed(missing) if missing else ""
 
@@ -296,11 +298,19 @@ def _bounds(analysis: Analysis, measured: Sequence[TrialResult]) -> Judged:
 
 
 def _plots(analysis: Analysis, _: Sequence[TrialResult]) -> Judged:
-    curves = sum(sum(point.speedup is not None for point in curve.points) > 1 for curve in analysis.curves)
+    drawn = [
+        [point.speedup for point in curve.points if point.speedup is not None]
+        for curve in analysis.curves
+        if sum(point.speedup is not None for point in curve.points) > 1
+    ]
+    known = sum(any(speedup.low is not None for speedup in speedups) for speedups in drawn)
     told = (
-        f"{counted(curves, 'curve')} with intervals; lines join rank counts of one curve alone, and what is predicted"
+        f"{counted(len(drawn), 'curve')}, {known} with intervals; lines join rank counts of one curve alone, and what "
+        "is predicted is drawn apart from what is measured."
     )
-    return "yes", f"{told} is drawn apart from what is measured.", ""
+    if known == len(drawn):
+        return "yes", told, ""
+    return "in part", told, f"intervals of {counted(len(drawn) - known, 'curve')}, whose trials were not repeated"
 
 
 _RULES: tuple[tuple[str, Callable[[Analysis, Sequence[TrialResult]], Judged]], ...] = (

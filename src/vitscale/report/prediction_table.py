@@ -103,6 +103,8 @@ def _parts(predictions: Sequence[Prediction]) -> list[_Figures]:
         "bubble": [prediction.bubble_seconds for prediction in predictions],
     }
     parts |= {name: part for name, part in rare.items() if any(each is not None and each.value > 0 for each in part)}
+    if any(prediction_words.rest(prediction) is not None for prediction in predictions):
+        parts["the rest"] = [prediction.rest_seconds for prediction in predictions]
     unit = _unit([each.value for part in parts.values() for each in part if each is not None and each.value > 0])
     return [_in_unit(name, estimates, unit) for name, estimates in parts.items()]
 
@@ -149,7 +151,7 @@ def prediction(predicted: Prediction) -> Object:
         "image_size": predicted.trial.model.image_size,
         **attributes(predicted, "images", "steps_per_epoch"),
         **_estimates(predicted, "epoch_seconds", "step_seconds", "images_per_second", "speedup", "efficiency"),
-        **_estimates(predicted, *(f"{part}_seconds" for part in ("compute", "wait", "wire", "norm", "bubble"))),
+        **_estimates(predicted, *(f"{part}_seconds" for part in ("compute", "wait", "wire", "norm", "bubble", "rest"))),
         **attributes(predicted, "memory_bytes", "memory_capacity_bytes", "oom_chance"),
         **_estimates(predicted, "joules_per_epoch", "cost_per_epoch", "startup_seconds"),
         "effective_draws": round(predicted.effective_draws),

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from vitscale.prediction.evidence import Evidence, Series
+from vitscale.prediction.layouts import share_of_global_batch
 from vitscale.prediction.results import Assumption, Forecast, Label, Prediction, Score
+from vitscale.present.estimate import Estimate
 from vitscale.present.units import counted, listed, number, percent, runs_of, share
 from vitscale.trial.trial import Mode
 
@@ -34,6 +36,7 @@ FIELD_NAMES = {
     "wire_seconds": "exposed wire",
     "norm_seconds": "synchronised norm",
     "bubble_seconds": "bubble",
+    "rest_seconds": "the rest of a step",
     "memory_bytes": "memory",
     "memory_capacity_bytes": "the device's memory",
     "oom_chance": "the chance of running out of memory",
@@ -82,10 +85,13 @@ def title(series: str, mode: Mode) -> str:
 def changed(prediction: Prediction, series: Series) -> str:
     """What a prediction changes in the series that it continues: "with vit-b16, engine ddp"; empty for nothing."""
     own, asked = series.points[-1].trial, prediction.trial
-    batch = () if series.mode == "strong-global" else ("micro_batch", "grad_accum")
-    fields = ("engine", "zero_stage", "precision", *batch)
-    values = {field: getattr(asked.train, field) for field in fields}
-    told = [f"{name} {value}" for name, value in values.items() if getattr(own.train, name) != value]
+    fields = ["engine", "zero_stage", "precision", "micro_batch", "grad_accum"]
+    usual = {name: getattr(own.train, name) for name in fields}
+    if series.mode == "strong-global":
+        usual |= share_of_global_batch(series, asked.layout.data)
+        fields.remove("grad_accum")  # it follows from the micro-batch
+    values = {name: getattr(asked.train, name) for name in fields}
+    told = [f"{name} {value}" for name, value in values.items() if usual[name] != value]
     if (asked.model.name, asked.model.hf) != (own.model.name, own.model.hf):
         told.insert(0, asked.model.name or asked.model.hf or "another model")
     if asked.model.image_size != own.model.image_size:
@@ -93,6 +99,16 @@ def changed(prediction: Prediction, series: Series) -> str:
     if prediction.gpu is not None:
         told.append(prediction.gpu)
     return f"with {', '.join(told)}" if told else ""
+
+
+_TOLD = 0.01
+"""Share of a step from which what no part has is told."""
+
+
+def rest(prediction: Prediction) -> Estimate | None:
+    """What of a step no part has; None where that is next to nothing."""
+    own = prediction.rest_seconds
+    return own if own is not None and abs(own.value) > _TOLD * prediction.step_seconds.value else None
 
 
 def labels(predictions: Iterable[Prediction]) -> tuple[str, ...]:

@@ -136,10 +136,18 @@ def _whose(plan: Plan, finding: doc.Finding) -> str:
     return f" ({concerned} of {trials} trials)" if concerned < trials else ""
 
 
+def runs_to_do(plan: Plan, estimate: PlanEstimate) -> int:
+    """Runs that `vitscale run` would start: neither done nor of a trial that is skipped."""
+    return sum(
+        (task.trial_id, task.repeat) not in estimate.done and task.trial_id not in estimate.skipped
+        for task in plan.tasks
+    )
+
+
 def _runs(plan: Plan, estimate: PlanEstimate) -> str:
     runs = counted(len(plan.tasks), "run")
-    if estimate.done:
-        runs = f"{len(plan.tasks) - len(estimate.done)} of {runs} to do"
+    if (to_do := runs_to_do(plan, estimate)) < len(plan.tasks):
+        runs = f"{to_do} of {runs} to do"
     limit = plan.measure.max_gpu_hours
     within = "" if limit is None else f", within {limit:g} GPU-hours (measure.max_gpu_hours)"
     if (most := plan.measure.parallel_runs) is not None:
@@ -199,7 +207,7 @@ def plan_fields(plan: Plan, estimate: PlanEstimate = NOTHING_KNOWN) -> dict[str,
     return {
         "study": plan.record.name,
         "runs": len(plan.tasks),
-        "runs_to_do": len(plan.tasks) - len(estimate.done),
+        "runs_to_do": runs_to_do(plan, estimate),
         "most_runs": plan.most_runs,
         "target_ci": plan.measure.target_ci,
         "expected": estimate.total_json(plan),

@@ -268,7 +268,9 @@ def noise_scale(runs: Sequence[Run]) -> tuple[Estimate | None, str]:
     if not has_two_batch_sizes(runs[0].header.trial):
         return None, "one rank and one micro-step: no gradient of fewer images than the step has"
     if not runs[0].header.trial.window.explain:
-        return None, "measure.explain is false: no step takes the gradients' norms"
+        imported = runs[0].header.trial.origin is not None
+        why = "imports do not tell" if imported else "measure.explain is false: no step takes"
+        return None, f"{why} the gradients' norms"
     estimates = [_estimate(run) for run in runs]
     if drowned := [estimate for estimate in estimates if estimate.drowned]:
         in_runs = f"in {len(drowned)} of {len(estimates)} runs " if len(estimates) > 1 else ""

@@ -217,7 +217,7 @@ def surroundings_changed(measured: Sequence[TrialResult]) -> Iterable[Finding]:
         changed.append("host")
     if len({run.settings for run in around}) > 1:
         changed.append("NCCL or gloo settings")
-    if len({run.git_revision for run in around}) > 1:
+    if len({run.git_revision for run in around} - {None}) > 1:
         changed.append("git revision of the working directory")
     if changed:
         yield note(

@@ -145,15 +145,20 @@ def side_by_side(measured: Sequence[TrialResult], runs: Sequence[Run]) -> Iterab
     different = [p < 1 - CONFIDENCE for p in holm([each.p for each in slowed])]
     figures = listed(
         f"{percent(each.factor - 1)} ({percent(each.low - 1)} to {percent(each.high - 1)}) longer {each.hosts}"
+        if each.factor >= 1
+        else f"{percent(1 - each.factor)} ({percent(1 - each.high)} to {percent(1 - each.low)}) shorter {each.hosts}"
         for each in slowed
     )
     if any(different):
+        slower = any(each.factor > 1 for each, differs in zip(slowed, different, strict=True) if differs)
         yield warning(
             "side-by-side",
             f"{said}, and took another time for a step than runs of the same trial alone: {figures}",
             "What they share is storage, switches and the driver's machine: these times are of a cluster that others "
             "use too. For those of an idle one leave out measure.parallel_runs, or set it lower, and give -o a new "
-            "folder.",
+            "folder."
+            if slower
+            else "Nothing that they share makes a step shorter: their hosts, clocks or power differed. Compare these.",
         )
     else:
         yield note(

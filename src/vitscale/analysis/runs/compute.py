@@ -265,7 +265,7 @@ class Energy:
 
 
 def energy_per_image(run: Run, spans: Mapping[int, range]) -> Energy:
-    """Joules of timed steps on all ranks / their images on all ranks.
+    """Joules of timed steps on all ranks / images of these steps. Ranks that share a model take the same images.
 
     Where one rank's energy is unknown, so is the run's.
 
@@ -298,7 +298,8 @@ def energy_per_image(run: Run, spans: Mapping[int, range]) -> Energy:
         return Energy(None, None, NOT_RECORDED)
     readings = [line.energy for line in lines if line.epoch in long_enough]
     sources = dict.fromkeys(reading.source for reading in readings if reading and reading.source)
-    return Energy(sum(each for each in joules if isinstance(each, float)) / images, "; ".join(sources), "")
+    trained = images / run.header.trial.parallel.ranks_per_model
+    return Energy(sum(each for each in joules if isinstance(each, float)) / trained, "; ".join(sources), "")
 
 
 def _of_epoch(run: Run, epoch: int) -> float | str:

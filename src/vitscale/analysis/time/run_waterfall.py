@@ -34,8 +34,11 @@ START_UP, EVALUATION, CHECKPOINT = "start-up", "evaluation", "checkpoint"
 _EPOCHS = "epochs"
 
 
-def epochs_of(trial: TrialResult) -> int:
-    """Epochs of a whole run: those that the trial trains; one where it only measures some steps."""
+def epochs_of(trial: TrialResult) -> int | None:
+    """Epochs of a whole run: those that the trial trains; one where it only measures some steps. None where a run ends
+    as soon as it has reached an accuracy: runs of one trial then train unlike numbers of epochs."""
+    if trial.trial.train.target_accuracy is not None:
+        return None
     return trial.trial.train.epochs or 1 if trial.trial.window.steps is None else 1
 
 
@@ -57,6 +60,8 @@ def run_parts(trial: TrialResult) -> Mapping[str, float]:
     if first is None:
         raise of_epoch.Unexplained("how long a step takes is unknown")
     epochs = epochs_of(trial)
+    if epochs is None:
+        raise of_epoch.Unexplained("runs end with the epoch that reaches train.target_accuracy, each with another one")
     parts = {
         START_UP: max(0.0, started - first),
         _EPOCHS: epochs * math.exp(statistics.fmean(math.log(cost) for cost in costs)),
@@ -80,7 +85,7 @@ def run_seconds(trial: TrialResult) -> list[float]:
     epochs, trained = epochs_of(trial), 1 - trial.images_left_out
 
     def of(run: RunFigures) -> float | None:
-        if run.epoch_seconds is None or run.startup_seconds is None:
+        if epochs is None or run.epoch_seconds is None or run.startup_seconds is None:
             return None
         evaluated = (run.evaluation_seconds or 0.0) if EVALUATION in parts else 0.0
         started = max(0.0, run.startup_seconds - (run.step_seconds or 0.0))

@@ -53,21 +53,41 @@ def device_factors(points: Sequence[Point]) -> dict[str, float]:
 
 
 def slowdown(point: Point, factors: Mapping[str, float]) -> float:
-    """The slowest rank's time for an image over the fastest device type's; 1 where nothing tells ranks apart.
+    """With equal shares, the slowest rank's time for an image over the fastest device type's; 1 where nothing tells
+    ranks apart.
 
     Where types are not told apart, it is over the typical rank's time.
     """
+    return max(_slowdowns(point, factors), default=1.0)
+
+
+def _slowdowns(point: Point, factors: Mapping[str, float]) -> tuple[float, ...]:
+    """`slowdown` of each rank; empty where nothing tells ranks apart."""
     if factors:
-        return max((factors.get(name, 1.0) for name in point.devices), default=1.0)
+        return tuple(factors.get(name, 1.0) for name in point.devices)
     speeds = point.rank_speeds
     if not speeds or min(speeds) > _ALIKE * statistics.median(speeds):
-        return 1.0
-    return statistics.median(speeds) / min(speeds)
+        return ()
+    return tuple(statistics.median(speeds) / speed for speed in speeds)
+
+
+def _as_measured(point: Point, factors: Mapping[str, float]) -> tuple[int, float]:
+    """(images per micro-step, slowdown) of the rank that a point's step waited for: with unequal shares the one whose
+    images take longest, which need not be the slowest."""
+    train, slower = point.trial.train, _slowdowns(point, factors)
+    if train.micro_batches is None or len(slower) != len(train.micro_batches):
+        return largest_micro_batch(train), slowdown(point, factors)
+    return max(zip(train.micro_batches, slower, strict=True), key=lambda rank: (rank[0] * rank[1], rank[1]))
 
 
 def typical_slowdown(point: Point, factors: Mapping[str, float]) -> float:
-    """`slowdown` of the median rank, whose parts are `Point.parts`."""
-    return statistics.median(factors.get(name, 1.0) for name in point.devices) if factors and point.devices else 1.0
+    """The median rank, whose parts are `Point.parts`, beside one of slowdown 1 with the images of `worlds_of`."""
+    train, slower = point.trial.train, _slowdowns(point, factors)
+    if train.micro_batches is not None and len(slower) == len(train.micro_batches):
+        images, _ = _as_measured(point, factors)
+        times = (share * each for share, each in zip(train.micro_batches, slower, strict=True))
+        return statistics.median(times) / images
+    return statistics.median(slower) if factors and slower else 1.0
 
 
 def worlds_of(points: Sequence[Point]) -> Worlds:
@@ -77,12 +97,13 @@ def worlds_of(points: Sequence[Point]) -> Worlds:
         return np.array(values, dtype=float)
 
     factors = device_factors(points)
+    as_measured = [_as_measured(point, factors) for point in points]
     return Worlds(
         ranks=column([point.gpus for point in points]),
         ranks_per_node=column([point.trial.world.ranks_per_node for point in points]),
-        micro_batch=column([largest_micro_batch(point.trial.train) for point in points]),
+        micro_batch=column([images for images, _ in as_measured]),
         grad_accum=column([point.trial.train.grad_accum for point in points]),
-        slowdown=column([slowdown(point, factors) for point in points]),
+        slowdown=column([slower for _, slower in as_measured]),
     )
 
 

@@ -69,8 +69,9 @@ def parts_table(material: Material) -> Table:
 
     why = sorted({reason for reason in known.values() if isinstance(reason, str)})
     notes = [f"Parts of a run are unavailable: {'; '.join(why)}."] if why else []
-    counts = sorted({epochs_of(member.trial) for member in members})
-    notes.append(f"Of a run of {' or '.join(map(str, counts))} epoch{'s' if counts != [1] else ''}.")
+    counts = sorted({epochs for member in members if (epochs := epochs_of(member.trial)) is not None})
+    if counts:
+        notes.append(f"Of a run of {' or '.join(map(str, counts))} epoch{'s' if counts != [1] else ''}.")
     if splits:
         notes.append(
             "Its parts add up to it: of epochs the geometric mean over runs, else medians. (In the other table it is "

@@ -222,3 +222,18 @@ def test_any_bytes_end_in_a_message(tmp_path_factory: pytest.TempPathFactory, co
     for read in (read_nccl_tests, read_perftest):
         with contextlib.suppress(VitscaleError):
             read([path])
+
+
+def test_a_table_belongs_to_the_test_that_was_named_before_it(tmp_path: Path) -> None:
+    """As `set -x` names each; the outputs have no line that ends them."""
+    tests: tuple[tuple[Operation, str, float], ...] = (
+        ("all_reduce", "all_reduce_perf", 10e9), ("all_gather", "all_gather_perf", 20e9),
+    )  # fmt: skip
+    path = tmp_path / "slurm-77.out"
+    path.write_text("".join(f"+ srun ./{program} -b 8\n{header(4, 1)}{table(operation, 4, 30e-6, bandwidth)}"
+                            for operation, program, bandwidth in tests) + "+ srun ./reduce_scatter_perf\n")  # fmt: skip
+    found, problems = read_nccl_tests([path])
+    assert problems == []
+    assert [one.operation for one in found] == ["all_reduce", "all_gather"]
+    slowest = [max(seconds for times in one.seconds.values() for seconds in times) for one in found]
+    assert slowest[0] > 1.5 * slowest[1]

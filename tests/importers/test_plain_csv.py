@@ -11,6 +11,7 @@ from importers.logs import imported
 from vitscale.analysis import Analysis
 from vitscale.errors import RequestError
 from vitscale.importers.contents import Options
+from vitscale.importers.headings import SPEEDS, Heading, speed_told
 from vitscale.importers.importing import guess, import_logs
 from vitscale.importers.plain_csv import read
 from vitscale.importers.tables import headers
@@ -346,3 +347,46 @@ def test_a_report_on_a_table_claims_nothing_that_it_lacks(tmp_path: Path) -> Non
     assert "the study file is part of the report" not in text
     assert "1 run of a trial" in text
     assert "1 curve, 0 with intervals" in text
+
+
+@pytest.mark.parametrize(
+    ("heading", "column"),
+    [
+        ("Throughput per GPU (images/s)", "images_per_second_per_gpu"),
+        ("per-GPU images/sec", "images_per_second_per_gpu"),
+        ("Average throughput per device (img/sec)", "images_per_second_per_gpu"),
+        ("single-gpu images/s", "images_per_second_per_gpu"),
+        ("samples/s per rank", "images_per_second_per_gpu"),
+        ("Throughput (images/s)", "images_per_second"),
+        ("k images/s", ""),
+        ("Throughput (k images/s)", ""),
+        ("ideal images/s", ""),
+        ("linear scaling (images/s)", ""),
+        ("Speedup vs 1 GPU (images/s)", ""),
+    ],
+)
+def test_whose_rate_a_heading_tells(heading: str, column: str) -> None:
+    """Of one GPU or of all, of a measurement or of an ideal; empty: none that is understood."""
+    own = Heading.of(heading).column
+    assert own == column or (not column and own not in SPEEDS)
+
+
+@pytest.mark.parametrize(
+    ("caption", "column"),
+    [
+        ("Per-GPU throughput (images/s)", "images_per_second_per_gpu"),
+        ("Images/s at batch 64 per GPU", "images_per_second"),
+        ("Batch 64 per GPU, in images/s", None),
+    ],
+)
+def test_whose_rate_a_caption_tells(caption: str, column: str | None) -> None:
+    told = speed_told([caption])
+    assert (told.column if told else None) == column
+
+
+def test_rates_of_each_gpu_are_those_of_all_in_the_report(tmp_path: Path) -> None:
+    """400 images/s alone and 360 each of 16: 14.4 times as fast, and no 0.9 times."""
+    rows = "gpus,Throughput per GPU (images/s),micro_batch\n1,400,64\n16,360,64\n"
+    found = imported(tmp_path, [table(tmp_path, rows)], "csv", train_samples=50_000)
+    (curve,) = found.curves
+    assert [point.speedup.value for point in curve.points if point.speedup] == pytest.approx([1.0, 14.4])

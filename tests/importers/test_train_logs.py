@@ -194,3 +194,40 @@ def test_numbers_that_cannot_be_are_left_out_and_named(tmp_path: Path) -> None:
     assert problem.startswith("train.log: 2 broken lines left out: line 11 ('0.000' is no time), line 12 ")
     with pytest.raises(StoreError, match=r"nothing in 'none.log' can be used as train-log"):
         import_logs([log(tmp_path, ["Epoch 1"], "none.log")], "train-log", Options(gpus=1), tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("again", "told"),
+    [(("batch_size=128", "batch_size=64"), "micro_batch = 64 where it had 128"),
+     (("world_size=8", "world_size=2"), "gpus = 2 where it had 8")],
+)  # fmt: skip
+def test_a_training_that_goes_on_otherwise_is_another_run(tmp_path: Path, again: tuple[str, str], told: str) -> None:
+    first, second = references(), references("Epoch: [1]")
+    second[0] = second[0].replace(*again)
+    found = imported(tmp_path, [log(tmp_path, [*first, *second])], "train-log")
+    (trial,) = found.trials.values()
+    assert (trial.trial.world.size, trial.trial.train.micro_batch) == (8, 128)
+    assert trial.runs[0].timed_steps == len(STEPS)
+    assert any(f"from line {len(first) + 1} on it is another run ({told})" in problem for problem in found.problems)
+
+
+def test_the_same_setting_again_is_the_same_run(tmp_path: Path) -> None:
+    found = imported(tmp_path, [log(tmp_path, [*references(), *references("Epoch: [1]")])], "train-log")
+    (trial,) = found.trials.values()
+    assert trial.runs[0].timed_steps > len(STEPS)
+    assert not found.problems
+
+
+def test_of_mmcv_the_first_line_of_each_epoch_holds_the_loaders_start(tmp_path: Path) -> None:
+    """Its time is the mean since the line before; MMEngine's is of ten steps."""
+    mmcv_lines = [
+        f"2021-03-03 17:50:17,582 - mmcls - INFO - Epoch [{epoch}][{step}/200]\tlr: 1.0e-02, eta: 17:27:26, "
+        f"time: {0.4 if step == 100 else 0.2:.3f}, data_time: 0.005, memory: 3569, loss: 1.3139"
+        for epoch in (1, 2, 3)
+        for step in (100, 200)
+    ]
+    found = imported(tmp_path, [log(tmp_path, mmcv_lines)], "train-log", gpus=8, micro_batch=128)
+    (trial,) = found.trials.values()
+    assert trial.runs[0].timed_steps == 3
+    assert trial.step_seconds is not None
+    assert trial.step_seconds.value == pytest.approx(0.2)

@@ -84,7 +84,7 @@ def test_gpus_that_do_not_fit_the_rates_are_noted(tmp_path: Path) -> None:
         ("[]", "no log_history"),
         ('{"log_history": [{"loss": 1}]}', "no training has ended"),
         ('{"log_history": [{"train_runtime": NaN, "step": 3}]}', "no training has ended"),
-        ('{"log_history": [{"train_runtime": 5, "step": 3}, {"eval_runtime": 9}]}', "is no time"),
+        ('{"log_history": [{"eval_runtime": 9}, {"train_runtime": 5, "step": 3}]}', "is no time"),
         ('{"log_history": [{"train_runtime": 5, "step": true}]}', "does not tell its steps"),
     ],
 )
@@ -93,3 +93,41 @@ def test_what_is_no_finished_run_is_refused(tmp_path: Path, text: str, why: str)
     path.write_text(text)
     with pytest.raises(StoreError, match=why):
         import_logs([path], "trainer-state", Options(gpus=2, micro_batch=8), tmp_path / "results")
+
+
+def ended(epoch: float, steps: int, seconds: float, own: int | None = None) -> dict[str, Any]:
+    """The entry of a call of `train` after `steps` steps in all, of which its rates have `own`."""
+    rated = steps if own is None else own
+    return {"epoch": epoch, "step": steps, "train_runtime": seconds, "train_samples_per_second": 64 * rated / seconds,
+            "train_steps_per_second": rated / seconds}  # fmt: skip
+
+
+EVALUATION = {"epoch": 3.0, "eval_loss": 1.0, "eval_runtime": 60.0}
+
+
+@pytest.mark.parametrize(
+    ("history", "epochs"),
+    [
+        # Evaluated after training: not in its time.
+        ([ended(3.0, 300, 150.0), EVALUATION], 3),
+        # Trained for 3 epochs, evaluated, then for 3 more: the time is of the latter.
+        ([ended(3.0, 300, 999.0), EVALUATION, ended(6.0, 600, 150.0, 300)], 3),
+        # As older transformers write it, with rates of all steps.
+        ([ended(3.0, 300, 999.0), EVALUATION, ended(6.0, 600, 150.0)], 3),
+        # Continued from a checkpoint in another process: the rates alone tell.
+        ([ended(6.0, 600, 150.0, 300)], 3),
+    ],
+)
+def test_only_what_the_last_training_did_is_in_its_time(
+    tmp_path: Path, history: list[dict[str, Any]], epochs: int
+) -> None:
+    """100 steps of 0.5 s an epoch."""
+    last = [entry for entry in history if "train_runtime" in entry][-1]
+    changes = {"epoch": last["epoch"], "global_step": last["step"], "max_steps": last["step"]}
+    changes |= {"num_train_epochs": int(last["epoch"]), "log_history": history}
+    found = imported(tmp_path, [state(tmp_path, **changes)], "trainer-state", gpus=4)
+    (trial,) = found.trials.values()
+    assert trial.epoch_costs == pytest.approx([50.0])
+    assert len(trial.epochs) == epochs
+    assert trial.images_per_second is not None
+    assert trial.images_per_second.value == pytest.approx(6400 / 50)

@@ -324,3 +324,26 @@ TOTAL = "train_batch_size"
 )
 def test_batch_sizes_close_or_not(sizes: dict[str, Any], expected: set[tuple[str, str]]) -> None:
     assert batch(**sizes) == expected
+
+
+BY_ITSELF = zero(overlap_comm=True, reduce_bucket_size=5e8) | {
+    "bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"},
+}  # fmt: skip
+
+
+def test_an_optimizer_that_sends_by_itself_is_given_no_advice_on_buckets() -> None:
+    """BF16_Optimizer, which DeepSpeed takes for bf16 with fp32 accumulation at stage 1, has none."""
+    rules = {(rule, key) for rule, _, key in found(QUIET | BY_ITSELF, parameters=B16, gpus=8)}
+    assert ("no-overlap", "data_types.grad_accum_dtype") in rules
+    assert not {"one-bucket", "bucket-memory"} & {rule for rule, _ in rules}
+    assert "BF16_Optimizer" in message_of("no-overlap", BY_ITSELF, gpus=8)
+    on_host = BY_ITSELF | zero(overlap_comm=True, offload_optimizer={"device": "cpu"})
+    assert "no-overlap" not in {rule for rule, _, _ in found(QUIET | on_host, parameters=B16, gpus=8)}
+
+
+@pytest.mark.parametrize(("optimizer", "severity"), [("AdamW", "error"), ("Lion", "error"), ("Lamb", "warning")])
+def test_an_offloaded_optimizer_without_partitions_is_one_for_the_cpu(optimizer: str, severity: str) -> None:
+    """DeepSpeed looks at the device alone, and its CPU optimizers refuse parameters on a GPU."""
+    part = zero(stage=0, offload_optimizer={"device": "cpu"}) | {"optimizer": {"type": optimizer, "params": {}}}
+    key = "zero_optimization.offload_optimizer"
+    assert ("offload-without-effect", severity, key) in found(QUIET | part, parameters=B16, gpus=8)

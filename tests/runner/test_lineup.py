@@ -164,6 +164,23 @@ def test_hosts_are_drawn_for_runs_alone_as_for_others(tmp_path: Path) -> None:
     assert len(alone) == HOSTS
 
 
+def test_the_hosts_of_a_run_are_in_their_own_order(tmp_path: Path) -> None:
+    """srun numbers ranks by that order, whatever its --nodelist says, and rank 0's host is told to the others."""
+    planned = study(tmp_path, 25, [1, 2, 3])
+    assert isinstance(planned.scheduler, Hostfile)
+    lineup = Lineup(planned, planned.scheduler, planned.tasks, AddedRuns(planned, Path("none"), {}, planned.tasks))
+    places = {host.name: place for place, host in enumerate(planned.scheduler.pool())}
+    first = set()
+    while (begins := lineup.next()) is not None:
+        task, where = begins
+        lineup.begin(task, where)
+        own = [places[host.name] for host in where.pool()]
+        assert own == sorted(own)
+        first.add(own[0])
+        lineup.end(task, unstarted("completed", ""))
+    assert len(first) > HOSTS // 2  # drawn, all the same
+
+
 def test_a_host_that_fails_its_runs_is_given_where_no_other_is_free(tmp_path: Path) -> None:
     planned = study(tmp_path, 25, [1, 2], repeats=2, parallel_runs=2)
     bad = "192.0.2.3"

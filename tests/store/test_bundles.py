@@ -186,6 +186,9 @@ def test_a_host_that_is_called_as_a_word_of_the_format_leaves_the_bundle_readabl
         ("../ada/x and ./y", "PATH-0 and PATH-1"),
         ("197 tokens per second of --token abcdef", "197 tokens per second of --token SECRET-0"),
         ("HF_TOKEN=hf_abcdefghijkl", "HF_TOKEN=SECRET-1"),
+        ("cd '/scratch/Ada Doe/x y' && ls", "cd 'PATH-0' && ls"),
+        ("mia@login01 ran C:\\Users\\Mia\\x", "USER-0 ran PATH-0"),
+        ("commit 4423a906aabbccddeeff00112233445566778899", "commit REVISION-0"),
     ],
 )
 def test_what_is_taken_out_of_a_text(text: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,3 +304,10 @@ def test_a_file_that_is_no_archive_is_named(call: Call, tmp_path: Path) -> None:
     said = call("report", "study.toml")
     assert said.startswith("vitscale: 'study.toml' is no bundle that can be read: Not a gzipped file")
     assert len(said.splitlines()) == 1
+
+
+def test_a_path_with_blanks_that_a_record_tells_is_known_in_every_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing in a log tells where it ends."""
+    redactor = nobody(monkeypatch)
+    redactor.learn_from('{"folder": "/data/Ada Doe/study one", "note": "a / b"}')
+    assert redactor.text("reads /data/Ada Doe/study one/images now") == "reads PATH-0 now"

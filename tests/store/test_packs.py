@@ -20,7 +20,7 @@ from results_factory import explained_run, make_curve, make_results, make_trial,
 from vitscale.errors import StoreError
 from vitscale.store import RunIndex, load, pack_finished, packs, reading, without_lines
 from vitscale.store.bundles import write_bundle
-from vitscale.store.packs import pack_files, pack_runs, read_outcomes, read_pack
+from vitscale.store.packs import RUN_FOLDER, pack_files, pack_runs, read_outcomes, read_pack
 from vitscale.store.records import FORMAT, RankRecord
 from vitscale.store.results import Results, Run
 
@@ -123,6 +123,10 @@ def test_a_run_whose_folder_is_deleted_does_not_count(folder: Path) -> None:
     shutil.rmtree(folder / "runs" / gone)
     assert gone not in by_name(load(folder))
     assert gone not in {name for name, _ in RunIndex(folder).finished.values()}
+    found = RUN_FOLDER.fullmatch(gone)
+    assert found is not None
+    used = RunIndex(folder).attempts[found["trial"], int(found["repeat"])]
+    assert used >= int(found["attempt"]), "done again under its name, it would be read from the pack"
 
 
 class Died(BaseException):

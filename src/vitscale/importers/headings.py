@@ -47,7 +47,12 @@ _UNITS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0, "min": 60.0, "minute
 _UNIT = re.compile(rf"\b(?:{'|'.join(_UNITS)})\b")
 _COUNT, BATCH = r"(?:#|no\.?|n|num|number|total)?(?: of)? ?", r"batch(?:[ _-]?sizes?)?"
 _PER, _IN = r"(?: ?/ ?| per )", rf"[ \[(,]+{_UNIT.pattern}[\])]?"
-_OTHER = r"(?!.*\b(?:std|stddev|min|max|eval|evaluation|val|validation|test|inference)\b)"
+_OTHER = (
+    r"(?!.*\b(?:std|stddev|min|max|eval|evaluation|val|validation|test|inference|ideal|linear|target|theoretical"
+    r"|expected|speed[ -]?up)\b)(?!.*\b(?:k|m|thousand|million) ?(?:images?|imgs?|samples?|sequences?)\b)"
+)
+"""No time or rate of training as it was measured, in images."""
+_EACH = r"(?:per[ -](?:gpu|device|rank|card|accelerator)|single[ -]gpu)"
 _WHICH = r"(?:(?:mean|median|average|avg\.?|train|training) )?"
 _RATE = rf"{_OTHER}(?:[\w .,:-]{{1,40}}[ \[(])?[\[(]?(?:images?|imgs?|samples?|sequences?){_PER}s(?:ec(?:ond)?)?"
 _MEANT = {
@@ -55,8 +60,8 @@ _MEANT = {
     for column, pattern in {
         "gpus": rf"{_COUNT}(?:gpus?|ranks|devices|accelerators)|world size|gpu count",
         "nodes": rf"{_COUNT}(?:nodes|hosts|machines|servers)",
-        "images_per_second": rf"{_RATE}[\])]?",
-        "images_per_second_per_gpu": rf"{_RATE}{_PER}(?:gpu|device)[\])]?",
+        "images_per_second": rf"(?!.*\b{_EACH}\b){_RATE}[\])]?",
+        "images_per_second_per_gpu": rf"{_RATE}{_PER}(?:gpu|device|rank|card)[\])]?|(?=.*\b{_EACH}\b){_RATE}[\])]?",
         **{
             column: rf"{_WHICH}{what}(?: time)?{_IN}|time{_PER}{what}{_IN}|{_UNIT.pattern}{_PER}{what}"
             for column, what in (("step_seconds", "(?:step|iteration|iter|it)"), ("epoch_seconds", "epoch"))
@@ -72,6 +77,7 @@ _TIME_TOLD = re.compile(
     rf"|{_UNIT.pattern}{_PER}(?:step|iteration|iter|epoch)\b"
 )
 NO_TRAINING = re.compile(r"\b(?:eval|evaluation|val|validation|inference|latency)\b")
+_EACH_TOLD = re.compile(rf"\b{_EACH}\b")
 _COUNT_TOLD = re.compile(
     r"\b(\d{1,6})(?: ?x)? ?([a-z]+\d\w*)?(?: (?:80|40|32|16) ?gb)? ?(?:gpus?|ranks|devices)\b"
     r"|\b(?:gpus?|ranks|world size) ?[=:]? ?(\d{1,6})\b|\b(\d{1,6}) ?x ?([a-z]+\d\w*)\b"
@@ -120,7 +126,11 @@ def speed_told(texts: Iterable[str]) -> Heading | None:
         if NO_TRAINING.search(words):
             continue
         for match in _RATE_TOLD.finditer(words):
-            told[f"images_per_second{'_per_gpu' if match[1] else ''}", 1.0] = match[0]
+            before = words[: match.start()]
+            each = _EACH_TOLD.search(before) is not None
+            if each and "batch" in before:
+                return None  # "batch 64 per GPU, images/s": nobody knows what else is per GPU
+            told[f"images_per_second{'_per_gpu' if match[1] or each else ''}", 1.0] = match[0]
         for match in _TIME_TOLD.finditer(words):
             factor = _UNITS[_UNIT.findall(match[0])[-1]]
             told[f"{'epoch' if 'epoch' in match[0] else 'step'}_seconds", factor] = match[0]

@@ -84,11 +84,14 @@ def _of_text(path: Path, told: Problems) -> Iterator[MeasuredLink]:
     for number, raw, whole in lines(path):
         text = _LABELLED.sub("", raw).strip()
         if match := _TEST.search(text):
+            if rows and match[1] != test and "Collective test concluded" not in text:  # the next test is named
+                yield _link(path, file, test, hosts, rows, time, told)
+                hosts, rows = {}, []
             test = match[1]
         if match := _RANK.match(text):
-            if rows:  # the next test began
+            if rows:  # the next test began, of the same name unless it was told
                 yield _link(path, file, test, hosts, rows, time, told)
-                test, hosts, rows = None, {}, []
+                hosts, rows = {}, []
             hosts[int(match[2] or 0), int(match[1])] = match[3]
         elif text.startswith("#"):
             names = text.lstrip("# ").split()

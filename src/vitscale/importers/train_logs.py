@@ -26,13 +26,16 @@ from vitscale.store.records import StepLine
 from vitscale.trial import model_cost
 from vitscale.trial.model_spec import NAMED_MODELS
 
+SINCE_THE_LAST = -1
+"""A line's time is the mean of all steps since the line before."""
+
 
 class _Loop(NamedTuple):
     """A program's form of line."""
 
     name: str
     mean_of: int
-    """Number of steps at an epoch's beginning whose printed time includes the first step's."""
+    """Steps below this number have a printed time that includes the epoch's first step; or `SINCE_THE_LAST`."""
     line: re.Pattern[str]
 
 
@@ -54,9 +57,15 @@ _LOOPS = tuple(
             rf"\bEpoch: \[(?P<epoch>\d+)(?:/\d+)?\]\s+{_AT}\]\s.*?\btime: {_SECONDS}\s+data: (?P<data>{_NUMBER})",
         ),
         (
-            "MMEngine or MMCV",
-            0,
-            rf"\b(?:Epoch(?:\(train\))?\s*\[\s*(?P<epoch>\d+)\]|Iter(?:\(train\))?)\s*{_AT}\]\s.*?"
+            "MMEngine",
+            11,
+            rf"\b(?:Epoch\(train\)\s*\[\s*(?P<epoch>\d+)\]|Iter\(train\))\s*{_AT}\]\s.*?"
+            rf"\btime: {_SECONDS},?\s+data_time: (?P<data>{_NUMBER})",
+        ),
+        (
+            "MMCV",
+            SINCE_THE_LAST,
+            rf"\b(?:Epoch\s*\[\s*(?P<epoch>\d+)\]|Iter)\s*{_AT}\]\s.*?"
             rf"\btime: {_SECONDS},?\s+data_time: (?P<data>{_NUMBER})",
         ),
         (
@@ -92,6 +101,8 @@ _MODEL = re.compile(r"\bModel (\S+) created, param count")
 class _Step(NamedTuple):
     of_epoch: int
     """Its place in the epoch, or in a run without epochs."""
+    first_line: bool
+    """Whether the line before is of another epoch."""
     seconds: float
     images_per_second: float | None
     data_seconds: float | None
@@ -107,6 +118,10 @@ class _Log:
     model: str | None = None
     steps: list[_Step] = field(default_factory=list)
     steps_of_epoch: int | None = None
+    epoch: str | None = None
+    """Of the last line."""
+    goes_on: str = ""
+    """What follows in the file and is left out."""
     told_steps: set[tuple[str | None, int]] = field(default_factory=set)
     """(Epoch, step) of the lines taken so far."""
     again: int = 0
@@ -136,6 +151,7 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
             runs.append(run)
             notes += [f"{path.name}: {note}" for note in said]
         problems += told.told()
+        problems += [f"{path.name}: {log.goes_on}"] if log.goes_on else []
     if options.train_samples is None and (samples := {run.setting.train_samples or 0 for run in runs} - {0}):
         alike = max(samples) <= _ALIKE * min(samples)  # they differ only by batches that were not full
         runs = [
@@ -158,11 +174,28 @@ def _read(path: Path, told: Problems) -> _Log:
                 log.loop = loop
                 _take(match.groupdict(), log, number, told)
                 break
+        # Of MMEngine's configuration, only two lines together tell whose batch it is.
+        facts = before + text if before.startswith("train_dataloader = dict(") else text
+        before = text
         if not log.steps:
-            # Of MMEngine's configuration, only two lines together tell whose batch it is.
-            _look_for_facts(before + text if before.startswith("train_dataloader = dict(") else text, log)
-            before = text
+            _look_for_facts(facts, log)
+        elif (other := _other_setting(facts, log)) is not None:
+            log.goes_on = (
+                f"from line {number:,} on it is another run ({other}), which is left out: give it a file of its own"
+            )
+            break
     return log
+
+
+def _other_setting(text: str, log: _Log) -> str | None:
+    """GPUs or batch that a line tells where the log has told others before: a training that was resumed otherwise."""
+    again = _Log()
+    _look_for_facts(text, again)
+    for name in ("gpus", "micro_batch"):
+        before, now = log.counts.get(name), again.counts.get(name)
+        if before is not None and now is not None and before != now:
+            return f"{name} = {now:,} where it had {before:,}"
+    return None
 
 
 def _look_for_facts(text: str, log: _Log) -> None:
@@ -192,7 +225,8 @@ def _take(told: dict[str, str | None], log: _Log, number: int, problems: Problem
         log.again += 1  # from the first rank of another host, or from a run that was started again
         return
     log.told_steps.add(key)
-    log.steps.append(_Step(step, seconds, rate if batch is None else batch / seconds, data))
+    first, log.epoch = told.get("epoch") != log.epoch, told.get("epoch")
+    log.steps.append(_Step(step, first, seconds, rate if batch is None else batch / seconds, data))
     if told.get("epoch") is not None:
         log.steps_of_epoch = of
 
@@ -236,4 +270,5 @@ def _with_so_many(parameters: int | None) -> str | None:
 def _steps(log: _Log, images: int) -> Iterator[StepLine]:
     for number, step in enumerate(log.steps):
         begins = number == 0 or step.of_epoch < log.loop.mean_of
+        begins |= step.first_line and log.loop.mean_of == SINCE_THE_LAST
         yield StepLine(step=number, epoch=0, seconds=step.seconds, images=images, loss=None, warmup=begins)

@@ -75,26 +75,60 @@ def _run(path: Path, state: Mapping[str, Any], gpus: int, options: Options) -> t
     steps = _count(end.get("step")) or _count(state.get("global_step"))
     if steps is None:
         raise ValueError("it does not tell its steps")
-    evaluating = sum(_positive(entry.get("eval_runtime")) or 0.0 for entry in history)
+    # `train_runtime` is of the last call of `train`; an evaluation after it, and all of an earlier call, are not in it.
+    before = history[: next(place for place, entry in enumerate(history) if entry is end)]
+    earlier = max((place for place, entry in enumerate(before) if entry in ended), default=-1)
+    call_before = before[earlier] if earlier >= 0 else {}
+    evaluating = sum(
+        _positive(entry.get("eval_runtime")) or 0.0
+        for entry in before[earlier + 1 :]
+        if not _at_its_end(entry, call_before)  # else between the two calls
+    )
     runtime = _positive(end.get("train_runtime")) or 0.0
+    own, by_rates = _own_steps(end, steps, call_before)
     seconds = runtime - evaluating
     if not 0 < seconds <= contents.LONGEST_SECONDS:
         raise ValueError(f"train_runtime {runtime:g} s less evaluation of {evaluating:g} s is no time")
     notes = [f"{path.name}: one time for the whole run, with its first steps: every epoch is shown as the mean one"]
     if evaluating:
         notes.append(f"{path.name}: {evaluating:.0f} s of evaluation are taken out of its {runtime:.0f} s")
-    setting = _setting(path, state, end, steps, gpus, options, notes)
-    epochs = _positive(end.get("epoch")) or _positive(state.get("epoch")) or 0.0
+    if own < steps:
+        notes.append(f"{path.name}: a training was continued: {own:,} of its {steps:,} steps are in that time")
+    setting = _setting(path, state, end, steps, gpus, options, notes, own / steps if by_rates else 1.0)
+    all_epochs = _positive(end.get("epoch")) or _positive(state.get("epoch")) or 0.0
+    epochs = all_epochs * own / steps
     whole = min(_MOST_EPOCHS, math.floor(epochs + 0.01))
     images = (setting.micro_batch or 0) * setting.grad_accum
     rank = LogRank(
         0,
-        epochs=tuple(_epochs(history, whole, seconds / epochs, setting, options)) if whole else (),
+        epochs=tuple(_epochs(history, round(all_epochs - epochs), whole, seconds / epochs, setting, options))
+        if whole
+        else (),
         steps=()
         if whole and train_samples(setting, options)
-        else (StepLine(step=0, epoch=0, seconds=seconds / steps, images=images, loss=None, warmup=False),),
+        else (StepLine(step=0, epoch=0, seconds=seconds / own, images=images, loss=None, warmup=False),),
     )
     return LogRun(setting, path.name, (contents.identified(path),), (rank,), of_the_run=True), notes
+
+
+def _at_its_end(entry: Mapping[str, Any], call: Mapping[str, Any]) -> bool:
+    """Whether an entry is of the very step or epoch with which a call of `train` ended."""
+    places = ((_number(entry.get(key)), _number(call.get(key))) for key in ("step", "epoch"))
+    return any(own is not None and own == end for own, end in places)
+
+
+def _own_steps(end: Mapping[str, Any], steps: int, earlier: Mapping[str, Any]) -> tuple[int, bool]:
+    """(Steps of the last call of `train`, whether its rates are of these alone).
+
+    Transformers 5 writes rates of this call's steps (`speed_metrics` in trainer.py), older releases of all steps; then
+    only an earlier call in the same file tells that these are too many.
+    """
+    pace, runtime = _positive(end.get("train_steps_per_second")), _positive(end.get("train_runtime"))
+    told = round(pace * runtime) if pace and runtime else steps
+    if 0 < told < (1 - _NEAR) * steps:
+        return told, True
+    done = _count(earlier.get("step"))
+    return (steps - done if done is not None and done < steps else steps), False
 
 
 def _setting(
@@ -105,15 +139,17 @@ def _setting(
     gpus: int,
     options: Options,
     notes: list[str],
+    share: float,
 ) -> Setting:
-    """Works out batch and dataset from the rates: images/s over steps/s is the global batch."""
+    """Works out batch and dataset from the rates, of this share of all steps: images/s over steps/s is the global
+    batch."""
     rate, pace = _positive(end.get("train_samples_per_second")), _positive(end.get("train_steps_per_second"))
     runtime = _positive(end.get("train_runtime")) or 0.0
     planned = _positive(state.get("num_train_epochs"))
     samples = None
     if rate and planned and _count(state.get("max_steps")) == steps:
         # Transformers' speed_metrics: images of all epochs / train_runtime, with three decimals.
-        samples = round(rate * runtime / planned)
+        samples = round(rate * runtime / (planned * share))
         notes.append(
             f"{path.name}: about {samples:,} training images, from its images/s (--train-samples says it exactly)"
         )
@@ -139,11 +175,13 @@ def _setting(
 
 
 def _epochs(
-    history: Sequence[Mapping[str, Any]], whole: int, seconds: float, setting: Setting, options: Options
+    history: Sequence[Mapping[str, Any]], first: int, whole: int, seconds: float, setting: Setting, options: Options
 ) -> Iterable[EpochLine]:
+    """`whole` epochs, of which the training had done `first` before."""
     sizes = an_epoch(setting, options)
     for number in range(whole):
-        own = [entry for entry in history if (at := _positive(entry.get("epoch"))) and number < at <= number + 1 + 1e-9]
+        end = first + number + 1
+        own = [entry for entry in history if (at := _positive(entry.get("epoch"))) and end - 1 < at <= end + 1e-9]
         accuracy = _share(_last(own, "eval_accuracy"))
         held_out = {"held_out_loss": _last(own, "eval_loss"), "held_out_accuracy": accuracy}
         yield epoch_line(number, seconds, sizes, train_loss=_last(own, "loss"), **held_out)

@@ -135,6 +135,10 @@ class RunIndex:
                 self.unpacked[name] = self._own_outcome(runs / name)
         if None in self.unpacked.values():
             self._read_each()  # it may just have been packed
+        for name in self.packs.keys() - names:  # its folder was deleted: the run is left out, and its number stays used
+            if (match := RUN_FOLDER.fullmatch(name)) is not None:
+                key = match["trial"], int(match["repeat"])
+                self.attempts[key] = max(int(match["attempt"]), self.attempts.get(key, -1))
         told: dict[tuple[str, int], list[tuple[int, str, Outcome]]] = {}
         for name in names:
             match = RUN_FOLDER.fullmatch(name)

@@ -37,6 +37,10 @@ _PATTERNS = (
     ("ADDRESS", re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.])")),
     ("UUID", re.compile(r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b")),
     ("MAIL", re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")),
+    ("USER", re.compile(r"\b[\w.-]+@[\w-]+\b")),
+    ("REVISION", re.compile(r"\b[0-9a-f]{40}\b")),
+    ("PATH", re.compile(r"(?P<quote>['\"])(?P<taken>(?:~[\w-]*|\.{1,2})?/[^'\"\n]+)(?P=quote)")),
+    ("PATH", re.compile(r"\b[A-Za-z]:\\[^\s\"':;,]+")),
     ("PATH", re.compile(r"(?<![\w.])(?:~[\w-]*|\.{1,2})?(?:/[^\s/:\"',;()\[\]]+)+/?")),
 )
 """Kind of what is taken out, and its pattern; where a pattern has a group `taken`, only that group is taken out."""
@@ -52,6 +56,7 @@ _STEP = re.compile(
     rf'\{{"kind":"step"(?:,"(?:{"|".join(StepLine.model_fields)})":(?:[\d.eE+-]+|true|false|null|"(?:{"|".join(WINDOWS)})"))*\}}'
 )
 """A step's line with nothing but numbers: most lines of most results."""
+_SPACED_PATH = re.compile(r'"((?:~[\w-]*|\.{1,2})?/[^"\\\n: ]*/[^"\\\n:]* [^"\\\n:]*)"')
 _HOME = re.compile(r"/(?:home|Users)/([\w.-]+)")
 
 
@@ -63,6 +68,8 @@ class Redactor:
         """Names to take out, in small letters, with their kind: USER or host."""
         self._stand_ins: dict[tuple[str, str], str] = {}
         self._counts: dict[str, int] = {}
+        self._spaced_paths: dict[str, None] = {}
+        """Paths with blanks in them: in other texts nothing tells where they end."""
         self._pattern: re.Pattern[str] | None = None
         with suppress(KeyError, OSError):  # no such user, no home
             self.learn("USER", (getpass.getuser(),))
@@ -81,6 +88,7 @@ class Redactor:
     def learn_from(self, text: str) -> str:
         """Learns hosts and users from stored text (a JSON value, lines of JSON, other text), and returns the text."""
         self.learn("USER", _HOME.findall(text))
+        self._spaced_paths |= dict.fromkeys(_SPACED_PATH.findall(text))
         for piece in (text, *text.splitlines()) if '"host' in text else ():
             if '"host' in piece:
                 with suppress(ValueError, RecursionError):
@@ -111,6 +119,9 @@ class Redactor:
         """The text without learnt names and without what `_PATTERNS` finds."""
         for secret in self._secrets:
             text = text.replace(secret, self._stand_in("SECRET", secret))
+        if self._spaced_paths:
+            known = "|".join(map(re.escape, sorted(self._spaced_paths, key=len, reverse=True)))
+            text = re.sub(rf"(?:{known})[^\s:\"',;()\[\]]*", partial(self._taken, "PATH"), text)
         for kind, pattern in _PATTERNS[:3]:
             text = pattern.sub(partial(self._taken, kind), text)
         if self._pattern is None:
@@ -131,7 +142,8 @@ class Redactor:
     def _taken(self, kind: str, match: re.Match[str]) -> str:
         if "taken" not in match.groupdict():
             return self._stand_in(kind, match[0])
-        return match[0][: match.start("taken") - match.start()] + self._stand_in(kind, match["taken"])
+        before, behind = match.start("taken") - match.start(), match.end("taken") - match.start()
+        return match[0][:before] + self._stand_in(kind, match["taken"]) + match[0][behind:]
 
     def value(self, value: Any, key: str = "") -> Any:
         """A JSON value with all its texts redacted; of variables (`settings`) only plain words and numbers are kept.

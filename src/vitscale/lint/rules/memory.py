@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vitscale.lint.rules.overlap import bucket_elements, good_bucket, overlaps
+from vitscale.lint.rules.overlap import bucket_elements, good_bucket, overlaps, sends_by_itself
 from vitscale.lint.view import View, finding
 from vitscale.present.document import Finding
 from vitscale.present.units import size
@@ -37,7 +37,7 @@ def _buffer_bytes(view: View) -> int:
 def bucket_memory(view: View) -> Iterator[Finding]:
     """Bucket buffers, which are allocated whole whatever the model's size, that exceed the model's states."""
     parameters, bucket, stage = view.setting.parameters, bucket_elements(view), view.stage
-    if parameters is None or bucket is None or not stage:
+    if parameters is None or bucket is None or not stage or sends_by_itself(view):
         return
     if view.flag("zero_optimization.contiguous_gradients", True) is not True:
         return
@@ -86,6 +86,11 @@ def offload_that_cannot_pay(view: View) -> Iterator[Finding]:
             )  # fmt: skip
 
 
+_ON_THE_CPU = ("adam", "adamw", "adagrad", "lion")
+"""Optimizers, in small letters, of which DeepSpeed has one for the CPU, and takes it where the optimizer is offloaded.
+"""
+
+
 def offload_without_effect(view: View) -> Iterator[Finding]:
     """Offload at a stage where it does nothing or is refused."""
     stage, zero = view.stage, "zero_optimization"
@@ -96,9 +101,17 @@ def offload_without_effect(view: View) -> Iterator[Finding]:
         message = f"offload_param is for stage 3 alone: at stage {stage} the parameters stay on the GPU"
         yield finding("offload-without-effect", "warning", f"{zero}.offload_param", message, "Remove it", source)
     if stage == 0 and _offloads(view, "offload_optimizer"):
-        message = "offload_optimizer is for stages 1 to 3: at stage 0 there are no partitions to offload"
         fix = "Remove it, or take stage 1 or 2"
-        yield finding("offload-without-effect", "warning", f"{zero}.offload_optimizer", message, fix, source)
+        if (view.text("optimizer.type") or "").lower() in _ON_THE_CPU:
+            message = (
+                "offload_optimizer at stage 0 makes DeepSpeed take its optimizer for the CPU, and no stage moves the "
+                "parameters there: the first step fails on a GPU"
+            )
+            where = f"{view.source('runtime/engine.py')} (zero_use_cpu_optimizer)"
+            yield finding("offload-without-effect", "error", f"{zero}.offload_optimizer", message, fix, where)
+        else:
+            message = "offload_optimizer is for stages 1 to 3: at stage 0 there are no partitions to offload"
+            yield finding("offload-without-effect", "warning", f"{zero}.offload_optimizer", message, fix, source)
     ratio = view.number(f"{zero}.offload_optimizer.ratio", 1)
     if stage != 3 and ratio is not None and ratio < 1:
         message = f"DeepSpeed refuses a ratio below 1 at stage {stage}: partial offload is for stage 3"

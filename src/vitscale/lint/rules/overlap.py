@@ -22,6 +22,17 @@ def overlaps(view: View) -> bool | None:
     return view.flag(_OVERLAP, view.stage == 3)
 
 
+def sends_by_itself(view: View) -> bool:
+    """Whether the optimizer is BF16_Optimizer, which has buckets of its own."""
+    offloads = view.text("zero_optimization.offload_optimizer.device") in ("cpu", "nvme")
+    return (
+        view.stage == 1
+        and view.on("bf16.enabled")
+        and view.text("data_types.grad_accum_dtype") in ("fp32", "float32")
+        and not (offloads or view.on("zero_optimization.cpu_offload"))
+    )
+
+
 def bucket_elements(view: View) -> float | None:
     """`reduce_bucket_size`, in elements; None where it is open."""
     return None if view.open(_BUCKET) else view.number(_BUCKET, BUCKET_ELEMENTS)
@@ -50,6 +61,14 @@ def nothing_overlaps(view: View) -> Iterator[Finding]:
             "DistributedDataParallel, which overlaps by itself",
             f"{view.source('runtime/engine.py')} (allreduce_gradients, buffered_allreduce_fallback)",
         )  # fmt: skip
+    elif sends_by_itself(view):
+        yield finding(
+            "no-overlap", "warning", "data_types.grad_accum_dtype",
+            "With bf16 and fp32 accumulation at stage 1 DeepSpeed takes BF16_Optimizer, which knows neither "
+            "overlap_comm nor reduce_bucket_size: gradients are sent after backward has ended",
+            "Take stage 2, or leave data_types.grad_accum_dtype out",
+            f"{view.source('runtime/engine.py')} (_do_optimizer_sanity_check, allreduce_gradients)",
+        )  # fmt: skip
     elif overlaps(view) is False:
         default = "" if view.has(_OVERLAP) else " by default"
         then = (
@@ -67,7 +86,7 @@ def nothing_overlaps(view: View) -> Iterator[Finding]:
 def one_bucket(view: View) -> Iterator[Finding]:
     """`overlap_comm` with a bucket that holds the whole model, and so is full only when backward has ended."""
     parameters, bucket, stage = view.setting.parameters, bucket_elements(view), view.stage
-    if not stage or parameters is None or bucket is None or view.setting.gpus == 1:
+    if not stage or parameters is None or bucket is None or view.setting.gpus == 1 or sends_by_itself(view):
         return
     if overlaps(view) and bucket >= parameters:
         default = "" if view.has(_BUCKET) else " (the default)"

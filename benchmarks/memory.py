@@ -137,6 +137,14 @@ def configurations() -> Iterator[tuple[str, str, dict[str, Any]]]:
             engine = f"deepspeed, ZeRO-{stage}"
             yield engine, variant, {"engine": "deepspeed", "zero_stage": stage} | BUCKETS | fields
     yield "ddp", "fp32, bucket views", {"engine": "ddp", "gradient_as_bucket_view": True}
+    yield (
+        "ddp",
+        "fp32, bucket views, 2 micro-steps",
+        {"engine": "ddp", "gradient_as_bucket_view": True, "grad_accum": 2},
+    )
+    yield "ddp", "fp32, fp16 gradients", {"engine": "ddp", "gradient_dtype": "fp16"}
+    yield "ddp", "fp32, LAMB", {"engine": "ddp", "optimizer": "lamb"}
+    yield "ddp", "fp32, SGD without momentum", {"engine": "ddp", "optimizer": "sgd", "momentum": 0.0}
     yield "fsdp2", "fp32, kept after forward", {"engine": "fsdp2", "reshard_after_forward": False}
     yield "fsdp2", "bf16-params, fp32 masters", {"engine": "fsdp2", "precision": "bf16-params", "master_weights": True}
     for stage in (1, 2):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
+from forks import prepared_here
 from results_factory import make_trial
 from vitscale.engines.accelerate import AccelerateEngine, fsdp2_plugin
 
@@ -54,3 +58,37 @@ def test_bf16_is_autocast_over_fp32_weights_under_fsdp2_too(precision: str, dtyp
     engine.evaluate(torch.ones(2, 4))
     assert engine.wrapped.computed == [dtype] * 4
     assert {parameter.grad.dtype for parameter in engine.wrapped.parameters()} == {torch.float32}
+
+
+SWIN_IN_BF16 = """
+import os
+import torch
+import torch.distributed as dist
+from results_factory import make_trial
+from engines.curves import SWIN
+from vitscale import engines, models
+
+os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+losses = []
+for name, more in (("deepspeed", {}), ("accelerate", {"accelerate_backend": "deepspeed"})):
+    trial = make_trial(name, 1, zero_stage=1, precision="bf16-params", bucket_mib=1, **more)
+    trial = trial.model_copy(update={"model": SWIN})
+    torch.manual_seed(0)
+    engine = engines.build(models.build(SWIN), trial, torch.device("cpu"))
+    images = torch.randn(2, 3, 16, 16)
+    losses.append(float(engine.micro_step(images, lambda logits: logits.float().square().mean(), last=True)))
+    engine.step()
+print(losses)
+os._exit(0)
+"""
+
+
+def test_through_accelerate_deepspeed_gets_constants_in_the_weights_dtype_too(tmp_path: Path) -> None:
+    """Swin V2's tables of positions are no parameters, and DeepSpeed casts nothing else."""
+    script = tmp_path / "swin.py"
+    script.write_text(SWIN_IN_BF16.replace("os._exit", "import sys; sys.stdout.flush(); os._exit"))
+    answer = prepared_here().run({"kind": "script", "argv": [str(script)], "environment": dict(os.environ)}, 300)
+    assert answer.returncode == 0, answer.stderr[-2000:]
+    own, through = json.loads(answer.stdout.splitlines()[-1])
+    assert own == through > 0

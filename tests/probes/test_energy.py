@@ -7,10 +7,12 @@ import threading
 from collections.abc import Iterator
 from importlib.abc import MetaPathFinder
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pynvml
 import pytest
+import torch
 
 from fake_nvml import UUID, FakeNvml, installed
 from vitscale.probes import resources
@@ -276,3 +278,13 @@ def test_a_counter_that_begins_again_twice_in_an_epoch_is_read_in_between() -> N
     assert all_read.wait(60)
     assert meter.end().joules == pytest.approx(30 + 75 + 15)
     meter.close()
+
+
+@pytest.mark.parametrize("kind", ["GPU", "MIG"])
+def test_a_slice_of_a_gpu_is_asked_for_by_its_own_name(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA tells a slice's UUID without the word by which NVML knows it (MIG mode)."""
+    bare = "a65afc88-50b5-5ccf-b0a8-f93b3247ae9e"
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid=bare))
+    monkeypatch.setattr(resources, "known_gpu", lambda uuid: uuid if uuid == f"{kind}-{bare}" else None)
+    assert resources.gpu_uuid(torch.device("cuda")) == f"{kind}-{bare}"
+    assert resources.gpu_uuid(torch.device("cpu")) is None

@@ -143,9 +143,11 @@ def test_the_rate_is_that_of_settled_clocks() -> None:
 @pytest.mark.parametrize(("override", "called"), [("0", "fp32"), ("1", "tf32"), ("", "tf32")])
 def test_nvidia_s_override_decides_before_torch(override: str, called: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", override)
-    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
-    assert arithmetic(torch.device("cuda"), "fp32") == called
-    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "highest")
+    torch.set_float32_matmul_precision("high")
+    try:
+        assert arithmetic(torch.device("cuda"), "fp32") == called
+    finally:
+        torch.set_float32_matmul_precision("highest")
     assert arithmetic(torch.device("cuda"), "fp32") == ("tf32" if override == "1" else "fp32")
 
 

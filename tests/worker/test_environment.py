@@ -10,7 +10,8 @@ from torch import nn
 
 from results_factory import make_trial
 from vitscale import engines
-from vitscale.worker.environment import _boost, _governor, _network_adapters, allocation, tf32_allowed
+from vitscale.probes.tf32 import tf32_allowed
+from vitscale.worker.environment import _boost, _governor, _network_adapters, allocation
 
 
 @pytest.mark.parametrize(
@@ -36,13 +37,6 @@ def test_fp32_is_multiplied_in_fp32_whatever_a_container_set(monkeypatch: pytest
     engines.build(nn.Linear(2, 2), trial, torch.device("cpu"))
     assert not tf32_allowed(None)
     assert torch.get_float32_matmul_precision() == "highest"
-
-
-@pytest.mark.parametrize(("override", "allowed"), [("0", False), ("1", True), ("", False), (None, False)])
-def test_nvidias_libraries_obey_the_environment_first(override: str | None, allowed: bool) -> None:
-    trial = make_trial("none", 1)
-    engines.build(nn.Linear(2, 2), trial, torch.device("cpu"))
-    assert tf32_allowed(override) is allowed
 
 
 def put(path: Path, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import time
@@ -344,3 +345,45 @@ def test_lightning_s_evaluations_and_last_batches_are_in_no_step(tmp_path: Path)
     # The ninth step ends with the eighth batch of the third epoch.
     assert fit_with_lightning(loader, tmp_path, val_check_interval=3) == 9 + 9 + 8
     assert [(s.step, s.images) for s in loop.record().steps] == [(n, 8) for n in range(9)]
+
+
+def test_the_trainer_s_callback_tells_the_images_that_each_step_had(tmp_path: Path) -> None:
+    """Of 17 in batches of 4, two to a step: 8, 8 and the one that is left."""
+    transformers = pytest.importorskip("transformers")
+    from vitscale import trainer_callback
+
+    told: list[int] = []
+
+    class Told:
+        done = False
+
+        @contextlib.contextmanager
+        def one_step(self, images: int) -> Iterator[None]:
+            yield
+            told.append(images)
+
+        def pause(self) -> contextlib.AbstractContextManager[None]:
+            return contextlib.nullcontext()
+
+        def describe(self, *_: object) -> None:
+            """Nothing is asked of it."""
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"loss": torch.nn.functional.cross_entropy(self.layer(x), labels)}
+
+    data = [{"x": torch.ones(2), "labels": torch.tensor(0)} for _ in range(17)]
+    settings = transformers.TrainingArguments(
+        str(tmp_path), per_device_train_batch_size=4, gradient_accumulation_steps=2, num_train_epochs=2, report_to=[],
+        save_strategy="no", use_cpu=True, disable_tqdm=True,
+    )  # fmt: skip
+    before, Current.measuring = Current.measuring, Told()  # type: ignore[assignment]  # as much as is asked
+    try:
+        transformers.Trainer(model=Net(), args=settings, train_dataset=data, callbacks=[trainer_callback()]).train()
+    finally:
+        Current.measuring = before
+    assert told == [8, 8, 1] * 2

@@ -10,6 +10,7 @@ from torch import nn
 from vitscale.base.plugins import referred
 from vitscale.engines.base import Engine
 from vitscale.models.batch_norm import over_real_images
+from vitscale.probes.tf32 import forbid_tf32
 from vitscale.trial.engines import known
 from vitscale.trial.trial import TrainSpec, Trial
 
@@ -39,8 +40,7 @@ def build(model: nn.Module, trial: Trial, device: torch.device) -> Engine:
         over_real_images(model, synchronised=trial.train.batch_norm == "synchronised")
     # torch lets convolutions use TF32 (on Ampere and later), and containers may allow it for matrix products too. Where
     # a library uses it for one size of micro-batch and not for another, losses differ by 1e-4 at the first step.
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
+    forbid_tf32()
     kind = _named(trial.train.engine)
     if trial.parallel.pipeline == 1:
         return kind(model, trial, device)

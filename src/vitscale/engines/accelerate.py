@@ -42,7 +42,7 @@ class AccelerateEngine(Engine):
         if self.through_deepspeed:
             through_deepspeed.quiet_import(device.type)
             self.input_dtype = through_deepspeed.INPUT_DTYPES.get(train.precision, torch.float32)
-            model = base.with_options(model.to(device), train)
+            model = base.with_options(through_deepspeed.constants_as(self.input_dtype, model.to(device)), train)
         else:
             self.input_dtype = base.weight_dtype(train)
             model = base.with_options(model.to(device, self.input_dtype), train)

@@ -133,7 +133,7 @@ class DeepSpeedEngine(Engine):
         deepspeed = quiet_import(device.type)
         # Autocast converts by itself; weights in bf16 or fp16 need images and constants in their own dtype.
         self.input_dtype = INPUT_DTYPES.get(trial.train.precision, torch.float32)
-        model = _constants_as(self.input_dtype, model.to(device))
+        model = constants_as(self.input_dtype, model.to(device))
         if trial.parallel.ranks_per_model > 1:
             split(model, trial, device)
         model = with_options(model, trial.train)
@@ -210,7 +210,7 @@ def gradient_dtype(engine: Any, train: TrainSpec) -> str:
     return str(engine.communication_data_type).removeprefix("torch.")
 
 
-def _constants_as(dtype: torch.dtype, model: nn.Module) -> nn.Module:
+def constants_as(dtype: torch.dtype, model: nn.Module) -> nn.Module:
     """The model with its buffers in `dtype`, in place; a norm's running statistics stay as they are."""
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):

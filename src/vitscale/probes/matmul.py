@@ -14,6 +14,7 @@ from torch import nn
 from vitscale.machine.hardware import cpu_throttled_seconds
 from vitscale.probes.gpu_monitor import GpuMonitor
 from vitscale.probes.steps import finish_device_work
+from vitscale.probes.tf32 import products_in_tf32
 from vitscale.store.checks import ComputeLine
 from vitscale.store.records import MatmulLine
 from vitscale.trial.trial import Device, Precision
@@ -57,10 +58,8 @@ def arithmetic(device: torch.device, precision: Precision) -> str:
     """The arithmetic in which matrices of `precision` are multiplied: bf16, fp16, fp32, or tf32 if allowed."""
     name = "bf16" if precision == "bf16-params" else precision
     # NVIDIA's libraries obey it whatever a program sets: "0" forbids TF32, another number demands it.
-    override = os.environ.get("NVIDIA_TF32_OVERRIDE", "").strip()
-    allowed = override != "0" if override else torch.get_float32_matmul_precision() != "highest"
-    on_tensor_cores = device.type == "cuda" and allowed
-    return "tf32" if name == "fp32" and on_tensor_cores else name
+    override = os.environ.get("NVIDIA_TF32_OVERRIDE")
+    return "tf32" if device.type == "cuda" and name == "fp32" and products_in_tf32(override) else name
 
 
 def best_rate(

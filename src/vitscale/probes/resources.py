@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from typing_extensions import override
 
+from vitscale.machine.gpus import known_gpu
 from vitscale.machine.hardware import cpu_throttled_seconds
 from vitscale.probes.gpu_monitor import gpu_monitor
 from vitscale.store.records import EnergyReading, ResourcesLine
@@ -220,8 +221,11 @@ def _reason(error: Exception) -> str:
 
 
 def gpu_uuid(device: torch.device) -> str | None:
-    """NVML's name of a GPU; None for a host."""
-    return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else None
+    """NVML's name of a GPU, or of a slice of one (MIG), which begins otherwise; None for a host."""
+    if device.type != "cuda":
+        return None
+    uuid = torch.cuda.get_device_properties(device).uuid
+    return next((name for kind in ("GPU", "MIG") if known_gpu(name := f"{kind}-{uuid}")), f"GPU-{uuid}")
 
 
 class ResourceProbe:

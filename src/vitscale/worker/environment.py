@@ -16,6 +16,8 @@ from vitscale.machine.cores import cpu_facts, numa_nodes, physical_cores
 from vitscale.machine.gpus import gpu_settings, known_gpu
 from vitscale.machine.hardware import cpu_quota_cores
 from vitscale.probes.host import infiniband_ports, kernel_text
+from vitscale.probes.resources import gpu_uuid
+from vitscale.probes.tf32 import tf32_allowed
 from vitscale.processes.launch_file import LIBRARY_SETTINGS
 from vitscale.store.records import FORMAT, Device, Environment, GpuSettings, StartLine
 from vitscale.store.results import RunHeader
@@ -80,25 +82,14 @@ def allocation(variables: Mapping[str, str]) -> str | None:
     return next((f"{system} {variables[name]}" for name, system in _ALLOCATIONS.items() if variables.get(name)), None)
 
 
-def tf32_allowed(override: str | None) -> bool:
-    """Whether fp32 products may be computed in TF32: torch's setting, unless NVIDIA's libraries are told otherwise.
-
-    Args:
-        override: NVIDIA_TF32_OVERRIDE: "0" forbids it, any other number demands it, whatever a program sets.
-    """
-    if override:
-        return override.strip() != "0"
-    return torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
-
-
 def _device(device: torch.device) -> Device:
     if device.type == "cpu":
         return Device(
             type="cpu", name=_cpu_name(), memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         )
     properties = torch.cuda.get_device_properties(device)
-    uuid = f"GPU-{properties.uuid}"
-    known = known_gpu(uuid)
+    uuid = gpu_uuid(device)
+    known = known_gpu(uuid) if uuid is not None else None
     return Device(
         type="cuda",
         name=properties.name,
@@ -106,7 +97,7 @@ def _device(device: torch.device) -> Device:
         driver=known.driver if known else None,
         uuid=uuid,
         numa_node=known.numa_node if known else None,
-        settings=GpuSettings(**told) if (told := gpu_settings(uuid)) else None,
+        settings=GpuSettings(**told) if uuid is not None and (told := gpu_settings(uuid)) else None,
     )
 
 

@@ -8,7 +8,7 @@ imports its library only when it is called.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -186,6 +186,25 @@ class _GaveUp(Exception):
     """Leaves a step's context, so that it is not recorded."""
 
 
+def _images_of_steps(args: Any, loader: Any) -> Sequence[int]:
+    """Images of this process in each of an epoch's steps under `transformers.Trainer`; empty where nobody knows.
+
+    The last step has fewer micro-steps, and a process that is alone a smaller last batch: several share batches out
+    evenly, with images a second time.
+    """
+    each, accum = args.per_device_train_batch_size, args.gradient_accumulation_steps
+    try:
+        batches, samples = len(loader), len(loader.dataset)
+    except (TypeError, AttributeError):  # a stream
+        return ()
+    sizes = [each] * batches
+    if sizes and args.world_size == 1 and not args.dataloader_drop_last:
+        sizes[-1] = samples - each * (batches - 1)
+    if sum(sizes) <= 0 or min(sizes, default=0) < 1:
+        return ()
+    return [sum(sizes[first : first + accum]) for first in range(0, batches, accum)]
+
+
 def trainer_callback() -> Any:
     """A callback for `transformers.Trainer(callbacks=[...])`; it ends training when enough is measured."""
     from transformers import TrainerCallback
@@ -195,15 +214,22 @@ def trainer_callback() -> Any:
     class ProbeCallback(TrainerCallback):  # type: ignore[misc]  # transformers has no types here
         """Tells a Probe of the Trainer's optimizer steps, without evaluations and saving."""
 
-        def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        images: Sequence[int] = ()
+        """Of this process in each step of an epoch; empty: in all alike."""
+
+        def on_train_begin(
+            self, args: Any, state: Any, control: Any, model: Any = None, train_dataloader: Any = None, **_: Any
+        ) -> None:
             """Tells how many parameters there are."""
-            del args, state, control
+            del state, control
             steps.probe.describe(model)
+            self.images = _images_of_steps(args, train_dataloader)
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             """Begins a step before its first micro-step."""
-            del state, control
-            steps.begin(args.per_device_train_batch_size * args.gradient_accumulation_steps)
+            del control
+            whole = args.per_device_train_batch_size * args.gradient_accumulation_steps
+            steps.begin(self.images[state.global_step % len(self.images)] if self.images else whole)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             """Ends a step after the optimizer's."""

@@ -90,6 +90,29 @@ def test_without_an_engine_a_parameter_takes_sixteen_bytes() -> None:
     assert (pure["weights"], pure["optimizer states"], pure["gradients"]) == (2 * PSI, 4 * PSI, 2 * PSI)
 
 
+def test_sgd_without_momentum_keeps_no_states_and_lambs_updates_are_as_large_as_the_model() -> None:
+    engines: tuple[dict[str, Any], ...] = ({}, {"engine": "fsdp2"}, {"engine": "deepspeed", "zero_stage": 2})
+    for engine in engines:
+        own = {"ranks": 2 if engine else 1, "optimizer": "sgd"} | engine
+        assert known(trial(**own)).moments["step"]["optimizer states"] > 0
+        assert "optimizer states" not in known(trial(**own, momentum=0.0)).moments["step"]
+    for engine in ({}, {"engine": "ddp"}):
+        lamb, adamw = (known(trial(optimizer=name, **engine)).moments["step"] for name in ("lamb", "adamw"))
+        assert lamb == adamw | {"temporaries": 4 * PSI}
+
+
+def test_views_save_nothing_while_micro_steps_add_up_and_another_dtype_takes_a_copy() -> None:
+    """Of the other micro-steps gradients are tensors of their own, and what travels in 16 bits is cast before."""
+    views, copies = (known(trial(engine="ddp", grad_accum=2, gradient_as_bucket_view=given)) for given in (True, False))
+    assert views.moments["backward"] == copies.moments["backward"]
+    assert views.moments["exchange"] == copies.moments["exchange"]
+    assert "gradients" not in views.moments["step"]
+    usual, cast = (
+        known(trial(2, engine="ddp", gradient_dtype=dtype)).moments["exchange"] for dtype in ("fp32", "fp16")
+    )
+    assert cast["buckets"] == usual["buckets"] + 2 * PSI
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_ddp_adds_its_buckets_and_views_take_the_gradients_away(ranks: int) -> None:
     assert known(trial(ranks, engine="ddp")).moments["step"]["buckets"] == 4 * PSI

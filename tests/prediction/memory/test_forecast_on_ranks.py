@@ -21,6 +21,10 @@ BY_DAY = [
     "ddp, Swin V2 with UperNet, checkpointing",
 ]
 AT_NIGHT = [
+    "ddp, fp32, bucket views, 2 micro-steps",
+    "ddp, fp32, fp16 gradients",
+    "ddp, fp32, LAMB",
+    "ddp, fp32, SGD without momentum",
     "fsdp2, bf16-params, fp32 masters",
     "ddp, pipeline 2, Swin, bf16-params",
     "ddp, pipeline 2, UperNet on Swin V2, bf16-params",

@@ -18,6 +18,11 @@ STATE_BYTES = {"adamw": 8, "lamb": 8, "sgd": 4}
 """Bytes of optimizer state per fp32 parameter: two moments, or one momentum. ZeRO (arXiv 1910.02054), section 3.1."""
 
 
+def state_bytes(train: TrainSpec) -> int:
+    """Bytes of optimizer state per fp32 parameter: SGD without momentum keeps none."""
+    return 0 if train.optimizer == "sgd" and not train.momentum else STATE_BYTES[train.optimizer]
+
+
 class Sizes(NamedTuple):
     """Parameter counts."""
 
@@ -118,15 +123,17 @@ def plain(trial: Trial, shapes: ParameterShapes) -> Holding:
     """
     train, elements = trial.train, sizes(shapes).all
     each = weight_bytes(train)
-    states = STATE_BYTES[train.optimizer] // 4 * each
+    states = state_bytes(train) // 4 * each
     gradients = elements * each
+    # LAMB's updates are made of all parameters at once, and are as large (pytorch_optimizer's `_step_foreach`).
+    updates = {"temporaries": gradients} if train.optimizer == "lamb" else {}
     return Holding(
         steady={"weights": elements * each, "optimizer states": elements * states},
         gradient_bytes=0 if train.grad_accum > 1 else each,
         new_gradient_bytes=each,
         held={"gradients": gradients} if train.grad_accum > 1 else {},
         exchange={"gradients": gradients},
-        step={"gradients": gradients},
+        step={"gradients": gradients} | updates,
     )
 
 
@@ -134,19 +141,25 @@ def ddp(trial: Trial, shapes: ParameterShapes) -> Holding:
     """What plain training holds and, whatever the rank count, the buckets that gradients travel in: one more copy.
 
     Buckets are allocated at construction, again in the order of the first backward, and then stay (torch/nn/parallel/
-    distributed.py, reducer.cpp); `gradient_as_bucket_view` makes the gradients views of them.
+    distributed.py, reducer.cpp); `gradient_as_bucket_view` makes the gradients views of them, from the backward on that
+    exchanges them: those of earlier micro-steps are tensors of their own. Where gradients travel in another dtype than
+    they are, each bucket is copied into it (torch/distributed/algorithms/ddp_comm_hooks/default_hooks.py).
     """
     train = trial.train
     alone = plain(trial, shapes)
-    gradients = sizes(shapes).all * weight_bytes(train)
-    views = train.gradient_as_bucket_view
+    elements = sizes(shapes).all
+    gradients = elements * weight_bytes(train)
+    views = train.gradient_as_bucket_view and train.grad_accum == 1
+    own = "bf16" if train.precision == "bf16-params" else "fp32"
+    cast = elements * communicated_bytes(train) if train.gradient_dtype not in (None, own) else 0
+    of_step = {name: size for name, size in alone.step.items() if name != "gradients"}
     return Holding(
         steady=added(alone.steady, {"buckets": gradients}),
         gradient_bytes=0 if views else alone.gradient_bytes,
         new_gradient_bytes=alone.new_gradient_bytes,
         held={} if views else alone.held,
-        exchange={} if views else alone.exchange,
-        step={} if views else alone.step,
+        exchange=added({} if views else alone.exchange, {"buckets": cast} if cast else {}),
+        step=of_step if train.gradient_as_bucket_view else alone.step,
     )
 
 
@@ -179,7 +192,7 @@ def fsdp2(trial: Trial, shapes: ParameterShapes) -> Holding:
     return Holding(
         steady={
             "weights": shard(count.all, ranks) * kept,
-            "optimizer states": shard(count.all, ranks) * STATE_BYTES[train.optimizer] // 4 * kept,
+            "optimizer states": shard(count.all, ranks) * state_bytes(train) // 4 * kept,
         },
         gradient_bytes=0 if train.grad_accum > 1 else kept / ranks,
         new_gradient_bytes=each,

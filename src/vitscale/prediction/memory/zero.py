@@ -215,7 +215,7 @@ def _masters(count: holding.Sizes, ranks: int) -> dict[str, int]:
 
 
 def _states(trial: Trial, count: holding.Sizes, ranks: int) -> dict[str, int]:
-    return {"optimizer states": holding.STATE_BYTES[trial.train.optimizer] * holding.shard(count.all, ranks)}
+    return {"optimizer states": holding.state_bytes(trial.train) * holding.shard(count.all, ranks)}
 
 
 @lru_cache(maxsize=256)

@@ -232,3 +232,12 @@ def test_a_report_s_file_of_no_format_is_refused(
     assert code == 2
     assert "-o ends in '.docx'. Valid: .html, .htm, .md, .tex, .json" in " ".join(err.split())
     assert not (tmp_path / "page.docx").exists()
+
+
+def test_json_is_not_written_into_a_page(vitscale: Callable[..., Answer], results: Path, tmp_path: Path) -> None:
+    code, _, err = vitscale("report", str(results), "--json", "-o", str(tmp_path / "z.html"))
+    assert code == 2
+    assert "are of two formats. Write --format html,json -o FOLDER, or -o FILE.json" in " ".join(err.split())
+    assert not (tmp_path / "z.html").exists()
+    assert vitscale("report", str(results), "--json", "-o", str(tmp_path / "z.json"))[0] == 0
+    assert json.loads((tmp_path / "z.json").read_text())["vitscale"] == "report"

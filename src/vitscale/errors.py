@@ -140,7 +140,7 @@ def wrong_value(problem: ErrorDetails, *, next_step: str = "") -> str:
     limits = problem.get("ctx", {})
     expected = _EXPECTED.get(kind, "").format_map(limits) or problem["msg"].removeprefix("Input should be ")
     hint = ""
-    if kind == "literal_error" and isinstance(value, str):
+    if kind == "literal_error" and isinstance(value, str) and not next_step.startswith("Write "):
         hint = nearest(value, re.findall(r"'([^']*)'", str(limits.get("expected", ""))))
     written = list(value) if isinstance(value, tuple) else value  # as in TOML and JSON
     return explain(f"{field} is {shown(written)}, but should be {expected}", next_step=next_step) + hint

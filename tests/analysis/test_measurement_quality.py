@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from results_factory import make_trial, steady_run
+from results_factory import make_curve, make_results, make_trial, steady_run
 from verdict_finder import STEP, THREE, explained_study, kinds, of_one_trial, three_repeats, verdict
 from vitscale.store.records import PARTS
 
@@ -122,3 +124,19 @@ def test_a_script_that_does_not_say_what_it_is_at_is_told_how_to() -> None:
     found = verdict(explained_study(STEP, STEP | {"other": 20.0}, script="own.py"), "unaccounted-time")
     assert found.severity == "note"
     assert "probe.phase" in found.advice
+
+
+def test_a_script_that_tells_of_no_step_is_told_of_a_probe(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("pass")
+    results = three_repeats()
+    runs = []
+    for run in results.runs:
+        train = run.header.trial.train.model_copy(update={"script": str(tmp_path / "train.py"), "engine": "script"})
+        trial = run.header.trial.model_copy(update={"train": train})
+        header = run.header.model_copy(update={"trial": trial, "trial_id": trial.identity()})
+        ranks = tuple(rank.model_copy(update={"steps": ()}) for rank in run.ranks)
+        runs.append(run.model_copy(update={"header": header, "ranks": ranks}))
+    trial = runs[0].header.trial
+    found = verdict(make_results([(make_curve([trial]), [trial])], runs), "profile-missing")
+    assert "the script of 1 trial tells of no step" in found.message
+    assert "Put a Probe around its step" in found.advice

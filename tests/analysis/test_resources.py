@@ -270,3 +270,14 @@ def test_records_of_the_first_format_say_why_nothing_is_known() -> None:
 def test_a_trial_without_a_completed_run_has_no_figures() -> None:
     trial = make_trial()
     assert summarise(trial.identity(), trial, [], combine_unlike=False).resources is None
+
+
+def test_a_trial_s_use_is_the_mean_of_its_ranks() -> None:
+    """Of each rank's median over runs; the median of the runs' means would lie beyond both ranks."""
+    runs = [
+        run_of([line(0, cpu_seconds=a)], [line(0, cpu_seconds=b)], repeat=n)
+        for n, (a, b) in enumerate([(7.0, 9.0), (9.0, 7.0), (7.0, 7.0)])
+    ]
+    found = figures_of(*runs)
+    assert [rank.cpu_utilisation for rank in found.by_rank] == pytest.approx([0.7, 0.7])
+    assert found.cpu_utilisation == pytest.approx(0.7)

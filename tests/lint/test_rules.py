@@ -76,6 +76,8 @@ def test_nothing_is_found_where_nothing_is_wrong() -> None:
             "fp16-loss-scale", "warning", "fp16.initial_scale_power",
         ),
         ({"fp16": {"enabled": True, "loss_scale": 128}}, "fp16-loss-scale", "warning", "fp16.loss_scale"),
+        ({"fp16": {"enabled": True, "loss_scale": -1}}, "fp16-loss-scale", "error", "fp16.loss_scale"),
+        ({"fp16": {"enabled": True, "loss_scale": True}}, "fp16-loss-scale", "error", "fp16.loss_scale"),
         ({"fp16": {"enabled": True, "loss_scale_window": 20}}, "fp16-loss-scale", "warning", "fp16.loss_scale_window"),
         ({"fp16": {"enabled": True, "loss_scale_window": 0}}, "fp16-loss-scale", "error", "fp16.loss_scale_window"),
         ({"fp16": {"enabled": True, "min_loss_scale": 0}}, "fp16-loss-scale", "error", "fp16.min_loss_scale"),

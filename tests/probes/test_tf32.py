@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 from vitscale.probes.matmul import arithmetic
 from vitscale.probes.tf32 import forbid_tf32, products_in_tf32, tf32_allowed
 
-BACKENDS = torch.backends
+BACKENDS: Any = torch.backends  # torch has no types for some of it
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 
 
@@ -25,7 +26,7 @@ def _reset() -> None:
     torch.set_float32_matmul_precision("highest")
     BACKENDS.cudnn.allow_tf32 = False
     for place in (BACKENDS, BACKENDS.cudnn.conv, BACKENDS.cudnn.rnn, BACKENDS.cuda.matmul):
-        place.fp32_precision = "none"  # type: ignore[attr-defined]  # torch has types for some of these
+        place.fp32_precision = "none"
 
 
 def present(place: object, value: str) -> Callable[[], None]:

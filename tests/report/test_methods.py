@@ -25,7 +25,7 @@ def test_of_three_runs_on_two_rank_counts() -> None:
     assert told[1].told == "ddp (strong-micro): 1 rank, 12.8 s an epoch."
     assert (told[1].kept, told[1].missing) == ("in part", 'the run without a distributed wrapper (engine = "none")')
     assert (told[2].kept, told[2].told) == ("yes", "2 of 2 trials measured.")
-    assert told[4].told == "2 speedups, each a ratio of mean times; none is averaged."
+    assert told[4].told == "1 speedup, each a ratio of mean times; none is averaged."
     assert (told[5].kept, told[5].missing) == ("yes", "")
     assert told[5].told.startswith("3 runs of a trial; its 95 % interval (Student's t")
     assert told[6].missing == "a test of that: at most 3 runs of a trial, and a test takes 8 to find anything"
@@ -63,7 +63,7 @@ def test_one_run_has_no_interval() -> None:
     told = rules(analysis)
     assert (told[5].kept, told[5].missing) == ("no", "an interval of 1 trial run once (measure.repeats)")
     assert told[3].kept == "yes"
-    assert (told[1].kept, told[4].kept) == ("does not apply", "yes")
+    assert (told[1].kept, told[4].kept) == ("does not apply", "does not apply")
     assert "no interval, for no trial was repeated" in paragraph(analysis)
 
 

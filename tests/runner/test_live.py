@@ -19,6 +19,7 @@ from vitscale import cli, store
 from vitscale.cli import sharing
 from vitscale.errors import StoreError
 from vitscale.present.terminal import lines
+from vitscale.processes import launch_file
 from vitscale.runner.live import StudyView, pace, study_view, view_document
 from vitscale.store.results import Results
 from vitscale.store.writing import locked
@@ -85,6 +86,27 @@ def test_runs_of_another_host_are_known_by_their_files(results: Path) -> None:
     view = study_view(results, OLD + 5)
     assert view.driver == "runs elsewhere"
     assert len(view.running) == 1
+
+
+@pytest.mark.parametrize(("here", "driver"), [(True, "gone"), (False, "runs elsewhere")])
+def test_a_driver_of_this_host_that_holds_no_lock_is_gone_however_fresh_its_files(
+    results: Path, here: bool, driver: str
+) -> None:
+    (run,) = study_view(results, OLD + 5).running
+    token = "0" * 32
+    launch = launch_file.LaunchFile(
+        token=token,
+        commands=(("a",),),
+        driver_pid=1,
+        host_id=launch_file.host_id() if here else "another",
+        started_ns=1,
+    )
+    path = results / "runs" / run.run / launch_file.NAME
+    path.write_text(launch.model_dump_json())
+    os.utime(path, (OLD, OLD))
+    assert study_view(results, OLD + 5).driver == driver
+    (results / "jobs").mkdir()  # jobs of a batch system hold no lock
+    assert study_view(results, OLD + 5).driver == "runs elsewhere"
 
 
 def test_of_a_study_that_is_done(tmp_path: Path) -> None:

@@ -317,3 +317,15 @@ def test_runs_of_trials_that_are_skipped_are_not_to_do(tmp_path: Path) -> None:
         estimate = PlanEstimate(skipped=frozenset(skipped), done=frozenset(done))
         assert plan_fields(found, estimate)["runs_to_do"] == left
         assert f"3 trials, {left} of 6 runs to do" in printed(found, estimate, 200)
+
+
+def test_swept_values_that_no_column_has_tell_rows_apart(tmp_path: Path) -> None:
+    swept: dict[str, dict[str, Any]] = {
+        "sweep": {"train.learning_rate": [0.1, 0.01], "data.workers": [0, 1]},
+        "scaling": {"gpus": [1]},
+    }
+    text = printed(planned(tmp_path, swept), PlanEstimate(), 160)
+    for rate in ("0.1", "0.01"):
+        for workers in (0, 1):
+            assert f"learning_rate {rate}, workers {workers}" in text
+    assert "learning_rate" not in printed(planned(tmp_path), PlanEstimate(), 160)

@@ -31,7 +31,7 @@ class Study:
         monkeypatch.setenv("VITSCALE_CACHE", str(folder / "cache"))
         self.launcher = Scripted(folder / "records", {})
         monkeypatch.setitem(launchers.LAUNCHERS, "scripted", self.launcher)
-        path = write_study(
+        self.path = write_study(
             folder,
             {
                 "train": {"epochs": 1, "precision": "fp32"},
@@ -41,7 +41,7 @@ class Study:
                 "sweep": {"train.micro_batch": [8, 1024]},
             },
         )
-        self.plan: Plan = plan(path, EIGHT_CORES)
+        self.plan: Plan = plan(self.path, EIGHT_CORES)
         self.results = folder / "results"
         self.small, self.large = self.plan.record.trials
         self.launcher.script = {self.small: (1.0, 1.0), self.large: (2.0, 2.0)}
@@ -139,3 +139,12 @@ def test_a_record_of_a_skipped_run_says_what_it_was_to_be(study: Study) -> None:
     folder = study.results / "runs" / f"{study.large}-r1-a0"
     assert json.loads((folder / "trial.json").read_text())["trial"]["train"]["micro_batch"] == 1024
     assert json.loads((folder / "outcome.json").read_text())["wall_seconds"] == 0.0
+
+
+def test_fewer_repeats_take_nothing_back(study: Study) -> None:
+    """What is measured stays, and so does what tells how it was."""
+    study.run(skip=False)
+    before = (study.results / "study.json").read_bytes()
+    fewer = plan(study.path, EIGHT_CORES, overlay={"measure": {"repeats": 1}})
+    drive(fewer, study.results, Options(), Console(file=io.StringIO()))
+    assert (study.results / "study.json").read_bytes() == before

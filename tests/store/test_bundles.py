@@ -311,3 +311,16 @@ def test_a_path_with_blanks_that_a_record_tells_is_known_in_every_text(monkeypat
     redactor = nobody(monkeypatch)
     redactor.learn_from('{"folder": "/data/Ada Doe/study one", "note": "a / b"}')
     assert redactor.text("reads /data/Ada Doe/study one/images now") == "reads PATH-0 now"
+
+
+def test_a_file_that_is_no_bundle_is_not_replaced_by_one(results: Path, call: Call, tmp_path: Path) -> None:
+    study, bundle = tmp_path / "study.toml", tmp_path / "b.tar.gz"
+    study.write_text("name = 'mine'\n")
+    assert "'study.toml' is there already, and is no bundle. Name another file with -o" in " ".join(
+        call("export", results, "-o", "study.toml").split()
+    )
+    assert study.read_text() == "name = 'mine'\n"
+    call("export", results, "-o", "b.tar.gz")
+    first = bundle.stat().st_ino
+    assert "SHA-256" in call("export", results, "-o", "b.tar.gz")
+    assert bundle.stat().st_ino != first

@@ -543,3 +543,22 @@ def test_any_tables_are_every_combination_or_one_message(
     for labels, study, by_hand in points:
         assert labels.keys() <= by_hand
         assert all(getattr(study.train, field[6:]) == value for field, value in labels.items() if field[:5] == "train")
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (True, "measure.steps is True, but should be a whole number"),
+        ("5", "measure.steps is '5', but should be a whole number or \"auto\""),
+        ("aut", "measure.steps is 'aut', but should be a whole number or \"auto\""),
+        (5.0, "measure.steps is 5.0, but should be a whole number"),
+    ],
+)
+def test_steps_are_a_whole_number_or_auto(tmp_path: Path, value: object, said: str) -> None:
+    assert said in refusal(write_study(tmp_path, {"measure": {"steps": value}}))
+
+
+def test_a_word_that_is_meant_gets_one_correction(tmp_path: Path) -> None:
+    said = refusal(write_study(tmp_path, {"train": {"device": "gpu"}}))
+    assert 'Write device = "cuda"' in said
+    assert "Did you mean" not in said

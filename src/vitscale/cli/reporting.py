@@ -55,6 +55,9 @@ def report(
 
     if json and formats is not None:
         raise RequestError("--json and --format are both given", next_step="Use --format, with json among it")
+    if json and _format_of(output) not in ("json", "html" if output is None else "json"):
+        what = f"--json and -o {shown(str(output))} are of two formats"
+        raise RequestError(what, next_step="Write --format html,json -o FOLDER, or -o FILE.json")
     listed = "json" if json else formats or _format_of(output)
     wanted = list(dict.fromkeys(part.strip().lower() for part in listed.split(",")))
     if "html" in wanted and not (like or like_paper):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from vitscale.cli.base import JsonOption, ProgramConsole, ResultsArgument, VerboseOption, answer, app, option
-from vitscale.errors import RequestError, unknown
+from vitscale.errors import RequestError, shown, unknown
 
 
 @app.command()
@@ -31,7 +31,7 @@ def export(
     from vitscale import store
     from vitscale.present.document import Document, Paragraph
     from vitscale.present.units import size
-    from vitscale.store.bundles import write_bundle
+    from vitscale.store import bundles
 
     if to is not None:
         if redact or json:
@@ -40,8 +40,11 @@ def export(
         _send(results, to, output or Path("runs"))
         return
     output = output or Path("bundle.tar.gz")
+    if output.exists() and not bundles.is_bundle(output):
+        next_step = "Name another file with -o; a bundle of before is replaced"
+        raise RequestError(f"{shown(str(output))} is there already, and is no bundle", next_step=next_step)
     study = store.load(results).study  # refuses what no verb could read again
-    files = write_bundle(store.folder_of(results), output, redact=redact)
+    files = bundles.write_bundle(store.folder_of(results), output, redact=redact)
     with output.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -177,7 +177,9 @@ def _means(_: Analysis, measured: Sequence[TrialResult]) -> Judged:
 
 
 def _ratios(analysis: Analysis, _: Sequence[TrialResult]) -> Judged:
-    count = sum(point.speedup is not None for curve in analysis.curves for point in curve.points)
+    count = sum(
+        point.speedup is not None and point != curve.baseline for curve in analysis.curves for point in curve.points
+    )
     if not count:
         return "does not apply", "No speedup is reported.", ""
     return "yes", f"{counted(count, 'speedup')}, each a ratio of mean times; none is averaged.", ""

@@ -175,7 +175,9 @@ def equality(analysis: Analysis) -> str:
     but = f"; {drifting} drift{'s' if drifting == 1 else ''}" if drifting else ""
     losses = f"the losses of {len(agreeing)} trials are those" if len(agreeing) > 1 else "the loss of 1 trial is that"
     how = f"within {relative(most)}" if most else "exactly"
-    return f"Equality: over the first {STEPS} steps {losses} of a trial that must compute the same, {how}{but}."
+    compared = [len(run.loss_by_step.step) for trial in analysis.trials.values() for run in trial.runs]
+    steps = counted(min(STEPS, max(compared, default=STEPS)), "step")
+    return f"Equality: over the first {steps} {losses} of a trial that must compute the same, {how}{but}."
 
 
 def comparison(compared: CurveComparison) -> str:

@@ -22,7 +22,7 @@ from vitscale.runner.progress import StudyProgress, decoding_progress
 from vitscale.runner.todo import AddedRuns, GpuHours, Lineup, existing_outcomes, outstanding, skip_unfit
 from vitscale.schedulers import Placement, Submitter
 from vitscale.schedulers.prepared import PreparedProcesses
-from vitscale.store import RunIndex, locked, pack_finished, write_study
+from vitscale.store import RunIndex, locked, pack_finished, read_study, write_study
 from vitscale.store.packs import PACK_RUNS, finish_removing
 from vitscale.store.results import Outcome
 from vitscale.trial.trial import Trial
@@ -69,7 +69,7 @@ def run(plan: Plan, results: Path, options: Options, console: Console) -> Report
             # Check again under the lock: another driver may just have begun here.
             check_folder(results, plan.record, allow_version_change=options.allow_version_change)
             _decode_data(plan, results, made, console)
-            write_study(results, plan.record)
+            _write_study(results, plan)
             match plan.scheduler:
                 case Submitter() as submitter:
                     from vitscale.runner.batch_jobs import submit_outstanding
@@ -94,6 +94,16 @@ def run(plan: Plan, results: Path, options: Options, console: Console) -> Report
         raise Interrupted(
             "interrupted: all ranks are ended, and no finished run is lost. Run the same command again to go on."
         ) from None
+
+
+def _write_study(results: Path, plan: Plan) -> None:
+    """Records the study. Fewer repeats than there were take nothing back of what is measured: then all others stand."""
+    held, record = read_study(results), plan.record
+    if held is not None and held.repeats > record.repeats and isinstance(plan.scheduler, Placement):
+        record = record.model_copy(update={"repeats": held.repeats})
+        if record.model_copy(update={"text": held.text, "overrides": held.overrides}) == held:
+            record = held
+    write_study(results, record)
 
 
 def _decode_data(plan: Plan, results: Path, made: list[Path], console: Console) -> None:

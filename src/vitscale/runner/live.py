@@ -18,6 +18,7 @@ from vitscale.errors import StoreError, shown
 from vitscale.present import units
 from vitscale.present.document import Bullets, Document, Paragraph
 from vitscale.present.units import counted, percent, seconds
+from vitscale.processes import launch_file
 from vitscale.runner.progress import describe
 from vitscale.store import RunIndex, folder_of, read_study
 from vitscale.store.lines import STEP_PREFIX, parse_steps
@@ -105,6 +106,8 @@ def study_view(results: Path, now_seconds: float) -> StudyView:
     fresh = tuple(run for run in open_runs if run.silent_seconds <= _FRESH_SECONDS)
     # A driver of this host may wait for a compiler, which is silent for minutes. Its run is the newest.
     running = fresh or (tuple(open_runs[:1]) if holder is not None else ())
+    if holder is None and running and _driven_here(folder, running):
+        running = ()  # their files are fresh, and their driver is not there any more
     driver: Driver = (
         "runs" if holder is not None else "runs elsewhere" if running else "gone" if left else "none left to do"
     )
@@ -129,6 +132,17 @@ def study_view(results: Path, now_seconds: float) -> StudyView:
         last=last,
         last_seconds_ago=ago,
     )
+
+
+def _driven_here(folder: Path, running: Sequence[RunningRun]) -> bool:
+    """Whether a driver of this host began all these runs. Jobs of a batch system hold no lock."""
+    if (folder / "jobs").is_dir():
+        return False
+    try:
+        began = [launch_file.read(folder / "runs" / run.run) for run in running]
+    except (OSError, ValueError):
+        return False
+    return all(launch is not None and launch.host_id == launch_file.host_id() for launch in began)
 
 
 def _lock_holder(lock: Path) -> int | None:

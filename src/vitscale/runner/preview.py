@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -84,9 +86,10 @@ _COLUMNS = (
     *map(doc.Column, ("hosts", "threads", "batch", "data", "per epoch", "steps", "memory")),
     doc.Column("fits", words=True),
     *map(doc.Column, ("time", "GPU-h", "cost")),
+    doc.Column("swept", words=True),
     doc.Column("trial", words=True, narrow=None),
 )
-_SAID_WHERE_VARIED = ("model", "image", "activations", "shared model")
+_SAID_WHERE_VARIED = ("model", "image", "activations", "shared model", "swept")
 """Columns that are left out where all trials have the same value."""
 _SAID_ONCE = ("precision", "hosts", "threads", "data", "per epoch", "steps")
 """Columns that become one line below the table where all trials have the same value."""
@@ -110,7 +113,24 @@ def _row(plan: Plan, trial_id: str, trial: Trial) -> dict[str, str]:
         "data": f"{trial.data.fraction:.3g}",
         "per epoch": str(epoch),
         "steps": str(steps),
+        "swept": _swept(plan, trial_id),
     }
+
+
+_SHOWN = re.compile(
+    r"(scaling|parallel)\..*|model\.(name|hf|factory|image_size)|data\.fraction|launch\.threads_per_rank"
+    r"|train\.(engine|accelerate_backend|zero_stage|precision|micro_batch|micro_batches|grad_accum|global_batch"
+    r"|activation_checkpointing)"
+)
+"""Fields that columns of their own tell."""
+
+
+def _swept(plan: Plan, trial_id: str) -> str:
+    """What else the sweep gives a trial: "learning_rate 0.1, workers 0"."""
+    curves = [curve for curve in plan.record.curves if any(point.trial_id == trial_id for point in curve.points)]
+    values = {field: value for curve in curves for field, value in curve.labels.items() if not _SHOWN.fullmatch(field)}
+    told = {field: value if isinstance(value, str) else json.dumps(value) for field, value in values.items()}
+    return ", ".join(f"{field.rpartition('.')[2]} {value}" for field, value in told.items())
 
 
 def _batch(train: TrainSpec) -> str:

@@ -145,6 +145,16 @@ _UNPACKED: dict[tuple[str, int, int], TemporaryDirectory[str]] = {}
 """(Path, modification time, size) of a bundle to the folder that holds its files until this process ends."""
 
 
+def is_bundle(path: Path) -> bool:
+    """Whether a file begins as bundles do."""
+    try:
+        with _Bounded(path) as packed, tarfile.open(fileobj=packed, mode="r:") as archive:
+            first = archive.next()
+    except (OSError, EOFError, ValueError, zlib.error, tarfile.TarError):
+        return False
+    return first is not None and first.name.startswith(f"{_TOP}/")
+
+
 def unpacked(bundle: Path) -> Path:
     """The folder with a bundle's checked files; it is unpacked once, and removed when this process ends.
 

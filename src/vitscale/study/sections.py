@@ -155,8 +155,10 @@ class NodeSection(Spec):
 
 
 def _steps_or_auto(steps: Any, _: object) -> Any:
-    """Validates `steps` so that a wrong number gets one message, and not a second one that it is no "auto"."""
-    return steps if steps in (AUTO, None) else _STEP_COUNT.validate_python(steps)
+    """Validates `steps` so that a wrong value gets one message, and not a second one that it is no "auto"."""
+    if isinstance(steps, str) and steps != AUTO:
+        raise PydanticCustomError("steps", 'a whole number or "auto"')
+    return steps if steps in (AUTO, None) else _STEP_COUNT.validate_python(steps, strict=True)
 
 
 _STEP_COUNT: TypeAdapter[int] = TypeAdapter(StepCount)

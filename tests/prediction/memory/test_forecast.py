@@ -93,12 +93,12 @@ def test_without_an_engine_a_parameter_takes_sixteen_bytes() -> None:
 def test_sgd_without_momentum_keeps_no_states_and_lambs_updates_are_as_large_as_the_model() -> None:
     engines: tuple[dict[str, Any], ...] = ({}, {"engine": "fsdp2"}, {"engine": "deepspeed", "zero_stage": 2})
     for engine in engines:
-        own = {"ranks": 2 if engine else 1, "optimizer": "sgd"} | engine
+        own: dict[str, Any] = {"ranks": 2 if engine else 1, "optimizer": "sgd"} | engine
         assert known(trial(**own)).moments["step"]["optimizer states"] > 0
         assert "optimizer states" not in known(trial(**own, momentum=0.0)).moments["step"]
-    for engine in ({}, {"engine": "ddp"}):
-        lamb, adamw = (known(trial(optimizer=name, **engine)).moments["step"] for name in ("lamb", "adamw"))
-        assert lamb == adamw | {"temporaries": 4 * PSI}
+    for name in ("none", "ddp"):
+        lamb, adamw = (known(trial(engine=name, optimizer=each)).moments["step"] for each in ("lamb", "adamw"))
+        assert lamb == {**adamw, "temporaries": 4 * PSI}
 
 
 def test_views_save_nothing_while_micro_steps_add_up_and_another_dtype_takes_a_copy() -> None:

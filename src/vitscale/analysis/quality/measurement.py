@@ -49,12 +49,18 @@ def synchronised(measured: Sequence[TrialResult]) -> Iterable[Finding]:
         )
 
 
+def _tells_no_step(trial: TrialResult) -> bool:
+    return trial.trial.train.script is not None and not any(run.timed_steps for run in trial.runs)
+
+
 def no_profile(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Trials that do not tell where the time of a step goes."""
     own = [trial for trial in measured if trial.trial.origin is None]  # what a log does not tell, no option brings
     off = those(own, lambda trial: trial.breakdown is None and not trial.trial.window.explain)
     blind = [trial for trial in own if trial.breakdown and set(trial.breakdown.typical.parts.values()) == {None}]
-    short = those(own, lambda trial: trial.breakdown is None and trial.trial.window.explain)
+    untold = [trial for trial in own if trial.breakdown is None and trial.trial.window.explain]
+    unprobed = those(untold, _tells_no_step)
+    short = those(untold, lambda trial: not _tells_no_step(trial))
     if off:
         yield note(
             "profile-missing",
@@ -62,6 +68,14 @@ def no_profile(measured: Sequence[TrialResult]) -> Iterable[Finding]:
             "Set measure.explain = true for the breakdown. Reported times hold no explained step either way, and on a "
             "GPU no step after the profiler first started.",
             off,
+        )
+    if unprobed:
+        yield note(
+            "profile-missing",
+            f"profile missing: the script of {count(unprobed)} tells of no step, so that nothing says where the time "
+            "goes",
+            "Put a Probe around its step, or let it leave a profiler's traces in {output} (docs/own-script.md).",
+            unprobed,
         )
     if short:
         yield note(

@@ -158,18 +158,19 @@ def resource_figures(
     lines = [line for rank in ranks for line in rank.all_lines]
     samples = [seen for rank in ranks for seen in rank.gpu]
     sampled = used if samples else ()
+    by_rank = _by_rank(used)
     joules = [use.energy.joules_per_image for use in used]
     mfu = over_runs([use.compute.mfu for use in used], clusters)
     return ResourceFigures(
-        by_rank=_by_rank(used),
+        by_rank=by_rank,
         peak_rss_bytes=_highest(line.peak_rss_bytes for line in lines),
         cuda_allocated_bytes=_highest(line.cuda_allocated_bytes for line in lines),
         cuda_reserved_bytes=_highest(line.cuda_reserved_bytes for line in lines),
         cuda_device_bytes=_highest(line.cuda_device_bytes for line in lines),
-        cpu_utilisation=known_median(use.mean(lambda rank: rank.cpu_utilisation) for use in used),
+        cpu_utilisation=_mean_of([rank.cpu_utilisation for rank in by_rank]),
         cpu_utilisation_of_quota=known_median(use.of_quota for use in used),
         cpu_throttled_share=known_median(_highest(rank.throttled_share for rank in use.ranks) for use in used),
-        gpu_utilisation=known_median(use.mean(lambda r: r.gpu_mean(lambda gpu: gpu.utilisation)) for use in sampled),
+        gpu_utilisation=_mean_of([rank.gpu_utilisation for rank in by_rank]),
         sm_clock_mhz=known_median(
             use.mean(lambda r: r.gpu_mean(lambda gpu: gpu.sm_clock_mhz_median)) for use in sampled
         ),
@@ -277,6 +278,12 @@ def _of_quota(run: Run, ranks: Sequence[_RankUse]) -> float | None:
         if quota > 0
     ]
     return statistics.fmean(shares) if shares else None
+
+
+def _mean_of(ranks: Sequence[float | None]) -> float | None:
+    """The mean over ranks of what each is over runs; None where a rank's is unknown."""
+    known = [value for value in ranks if value is not None]
+    return statistics.fmean(known) if known and len(known) == len(ranks) else None
 
 
 def _by_rank(used: Sequence[_RunUse]) -> tuple[RankResources, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 from vitscale.errors import shown
@@ -70,7 +71,13 @@ def loss_scale(view: View) -> Iterator[Finding]:
     source = view.source("runtime/fp16/loss_scaler.py")
     fixed, power = view.number("fp16.loss_scale", 0), view.number("fp16.initial_scale_power", 16)
     hysteresis, window = view.number("fp16.hysteresis", 2), view.number("fp16.loss_scale_window", 1000)
-    if fixed is not None and fixed != 0:
+    if isinstance(view.value("fp16.loss_scale"), bool) or (fixed is not None and fixed < 0):
+        yield finding(
+            "fp16-loss-scale", "error", "fp16.loss_scale",
+            f"DeepSpeed refuses a loss scale of {json.dumps(view.value('fp16.loss_scale'))}: it is a number from 0 on",
+            "Write 0, which adapts it; or use bf16, which needs none", view.source("runtime/fp16/loss_scaler.py"),
+        )  # fmt: skip
+    elif fixed is not None and fixed != 0:
         yield finding(
             "fp16-loss-scale", "warning", "fp16.loss_scale",
             f"The loss scale is fixed at {fixed:g}: it is never lowered when gradients overflow, and never raised when "

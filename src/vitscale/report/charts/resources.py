@@ -258,6 +258,7 @@ def startup(analysis: Analysis) -> tuple[list[axes.Row], int]:
                     "order": order,
                     "seconds": seconds,
                     "shown": units.seconds(seconds),
+                    "whole": trial.startup_seconds or sum(trial.startup.values()),
                 }
                 rows.append({"bar": name} | told)
     return rows, len(started) - len(drawn)
@@ -283,15 +284,15 @@ def startup_chart(analysis: Analysis) -> Figure | None:
         order={"field": "order", "type": "quantitative"},
         tooltip=axes.tooltip(bar="trial", phase="phase", shown="time"),
     )
-    sums = {trial: sum(row["seconds"] for row in rows if row["bar"] == trial) for trial in trials}
-    longest = max(sums, key=lambda trial: sums[trial])
+    wholes = {row["bar"]: row["whole"] for row in rows}
+    longest = max(wholes, key=lambda trial: wholes[trial])
     more = f"; {left_out} trials with a shorter start-up not drawn" if left_out else ""
-    summary = f"The longest start-up: {longest}, {units.seconds(sums[longest])}."
+    summary = f"The longest start-up: {longest}, {units.seconds(wholes[longest])}."
     view = View(
         "start-up",
         {},
         "Start-up",
-        f"median over runs; in no step or epoch time{more}",
+        f"each phase's median over runs, which need not add up to the whole's; in no step or epoch time{more}",
         plot.spec(summary, {"step": 20}),
         {"bar": "trial", "phase": "phase", "shown": "time"},
         summary,

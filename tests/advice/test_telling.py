@@ -59,6 +59,9 @@ def test_no_answer_says_by_how_much_and_which_limit_alone_can_be_met() -> None:
     assert "The budget would have to be 16.7 % larger." in text
     assert "The deadline alone: ddp, 10 ranks" in text
     assert "The budget alone: ddp, 2 ranks" in text
+    assert "The deadline would have to be 145 times as large." in printed(
+        advised(replace(ASKED, deadline_seconds=10.0))
+    )
 
 
 def test_a_table_line_fits_a_terminal_of_80_columns() -> None:

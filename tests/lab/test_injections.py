@@ -373,15 +373,13 @@ def test_workers_hide_what_they_can_of_the_delay(tmp_path: Path) -> None:
 
 
 REPEATS = 3
-ALIKE_SECONDS = 0.05
-"""Of a step of ranks that are alike."""
 
 
 @pytest.fixture(scope="module")
 def alike(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Run], list[Run]]:
     """Runs of one rank, two at a time, and runs of two ranks. Each rank computes equally long, whatever the machine."""
     folder = tmp_path_factory.mktemp("alike")
-    fault = {"forward_seconds": ALIKE_SECONDS}
+    fault = {"forward_seconds": COMPUTING_SECONDS}
     one, two = (
         make_trial(
             "ddp",

@@ -47,7 +47,7 @@ def test_with_equal_shares_the_slow_rank_makes_a_step_twice_as_long(named: bool)
         assert prediction.step_seconds.value == pytest.approx(0.48, rel=0.1)
         assert prediction.step_seconds.future_ends[1] > 0.46
         shares = [assumed.taken for assumed in prediction.assumptions if assumed.part == "shares of ranks"]
-        assert shares == ["equal, 16 images to each rank; the measured are unequal"]
+        assert shares == ["equal, micro-batch 16 on each rank; the measured are unequal"]
 
 
 def test_so_does_advice_expect_it() -> None:

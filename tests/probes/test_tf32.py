@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from vitscale.probes.matmul import arithmetic
-from vitscale.probes.tf32 import forbid_tf32, products_in_tf32, tf32_allowed
+from vitscale.probes.matmul import arithmetic, forbid_tf32, products_in_tf32, tf32_allowed
 
 BACKENDS: Any = torch.backends  # torch has no types for some of it
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")

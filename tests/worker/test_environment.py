@@ -10,7 +10,7 @@ from torch import nn
 
 from results_factory import make_trial
 from vitscale import engines
-from vitscale.probes.tf32 import tf32_allowed
+from vitscale.probes.matmul import tf32_allowed
 from vitscale.worker.environment import _boost, _governor, _network_adapters, allocation
 
 

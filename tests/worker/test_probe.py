@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
+import json
+import os
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from forks import prepared_here
 from study_factory import expanded
 from vitscale import Probe, composer_callback
 from vitscale.probes import steps as step_clock
@@ -347,43 +349,60 @@ def test_lightning_s_evaluations_and_last_batches_are_in_no_step(tmp_path: Path)
     assert [(s.step, s.images) for s in loop.record().steps] == [(n, 8) for n in range(9)]
 
 
+TRAINER = """
+import contextlib
+import json
+import sys
+import torch
+from transformers import Trainer, TrainingArguments
+from vitscale import trainer_callback
+from vitscale.worker.probe import Current
+
+told = []
+
+
+class Told:
+    done = False
+
+    @contextlib.contextmanager
+    def one_step(self, images):
+        yield
+        told.append(images)
+
+    def pause(self):
+        return contextlib.nullcontext()
+
+    def describe(self, *_):
+        pass
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 2)
+
+    def forward(self, x, labels):
+        return {"loss": torch.nn.functional.cross_entropy(self.layer(x), labels)}
+
+
+Current.measuring = Told()
+data = [{"x": torch.ones(2), "labels": torch.tensor(0)} for _ in range(17)]
+settings = TrainingArguments(
+    sys.argv[1], per_device_train_batch_size=4, gradient_accumulation_steps=2, num_train_epochs=2, report_to=[],
+    save_strategy="no", use_cpu=True, disable_tqdm=True,
+)
+Trainer(model=Net(), args=settings, train_dataset=data, callbacks=[trainer_callback()]).train()
+print(json.dumps(told))
+"""
+
+
 def test_the_trainer_s_callback_tells_the_images_that_each_step_had(tmp_path: Path) -> None:
     """Of 17 in batches of 4, two to a step: 8, 8 and the one that is left."""
-    transformers = pytest.importorskip("transformers")
-    from vitscale import trainer_callback
-
-    told: list[int] = []
-
-    class Told:
-        done = False
-
-        @contextlib.contextmanager
-        def one_step(self, images: int) -> Iterator[None]:
-            yield
-            told.append(images)
-
-        def pause(self) -> contextlib.AbstractContextManager[None]:
-            return contextlib.nullcontext()
-
-        def describe(self, *_: object) -> None:
-            """Nothing is asked of it."""
-
-    class Net(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = torch.nn.Linear(2, 2)
-
-        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-            return {"loss": torch.nn.functional.cross_entropy(self.layer(x), labels)}
-
-    data = [{"x": torch.ones(2), "labels": torch.tensor(0)} for _ in range(17)]
-    settings = transformers.TrainingArguments(
-        str(tmp_path), per_device_train_batch_size=4, gradient_accumulation_steps=2, num_train_epochs=2, report_to=[],
-        save_strategy="no", use_cpu=True, disable_tqdm=True,
-    )  # fmt: skip
-    before, Current.measuring = Current.measuring, Told()  # type: ignore[assignment]  # as much as is asked
-    try:
-        transformers.Trainer(model=Net(), args=settings, train_dataset=data, callbacks=[trainer_callback()]).train()
-    finally:
-        Current.measuring = before
-    assert told == [8, 8, 1] * 2
+    pytest.importorskip("transformers")
+    script = tmp_path / "train.py"
+    script.write_text(TRAINER)
+    alone = {name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+    request = {"kind": "script", "argv": [str(script), str(tmp_path / "output")], "environment": alone}
+    answer = prepared_here().run(request, 300)
+    assert answer.returncode == 0, answer.stderr[-2000:]
+    assert json.loads(answer.stdout.splitlines()[-1]) == [8, 8, 1] * 2

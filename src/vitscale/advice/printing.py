@@ -124,7 +124,12 @@ def _shortfalls(advice: Advice, option: Option) -> Iterator[str]:
         ("budget", spent.value, asked.budget),
     ):
         if most is not None and value > most:
-            yield f"The {limit} would have to be {100 * (value / most - 1):.3g} % larger."
+            more = (
+                f"{value / most:,.0f} times as large"
+                if value > 10 * most
+                else f"{100 * (value / most - 1):.3g} % larger"
+            )
+            yield f"The {limit} would have to be {more}."
     if asked.min_efficiency is not None and not option.efficiency.value >= asked.min_efficiency:
         yield f"Its efficiency is {option.efficiency.value:.3g}, and {asked.min_efficiency:g} was asked for."
 

@@ -10,7 +10,7 @@ from torch import nn
 from vitscale.base.plugins import referred
 from vitscale.engines.base import Engine
 from vitscale.models.batch_norm import over_real_images
-from vitscale.probes.tf32 import forbid_tf32
+from vitscale.probes.matmul import forbid_tf32
 from vitscale.trial.engines import known
 from vitscale.trial.trial import TrainSpec, Trial
 

@@ -119,7 +119,7 @@ class _Log:
     steps: list[_Step] = field(default_factory=list)
     steps_of_epoch: int | None = None
     epoch: str | None = None
-    """Of the last line."""
+    """The last line's."""
     goes_on: str = ""
     """What follows in the file and is left out."""
     told_steps: set[tuple[str | None, int]] = field(default_factory=set)

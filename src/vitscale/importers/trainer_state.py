@@ -76,8 +76,8 @@ def _run(path: Path, state: Mapping[str, Any], gpus: int, options: Options) -> t
     if steps is None:
         raise ValueError("it does not tell its steps")
     # `train_runtime` is of the last call of `train`; an evaluation after it, and all of an earlier call, are not in it.
-    before = history[: next(place for place, entry in enumerate(history) if entry is end)]
-    earlier = max((place for place, entry in enumerate(before) if entry in ended), default=-1)
+    before = history[: next(index for index, entry in enumerate(history) if entry is end)]
+    earlier = max((index for index, entry in enumerate(before) if entry in ended), default=-1)
     call_before = before[earlier] if earlier >= 0 else {}
     evaluating = sum(
         _positive(entry.get("eval_runtime")) or 0.0

@@ -12,7 +12,6 @@ from vitscale.prediction.network.links import Link
 from vitscale.prediction.parameters import job_scale
 from vitscale.prediction.results import REACH, Assumption, Label
 from vitscale.prediction.variants import Variant
-from vitscale.present.units import counted
 from vitscale.trial.engines import ENGINES
 from vitscale.trial.model_cost import parameters
 
@@ -69,7 +68,7 @@ def assumptions(asked: Variant, placement: Placement) -> tuple[Assumption, ...]:
             )
         )
     if any(point.trial.train.micro_batches is not None for point in points):
-        taken = f"equal, {counted(placement.trial.train.micro_batch, 'image')} to each rank; the measured are unequal"
+        taken = f"equal, micro-batch {placement.trial.train.micro_batch} on each rank; the measured are unequal"
         assumed.append(Assumption(SHARES, taken, "a run with these shares"))
     if asked.fitted.left_out:
         taken = f"as measured; {asked.fitted.left_out}"

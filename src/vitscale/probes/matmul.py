@@ -6,7 +6,8 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,7 +15,6 @@ from torch import nn
 from vitscale.machine.hardware import cpu_throttled_seconds
 from vitscale.probes.gpu_monitor import GpuMonitor
 from vitscale.probes.steps import finish_device_work
-from vitscale.probes.tf32 import products_in_tf32
 from vitscale.store.checks import ComputeLine
 from vitscale.store.records import MatmulLine
 from vitscale.trial.trial import Device, Precision
@@ -179,3 +179,57 @@ def _rate(piece: Callable[[], None], seconds: float) -> float:
         done += 1
         now = time.perf_counter()
     return done / (now - began)
+
+
+def forbid_tf32() -> None:
+    """Makes torch multiply fp32 matrices, and convolve, in fp32, however a program has set it before.
+
+    The present settings are touched only where a program's own still allow it: else libraries that ask for the earlier
+    ones would be refused.
+    """
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    for backend in (torch.backends.cuda.matmul, *map(_of_cudnn, ("conv", "rnn"))):
+        if getattr(backend, "fp32_precision", "none") == "tf32":
+            backend.fp32_precision = "ieee"
+
+
+def tf32_allowed(override: str | None) -> bool | None:
+    """Whether matrix products or convolutions may use TF32; None where torch does not tell.
+
+    Args:
+        override: NVIDIA_TF32_OVERRIDE: "0" forbids it, any other number demands it, whatever a program sets.
+    """
+    if override and override.strip():
+        return override.strip() != "0"
+    cudnn = torch.backends.cudnn
+    convolutions = _allowed([_of_cudnn("conv"), cudnn], lambda: cudnn.allow_tf32)
+    told = (products_in_tf32(None), convolutions)
+    return True if True in told else None if None in told else False
+
+
+def products_in_tf32(override: str | None) -> bool | None:
+    """The same of matrix products alone."""
+    if override and override.strip():
+        return override.strip() != "0"
+    matmul = torch.backends.cuda.matmul
+    return _allowed([matmul], lambda: matmul.allow_tf32)
+
+
+def _of_cudnn(part: str) -> Any:
+    return getattr(torch.backends.cudnn, part, None)
+
+
+def _allowed(backends: Sequence[Any], earlier: Callable[[], bool]) -> bool | None:
+    """Reads the first of these backends, or torch as a whole, that names a precision; else the earlier setting.
+
+    Once a program has used the present settings, torch's getters of the earlier ones may raise (torch 2.9 and later).
+    """
+    named = (getattr(backend, "fp32_precision", "none") for backend in (*backends, torch.backends))
+    precision = next((name for name in named if name != "none"), None)
+    if precision is not None:
+        return str(precision) == "tf32"
+    try:
+        return earlier()
+    except RuntimeError:
+        return None

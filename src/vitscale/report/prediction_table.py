@@ -103,7 +103,7 @@ def _parts(predictions: Sequence[Prediction]) -> list[_Figures]:
         "bubble": [prediction.bubble_seconds for prediction in predictions],
     }
     parts |= {name: part for name, part in rare.items() if any(each is not None and each.value > 0 for each in part)}
-    if any(prediction_words.rest(prediction) is not None for prediction in predictions):
+    if any(map(prediction_words.tells_rest, predictions)):
         parts["the rest"] = [prediction.rest_seconds for prediction in predictions]
     unit = _unit([each.value for part in parts.values() for each in part if each is not None and each.value > 0])
     return [_in_unit(name, estimates, unit) for name, estimates in parts.items()]

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from vitscale.prediction.evidence import Evidence, Series
 from vitscale.prediction.layouts import share_of_global_batch
 from vitscale.prediction.results import Assumption, Forecast, Label, Prediction, Score
-from vitscale.present.estimate import Estimate
 from vitscale.present.units import counted, listed, number, percent, runs_of, share
 from vitscale.trial.trial import Mode
 
@@ -105,10 +104,10 @@ _TOLD = 0.01
 """Share of a step from which what no part has is told."""
 
 
-def rest(prediction: Prediction) -> Estimate | None:
-    """What of a step no part has; None where that is next to nothing."""
+def tells_rest(prediction: Prediction) -> bool:
+    """Whether what of a step no part has is more than next to nothing."""
     own = prediction.rest_seconds
-    return own if own is not None and abs(own.value) > _TOLD * prediction.step_seconds.value else None
+    return own is not None and abs(own.value) > _TOLD * prediction.step_seconds.value
 
 
 def labels(predictions: Iterable[Prediction]) -> tuple[str, ...]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -117,19 +115,19 @@ def _row(plan: Plan, trial_id: str, trial: Trial) -> dict[str, str]:
     }
 
 
-_SHOWN = re.compile(
-    r"(scaling|parallel)\..*|model\.(name|hf|factory|image_size)|data\.fraction|launch\.threads_per_rank"
-    r"|train\.(engine|accelerate_backend|zero_stage|precision|micro_batch|micro_batches|grad_accum|global_batch"
-    r"|activation_checkpointing)"
-)
+_SHOWN = frozenset(
+    {"model.name", "model.hf", "model.factory", "model.image_size", "data.fraction", "launch.threads_per_rank"}
+    | {f"train.{name}" for name in ("engine", "accelerate_backend", "zero_stage", "precision", "micro_batch",
+                                    "micro_batches", "grad_accum", "global_batch", "activation_checkpointing")}
+)  # fmt: skip
 """Fields that columns of their own tell."""
 
 
 def _swept(plan: Plan, trial_id: str) -> str:
     """What else the sweep gives a trial: "learning_rate 0.1, workers 0"."""
     curves = [curve for curve in plan.record.curves if any(point.trial_id == trial_id for point in curve.points)]
-    values = {field: value for curve in curves for field, value in curve.labels.items() if not _SHOWN.fullmatch(field)}
-    told = {field: value if isinstance(value, str) else json.dumps(value) for field, value in values.items()}
+    values = {field: value for curve in curves for field, value in curve.labels.items() if field not in _SHOWN}
+    told = {field: value for field, value in values.items() if not field.startswith(("scaling.", "parallel."))}
     return ", ".join(f"{field.rpartition('.')[2]} {value}" for field, value in told.items())
 
 

@@ -234,7 +234,7 @@ class Lineup:
         self._plan = plan
         self._placement = placement
         self._hosts = placement.pool() if self.most > 1 else ()
-        self._places = {host.name: place for place, host in enumerate(self._hosts)}
+        self._order = {host.name: number for number, host in enumerate(self._hosts)}
         self._added = added
         self._coming: Iterator[Task] = chain(todo, added)
         self._waiting: list[Task] = []
@@ -309,4 +309,4 @@ class Lineup:
             return None
         # In their own order: srun numbers ranks by it, whatever the order of its --nodelist (srun(1), --nodefile), and
         # all other ranks are told rank 0's host.
-        return self._placement.limited_to(sorted(hosts, key=lambda host: self._places[host.name]))
+        return self._placement.limited_to(sorted(hosts, key=lambda host: self._order[host.name]))

@@ -16,8 +16,8 @@ from vitscale.machine.cores import cpu_facts, numa_nodes, physical_cores
 from vitscale.machine.gpus import gpu_settings, known_gpu
 from vitscale.machine.hardware import cpu_quota_cores
 from vitscale.probes.host import infiniband_ports, kernel_text
+from vitscale.probes.matmul import tf32_allowed
 from vitscale.probes.resources import gpu_uuid
-from vitscale.probes.tf32 import tf32_allowed
 from vitscale.processes.launch_file import LIBRARY_SETTINGS
 from vitscale.store.records import FORMAT, Device, Environment, GpuSettings, StartLine
 from vitscale.store.results import RunHeader

@@ -215,7 +215,7 @@ def trainer_callback() -> Any:
         """Tells a Probe of the Trainer's optimizer steps, without evaluations and saving."""
 
         images: Sequence[int] = ()
-        """Of this process in each step of an epoch; empty: in all alike."""
+        """Images of this process in each step of an epoch; empty: in all alike."""
 
         def on_train_begin(
             self, args: Any, state: Any, control: Any, model: Any = None, train_dataloader: Any = None, **_: Any

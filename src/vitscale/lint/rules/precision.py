@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 from vitscale.errors import shown
@@ -74,7 +73,7 @@ def loss_scale(view: View) -> Iterator[Finding]:
     if isinstance(view.value("fp16.loss_scale"), bool) or (fixed is not None and fixed < 0):
         yield finding(
             "fp16-loss-scale", "error", "fp16.loss_scale",
-            f"DeepSpeed refuses a loss scale of {json.dumps(view.value('fp16.loss_scale'))}: it is a number from 0 on",
+            f"DeepSpeed refuses a loss scale of {str(view.value('fp16.loss_scale')).lower()}: it is a number from 0 on",
             "Write 0, which adapts it; or use bf16, which needs none", view.source("runtime/fp16/loss_scaler.py"),
         )  # fmt: skip
     elif fixed is not None and fixed != 0:

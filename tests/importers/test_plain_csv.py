@@ -358,6 +358,8 @@ def test_a_report_on_a_table_claims_nothing_that_it_lacks(tmp_path: Path) -> Non
         ("single-gpu images/s", "images_per_second_per_gpu"),
         ("samples/s per rank", "images_per_second_per_gpu"),
         ("Throughput (images/s)", "images_per_second"),
+        ("64 per GPU, images/s", ""),
+        ("throughput, 8 processes per GPU (images/s)", ""),
         ("k images/s", ""),
         ("Throughput (k images/s)", ""),
         ("ideal images/s", ""),
@@ -377,6 +379,8 @@ def test_whose_rate_a_heading_tells(heading: str, column: str) -> None:
         ("Per-GPU throughput (images/s)", "images_per_second_per_gpu"),
         ("Images/s at batch 64 per GPU", "images_per_second"),
         ("Batch 64 per GPU, in images/s", None),
+        ("ViT-B/16, 64 per GPU, images/s", None),
+        ("4 workers per GPU, images/s", None),
     ],
 )
 def test_whose_rate_a_caption_tells(caption: str, column: str | None) -> None:

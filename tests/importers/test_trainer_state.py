@@ -99,7 +99,7 @@ def ended(epoch: float, steps: int, seconds: float, own: int | None = None) -> d
     """The entry of a call of `train` after `steps` steps in all, of which its rates have `own`."""
     rated = steps if own is None else own
     return {"epoch": epoch, "step": steps, "train_runtime": seconds, "train_samples_per_second": 64 * rated / seconds,
-            "train_steps_per_second": rated / seconds}  # fmt: skip
+            "train_steps_per_second": rated / seconds, "train_loss": 1.0}  # fmt: skip
 
 
 EVALUATION = {"epoch": 3.0, "eval_loss": 1.0, "eval_runtime": 60.0}
@@ -116,6 +116,16 @@ EVALUATION = {"epoch": 3.0, "eval_loss": 1.0, "eval_runtime": 60.0}
         ([ended(3.0, 300, 999.0), EVALUATION, ended(6.0, 600, 150.0)], 3),
         # Continued from a checkpoint in another process: the rates alone tell.
         ([ended(6.0, 600, 150.0, 300)], 3),
+        # Which had evaluated three times before, and evaluated three times.
+        (
+            [
+                *({"epoch": k, "step": 100 * k, "eval_loss": 1.0, "eval_runtime": 20.0} for k in range(1, 7)),
+                ended(6.0, 600, 210.0, 300),
+            ],
+            3,
+        ),
+        # With `include_num_input_tokens_seen` each entry has the time so far.
+        ([*({"step": 10 * n, "train_runtime": 5.0 * n} for n in range(1, 30)), ended(3.0, 300, 150.0)], 3),
     ],
 )
 def test_only_what_the_last_training_did_is_in_its_time(

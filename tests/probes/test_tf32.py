@@ -23,7 +23,7 @@ def as_by_default() -> Iterator[None]:
 
 def _reset() -> None:
     torch.set_float32_matmul_precision("highest")
-    BACKENDS.cudnn.allow_tf32 = False
+    BACKENDS.cudnn.allow_tf32 = True  # as in a new process
     for place in (BACKENDS, BACKENDS.cudnn.conv, BACKENDS.cudnn.rnn, BACKENDS.cuda.matmul):
         place.fp32_precision = "none"
 

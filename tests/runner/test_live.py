@@ -97,7 +97,7 @@ def test_a_driver_of_this_host_that_holds_no_lock_is_gone_however_fresh_its_file
     launch = launch_file.LaunchFile(
         token=token,
         commands=(("a",),),
-        driver_pid=1,
+        driver_pid=2**22 + 1,
         host_id=launch_file.host_id() if here else "another",
         started_ns=1,
     )

@@ -119,6 +119,7 @@ def test_a_run_with_a_broken_line_keeps_its_lines(folder: Path) -> None:
 
 def test_a_run_whose_folder_is_deleted_does_not_count(folder: Path) -> None:
     pack_finished(folder)
+    before = load(folder).problems
     gone = next(iter(RunIndex(folder).packs))
     shutil.rmtree(folder / "runs" / gone)
     assert gone not in by_name(load(folder))
@@ -127,6 +128,7 @@ def test_a_run_whose_folder_is_deleted_does_not_count(folder: Path) -> None:
     assert found is not None
     used = RunIndex(folder).attempts[found["trial"], int(found["repeat"])]
     assert used >= int(found["attempt"]), "done again under its name, it would be read from the pack"
+    assert load(folder).problems == before, "it is left out, and not interrupted"
 
 
 class Died(BaseException):

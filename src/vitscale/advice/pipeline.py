@@ -288,5 +288,8 @@ def _assumptions(changed: variants.Variant, option: Option, advice: Advice) -> t
     world = World(nodes=option.nodes, ranks_per_node=candidate.ranks_per_node, threads_per_rank=1)
     beyond = candidate.gpus > max(point.gpus for point in points) and candidate.instance is None
     assumed_hosts = advice.asked.ranks_per_node is None and layouts.host_size(points)[1] and beyond
-    there = layouts.Placement(changed.trial.model_copy(update={"world": world}), None, None, assumed_hosts)
+    batch = {"micro_batch": candidate.micro_batch, "grad_accum": candidate.grad_accum, "micro_batches": None}
+    train = changed.trial.train.model_copy(update=batch)
+    advised = changed.trial.model_copy(update={"world": world, "train": train})
+    there = layouts.Placement(advised, None, None, assumed_hosts)
     return labels.assumptions(changed, there)

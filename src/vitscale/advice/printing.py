@@ -75,8 +75,9 @@ def _answers(advice: Advice) -> Iterator[doc.Block]:
     """One row for each question; where nothing meets the limits, what comes nearest and by how much it misses."""
     asked = {sentences.QUESTIONS[answer.kind]: answer.option for answer in advice.answers}
     if advice.closest is not None and (large := advice.large_batch) is not None:
+        surely = "meets" if large.verdict == "meets" else "probably meets"
         yield doc.Paragraph(
-            f"Only large-batch training meets the limits: {sentences.in_short(large)}, {sentences.amounts(large)} "
+            f"Only large-batch training {surely} the limits: {sentences.in_short(large)}, {sentences.amounts(large)} "
             f"({large.label}). --large-batch lets the answers do that. What comes nearest without it:",
             "bad",
         )
@@ -111,7 +112,7 @@ def _alone(advice: Advice) -> Iterator[str]:
     for limit, option in advice.alone.items():
         yield f"The {limit} alone: {sentences.in_short(option)}, {sentences.amounts(option)}."
     for limit in advice.never:
-        without = "" if advice.large_batch is None else " without large-batch training"
+        without = "" if advice.asked.large_batch else " without large-batch training"
         yield f"The {limit} alone: nothing meets it{without}."
 
 

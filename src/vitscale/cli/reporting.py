@@ -55,7 +55,12 @@ def report(
 
     if json and formats is not None:
         raise RequestError("--json and --format are both given", next_step="Use --format, with json among it")
-    if json and _format_of(output) not in ("json", "html" if output is None else "json"):
+    if (
+        json
+        and output is not None
+        and not output.is_dir()
+        and _SUFFIXES.get(output.suffix.lower() or "-", "json") != "json"
+    ):
         what = f"--json and -o {shown(str(output))} are of two formats"
         raise RequestError(what, next_step="Write --format html,json -o FOLDER, or -o FILE.json")
     listed = "json" if json else formats or _format_of(output)
@@ -108,6 +113,8 @@ def _format_of(output: Path | None) -> str:
         RequestError: the name ends otherwise.
     """
     suffix = "" if output is None or output.is_dir() else output.suffix.lower()
+    if suffix not in _SUFFIXES and not suffix[1:].isalpha():
+        return "html"  # "report-2024.05" has no suffix
     if suffix not in _SUFFIXES:
         raise RequestError(f"-o ends in {shown(suffix)}", valid=filter(None, _SUFFIXES), next_step="Or name a --format")
     return _SUFFIXES[suffix]

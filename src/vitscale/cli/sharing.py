@@ -40,7 +40,7 @@ def export(
         _send(results, to, output or Path("runs"))
         return
     output = output or Path("bundle.tar.gz")
-    if output.exists() and not bundles.is_bundle(output):
+    if output.exists() and output.stat().st_size and not bundles.is_bundle(output):
         next_step = "Name another file with -o; a bundle of before is replaced"
         raise RequestError(f"{shown(str(output))} is there already, and is no bundle", next_step=next_step)
     study = store.load(results).study  # refuses what no verb could read again

@@ -104,6 +104,18 @@ def parse_seconds(text: str) -> float:
     return value
 
 
+def parse_duration(text: str) -> float:
+    """A time in seconds, or as h:mm:ss.
+
+    Raises:
+        ValueError: it is none, and why.
+    """
+    if (match := _CLOCK.fullmatch(text.strip()[:_LONGEST_TEXT])) is None:
+        return parse_seconds(text)
+    hours, minutes, seconds = map(float, match.groups())
+    return parse_seconds(f"{3600 * hours + 60 * minutes + seconds}")
+
+
 def parse_whole(text: str, least: int, most: int) -> int:
     """An integer within bounds; "4.0" is one.
 
@@ -146,9 +158,6 @@ _COMMA = re.compile(r"-?\d+,\d+")
 
 
 def _number(text: str) -> float:
-    if match := _CLOCK.fullmatch(text.strip()[:_LONGEST_TEXT]):
-        hours, minutes, seconds = map(float, match.groups())
-        return 3600 * hours + 60 * minutes + seconds
     try:
         value = float(text) if len(text) <= _LONGEST_TEXT else math.nan
     except ValueError:

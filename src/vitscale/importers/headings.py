@@ -53,6 +53,8 @@ _OTHER = (
 )
 """No time or rate of training as it was measured, in images."""
 _EACH = r"(?:per[ -](?:gpu|device|rank|card|accelerator)|single[ -]gpu)"
+_ALONE = r"(?:(?!\d|batch|image|img|sample|sequence|process|worker).)*"
+"""What may stand before it: "64 images per GPU" tells of no rate."""
 _WHICH = r"(?:(?:mean|median|average|avg\.?|train|training) )?"
 _RATE = rf"{_OTHER}(?:[\w .,:-]{{1,40}}[ \[(])?[\[(]?(?:images?|imgs?|samples?|sequences?){_PER}s(?:ec(?:ond)?)?"
 _MEANT = {
@@ -61,7 +63,8 @@ _MEANT = {
         "gpus": rf"{_COUNT}(?:gpus?|ranks|devices|accelerators)|world size|gpu count",
         "nodes": rf"{_COUNT}(?:nodes|hosts|machines|servers)",
         "images_per_second": rf"(?!.*\b{_EACH}\b){_RATE}[\])]?",
-        "images_per_second_per_gpu": rf"{_RATE}{_PER}(?:gpu|device|rank|card)[\])]?|(?=.*\b{_EACH}\b){_RATE}[\])]?",
+        "images_per_second_per_gpu": rf"{_RATE}{_PER}(?:gpu|device|rank|card)[\])]?"
+        rf"|(?={_ALONE}\b{_EACH}\b){_RATE}[\])]?",
         **{
             column: rf"{_WHICH}{what}(?: time)?{_IN}|time{_PER}{what}{_IN}|{_UNIT.pattern}{_PER}{what}"
             for column, what in (("step_seconds", "(?:step|iteration|iter|it)"), ("epoch_seconds", "epoch"))
@@ -77,7 +80,7 @@ _TIME_TOLD = re.compile(
     rf"|{_UNIT.pattern}{_PER}(?:step|iteration|iter|epoch)\b"
 )
 NO_TRAINING = re.compile(r"\b(?:eval|evaluation|val|validation|inference|latency)\b")
-_EACH_TOLD = re.compile(rf"\b{_EACH}\b")
+_EACH_TOLD, _EACH_ALONE = re.compile(rf"\b{_EACH}\b"), re.compile(rf"{_ALONE}\b{_EACH}\b")
 _COUNT_TOLD = re.compile(
     r"\b(\d{1,6})(?: ?x)? ?([a-z]+\d\w*)?(?: (?:80|40|32|16) ?gb)? ?(?:gpus?|ranks|devices)\b"
     r"|\b(?:gpus?|ranks|world size) ?[=:]? ?(\d{1,6})\b|\b(\d{1,6}) ?x ?([a-z]+\d\w*)\b"
@@ -128,7 +131,7 @@ def speed_told(texts: Iterable[str]) -> Heading | None:
         for match in _RATE_TOLD.finditer(words):
             before = words[: match.start()]
             each = _EACH_TOLD.search(before) is not None
-            if each and "batch" in before:
+            if each and not _EACH_ALONE.match(before):
                 return None  # "batch 64 per GPU, images/s": nobody knows what else is per GPU
             told[f"images_per_second{'_per_gpu' if match[1] or each else ''}", 1.0] = match[0]
         for match in _TIME_TOLD.finditer(words):

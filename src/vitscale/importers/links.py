@@ -78,20 +78,23 @@ def _of_text(path: Path, told: Problems) -> Iterator[MeasuredLink]:
     """One link for each test whose output is in the file."""
     file = identified(path)
     test: str | None = None
+    again: str | None = None
+    """The same test, named once more after its table's beginning."""
     hosts: dict[tuple[int, int], str] = {}
     rows: list[tuple[int, list[str], bool]] = []
     time = _USUAL_TIME
     for number, raw, whole in lines(path):
         text = _LABELLED.sub("", raw).strip()
         if match := _TEST.search(text):
-            if rows and match[1] != test and "Collective test concluded" not in text:  # the next test is named
-                yield _link(path, file, test, hosts, rows, time, told)
+            if rows and test not in (None, match[1]) and "Collective test concluded" not in text:
+                yield _link(path, file, test, hosts, rows, time, told)  # the next test is named
                 hosts, rows = {}, []
+            again = match[1] if rows and test == match[1] else None
             test = match[1]
         if match := _RANK.match(text):
-            if rows:  # the next test began, of the same name unless it was told
+            if rows:  # the next test began
                 yield _link(path, file, test, hosts, rows, time, told)
-                hosts, rows = {}, []
+                test, again, hosts, rows = again, None, {}, []
             hosts[int(match[2] or 0), int(match[1])] = match[3]
         elif text.startswith("#"):
             names = text.lstrip("# ").split()

@@ -76,8 +76,8 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
 def _times(row: Row, setting: Setting) -> tuple[tuple[float, int] | None, float | None]:
     """(Seconds and images of a step, seconds of an epoch), each None where the row does not tell; it must tell one."""
     images = (setting.micro_batch or 0) * setting.grad_accum
-    step = (contents.parse_seconds(row["step_seconds"]), images) if row["step_seconds"] else None
-    epoch = contents.parse_seconds(row["epoch_seconds"]) if row["epoch_seconds"] else None
+    step = (contents.parse_duration(row["step_seconds"]), images) if row["step_seconds"] else None
+    epoch = contents.parse_duration(row["epoch_seconds"]) if row["epoch_seconds"] else None
     if step is None and (all_of := row["images_per_second"] or row["images_per_second_per_gpu"]):
         rate = contents.parse_seconds(all_of)  # positive and finite, as a time
         rate *= 1 if row["images_per_second"] else setting.gpus

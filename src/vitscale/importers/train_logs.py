@@ -188,14 +188,12 @@ def _read(path: Path, told: Problems) -> _Log:
 
 
 def _other_setting(text: str, log: _Log) -> str | None:
-    """GPUs or batch that a line tells where the log has told others before: a training that was resumed otherwise."""
+    """GPUs that a line tells where the log has told others before: a training that was resumed otherwise. (Batches are
+    told again of evaluation.)"""
     again = _Log()
     _look_for_facts(text, again)
-    for name in ("gpus", "micro_batch"):
-        before, now = log.counts.get(name), again.counts.get(name)
-        if before is not None and now is not None and before != now:
-            return f"{name} = {now:,} where it had {before:,}"
-    return None
+    before, now = log.counts.get("gpus"), again.counts.get("gpus")
+    return f"{now:,} GPUs where it had {before:,}" if before and now and before != now else None
 
 
 def _look_for_facts(text: str, log: _Log) -> None:
@@ -267,8 +265,17 @@ def _with_so_many(parameters: int | None) -> str | None:
     return None if parameters is None else counts.get(parameters)
 
 
+def _beginnings(log: _Log) -> list[bool]:
+    """Whether each line's time holds its epoch's beginning; where every line's does, only the first is set aside."""
+    of_an_epoch = [
+        step.of_epoch < log.loop.mean_of or (step.first_line and log.loop.mean_of == SINCE_THE_LAST)
+        for step in log.steps
+    ]
+    all_alike = all(of_an_epoch)
+    return [number == 0 or (begins and not all_alike) for number, begins in enumerate(of_an_epoch)]
+
+
 def _steps(log: _Log, images: int) -> Iterator[StepLine]:
-    for number, step in enumerate(log.steps):
-        begins = number == 0 or step.of_epoch < log.loop.mean_of
-        begins |= step.first_line and log.loop.mean_of == SINCE_THE_LAST
+    beginnings = _beginnings(log)
+    for number, (step, begins) in enumerate(zip(log.steps, beginnings, strict=True)):
         yield StepLine(step=number, epoch=0, seconds=step.seconds, images=images, loss=None, warmup=begins)

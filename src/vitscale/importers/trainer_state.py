@@ -37,7 +37,7 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
     for path in paths:
         try:
             run, said = _run(path, _state(path), gpus, options)
-        except ValueError as error:
+        except (ValueError, ArithmeticError) as error:
             problems.append(f"{path.name}: {error}")
             continue
         runs.append(run)
@@ -68,7 +68,9 @@ def _state(path: Path) -> Mapping[str, Any]:
 def _run(path: Path, state: Mapping[str, Any], gpus: int, options: Options) -> tuple[LogRun, list[str]]:
     """One file's run, and notes on it. Raises ValueError where the file tells no time."""
     history = [entry for entry in state["log_history"] if isinstance(entry, dict)]
-    ended = [entry for entry in history if _positive(entry.get("train_runtime"))]
+    timed = [entry for entry in history if _positive(entry.get("train_runtime"))]
+    # With `include_num_input_tokens_seen` every entry has the time so far.
+    ended = [entry for entry in timed if "train_loss" in entry or "total_flos" in entry] or timed[-1:]
     if not ended:
         raise ValueError("no training has ended in it: no entry has train_runtime")
     end = ended[-1]
@@ -76,16 +78,22 @@ def _run(path: Path, state: Mapping[str, Any], gpus: int, options: Options) -> t
     if steps is None:
         raise ValueError("it does not tell its steps")
     # `train_runtime` is of the last call of `train`; an evaluation after it, and all of an earlier call, are not in it.
-    before = history[: next(index for index, entry in enumerate(history) if entry is end)]
-    earlier = max((index for index, entry in enumerate(before) if entry in ended), default=-1)
-    call_before = before[earlier] if earlier >= 0 else {}
-    evaluating = sum(
-        _positive(entry.get("eval_runtime")) or 0.0
-        for entry in before[earlier + 1 :]
-        if not _at_its_end(entry, call_before)  # else between the two calls
-    )
+    call_before = ended[-2] if len(ended) > 1 else {}
     runtime = _positive(end.get("train_runtime")) or 0.0
     own, by_rates = _own_steps(end, steps, call_before)
+    within: list[dict[str, Any]] = []
+    for entry in history:
+        if entry is end:
+            break
+        if entry is call_before:
+            within.clear()
+        elif _positive(entry.get("eval_runtime")):
+            within.append(entry)
+    if by_rates:  # another process took the steps before
+        within = [entry for entry in within if (_number(entry.get("step")) or steps) > steps - own]
+    evaluating = sum(
+        _positive(entry.get("eval_runtime")) or 0.0 for entry in within if not _at_its_end(entry, call_before)
+    )
     seconds = runtime - evaluating
     if not 0 < seconds <= contents.LONGEST_SECONDS:
         raise ValueError(f"train_runtime {runtime:g} s less evaluation of {evaluating:g} s is no time")
@@ -101,7 +109,7 @@ def _run(path: Path, state: Mapping[str, Any], gpus: int, options: Options) -> t
     images = (setting.micro_batch or 0) * setting.grad_accum
     rank = LogRank(
         0,
-        epochs=tuple(_epochs(history, round(all_epochs - epochs), whole, seconds / epochs, setting, options))
+        epochs=tuple(_epochs(history, round(all_epochs) - whole, whole, seconds / epochs, setting, options))
         if whole
         else (),
         steps=()

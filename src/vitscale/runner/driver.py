@@ -97,11 +97,14 @@ def run(plan: Plan, results: Path, options: Options, console: Console) -> Report
 
 
 def _write_study(results: Path, plan: Plan) -> None:
-    """Records the study. Fewer repeats than there were take nothing back of what is measured: then all others stand."""
+    """Records the study. Fewer repeats than were measured of every trial take nothing back of that."""
     held, record = read_study(results), plan.record
-    if held is not None and held.repeats > record.repeats and isinstance(plan.scheduler, Placement):
-        record = record.model_copy(update={"repeats": held.repeats})
-        if record.model_copy(update={"text": held.text, "overrides": held.overrides}) == held:
+    if held is not None and held.repeats > record.repeats:
+        alike = {"repeats": held.repeats, "text": held.text, "overrides": held.overrides}
+        done = RunIndex(results).finished
+        if record.model_copy(update=alike) == held and all(
+            (trial, repeat) in done for trial in held.trials for repeat in range(held.repeats)
+        ):
             record = held
     write_study(results, record)
 

@@ -135,14 +135,18 @@ def study_view(results: Path, now_seconds: float) -> StudyView:
 
 
 def _driven_here(folder: Path, running: Sequence[RunningRun]) -> bool:
-    """Whether a driver of this host began all these runs. Jobs of a batch system hold no lock."""
+    """Whether drivers of this host began all these runs and are there no more. Jobs of a batch system hold no lock."""
     if (folder / "jobs").is_dir():
         return False
     try:
         began = [launch_file.read(folder / "runs" / run.run) for run in running]
     except (OSError, ValueError):
         return False
-    return all(launch is not None and launch.host_id == launch_file.host_id() for launch in began)
+    here = launch_file.host_id()
+    return all(
+        launch is not None and launch.host_id == here and not Path(f"/proc/{launch.driver_pid}").exists()
+        for launch in began
+    )
 
 
 def _lock_holder(lock: Path) -> int | None:

@@ -262,7 +262,8 @@ def load(
             problems += [
                 f"runs/{name} is not used, for it was tried again: {outcome.reason}" for name, outcome in tries
             ]
-    interrupted = sum(1 for key in index.attempts if key not in index.finished and key[0] in study.trials)
+    begun = {(match["trial"], int(match["repeat"])) for name in index.unpacked if (match := RUN_FOLDER.fullmatch(name))}
+    interrupted = sum(1 for key in begun if key not in index.finished and key[0] in study.trials)
     if interrupted:
         problems.append(f"{counted(interrupted, 'run')} interrupted; `vitscale run` does what is missing")
     return Results(study=study, runs=tuple(runs[name] for name in wanted if name in runs), problems=tuple(problems))

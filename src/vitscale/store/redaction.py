@@ -37,7 +37,7 @@ _PATTERNS = (
     ("ADDRESS", re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.])")),
     ("UUID", re.compile(r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b")),
     ("MAIL", re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")),
-    ("USER", re.compile(r"\b[\w.-]+@[\w-]+\b")),
+    ("USER", re.compile(r"\b(?!USER-\d)[A-Za-z_][\w.-]*@(?!host-\d|cu\d|v?\d)[\w-]+\b")),
     ("REVISION", re.compile(r"\b[0-9a-f]{40}\b")),
     ("PATH", re.compile(r"(?P<quote>['\"])(?P<taken>(?:~[\w-]*|\.{1,2})?/[^'\"\n]+)(?P=quote)")),
     ("PATH", re.compile(r"\b[A-Za-z]:\\[^\s\"':;,]+")),
@@ -56,7 +56,7 @@ _STEP = re.compile(
     rf'\{{"kind":"step"(?:,"(?:{"|".join(StepLine.model_fields)})":(?:[\d.eE+-]+|true|false|null|"(?:{"|".join(WINDOWS)})"))*\}}'
 )
 """A step's line with nothing but numbers: most lines of most results."""
-_SPACED_PATH = re.compile(r'"((?:~[\w-]*|\.{1,2})?/[^"\\\n: ]*/[^"\\\n:]* [^"\\\n:]*)"')
+_QUOTED_PATH = re.compile(r'"((?:~[\w-]*|\.{1,2})?/[^"\\\n:]{1,4096})"')
 _HOME = re.compile(r"/(?:home|Users)/([\w.-]+)")
 
 
@@ -88,7 +88,8 @@ class Redactor:
     def learn_from(self, text: str) -> str:
         """Learns hosts and users from stored text (a JSON value, lines of JSON, other text), and returns the text."""
         self.learn("USER", _HOME.findall(text))
-        self._spaced_paths |= dict.fromkeys(_SPACED_PATH.findall(text))
+        spaced = [path for path in _QUOTED_PATH.findall(text) if " " in path and path.count("/") > 1]
+        self._spaced_paths |= dict.fromkeys(spaced)
         for piece in (text, *text.splitlines()) if '"host' in text else ():
             if '"host' in piece:
                 with suppress(ValueError, RecursionError):

@@ -200,7 +200,7 @@ def _images_of_steps(args: Any, loader: Any) -> Sequence[int]:
     sizes = [each] * batches
     if sizes and args.world_size == 1 and not args.dataloader_drop_last:
         sizes[-1] = samples - each * (batches - 1)
-    if sum(sizes) <= 0 or min(sizes, default=0) < 1:
+    if not sizes or not 1 <= sizes[-1] <= each:  # a sampler of its own, or several devices in one process
         return ()
     return [sum(sizes[first : first + accum]) for first in range(0, batches, accum)]
 

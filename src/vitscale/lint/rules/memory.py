@@ -102,7 +102,8 @@ def offload_without_effect(view: View) -> Iterator[Finding]:
         yield finding("offload-without-effect", "warning", f"{zero}.offload_param", message, "Remove it", source)
     if stage == 0 and _offloads(view, "offload_optimizer"):
         fix = "Remove it, or take stage 1 or 2"
-        if (view.text("optimizer.type") or "").lower() in _ON_THE_CPU:
+        torchs = view.value("optimizer.params.torch_adam") is True
+        if (view.text("optimizer.type") or "").lower() in _ON_THE_CPU and not torchs:
             message = (
                 "offload_optimizer at stage 0 makes DeepSpeed take its optimizer for the CPU, and no stage moves the "
                 "parameters there: the first step fails on a GPU"

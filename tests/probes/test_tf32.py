@@ -22,10 +22,13 @@ def as_by_default() -> Iterator[None]:
 
 
 def _reset() -> None:
+    """Makes all settings what they are in a new process, in which earlier words may be asked for."""
     torch.set_float32_matmul_precision("highest")
-    BACKENDS.cudnn.allow_tf32 = True  # as in a new process
-    for place in (BACKENDS, BACKENDS.cudnn.conv, BACKENDS.cudnn.rnn, BACKENDS.cuda.matmul):
-        place.fp32_precision = "none"
+    BACKENDS.cudnn.allow_tf32 = True
+    for backend, precision in ((BACKENDS, "none"), (BACKENDS.cuda.matmul, "none"), (BACKENDS.cudnn.conv, "tf32"),
+                               (BACKENDS.cudnn.rnn, "tf32")):  # fmt: skip
+        backend.fp32_precision = precision
+    assert (BACKENDS.cudnn.allow_tf32, BACKENDS.cuda.matmul.allow_tf32) == (True, False)
 
 
 def present(place: object, value: str) -> Callable[[], None]:

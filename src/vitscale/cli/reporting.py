@@ -55,12 +55,8 @@ def report(
 
     if json and formats is not None:
         raise RequestError("--json and --format are both given", next_step="Use --format, with json among it")
-    if (
-        json
-        and output is not None
-        and not output.is_dir()
-        and _SUFFIXES.get(output.suffix.lower() or "-", "json") != "json"
-    ):
+    suffix = "" if output is None or output.is_dir() else output.suffix.lower()
+    if json and suffix and _SUFFIXES.get(suffix, "json") != "json":
         what = f"--json and -o {shown(str(output))} are of two formats"
         raise RequestError(what, next_step="Write --format html,json -o FOLDER, or -o FILE.json")
     listed = "json" if json else formats or _format_of(output)

@@ -106,7 +106,7 @@ def study_view(results: Path, now_seconds: float) -> StudyView:
     fresh = tuple(run for run in open_runs if run.silent_seconds <= _FRESH_SECONDS)
     # A driver of this host may wait for a compiler, which is silent for minutes. Its run is the newest.
     running = fresh or (tuple(open_runs[:1]) if holder is not None else ())
-    if holder is None and running and _driven_here(folder, running):
+    if holder is None and running and _drivers_gone(folder, running):
         running = ()  # their files are fresh, and their driver is not there any more
     driver: Driver = (
         "runs" if holder is not None else "runs elsewhere" if running else "gone" if left else "none left to do"
@@ -134,7 +134,7 @@ def study_view(results: Path, now_seconds: float) -> StudyView:
     )
 
 
-def _driven_here(folder: Path, running: Sequence[RunningRun]) -> bool:
+def _drivers_gone(folder: Path, running: Sequence[RunningRun]) -> bool:
     """Whether drivers of this host began all these runs and are there no more. Jobs of a batch system hold no lock."""
     if (folder / "jobs").is_dir():
         return False

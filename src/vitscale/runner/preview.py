@@ -30,9 +30,9 @@ _ANY_RUN = Path("RESULTS/runs/TRIAL")
 
 def plan_document(plan: Plan, estimate: PlanEstimate = NOTHING_KNOWN) -> doc.Document:
     """Number of runs and what they take, findings on the DeepSpeed file, the trials, and the commands for them."""
-    trials = plan.record.trials
+    trials, swept = plan.record.trials, _swept(plan)
     rows = {
-        trial_id: {"model": (trial.model_name or "model")}
+        trial_id: {"model": (trial.model_name or "model"), "swept": swept.get(trial_id, "")}
         | _row(plan, trial_id, trial)
         | estimate.cells(trial_id, trial)
         for trial_id, trial in trials.items()
@@ -111,7 +111,6 @@ def _row(plan: Plan, trial_id: str, trial: Trial) -> dict[str, str]:
         "data": f"{trial.data.fraction:.3g}",
         "per epoch": str(epoch),
         "steps": str(steps),
-        "swept": _swept(plan, trial_id),
     }
 
 
@@ -123,12 +122,18 @@ _SHOWN = frozenset(
 """Fields that columns of their own tell."""
 
 
-def _swept(plan: Plan, trial_id: str) -> str:
-    """What else the sweep gives a trial: "learning_rate 0.1, workers 0"."""
-    curves = [curve for curve in plan.record.curves if any(point.trial_id == trial_id for point in curve.points)]
-    values = {field: value for curve in curves for field, value in curve.labels.items() if field not in _SHOWN}
-    told = {field: value for field, value in values.items() if not field.startswith(("scaling.", "parallel."))}
-    return ", ".join(f"{field.rpartition('.')[2]} {value}" for field, value in told.items())
+def _swept(plan: Plan) -> dict[str, str]:
+    """What else the sweep gives each trial: "learning_rate 0.1, workers 0"."""
+    told: dict[str, str] = {}
+    for curve in plan.record.curves:
+        values = {field: value for field, value in curve.labels.items() if field not in _SHOWN}
+        own = ", ".join(
+            f"{field.rpartition('.')[2]} {value}"
+            for field, value in values.items()
+            if not field.startswith(("scaling.", "parallel."))
+        )
+        told |= dict.fromkeys((point.trial_id for point in curve.points), own)
+    return told
 
 
 def _batch(train: TrainSpec) -> str:

@@ -319,6 +319,28 @@ def test_on_how_many_hosts_it_ran_is_assumed_and_told(tmp_path: Path, text: str,
     assert ("on how many hosts the GPUs were is not told (a column nodes): one is assumed" in notes) is told
 
 
+@pytest.mark.parametrize(
+    ("columns", "cells", "layout"),
+    [
+        ("nodes,gpus_per_node", "3,8", (24, 3)),
+        ("# Nodes,GPUs/node", "2,4", (8, 2)),
+        ("GPUs,GPUs per node", "12,8", (12, 2)),
+        ("gpus,nodes,gpus_per_node", "12,2,8", (12, 2)),
+        ("gpus,nodes,gpus_per_node", "12,3,8", None),
+        ("nodes,gpus_per_node", "3,", None),
+        ("nodes,gpus_per_node", ",8", None),
+        ("nodes,gpus_per_node", "2,10000000", None),
+    ],
+)
+def test_gpus_of_a_node_and_nodes_tell_the_gpus(
+    tmp_path: Path, columns: str, cells: str, layout: tuple[int, int] | None
+) -> None:
+    contents = read([table(tmp_path, f"{columns},step_seconds,micro_batch\n{cells},0.5,32\n")], Options())
+    assert [(run.setting.gpus, run.setting.nodes) for run in contents.runs] == ([layout] if layout else [])
+    assert bool(contents.problems) is (layout is None)
+    assert not [note for note in contents.notes if "hosts" in note]
+
+
 @pytest.mark.parametrize(("column", "cells", "runs"), [("", ["", "", ""], 1), (",run", [",a", ",b", ",c"], 3)])
 def test_the_same_row_again_is_no_repeat(tmp_path: Path, column: str, cells: list[str], runs: int) -> None:
     """Unless a column says that it is another run."""
@@ -335,6 +357,11 @@ def test_hours_minutes_and_seconds(tmp_path: Path, text: str, seconds: float | N
     found = imported(tmp_path, [table(tmp_path, rows)], "csv", train_samples=3200)
     costs = {trial.trial.world.size: trial.epoch_costs for trial in found.trials.values()}
     assert costs == ({1: [5000.0]} | ({2: [seconds]} if seconds else {}))
+
+
+@pytest.mark.parametrize("heading", ["Epoch time (h:mm:ss)", "epoch time [hh:mm:ss]"])
+def test_a_heading_tells_hours_minutes_and_seconds(heading: str) -> None:
+    assert Heading.of(heading) == Heading(heading, "epoch_seconds", 1.0)
 
 
 def test_a_report_on_a_table_claims_nothing_that_it_lacks(tmp_path: Path) -> None:

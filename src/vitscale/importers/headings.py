@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 OF_A_SETTING = (
-    *("gpus", "nodes", "layout", "micro_batch", "grad_accum", "global_batch", "fraction", "dataset", "cluster", "gpu"),
-    *("series", "engine", "zero_stage", "precision", "model", "parameters"),
+    *("gpus", "nodes", "gpus_per_node", "layout", "micro_batch", "grad_accum", "global_batch", "fraction", "dataset"),
+    *("cluster", "gpu", "series", "engine", "zero_stage", "precision", "model", "parameters"),
 )
 """Columns that every table may have."""
 
@@ -43,7 +43,8 @@ SPEEDS = ("step_seconds", "epoch_seconds", "images_per_second", "images_per_seco
 _SECONDS = ("step_seconds", "epoch_seconds")
 OWN = {*OF_A_SETTING, *SPEEDS, "run", "epoch", "rank", "loss", "accuracy"}
 _SPACES = re.compile(r"[\s_]+")
-_UNITS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0, "min": 60.0, "minutes": 60.0, "h": 3600.0, "hours": 3600.0}
+_UNITS = {"hh:mm:ss": 1.0, "h:mm:ss": 1.0}  # as `parse_duration` reads them; "h" alone would match before
+_UNITS |= {"ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0, "min": 60.0, "minutes": 60.0, "h": 3600.0, "hours": 3600.0}
 _UNIT = re.compile(rf"\b(?:{'|'.join(_UNITS)})\b")
 _COUNT, BATCH = r"(?:#|no\.?|n|num|number|total)?(?: of)? ?", r"batch(?:[ _-]?sizes?)?"
 _PER, _IN = r"(?: ?/ ?| per )", rf"[ \[(,]+{_UNIT.pattern}[\])]?"
@@ -62,6 +63,7 @@ _MEANT = {
     for column, pattern in {
         "gpus": rf"{_COUNT}(?:gpus?|ranks|devices|accelerators)|world size|gpu count",
         "nodes": rf"{_COUNT}(?:nodes|hosts|machines|servers)",
+        "gpus_per_node": rf"{_COUNT}(?:gpus?|ranks|devices|accelerators){_PER}(?:node|host|machine|server)",
         "images_per_second": rf"(?!.*\b{_EACH}\b){_RATE}[\])]?",
         "images_per_second_per_gpu": rf"{_RATE}{_PER}(?:gpu|device|rank|card)[\])]?"
         rf"|(?={_ALONE}\b{_EACH}\b){_RATE}[\])]?",

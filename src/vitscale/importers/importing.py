@@ -177,7 +177,7 @@ def guess(paths: Sequence[Path], cells: str | None = None) -> LogFormat | LinkFo
                     next_step="Say it so, or in the table's caption",
                 )
             if head.tells:
-                what = "no column of times" if "gpus" in head.columns else "no column gpus, which counts them"
+                what = "no column of times" if head.counts_gpus else "no column gpus, which counts them"
                 told = ", ".join(own.text for own in head.headings)
                 raise RequestError(
                     f"the table in {shown(path.name)} has {what}; it has {shown(told)}",

@@ -59,7 +59,7 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
                 if not row["run"] and (first := seen.setdefault(tuple(row.cells.values()), row.line)) != row.line:
                     told.line(row.line, f"the same as line {first}; a column run tells repeats apart", "duplicate")
                     continue
-                if setting.gpus > 1 and not row["nodes"] and setting.layout is None:
+                if setting.gpus > 1 and not (row["nodes"] or row["gpus_per_node"] or setting.layout):
                     notes[_ONE_HOST] = None
                 name = text_of(row["run"]) or f"{path.name}:{row.line}"
                 if len(runs) >= _MOST_ROWS:

@@ -58,9 +58,8 @@ def setting_of(row: Row, options: Options) -> Setting:
 @lru_cache(1024)  # a table has many rows of few settings
 def _setting(cells: tuple[str, ...], options: Options) -> Setting:
     row = Row(0, dict(zip(OF_A_SETTING, cells, strict=True)))
-    gpus = contents.parse_whole(row["gpus"], 1, contents.MOST_GPUS)
     layout = text_of(row["layout"])
-    nodes = contents.parse_whole(row["nodes"], 1, gpus) if row["nodes"] else nodes_of(layout, gpus) or 1
+    gpus, nodes = _counts(row, layout)
     if not hold(gpus, nodes):
         raise ValueError(f"{gpus} GPUs do not share out over {nodes} nodes")
     micro_batch, grad_accum = _batches(row, gpus, options)
@@ -80,6 +79,21 @@ def _setting(cells: tuple[str, ...], options: Options) -> Setting:
         model=text_of(row["model"]),
         parameters=counted(row["parameters"]) if row["parameters"] else None,
     )
+
+
+def _counts(row: Row, layout: str | None) -> tuple[int, int]:
+    """(GPUs, nodes); either may follow from the GPUs of a node."""
+    most = contents.MOST_GPUS
+    of_node = contents.parse_whole(row["gpus_per_node"], 1, most) if row["gpus_per_node"] else None
+    if of_node is not None and not row["gpus"]:
+        nodes = contents.parse_whole(row["nodes"], 1, most // of_node)
+        return nodes * of_node, nodes
+    gpus = contents.parse_whole(row["gpus"], 1, most)
+    told = -(-gpus // of_node) if of_node else nodes_of(layout, gpus) or 1
+    nodes = contents.parse_whole(row["nodes"], 1, gpus) if row["nodes"] else told
+    if of_node and nodes != told:
+        raise ValueError(f"{gpus} GPUs, {of_node} per node, are on {told} nodes and not on {nodes}")
+    return gpus, nodes
 
 
 def _batches(row: Row, gpus: int, options: Options) -> tuple[int | None, int]:
@@ -122,7 +136,12 @@ class Header:
     @property
     def tells(self) -> int:
         """How many of the two columns that a table of measurements needs it has: a GPU count and a speed."""
-        return ("gpus" in self.columns) + any(speed in self.columns for speed in SPEEDS)
+        return self.counts_gpus + any(speed in self.columns for speed in SPEEDS)
+
+    @property
+    def counts_gpus(self) -> bool:
+        """Whether rows tell a GPU count, or those of a node and the nodes."""
+        return "gpus" in self.columns or {"nodes", "gpus_per_node"} <= set(self.columns)
 
     @property
     def known(self) -> tuple[int, int]:
@@ -272,7 +291,7 @@ def _plain_number(cell: str) -> str:
 
 def _check(path: Path, head: Header, required: Sequence[str]) -> None:
     columns = head.columns
-    missing = [column for column in required if column not in columns]
+    missing = [column for column in required if column not in columns and not (column == "gpus" and head.counts_gpus)]
     if missing:
         raise RequestError(
             f"{shown(path.name)} lacks the column{'s' if len(missing) > 1 else ''} {', '.join(missing)}; "

@@ -9,7 +9,7 @@ from pathlib import Path
 from explained_factory import batch_study
 from prediction_factory import resolved_study
 from report_forms import terminal
-from results_factory import rich_study
+from results_factory import make_curve, make_results, make_trial, rich_study, steady_run
 from vitscale.advice.pipeline import advised_from
 from vitscale.advice.request import Request
 from vitscale.analysis import analyse
@@ -81,6 +81,45 @@ def test_why_not_better_is_told_of_what_one_would_choose_and_then_of_the_largest
     assert first.text.startswith("ddp, micro_batch 64 on 2 ranks (strong-micro) is at ")
     assert drawn.views[0].title == "From ideal to measured: ddp, micro_batch 64, 2 ranks, strong-micro"
     assert second.text.startswith("Largest loss of all: ddp, micro_batch 8 on 2 ranks (strong-micro) is at ")
+
+
+def dropping_study(*trained: tuple[int, int, float]) -> Results:
+    """Three runs of each (ranks, micro-batch, step seconds) under drop_last, of 1,024 images an epoch."""
+    trials = [
+        make_trial("ddp", ranks, micro_batch=batch, drop_last=True, warmup_steps=0, epochs=12)
+        for ranks, batch, _ in trained
+    ]
+    runs = [
+        steady_run(trial, seconds, repeat)
+        for trial, (_, _, seconds) in zip(trials, trained, strict=True)
+        for repeat in range(3)
+    ]
+    curves = [(make_curve([trial], train__micro_batch=trial.train.micro_batch), [trial]) for trial in trials]
+    return make_results(curves, runs)
+
+
+def test_the_fastest_is_that_for_all_images_as_in_comparisons() -> None:
+    """Batches of 600 leave 424 of 1,024 images out: 600 in 0.75 s, all in 1.28 s. Batches of 128 take all in 1 s."""
+    analysis = analyse(dropping_study((1, 600, 0.75), (1, 128, 0.125)))
+    assert [round(pair.result.ratio.value, 3) for pair in analysis.comparisons if pair.result.ratio] == [0.781]
+    assert lines_of(what_to_choose(analysis)) == [
+        "Fastest measured: ddp, micro_batch 128, 1 rank: 1.00 s an epoch (1.00 s to 1.00 s, global batch 128, 3 runs)."
+    ]
+    assert terminal(analysis)[0] == "- Fastest (3 runs): ddp, micro_batch 128, 1 rank: 1.00 s an epoch."
+
+
+def test_where_the_fastest_leaves_images_out_the_time_with_them_is_told() -> None:
+    """Two ranks take 600 of 1,024 images in 0.3 s, so all in 0.512 s; one rank takes all in 1 s."""
+    analysis = analyse(dropping_study((2, 300, 0.3), (1, 128, 0.125)))
+    first, second = lines_of(what_to_choose(analysis))
+    assert first == (
+        "Fastest measured: ddp, micro_batch 300, 2 ranks: 300 ms an epoch "
+        "(300 ms to 300 ms, 512 ms for all images, global batch 600, 3 runs)."
+    )
+    # 2 x 0.512 s are more GPU time than 1 s, though 2 x 0.3 s are less.
+    assert second.startswith("Cheapest measured: ddp, micro_batch 128, 1 rank: 1.00 s an epoch ")
+    told = " ".join(map(str.strip, terminal(analysis)[:2]))
+    assert told.startswith("- Fastest (3 runs): ddp, micro_batch 300, 2 ranks: 300 ms an epoch, 512 ms for all images.")
 
 
 def test_a_trial_is_told_its_batch_once() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from results_factory import make_curve, make_environment, make_results, make_trial, steady_run
+from results_factory import failed_run, make_curve, make_environment, make_results, make_trial, steady_run
 from verdict_finder import THREE, kinds, three_repeats, verdict
 from vitscale.analysis import analyse
 from vitscale.analysis.runs.environments import RunEnvironment, differences, run_environments
@@ -76,6 +76,16 @@ def test_unlike_points_are_named() -> None:
     runs = [steady_run(trials[0], 0.1), steady_run(trials[1], 0.1, environments=other)]
     found = verdict(make_results([(make_curve(trials), trials)], runs, repeats=1), "unlike-runs")
     assert "2 ranks: device: Example CPU against Other CPU" in found.message
+    assert found.about.trials == (trials[1].identity(),)
+
+
+def test_a_trial_that_failed_is_not_named_as_unlike() -> None:
+    """Two ranks ran on another CPU, four ran out of memory: only the first are unlike, though neither has a speedup."""
+    trials = [make_trial("ddp", gpus) for gpus in (1, 2, 4)]
+    other = [make_environment(rank, device=Device(type="cpu", name="Other CPU")) for rank in range(2)]
+    runs = [steady_run(trials[0], 0.1), steady_run(trials[1], 0.1, environments=other)]
+    runs.append(failed_run(trials[2], "oom", "rank 0 ran out of memory"))
+    found = verdict(make_results([(make_curve(trials), trials)], runs, repeats=1), "unlike-runs")
     assert found.about.trials == (trials[1].identity(),)
 
 

@@ -211,8 +211,8 @@ class CurveResult:
     baseline: Point | None
     """None: no trial of the curve has completed, or each that has drifts."""
     plain_trial: str | None
-    unlike: tuple[str, ...]
-    """Points not compared with the baseline, and how their surroundings differ from its."""
+    unlike: Mapping[str, str]
+    """Trials not compared with the baseline, and how their surroundings differ from its."""
 
 
 def by_mode(curves: Iterable[CurveResult]) -> dict[Mode, list[CurveResult]]:
@@ -228,7 +228,7 @@ def scale(curve: Curve, trials: Mapping[str, TrialResult], combine_unlike: bool)
     ordered = sorted(curve.points, key=lambda point: point.gpus)
     base = next((point for point in ordered if trials[point.trial_id].comparable_costs), None)
     plain = _plain_twin(curve.mode, trials[ordered[0].trial_id].trial, trials) if ordered else None
-    points, unlike = [], []
+    points, unlike = [], {}
     for point in ordered:
         result = trials[point.trial_id]
         speedup = efficiency = over_plain = efficiency_over_plain = None
@@ -236,7 +236,7 @@ def scale(curve: Curve, trials: Mapping[str, TrialResult], combine_unlike: bool)
             reference = trials[base.trial_id]
             between = () if combine_unlike else reference.unlike(result)
             if between:
-                unlike.append(f"{point.gpus} ranks: {'; '.join(between)}")
+                unlike[point.trial_id] = f"{point.gpus} ranks: {'; '.join(between)}"
             else:
                 speedup, efficiency = _against(reference, result, curve.mode, point.gpus / base.gpus)
         if plain is not None and result.comparable_costs:
@@ -251,7 +251,7 @@ def scale(curve: Curve, trials: Mapping[str, TrialResult], combine_unlike: bool)
         points=tuple(points),
         baseline=next((point for point in points if base is not None and point.gpus == base.gpus), None),
         plain_trial=plain.trial_id if plain is not None else None,
-        unlike=tuple(unlike),
+        unlike=unlike,
     )
 
 

@@ -58,9 +58,9 @@ def unlike_points(curves: Sequence[CurveResult]) -> Iterable[Finding]:
             yield warning(
                 "unlike-runs",
                 f"unlike runs are not combined: {curve.name} ({curve.mode}) has points that differ from the baseline "
-                f"in more than rank count ({curve.unlike[0]}); they have no speedup",
+                f"in more than rank count ({next(iter(curve.unlike.values()))}); they have no speedup",
                 "Run the whole curve on one kind of machine, with one set of library versions and the same images.",
-                [point for point in curve.points if point.speedup is None],
+                curve.unlike,
             )
 
 

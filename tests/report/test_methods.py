@@ -8,9 +8,12 @@ import random
 from prediction_factory import resolved_study
 from results_factory import make_curve, make_environment, make_results, make_trial, steady_run
 from vitscale.analysis import Analysis, analyse
-from vitscale.present.document import Section
+from vitscale.present.document import Section, Table
 from vitscale.report.document import report_document
 from vitscale.report.methods import Rule, checklist, paragraph
+from vitscale.store.records import Device, GpuSamples, GpuSettings, ResourcesLine
+from vitscale.store.results import Run
+from vitscale.trial.trial import Trial
 
 
 def rules(analysis: Analysis) -> dict[int, Rule]:
@@ -56,6 +59,39 @@ def test_what_is_missing_is_named() -> None:
     assert (told[9].kept, told[9].missing) == ("in part", "library versions of 1 trial")
     assert told[11].missing == "the matrix-multiply rate, measured after training"
     assert "Software: not recorded" in paragraph(analysis)
+
+
+def on_gpus(trial: Trial, repeat: int, clock: float, watts: float) -> Run:
+    """A run on GPUs under this power limit that reached this clock."""
+    device = Device(type="cuda", name="A100", driver="550", settings=GpuSettings(power_limit_watts=watts))
+    run = steady_run(trial, 0.1, repeat, environments=[make_environment(device=device)])
+    samples = GpuSamples(
+        samples=10, utilisation=0.9, sm_clock_mhz_median=clock, sm_clock_mhz_min=clock, unheld_sm_clock_mhz=clock,
+        temperature_celsius_max=60, power_watts_mean=300, throttle_reasons=(), throttled_share=0.0,
+    )  # fmt: skip
+    line = ResourcesLine(
+        epoch=0, seconds=12.0, cpu_seconds=1.0, cpu_throttled_seconds=None, rss_bytes=1, peak_rss_bytes=1, gpu=samples
+    )
+    return run.model_copy(update={"ranks": (run.ranks[0].model_copy(update={"resources": (line,)}),)})
+
+
+def test_environments_are_told_apart_by_what_their_tables_show() -> None:
+    """Two trials under 400 W at 1,410 and 1,395 MHz are on one environment, that under 300 W on another."""
+    trials = [make_trial("ddp", micro_batch=batch, device="cuda") for batch in (8, 16, 32)]
+    around = zip(trials, (1410.0, 1395.0, 1380.0), (400.0, 400.0, 300.0), strict=True)
+    runs = [on_gpus(trial, repeat, clock, watts) for trial, clock, watts in around for repeat in range(3)]
+    curves = [(make_curve([trial], train__micro_batch=trial.train.micro_batch), [trial]) for trial in trials]
+    analysis = analyse(make_results(curves, runs))
+    assert "2 environments, in full above" in rules(analysis)[9].told
+    (section,) = [
+        block
+        for block in report_document(analysis).blocks
+        if isinstance(block, Section) and block.title == "Environment"
+    ]
+    tables = [block for block in section.blocks if isinstance(block, Table)]
+    assert [table.columns[1].name for table in tables] == ["2 trials", "1 trial"]
+    limits = [{name.text: value.text for name, value in table.groups[0].rows}["power limit in W"] for table in tables]
+    assert limits == ["400", "300"]
 
 
 def test_one_run_has_no_interval() -> None:

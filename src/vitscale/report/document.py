@@ -243,7 +243,7 @@ def _runs(analysis: Analysis, results: Path | None) -> doc.Section | None:
 
 def _environment(analysis: Analysis) -> doc.Section | None:
     """The different surroundings of the study's runs, each with the number of its trials."""
-    around = Counter(trial.environment for trial in analysis.trials.values() if trial.environment)
+    around = Counter(trial.environment.without_clock for trial in analysis.trials.values() if trial.environment)
     tables = [
         doc.table(
             (doc.Column("", words=True), doc.Column(units.counted(trials, "trial"), words=True)),
@@ -251,6 +251,7 @@ def _environment(analysis: Analysis) -> doc.Section | None:
                 ("device", ", ".join(environment.devices)),
                 ("host", ", ".join(environment.hosts)),
                 ("driver", ", ".join(environment.drivers) or "none recorded"),
+                *((name, ", ".join(values)) for name, values in environment.hardware),
                 ("CPU quota", ", ".join(f"{quota:g} cores" for quota in environment.quotas) or "none"),
                 ("git revision", environment.git_revision or "none recorded"),
                 ("versions", ", ".join(f"{name} {version}" for name, version in environment.versions)),

@@ -267,7 +267,7 @@ def _setup(analysis: Analysis, measured: Sequence[TrialResult]) -> Judged:
         for what, lacking in lacks.items()
         if (count := sum(map(lacking, measured)))
     ]
-    around = {result.environment for result in measured if result.environment is not None}
+    around = {result.environment.without_clock for result in measured if result.environment is not None}
     told += f" {counted(len(around), 'environment')}, in full above"
     told += "; the study file is part of the report." if analysis.study.imported is None else "."
     kept: Kept = "yes" if not missing else "in part" if around else "no"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vitscale.present.units import counted
@@ -39,6 +39,11 @@ class RunEnvironment:
 
     def __str__(self) -> str:
         return f"{' and '.join(self.devices)} on {', '.join(self.hosts)}"
+
+    @property
+    def without_clock(self) -> RunEnvironment:
+        """The same without the measured clock, which differs by a few MHz from run to run on one machine."""
+        return replace(self, unheld_sm_clock_mhz=None)
 
 
 def run_environments(runs: Sequence[Run]) -> list[RunEnvironment | None]:

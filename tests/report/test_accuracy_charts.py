@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from results_factory import make_curve, make_results, make_trial, one_curve, ste
 from vitscale.analysis import Analysis, TrialResult, analyse
 from vitscale.analysis.learning.convergence import Convergence, TargetRun
 from vitscale.present.document import View
+from vitscale.present.drawing import picture
 from vitscale.present.estimate import Estimate
 from vitscale.report.charts import accuracy as accuracy_data
 from vitscale.report.charts.accuracy import accuracy_chart
@@ -74,6 +76,22 @@ def test_bars_reach_from_the_lowest_to_the_highest_run() -> None:
         pytest.approx(0.75),
         pytest.approx(0.7),
     )
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "ticks"),
+    [((0.1, 0.104), ["10.0%", "10.1%", "10.2%", "10.3%", "10.4%"]), ((0.2, 0.6), ["20%", "30%", "40%", "50%", "60%"])],
+)
+def test_the_ticks_of_an_accuracy_axis_are_told_apart(accuracies: tuple[float, float], ticks: list[str]) -> None:
+    trials = [make_trial("ddp", gpus, epochs=1) for gpus in (1, 2)]
+    runs = []
+    for trial, accuracy in zip(trials, accuracies, strict=True):
+        run = steady_run(trial, 0.1)
+        lines = [rank.epochs[0].model_copy(update={"held_out_accuracy": accuracy}) for rank in run.ranks]
+        ranks = [rank.model_copy(update={"epochs": (line,)}) for rank, line in zip(run.ranks, lines, strict=True)]
+        runs.append(run.model_copy(update={"ranks": tuple(ranks)}))
+    chart = figures(analyse(make_results([(make_curve(trials), trials)], runs)))["accuracy-by-ranks"]
+    assert re.findall(r">([\d.]+%)<", picture(chart, "svg").decode()) == ticks
 
 
 def test_a_batch_sweep_is_joined_along_the_batch_and_a_lone_curve_along_itself() -> None:

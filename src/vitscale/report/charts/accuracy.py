@@ -246,7 +246,7 @@ def _accuracy_view(
     x = axes.along(field, f"{title} (images)" if field == "batch" else title, at, number=",d")
     to_target = measure.value.startswith("target")
     axis_title = f"time of training ({unit.sign})" if of_time else "images trained on" if to_target else measure.label
-    axis = {"format": "~s" if to_target else ".0%", "tickCount": 5}
+    axis = {"format": "~s" if to_target else "%", "tickCount": 5}  # with as many decimals as tell ticks apart
     y = axes.quantity("value", axis_title, scale={"zero": to_target}, axis=axis)
     colour, shape = axes.colour_of(names), axes.shape_of(names)
     near = [row for row in noise if at[0] / _FURTHEST_NOISE <= row["batch"] <= at[-1] * _FURTHEST_NOISE]

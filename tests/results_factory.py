@@ -321,6 +321,26 @@ def _with_explained_steps(trial: Trial, rank: RankRecord, parts: Mapping[str, An
     return rank.model_copy(update={"steps": tuple(steps), "epochs": tuple(epochs), "explained": explained})
 
 
+def ended_in(run: Run, accuracies: Sequence[float], *, fragment: bool = False) -> Run:
+    """The run as it were if it had ended after these held-out accuracies; `fragment`: with half of its last epoch."""
+    last = len(accuracies) - 1
+    ranks = []
+    for rank in run.ranks:
+        lines = [
+            line.model_copy(update={"held_out_accuracy": accuracy})
+            for line, accuracy in zip(rank.epochs, accuracies, strict=False)
+        ]
+        steps = [line for line in rank.steps if line.epoch <= last]
+        if fragment:
+            half = (lines[last].steps or 0) // 2
+            steps = steps[:-half]
+            seconds = sum(line.seconds for line in steps if line.epoch == last)
+            cut = {"steps": half, "images": (lines[last].images or 0) // 2, "seconds": seconds, "complete": False}
+            lines[last] = lines[last].model_copy(update=cut)
+        ranks.append(rank.model_copy(update={"steps": tuple(steps), "epochs": tuple(lines)}))
+    return run.model_copy(update={"ranks": tuple(ranks)})
+
+
 def failed_run(
     trial: Trial, kind: OutcomeKind, reason: str, detail: str = "", repeat: int = 0, rank: int | None = 0
 ) -> Run:

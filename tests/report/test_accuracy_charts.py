@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from explained_factory import NOISE_SCALE, batch_study
-from results_factory import make_curve, make_results, make_trial, one_curve, steady_run
+from results_factory import ended_in, make_curve, make_results, make_trial, one_curve, steady_run
 from vitscale.analysis import Analysis, TrialResult, analyse
 from vitscale.analysis.learning.convergence import Convergence, TargetRun
 from vitscale.present.document import View
@@ -18,6 +19,9 @@ from vitscale.present.drawing import picture
 from vitscale.present.estimate import Estimate
 from vitscale.report.charts import accuracy as accuracy_data
 from vitscale.report.charts.accuracy import accuracy_chart
+from vitscale.report.contract import run_rows, to_json
+from vitscale.report.detail_tables import accuracy_table
+from vitscale.report.tables import mode_tables
 
 
 def figures(analysis: Analysis) -> dict[str, View]:
@@ -78,18 +82,69 @@ def test_bars_reach_from_the_lowest_to_the_highest_run() -> None:
     )
 
 
+def told_at_the_end(analysis: Analysis) -> list[tuple[str, ...]]:
+    """Of each trial the held-out accuracy in the scaling table, the accuracies' table, the JSON and its chart."""
+    scaling = mode_tables(analysis)["strong-micro"]
+    at = [column.name for column in scaling.columns].index("held-out accuracy")
+    own = accuracy_table(analysis, analysis.curves)
+    assert own is not None
+    headings = [column.name for column in own.columns]
+    rows = [row for row in accuracy_data.accuracies(analysis, analysis.curves) if row["place"] == 0]
+    trials = json.loads(to_json(analysis))["trials"]
+    return [
+        (line[at].text, other[headings.index("held-out accuracy")].text, f"{trial['held_out_accuracy']:.1%}",
+         row["shown"], other[headings.index("epochs")].text, row["panel"])
+        for (_, line), (_, other), trial, row in zip(scaling.rows, own.rows, trials, rows, strict=True)
+    ]  # fmt: skip
+
+
+def test_where_runs_end_at_their_target_the_end_is_each_runs_own() -> None:
+    """Runs end with 72, 71 and 70 % after 3, 5 and 4 epochs: 71 %. After 3, which all have, 72, 55 and 60 %: 62.3 %."""
+    trials = [make_trial("ddp", gpus, epochs=10, target_accuracy=0.7) for gpus in (1, 2)]
+    courses = ([0.5, 0.6, 0.72], [0.4, 0.5, 0.55, 0.6, 0.71], [0.45, 0.55, 0.6, 0.7])
+    runs = [ended_in(steady_run(trials[0], 0.1, repeat), course) for repeat, course in enumerate(courses)]
+    runs += [ended_in(steady_run(trials[1], 0.1, repeat), [0.5, 0.6, 0.73]) for repeat in range(3)]
+    analysis = analyse(make_results([(make_curve(trials), trials)], runs))
+    assert told_at_the_end(analysis) == [
+        ("71.0%", "71.0%", "71.0%", "71.0%", "3 to 5", "at the end of training"),
+        ("73.0%", "73.0%", "73.0%", "73.0%", "3", "at the end of training"),
+    ]
+    ends, alike, *_ = accuracy_data.accuracies(analysis, analysis.curves)
+    assert (ends["low"], ends["value"], ends["high"]) == pytest.approx((0.7, 0.71, 0.72))
+    # The runs of one trial went on to unlike ends, so that equal images are another panel.
+    assert (alike["panel"], alike["shown"]) == ("after 3,072 images", "62.3%")
+    one, _ = json.loads(to_json(analysis))["trials"]
+    assert [(epoch["epoch"], epoch["runs"]) for epoch in one["epochs"]] == [(0, 3), (1, 3), (2, 3), (3, 2), (4, 1)]
+    assert one["epochs"][3]["held_out_accuracy"] == pytest.approx(0.65)
+    drawn = accuracy_data.by_epoch(analysis, analysis.curves, "accuracy")
+    held_out = [row["shown"] for row in drawn if row["split"] == "held-out" and row["gpus"] == 1]
+    assert held_out[2:] == ["0.6233", "0.65 (2 of 3 runs)", "0.71 (1 of 3 runs)"]
+
+
+def test_a_part_of_an_epoch_is_no_end_that_tables_and_json_tell_apart() -> None:
+    """Whole epochs of 35 and 50 %, then half of one with 65 %; and half of an epoch alone, which has 35 %."""
+    trials = [make_trial("ddp", 1), make_trial("ddp", 2)]
+    runs = [
+        ended_in(steady_run(trials[0], 0.1), [0.35, 0.5, 0.65], fragment=True),
+        ended_in(steady_run(trials[1], 0.1), [0.35], fragment=True),
+    ]
+    analysis = analyse(make_results([(make_curve(trials), trials)], runs))
+    assert told_at_the_end(analysis) == [
+        ("50.0%", "50.0%", "50.0%", "50.0%", "2", "after the last whole epoch"),
+        ("35.0%", "35.0%", "35.0%", "35.0%", "1", "after the last whole epoch"),
+    ]
+    assert [row["held_out_accuracy"] for row in run_rows(analysis)] == [0.5, 0.35]
+    losses = [trial["loss"] for trial in json.loads(to_json(analysis))["trials"]]
+    assert [row["loss"] for row in run_rows(analysis)] == losses
+
+
 @pytest.mark.parametrize(
     ("accuracies", "ticks"),
     [((0.1, 0.104), ["10.0%", "10.1%", "10.2%", "10.3%", "10.4%"]), ((0.2, 0.6), ["20%", "30%", "40%", "50%", "60%"])],
 )
 def test_the_ticks_of_an_accuracy_axis_are_told_apart(accuracies: tuple[float, float], ticks: list[str]) -> None:
     trials = [make_trial("ddp", gpus, epochs=1) for gpus in (1, 2)]
-    runs = []
-    for trial, accuracy in zip(trials, accuracies, strict=True):
-        run = steady_run(trial, 0.1)
-        lines = [rank.epochs[0].model_copy(update={"held_out_accuracy": accuracy}) for rank in run.ranks]
-        ranks = [rank.model_copy(update={"epochs": (line,)}) for rank, line in zip(run.ranks, lines, strict=True)]
-        runs.append(run.model_copy(update={"ranks": tuple(ranks)}))
+    runs = [ended_in(steady_run(trial, 0.1), [accuracy]) for trial, accuracy in zip(trials, accuracies, strict=True)]
     chart = figures(analyse(make_results([(make_curve(trials), trials)], runs)))["accuracy-by-ranks"]
     assert re.findall(r">([\d.]+%)<", picture(chart, "svg").decode()) == ticks
 

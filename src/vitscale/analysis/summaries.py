@@ -108,6 +108,7 @@ def summarise(
         components=spread,
         clock_anomalies=next(filter(None, map(clock_anomalies, reversed(used))), ()),
         loader=LoaderFigures.of(trial, used),
+        last_epoch=_mean_epoch([own for figure in figures if (own := figure.last_epoch) is not None]),
         rank_speeds=rank_speeds(trial, used, figures) if explained else None,
     )
 
@@ -208,19 +209,23 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _mean_epochs(figures: Sequence[RunFigures]) -> tuple[EpochFigures, ...]:
-    numbers = sorted({epoch.epoch for figure in figures for epoch in figure.epochs})
-    means = []
-    for number in numbers:
-        same = [epoch for figure in figures for epoch in figure.epochs if epoch.epoch == number]
-        means.append(
-            EpochFigures(
-                epoch=number,
-                seconds=known_median([epoch.seconds for epoch in same]),
-                complete=all(epoch.complete for epoch in same),
-                **{name: _mean([getattr(epoch, name) for epoch in same]) for name in LEARNED},
-            )
-        )
-    return tuple(means)
+    same: dict[int, list[EpochFigures]] = {}
+    for epoch in (epoch for figure in figures for epoch in figure.epochs):
+        same.setdefault(epoch.epoch, []).append(epoch)
+    return tuple(mean for number in sorted(same) if (mean := _mean_epoch(same[number])) is not None)
+
+
+def _mean_epoch(of_runs: Sequence[EpochFigures]) -> EpochFigures | None:
+    """The mean of an epoch of each run, numbered as the latest of them; None without any."""
+    if not of_runs:
+        return None
+    return EpochFigures(
+        epoch=max(epoch.epoch for epoch in of_runs),
+        seconds=known_median([epoch.seconds for epoch in of_runs]),
+        complete=all(epoch.complete for epoch in of_runs),
+        runs=len(of_runs),
+        **{name: _mean([getattr(epoch, name) for epoch in of_runs]) for name in LEARNED},
+    )
 
 
 def _mean_losses(figures: Sequence[RunFigures]) -> LossByStep:

@@ -143,7 +143,7 @@ class TrialResult:
     """Phase to seconds, median over runs."""
     startup_seconds: float | None
     epochs: tuple[EpochFigures, ...]
-    """Mean over runs."""
+    """Mean over the runs that had each epoch."""
     loss_by_step: LossByStep
     """Mean over runs."""
     peak_bytes: int | None
@@ -169,6 +169,8 @@ class TrialResult:
     clock_anomalies: tuple[str, ...] = ()
     """Impossible times in the last run that has any (`quality.measurement.clock_anomalies`)."""
     loader: LoaderFigures = LoaderFigures()
+    last_epoch: EpochFigures | None = None
+    """Mean over runs, each at its own last whole epoch, which a target accuracy lets differ."""
     rank_speeds: tuple[float, ...] | None = None
     """Each rank's speed against the fastest (`quality.shares.rank_speeds`); None where unknown."""
 

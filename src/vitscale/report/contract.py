@@ -32,7 +32,8 @@ Versions of the JSON:
      runs: each trial has `runs`, the figures of each, and `swept.FIELD` for every field that the study sweeps.
      In CSV `modes` has every batch policy of a trial, a blank between. Parts of a step have `bubble`, and predictions
      `bubble_seconds`: waiting for stages of other ranks.
-     Nothing else of version 7 has changed. Added since: `rest_seconds` of predictions, what no other part has.
+     Nothing else of version 7 has changed. Added since: `rest_seconds` of predictions, what no other part has; `runs`
+     of an epoch, of how many runs it is the mean.
 
 Unknown is null (an empty cell in CSV), never 0 and never NaN. Times are seconds, sizes bytes, shares in [0, 1].
 """
@@ -144,8 +145,8 @@ def _runs(result: TrialResult) -> list[dict[str, Any]]:
             "attempt": record.header.attempt,
             **attributes(run, "timed_steps", "step_seconds", "images_per_second", "epoch_seconds"),
             **attributes(run, "elapsed_epoch_seconds", "startup_seconds", "peak_bytes"),
-            "loss": run.epochs[-1].train_loss if run.epochs else None,
-            "held_out_accuracy": run.epochs[-1].held_out_accuracy if run.epochs else None,
+            "loss": run.last_epoch.train_loss if run.last_epoch else None,
+            **attributes(run.last_epoch, "held_out_accuracy"),
             "log": record.header.log,
         }
         for run, record in zip(result.runs, result.records, strict=True)
@@ -173,10 +174,6 @@ def _trial(analysis: Analysis, result: TrialResult) -> dict[str, Any]:
     modes = [c.mode for c in analysis.curves if any(point.trial_id == result.trial_id for point in c.points)]
     curve, point = analysis.curve_of(result.trial_id) or (None, None)
     model = next((run.model for run in result.runs if run.model is not None), None)
-    # The last whole epoch: the fragment a run by steps may end in says little of loss and accuracy.
-    whole = [epoch for epoch in result.epochs if epoch.complete]
-    told = whole or list(result.epochs)
-    last = told[-1] if told else None
     return {
         "trial": result.trial_id,
         **attributes(result, "outcome", "reason"),
@@ -227,9 +224,9 @@ def _trial(analysis: Analysis, result: TrialResult) -> dict[str, Any]:
         **_scaling(point),
         "startup_seconds": result.startup_seconds,
         "startup": dict(result.startup),
-        **_learnt(trial, last),
+        **_learnt(trial, result.last_epoch),
         "epochs": [
-            attributes(epoch, "epoch", "complete", "seconds") | _learnt(trial, epoch) for epoch in result.epochs
+            attributes(epoch, "epoch", "complete", "seconds", "runs") | _learnt(trial, epoch) for epoch in result.epochs
         ],
         "peak_bytes": result.peak_bytes,
         **attributes(model, "gradient_dtype", "synchronised_timing"),

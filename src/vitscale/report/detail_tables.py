@@ -109,11 +109,8 @@ def accuracy_table(analysis: Analysis, curves: Sequence[CurveResult]) -> Table |
     limits = reach(analysis, curves)
     images, seconds = limits.images, limits.seconds
     columns: list[TrialColumn] = [
-        ("epochs", _of(_learnt, lambda own: str(len(own.points) or units.UNKNOWN))),
-        (
-            "held-out accuracy",
-            _of(_learnt, lambda own: own.points[-1].held_out_accuracy if own.points else None, _score),
-        ),
+        ("epochs", _of(lambda trial: trial, _epochs)),
+        ("held-out accuracy", _of(lambda trial: trial.last_epoch, lambda last: last.held_out_accuracy, _score)),
     ]
     if images is not None and unlike_images(analysis, curves):
         at_images = _of(_learnt, lambda own: accuracy_at_images(own, images), _score)
@@ -137,6 +134,12 @@ def accuracy_table(analysis: Analysis, curves: Sequence[CurveResult]) -> Table |
         )
     title = f"Accuracy ({curves[0].mode})" if curves else "Accuracy"
     return grouped_table(analysis, title, columns, _learnt, curves=curves, notes=notes)
+
+
+def _epochs(trial: TrialResult) -> str:
+    """ "3"; "3 to 5" where runs with a target accuracy ended at epochs of their own."""
+    last = [run.last_epoch.epoch + 1 for run in trial.runs if run.last_epoch is not None]
+    return " to ".join(map(str, dict.fromkeys((min(last), max(last))))) if last else units.UNKNOWN
 
 
 def _resources(trial: TrialResult) -> ResourceFigures | None:

@@ -70,7 +70,7 @@ def _mode_table(analysis: Analysis, mode: Mode, curves: Sequence[CurveResult]) -
                 state = "failed" if trial.outcome else "missing"
                 rows.append((*first, Cell(outcome, state=state, spans=len(columns) - 2)))  # type: ignore[arg-type]  # the states are those of cells
                 continue
-            last = trial.epochs[-1] if trial.epochs else None
+            last = trial.last_epoch
             cells = (
                 *first,
                 Cell(_runs_and_steps(trial)),

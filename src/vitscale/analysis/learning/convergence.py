@@ -86,6 +86,8 @@ class Convergence:
     images_to_target_at_least: float | None = None
     """A lower bound where some runs did not reach the target: each of them counts with all that it trained."""
     seconds_to_target_at_least: float | None = None
+    trained_images: tuple[int, ...] = ()
+    """Images that each run was trained on in all, as far as its record tells."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,7 @@ def convergence(runs: Sequence[Run], figures: Sequence[RunFigures], clusters: Cl
         points=tuple(_mean_point(same) for same in zip(*courses, strict=False)),
         images_to_target_at_least=images_at_least,
         seconds_to_target_at_least=seconds_at_least,
+        trained_images=tuple(points[-1].images for points in courses if points),
     )
 
 

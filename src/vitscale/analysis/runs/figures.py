@@ -49,6 +49,8 @@ class EpochFigures:
     held_out_loss: float | None
     held_out_accuracy: float | None
     mean_iou: float | None = None
+    runs: int = 1
+    """Number of runs that these are the means of: fewer than the trial's where some ended before."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -167,6 +169,13 @@ class RunFigures:
     def epoch_seconds(self) -> float | None:
         """Seconds of an epoch by its steps; where a log tells of whole epochs alone, their median."""
         return self.pace.epoch_seconds
+
+    @property
+    def last_epoch(self) -> EpochFigures | None:
+        """The last whole epoch: the fragment that `measure.steps` may end a run in is the last only where it is all."""
+        return next(
+            (epoch for epoch in reversed(self.epochs) if epoch.complete), self.epochs[-1] if self.epochs else None
+        )
 
     @property
     def startup_seconds(self) -> float | None:
@@ -358,6 +367,7 @@ def _epochs(ranks: Sequence[RankRecord], needed: Collection[int], notes: list[st
                 epoch=number,
                 seconds=max(line.seconds for line in same) if whole else None,
                 complete=all(line.complete for line in same),
+                runs=1,
                 **{name: finite_or_none(getattr(first, name)) for name in LEARNED},
             )
         )

@@ -13,6 +13,7 @@ from vitscale.report.charts import axes
 from vitscale.trial.trial import Mode
 
 AT_THE_END = "at the end of training"
+_AFTER_WHOLE_EPOCHS = "after the last whole epoch"
 _DOTTED = [2, 3]
 _FURTHEST_NOISE = 8
 """A noise scale further than this factor from the batches is only told in words: drawn, it would squeeze them."""
@@ -37,12 +38,14 @@ def by_epoch(analysis: Analysis, curves: Sequence[CurveResult], figure: str) -> 
     rows = []
     for curve in curves:
         for point in curve.points:
-            for epoch in analysis.trials[point.trial_id].epochs:
+            trial = analysis.trials[point.trial_id]
+            for epoch in trial.epochs:
+                some = f" ({epoch.runs} of {len(trial.runs)} runs)" if epoch.runs < len(trial.runs) else ""
                 for split, prefix in (("train", "train"), ("held-out", "held_out")):
                     value = getattr(epoch, f"{prefix}_{figure}")
                     if value is not None:
                         row = {"series": curve.name, "gpus": point.gpus, "x": epoch.epoch + 1, "split": split}
-                        rows.append(row | {"value": value, "shown": f"{value:.4g}"})
+                        rows.append(row | {"value": value, "shown": f"{value:.4g}{some}"})
     return rows
 
 
@@ -132,15 +135,15 @@ def reach(analysis: Analysis, curves: Sequence[CurveResult]) -> Reach:
 
 def accuracies(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.Row]:
     """One row per trial and panel with an accuracy; equal images only where trials differ in their images."""
-    limits = reach(analysis, curves)
+    limits, of_the_end = reach(analysis, curves), _end_panel(analysis, curves)
     rows = []
     for row, trial in _trials(analysis, curves):
         course = trial.convergence
         if course is None:
             continue
         low, high = _range(trial)
-        end = course.points[-1].held_out_accuracy if course.points else None
-        panels = [(AT_THE_END, end, low, high)]
+        end = trial.last_epoch.held_out_accuracy if trial.last_epoch else None
+        panels = [(of_the_end, end, low, high)]
         if limits.images is not None and unlike_images(analysis, curves):
             panels.append((images_panel(limits.images), accuracy_at_images(course, limits.images), None, None))
         if limits.seconds is not None:
@@ -163,6 +166,12 @@ def _trials(analysis: Analysis, curves: Sequence[CurveResult]) -> list[tuple[axe
             where = {"series": family, "curve": curve.name, "gpus": point.gpus, "ranks": units.ranks(point.gpus)}
             placed.append((where | {"batch": trial.trial.global_batch, "trial": trial.trial_id}, trial))
     return placed
+
+
+def _end_panel(analysis: Analysis, curves: Sequence[CurveResult]) -> str:
+    """What accuracies of the end are of: where a run goes on for a part of an epoch, what that changed is not told."""
+    runs = [run for curve in curves for point in curve.points for run in analysis.trials[point.trial_id].runs]
+    return AT_THE_END if all(run.last_epoch is run.epochs[-1] for run in runs if run.epochs) else _AFTER_WHOLE_EPOCHS
 
 
 def images_panel(images: int) -> str:
@@ -217,15 +226,15 @@ def reached(trial: TrialResult) -> str:
 
 def _range(trial: TrialResult) -> tuple[float | None, float | None]:
     """The lowest and the highest run at the end of its training."""
-    last = [run.epochs[-1].held_out_accuracy for run in trial.runs if run.epochs]
+    last = [run.last_epoch.held_out_accuracy for run in trial.runs if run.last_epoch]
     known = [value for value in last if value is not None]
     return (min(known), max(known)) if len(known) > 1 else (None, None)
 
 
 def unlike_images(analysis: Analysis, curves: Sequence[CurveResult]) -> bool:
-    """Whether some trials trained on more images than others; if not, the end is at equal images."""
+    """Whether some runs trained on more images than others; if not, the end is at equal images."""
     courses = [analysis.trials[point.trial_id].convergence for curve in curves for point in curve.points]
-    return len({course.points[-1].images for course in courses if course is not None and course.points}) > 1
+    return len({images for course in courses if course is not None for images in course.trained_images}) > 1
 
 
 def _accuracy_view(

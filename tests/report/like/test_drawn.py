@@ -11,7 +11,7 @@ import pytest
 
 from explained_factory import batch_study
 from like_paper_factory import paper_curve, paper_study, whole_study
-from results_factory import rich_study
+from results_factory import ended_in, rich_study
 from vitscale.analysis import analyse
 from vitscale.report.like import Material
 from vitscale.report.like.outputs import Drawn, draw_all, draw_one
@@ -182,6 +182,22 @@ def test_accuracy_by_micro_batch_is_of_an_epoch_that_all_have() -> None:
     assert figure(7, paper_study(paper_curve(CELLS))).lack is not None
 
 
+def test_a_part_of_an_epoch_is_drawn_as_no_epoch() -> None:
+    """Two whole epochs and half of a third: there images are no longer equal at equal epochs."""
+    study = paper_study(paper_curve(CELLS, micro_batch=16), paper_curve(CELLS, micro_batch=64))
+    cut = [ended_in(run, [0.35, 0.5, 0.65], fragment=True) for run in study.runs]
+    found = study.model_copy(update={"runs": tuple(cut)})
+    by_gpus, by_epoch = figure(10, found).figure.views, figure(11, found).figure.views
+    assert {row["series"] for view in by_gpus for row in view.rows} == {"epoch 1", "epoch 2"}
+    assert {row["x"] for view in by_epoch for row in view.rows} == {1, 2}
+    (by_batch,) = figure(7, found).figure.views
+    assert {(row["shown"], row["bounds"]) for row in by_batch.rows} == {("50.0 %", "after epoch 2, 1 run")}
+    none = [ended_in(run, [0.35], fragment=True) for run in study.runs]
+    lack = figure(10, study.model_copy(update={"runs": tuple(none)})).lack
+    assert lack is not None
+    assert lack.reason == "No trial of these results has recorded an accuracy after a whole epoch."
+
+
 def test_results_without_accuracy_say_so() -> None:
     study = paper_study(paper_curve(CELLS))
     blind = study.model_copy(
@@ -209,7 +225,7 @@ def test_results_without_accuracy_say_so() -> None:
     for number in (7, 10, 11):
         lack = figure(number, blind).lack
         assert lack is not None
-        assert lack.reason == "No trial of these results has recorded an accuracy."
+        assert lack.reason == "No trial of these results has recorded an accuracy after a whole epoch."
 
 
 def test_records_of_impossible_times_can_be_drawn() -> None:

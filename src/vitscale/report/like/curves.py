@@ -24,7 +24,7 @@ _MOST_LINES = 10
 """Number of epochs that are drawn as curves: evenly spaced, and the last of each series."""
 Split = Literal["held_out", "train"]
 _SPLIT_NAMES: dict[Split, str] = {"held_out": "held-out", "train": "training"}
-_NOTHING = "No trial of these results has recorded an accuracy."
+_NOTHING = "No trial of these results has recorded an accuracy after a whole epoch."
 
 
 def figure_of(figure: StudyFigure, views: Sequence[View], series: Sequence[str] = ()) -> Figure:
@@ -210,7 +210,10 @@ def accuracy_by_gpus(figure: StudyFigure, chosen: Selection) -> Figure | Lack:
     kept |= {max(row["epoch"] for row in rows if row["panel"] == name) for name in {row["panel"] for row in rows}}
     rows = [row for row in rows if row["epoch"] in kept]
     if not rows or len({row["gpus"] for row in rows}) < 2:
-        return Lack(_NOTHING if not rows else "Accuracy was recorded at one GPU count only.", steps_for(figure))
+        return Lack(
+            _NOTHING if not rows else "Accuracy after whole epochs was recorded at one GPU count only.",
+            steps_for(figure),
+        )
     placed = [row | {"series": f"epoch {row['epoch']}", "x": row["gpus"]} for row in rows]
     return figure_of(figure, _panels(placed, split, "accuracy", _GPUS))
 
@@ -234,7 +237,9 @@ def accuracy_by_micro_batch(figure: StudyFigure, chosen: Selection) -> Figure | 
     several = apart_in_micro_batch([series for series, _ in drawn])
     if not several:
         return Lack(
-            _NOTHING if not drawn else "Accuracy was recorded at one micro-batch only of any workload.",
+            _NOTHING
+            if not drawn
+            else "Accuracy after whole epochs was recorded at one micro-batch only of any workload.",
             steps_for(figure),
         )
     rows = [row for name, some in several[:_MOST_PANELS] for row in _at_common_epoch(some, name, split)]
@@ -259,8 +264,9 @@ def _with_accuracy(series: Sequence[Series]) -> tuple[list[tuple[Series, str]], 
 
 
 def _by_epoch(member: Member, split: str, what: str) -> dict[int, float]:
-    """Epoch, counted from 1, to the mean over runs."""
-    values = {epoch.epoch + 1: getattr(epoch, f"{split}_{what}") for epoch in member.trial.epochs}
+    """Epoch, counted from 1, to the mean over runs; a fragment at a run's end holds fewer images, and is none."""
+    whole = [epoch for epoch in member.trial.epochs if epoch.complete]
+    values = {epoch.epoch + 1: getattr(epoch, f"{split}_{what}") for epoch in whole}
     return {epoch: float(value) for epoch, value in values.items() if value is not None}
 
 

@@ -19,13 +19,16 @@ from vitscale.errors import StoreError
 from vitscale.present.document import Finding, Paragraph
 from vitscale.runner import Options, Plan, Report, driver, plan
 from vitscale.runner import run as drive
+from vitscale.runner.batch_jobs import submit_outstanding
 from vitscale.runner.driver import Interrupted
 from vitscale.runner.one_run import Task, unstarted
 from vitscale.runner.preview import plan_document, plan_fields
 from vitscale.runner.todo import AddedRuns, GpuHours
 from vitscale.schedulers import Hostfile
+from vitscale.schedulers.slurm_cluster import SlurmCluster
 from vitscale.store import RunIndex, reading
 from vitscale.store.results import Outcome
+from vitscale.study.sections import SlurmSection
 
 # Within 50 %, so a logarithm of 0.405: of three that agree, three more runs will do. Of 1, 1.5 and 1 the standard
 # deviation is 0.234, at most 2.117 times that; 4.303 x 0.4955 / sqrt(6) = 0.87. With one more 1: 1.7276 x 0.2027, for
@@ -135,6 +138,10 @@ def test_a_study_packed_as_it_goes_decides_the_same_and_stops_where_a_pack_is_da
     with pytest.raises(StoreError, match=f"packs/{packs[0].name} cannot be read") as caught:
         study.run()
     assert "delete it, and the same command does its runs again" in str(caught.value)
+    submitter = SlurmCluster(SlurmSection(), None)
+    with pytest.raises(StoreError) as by_jobs:
+        submit_outstanding(study.plan, submitter, study.results, Console(file=study.said), {}, retry_failed=False)
+    assert str(by_jobs.value) == str(caught.value)
     packs[0].unlink()
     assert study.run().done_now == 4
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from vitscale import store
 from vitscale.analysis.runs.repeats import TargetStatus, target_status
 from vitscale.analysis.summaries import summarise
-from vitscale.errors import RequestError
+from vitscale.errors import RequestError, StoreError, shown
 from vitscale.runner.one_run import RunContext, Task, new_attempt, unstarted
 from vitscale.runner.planning import Plan, begun_study
 from vitscale.schedulers import Placement
@@ -46,6 +46,19 @@ def outstanding(plan: Plan, index: RunIndex, *, retry_failed: bool) -> list[Task
         if trial_id in plan.record.trials and plan.record.repeats <= repeat < (plan.record.max_repeats or 0)
     ]
     return [task for task in (*plan.tasks, *added) if not done(task)]
+
+
+def refuse_damaged(results: Path, index: RunIndex) -> None:
+    """Refuses to go on while packs cannot be read: their runs would be done again.
+
+    Raises:
+        StoreError: a pack is damaged.
+    """
+    if index.damaged:
+        raise StoreError(
+            f"{shown(str(results))} has finished runs that cannot be read: {index.damaged[0]}",
+            next_step="Put the file back from a copy; or delete it, and the same command does its runs again",
+        )
 
 
 def done_before(plan: Plan, results: Path) -> frozenset[tuple[str, int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -238,6 +239,18 @@ def test_added_runs_that_failed_are_done_again_when_asked_and_more_may_follow(ma
     assert study.run(retry_failed=True).done_now == 6
     assert study.runs == [9]
     assert study.told() == [f"run {number} of up to 6" for number in range(1, 7)]
+
+
+def test_side_by_side_an_added_run_that_is_done_again_is_given_out_once(make: Make) -> None:
+    """One that all have is missing too: until it is done, the trial may want any number."""
+    study = make([1.0, 3.0, 1.0, FAILS, 1.0], hosts=2)
+    study.run()
+    (trial,) = study.trials
+    study.launcher.script[trial] = NEVER
+    shutil.rmtree(study.results / "runs" / f"{trial}-r1-a0")
+    study.launcher.started.clear()
+    study.run(retry_failed=True)
+    assert sorted(study.launcher.started) == [(trial, repeat) for repeat in (1, 3, 4, 5, 6, 7, 8)]
 
 
 def test_a_higher_limit_goes_on_from_what_is_done(make: Make, tmp_path: Path) -> None:

@@ -177,6 +177,8 @@ class AddedRuns:
                 self._status(trial_id, [run for run in self._read.values() if run.header.trial_id == trial_id])
         for repeat in self._rounds:
             for trial_id in self._order(repeat):
+                if Task(trial_id, repeat) in self._todo:
+                    continue  # done again before these, and side by side it may still be under way
                 due = any(
                     Task(trial_id, before) in self._todo and (trial_id, before) not in self._outcomes
                     for before in range(repeat)

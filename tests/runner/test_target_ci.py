@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -329,7 +330,7 @@ def test_gpu_hours_count_every_try_and_a_run_begins_only_if_it_is_expected_to_en
     index = RunIndex(study.results)
     index.finished[one, 0] = ("", lasted(2.0))
     index.earlier[one, 0] = [("", lasted(1.0))]
-    spent = GpuHours(study.plan, index)
+    spent = GpuHours(study.plan, index, study.results)
     spent.add(two, lasted(0.75))  # 4 GPUs: 6 in all
     assert spent.refusal(one) == ""
     assert spent.refusal(two) == ""
@@ -344,3 +345,19 @@ def test_gpu_hours_count_every_try_and_a_run_begins_only_if_it_is_expected_to_en
     assert spent.refusal("another") == ""
     spent.add(one, lasted(1.5))
     assert spent.refusal("another") == "measure.max_gpu_hours = 10: 10 GPU-hours are spent"
+
+
+def test_gpu_hours_count_runs_whose_driver_was_killed(make: Make) -> None:
+    """Five hours into a run: the same command again begins no other."""
+    study = make(AT_ONCE)
+    study.run()
+    (trial,) = study.trials
+    cut_off = study.results / "runs" / f"{trial}-r2-a0"
+    (cut_off / "outcome.json").unlink()
+    began = (cut_off / "rank-0.jsonl").stat().st_mtime - 5 * 3600
+    os.utime(cut_off / "trial.json", (began, began))
+    limited(study, 4.0)
+    report = study.run()
+    assert (report.done_now, report.ended) == (0, "measure.max_gpu_hours = 4: 5 GPU-hours are spent")
+    limited(study, 6.0)
+    assert study.run().done_now == 1

@@ -145,7 +145,7 @@ def _run_outstanding(plan: Plan, placement: Placement, results: Path, options: O
     added = AddedRuns(plan, results, outcomes, todo)
     lineup = Lineup(plan, placement, todo, added)
     done, ended, disk_full = 0, "", ""
-    spent = GpuHours(plan, index)
+    spent = GpuHours(plan, index, results)
     unpacked = sum(outcome is not None for outcome in index.unpacked.values())
     under_way: dict[Future[Outcome], Task] = {}
 

@@ -18,7 +18,9 @@ from driving import TINY_MODEL
 from importers.logs import epoch_rows, epoch_table
 from prediction_factory import resolved_study
 from results_factory import write_results
-from vitscale import cli, lab
+from scripted_ranks import FAILS, Scripted
+from study_factory import write_study
+from vitscale import cli, lab, launchers
 from vitscale.advice.printing import advice_fields
 from vitscale.lab.laboratory import Laboratory
 from vitscale.lab.processes import Process
@@ -28,6 +30,7 @@ from vitscale.preflight.judging import check_fields, judged
 from vitscale.preflight.training import training_fields, training_findings
 from vitscale.preflight.training_proofs import Proof
 from vitscale.present.data import VERSIONS, envelope
+from vitscale.runner import plan
 
 PAGE = (Path(__file__).parent.parent / "docs/json.md").read_text(encoding="utf-8")
 WORDS = set(re.findall(r"`([\w-]+)`", PAGE))
@@ -84,7 +87,7 @@ def holds(told: dict[str, Any], verb: str) -> None:
     assert (told["vitscale"], told["version"]) == (verb, VERSIONS[verb])
     heading = "report, run and train" if verb in ("report", "run", "train") else verb
     assert f"## {heading} (version {VERSIONS[verb]})\n" in PAGE
-    assert unnamed(told, (*THEIR_OWN, *(OF_THE_REPORT if verb == "report" else ()))) == set()
+    assert unnamed(told, (*THEIR_OWN, *(OF_THE_REPORT if verb in ("report", "run") else ()))) == set()
 
 
 def test_of_results(call: Call, results: Path) -> None:
@@ -111,6 +114,43 @@ def test_of_a_study(call: Call, tmp_path: Path) -> None:
     told = call("lint", tmp_path / "ds.json")
     holds(told, "lint")
     assert told["findings"]
+
+
+def test_of_a_study_that_ends_at_its_limit_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Why it ended is in the JSON, and with what else became of the runs on standard error."""
+    monkeypatch.setenv("VITSCALE_CACHE", str(tmp_path / "cache"))
+    scripted = Scripted(tmp_path / "records", {})
+    monkeypatch.setitem(launchers.LAUNCHERS, "scripted", scripted)
+    changes: dict[str, dict[str, Any]] = {
+        "train": {"epochs": 1, "precision": "fp32"},
+        "scaling": {"gpus": [1]},
+        "launch": {"launcher": "scripted"},
+        "measure": {"repeats": 2, "warmup_steps": 0},
+    }
+    path = write_study(tmp_path, changes)
+    (trial,) = plan(path).record.trials
+    scripted.script = {trial: [1.0, FAILS]}
+
+    def run(limit: str) -> tuple[dict[str, Any], str, object]:
+        words = ["run", str(path), f"measure.max_gpu_hours={limit}", "-o", str(tmp_path / "results"), "--json"]
+        monkeypatch.setattr(sys, "argv", ["vitscale", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        answer = capsys.readouterr()
+        told: dict[str, Any] = json.loads(answer.out)
+        holds(told, "run")
+        return told, answer.err, ended.value.code
+
+    told, said, code = run("1e-9")
+    assert told["ended_early"].startswith("measure.max_gpu_hours = 1e-09: ")
+    assert f"Ended early: {told['ended_early']}. Raise it, and the same command goes on" in said
+    assert not code
+    told, said, code = run("1")
+    assert told["ended_early"] is None
+    assert "1 of 2 runs did not complete." in said
+    assert code == 1
 
 
 def test_of_a_check_and_of_an_import(call: Call, tmp_path: Path) -> None:

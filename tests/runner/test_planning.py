@@ -22,12 +22,17 @@ from vitscale.trial.trial import DataSpec
 
 
 def planned(
-    folder: Path, changes: dict[str, dict[str, Any]] | None = None, name: str = "example", fingerprint: str = "f"
+    folder: Path,
+    changes: dict[str, dict[str, Any]] | None = None,
+    name: str = "example",
+    fingerprint: str = "f",
+    machine: Machine = EIGHT_CORES,
+    results: Path | None = None,
 ) -> Plan:
     def check(_: DataSpec) -> Summary:
         return summary(fingerprint=fingerprint)
 
-    return plan(write_study(folder, changes, name), EIGHT_CORES, check)
+    return plan(write_study(folder, changes, name), machine, check, results=results)
 
 
 def tree(folder: Path) -> dict[str, bytes | None]:
@@ -241,23 +246,39 @@ def test_other_trials_under_the_same_name_are_refused(tmp_path: Path, record: St
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("before", "changes"),
     [
-        {"scaling": {"gpus": [1, 2, 4], "threads_per_rank": 4}},
-        {"measure": {"repeats": 9}},
-        {"measure": {"order_seed": 5, "hang_seconds": 7.0}},
-        {"sweep": {"train.engine": ["ddp", "deepspeed"]}},
-        {"scaling": {"gpus": [2]}, "launch": {"threads_per_rank": 4}},
+        ({"launch": {"threads_per_rank": 2}}, {"scaling": {"gpus": [1, 2, 4]}, "launch": {"threads_per_rank": 2}}),
+        ({"launch": {"threads_per_rank": 2}}, {}),
+        ({"scaling": {"gpus": [1, 2, 3]}}, {"scaling": {"gpus": [1, 2, 3, 4]}}),
+        ({"scaling": {"gpus": [1, 2, 4]}}, {"scaling": {"gpus": [1, 2]}}),
+        ({}, {"measure": {"repeats": 9}}),
+        ({}, {"measure": {"order_seed": 5, "hang_seconds": 7.0}}),
+        ({}, {"sweep": {"train.engine": ["ddp", "deepspeed"]}}),
+        ({}, {"scaling": {"gpus": [2]}, "launch": {"threads_per_rank": 4}}),
+        ({}, {"scaling": {"gpus": [1, 2, 4]}, "launch": {"oversubscribe": True}}),
     ],
 )
 def test_more_of_the_same_study_is_accepted(
-    tmp_path: Path, record: StudyRecord, changes: dict[str, dict[str, Any]]
+    tmp_path: Path, before: dict[str, dict[str, Any]], changes: dict[str, dict[str, Any]]
 ) -> None:
-    if "threads_per_rank" in changes.get("scaling", {}):
-        # More ranks would leave each fewer threads, which makes other trials: threads are said here.
-        record = planned(tmp_path, {"launch": {"threads_per_rank": 2}}).record
-        changes = {"scaling": {"gpus": [1, 2, 4]}, "launch": {"threads_per_rank": 2}}
-    accepted(begun(tmp_path / "results", record), planned(tmp_path, changes).record)
+    folder = begun(tmp_path / "results", planned(tmp_path, before).record)
+    accepted(folder, planned(tmp_path, changes, results=folder).record)
+
+
+def test_the_same_study_goes_on_where_there_are_more_cores_and_says_where_there_are_too_few(
+    tmp_path: Path, record: StudyRecord
+) -> None:
+    """Two ranks of 4 threads were begun on 8 cores."""
+    folder = begun(tmp_path / "results", record)
+    accepted(folder, planned(tmp_path, machine=replace(EIGHT_CORES, cores=12), results=folder).record)
+    fewer = planned(tmp_path, machine=replace(EIGHT_CORES, cores=4), results=folder).record
+    refused(folder, fewer, "under the name 'example' (launch.threads_per_rank was 4 and is 2). Give")
+    more_ranks = planned(tmp_path, {"scaling": {"gpus": [1, 2, 4]}}, results=folder).record
+    told = "(launch.threads_per_rank was 4 and is 2 and scaling.gpus was [1, 2] and is [1, 2, 4])"
+    refused(folder, more_ranks, told)
+    named = {"launch": {"threads_per_rank": 2}}
+    refused(folder, planned(tmp_path, named, results=folder).record, "(launch.threads_per_rank was not given and is 2)")
 
 
 def test_changed_data_are_refused(tmp_path: Path, record: StudyRecord) -> None:

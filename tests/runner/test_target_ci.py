@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,13 +21,16 @@ from vitscale.errors import StoreError
 from vitscale.present.document import Finding, Paragraph
 from vitscale.runner import Options, Plan, Report, driver, plan
 from vitscale.runner import run as drive
+from vitscale.runner.batch_jobs import submit_outstanding
 from vitscale.runner.driver import Interrupted
 from vitscale.runner.one_run import Task, unstarted
 from vitscale.runner.preview import plan_document, plan_fields
 from vitscale.runner.todo import AddedRuns, GpuHours
 from vitscale.schedulers import Hostfile
+from vitscale.schedulers.slurm_cluster import SlurmCluster
 from vitscale.store import RunIndex, reading
 from vitscale.store.results import Outcome
+from vitscale.study.sections import SlurmSection
 
 # Within 50 %, so a logarithm of 0.405: of three that agree, three more runs will do. Of 1, 1.5 and 1 the standard
 # deviation is 0.234, at most 2.117 times that; 4.303 x 0.4955 / sqrt(6) = 0.87. With one more 1: 1.7276 x 0.2027, for
@@ -135,6 +140,10 @@ def test_a_study_packed_as_it_goes_decides_the_same_and_stops_where_a_pack_is_da
     with pytest.raises(StoreError, match=f"packs/{packs[0].name} cannot be read") as caught:
         study.run()
     assert "delete it, and the same command does its runs again" in str(caught.value)
+    submitter = SlurmCluster(SlurmSection(), None)
+    with pytest.raises(StoreError) as by_jobs:
+        submit_outstanding(study.plan, submitter, study.results, Console(file=study.said), {}, retry_failed=False)
+    assert str(by_jobs.value) == str(caught.value)
     packs[0].unlink()
     assert study.run().done_now == 4
 
@@ -233,6 +242,18 @@ def test_added_runs_that_failed_are_done_again_when_asked_and_more_may_follow(ma
     assert study.told() == [f"run {number} of up to 6" for number in range(1, 7)]
 
 
+def test_side_by_side_an_added_run_that_is_done_again_is_given_out_once(make: Make) -> None:
+    """One that all have is missing too: until it is done, the trial may want any number."""
+    study = make([1.0, 3.0, 1.0, FAILS, 1.0], hosts=2)
+    study.run()
+    (trial,) = study.trials
+    study.launcher.script[trial] = NEVER
+    shutil.rmtree(study.results / "runs" / f"{trial}-r1-a0")
+    study.launcher.started.clear()
+    study.run(retry_failed=True)
+    assert sorted(study.launcher.started) == [(trial, repeat) for repeat in (1, 3, 4, 5, 6, 7, 8)]
+
+
 def test_a_higher_limit_goes_on_from_what_is_done(make: Make, tmp_path: Path) -> None:
     study = make([*NEVER, 3.0])
     study.run()
@@ -309,7 +330,7 @@ def test_gpu_hours_count_every_try_and_a_run_begins_only_if_it_is_expected_to_en
     index = RunIndex(study.results)
     index.finished[one, 0] = ("", lasted(2.0))
     index.earlier[one, 0] = [("", lasted(1.0))]
-    spent = GpuHours(study.plan, index)
+    spent = GpuHours(study.plan, index, study.results)
     spent.add(two, lasted(0.75))  # 4 GPUs: 6 in all
     assert spent.refusal(one) == ""
     assert spent.refusal(two) == ""
@@ -324,3 +345,19 @@ def test_gpu_hours_count_every_try_and_a_run_begins_only_if_it_is_expected_to_en
     assert spent.refusal("another") == ""
     spent.add(one, lasted(1.5))
     assert spent.refusal("another") == "measure.max_gpu_hours = 10: 10 GPU-hours are spent"
+
+
+def test_gpu_hours_count_runs_whose_driver_was_killed(make: Make) -> None:
+    """Five hours into a run: the same command again begins no other."""
+    study = make(AT_ONCE)
+    study.run()
+    (trial,) = study.trials
+    cut_off = study.results / "runs" / f"{trial}-r2-a0"
+    (cut_off / "outcome.json").unlink()
+    began = (cut_off / "rank-0.jsonl").stat().st_mtime - 5 * 3600
+    os.utime(cut_off / "trial.json", (began, began))
+    limited(study, 4.0)
+    report = study.run()
+    assert (report.done_now, report.ended) == (0, "measure.max_gpu_hours = 4: 5 GPU-hours are spent")
+    limited(study, 6.0)
+    assert study.run().done_now == 1

@@ -107,9 +107,13 @@ def carry_out(
     from vitscale.runner.preview import finding_lines
 
     console = base.ProgramConsole(stderr=json)
+
+    def say(lines: list[str]) -> None:
+        for line in lines:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
     notes = [*planned.expansion.notes, *pace_warnings(planned, results)]
-    for note in (*(f"note: {note}" for note in notes), *finding_lines(planned)):
-        console.print(note, markup=False, highlight=False, soft_wrap=True)
+    say([*(f"note: {note}" for note in notes), *finding_lines(planned)])
     done = runner.run(planned, results, options, console)
     # The report's modules are imported only when there is one to show: the first run need not wait for them.
     from vitscale import analysis
@@ -119,7 +123,8 @@ def carry_out(
 
     analysed = analysis.analyse_folder(results)
     if json:
-        sys.stdout.write(to_json(analysed, verb=verb))
+        say(_told(done))
+        sys.stdout.write(to_json(analysed, verb=verb, ended_early=done.ended or None))
     else:
         show(console, terminal_document(analysed, [*_told(done), f"Report: vitscale report {results}"]), verbose)
     if done.failures:

@@ -33,7 +33,7 @@ Versions of the JSON:
      In CSV `modes` has every batch policy of a trial, a blank between. Parts of a step have `bubble`, and predictions
      `bubble_seconds`: waiting for stages of other ranks.
      Nothing else of version 7 has changed. Added since: `rest_seconds` of predictions, what no other part has; `runs`
-     of an epoch, of how many runs it is the mean.
+     of an epoch, of how many runs it is the mean; `ended_early` of `run` and `train`.
 
 Unknown is null (an empty cell in CSV), never 0 and never NaN. Times are seconds, sizes bytes, shares in [0, 1].
 """
@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     import polars
 
 
-def to_json(analysis: Analysis, forecast: Forecast | None = None, verb: str = "report") -> str:
-    """The whole analysis as strict JSON, one object per trial."""
+def to_json(analysis: Analysis, forecast: Forecast | None = None, verb: str = "report", **of_call: str | None) -> str:
+    """The whole analysis as strict JSON, one object per trial; `of_call` are fields on what the verb did just now."""
     content = {
         "study": {"name": analysis.study.name, "repeats": analysis.study.repeats, "versions": analysis.study.versions},
         "trials": trial_rows(analysis),
@@ -70,6 +70,7 @@ def to_json(analysis: Analysis, forecast: Forecast | None = None, verb: str = "r
         "problems": list(analysis.problems),
         "predictions": list(map(prediction_table.prediction, forecast.predictions if forecast else ())),
         "prediction_scores": prediction_table.scores(forecast) if forecast else [],
+        **of_call,
     }
     return envelope(verb, content)
 

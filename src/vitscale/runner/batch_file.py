@@ -19,7 +19,7 @@ from pydantic import Field
 from vitscale.base.files import file_lock
 from vitscale.errors import StoreError, shown
 from vitscale.runner.evidence import log_tail
-from vitscale.runner.one_run import RunContext, Task, new_attempt
+from vitscale.runner.one_run import RunContext, Task, new_attempt, touched
 from vitscale.schedulers import Submitter, made
 from vitscale.schedulers.base import Cause, JobState, SchedulerSilentError
 from vitscale.store import read_study, write_outcome, write_whole
@@ -185,8 +185,7 @@ def write_missing_outcomes(context: RunContext, tasks: Iterable[BatchTask], caus
 
 def _outcome(folder: Path, cause: Cause) -> Outcome:
     """An outcome for a run's folder; its time is from the first to the last change in the folder."""
-    touched = [path.stat().st_mtime for path in folder.iterdir()]
-    began = min(touched, default=time.time())
+    began, seconds = touched(folder)
     return Outcome(
         kind=cause.kind,
         reason=cause.reason,
@@ -194,7 +193,7 @@ def _outcome(folder: Path, cause: Cause) -> Outcome:
         host=cause.host,
         external=True,
         started_unix_seconds=began,
-        wall_seconds=max(touched, default=began) - began,
+        wall_seconds=seconds,
     )
 
 

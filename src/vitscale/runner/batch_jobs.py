@@ -16,7 +16,7 @@ from vitscale.runner import batch_file
 from vitscale.runner.one_run import RunContext, Task
 from vitscale.runner.planning import Plan, Report
 from vitscale.runner.progress import StudyProgress
-from vitscale.runner.todo import AddedRuns, existing_outcomes, outstanding, skip_unfit
+from vitscale.runner.todo import AddedRuns, existing_outcomes, outstanding, refuse_damaged, skip_unfit
 from vitscale.schedulers import Submitter
 from vitscale.schedulers.base import BatchJob, SchedulerError, SchedulerMissingError
 from vitscale.store import RunIndex, write_whole
@@ -41,6 +41,7 @@ def submit_outstanding(
     Raises:
         Detached: on Ctrl-C or a logout; the jobs go on.
         SchedulerError: a job is refused.
+        StoreError: finished runs cannot be read; nothing is submitted.
     """
     context = plan.in_folder(results)
 
@@ -49,6 +50,7 @@ def submit_outstanding(
 
     settle(submitter, results, say)
     index = RunIndex(results)
+    refuse_damaged(results, index)
     todo = outstanding(plan, index, retry_failed=retry_failed)
     outcomes = existing_outcomes(plan, index, todo)
     todo = skip_unfit(context, todo, unfit, index, outcomes)

@@ -19,7 +19,7 @@ from vitscale.errors import RequestError, StoreError, VitscaleError, shown
 from vitscale.runner.one_run import Task, refuse_elsewhere, run_task, skip_reason
 from vitscale.runner.planning import Plan, Report, check_folder
 from vitscale.runner.progress import StudyProgress, decoding_progress
-from vitscale.runner.todo import AddedRuns, GpuHours, Lineup, existing_outcomes, outstanding, skip_unfit
+from vitscale.runner.todo import AddedRuns, GpuHours, Lineup, existing_outcomes, outstanding, refuse_damaged, skip_unfit
 from vitscale.schedulers import Placement, Submitter
 from vitscale.schedulers.prepared import PreparedProcesses
 from vitscale.store import RunIndex, locked, pack_finished, read_study, write_study
@@ -134,11 +134,7 @@ def _run_outstanding(plan: Plan, placement: Placement, results: Path, options: O
     # We hold the lock, so drivers of interrupted runs are gone: the disk space they reserved is freed.
     finish_removing(results)
     index = RunIndex(results)
-    if index.damaged:
-        raise StoreError(
-            f"{shown(str(results))} has finished runs that cannot be read: {index.damaged[0]}",
-            next_step="Put the file back from a copy; or delete it, and the same command does its runs again",
-        )
+    refuse_damaged(results, index)
     for name in index.unpacked:
         for reserve in (results / "runs" / name).glob(".*reserve"):
             reserve.unlink()
@@ -149,7 +145,7 @@ def _run_outstanding(plan: Plan, placement: Placement, results: Path, options: O
     added = AddedRuns(plan, results, outcomes, todo)
     lineup = Lineup(plan, placement, todo, added)
     done, ended, disk_full = 0, "", ""
-    spent = GpuHours(plan, index)
+    spent = GpuHours(plan, index, results)
     unpacked = sum(outcome is not None for outcome in index.unpacked.values())
     under_way: dict[Future[Outcome], Task] = {}
 

@@ -77,6 +77,8 @@ def _do(
     tasks: Sequence[batch_file.BatchTask],
 ) -> int:
     """Does one run after the other; returns exit code 1 where the rest cannot be done."""
+    # What this job does again must not decide on its other runs: in an array all begin beside the old outcomes.
+    again = {(task.trial_id, task.repeat): task.attempt for task in job.tasks}
     with StudyProgress(Console(width=120)) as progress:
         progress.expect(len(tasks), 0)
         for task in tasks:
@@ -88,9 +90,12 @@ def _do(
             trial = context.record.trials[task.trial_id]
             if batch_file.run_state(context.results, task, job.measure.retries).outcome is not None:
                 continue
-            before = RunIndex(context.results).finished.items()
-            of_trial = {key: earlier for key, (_, earlier) in before if key[0] == task.trial_id}
-            outcome = skip_reason(context, task.task, task.attempt, of_trial)
+            standing = {
+                key: earlier
+                for key, (name, earlier) in RunIndex(context.results).finished.items()
+                if int(name.rpartition("-a")[2]) >= again.get(key, 0)
+            }
+            outcome = skip_reason(context, task.task, task.attempt, standing)
             if outcome is None:
                 on_progress = progress.begin(trial, task.repeat)
                 try:

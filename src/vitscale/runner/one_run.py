@@ -347,6 +347,13 @@ def ranks_variables(world: World, *folders: Path) -> dict[str, str]:
     return {name: value for name, value in variables.items() if value}
 
 
+def touched(folder: Path) -> tuple[float, float]:
+    """When a run's folder was first and last changed, as (seconds since 1970, seconds from then to the last)."""
+    changes = [path.stat().st_mtime for path in folder.iterdir()]
+    began = min(changes, default=time.time())
+    return began, max(changes, default=began) - began
+
+
 def unstarted(kind: OutcomeKind, reason: str, *, transient: bool = False, external: bool = False) -> Outcome:
     """The outcome of a run whose ranks were never started."""
     return Outcome(

@@ -113,7 +113,7 @@ def plan(
         check_data: finds and verifies a dataset.
         overlay: values of a site file and the command line, used when `study` is a path.
         results: folder for the results. A study begun there keeps its launcher and threads where the file leaves them
-            open. None: results/NAME.
+            open; its threads only while each rank's share of the cores is as large. None: results/NAME.
 
     Raises:
         RequestError: the study, the data or the hosts do not allow it.
@@ -134,10 +134,11 @@ def plan(
     if launcher == LOCAL and scheduler.default_launcher != LOCAL:
         launcher = scheduler.default_launcher  # the study was begun on one machine, and now has hosts
     host = machine or scheduler.machine()
-    expansion = expand(file, host, check_data, scheduler.slots(), launcher)
+    threads = _threads_of(begun)
+    expansion = expand(file, host, check_data, scheduler.slots(), launcher, threads)
     if begun is not None and host.node_cores and not begun.trials.keys() & expansion.trials.keys():
         # Default threads once came from logical cores: a folder begun that way goes on that way.
-        before = expand(file, replace(host, node_cores=()), check_data, scheduler.slots(), launcher)
+        before = expand(file, replace(host, node_cores=()), check_data, scheduler.slots(), launcher, threads)
         expansion = before if begun.trials.keys() & before.trials.keys() else expansion
     hosts = _hosts_of_runs(scheduler, file.study.measure)
     launch = file.study.launch
@@ -237,6 +238,14 @@ def _launcher_of(begun: StudyRecord | None) -> str | None:
     return launchers.pop() if len(launchers) == 1 else None
 
 
+def _threads_of(study: StudyRecord | None) -> int | None:
+    """The threads of each rank of a study; None where it has none, or more than one number."""
+    if study is None:
+        return None
+    threads = {trial.world.threads_per_rank for trial in study.trials.values() if trial.origin is None}
+    return threads.pop() if len(threads) == 1 else None
+
+
 def _check_discovery(launch: LaunchSection, trial: Trial) -> None:
     if launch.mpi_discovery and (trial.launcher != "mpirun" or trial.train.wrapper != "deepspeed"):
         raise RequestError(
@@ -297,14 +306,18 @@ def _entries(results: Path) -> list[str] | None:
 _MOST_DIFFERING = 3
 
 
-def _differing(before: str, now: str) -> str:
+def _differing(before: StudyRecord, now: StudyRecord) -> str:
     """How a study differs, as " (train.learning_rate was 0.0005 and is 0.001)"; empty where that is unknown."""
     try:
-        was, is_now = (dotted(tomllib.loads(text)) for text in (before, now))
+        was, is_now = (dotted(tomllib.loads(study.text)) for study in (before, now))
     except ValueError:
         return ""
     fields = [field for field in {**was, **is_now} if was.get(field) != is_now.get(field)]
     told = [f"{field} was {_value(was.get(field))} and is {_value(is_now.get(field))}" for field in fields]
+    threads = _threads_of(before), _threads_of(now)
+    if "launch.threads_per_rank" not in fields and None not in threads and threads[0] != threads[1]:
+        # They follow from the largest rank count and the cores, which no line of the study may show.
+        told.insert(0, f"launch.threads_per_rank was {threads[0]} and is {threads[1]}")
     return f" ({listed(told, most=_MOST_DIFFERING)})" if told else ""
 
 
@@ -315,7 +328,7 @@ def _value(value: object) -> str:
 def _refuse_another_study(results: Path, held: StudyRecord, record: StudyRecord) -> None:
     common = set(held.trials) & set(record.trials)
     if held.name != record.name or not common:
-        same = f"other trials under the name {shown(held.name)}{_differing(held.text, record.text)}"
+        same = f"other trials under the name {shown(held.name)}{_differing(held, record)}"
         what = shown(held.name) if held.name != record.name else same
         what = f"{shown(str(results))} holds another study: {what}"
         own_folder = f"Give the results of {shown(record.name)} a folder of their own with -o"

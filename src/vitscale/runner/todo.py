@@ -15,8 +15,8 @@ from pathlib import Path
 from vitscale import store
 from vitscale.analysis.runs.repeats import TargetStatus, target_status
 from vitscale.analysis.summaries import summarise
-from vitscale.errors import RequestError
-from vitscale.runner.one_run import RunContext, Task, new_attempt, unstarted
+from vitscale.errors import RequestError, StoreError, shown
+from vitscale.runner.one_run import RunContext, Task, new_attempt, touched, unstarted
 from vitscale.runner.planning import Plan, begun_study
 from vitscale.schedulers import Placement
 from vitscale.store import RunIndex, write_outcome
@@ -46,6 +46,19 @@ def outstanding(plan: Plan, index: RunIndex, *, retry_failed: bool) -> list[Task
         if trial_id in plan.record.trials and plan.record.repeats <= repeat < (plan.record.max_repeats or 0)
     ]
     return [task for task in (*plan.tasks, *added) if not done(task)]
+
+
+def refuse_damaged(results: Path, index: RunIndex) -> None:
+    """Refuses to go on while packs cannot be read: their runs would be done again.
+
+    Raises:
+        StoreError: a pack is damaged.
+    """
+    if index.damaged:
+        raise StoreError(
+            f"{shown(str(results))} has finished runs that cannot be read: {index.damaged[0]}",
+            next_step="Put the file back from a copy; or delete it, and the same command does its runs again",
+        )
 
 
 def done_before(plan: Plan, results: Path) -> frozenset[tuple[str, int]]:
@@ -101,10 +114,11 @@ def skip_unfit(
 class GpuHours:
     """How much of `measure.max_gpu_hours` a study has spent: each run's GPUs times its time.
 
-    A run that is tried again within this call counts with its last attempt; a later call counts all attempts.
+    A run that is tried again within this call counts with its last attempt; a later call counts all attempts. A run
+    that was cut off has no outcome, and counts from the first to the last change in its folder.
     """
 
-    def __init__(self, plan: Plan, index: RunIndex) -> None:
+    def __init__(self, plan: Plan, index: RunIndex, results: Path) -> None:
         self._plan = plan
         self._spent = 0.0
         self._longest: dict[str, float] = {}
@@ -112,11 +126,13 @@ class GpuHours:
         for (trial_id, _), (_, outcome) in index.finished.items():
             self.add(trial_id, outcome)
         for (trial_id, _), tries in index.earlier.items():
-            self._spent += sum(self._hours(trial_id, outcome) for _, outcome in tries)
+            self._spent += sum(self._hours(trial_id, outcome.wall_seconds) for _, outcome in tries)
+        for name in (name for name, outcome in index.unpacked.items() if outcome is None):
+            self._spent += self._hours(name.partition("-")[0], touched(results / "runs" / name)[1])
 
     def add(self, trial_id: str, outcome: Outcome) -> None:
         """Adds a run that has ended."""
-        hours = self._hours(trial_id, outcome)
+        hours = self._hours(trial_id, outcome.wall_seconds)
         self._spent += hours
         self._longest[trial_id] = max(hours, self._longest.get(trial_id, 0.0))
 
@@ -132,9 +148,9 @@ class GpuHours:
         wanted = f", and the next run is expected to take {needs:.3g}" if self._spent < limit else ""
         return f"measure.max_gpu_hours = {limit:g}: {self._spent:.3g} GPU-hours are spent{wanted}"
 
-    def _hours(self, trial_id: str, outcome: Outcome) -> float:
+    def _hours(self, trial_id: str, seconds: float) -> float:
         trial = self._plan.record.trials.get(trial_id)  # None for a trial of an earlier form of the study
-        return 0.0 if trial is None else trial.world.size * outcome.wall_seconds / 3600
+        return 0.0 if trial is None else trial.world.size * seconds / 3600
 
 
 class AddedRuns:
@@ -164,6 +180,8 @@ class AddedRuns:
                 self._status(trial_id, [run for run in self._read.values() if run.header.trial_id == trial_id])
         for repeat in self._rounds:
             for trial_id in self._order(repeat):
+                if Task(trial_id, repeat) in self._todo:
+                    continue  # done again before these, and side by side it may still be under way
                 due = any(
                     Task(trial_id, before) in self._todo and (trial_id, before) not in self._outcomes
                     for before in range(repeat)

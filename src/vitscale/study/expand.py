@@ -58,6 +58,7 @@ def expand(
     check_data: Callable[[DataSpec], Summary],
     slots: int | None = None,
     launcher: str = "torchrun",
+    threads: int | None = None,
 ) -> Expansion:
     """Every trial of a study, on its curves.
 
@@ -69,6 +70,7 @@ def expand(
         check_data: finds and verifies a dataset (`vitscale.sources.check`); called once per different dataset.
         slots: ranks that one host takes, where the study does not say; None: all.
         launcher: launcher of points that name none.
+        threads: threads per rank of points that name none, where each rank's share of the cores is as large.
 
     Raises:
         RequestError: the study asks for something that cannot be, with the value and the next step.
@@ -78,7 +80,8 @@ def expand(
     # The same number of threads on all curves, packed or spread: a rank alone on its host must not compute with more.
     most = None if None in shapes else max(shape for shape in shapes if shape is not None)
     points = [
-        _settled(file.path, labels, study, by_hand, machine, slots, most) for labels, study, by_hand in file.points()
+        _settled(file.path, labels, study, by_hand, machine, slots, most, threads)
+        for labels, study, by_hand in file.points()
     ]
     summaries: dict[DataSpec, Summary] = {}
     digests = {model: user_model.check(file.path, model) for model in dict.fromkeys(point.model for point in points)}
@@ -172,6 +175,7 @@ def _settled(
     machine: Machine,
     slots: int | None,
     most_per_node: int | None,
+    begun_with: int | None,
 ) -> _Settled:
     ranks = _rank_counts(study, split_varies=any(field.startswith("parallel.") for field in labels))
     _refuse_idle_values(study, by_hand)
@@ -183,7 +187,7 @@ def _settled(
             raise unknown("probe", probe, plugins.names("probe"), next_step="Correct measure.probes")
     device = resolve.device_of(study, machine)
     precision = resolve.precision_of(study, device, machine)
-    threads = resolve.threads_of(study, device, machine, most_per_node)
+    threads = resolve.threads_of(study, device, machine, most_per_node, begun_with)
     kept = {field: getattr(study.train, field) for field in TrainFields.model_fields}
     kept |= {"precision": precision, "device": device, "deepspeed_config": config}
     by_task = "synchronised" if study.model.task == "segmentation" else "local"

@@ -122,16 +122,28 @@ def world_of(ranks: int, ranks_per_node: int | None, threads: int) -> World:
     return World(nodes=ranks // ranks_per_node, ranks_per_node=ranks_per_node, threads_per_rank=threads)
 
 
-def threads_of(study: Study, device: Device, machine: Machine, most_per_node: int | None = None) -> int:
+def threads_of(
+    study: Study, device: Device, machine: Machine, most_per_node: int | None = None, begun_with: int | None = None
+) -> int:
     """Threads per rank, the same along the curve.
 
     The curve's largest world decides, by its fullest host, also for the baseline on one rank: all curves compute alike.
+
+    Args:
+        study: one point of the sweep.
+        device: what its ranks compute on.
+        machine: what one host offers.
+        most_per_node: most ranks that one host takes; None: all.
+        begun_with: threads that results were begun with, kept by a study that names none unless they are more than a
+            rank's share of the cores.
 
     Raises:
         RequestError: the largest world needs more cores or GPUs than there are, and sharing them was not asked for.
     """
     ranks = min(max(study.scaling.gpus), most_per_node or max(study.scaling.gpus))
-    threads = study.launch.threads_per_rank or machine.threads_for(ranks, device)
+    share = machine.threads_for(ranks, device)
+    kept = begun_with if begun_with is not None and (begun_with <= share or study.launch.oversubscribe) else None
+    threads = study.launch.threads_per_rank or kept or share
     if study.launch.oversubscribe:
         return threads
     largest = 1 if study.train.engine == "none" else ranks

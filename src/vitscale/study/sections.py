@@ -108,7 +108,8 @@ class LaunchSection(Spec):
     mpi_discovery: Annotated[bool, Fact(swept=False)] = False
     """Let DeepSpeed find the ranks itself, through mpi4py; for mpirun with DeepSpeed."""
     threads_per_rank: int | None = Field(default=None, ge=1, le=4096)
-    """Threads of each rank, equal along a curve; by default the machine's cores / max(gpus)."""
+    """Threads of each rank, equal along a curve; by default those that results were begun with, for new ones the
+    machine's cores / max(gpus)."""
     oversubscribe: Annotated[bool, Fact(swept=False)] = False
     """Allow more threads or ranks than there are cores or GPUs."""
 

@@ -1,0 +1,103 @@
+"""What a batch job does with its runs, by its own driver; the batch system and the runs are functions of a test."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from study_factory import EIGHT_CORES, summary, write_study
+from vitscale.runner import job as driver
+from vitscale.runner import plan
+from vitscale.runner.batch_jobs import new_jobs
+from vitscale.runner.one_run import RunContext, Task, new_attempt, unstarted
+from vitscale.runner.todo import outstanding
+from vitscale.schedulers.base import JobState
+from vitscale.schedulers.slurm_cluster import SlurmCluster
+from vitscale.store import RunIndex, write_outcome
+from vitscale.store import write_study as write_study_record
+from vitscale.store.results import Outcome, OutcomeKind
+
+
+class Silent(SlurmCluster):
+    """A batch system without jobs."""
+
+    def states(self, names: Sequence[str]) -> list[JobState]:
+        return []
+
+
+class Array:
+    """A trial of three runs, and an array of jobs that does them."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        changes: dict[str, dict[str, Any]] = {
+            "scaling": {"gpus": [1]},
+            "launch": {"scheduler": "slurm"},
+            "slurm": {"jobs": "array"},
+            "node": {"cores": 8},
+        }
+        self.plan = plan(write_study(folder, changes), EIGHT_CORES, lambda _: summary())
+        self.results = folder / "results"
+        self.results.mkdir()
+        write_study_record(self.results, self.plan.record)
+        self.context = self.plan.in_folder(self.results)
+        (self.trial,) = self.plan.record.trials
+        self.done: list[int] = []
+        self.kind: OutcomeKind = "completed"
+
+        def run_task(context: RunContext, _where: object, task: Task, attempt: int, *_: object) -> Outcome:
+            self.done.append(task.repeat)
+            return self.ended(task.repeat, attempt, self.kind)
+
+        monkeypatch.setattr(driver, "run_task", run_task)
+
+    def ended(self, repeat: int, attempt: int, kind: OutcomeKind) -> Outcome:
+        outcome = unstarted(kind, "")
+        write_outcome(new_attempt(self.context, Task(self.trial, repeat), attempt), outcome)
+        return outcome
+
+    def run(self, elements: Sequence[int], *, retry_failed: bool = True) -> None:
+        """Submits what is to be done, and does these elements in turn."""
+        index = RunIndex(self.results)
+        todo = outstanding(self.plan, index, retry_failed=retry_failed)
+        submitter = Silent(self.context.slurm, None)
+        (job,) = new_jobs(self.context, submitter, todo, index.attempts, lambda: "0" * 8)
+        assert job.array
+        job.write(self.results)
+        for element in elements:
+            driver._do(self.context, submitter, None, job, job.tasks_of(element))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def array(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Array:
+    return Array(tmp_path, monkeypatch)
+
+
+def test_runs_of_an_array_that_ran_out_of_memory_together_are_all_done_again(array: Array) -> None:
+    """Each element is the first to begin: the others' old outcomes are of runs that are to be done again too."""
+    for repeat in range(3):
+        array.ended(repeat, 0, "oom")
+    array.run([0, 1, 2])
+    assert array.done == [0, 1, 2]
+    finished = RunIndex(array.results).finished
+    assert {(name[-3:], outcome.kind) for name, outcome in finished.values()} == {("-a1", "completed")}
+
+
+def test_out_of_memory_in_this_job_skips_its_other_runs(array: Array) -> None:
+    array.ended(0, 0, "completed")
+    array.ended(1, 0, "oom")
+    array.kind = "oom"
+    array.run([0, 1])
+    assert array.done == [1]
+    finished = RunIndex(array.results).finished
+    assert [finished[array.trial, repeat][1].kind for repeat in range(3)] == ["completed", "oom", "skipped"]
+
+
+def test_out_of_memory_in_a_run_that_is_not_done_again_skips_the_others(array: Array) -> None:
+    array.ended(2, 0, "oom")
+    array.run([0, 1], retry_failed=False)
+    assert array.done == []
+    finished = RunIndex(array.results).finished
+    assert [finished[array.trial, repeat][1].kind for repeat in range(3)] == ["skipped", "skipped", "oom"]

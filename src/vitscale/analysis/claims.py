@@ -157,7 +157,7 @@ def hosts_test(
     mean = fmean(logs)
     if len(logs) < 2:
         alone = counts[0].ratio
-        return HostsTest(counts, alone, None, margin, None, _cannot_exclude(alone), _of_one(alone))
+        return HostsTest(counts, alone, None, margin, None, _cannot_exclude(alone), _of_one(alone, margin))
     freedom, spread = len(logs) - 1, stdev(logs)
     error = spread / math.sqrt(len(logs))
     half = statistics.t_quantile(freedom) * error
@@ -223,11 +223,14 @@ def _verdict(whole: Estimate, p_value: float) -> HostsVerdict:
     return "equivalent" if p_value < LEVEL else "no difference shown"
 
 
-def _of_one(alone: Estimate) -> HostsVerdict:
+def _of_one(alone: Estimate, margin: float) -> HostsVerdict:
     """The verdict of a single GPU count: what its repeated runs say, if it has any."""
     if alone.low is None or alone.high is None or alone.note:
         return "too few to tell"
-    return "no difference shown" if alone.low <= 1 <= alone.high else "different"
+    if alone.low <= 1 <= alone.high:
+        return "no difference shown"
+    within = 1 / (1 + margin) < alone.low and alone.high < 1 + margin
+    return "different, but within the margin" if within else "different"
 
 
 def _cannot_exclude(whole: Estimate) -> float | None:

@@ -177,7 +177,7 @@ def test_hosts_of_unlike_workloads_are_not_paired() -> None:
             [1.0, 1.02],
             "(2 GPU counts; 95 % interval -10.9 % to +14.5 %; from count to count it scatters by 1.4 %): too few",
         ),
-        ([1.1], "+10.0 % against one host (1 GPU count, one run each): too few to tell"),
+        ([1.1], "+10.0 % against one host (1 GPU count, one run on a side): too few to tell"),
     ],
 )
 def test_hosts_in_words(ratios: list[float], said: str) -> None:
@@ -185,6 +185,29 @@ def test_hosts_in_words(ratios: list[float], said: str) -> None:
     test = hosts_test(one, {gpus: [10.0 * ratio] for gpus, ratio in zip(one, ratios, strict=True)})
     assert test is not None
     assert said in hosts_sentence(test)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "said"),
+    [
+        (1.01, "there is a difference, and it is within 5 %."),
+        (0.99, "there is a difference, and it is within 5 %."),
+        (1.049, "there is a difference; one beyond 5 % is not excluded."),
+        (1.10, "there is a difference; one beyond 5 % is not excluded."),
+        (1.001, "no difference shown, which is not that there is none: a difference of 0.3 % cannot be excluded."),
+    ],
+)
+def test_one_count_in_words(ratio: float, said: str) -> None:
+    """A spread of 0.1 % on both sides: 2.776 x sqrt(2 / 3) = 2.27 times as much either way, so 1.049 may be 1.051."""
+    test = hosts_test({2: [10.0, 10.01, 9.99]}, {2: [10.0 * ratio, 10.01 * ratio, 9.99 * ratio]})
+    assert test is not None
+    assert hosts_sentence(test).endswith(said)
+
+
+def test_one_run_against_three_has_no_interval() -> None:
+    test = hosts_test({2: [10.0, 10.01, 9.99]}, {2: [11.25]})
+    assert test is not None
+    assert "+12.5 % against one host (1 GPU count, one run on a side): too few to tell" in hosts_sentence(test)
 
 
 def test_the_whole_study_pairs_its_one_workload() -> None:

@@ -102,7 +102,8 @@ def doubling_test(
     transfer_seconds: float | None,
     looked: tuple[int, int] = (0, 0),
 ) -> Doubling:
-    """Tests a doubling of the GPUs. Each pair holds the values on N and on 2 N GPUs, one per run.
+    """Tests a doubling of the GPUs. Each pair holds the values on N and on 2 N GPUs, one per
+    observation.
 
     Args:
         epochs: epoch seconds; positive and finite.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from like_paper_factory import paper_curve, paper_study, whole_study
+from like_paper_factory import beyond_one_host, paper_curve, paper_study, whole_study
 from vitscale.analysis import Analysis, analyse
 from vitscale.analysis.claims import hosts_test
 from vitscale.published import Layout, published
@@ -95,6 +95,26 @@ def test_each_seed_counts_by_the_mean_of_its_runs() -> None:
     assert (test.result.difference.value, *test.result.difference.ends) == pytest.approx(
         (0.1, 0.0773, 0.1227), abs=1e-4
     )
+
+
+def test_a_curve_that_goes_on_over_several_hosts_is_counted_once() -> None:
+    """4 GPUs against 1 are in its series in one host and in that over several; so is 4 x 16 = 1 x 64."""
+    cells = {1: [0.8] * 3, 4: [0.8] * 3, 8: [0.8] * 3}
+    accuracies = {1: [0.6, 0.61, 0.59], 4: [0.5, 0.51, 0.49], 8: [0.4, 0.41, 0.39]}
+    curves = [beyond_one_host(paper_curve(cells, micro_batch=batch), 4) for batch in (16, 64)]
+    analysis = analyse(with_accuracy(paper_study(*curves), accuracies))
+    fewest, equal = accuracy_tests(all_series(analysis))
+    assert [(test.name, test.base_gpus, test.gpus) for test in fewest] == [
+        ("micro-batch 16, one host", 1, 4),
+        ("micro-batch 16, several hosts", 1, 8),
+        ("micro-batch 64, one host", 1, 4),
+        ("micro-batch 64, several hosts", 1, 8),
+    ]
+    assert [(test.base_gpus, test.gpus) for test in equal] == [(1, 4)]
+    overall, *lines = findings(analysis)
+    assert overall.startswith("Accuracy in 4 comparisons with fewer GPUs after equal images: lower in 4, higher in 0")
+    assert "(after Holm's correction for 5 pairs)" in overall
+    assert len(lines) == 5
 
 
 def test_imported_runs_do_not_tell_their_seeds_and_each_counts() -> None:

@@ -46,14 +46,24 @@ def accuracy_claim(material: Material) -> Tested:
 
 def accuracy_tests(series: Sequence[Series]) -> tuple[list[AccuracyTest], list[AccuracyTest]]:
     """Tests of strong scaling against the fewest GPUs, and at one global batch; Holm's correction is for all tests."""
-    fewest, equal = _against_fewest(series), _at_equal_batch(series)
+    fewest, equal = _once(_against_fewest(series)), _once(_at_equal_batch(series))
     tests = [*fewest, *equal]
     results = corrected([test.result for test in tests], [test.trials for test in tests])
     tests = [replace(test, result=result) for test, result in zip(tests, results, strict=True)]
     return tests[: len(fewest)], tests[len(fewest) :]
 
 
-def _against_fewest(series: Sequence[Series]) -> list[AccuracyTest]:
+def _once(tests: Sequence[AccuracyTest | None]) -> list[AccuracyTest]:
+    """The tests that could be made, each pair of trials once: a curve that goes on over several hosts is two series,
+    which share what was measured in one."""
+    of_pair: dict[tuple[str, str], AccuracyTest] = {}
+    for test in tests:
+        if test is not None:
+            of_pair.setdefault(test.trials, test)
+    return list(of_pair.values())
+
+
+def _against_fewest(series: Sequence[Series]) -> list[AccuracyTest | None]:
     """For each strong series 4 and 8 GPUs, or the most there are, against the fewest."""
     strong = [curve for curve in series if curve.mode == "strong-micro" and len(curve.members) > 1]
     tests = []
@@ -61,10 +71,10 @@ def _against_fewest(series: Sequence[Series]) -> list[AccuracyTest]:
         base, later = curve.members[0], curve.members[1:]
         for member in [member for member in later if member.gpus in _ASKED] or later[-1:]:
             tests.append(_test(name, base, member))
-    return [test for test in tests if test is not None]
+    return tests
 
 
-def _at_equal_batch(series: Sequence[Series]) -> list[AccuracyTest]:
+def _at_equal_batch(series: Sequence[Series]) -> list[AccuracyTest | None]:
     """Strong series that differ only in micro-batch: more GPUs against fewer wherever the global batch is the same."""
     tests = []
     for name, some in apart_in_micro_batch([curve for curve in series if curve.mode == "strong-micro"]):
@@ -73,7 +83,7 @@ def _at_equal_batch(series: Sequence[Series]) -> list[AccuracyTest]:
                 fewer, more = sorted(pair, key=lambda member: member.gpus)
                 if fewer.trial.trial.global_batch == more.trial.trial.global_batch:
                     tests.append(_test(name, fewer, more))
-    return [test for test in tests if test is not None]
+    return tests
 
 
 def _test(name: str, base: Member, member: Member) -> AccuracyTest | None:

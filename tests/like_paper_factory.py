@@ -66,6 +66,26 @@ def paper_curve(
     return Curve(mode=mode, labels=labels, points=points), trials, runs
 
 
+def beyond_one_host(
+    curve_of_one_host: tuple[Curve, list[Trial], list[Run]], most: int
+) -> tuple[Curve, list[Trial], list[Run]]:
+    """The same curve, with more than `most` GPUs on hosts of `most` each."""
+    curve, trials, runs = curve_of_one_host
+    placed = {}
+    for trial in trials:
+        gpus = trial.world.size
+        update = {"nodes": max(1, gpus // most), "ranks_per_node": min(gpus, most)}
+        placed[trial.identity()] = trial.model_copy(update={"world": trial.world.model_copy(update=update)})
+    points = tuple(point.model_copy(update={"trial_id": placed[point.trial_id].identity()}) for point in curve.points)
+    headers = (
+        run.header.model_copy(update={"trial": trial, "trial_id": trial.identity()})
+        for run in runs
+        for trial in [placed[run.header.trial_id]]
+    )
+    moved = [run.model_copy(update={"header": header}) for run, header in zip(runs, headers, strict=True)]
+    return curve.model_copy(update={"points": points}), list(placed.values()), moved
+
+
 def paper_study(*curves: tuple[Curve, list[Trial], list[Run]]) -> Results:
     """Results of several curves."""
     runs = {(run.header.trial_id, run.header.repeat): run for _, _, some in curves for run in some}

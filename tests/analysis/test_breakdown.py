@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from results_factory import NOT_TOLD_APART, explained_line, explained_run, make_rank, make_run, make_trial, steady_run
 from vitscale.analysis.runs.figures import run_figures
-from vitscale.analysis.time.breakdown import breakdown, combined
+from vitscale.analysis.time.breakdown import Breakdown, breakdown, combined
 from vitscale.store.records import PARTS
 from vitscale.store.results import Run
 
@@ -206,6 +207,50 @@ def test_runs_are_combined_by_their_mean() -> None:
     assert found.straggler is not None
     assert found.straggler.rank == 1
     assert combined([]) is None
+
+
+def of_ranks(seconds: dict[int, float]) -> Breakdown:
+    """A run of a script whose ranks left traces: the backward seconds of each."""
+    lines = {rank: (explained_line(0, 0, forward=0.02, backward=own),) for rank, own in seconds.items()}
+    run = steady_run(make_trial("script", 3, epochs=1, warmup_steps=0, script="train.py"), 0.1)
+    ranks = [rank.model_copy(update={"steps": (), "explained": lines.get(rank.rank, ())}) for rank in run.ranks]
+    found = breakdown(run.model_copy(update={"ranks": tuple(ranks)}))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("runs", "backward", "used"),
+    [
+        ([{0: 0.04, 1: 0.06}, {0: 0.08}], {0: 0.06}, [True, True]),
+        ([{0: 0.04, 1: 0.06, 2: 0.02}, {1: 0.08, 2: 0.04}], {1: 0.07, 2: 0.03}, [True, True]),
+        # No rank is in all: rank 1 is in most, and rank 2 is in both runs that have it.
+        ([{0: 0.04}, {1: 0.06, 2: 0.01}, {1: 0.08, 2: 0.03}], {1: 0.07, 2: 0.02}, [False, True, True]),
+        ([{0: 0.04}, {1: 0.06}], {0: 0.04}, [True, False]),
+    ],
+)
+def test_runs_that_explain_unlike_ranks_are_combined_by_those_that_they_share(
+    runs: list[dict[int, float]], backward: dict[int, float], used: list[bool]
+) -> None:
+    found = combined([of_ranks(seconds) for seconds in runs])
+    assert found is not None
+    assert {rank.rank: rank.parts["backward"] for rank in found.ranks} == pytest.approx(backward)
+    assert [run is not None for run in found.by_run] == used
+    for number in backward:  # every run that is used answers for every rank
+        over_runs = found.part_seconds(number, "backward")
+        assert over_runs is not None
+        assert over_runs.value == pytest.approx(backward[number])
+    assert found.exposed_share is not None
+
+
+def test_a_straggler_that_not_all_runs_explained_is_not_named() -> None:
+    whole = breakdown(explained_run(make_trial(gpus=2, epochs=5), [FAST, SLOW]))
+    assert whole is not None
+    assert whole.straggler is not None
+    alone = replace(whole, ranks=whole.ranks[:1], straggler=None)
+    found = combined([whole, whole, alone])
+    assert found is not None
+    assert ([own.rank for own in found.ranks], found.straggler) == ([0], None)
 
 
 @given(

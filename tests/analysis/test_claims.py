@@ -73,6 +73,11 @@ def test_one_repeated_count_answers_for_itself() -> None:
     assert slower is not None
     assert slower.verdict == "different"
     assert slower.p_equivalence is None
+    # Spreads of 0.1 %: the interval reaches 0.23 % either way, so all of it lies in 1 to 1.05.
+    within = hosts_test({2: [1.0, 1.001, 0.999]}, {2: [1.01, 1.01101, 1.00899]})
+    assert within is not None
+    assert (within.verdict, within.p_equivalence) == ("different, but within the margin", None)
+    assert within.ratio.ends == pytest.approx((1.00771, 1.01229), abs=2e-5)
 
 
 def simulated(truth: float, trials: int, spread: float = 0.02) -> list[HostsTest]:

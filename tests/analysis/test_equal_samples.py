@@ -15,6 +15,7 @@ from vitscale.store.results import Run
 def run_of(course: Sequence[tuple[int | None, float | None]], split: str = "held_out_accuracy", repeat: int = 0) -> Run:
     """A run with one line per epoch: (images, accuracy)."""
     run = steady_run(make_trial(), 0.1, repeat)
+    run = run.model_copy(update={"header": run.header.model_copy(update={"seed": repeat})})
     (rank,) = run.ranks
     lines = [
         EpochLine(

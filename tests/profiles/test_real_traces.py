@@ -8,11 +8,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from kineto_traces import A100, MI300X, V100, real_trace
+from kineto_traces import A100, MI300X, V100, real_trace, trace_of
 from results_factory import make_rank, make_run, make_trial
 from vitscale.analysis.time.breakdown import RankParts, breakdown
 from vitscale.base.time_spans import intersection, length
 from vitscale.profiles.timeline import NO_NCCL, Event, steps_on_cuda
+from vitscale.profiles.trace_figures import DeviceTime, step_spans, steps_of
 from vitscale.store.records import COMMUNICATION, PARTS, ExplainedLine
 
 STEPS = {A100: 3, V100: 5, MI300X: 3}
@@ -55,6 +56,16 @@ def test_a_whole_trace_is_read(name: str, collectives: dict[str, int]) -> None:
         assert {communicator for communicator, *_ in line.collectives} == {"nccl-0"}
     typical = parts_of(lines)
     assert typical.sum_of(*typical.parts) == pytest.approx(typical.seconds, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", [A100, V100, MI300X])
+def test_a_launch_gap_is_time_in_which_nothing_ran_on_the_device(name: str) -> None:
+    """As `vitscale import` has it; on the MI300X copies on the device are five times as long as such gaps."""
+    lines = lines_of(name)
+    trace = trace_of(name)
+    spans = [span for _, span, _ in step_spans(trace, steps_of(trace))][-len(lines) :]
+    idle = sum(DeviceTime(trace).shares(span).idle_seconds for span in spans) / len(lines)
+    assert parts_of(lines).parts["launch_gaps"] == pytest.approx(idle, abs=2e-6)
 
 
 def test_what_is_computed_agrees_with_the_kernels_laid_on_a_grid() -> None:

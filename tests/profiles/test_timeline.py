@@ -179,6 +179,26 @@ def test_the_parts_of_the_gpus_step() -> None:
     }  # fmt: skip
 
 
+def test_a_copy_on_the_device_is_work_of_its_phase_and_no_launch_gap() -> None:
+    """DDP copies gradients into its buckets: 3 of the 4 ms of gap in forward, and 2 of 12 ms of exposed transfer."""
+    copies = [
+        event("launch", "cudaMemcpyAsync", 112.2, 112.3, correlation=1101),
+        event("copy", "Memcpy DtoD (Device -> Device)", 125, 128, 7, 1101),
+        event("launch", "cudaMemcpyAsync", 115.6, 115.7, correlation=1102),
+        event("copy", "Memcpy DtoH (Device -> Pinned)", 180, 182, 7, 1102),
+    ]
+    (line,) = steps_on_cuda([*two_device_steps(), *copies], [3, 4], block=1, world_size=1)
+    assert line.copies == ((0.01, 0.015),)  # of the batch alone
+    assert line.idle == ((0.0, 0.015), (0.028, 0.029), (0.079, 0.08), (0.082, 0.091))
+    found = breakdown(as_run(line))
+    assert found is not None
+    milliseconds = {name: None if s is None else round(s * 1e3, 6) for name, s in found.typical.parts.items()}
+    assert milliseconds == {
+        "data_wait": 10.0, "h2d": 5.0, "forward": 23.0, "backward": 42.0, "bubble": 0.0, "wait": 0.0, "wire": 10.0,
+        "norm": 0.0, "optimizer": 9.0, "launch_gaps": 1.0, "other": 0.0,
+    }  # fmt: skip
+
+
 def test_on_a_gpu_what_a_norm_exchanges_is_what_is_launched_under_its_mark() -> None:
     """The host has long gone on when the kernel runs; another kernel, launched there too, is no exchange."""
     marked = [*two_device_steps(), event("annotation", NORM_MARK, 114.9, 115.55, lane=3)]

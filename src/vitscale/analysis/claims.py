@@ -66,15 +66,15 @@ class AccuracyDifference:
     """Accuracy at one rank count less that at another, after equally many images. All as shares in [0, 1]."""
 
     difference: Estimate
-    """Difference with its 95 % interval over runs (Welch); no interval where a side has one run."""
+    """Difference with its 95 % interval over seeds (Welch); no interval where a side has one seed."""
     counting_error: float | None
     """Half the 95 % interval from counting right and wrong images alone: the least uncertainty of a difference. The
     effect of another seed is not included. None where the numbers of images are unknown."""
-    runs: tuple[int, int]
-    """Number of runs of the reference and of the other side."""
+    seeds: tuple[int, int]
+    """Number of seeds of the reference and of the other side."""
     verdict: AccuracyVerdict
     p: float | None = None
-    """Two-sided p-value of no difference (Welch); None from fewer than 3 runs on a side."""
+    """Two-sided p-value of no difference (Welch); None from fewer than 3 seeds on a side."""
     p_adjusted: float | None = None
     """`p` after Holm's correction for all accuracies that were compared."""
 
@@ -102,7 +102,8 @@ def doubling_test(
     transfer_seconds: float | None,
     looked: tuple[int, int] = (0, 0),
 ) -> Doubling:
-    """Tests a doubling of the GPUs. Each pair holds the values on N and on 2 N GPUs, one per run.
+    """Tests a doubling of the GPUs. Each pair holds the values on N and on 2 N GPUs, one per
+    observation.
 
     Args:
         epochs: epoch seconds; positive and finite.
@@ -157,7 +158,7 @@ def hosts_test(
     mean = fmean(logs)
     if len(logs) < 2:
         alone = counts[0].ratio
-        return HostsTest(counts, alone, None, margin, None, _cannot_exclude(alone), _of_one(alone))
+        return HostsTest(counts, alone, None, margin, None, _cannot_exclude(alone), _of_one(alone, margin))
     freedom, spread = len(logs) - 1, stdev(logs)
     error = spread / math.sqrt(len(logs))
     half = statistics.t_quantile(freedom) * error
@@ -172,10 +173,12 @@ def accuracy_difference(
 ) -> AccuracyDifference:
     """How much higher `other` is than `reference`.
 
+    An observation is a seed, not a run: runs of one seed learn the same, and their spread is not that of training.
+
     Args:
-        reference: accuracy of each run, in [0, 1].
-        other: accuracy of each run on the other side.
-        images_counted: images from which each run of either side counted its accuracy; None where unknown.
+        reference: accuracy of each seed, in [0, 1].
+        other: accuracy of each seed on the other side.
+        images_counted: images from which a run of either side counted its accuracy; None where unknown.
 
     Raises:
         ValueError: a side is empty, or holds a value that is not a share.
@@ -183,26 +186,26 @@ def accuracy_difference(
     if not reference or not other or not all(0 <= value <= 1 for value in (*reference, *other)):
         raise ValueError(f"accuracies must be shares, at least one on each side: {list(reference)}, {list(other)}")
     means = fmean(reference), fmean(other)
-    difference, runs = means[1] - means[0], (len(reference), len(other))
+    difference, seeds = means[1] - means[0], (len(reference), len(other))
     counting = None
     if images_counted is not None:
         normal = NormalDist().inv_cdf((1 + statistics.CONFIDENCE) / 2)
-        counted = [images * count for images, count in zip(images_counted, runs, strict=True)]
+        counted = [images * count for images, count in zip(images_counted, seeds, strict=True)]
         variances = (mean * (1 - mean) / images for mean, images in zip(means, counted, strict=True))
         counting = normal * math.sqrt(sum(variances))
-    if min(runs) < 2:
+    if min(seeds) < 2:
         alone = Estimate(difference, note=statistics.ONE_RUN)
-        return AccuracyDifference(alone, counting, runs, _of_few_runs(difference, counting))
+        return AccuracyDifference(alone, counting, seeds, _of_few_runs(difference, counting))
     parts = [(variance(values) / len(values), len(values) - 1) for values in (reference, other)]
     half = statistics.welch_half(parts)
-    few = min(runs) < statistics.FEWEST_REPEATS
+    few = min(seeds) < statistics.FEWEST_REPEATS
     whole = Estimate(difference, difference - half, difference + half, note=statistics.TOO_FEW if few else "")
     if few:
-        return AccuracyDifference(whole, counting, runs, _of_few_runs(difference, counting))
+        return AccuracyDifference(whole, counting, seeds, _of_few_runs(difference, counting))
     side = whole.side_of(0.0)
     verdict: AccuracyVerdict = "higher" if side == "above" else "lower" if side == "below" else "no difference shown"
     p = statistics.welch_p(difference, parts)
-    return AccuracyDifference(whole, counting, runs, verdict, p, p)
+    return AccuracyDifference(whole, counting, seeds, verdict, p, p)
 
 
 def _equivalence(mean: float, error: float, freedom: int, bound: float) -> float:
@@ -221,11 +224,14 @@ def _verdict(whole: Estimate, p_value: float) -> HostsVerdict:
     return "equivalent" if p_value < LEVEL else "no difference shown"
 
 
-def _of_one(alone: Estimate) -> HostsVerdict:
+def _of_one(alone: Estimate, margin: float) -> HostsVerdict:
     """The verdict of a single GPU count: what its repeated runs say, if it has any."""
     if alone.low is None or alone.high is None or alone.note:
         return "too few to tell"
-    return "no difference shown" if alone.low <= 1 <= alone.high else "different"
+    if alone.low <= 1 <= alone.high:
+        return "no difference shown"
+    within = 1 / (1 + margin) < alone.low and alone.high < 1 + margin
+    return "different, but within the margin" if within else "different"
 
 
 def _cannot_exclude(whole: Estimate) -> float | None:

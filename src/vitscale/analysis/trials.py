@@ -201,6 +201,11 @@ class TrialResult:
         """Epoch seconds of each observation: a run, or an allocation with its runs where allocations differ."""
         return observations([run.epoch_seconds for run in self.runs], self.clusters)
 
+    @property
+    def observed_steps(self) -> list[float]:
+        """Seconds of a whole step of each observation, as `observed_costs`."""
+        return observations([run.step_seconds for run in self.runs], self.clusters)
+
     def unlike(self, other: TrialResult) -> tuple[str, ...]:
         """Why the times of two trials must not be compared; empty where no reason is known.
 

@@ -186,11 +186,15 @@ def steps_on_cuda(
     seen = {event.correlation for _, event in on_device}
     work = sorted((e.start_ns, e.correlation in seen) for e in events if e.kind == "launch" and _LAUNCH.match(e.name))
     kernels = [event for _, event in on_device if event.kind == "kernel"]
-    computing = union((float(e.start_ns), float(e.end_ns)) for e in kernels if not is_collective(e.name))
+    to_device = [event for _, event in on_device if event.kind == "copy" and "HtoD" in event.name]
+    copies = union((float(e.start_ns), float(e.end_ns)) for e in to_device)
+    # Other copies, such as DDP's on the device into and out of its buckets, are work of their phase: it is not idle.
+    others = [event for _, event in on_device if event.kind == "copy" and "HtoD" not in event.name]
+    computing = (event for event in kernels if not is_collective(event.name))
+    working = union((float(e.start_ns), float(e.end_ns)) for e in (*computing, *others))
     collectives = [e for e in kernels if is_collective(e.name)]
     labels = _communicators(collectives)
     collectives.sort(key=lambda event: event.start_ns)
-    copies = union((float(e.start_ns), float(e.end_ns)) for _, e in on_device if e.kind == "copy" and "HtoD" in e.name)
     ends = _Ends(on_device)
     of_norms = _OfNorms(events)
     block_wide = _without_launch(on_device, launched)
@@ -221,7 +225,7 @@ def steps_on_cuda(
                 # As far as the profiler knows nothing ran, so the host's time is all that is known.
                 seconds=(end - begin if end > begin else span.end_ns - span.start_ns) / 1e9,
                 phases=tuple(phases),
-                idle=tuple(_seconds(*gap, axis) for gap in complement(computing, inside)),
+                idle=tuple(_seconds(*gap, axis) for gap in complement(working, inside)),
                 collectives=tuple(
                     (labels[_communicator(e)], _operation(e), *_seconds(e.start_ns, e.end_ns, axis)) for e in own
                 ),

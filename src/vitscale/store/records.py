@@ -181,7 +181,8 @@ class ExplainedLine(RankLine):
     phases: tuple[tuple[PhaseName, Finite, Finite], ...]
     """(name, start, end) in order, without overlap; a phase occurs once per micro-step."""
     idle: tuple[tuple[Finite, Finite], ...]
-    """(start, end) of the intervals in which nothing is computed, not counting gaps between kernels of one operator."""
+    """(start, end) of the intervals in which nothing is computed, not counting gaps between kernels of one operator. On
+    cuda a copy other than from the host is no such interval; in early records it is."""
     collectives: tuple[tuple[str, str, Finite, Finite], ...]
     """(communicator, operation, start, end) in the order of issue; start is when this rank issued it."""
     norms: tuple[Count, ...] = ()

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from like_paper_factory import paper_curve, paper_study, whole_study
+from like_paper_factory import beyond_one_host, paper_curve, paper_study, whole_study
 from results_factory import rich_study
 from vitscale.analysis import analyse
 from vitscale.report.like.series import Series, all_series, names
@@ -32,35 +32,7 @@ def test_curves_are_placed_by_their_hosts() -> None:
 
 
 def test_a_curve_that_grows_out_of_one_host_is_two_series() -> None:
-    curve, trials, runs = paper_curve({1: [0.8], 2: [0.8], 4: [0.8]})
-    out = [
-        trial.model_copy(update={"world": trial.world.model_copy(update={"nodes": 2, "ranks_per_node": 2})})
-        if trial.world.size == 4
-        else trial
-        for trial in trials
-    ]
-    identities = {old.identity(): new for old, new in zip(trials, out, strict=True)}
-    curve = curve.model_copy(
-        update={
-            "points": tuple(
-                point.model_copy(update={"trial_id": identities[point.trial_id].identity()}) for point in curve.points
-            )
-        }
-    )
-    runs = [
-        run.model_copy(
-            update={
-                "header": run.header.model_copy(
-                    update={
-                        "trial": identities[run.header.trial_id],
-                        "trial_id": identities[run.header.trial_id].identity(),
-                    }
-                )
-            }
-        )
-        for run in runs
-    ]
-    found = series(paper_study((curve, out, runs)))
+    found = series(paper_study(beyond_one_host(paper_curve({1: [0.8], 2: [0.8], 4: [0.8]}), 2)))
     assert [(one.hosts, [member.gpus for member in one.members]) for one in found] == [
         ("one host", [1, 2]),
         ("several like hosts", [1, 2, 4]),

@@ -14,17 +14,17 @@ from typer.testing import CliRunner
 
 from browser import drawn
 from explained_factory import batch_study
-from like_paper_factory import paper_curve, paper_study
+from like_paper_factory import beyond_one_host, paper_curve, paper_study
 from results_factory import write_results
 from vitscale.analysis import analyse
 from vitscale.cli import app
 from vitscale.errors import RequestError
 from vitscale.prediction.network.links import Link, Network
 from vitscale.report import like
-from vitscale.report.like.doublings import transfer_of
+from vitscale.report.like.doublings import doublings, transfer_of
 from vitscale.report.like.outputs import draw_one
 from vitscale.store.records import CheckpointLine, Collective, TrafficLine
-from vitscale.store.results import Results
+from vitscale.store.results import Results, Run
 from vitscale.trial.trial import World
 
 THESIS = like.study_named("thesis")
@@ -135,6 +135,43 @@ def test_an_assumed_network_proves_nothing(link: Network | None) -> None:
     found = gains(sending(study({1: 1.0, 2: 1.5}), 10_000_000), link)[2]
     assert (found["transfers"], found["transfer_seconds"], found["left_by_transfers"]) == (None, None, None)
     assert "what transfers would leave is unknown" in found["text"]
+
+
+def test_allocations_that_differ_are_the_observations_of_steps_as_of_epochs() -> None:
+    """Three allocations 3 % apart, with three runs each that hardly differ: nine runs would leave no doubt.
+
+    Steps of 0.97, 1 and 1.03 s and a transfer of 6 MB at 75 MB/s = 0.08 s, against 1.13 times those steps: 1.13 / 1.08,
+    2.776 x sqrt((0.03^2 + (0.03 / 1.08)^2) / 3) = 6.55 % either way.
+    """
+    factors = [of_all * (1 + 0.002 * run) for of_all in (0.97, 1.0, 1.03) for run in (-1, 0, 1)]
+    curve, trials, runs = paper_curve({2: factors, 4: [1.13 * own for own in factors]}, dataset="ade20k", micro_batch=8)
+
+    def allocated(run: Run) -> Run:
+        ranks = []
+        for rank in run.ranks:
+            assert rank.start is not None
+            environment = rank.start.environment.model_copy(update={"allocation": f"slurm {run.header.repeat // 3}"})
+            ranks.append(rank.model_copy(update={"start": rank.start.model_copy(update={"environment": environment})}))
+        return run.model_copy(update={"ranks": tuple(ranks)})
+
+    material = of(sending(paper_study((curve, trials, [*map(allocated, runs)])), 1_000_000), network(75e6))
+    (doubling,) = doublings(material.series, material.network)
+    assert doubling.test.beyond is not None
+    assert doubling.test.beyond.ends == pytest.approx((1.13 / 1.08 / 1.0677, 1.13 / 1.08 * 1.0677), rel=1e-3)
+    assert doubling.test.transfers == "not decided"
+
+
+def test_a_curve_that_goes_on_over_several_hosts_is_told_once() -> None:
+    cells = {1: [1.0, 1.01, 0.99], 2: [1.0, 1.01, 0.99], 4: [2.0, 2.02, 1.98], 8: [2.0, 2.02, 1.98]}
+    material = of(paper_study(beyond_one_host(paper_curve(cells, dataset="ade20k", micro_batch=8), 4)))
+    assert [len(series.members) for series in material.series] == [3, 4]
+    told = [(doubling.name, doubling.gpus) for doubling in doublings(material.series, None)]
+    assert told == [("one host", 1), ("one host", 2), ("several hosts", 4)]
+    overall, *_ = like.findings(THESIS, material)
+    assert "confirmed in 1, refuted in 1, not decided in 0" in overall
+    for table in THESIS.tables(material):
+        (group,) = table.groups
+        assert (group.label, [str(row[0]) for row in group.rows]) == ("ADE20K, micro-batch 8", ["1", "2", "4", "8"])
 
 
 def test_counts_that_are_no_doubling_test_nothing() -> None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -91,7 +91,8 @@ class Breakdown:
     straggler: Straggler | None
     """None: nobody is waited for in most steps, or this is unknown."""
     by_run: tuple[Breakdown | None, ...] = ()
-    """Breakdown of each run, in the order of `TrialResult.runs`; None for a run without explained steps."""
+    """Breakdown of each run, in the order of `TrialResult.runs`, all with the same ranks; None for a run without
+    explained steps, or without those of these ranks."""
     clusters: Clusters = None
     """The runs of each observation."""
     typical_rank: int | None = None
@@ -194,7 +195,14 @@ def breakdown(run: Run, steady_from: int = 0) -> Breakdown | None:
 def combined(
     by_run: Sequence[Breakdown | None], clusters: Clusters = None, typical_rank: int | None = None
 ) -> Breakdown | None:
-    """The mean over the explained observations of one trial; None where none was explained."""
+    """The mean over the explained observations of one trial; None where none was explained.
+
+    Args:
+        by_run: breakdown of each run; their ranks may differ (`_of_same_ranks`).
+        clusters: the runs of each observation.
+        typical_rank: number of the typical rank, where it is fixed.
+    """
+    by_run = _of_same_ranks(by_run)
     explained = [run for run in by_run if run is not None]
     if not explained:
         return None
@@ -217,6 +225,28 @@ def combined(
         typical_rank=typical_rank,
         attached_overhead=statistics.median(attached) if attached else None,
     )
+
+
+def _of_same_ranks(by_run: Sequence[Breakdown | None]) -> Sequence[Breakdown | None]:
+    """The same runs with the ranks that all of them explained, so that their means are of the same ranks.
+
+    A script without a Probe may leave usable traces of other ranks in each run. Where no rank is in all runs, those
+    without the rank that most runs have are None.
+    """
+    numbers = [{rank.rank for rank in run.ranks} for run in by_run if run is not None]
+    if all(own == numbers[0] for own in numbers):
+        return by_run
+    most = max(sorted(set.union(*numbers)), key=lambda rank: sum(rank in own for own in numbers))
+    common = set.intersection(*(own for own in numbers if most in own))
+
+    def alike(run: Breakdown | None) -> Breakdown | None:
+        ranks = tuple(rank for rank in run.ranks if rank.rank in common) if run is not None else ()
+        if run is None or len(ranks) < len(common):
+            return None
+        straggler = run.straggler if run.straggler is not None and run.straggler.rank in common else None
+        return replace(run, ranks=ranks, straggler=straggler)
+
+    return [alike(run) for run in by_run]
 
 
 def _parts(line: ExplainedLine, exposure: RankExposure) -> RankParts:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from vitscale.analysis import TrialResult
 from vitscale.analysis.claims import AccuracyDifference, accuracy_difference
-from vitscale.analysis.learning.convergence import linear_between
+from vitscale.analysis.learning.convergence import linear_between, seed_of
 from vitscale.analysis.statistics import NOT_AMONG_ALL, corrected
 from vitscale.present.data import attributes
 from vitscale.report.like.curves import gpus_text
@@ -46,14 +46,24 @@ def accuracy_claim(material: Material) -> Tested:
 
 def accuracy_tests(series: Sequence[Series]) -> tuple[list[AccuracyTest], list[AccuracyTest]]:
     """Tests of strong scaling against the fewest GPUs, and at one global batch; Holm's correction is for all tests."""
-    fewest, equal = _against_fewest(series), _at_equal_batch(series)
+    fewest, equal = _once(_against_fewest(series)), _once(_at_equal_batch(series))
     tests = [*fewest, *equal]
     results = corrected([test.result for test in tests], [test.trials for test in tests])
     tests = [replace(test, result=result) for test, result in zip(tests, results, strict=True)]
     return tests[: len(fewest)], tests[len(fewest) :]
 
 
-def _against_fewest(series: Sequence[Series]) -> list[AccuracyTest]:
+def _once(tests: Sequence[AccuracyTest | None]) -> list[AccuracyTest]:
+    """The tests that could be made, each pair of trials once: a curve that goes on over several hosts is two series,
+    which share what was measured in one."""
+    of_pair: dict[tuple[str, str], AccuracyTest] = {}
+    for test in tests:
+        if test is not None:
+            of_pair.setdefault(test.trials, test)
+    return list(of_pair.values())
+
+
+def _against_fewest(series: Sequence[Series]) -> list[AccuracyTest | None]:
     """For each strong series 4 and 8 GPUs, or the most there are, against the fewest."""
     strong = [curve for curve in series if curve.mode == "strong-micro" and len(curve.members) > 1]
     tests = []
@@ -61,10 +71,10 @@ def _against_fewest(series: Sequence[Series]) -> list[AccuracyTest]:
         base, later = curve.members[0], curve.members[1:]
         for member in [member for member in later if member.gpus in _ASKED] or later[-1:]:
             tests.append(_test(name, base, member))
-    return [test for test in tests if test is not None]
+    return tests
 
 
-def _at_equal_batch(series: Sequence[Series]) -> list[AccuracyTest]:
+def _at_equal_batch(series: Sequence[Series]) -> list[AccuracyTest | None]:
     """Strong series that differ only in micro-batch: more GPUs against fewer wherever the global batch is the same."""
     tests = []
     for name, some in apart_in_micro_batch([curve for curve in series if curve.mode == "strong-micro"]):
@@ -73,7 +83,7 @@ def _at_equal_batch(series: Sequence[Series]) -> list[AccuracyTest]:
                 fewer, more = sorted(pair, key=lambda member: member.gpus)
                 if fewer.trial.trial.global_batch == more.trial.trial.global_batch:
                     tests.append(_test(name, fewer, more))
-    return [test for test in tests if test is not None]
+    return tests
 
 
 def _test(name: str, base: Member, member: Member) -> AccuracyTest | None:
@@ -124,7 +134,7 @@ def _sentences(tests: Sequence[AccuracyTest], equal: Sequence[AccuracyTest]) -> 
         lines.append(
             f"{name}: {kind} accuracy against {gpus_text(first.base_gpus)} (global batch {first.batches[0]:,}) after "
             f"{first.samples.images:,} images each: {'; '.join(accuracy_words(test) for test in some)}"
-            + (". With one run on a side, how far another seed would move it is not known." if single else ".")
+            + (". With one seed on a side, how far another would move it is not known." if single else ".")
         )
     for test in equal:
         lines.append(
@@ -141,7 +151,7 @@ def accuracy_words(test: AccuracyTest) -> str:
     if result.difference.low is not None and result.difference.high is not None:
         bounds = f"95 % interval {_points(result.difference.low)} to {_points(result.difference.high)})"
         if result.verdict.startswith("too few runs"):
-            return f"{head}; {bounds}, too few runs to tell"
+            return f"{head}; {bounds}, too few seeds to tell"
         if result.verdict == NOT_AMONG_ALL:
             return f"{head}; {bounds}, no difference shown among all comparisons (p = {result.p_adjusted:.2g} for all)"
         if result.verdict == "no difference shown":
@@ -149,10 +159,10 @@ def accuracy_words(test: AccuracyTest) -> str:
             return f"{head}; {bounds}, no difference shown: one of {largest:.1f} points cannot be excluded"
         return f"{head}; {bounds}, {result.verdict}"
     if result.counting_error is None:
-        return f"{head}; counted from an unknown number of images), too few runs to tell"
+        return f"{head}; counted from an unknown number of images), too few seeds to tell"
     beyond = "more" if result.verdict == "too few runs: beyond counting error" else "no more"
     counting = f"{beyond} than counting errors explain (+/- {100 * result.counting_error:.1f})"
-    return f"{head}), {counting}; too few runs to tell"
+    return f"{head}), {counting}; too few seeds to tell"
 
 
 def _overall(tests: Sequence[AccuracyTest], corrected_for: int) -> str:
@@ -162,13 +172,13 @@ def _overall(tests: Sequence[AccuracyTest], corrected_for: int) -> str:
     few = sum(verdict.startswith("too few runs") for verdict in told)
     compared = f"{len(tests)} comparison{'s' if len(tests) != 1 else ''} with fewer GPUs after equal images"
     counts = [f"lower in {lower}, higher in {higher}, no difference shown in {len(tests) - lower - higher - few}"]
-    counts += [f"too few runs to tell in {few}"] if few else []
+    counts += [f"too few seeds to tell in {few}"] if few else []
     beyond = told.count("too few runs: beyond counting error")
     counts[-1] += f" (of which {beyond} differ by more than counting errors explain)" if beyond else ""
     if lower + higher:
         meaning = "equal accuracy is not what these runs show"
     elif few == len(tests):
-        meaning = "whether accuracy is equal takes 3 runs or more on each side"
+        meaning = "whether accuracy is equal takes runs of 3 seeds or more on each side"
     else:
         meaning = "no difference is shown, which is not that there is none"
     among = f" (after Holm's correction for {corrected_for} pairs)" if corrected_for > 1 else ""
@@ -198,7 +208,7 @@ Split = Literal["held-out", "train"]
 
 @dataclass(frozen=True)
 class EqualSamples:
-    """Accuracies of the runs of two trials after the same number of images."""
+    """Accuracies of two trials after the same number of images, one for each seed."""
 
     split: Split
     images: int
@@ -222,8 +232,17 @@ def equal_samples(reference: Sequence[Run], other: Sequence[Run]) -> EqualSample
         values = [[linear_between(course, images) for course in side] for side in courses]
         known = [tuple(value for value in side if value is not None) for side in values]
         if all(len(some) == len(side) for some, side in zip(known, values, strict=True)):
-            return EqualSamples(split, images, known[0], known[1])
+            return EqualSamples(split, images, _of_seeds(reference, known[0]), _of_seeds(other, known[1]))
     return None
+
+
+def _of_seeds(runs: Sequence[Run], accuracies: Sequence[float]) -> tuple[float, ...]:
+    """Mean accuracy of each seed. An import does not tell its seeds: each of its runs is taken to have its own."""
+    of_seed: dict[int | str, list[float]] = {}
+    for index, (run, accuracy) in enumerate(zip(runs, accuracies, strict=True)):
+        seed = seed_of(run) if run.header.imported is None else f"run {index}"
+        of_seed.setdefault(seed, []).append(accuracy)
+    return tuple(math.fsum(same) / len(same) for same in of_seed.values())
 
 
 def _course(run: Run, split: Split) -> list[tuple[int, float]]:

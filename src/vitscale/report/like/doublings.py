@@ -71,17 +71,20 @@ class SeriesDoubling:
 
 
 def doublings(series: Sequence[Series], network: Network | None) -> list[SeriesDoubling]:
-    """Every doubling that strong-micro series measured on like hardware, with Holm's correction for all of them."""
+    """Every doubling that strong-micro series measured on like hardware, with Holm's correction for all of them.
+
+    A curve that goes on over several hosts is two series, which share what was measured in one: that counts once.
+    """
     strong = [curve for curve in series if curve.mode == "strong-micro"]
-    tests = []
+    tests: dict[tuple[str, str], SeriesDoubling] = {}
     for curve, name in zip(strong, names(strong), strict=True):
         members = {member.gpus: member.trial for member in curve.members if member.trial.comparable_costs}
         for gpus, fewer in members.items():
             more = members.get(2 * gpus)
-            if more is not None and not fewer.unlike(more):
-                tests.append(_doubling(name, gpus, fewer, more, network))
-    gains = corrected([test.test.gain for test in tests], [test.trials for test in tests])
-    return [replace(test, test=replace(test.test, gain=gain)) for test, gain in zip(tests, gains, strict=True)]
+            if more is not None and (fewer.trial_id, more.trial_id) not in tests and not fewer.unlike(more):
+                tests[fewer.trial_id, more.trial_id] = _doubling(name, gpus, fewer, more, network)
+    gains = corrected([test.test.gain for test in tests.values()], list(tests))
+    return [replace(test, test=replace(test.test, gain=gain)) for test, gain in zip(tests.values(), gains, strict=True)]
 
 
 def transfer_of(trial: TrialResult, network: Network | None) -> Transfer | None:
@@ -180,7 +183,7 @@ def _doubling(name: str, gpus: int, fewer: TrialResult, more: TrialResult, netwo
         (fewer.trial_id, more.trial_id),
         doubling_test(
             (fewer.comparable_costs, more.comparable_costs),
-            (_steps(fewer), _steps(more)),
+            (fewer.observed_steps, more.observed_steps),
             transfer.seconds if transfer else None,
             looked,
         ),
@@ -188,11 +191,6 @@ def _doubling(name: str, gpus: int, fewer: TrialResult, more: TrialResult, netwo
         transfer,
         min(len(fewer.runs), len(more.runs)),
     )
-
-
-def _steps(trial: TrialResult) -> list[float]:
-    """Seconds of each run's whole step."""
-    return [run.step_seconds for run in trial.runs if run.step_seconds is not None]
 
 
 def _row(doubling: SeriesDoubling, gain: Estimate) -> Row:

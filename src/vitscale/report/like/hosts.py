@@ -71,16 +71,16 @@ def hosts_sentence(test: HostsTest) -> str:
     whole, margin = test.ratio, f"{100 * test.margin:.0f} %"
     head = f"over several hosts an epoch takes {_share(whole.value - 1)} against one host ({counts}"
     if whole.low is None or whole.high is None:
-        return f"{head}, one run each): too few to tell; one ratio has no interval."
+        return f"{head}, one run on a side): too few to tell; one ratio has no interval."
     bounds = f"95 % interval {_share(whole.low - 1)} to {_share(whole.high - 1)}"
     scatter = f"; from count to count it scatters by {100 * test.scatter:.1f} %" if test.scatter is not None else ""
     limit = f"a difference of {100 * (test.cannot_exclude or 0.0):.1f} % cannot be excluded"
     verdict = {
         "too few to tell": f"too few to tell; {limit}",
-        "equivalent": f"no difference shown, and one beyond {margin} is excluded (p = {_p(test)}); {limit}",
+        "equivalent": f"no difference shown, and one beyond {margin} is excluded{_p(test)}; {limit}",
         "no difference shown": f"no difference shown, which is not that there is none: {limit}",
         "different": f"there is a difference; one beyond {margin} is not excluded",
-        "different, but within the margin": f"there is a difference, and it is within {margin} (p = {_p(test)})",
+        "different, but within the margin": f"there is a difference, and it is within {margin}{_p(test)}",
     }[test.verdict]
     return f"{head}; {bounds}{scatter}): {verdict}."
 
@@ -163,5 +163,7 @@ def _share(value: float) -> str:
 
 
 def _p(test: HostsTest) -> str:
-    value = test.p_equivalence or 0.0
-    return f"{value:.3f}" if value >= 0.001 else "below 0.001"
+    """ " (p = 0.002)"; nothing where no equivalence was tested."""
+    if test.p_equivalence is None:
+        return ""
+    return f" (p = {test.p_equivalence:.3f})" if test.p_equivalence >= 0.001 else " (p = below 0.001)"

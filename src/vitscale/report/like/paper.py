@@ -71,7 +71,8 @@ PAPER = PublishedStudy(
             "Is accuracy at 4 and 8 GPUs that of one?",
             "After equally many images. The micro-batch per GPU is fixed, so that the global batch grows with the "
             "GPUs: fewer, larger steps over the same images. Where two series reach one global batch with unlike "
-            "numbers of GPUs, that comparison stands last: it tells the GPUs from the batch.",
+            "numbers of GPUs, that comparison stands last: it tells the GPUs from the batch. Runs of one seed count "
+            "once.",
             accuracy_claim,
             "Not tested: no strong-scaling curve of these results has an accuracy on two GPU counts. Train for an "
             "epoch or more (train.epochs) on 1, 4 and 8 GPUs.",

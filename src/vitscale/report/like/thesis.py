@@ -106,7 +106,10 @@ def _table(
 
 
 def _strong(material: Material) -> list[Series]:
-    return [series for series in material.series if series.mode == "strong-micro"]
+    """One series for each strong-micro curve: of one that goes on over several hosts, that with all its members."""
+    strong = [series for series in material.series if series.mode == "strong-micro"]
+    widest = {id(series.curve): series for series in sorted(strong, key=lambda series: len(series.members))}
+    return [series for series in strong if widest[id(series.curve)] is series]
 
 
 def _training_cells(member: Member) -> tuple[Cell, ...]:

@@ -85,6 +85,7 @@ def test_what_is_dropped_out_differs_between_ranks_but_not_between_those_with_th
         drawn.append(torch.rand(4))
         raise Reached
 
+    log: Any = SimpleNamespace(write=lambda _: None)
     trial = make_trial("fsdp2", 4).model_copy(update={"parallel": ParallelSpec.model_validate(split)})
     header = steady_run(trial, 0.1).header
     dataset = SimpleNamespace(summary=SimpleNamespace(fingerprint=header.dataset_fingerprint, sizes_vary=False))
@@ -97,7 +98,7 @@ def test_what_is_dropped_out_differs_between_ranks_but_not_between_those_with_th
     monkeypatch.setattr("vitscale.worker.session.engines.build", build)
     for rank in range(4):
         with pytest.raises(Reached):
-            session.train(header, RankInfo(rank, 4, rank, None), SimpleNamespace(write=lambda _: None), 0.0)
+            session.train(header, RankInfo(rank, 4, rank, None), log, 0.0)
     for seed, own in zip(seeds, drawn, strict=True):
         assert torch.equal(own, torch.rand(4, generator=torch.Generator().manual_seed(trial.train.seed + seed)))
 

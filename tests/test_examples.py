@@ -113,8 +113,11 @@ def own_models(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
 
 
 @pytest.mark.parametrize("name", ["hsvit", "sparse_vit"])
-def test_stages_of_an_own_model_are_its_forward(own_models: Callable[[str], Any], name: str) -> None:
-    """Cut for two and three ranks into stages with all of its parameters, each once, that give the same logits."""
+def test_stages_of_an_own_model_are_its_forward(
+    own_models: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Cut for two and three ranks into stages with all of its parameters and blocks, each once, that give the same
+    logits."""
     torch.manual_seed(0)
     spec = ModelSpec(factory=f"{name}:tiny", image_size=16, num_classes=10)
     model = models.build(spec)
@@ -138,6 +141,11 @@ def test_stages_of_an_own_model_are_its_forward(own_models: Callable[[str], Any]
             hidden = stage(hidden)
             assert hidden.shape[1:] == shape
         assert torch.equal(hidden, model(images))
+        blocks = list[torch.nn.Module]()
+        for rank in range(ranks):
+            monkeypatch.setattr("vitscale.engines.stages.dist.get_rank", lambda rank=rank: rank)
+            blocks += plan.blocks_of(model, trial)
+        assert blocks == [module for module in model.modules() if type(module).__name__ == "Block"]
         widths |= set(handed_on)
     assert len(widths) > 1 if name == "hsvit" else len(widths) == 1
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from vitscale.engines import build as build_engine
 from vitscale.engines.base import blocks_of, with_options
+from vitscale.engines.stages import stage_plan
 from vitscale.errors import RequestError
 from vitscale.models import build
 from vitscale.trial.model_spec import ModelSpec, resolve
@@ -104,18 +106,78 @@ def test_compiling_is_asked_of_each_block_after_its_checkpointing(monkeypatch: p
     assert seen == ["method"] * 3
 
 
-@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
-def test_of_other_ranks_stages_nothing_stays_until_python_looks_for_garbage(engine: str) -> None:
-    """Blocks whose activations are computed again refer to themselves. torch's fake backend stands for the other rank;
-    a first model brings in what is imported on the way."""
-    spec = resolve(ModelSpec(name="vit-ti16", image_size=32, patch_size=8, layers=4), 10)
-    trial = Trial(
+class Ordered(nn.Module):
+    """A stem whose first parameter is frozen, norms of two classes, each inside a module of one class, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 8, stride=8), nn.Flatten())
+        self.stem.get_parameter("0.weight").requires_grad_(False)
+        self.levels = nn.ModuleList([nn.ModuleDict({"norm": norm(128)}) for norm in (nn.LayerNorm, nn.RMSNorm)])
+        self.head = nn.Linear(128, 10)
+        self.in_order = ["stem", "levels.0.norm", "levels.1.norm", "head"]
+
+
+def in_two_stages(spec: ModelSpec, engine: str = "ddp", **changes: Any) -> Trial:
+    return Trial(
         model=spec, data=DataSpec(name="synthetic", samples=8),
-        train=train(activation_checkpointing=True, grad_accum=2).model_copy(update={"engine": engine}),
+        train=train(grad_accum=2, **changes).model_copy(update={"engine": engine}),
         parallel=ParallelSpec(pipeline=2), world=World(ranks_per_node=2, threads_per_rank=1),
         window=WindowSpec(steps=1, warmup_steps=0, evaluate=False), launcher="torchrun",
     )  # fmt: skip
+
+
+OWN = ModelSpec(factory="own:build", image_size=32, num_classes=10)
+
+
+@pytest.fixture
+def first_of_two() -> Iterator[None]:
+    """This process is rank 0; torch's fake backend stands for the other rank."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    dist.destroy_process_group()
+
+
+def test_stages_that_leave_out_a_parameter_are_refused_by_its_name() -> None:
+    model = Ordered()
+    assert stage_plan(model, in_two_stages(OWN)) is not None
+    model.positions = nn.Parameter(torch.zeros(128))
+    with pytest.raises(RequestError, match="in_order of 'own:build' leaves out the parameter 'positions'"):
+        stage_plan(model, in_two_stages(OWN))
+
+
+@pytest.mark.usefixtures("first_of_two")
+@pytest.mark.parametrize("option", ["activation_checkpointing", "compile"])
+def test_an_option_of_blocks_is_refused_where_stages_have_none(option: str) -> None:
+    """`tests/test_examples.py` has blocks that stages run apart from the list they are in."""
+    options: dict[str, Any] = {option: True}
+    model, trial = Ordered(), in_two_stages(OWN, **options)
+    plan = stage_plan(model, trial)
+    assert plan is not None
+    with pytest.raises(RequestError, match=f"train.{option} works block by block, and in_order of 'own:build' takes"):
+        plan.blocks_of(model, trial)
+    assert plan.blocks_of(model, in_two_stages(OWN)) == []
+
+
+@pytest.mark.usefixtures("first_of_two")
+def test_a_stage_whose_first_parameter_is_frozen_tells_of_the_states_of_all() -> None:
+    engine = build_engine(Ordered(), in_two_stages(OWN), torch.device("cpu"))
+    assert next(engine.module.parameters()).requires_grad is False
+    whole = engine.whole_tensors()
+    for states in (False, True):
+        assert {whole.has_state(name, "exp_avg") for name in whole.trained} == {states}
+        for parameter in engine.module.parameters():
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+        engine.optimizer.step()
+
+
+@pytest.mark.usefixtures("first_of_two")
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+def test_of_other_ranks_stages_nothing_stays_until_python_looks_for_garbage(engine: str) -> None:
+    """Blocks whose activations are computed again refer to themselves. A first model brings in what is imported on the
+    way."""
+    spec = resolve(ModelSpec(name="vit-ti16", image_size=32, patch_size=8, layers=4), 10)
+    trial = in_two_stages(spec, engine, activation_checkpointing=True)
     try:
         build_engine(build(spec), trial, torch.device("cpu"))
         gc.collect()
@@ -128,4 +190,3 @@ def test_of_other_ranks_stages_nothing_stays_until_python_looks_for_garbage(engi
         assert sum(p.numel() for p in built.module.parameters()) > 0
     finally:
         gc.enable()
-        dist.destroy_process_group()

@@ -12,6 +12,7 @@ import torch
 from vitscale.engines.swin_split import _Rows
 from vitscale.errors import RequestError
 from vitscale.models import build, logits_of
+from vitscale.trial.model_cost import parameters
 from vitscale.trial.model_counts import SwinShape, rows_of_ranks
 from vitscale.trial.model_spec import ModelSpec, resolve
 
@@ -34,6 +35,16 @@ def test_a_named_swin_trains_and_the_seed_decides_its_weights() -> None:
     # What is dropped out would differ from rank to rank.
     assert models[0].training
     assert torch.equal(logits_of(models[0](images)), logits_of(models[0](images)))
+
+
+@pytest.mark.parametrize("stages", [1, 5, 8])
+def test_any_number_of_stages_is_built_and_counted(stages: int) -> None:
+    """Of eight, the last has one token of 128 x 128."""
+    spec = resolve(TINY.model_copy(update={"depths": (1,) * stages, "image_size": 128, "patch_size": 1}), 10)
+    spec = spec.model_copy(update={"hidden_size": 2, "heads": 1})
+    with torch.device("meta"):
+        model = build(spec)
+    assert sum(p.numel() for p in model.parameters()) == parameters(spec)
 
 
 def test_rows_of_sequence_ranks_become_whole_rows_of_the_last_map() -> None:

@@ -152,6 +152,58 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
         build(resolve(VIT.model_copy(update={"weights": source}), 7))
 
 
+TINY: dict[str, Any] = {
+    "image_size": 64, "patch_size": 16, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "intermediate_size": 128,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "lacking"),
+    [
+        ("ViT", {"num_hidden_layers": 1}, "no vit.layers.1.attention.q_proj.weight there"),
+        ("ViT", {"num_hidden_layers": 3}, "no vit.layers.2.attention.q_proj.weight here"),
+        ("Dinov2", {"mlp_ratio": 4}, "no vit.layers.0.attention.q_proj.weight there"),
+        ("Beit", {}, "no vit.embeddings.position_embeddings there"),
+    ],
+)
+def test_weights_of_another_depth_or_architecture_are_refused(
+    tmp_path: Path, kind: str, config: dict[str, Any], lacking: str
+) -> None:
+    """All that they have in common is of the same shape."""
+    own = getattr(transformers, f"{kind}Config")(**TINY | config)
+    source = saved(getattr(transformers, f"{kind}ForImageClassification")(own), tmp_path / "other")
+    with pytest.raises(RequestError, match=f"are of another model: there is {lacking}"):
+        build(resolve(VIT.model_copy(update={"weights": source, "layers": 2}), 7))
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [((1, 1, 2, 1), (1, 1, 1, 1)), ((1, 1, 1, 1), (1, 1, 2, 1))])
+def test_weights_of_a_swin_of_other_depths_are_refused(
+    tmp_path: Path, ours: tuple[int, ...], theirs: tuple[int, ...]
+) -> None:
+    source = swin(tmp_path, depths=theirs)
+    where = "there" if sum(ours) > sum(theirs) else "here"
+    with pytest.raises(RequestError, match=rf"there is no \w+.encoder.layers.2.blocks.1.* {where}"):
+        build(resolve(SWIN.model_copy(update={"weights": source, "depths": ours}), 7))
+
+
+def test_what_else_a_pretrained_model_has_does_not_matter(tmp_path: Path) -> None:
+    """A decoder of blocks; another tower of them; no norm behind the blocks, where ours has one."""
+    small = {"decoder_hidden_size": 16, "decoder_num_attention_heads": 2, "decoder_intermediate_size": 32}
+    masked = transformers.ViTMAEForPreTraining(transformers.ViTMAEConfig(**TINY, **small, decoder_num_hidden_layers=1))
+    source = saved(masked, tmp_path / "mae")
+    model = build(resolve(VIT.model_copy(update={"weights": source, "layers": 2}), 7))
+    assert alike(model, source, transformers.ViTMAEForPreTraining, "vit.", "vit.")
+    text = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    for kind, config, body in (
+        ("CLIPModel", transformers.CLIPConfig(text_config=text | {"vocab_size": 99}, vision_config=TINY), "vision_"),
+        ("BeitForMaskedImageModeling", transformers.BeitConfig(**TINY), "beit.layers."),
+    ):
+        source = saved(getattr(transformers, kind)(config), tmp_path / kind)
+        spec = resolve(ModelSpec(hf=source, weights=source, image_size=64), 7)
+        assert alike(build(spec), source, getattr(transformers, kind), body, body)
+
+
 def test_what_may_run_code_is_not_read(tmp_path: Path) -> None:
     """A pickle where safetensors should be, by the plan and by the rank alike."""
     source = Path(swin(tmp_path))

@@ -18,7 +18,7 @@ from image_files import blocks, cache, write_scene
 from vitscale import sources
 from vitscale.errors import RequestError
 from vitscale.sources.base import OUTSIDE
-from vitscale.sources.pictures import within
+from vitscale.sources.pictures import decode_labels, within
 from vitscale.trial.trial import DataSpec
 
 __all__ = ["cache"]
@@ -133,14 +133,25 @@ def test_two_pictures_of_one_name_are_refused(root: Path) -> None:
     assert sources.check(spec(root)).train_samples == 4
 
 
-def claiming(side: int) -> bytes:
-    """A PNG of a few bytes that says it is `side` pixels wide and high."""
+def grey_png(side: int, bits: int = 8, rows: bytes = b"") -> bytes:
+    """A PNG that says it is `side` pixels wide and high, with whatever `rows` it has."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
-    header = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"") + chunk(b"IEND", b"")
+    header = struct.pack(">IIBBBBB", side, side, bits, 0, 0, 0, 0)
+    content = zlib.compress(rows) if rows else b""
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", content) + chunk(b"IEND", b"")
+
+
+def test_grey_of_other_bits_is_refused() -> None:
+    """Labels 1 and 2 in two pixels each way: of 4 bits Pillow makes 17 and 34 of them, of 2 bits 85 and 170."""
+    assert decode_labels(grey_png(2, 8, b"\0\1\2" * 2)).tolist() == [[1, 2]] * 2
+    for image in (
+        grey_png(2, 4, b"\0\x12" * 2), grey_png(2, 2, b"\0\x60" * 2), b"P5 2 2 3\n\1\2\1\2",
+    ):  # fmt: skip
+        with pytest.raises(RequestError, match="one channel of 8 or 16 bits, and this is grey of fewer bits"):
+            decode_labels(image)
 
 
 def break_all(root: Path) -> dict[str, str]:
@@ -159,7 +170,7 @@ def break_all(root: Path) -> dict[str, str]:
     cut.write_bytes(cut.read_bytes()[:-200])
     Image.new("RGB", (9, 8)).save(scene("coloured")[1])
     Image.fromarray(np.full((8, 9), 1000, np.uint16)).save(scene("wide")[1])
-    scene("bomb")[1].write_bytes(claiming(12_000))
+    scene("bomb")[1].write_bytes(grey_png(12_000))
     both = scene("both")
     both[0].write_bytes(b"")
     both[1].write_text("hello")

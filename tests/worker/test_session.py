@@ -9,11 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from forks import prepared_here
 from results_factory import make_trial, steady_run
 from vitscale.store.records import PhaseLine
+from vitscale.trial.parallel import ParallelSpec
 from vitscale.worker import session
 from vitscale.worker.rank_process import RankInfo
 
@@ -69,6 +71,36 @@ def test_what_the_host_is_asked_is_part_of_start_up_and_only_rank_0_starts_progr
     phases = {line.name: line.seconds for line in lines if isinstance(line, PhaseLine)}
     assert phases == {"imports": 2.0, "data": 1.0, "model": 0.5, "engine": 7.0 + GIT_SECONDS * len(programs)}
     assert sum(phases.values()) == seconds[0], "between two phases something was done that stands in neither"
+
+
+@pytest.mark.parametrize(("split", "seeds"), [({}, [0, 1, 2, 3]), ({"tensor": 2}, [0, 0, 1, 1]),
+                                              ({"tensor": 2, "sequence": 2}, [0, 0, 1, 1])])  # fmt: skip
+def test_what_is_dropped_out_differs_between_ranks_but_not_between_those_with_the_same_activations(
+    split: dict[str, int], seeds: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks of a sequence group have other tokens of the same images."""
+    drawn: list[Tensor] = []
+
+    def build(*_: Any) -> Any:
+        drawn.append(torch.rand(4))
+        raise Reached
+
+    log: Any = SimpleNamespace(write=lambda _: None)
+    trial = make_trial("fsdp2", 4).model_copy(update={"parallel": ParallelSpec.model_validate(split)})
+    header = steady_run(trial, 0.1).header
+    dataset = SimpleNamespace(summary=SimpleNamespace(fingerprint=header.dataset_fingerprint, sizes_vary=False))
+    monkeypatch.setattr("vitscale.worker.session.gc.freeze", lambda: None)
+    for name in ("_set_thread_pools", "keep_freed_memory", "preload"):
+        monkeypatch.setattr(session, name, lambda *_: None)
+    monkeypatch.setattr("vitscale.worker.session.sources.load", lambda _: dataset)
+    monkeypatch.setattr("vitscale.worker.session.models.build", lambda _: nn.Linear(2, 2))
+    monkeypatch.setattr("vitscale.worker.session.group.join", lambda *_, **__: "gloo")
+    monkeypatch.setattr("vitscale.worker.session.engines.build", build)
+    for rank in range(4):
+        with pytest.raises(Reached):
+            session.train(header, RankInfo(rank, 4, rank, None), log, 0.0)
+    for seed, own in zip(seeds, drawn, strict=True):
+        assert torch.equal(own, torch.rand(4, generator=torch.Generator().manual_seed(trial.train.seed + seed)))
 
 
 STEPS_OF_64_MIB = """

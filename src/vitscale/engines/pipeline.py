@@ -223,6 +223,8 @@ class _WholeTensors(TorchTensors):
         self.parameters = stages.of_model | self._own
         self.buffers = stages.buffers_of_model | self._own_buffers
         self.trained = [name for name, parameter in self.parameters.items() if parameter.requires_grad]
+        # No optimizer is made without any.
+        self._first_trained = next(name for name in self.trained if name in self._own)
 
     @override
     def weight(self, name: str) -> Tensor:
@@ -235,8 +237,9 @@ class _WholeTensors(TorchTensors):
 
     @override
     def has_state(self, name: str, key: str) -> bool:
-        """Whether there is state; for another rank's parameter as for this rank's first: a step updates all stages."""
-        return super().has_state(name if name in self._own else next(iter(self._own)), key)
+        """Whether there is state; for another rank's parameter as for the first that this rank trains: a step updates
+        all stages."""
+        return super().has_state(name if name in self._own else self._first_trained, key)
 
     @override
     def state(self, name: str, key: str) -> Tensor:

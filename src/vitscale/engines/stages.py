@@ -51,10 +51,23 @@ class StagePlan:
 
         No block of another stage may refer to itself, as one with activation checkpointing does: it would stay, with
         its weights, until Python collects garbage.
+
+        Raises:
+            RequestError: an option works block by block, and the stages have no blocks.
         """
         own = self.parts[trial.layout.coordinates(dist.get_rank()).pipeline :: trial.parallel.pipeline]
         here = {module for name in chain(*own) for module in model.get_submodule(name).modules()}
         blocks = [model.get_submodule(name) for name in self.blocks] or blocks_of(model)
+        parts = [model.get_submodule(name) for name in chain(*self.parts)]
+        if not {*blocks} <= {module for part in parts for module in part.modules()}:
+            blocks = _repeated(parts)
+            if not blocks and (trial.train.activation_checkpointing or trial.train.compile):
+                option = "activation_checkpointing" if trial.train.activation_checkpointing else "compile"
+                raise RequestError(
+                    f"train.{option} works block by block, and in_order of {shown(trial.model.factory)} takes its "
+                    "blocks apart into modules of which no two are of one class",
+                    next_step=f"Name whole blocks in in_order, or leave {option} out",
+                )
         return [block for block in blocks if block in here]
 
 
@@ -64,7 +77,8 @@ def stage_plan(model: nn.Module, trial: Trial) -> StagePlan | None:
     They are cut so that the largest has as few FLOPs as possible.
 
     Raises:
-        RequestError: the model does not list the modules of its forward (`in_order`), or lists too few.
+        RequestError: the model does not list the modules of its forward (`in_order`), lists too few, or leaves out
+            a parameter.
     """
     layout, stages, dtype = trial.layout, trial.parallel.stages, weight_dtype(trial.train)
     if layout.pipeline == 1:
@@ -96,6 +110,13 @@ def stage_plan(model: nn.Module, trial: Trial) -> StagePlan | None:
         parts = _parts(trial, first, units, last)
         return StagePlan(parts, shapes, dtype, swin_through, tuple(chain(*units)), resizes=bool(heads))
     order = list(offered(model, "in_order", trial))
+    within = tuple(f"{part}." for part in order)
+    if left_out := next((name for name, _ in model.named_parameters() if not name.startswith(within)), None):
+        raise RequestError(
+            f"parallel.pipeline = {layout.pipeline}: in_order of {shown(trial.model.factory)} leaves out the parameter "
+            f"{shown(left_out)}, and stages without it would be another model",
+            next_step="Move it into a module that in_order names (docs/parallelism.md), or leave parallel.pipeline out",
+        )
     if len(order) < stages:
         what = f"parallel.pipeline = {layout.pipeline} makes {stages} stages, and {shown(trial.model.factory)} offers "
         raise RequestError(f"{what}{len(order)} modules in_order", valid=[f"1 to {len(order)} stages"])
@@ -103,6 +124,19 @@ def stage_plan(model: nn.Module, trial: Trial) -> StagePlan | None:
     ends = balanced(tuple(flops), stages)
     handed_on = tuple((given[end - 1],) for end in ends[:-1])
     return StagePlan(tuple(tuple(order[begin:end]) for begin, end in pairwise((0, *ends))), lambda *_: handed_on, dtype)
+
+
+def _repeated(parts: Sequence[nn.Module]) -> list[nn.Module]:
+    """The modules of the class that holds the most parameters, of those of which there are two or more.
+
+    A `Sequential` stands for the modules in it.
+    """
+    of_class: dict[type[nn.Module], list[nn.Module]] = {}
+    for part in parts:
+        for module in part if isinstance(part, nn.Sequential) else (part,):
+            of_class.setdefault(type(module), []).append(module)
+    repeated = [modules for modules in of_class.values() if len(modules) > 1]
+    return max(repeated, key=lambda modules: sum(p.numel() for m in modules for p in m.parameters()), default=[])
 
 
 def _parts(

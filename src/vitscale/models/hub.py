@@ -191,7 +191,8 @@ def load_weights(model: nn.Module, source: str) -> None:
     of another size are sampled at the distances that they were learnt for.
 
     Raises:
-        RequestError: it cannot be read, has nothing in common, or has another shape where both should be alike.
+        RequestError: it cannot be read, has nothing in common, or has another shape where both should be alike; or one
+            of them lacks parameters of the other's blocks, or of what precedes them.
     """
     pretrained = _pretrained(source)
     prefix = str(getattr(pretrained, "base_model_prefix", ""))
@@ -212,6 +213,8 @@ def load_weights(model: nn.Module, source: str) -> None:
                 taken += not name.startswith(_HEADS)
             elif not name.startswith(_HEADS):
                 unlike.append(f"{name} is {list(other.shape)} there and {list(own.shape)} here")
+    if taken:
+        unlike += _unmatched(model, pretrained, prefix)
     if unlike or not taken:
         what = "; ".join(unlike[:3]) or "none of its tensors has the name of one of the model's"
         what = f"model.weights {shown(source)} are of another model: {what}"
@@ -241,6 +244,32 @@ def _pretrained(source: str) -> Any:
 def _core(name: str, prefix: str) -> str:
     first, _, rest = name.partition(".")
     return rest if first in (*_BODIES, prefix) else name
+
+
+def _unmatched(model: nn.Module, pretrained: nn.Module, prefix: str) -> list[str]:
+    """The parameters that one of two bodies has and the other lacks, in words.
+
+    What follows the last block may be missing there: norms, poolers and pyramids come with some heads only. Of the
+    pretrained model only such lists of blocks count as the model has too, for it may have a decoder (ViT-MAE) or
+    another tower (CLIP).
+    """
+    own, theirs = ({name: _core(name, prefix) for name, _ in of.named_parameters()} for of in (model, pretrained))
+    body = [name for name in own if name.partition(".")[0] in (*_BODIES, prefix)] or list(own)
+    body = [name for name in body if not name.startswith(_HEADS)]
+    lists = {_block_list(own[name]) for name in body} - {None}
+    blocks = lists & {_block_list(core) for core in theirs.values()} or lists
+    while body and _block_list(own[body[-1]]) not in blocks:
+        body.pop()
+    there, here = ({_core(name, prefix) for name in of.state_dict()} for of in (pretrained, model))
+    return [f"there is no {name} there" for name in body if own[name] not in there] + [
+        f"there is no {name} here" for name, core in theirs.items() if _block_list(core) in blocks and core not in here
+    ]
+
+
+def _block_list(name: str) -> str | None:
+    """The list that a parameter's block lies in, the outermost one: "encoder.layers" of "encoder.layers.0.weight"."""
+    steps = name.split(".")
+    return next((".".join(steps[:at]) for at, step in enumerate(steps) if step.isdecimal()), None)
 
 
 def interpolated(positions: Tensor, length: int) -> Tensor:

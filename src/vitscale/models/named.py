@@ -233,6 +233,7 @@ def swin_configuration(spec: ModelSpec, **fields: Any) -> Any:
         depths=spec.depths,
         num_heads=tuple(spec.heads << stage for stage in range(len(spec.depths))),
         window_size=spec.window_size,
+        pretrained_window_sizes=(0,) * len(spec.depths),  # the default is for four stages
         drop_path_rate=0.0,
         **fields,
     )

@@ -99,8 +99,12 @@ def decode_labels(content: Content, name: str = "") -> NDArray[np.uint8]:
     """
     name = _name(name, content)
     with _stored(content) as stored, _opened(stored, name) as image:
-        if image.mode not in ("L", "P", "I;16", "I;16B"):
-            raise BrokenImage(name, f"labels are one channel of 8 or 16 bits, and this is {image.mode}")
+        # Pillow spreads grey of fewer bits over all of 0 to 255: a PNG's 1 of 4 bits becomes 17.
+        tiles = getattr(image, "tile", ())
+        fewer_bits = image.mode == "L" and any(codec == "ppm" or ";" in str(mode) for codec, *_, mode in tiles)
+        if image.mode not in ("L", "P", "I;16", "I;16B") or fewer_bits:
+            kind = "grey of fewer bits" if fewer_bits else image.mode
+            raise BrokenImage(name, f"labels are one channel of 8 or 16 bits, and this is {kind}")
         labels = np.array(image)
     if (most := int(labels.max())) > np.iinfo(np.uint8).max:
         raise BrokenImage(name, f"it has the label {most:,}, and labels are numbers from 0 to 255")

@@ -63,7 +63,7 @@ class ModelSpec(Spec):
     auxiliary_weight: Annotated[float | None, Fact(since=7)] = Field(default=None, ge=0.0, le=100.0)
     """Weight of the auxiliary head's loss in segmentation; 0 removes the head. Null: 0.4, or the configuration's."""
     weights: Annotated[str | None, Fact(since=7)] = None
-    """Folder or hub name of a pretrained model; its weights are taken wherever names and shapes agree."""
+    """Folder or hub name of a pretrained model of the same body; heads of other classes do not take its weights."""
 
     parameter_count: Annotated[int | None, Fact(since=8)] = Field(default=None, ge=1, le=10**14)
     """Parameters of an imported log's model of which nothing else is known."""

@@ -76,8 +76,9 @@ def train(
     whole = dataset.summary.sizes_vary and trial.data.evaluation == "whole" and trial.window.evaluate
     if whole and trial.model.name is None:
         models.refuse_other_sizes(model, trial.model)
-    # From here on each rank draws its own numbers: what a model drops out differs between ranks.
-    torch.manual_seed(seed + own.rank)
+    # From here on ranks draw their own numbers: what a model drops out differs between them. But the ranks of a tensor
+    # group, which are neighbours, have the same activations, and whole weights that must stay alike.
+    torch.manual_seed(seed + own.rank // trial.parallel.tensor)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     laps.end("model")
 

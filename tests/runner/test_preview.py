@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -226,6 +227,17 @@ def test_what_will_not_fit_is_marked_and_in_no_sum_when_skipped(tmp_path: Path, 
     content = {one["trial"]: one for one in plan_fields(found, marked)["trials"]}
     assert (content[large]["fits"], content[small]["fits"]) == (False, True)
     assert content[large]["oom_chance"] > 0.5
+
+
+def test_on_cpu_only_this_machine_s_memory_is_known(tmp_path: Path) -> None:
+    """[node] describes another machine, and does not say how much memory it has."""
+    own = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    here = planned(tmp_path, {"scaling": {"gpus": [1]}})
+    assert [fit.capacity_bytes for fit in memory_fits(here).values()] == [own]
+    elsewhere = planned(tmp_path, {"scaling": {"gpus": [1]}, "node": {"cores": 64, "fast_bf16": False}})
+    for given in (None, 10**15):
+        (fit,) = memory_fits(elsewhere, given).values()
+        assert (fit.capacity_bytes, fit.oom_chance) == ((None, None) if given is None else (given, 0.0))
 
 
 def test_the_largest_image_that_fits_is_told_with_and_without_checkpointing(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from rich import filesize
 
 from vitscale.analysis.scaling import trial_name
 from vitscale.errors import RequestError
-from vitscale.prediction.memory.forecast import forecast, forecast_bytes, unavailable
+from vitscale.machine.hardware import this_machine
+from vitscale.prediction.memory.forecast import forecast, forecast_bytes, oom_chance, unavailable
 from vitscale.present import units
 from vitscale.present.data import estimate_fields
 from vitscale.present.estimate import Estimate
@@ -139,8 +140,6 @@ def _fit(trial: Trial, capacity: int | None) -> MemoryFit:
         return MemoryFit(forecast, capacity, None)
     if 2 * forecast + _ROOM_FOR_ALL_ELSE < capacity:
         return MemoryFit(forecast, capacity, 0.0)
-    from vitscale.prediction.memory.forecast import oom_chance
-
     return MemoryFit(forecast, capacity, float(oom_chance(forecast, capacity, trial.train.device)))
 
 
@@ -151,8 +150,8 @@ def _capacity(plan: Plan, trial: Trial) -> int | None:
         except RequestError:
             return None
         return min(known, default=None)
-    if not isinstance(plan.scheduler, Local):
-        return None
+    if not isinstance(plan.scheduler, Local) or plan.scheduler.machine() != this_machine():
+        return None  # of hosts elsewhere, and of a machine that [node] describes, the memory is not known
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // trial.world.ranks_per_node
 
 

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitscale.errors import StoreError, shown
-from vitscale.present import units
 from vitscale.present.document import Bullets, Document, Paragraph
-from vitscale.present.units import counted, percent, seconds
+from vitscale.present.units import counted, listed, percent, seconds
 from vitscale.processes import launch_file
 from vitscale.runner.progress import describe
 from vitscale.store import RunIndex, folder_of, read_study
@@ -298,7 +297,7 @@ def view_document(view: StudyView, results: Path) -> Document:
 
 
 def _running(run: RunningRun) -> str:
-    where = f" on {units.listed(run.hosts)}" if run.hosts else ""
+    where = f" on {listed(run.hosts)}" if run.hosts else ""
     parts = [f"{run.trial}, repeat {run.repeat + 1}{where}: "]
     if run.step is None:
         parts.append("starting")

@@ -16,7 +16,6 @@ from vitscale.prediction.memory.forecast import forecast, forecast_bytes, oom_ch
 from vitscale.present import units
 from vitscale.present.data import estimate_fields
 from vitscale.present.estimate import Estimate
-from vitscale.present.units import UNKNOWN, number
 from vitscale.runner.expectation import ROUGHLY, Expectations, Expected
 from vitscale.runner.planning import Plan
 from vitscale.schedulers.base import Local
@@ -178,7 +177,7 @@ class PlanEstimate:
         if any(each.unfit or each.unsure for each in self.fits.values()):
             known = fit is not None and fit.oom_chance is not None
             cells["fits"] = (
-                UNKNOWN if fit is None or not known else "no" if fit.unfit else "maybe" if fit.unsure else "yes"
+                units.UNKNOWN if fit is None or not known else "no" if fit.unfit else "maybe" if fit.unsure else "yes"
             )
         if self.expected is None or all(each.seconds is None for each in self.expected.by_trial.values()):
             return cells
@@ -186,10 +185,10 @@ class PlanEstimate:
         about = "~" if own.known_by == ROUGHLY else ""
         price = self.expected.price_per_gpu_hour
         hours = None if own.seconds is None else own.seconds.value * trial.world.size / 3600
-        cells["time"] = UNKNOWN if own.seconds is None else about + units.seconds(own.seconds.value)
-        cells["GPU-h"] = UNKNOWN if hours is None else about + number(hours)
+        cells["time"] = units.UNKNOWN if own.seconds is None else about + units.seconds(own.seconds.value)
+        cells["GPU-h"] = units.UNKNOWN if hours is None else about + units.number(hours)
         if price is not None:
-            cells["cost"] = UNKNOWN if hours is None else about + units.money(hours * price)
+            cells["cost"] = units.UNKNOWN if hours is None else about + units.money(hours * price)
         return cells
 
     def lines(self, plan: Plan) -> list[str]:
@@ -248,7 +247,7 @@ class PlanEstimate:
         cost = "" if price is None else f", cost {_between(hours.times(price), units.money)}"
         line = (
             f"expected: {units.counted(runs, 'run')} one after another {_between(seconds, units.seconds)}, "
-            f"{_between(hours, number)} GPU-hours{cost}; {self.expected.origin} ({self._known_by()})"
+            f"{_between(hours, units.number)} GPU-hours{cost}; {self.expected.origin} ({self._known_by()})"
         )
         left = [task for task in plan.tasks if (task.trial_id, task.repeat) not in self.done]
         skipped = sum(task.trial_id in self.skipped for task in left)

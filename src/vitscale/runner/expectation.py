@@ -60,17 +60,18 @@ class Expectations:
     ) -> tuple[Estimate, int, Estimate] | None:
         """(seconds of all runs one after another, number of runs, GPU-hours); None where no run's time is known.
 
-        Trials `without` and runs (trial, repeat) that are `done` are left out.
+        The runs are those that are certain (`Plan.certain_runs`). Trials `without` and runs (trial, repeat) that are
+        `done` are left out.
 
         The intervals' ends are added up too, as if all runs were slow or fast together.
         """
         seconds, hours, runs = [0.0] * 3, [0.0] * 3, 0
-        for task in plan.tasks:
-            own = self.by_trial[task.trial_id].seconds
-            if own is None or task.trial_id in without or (task.trial_id, task.repeat) in done:
+        for run in plan.certain_runs:
+            own = self.by_trial[run[0]].seconds
+            if own is None or run[0] in without or run in done:
                 continue
             runs += 1
-            ranks = plan.record.trials[task.trial_id].world.size
+            ranks = plan.record.trials[run[0]].world.size
             for n, end in enumerate((own.value, *own.ends)):
                 seconds[n] += end
                 hours[n] += ranks * end / 3600

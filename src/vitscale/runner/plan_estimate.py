@@ -167,7 +167,7 @@ class PlanEstimate:
     skipped: frozenset[str] = frozenset()
     """Trials that will not be run; no sum includes them."""
     done: frozenset[tuple[str, int]] = frozenset()
-    """Runs, as (trial, repeat), that already have an outcome; no sum includes them."""
+    """Runs, as (trial, repeat), that will not be done (`todo.done_before`); no sum includes them."""
 
     def cells(self, trial_id: str, trial: Trial) -> dict[str, str]:
         """One trial's cells, by column; only columns in which some trial has a value."""
@@ -238,7 +238,8 @@ class PlanEstimate:
             return []
         whole = self.expected.total(plan, self.skipped, self.done)
         reasons = [own.reason for own in self.expected.by_trial.values() if own.seconds is None]
-        if whole is None and len(self.done) == len(plan.tasks):
+        left = [trial_id for trial_id, repeat in plan.certain_runs if (trial_id, repeat) not in self.done]
+        if whole is None and not left:
             return []
         if whole is None:
             return [f"expected time: unavailable: {reasons[0]}"] if reasons else []
@@ -249,16 +250,24 @@ class PlanEstimate:
             f"expected: {units.counted(runs, 'run')} one after another {_between(seconds, units.seconds)}, "
             f"{_between(hours, units.number)} GPU-hours{cost}; {self.expected.origin} ({self._known_by()})"
         )
-        left = [task for task in plan.tasks if (task.trial_id, task.repeat) not in self.done]
-        skipped = sum(task.trial_id in self.skipped for task in left)
+        skipped = sum(trial_id in self.skipped for trial_id in left)
         unknown = len(left) - runs - skipped
+        fewest = plan.fewest_repeats
+        beyond = f"not in it: runs beyond {fewest} a trial, which measure.target_ci may add"
         launchers = sorted({own.without_start_up for own in self._own()} - {""})
         return [
             line,
             *([f"not in it: start-up under {' and '.join(launchers)}, where none was measured"] if launchers else []),
             *([f"not in it: {skipped} runs that are skipped"] if skipped else []),
+            *([beyond] if self.most_added(plan, fewest) else []),
             *([f"not in it: {unknown} runs, unavailable: {reasons[0]}"] if unknown and reasons else []),
         ]
+
+    def most_added(self, plan: Plan, repeats: int) -> int:
+        """Most runs that `measure.target_ci` may add to the first `repeats` of each trial."""
+        trials = plan.record.trials.keys() - self.skipped
+        rounds = range(repeats, plan.record.max_repeats or 0)
+        return sum((trial_id, repeat) not in self.done for trial_id in trials for repeat in rounds)
 
     def _known_by(self) -> str:
         labels = [own.known_by for own in self._own() if own.seconds is not None]

@@ -309,13 +309,14 @@ def overridden(words: Sequence[str]) -> dict[str, Any]:
         if not (equals and section):
             raise RequestError(f"{shown(word)} is no KEY=VALUE", next_step="Write train.micro_batch=16")
         value = _value_of(text.strip(), field)
+        if field != "name" and (not key or section not in (*SECTIONS, "sweep")):
+            raise _unknown_override(field, key or section)
+        given = sections if field == "name" else sections.setdefault(section, {})
+        if (key or field) in given:
+            raise RequestError(f"{field} is given twice on the command line", next_step="Give it once")
         if field == "name":
             sections["name"] = value
             continue
-        if not key or section not in (*SECTIONS, "sweep"):
-            raise _unknown_override(field, key or section)
-        if key in sections.setdefault(section, {}):
-            raise RequestError(f"{field} is given twice on the command line", next_step="Give it once")
         if section == "sweep" and not isinstance(value, list):
             raise RequestError(
                 f"{field}={text.strip()} sweeps one value", next_step=f"""Give a list: '{field}=["a", "b"]'"""

@@ -84,8 +84,11 @@ class StudyFile:
     @property
     def modes(self) -> tuple[Mode, ...]:
         """The batch policies the study holds, in its order."""
-        swept = [choice["scaling.mode"] for each in self._choices() for choice in each if "scaling.mode" in choice]
-        return tuple(mode for mode in swept if mode in get_args(Mode)) if swept else (self.study.scaling.mode,)
+        own = self.study.scaling.mode
+        varied = (each for each in self._choices() if any("scaling.mode" in choice for choice in each))
+        # A table without a mode leaves the study's.
+        swept = [choice.get("scaling.mode", own) for choice in next(varied, [])] or [own]
+        return tuple(dict.fromkeys(mode for mode in swept if mode in get_args(Mode)))
 
     @property
     def swept_fields(self) -> frozenset[str]:

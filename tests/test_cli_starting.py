@@ -128,6 +128,20 @@ def test_a_first_study_is_planned_with_its_schema_beside_it(call: Call, tmp_path
     assert ((tmp_path / "study.toml").read_text(), (tmp_path / "study.schema.json").read_text()) == (before, "mine")
 
 
+@pytest.mark.parametrize("arguments", [(), ("--hostfile", "hosts")])
+def test_a_study_in_another_folder_finds_the_hostfile_of_this_one(
+    call: Call, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    (tmp_path / "hosts").write_text("localhost slots=1\n")
+    (tmp_path / "studies").mkdir()
+    for output, written in (("studies/study.toml", str(tmp_path / "hosts")), ("study.toml", "hosts")):
+        code, said, error = call("init", "-o", output, *arguments)
+        assert (code, error) == (0, "")
+        assert said.startswith("Found the 1 host of hosts; ")
+        assert tomllib.loads((tmp_path / output).read_text())["launch"]["hostfile"] == written
+        assert call("plan", output)[0] == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -65,7 +65,7 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
 @pytest.mark.ranks
 def test_both_ranks_measure_everything(checked: tuple[Path, dict[str, Any], str]) -> None:
     _, told, said = checked
-    assert said == "Checking 2 ranks; this takes a minute or more.\n"
+    assert said == "Checking 2 ranks; this takes some seconds.\n"
     check = told["check"]
     assert [rank["rank"] for rank in check["ranks"]] == [0, 1]
     for rank in check["ranks"]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from check_factory import checked, record, request, sweep, trial
+from vitscale.preflight import running
 from vitscale.preflight.fit import points
 from vitscale.preflight.judging import judged
-from vitscale.preflight.running import exchanges
-from vitscale.store.checks import CheckRecord, SplitGroup
+from vitscale.preflight.running import CheckTarget, check_target, exchanges, run_check
+from vitscale.store.checks import CheckRecord, HostAnswer, SplitGroup
 from vitscale.trial.parallel import ParallelSpec
 from vitscale.trial.trial import World
 
@@ -123,3 +125,37 @@ def test_ranks_that_make_no_groups_are_told() -> None:
     wanted = request(3, trial=shared(tensor=2))
     whole = record(*(checked(rank, 3) for rank in range(3)), request=wanted)
     assert kinds(whole) == ["groups-unchecked"]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "groups", "said"),
+    [
+        (2, (), ["groups-unchecked"]),
+        (3, ((0, 1),), ["group-across-hosts"]),
+    ],
+)
+def test_hosts_that_are_left_out_take_their_groups_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosts: int, groups: tuple[tuple[int, ...], ...], said: list[str]
+) -> None:
+    """One of the hosts does not answer: the ranks of the others make groups of their own, or none."""
+    names = [f"host{n}" for n in range(hosts)]
+    (tmp_path / "hosts").write_text("".join(f"{name} slots=1\n" for name in names))
+    target = check_target(None, {"launch": {"hostfile": str(tmp_path / "hosts")}})
+    own = shared(tensor=2)
+    target = CheckTarget(target.study, target.scheduler, target.hosts, target.nodes, own)
+    world = World(nodes=hosts, ranks_per_node=1, threads_per_rank=1)
+    wanted = request(world=world, trial=own, exchanges=exchanges(own, hosts))
+    answers = [
+        HostAnswer(name=name, address=None, seconds=0.1 if name != names[-1] else None, reason="it is off")
+        for name in names
+    ]
+    ranks = tuple(checked(n, hosts - 1, host=names[n]) for n in range(hosts - 1))
+    monkeypatch.setattr(running, "ask", lambda *_: answers)
+    monkeypatch.setattr(running, "_measure", lambda *_: running._End("ended"))
+    monkeypatch.setattr("vitscale.store.checks.read_checked_ranks", lambda *_: ranks)
+    monkeypatch.setattr("vitscale.sources.prepare", lambda *_: None)
+
+    whole, _ = run_check(target, wanted, tmp_path / "results", lambda _: None)
+
+    assert whole.request.split_groups("tensor") == groups
+    assert kinds(whole) == said

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,7 @@ from check_factory import checked, facts, record
 from study_factory import EIGHT_CORES, summary, write_study
 from vitscale.preflight import pace_warnings
 from vitscale.runner import Plan, plan
-from vitscale.store.checks import CheckRecord, check_folder, write_check
+from vitscale.store.checks import CheckRecord, HostAnswer, check_folder, write_check
 
 
 @pytest.fixture
@@ -34,6 +35,33 @@ def test_a_slow_rank_of_the_last_check_is_told_before_the_study(planned: Plan, t
 def test_a_check_of_other_hosts_says_nothing_of_these(planned: Plan, tmp_path: Path) -> None:
     write_check(check_folder(tmp_path / "results"), on("elsewhere"))
     assert pace_warnings(planned, tmp_path / "results") == []
+
+
+def test_where_slurm_will_choose_the_hosts_nothing_is_known_of_them(tmp_path: Path, planned: Plan) -> None:
+    """The check is of the login node, which does not train."""
+    write_check(check_folder(tmp_path / "results"), on("node0"))
+    changes: dict[str, dict[str, Any]] = {
+        "launch": {"scheduler": "slurm", "launcher": "srun"},
+        "node": {"cores": 8, "fast_bf16": False},
+    }
+    submitted = plan(write_study(tmp_path, changes), None, lambda _: summary())
+    assert pace_warnings(submitted, tmp_path / "results") == []
+    assert pace_warnings(planned, tmp_path / "results") != []
+
+
+def test_a_check_is_known_by_the_names_of_the_hostfile(tmp_path: Path, planned: Plan) -> None:
+    """Ranks call themselves node0, and the file names an address. Of hosts that did not answer a check says nothing."""
+    whole = on("node0")
+    del planned
+    (tmp_path / "hosts").write_text("192.0.2.1 slots=2\n")
+    listed = plan(write_study(tmp_path, {"launch": {"hostfile": "hosts"}}), EIGHT_CORES, lambda _: summary())
+    for seconds, told in ((None, 0), (0.1, 1)):
+        answers = (
+            HostAnswer(name="192.0.2.1", address="192.0.2.1", seconds=seconds),
+            HostAnswer(name="192.0.2.2", address="192.0.2.2", seconds=None),
+        )
+        write_check(check_folder(tmp_path / "results"), whole.model_copy(update={"hosts": answers}))
+        assert len(pace_warnings(listed, tmp_path / "results")) == told
 
 
 def test_without_a_check_or_with_ranks_alike_nothing_is_told(planned: Plan, tmp_path: Path) -> None:

@@ -94,10 +94,14 @@ def test_it_writes_a_page_and_markdown(base: Path, tmp_path: Path) -> None:
     other = results(tmp_path, "other", 1.2)
     for name in ("c.md", "c.html"):
         answer = CliRunner().invoke(cli.app, ["compare", str(base), str(other), "-o", str(tmp_path / name)])
-        assert answer.exit_code == 0
+        assert (answer.exit_code, answer.stdout, answer.stderr) == (0, f"{tmp_path / name}\n", "")
         text = (tmp_path / name).read_text().replace("\N{NO-BREAK SPACE}", " ")
         assert "2 trials held against base: 2 slower" in text
         assert "1.20" in text
+    page = tmp_path / "again.html"
+    answer = CliRunner().invoke(cli.app, ["compare", str(base), str(other), "-o", str(page), "--json"])
+    assert (json.loads(answer.stdout)["vitscale"], answer.stderr) == ("compare", f"{page}\n")
+    assert page.is_file()
 
 
 @pytest.mark.parametrize(

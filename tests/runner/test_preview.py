@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from check_factory import checked, record, request
 from results_factory import make_curve, make_results, make_trial, steady_run, write_results
 from study_factory import EIGHT_CORES, write_study
 from vitscale.errors import StoreError
@@ -14,6 +17,8 @@ from vitscale.runner import Plan, expectation, plan
 from vitscale.runner.expectation import Expectations, expectations
 from vitscale.runner.plan_estimate import PlanEstimate, memory_fits, unfit
 from vitscale.runner.preview import _batch, plan_document, plan_fields
+from vitscale.store.checks import HostAnswer, check_folder, write_check
+from vitscale.store.records import MatmulLine
 from vitscale.trial.model_spec import resolve
 from vitscale.trial.trial import Trial
 
@@ -169,18 +174,9 @@ def test_a_folder_without_results_is_an_error_where_it_was_named(tmp_path: Path)
 
 
 def test_a_check_gives_the_order_of_magnitude(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Matmul:
-        flops_per_second = 1e9
-
-    class Rank:
-        matmul = Matmul()
-
-    class Check:
-        ranks = (Rank(), Rank())
-        started_unix_seconds = 1_700_000_000.0
-
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(expectation, "latest", lambda *_: Check())
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    store_check("fp32", "cpu", 1e9, day=14)
     found = planned(tmp_path)
     expected: Expectations = expectations(found, None)
 
@@ -199,6 +195,73 @@ def test_a_check_gives_the_order_of_magnitude(tmp_path: Path, monkeypatch: pytes
         "start-up and transfers left out" in plan_fields(found, PlanEstimate(expected=expected))["expected"]["origin"]
     )
     assert "~" in text
+
+
+def store_check(dtype: str, device: str, flops_per_second: float, *, day: int, asked: str = "") -> None:
+    """Among the user's own, of this machine. `asked`: of a host that was asked for by this name."""
+    seconds = 1_700_000_000.0 + 86_400 * (day - 14)
+    line = MatmulLine(dtype=dtype, size=4096, flops_per_second=flops_per_second)
+    whole = record(
+        *(checked(rank, host="node1" if asked else socket.gethostname(), matmul=line) for rank in range(2)),
+        id=f"202311{day}T221320-abcdef",
+        started_unix_seconds=seconds,
+        request=request(device=device, precision="bf16" if dtype == "bf16" else "fp32"),
+        hosts=(HostAnswer(name=asked, address=None, seconds=0.1),) if asked else (),
+    )
+    write_check(check_folder(None), whole)
+
+
+def test_a_check_tells_nothing_of_another_device_or_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest one is of a GPU in bf16: trials on the CPU take the one before, and bf16 there has none."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    sweep = {"scaling": {"gpus": [1]}, "train": LIKE_THE_RESULTS["train"] | {"precision": None}}
+    found = planned(tmp_path, sweep | {"sweep": {"train.precision": ["fp32", "bf16"]}})
+    store_check("bf16", "cuda", 4e14, day=16)
+    assert {own.seconds for own in expectations(found, None).by_trial.values()} == {None}
+
+    store_check("fp32", "cpu", 1e9, day=15)
+    store_check("fp32", "cpu", 1e12, day=14)
+    expected = expectations(found, None)
+    by_precision = {trial.train.precision: expected.by_trial[name] for name, trial in found.record.trials.items()}
+    assert by_precision["bf16"].seconds is None
+    assert by_precision["bf16"].reason.endswith(
+        "no stored `vitscale check` of its hosts on its device and in its precision"
+    )
+    assert expected.origin.endswith("of vitscale check, 2023-11-15, start-up and transfers left out")
+    at_a_gigaflop = by_precision["fp32"].seconds
+    assert at_a_gigaflop is not None
+
+    store_check("bf16", "cpu", 2e9, day=17)
+    expected = expectations(found, None)
+    by_precision = {trial.train.precision: expected.by_trial[name] for name, trial in found.record.trials.items()}
+    assert by_precision["fp32"].seconds == at_a_gigaflop
+    twice_as_fast = by_precision["bf16"].seconds
+    assert twice_as_fast is not None
+    assert twice_as_fast.value == pytest.approx(at_a_gigaflop.value / 2)
+    assert "of vitscale check, 2023-11-15 and 2023-11-17, start-up" in expected.origin
+
+
+def test_tf32_is_how_a_gpu_multiplies_fp32() -> None:
+    line = MatmulLine(dtype="tf32", size=4096, flops_per_second=1e13)
+    whole = record(checked(matmul=line), checked(1, matmul=None), request=request(device="cuda"))
+    assert expectation._rates(whole, "cuda", "fp32") == [1e13]
+    assert expectation._rates(whole, "cuda", "bf16") == expectation._rates(whole, "cpu", "fp32") == []
+
+
+def test_a_check_over_a_hostfile_is_known_again_by_the_names_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ranks call themselves node1."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    store_check("fp32", "cpu", 1e9, day=14, asked="192.0.2.1")
+    known = []
+    for name in ("192.0.2.1", "node1", "192.0.2.2"):
+        (tmp_path / "hosts").write_text(f"{name} slots=1\n")
+        found = planned(tmp_path, {"scaling": {"gpus": [1]}, "launch": {"hostfile": "hosts"}})
+        known += [own.seconds is not None for own in expectations(found, None).by_trial.values()]
+    assert known == [True, True, False]
 
 
 def test_what_will_not_fit_is_marked_and_in_no_sum_when_skipped(tmp_path: Path, results: Path) -> None:
@@ -226,6 +289,17 @@ def test_what_will_not_fit_is_marked_and_in_no_sum_when_skipped(tmp_path: Path, 
     content = {one["trial"]: one for one in plan_fields(found, marked)["trials"]}
     assert (content[large]["fits"], content[small]["fits"]) == (False, True)
     assert content[large]["oom_chance"] > 0.5
+
+
+def test_on_cpu_only_this_machine_s_memory_is_known(tmp_path: Path) -> None:
+    """[node] describes another machine, and does not say how much memory it has."""
+    own = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    here = planned(tmp_path, {"scaling": {"gpus": [1]}})
+    assert [fit.capacity_bytes for fit in memory_fits(here).values()] == [own]
+    elsewhere = planned(tmp_path, {"scaling": {"gpus": [1]}, "node": {"cores": 64, "fast_bf16": False}})
+    for given in (None, 10**15):
+        (fit,) = memory_fits(elsewhere, given).values()
+        assert (fit.capacity_bytes, fit.oom_chance) == ((None, None) if given is None else (given, 0.0))
 
 
 def test_the_largest_image_that_fits_is_told_with_and_without_checkpointing(tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ import io
 import os
 import re
 import shutil
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,12 +21,16 @@ from study_factory import EIGHT_CORES, write_study
 from vitscale import analysis, launchers, store
 from vitscale.errors import StoreError
 from vitscale.present.document import Finding, Paragraph
-from vitscale.runner import Options, Plan, Report, driver, plan
+from vitscale.present.estimate import Estimate
+from vitscale.runner import Options, Plan, Report, done_before, driver, plan
 from vitscale.runner import run as drive
 from vitscale.runner.batch_jobs import submit_outstanding
 from vitscale.runner.driver import Interrupted
+from vitscale.runner.expectation import Expectations, Expected
+from vitscale.runner.live import study_view, view_document
 from vitscale.runner.one_run import Task, unstarted
-from vitscale.runner.preview import plan_document, plan_fields
+from vitscale.runner.plan_estimate import PlanEstimate
+from vitscale.runner.preview import command_list, plan_document, plan_fields
 from vitscale.runner.todo import AddedRuns, GpuHours
 from vitscale.schedulers import Hostfile
 from vitscale.schedulers.slurm_cluster import SlurmCluster
@@ -280,6 +286,60 @@ def test_the_plan_says_what_may_be_added(make: Make) -> None:
     )
     content = plan_fields(study.plan)
     assert (content["runs"], content["most_runs"], content["target_ci"]) == (6, 18, 0.5)
+
+
+def test_a_plan_expects_the_runs_that_are_always_added(make: Make) -> None:
+    """Six a trial, if none fails: three that decide, and three more."""
+    study = make(AT_ONCE, AT_ONCE)
+    first, second = study.trials
+    expected = Expectations(dict.fromkeys(study.trials, Expected(Estimate(60.0, 30.0, 120.0), "measured")))
+
+    def told(done: Collection[tuple[str, int]], *skipped: str) -> tuple[int, list[str]]:
+        """(runs whose time is expected, what is not in it)."""
+        estimate = PlanEstimate(expected=expected, skipped=frozenset(skipped), done=frozenset(done))
+        content = plan_fields(study.plan, estimate)["expected"]
+        assert content is None or content["seconds"] == 60.0 * content["runs"]
+        without = [line for line in estimate.lines(study.plan) if line.startswith("not in it: ")]
+        return 0 if content is None else content["runs"], without
+
+    beyond = "not in it: runs beyond 6 a trial, which measure.target_ci may add"
+    four_of_first = [(first, repeat) for repeat in range(4)]
+    assert told([]) == (12, [beyond])
+    assert told(four_of_first) == (8, [beyond])
+    assert told(four_of_first, second) == (2, ["not in it: 6 runs that are skipped", beyond])
+    assert study.run().done_now == 12
+    assert told(done_before(study.plan, study.results)) == (0, [])
+
+
+def test_runs_that_may_be_added_are_not_denied(make: Make) -> None:
+    """Ctrl-C after the runs that every trial has; then one trial's target is reached, and of another a run fails."""
+    study = make(AT_ONCE, NEVER, FAILING)
+    within = "until each epoch time is known within 50 % (measure.target_ci)"
+
+    def told(most: int) -> None:
+        """By plan, by run --dry-run and by watch."""
+        heading = plan_document(study.plan, PlanEstimate(done=done_before(study.plan, study.results))).blocks[0]
+        assert isinstance(heading, Paragraph)
+        more = f", and up to {most} more {within}" if most else ""
+        assert heading.text == f"example: 3 trials, 0 of 9 runs to do{more}"
+        listed = command_list(study.plan, study.results)
+        nothing = "# Nothing to do: every run of this study has its outcome.\n"
+        assert listed == (f"# Up to {most} more runs may be added {within}.\n" if most else nothing)
+        view = study_view(study.results, time.time() + 3600)
+        assert (view.driver, view.may_be_added) == ("gone" if most else "none left to do", most)
+        shown = view_document(view, study.results).blocks[0]
+        assert isinstance(shown, Paragraph)
+        more = f"; up to {most} more runs may be added (measure.target_ci)" if most else ""
+        assert shown.text == f"example: 9 of 9 runs done (1 failed){more}"
+
+    assert command_list(study.plan, study.results).endswith(f"# Up to 18 more runs may be added {within}.\n")
+    study.launcher.started.clear()  # commands that are listed count there too
+    for interrupted_at, most in ((9, 12), (16, 2), (None, 0)):
+        study.launcher.interrupt_at = interrupted_at
+        with nullcontext() if interrupted_at is None else pytest.raises(Interrupted):
+            study.run()
+        told(most)
+    assert study.runs == [6, 9, 3]
 
 
 def test_without_a_target_the_plan_says_nothing_of_it(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from vitscale.errors import RequestError
 from vitscale.schedulers.base import BatchJob
-from vitscale.schedulers.slurm_cluster import batch_script, seconds_of
+from vitscale.schedulers.slurm_cluster import _at_its_limit, batch_script, seconds_of
 from vitscale.study.sections import SlurmSection
 from vitscale.trial.trial import World
 
@@ -167,6 +167,7 @@ def test_a_results_folder_that_slurm_would_misread() -> None:
     [
         ("1", 60, 15),
         ("90", 5400, 60),
+        ("10080", 604_800, 60),
         ("1:30", 90, 22),
         ("2:00:00", 7200, 60),
         ("1-2", 93600, 60),
@@ -176,6 +177,7 @@ def test_a_results_folder_that_slurm_would_misread() -> None:
 )
 def test_time_limits_as_slurm_reads_them(limit: str, seconds: int, told_before: int) -> None:
     assert seconds_of(limit) == seconds
+    assert _at_its_limit({"TimeLimit": limit, "RunTime": limit})
     script = batch_script(SlurmSection(time=limit), job())
     assert f"#SBATCH --signal=B:TERM@{told_before}\n" in script
     assert f"#SBATCH --time={limit}\n" in script

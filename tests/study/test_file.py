@@ -11,8 +11,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from study_factory import toml, write_study
+from study_factory import EIGHT_CORES, summary, toml, write_study
 from vitscale.errors import RequestError
+from vitscale.study.expand import expand
 from vitscale.study.file import StudyFile
 from vitscale.study.sections import SWEEPABLE
 
@@ -397,6 +398,17 @@ def test_modes_stand_in_tables_too(tmp_path: Path) -> None:
     text = toml() + "[sweep]\nscaling = [{ mode = 'weak' }, { mode = 'strong-global' }]\n"
     (tmp_path / "study.toml").write_text(text)
     assert StudyFile.read(tmp_path / "study.toml").modes == ("weak", "strong-global")
+
+
+def test_a_table_without_a_mode_leaves_the_study_s(tmp_path: Path) -> None:
+    """So that what only that mode needs is not refused."""
+    changes: dict[str, dict[str, Any]] = {"scaling": {"mode": "strong-global"}, "train": {"global_batch": 128}}
+    tables = "[sweep]\nscaling = [{ mode = 'strong-micro' }, { gpus_per_node = 2 }]\n"
+    (tmp_path / "study.toml").write_text(toml(changes) + tables)
+    file = StudyFile.read(tmp_path / "study.toml")
+    assert file.modes == ("strong-micro", "strong-global")
+    trials = expand(file, EIGHT_CORES, lambda _: summary()).trials.values()
+    assert {trial.global_batch for trial in trials if trial.world.size == 2} == {64, 128}
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,8 @@ def test_a_mistake_is_one_message(tmp_path: Path, word: str, said: str) -> None:
 
 
 def test_one_key_is_given_once(tmp_path: Path) -> None:
-    assert "train.seed is given twice on the command line" in refusal(tmp_path, "train.seed=1", "train.seed=2")
+    for key in ("train.seed", "name"):
+        assert f"{key} is given twice on the command line" in refusal(tmp_path, f"{key}=1", f"{key}=2")
 
 
 def planned(folder: Path, *words: str) -> Plan:

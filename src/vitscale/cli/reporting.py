@@ -197,6 +197,7 @@ def compare(
             store.write_whole(output, renderers[output.suffix](document))
         except OSError as error:
             raise RequestError(f"{shown(str(output))} cannot be written: {error.strerror or error}") from None
+        base.ProgramConsole(stderr=json).print(str(output), markup=False, highlight=False, soft_wrap=True)
     if json or output is None:
         fields = partial(compared_fields, names[0], pairs, limit, missing)
         base.answer("compare", fields, lambda: document, json=json, verbose=verbose)

@@ -40,7 +40,7 @@ def init(
 
     if output.exists():
         raise RequestError(f"{shown(str(output))} is there already", next_step="Name another file with -o")
-    where = look_around(hostfile, Path.cwd())
+    where = look_around(hostfile, Path.cwd(), study_folder=output.parent)
     sys.stdout.write(f"Found {where.told}.\n")
     fits = ",".join(map(str, rank_counts_for(where)))
     if sys.stdin.isatty():

@@ -54,11 +54,20 @@ class Where:
         return lines if self.slurm else ()
 
 
-def look_around(hostfile: Path | None, folder: Path, machine: Machine | None = None) -> Where:
+def look_around(
+    hostfile: Path | None, folder: Path, machine: Machine | None = None, study_folder: Path | None = None
+) -> Where:
     """The hosts that there are to train on.
 
     These are the hosts of a hostfile that is given or lies in `folder`, else the nodes of a Slurm cluster whose login
     node this is, else this machine, or the allocation around it.
+
+    Args:
+        hostfile: a relative one is looked for in `folder`.
+        folder: the working directory.
+        machine: None: this machine.
+        study_folder: folder of the study that is to be written, beside which it looks for a relative hostfile. None:
+            `folder`.
 
     Raises:
         RequestError: the hostfile cannot be read.
@@ -71,7 +80,9 @@ def look_around(hostfile: Path | None, folder: Path, machine: Machine | None = N
         hosts = read_hostfile(folder / chosen)
         told = f"the {counted(len(hosts), 'host')} of {chosen}; this machine has {_having(cores, gpus)}"
         ranks = min((host.slots for host in hosts if host.slots is not None), default=gpus or cores)
-        launch: list[Line] = [("hostfile", str(chosen), "its hosts are reached by ssh")]
+        elsewhere = study_folder is not None and study_folder.resolve() != folder.resolve()
+        written = (folder / chosen).absolute() if elsewhere else chosen
+        launch: list[Line] = [("hostfile", str(written), "its hosts are reached by ssh")]
         return Where(cores, gpus, ranks, len(hosts), (*launch, *_open_mpi()), (), told)
     if not inside and not gpus and shutil.which("sbatch") and (partition := _partition()):
         name, cores, gpus = partition

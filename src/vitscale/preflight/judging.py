@@ -19,6 +19,7 @@ from vitscale.present import document as doc
 from vitscale.present.data import finding_fields
 from vitscale.present.units import UNAVAILABLE, UNKNOWN, counted, number, rate, seconds, size
 from vitscale.runner import Plan
+from vitscale.schedulers import Submitter
 from vitscale.store.checks import GROUPS, OPERATIONS, CheckedRank, CheckRecord, latest
 
 RULES: tuple[Callable[[CheckRecord], Iterable[doc.Finding]], ...] = (
@@ -57,12 +58,15 @@ def judged(record: CheckRecord) -> tuple[doc.Finding, ...]:
 def pace_warnings(plan: Plan, results: Path) -> list[str]:
     """A line for each finding that ranks compute at different paces; empty without a check, or where all are alike.
 
-    The check is the newest one of exactly these hosts, in the folder or else among the user's own.
+    The check is the newest one of exactly these hosts, in the folder or else among the user's own. Of the hosts that a
+    batch system will choose nothing is known.
 
     Args:
         plan: the study; the hosts of its largest world count.
         results: the folder given with -o, or its default.
     """
+    if isinstance(plan.scheduler, Submitter):
+        return []
     largest = max((trial.world for trial in plan.record.trials.values()), key=lambda world: world.size)
     hosts = tuple(host.name for host in plan.scheduler.hosts(largest)) or (socket.gethostname(),)
     record = latest(results, hosts)

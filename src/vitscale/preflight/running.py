@@ -237,13 +237,15 @@ def run_check(
         gone = {answer.name for answer in answers if answer.seconds is None or answer.sees_folder is False}
         if gone:
             target = target.without(gone)
-            wanted = wanted.model_copy(
-                update={"world": wanted.world.model_copy(update={"nodes": max(1, target.nodes)})}
-            )
+            world = wanted.world.model_copy(update={"nodes": max(1, target.nodes)})
+            # The ranks that are left make other groups, or none.
+            shared = exchanges(wanted.trial, world.size) if wanted.trial is not None else {}
+            wanted = wanted.model_copy(update={"world": world, "exchanges": shared})
             write_whole(folder / "request.json", wanted.model_dump_json())
         end = _End("not started", "no host is left to start one on")
         if not (target.hosts == () and gone):
-            say(f"Checking {_whom(wanted)}; this takes a minute or more.")
+            long = "some seconds" if wanted.sweep.sizes_bytes == _QUICK_SIZES else "a minute or more"
+            say(f"Checking {_whom(wanted)}; this takes {long}.")
             end = _measure(target, wanted, folder)
         ranks = checks.read_checked_ranks(folder, wanted.world.size)
         whole = len(ranks) == wanted.world.size and all(rank.ended for rank in ranks)

@@ -17,8 +17,8 @@ from vitscale.machine.hardware import this_machine
 from vitscale.present.estimate import Estimate
 from vitscale.runner.planning import Plan
 from vitscale.schedulers import Submitter
-from vitscale.store.checks import latest
-from vitscale.trial.trial import Trial
+from vitscale.store.checks import CheckRecord, latest
+from vitscale.trial.trial import Device, Precision, Trial
 
 if TYPE_CHECKING:
     from vitscale.prediction.evidence import Point, Series
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 ROUGHLY = "order of magnitude"
 _SHARE_OF_MATMUL = 1 / 3
 """Share of the matrix-multiply rate that training reaches; the interval is from a ninth to all of it."""
-_NOTHING_TO_GO_BY = "no results to predict from (give --from RESULTS), and no stored `vitscale check` of its hosts"
+_NOTHING_TO_GO_BY = (
+    "no results to predict from (give --from RESULTS), and no stored `vitscale check` of its hosts on its device and "
+    "in its precision"
+)
 
 
 @dataclass(frozen=True)
@@ -57,17 +60,18 @@ class Expectations:
     ) -> tuple[Estimate, int, Estimate] | None:
         """(seconds of all runs one after another, number of runs, GPU-hours); None where no run's time is known.
 
-        Trials `without` and runs (trial, repeat) that are `done` are left out.
+        The runs are those that are certain (`Plan.certain_runs`). Trials `without` and runs (trial, repeat) that are
+        `done` are left out.
 
         The intervals' ends are added up too, as if all runs were slow or fast together.
         """
         seconds, hours, runs = [0.0] * 3, [0.0] * 3, 0
-        for task in plan.tasks:
-            own = self.by_trial[task.trial_id].seconds
-            if own is None or task.trial_id in without or (task.trial_id, task.repeat) in done:
+        for run in plan.certain_runs:
+            own = self.by_trial[run[0]].seconds
+            if own is None or run[0] in without or run in done:
                 continue
             runs += 1
-            ranks = plan.record.trials[task.trial_id].world.size
+            ranks = plan.record.trials[run[0]].world.size
             for n, end in enumerate((own.value, *own.ends)):
                 seconds[n] += end
                 hours[n] += ranks * end / 3600
@@ -183,14 +187,16 @@ def _from_flops(plan: Plan, trial_ids: list[str]) -> tuple[dict[str, Expected], 
         if isinstance(plan.scheduler, Submitter) or plan.scheduler.machine() != this_machine():
             return None  # no check is known of a machine that [node] describes
         hosts = (socket.gethostname(),)
-    check = latest(None, hosts)
-    rates = [rank.matmul.flops_per_second for rank in check.ranks if rank.matmul is not None] if check else []
-    if check is None or not rates:
-        return None
-    rate = statistics.median(rates)
+    checks: dict[tuple[Device, Precision], CheckRecord | None] = {}
     expected = {}
     for trial_id in trial_ids:
         trial = plan.record.trials[trial_id]
+        kind = trial.train.device, trial.train.precision
+        if kind not in checks:
+            checks[kind] = _check_of(hosts, *kind)
+        if (check := checks[kind]) is None:
+            continue
+        rate = statistics.median(_rates(check, *kind))
         flops = flops_per_image(trial)
         if isinstance(flops, str):
             expected[trial_id] = Expected(None, "", flops)
@@ -202,6 +208,29 @@ def _from_flops(plan: Plan, trial_ids: list[str]) -> tuple[dict[str, Expected], 
         expected[trial_id] = Expected(
             of_a_run(least / _SHARE_OF_MATMUL, least, least / _SHARE_OF_MATMUL**2), ROUGHLY
         )  # fmt: skip
-    day = time.strftime("%Y-%m-%d", time.gmtime(check.started_unix_seconds))
-    how = f"{ROUGHLY} from FLOPs at a third of the matrix-multiply rate of vitscale check, {day}"
+    used = sorted({check.started_unix_seconds for check in checks.values() if check is not None})
+    if not used:
+        return None
+    days = dict.fromkeys(time.strftime("%Y-%m-%d", time.gmtime(started)) for started in used)
+    how = f"{ROUGHLY} from FLOPs at a third of the matrix-multiply rate of vitscale check, {' and '.join(days)}"
     return expected, f"{how}, start-up and transfers left out"
+
+
+_PRODUCTS: Mapping[Precision, tuple[str, ...]] = {
+    "fp32": ("fp32", "tf32"),
+    "bf16": ("bf16",),
+    "bf16-params": ("bf16",),
+    "fp16": ("fp16",),
+}
+"""Precision -> how a check may say that its matrices are multiplied: TF32 is fp32 as some GPUs compute it."""
+
+
+def _check_of(hosts: tuple[str, ...], device: Device, precision: Precision) -> CheckRecord | None:
+    """The newest of the user's own checks of these hosts that multiplied matrices as trials of this kind do."""
+    return latest(None, hosts, lambda check: bool(_rates(check, device, precision)))
+
+
+def _rates(check: CheckRecord, device: Device, precision: Precision) -> list[float]:
+    """FLOP/s of matrix products on its ranks; empty for another device or another arithmetic."""
+    lines = [rank.matmul for rank in check.ranks if check.request.device == device]
+    return [line.flops_per_second for line in lines if line is not None and line.dtype in _PRODUCTS[precision]]

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitscale.errors import StoreError, shown
-from vitscale.present import units
 from vitscale.present.document import Bullets, Document, Paragraph
-from vitscale.present.units import counted, percent, seconds
+from vitscale.present.units import counted, listed, percent, seconds
 from vitscale.processes import launch_file
 from vitscale.runner.progress import describe
+from vitscale.runner.todo import may_be_added
 from vitscale.store import RunIndex, folder_of, read_study
 from vitscale.store.lines import STEP_PREFIX, parse_steps
 from vitscale.store.packs import RUN_FOLDER
@@ -71,6 +71,8 @@ class StudyView:
     done: int
     runs: int
     """Runs in all, without those that `measure.target_ci` may add."""
+    may_be_added: int
+    """Most runs that `measure.target_ci` may still add."""
     outcomes: dict[str, int]
     left_seconds: float | None
     """Seconds left, from the mean duration of each trial's runs, or of all; None before the first has ended."""
@@ -102,6 +104,9 @@ def study_view(results: Path, now_seconds: float) -> StudyView:
     finished = {key: own for key, own in index.finished.items() if key[0] in study.trials}
     left = [key for key in wanted if key not in finished or finished[key][1].external]
     holder = _lock_holder(folder / "lock")
+    again = {key for key, (_, outcome) in finished.items() if outcome.external}
+    # Which trials' runs are enough is in their lines, which are read only where nothing else tells what is left.
+    more = may_be_added(study, finished, again, folder if not left and holder is None else None)
     open_runs = sorted(_open_runs(folder, index, study, now_seconds), key=lambda run: run.silent_seconds)
     fresh = tuple(run for run in open_runs if run.silent_seconds <= _FRESH_SECONDS)
     # A driver of this host may wait for a compiler, which is silent for minutes. Its run is the newest.
@@ -109,7 +114,7 @@ def study_view(results: Path, now_seconds: float) -> StudyView:
     if holder is None and running and _drivers_gone(folder, running):
         running = ()  # their files are fresh, and their driver is not there any more
     driver: Driver = (
-        "runs" if holder is not None else "runs elsewhere" if running else "gone" if left else "none left to do"
+        "runs" if holder is not None else "runs elsewhere" if running else "gone" if left or more else "none left to do"
     )
     newest = max(finished.values(), key=lambda own: own[1].started_unix_seconds + own[1].wall_seconds, default=None)
     last, ago = "", None
@@ -125,6 +130,7 @@ def study_view(results: Path, now_seconds: float) -> StudyView:
         driver_process=holder,
         done=len(wanted) - len(left),
         runs=len(wanted),
+        may_be_added=len(more),
         outcomes=dict(Counter(outcome.kind for _, outcome in finished.values())),
         left_seconds=_left_seconds(left, finished),
         running=running,
@@ -281,6 +287,8 @@ def view_document(view: StudyView, results: Path) -> Document:
     if view.done < view.runs:
         left = "time left unknown yet" if view.left_seconds is None else f"about {seconds(view.left_seconds)} left"
         head += f"; {left}"
+    if view.may_be_added:
+        head += f"; up to {counted(view.may_be_added, 'more run')} may be added (measure.target_ci)"
     drivers = {
         "runs": f"Driver: process {view.driver_process} of this host.",
         "runs elsewhere": "Driver: on another host, or a batch job.",
@@ -298,7 +306,7 @@ def view_document(view: StudyView, results: Path) -> Document:
 
 
 def _running(run: RunningRun) -> str:
-    where = f" on {units.listed(run.hosts)}" if run.hosts else ""
+    where = f" on {listed(run.hosts)}" if run.hosts else ""
     parts = [f"{run.trial}, repeat {run.repeat + 1}{where}: "]
     if run.step is None:
         parts.append("starting")

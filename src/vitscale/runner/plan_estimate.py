@@ -11,11 +11,11 @@ from rich import filesize
 
 from vitscale.analysis.scaling import trial_name
 from vitscale.errors import RequestError
-from vitscale.prediction.memory.forecast import forecast, forecast_bytes, unavailable
+from vitscale.machine.hardware import this_machine
+from vitscale.prediction.memory.forecast import forecast, forecast_bytes, oom_chance, unavailable
 from vitscale.present import units
 from vitscale.present.data import estimate_fields
 from vitscale.present.estimate import Estimate
-from vitscale.present.units import UNKNOWN, number
 from vitscale.runner.expectation import ROUGHLY, Expectations, Expected
 from vitscale.runner.planning import Plan
 from vitscale.schedulers.base import Local
@@ -139,8 +139,6 @@ def _fit(trial: Trial, capacity: int | None) -> MemoryFit:
         return MemoryFit(forecast, capacity, None)
     if 2 * forecast + _ROOM_FOR_ALL_ELSE < capacity:
         return MemoryFit(forecast, capacity, 0.0)
-    from vitscale.prediction.memory.forecast import oom_chance
-
     return MemoryFit(forecast, capacity, float(oom_chance(forecast, capacity, trial.train.device)))
 
 
@@ -151,8 +149,8 @@ def _capacity(plan: Plan, trial: Trial) -> int | None:
         except RequestError:
             return None
         return min(known, default=None)
-    if not isinstance(plan.scheduler, Local):
-        return None
+    if not isinstance(plan.scheduler, Local) or plan.scheduler.machine() != this_machine():
+        return None  # of hosts elsewhere, and of a machine that [node] describes, the memory is not known
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // trial.world.ranks_per_node
 
 
@@ -169,7 +167,7 @@ class PlanEstimate:
     skipped: frozenset[str] = frozenset()
     """Trials that will not be run; no sum includes them."""
     done: frozenset[tuple[str, int]] = frozenset()
-    """Runs, as (trial, repeat), that already have an outcome; no sum includes them."""
+    """Runs, as (trial, repeat), that will not be done (`todo.done_before`); no sum includes them."""
 
     def cells(self, trial_id: str, trial: Trial) -> dict[str, str]:
         """One trial's cells, by column; only columns in which some trial has a value."""
@@ -179,7 +177,7 @@ class PlanEstimate:
         if any(each.unfit or each.unsure for each in self.fits.values()):
             known = fit is not None and fit.oom_chance is not None
             cells["fits"] = (
-                UNKNOWN if fit is None or not known else "no" if fit.unfit else "maybe" if fit.unsure else "yes"
+                units.UNKNOWN if fit is None or not known else "no" if fit.unfit else "maybe" if fit.unsure else "yes"
             )
         if self.expected is None or all(each.seconds is None for each in self.expected.by_trial.values()):
             return cells
@@ -187,10 +185,10 @@ class PlanEstimate:
         about = "~" if own.known_by == ROUGHLY else ""
         price = self.expected.price_per_gpu_hour
         hours = None if own.seconds is None else own.seconds.value * trial.world.size / 3600
-        cells["time"] = UNKNOWN if own.seconds is None else about + units.seconds(own.seconds.value)
-        cells["GPU-h"] = UNKNOWN if hours is None else about + number(hours)
+        cells["time"] = units.UNKNOWN if own.seconds is None else about + units.seconds(own.seconds.value)
+        cells["GPU-h"] = units.UNKNOWN if hours is None else about + units.number(hours)
         if price is not None:
-            cells["cost"] = UNKNOWN if hours is None else about + units.money(hours * price)
+            cells["cost"] = units.UNKNOWN if hours is None else about + units.money(hours * price)
         return cells
 
     def lines(self, plan: Plan) -> list[str]:
@@ -240,7 +238,8 @@ class PlanEstimate:
             return []
         whole = self.expected.total(plan, self.skipped, self.done)
         reasons = [own.reason for own in self.expected.by_trial.values() if own.seconds is None]
-        if whole is None and len(self.done) == len(plan.tasks):
+        left = [trial_id for trial_id, repeat in plan.certain_runs if (trial_id, repeat) not in self.done]
+        if whole is None and not left:
             return []
         if whole is None:
             return [f"expected time: unavailable: {reasons[0]}"] if reasons else []
@@ -249,18 +248,26 @@ class PlanEstimate:
         cost = "" if price is None else f", cost {_between(hours.times(price), units.money)}"
         line = (
             f"expected: {units.counted(runs, 'run')} one after another {_between(seconds, units.seconds)}, "
-            f"{_between(hours, number)} GPU-hours{cost}; {self.expected.origin} ({self._known_by()})"
+            f"{_between(hours, units.number)} GPU-hours{cost}; {self.expected.origin} ({self._known_by()})"
         )
-        left = [task for task in plan.tasks if (task.trial_id, task.repeat) not in self.done]
-        skipped = sum(task.trial_id in self.skipped for task in left)
+        skipped = sum(trial_id in self.skipped for trial_id in left)
         unknown = len(left) - runs - skipped
+        fewest = plan.fewest_repeats
+        beyond = f"not in it: runs beyond {fewest} a trial, which measure.target_ci may add"
         launchers = sorted({own.without_start_up for own in self._own()} - {""})
         return [
             line,
             *([f"not in it: start-up under {' and '.join(launchers)}, where none was measured"] if launchers else []),
             *([f"not in it: {skipped} runs that are skipped"] if skipped else []),
+            *([beyond] if self.most_added(plan, fewest) else []),
             *([f"not in it: {unknown} runs, unavailable: {reasons[0]}"] if unknown and reasons else []),
         ]
+
+    def most_added(self, plan: Plan, repeats: int) -> int:
+        """Most runs that `measure.target_ci` may add to the first `repeats` of each trial."""
+        trials = plan.record.trials.keys() - self.skipped
+        rounds = range(repeats, plan.record.max_repeats or 0)
+        return sum((trial_id, repeat) not in self.done for trial_id in trials for repeat in rounds)
 
     def _known_by(self) -> str:
         labels = [own.known_by for own in self._own() if own.seconds is not None]

@@ -21,7 +21,7 @@ from vitscale.schedulers import Placement, Submitter, scheduler_for
 from vitscale.store import RunIndex, read_study
 from vitscale.store.results import Outcome, StudyRecord
 from vitscale.study.expand import Expansion, expand
-from vitscale.study.file import Overlay, StudyFile
+from vitscale.study.file import FEWEST_FOR_TARGET, Overlay, StudyFile
 from vitscale.study.sections import AUTO, LaunchSection, MeasureSection
 from vitscale.trial.engines import installed_versions
 from vitscale.trial.trial import DataSpec, Trial, samples_used
@@ -63,6 +63,17 @@ class Plan:
         if trial.window.steps is not None:
             return epoch, trial.window.steps + trial.window.warmup_steps
         return epoch, epoch * (trial.train.epochs or 0)
+
+    @property
+    def fewest_repeats(self) -> int:
+        """Fewest runs of a trial, unless one fails: `measure.target_ci` adds some to every trial."""
+        measure = self.measure
+        return measure.repeats if measure.target_ci is None else max(measure.repeats, FEWEST_FOR_TARGET)
+
+    @property
+    def certain_runs(self) -> tuple[tuple[str, int], ...]:
+        """The runs, as (trial, repeat), that are made unless one fails: the fewest of every trial."""
+        return tuple((trial_id, n) for trial_id in self.record.trials for n in range(self.fewest_repeats))
 
     @property
     def most_runs(self) -> int:

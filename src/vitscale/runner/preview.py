@@ -16,10 +16,9 @@ from vitscale.present.units import counted, rough_percent
 from vitscale.runner.one_run import RANK_MODULE, launch_plan
 from vitscale.runner.plan_estimate import NOTHING_KNOWN, PlanEstimate, buckets_note
 from vitscale.runner.planning import Plan, check_folder
-from vitscale.runner.todo import outstanding
+from vitscale.runner.todo import may_be_added, outstanding
 from vitscale.schedulers import Submitter
 from vitscale.store import RunIndex
-from vitscale.study.file import FEWEST_FOR_TARGET
 from vitscale.study.sections import AUTO
 from vitscale.trial import model_cost
 from vitscale.trial.rank_batches import in_words
@@ -176,11 +175,12 @@ def _runs(plan: Plan, estimate: PlanEstimate) -> str:
     if (most := plan.measure.parallel_runs) is not None:
         alone = f", {len(plan.alone)} of them alone" if plan.alone else ""
         within += f", up to {most} at a time (measure.parallel_runs){alone}"
-    if plan.measure.target_ci is None:
-        return runs + within
-    more = plan.most_runs - len(plan.tasks)
-    target = f"{100 * plan.measure.target_ci:.3g} % (measure.target_ci)"
-    return f"{runs}, and up to {more} more until each epoch time is known within {target}{within}"
+    more = estimate.most_added(plan, plan.record.repeats)
+    return f"{runs}, and up to {more} more {_until(plan)}{within}" if more else runs + within
+
+
+def _until(plan: Plan) -> str:
+    return f"until each epoch time is known within {100 * (plan.measure.target_ci or 0.0):.3g} % (measure.target_ci)"
 
 
 _EPOCHS_A_POINT = 5
@@ -197,7 +197,7 @@ def _saving(plan: Plan) -> list[str]:
     usual = sum(_EPOCHS_A_POINT * epoch * sizes[trial_id] for trial_id, (epoch, _) in steps.items())
     a_round = sum(run * sizes[trial_id] for trial_id, (_, run) in steps.items())
     most = measure.repeats if measure.target_ci is None else measure.max_repeats
-    least = most if measure.target_ci is None else max(measure.repeats, FEWEST_FOR_TARGET)
+    least = plan.fewest_repeats
     shares = " to ".join(rough_percent(runs * a_round / usual) for runs in dict.fromkeys((least, most)))
     runs = counted(most, "run") if least == most else f"{least} to {most} runs"
     nothing = ": nothing is saved" if least * a_round >= usual else ""
@@ -252,6 +252,8 @@ _ANY_RESULTS = Path("RESULTS")
 def command_list(plan: Plan, results: Path | None, *, retry_failed: bool = False, unfit: Collection[str] = ()) -> str:
     """A block for each trial, with a comment that describes it and its commands; for a batch system the jobs' scripts.
 
+    Runs that `measure.target_ci` may add are not listed: a last comment says how many there may be.
+
     Args:
         plan: the study.
         results: folder of the results, whose finished runs are left out; None: all runs, under a placeholder.
@@ -263,12 +265,20 @@ def command_list(plan: Plan, results: Path | None, *, retry_failed: bool = False
     """
     tasks = list(plan.tasks)
     attempts: Mapping[tuple[str, int], int] = {}
+    again: set[tuple[str, int]] = set()
+    index = None
     if results is not None:
         check_folder(results, plan.record, allow_version_change=True)
         index = RunIndex(results)
         attempts = index.attempts
         tasks = outstanding(plan, index, retry_failed=retry_failed)
+        again = {(task.trial_id, task.repeat) for task in tasks}
     tasks = [task for task in tasks if task.trial_id not in unfit]
+    added = may_be_added(plan.record, index.finished if index else {}, again, results) - again
+    most = sum(trial_id not in unfit for trial_id, _ in added)
+    more = f"# Up to {counted(most, 'more run')} may be added {_until(plan)}.\n"
+    if not tasks and most:
+        return more
     if not tasks:
         left_out = ", or is left out" if unfit else ""
         return f"# Nothing to do: every run of this study has its outcome{left_out}.\n"
@@ -276,7 +286,8 @@ def command_list(plan: Plan, results: Path | None, *, retry_failed: bool = False
     if isinstance(plan.scheduler, Submitter):
         from vitscale.runner.batch_jobs import script_for
 
-        return "\n".join(script_for(plan.in_folder(where), plan.scheduler, tasks))
+        scripts = script_for(plan.in_folder(where), plan.scheduler, tasks)
+        return "\n".join([*scripts, *([more] if most else [])])
     blocks = []
     for trial_id in dict.fromkeys(task.trial_id for task in tasks):
         trial = plan.record.trials[trial_id]
@@ -286,4 +297,4 @@ def command_list(plan: Plan, results: Path | None, *, retry_failed: bool = False
         commands = commands_of(plan, trial, where / "runs" / f"{trial_id}-r{repeats[0]}-a{attempt}")
         head = f"# {trial_id}: {world.nodes} x {world.ranks_per_node} ranks, {counted(len(repeats), 'run')}"
         blocks.append("\n".join([head, *(shlex.join(command) for command in commands)]) + "\n")
-    return "\n".join(blocks)
+    return "\n".join([*blocks, *([more] if most else [])])

@@ -20,7 +20,7 @@ from vitscale.runner.one_run import RunContext, Task, new_attempt, touched, unst
 from vitscale.runner.planning import Plan, begun_study
 from vitscale.schedulers import Placement
 from vitscale.store import RunIndex, write_outcome
-from vitscale.store.results import Outcome, Run
+from vitscale.store.results import Outcome, Run, StudyRecord
 
 
 def outstanding(plan: Plan, index: RunIndex, *, retry_failed: bool) -> list[Task]:
@@ -62,11 +62,51 @@ def refuse_damaged(results: Path, index: RunIndex) -> None:
 
 
 def done_before(plan: Plan, results: Path) -> frozenset[tuple[str, int]]:
-    """The runs, as (trial, repeat), that `vitscale run` would not do again; empty for another study's folder."""
+    """The runs, as (trial, repeat), that `vitscale run` would not do; empty for another study's folder.
+
+    They have their outcome, or `measure.target_ci` does not add them any more.
+    """
     if begun_study(results, plan.record.name) is None:
         return frozenset()
-    left = {(task.trial_id, task.repeat) for task in outstanding(plan, RunIndex(results), retry_failed=False)}
-    return frozenset((task.trial_id, task.repeat) for task in plan.tasks) - left
+    index, study = RunIndex(results), plan.record
+    left = {(task.trial_id, task.repeat) for task in outstanding(plan, index, retry_failed=False)}
+    most = range(study.max_repeats or study.repeats)
+    every = frozenset((trial_id, repeat) for trial_id in study.trials for repeat in most)
+    return every - left - may_be_added(study, index.finished, left, results)
+
+
+def may_be_added(
+    study: StudyRecord,
+    finished: Mapping[tuple[str, int], tuple[str, Outcome]],
+    again: Collection[tuple[str, int]],
+    results: Path | None,
+) -> frozenset[tuple[str, int]]:
+    """The runs, as (trial, repeat), that `measure.target_ci` may still add.
+
+    There are none of a trial with a run that failed, or whose runs are enough.
+
+    Args:
+        study: the study's record.
+        finished: the runs that have an outcome, as in `RunIndex`.
+        again: runs that are to be done again, whose outcomes do not count.
+        results: the folder, to read which trials' runs are enough; None: none are taken to be.
+    """
+    if study.target_ci is None or study.max_repeats is None:
+        return frozenset()
+    kinds: dict[str, dict[int, str]] = {trial_id: {} for trial_id in study.trials}
+    for (trial_id, repeat), (_, outcome) in finished.items():
+        if trial_id in kinds and (trial_id, repeat) not in again:
+            kinds[trial_id][repeat] = outcome.kind
+    wanting = {trial_id: own for trial_id, own in kinds.items() if set(own.values()) <= {"completed"}}
+    begun = {trial_id for trial_id, own in wanting.items() if study.repeats <= len(own) < study.max_repeats}
+    runs = store.load(results, only=begun).runs if begun and results is not None else ()
+    for trial_id in begun if results is not None else ():
+        own_runs = [run for run in runs if run.header.trial_id == trial_id]
+        result = summarise(trial_id, study.trials[trial_id], own_runs, combine_unlike=False)
+        if target_status(result, study.target_ci, study.max_repeats) != "open":
+            del wanting[trial_id]
+    rounds = range(study.repeats, study.max_repeats)
+    return frozenset((trial_id, repeat) for trial_id, own in wanting.items() for repeat in rounds if repeat not in own)
 
 
 def existing_outcomes(plan: Plan, index: RunIndex, todo: Collection[Task]) -> dict[tuple[str, int], Outcome]:

@@ -146,7 +146,7 @@ def seconds_of(limit: str) -> int:
     return int(days or 0) * 86_400 + sum(part * unit for part, unit in zip(parts, units, strict=False))
 
 
-_SPAN = re.compile(r"(\d+-)?\d{1,4}(:\d{2}){0,2}")
+_SPAN = re.compile(r"(\d+-)?\d{1,6}(:\d{2}){0,2}")
 _EARLY_SECONDS = 60
 """Seconds by which Slurm may send a warning early ("sbatch --signal")."""
 _UNDER_WAY = frozenset(

@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -403,19 +404,30 @@ def load_checks(folder: Path) -> Checks:
     return Checks(tuple(records), tuple(problems))
 
 
-def latest(results: Path | None, hosts: tuple[str, ...] | None = None) -> CheckRecord | None:
+def latest(
+    results: Path | None, hosts: tuple[str, ...] | None = None, tells: Callable[[CheckRecord], bool] = lambda _: True
+) -> CheckRecord | None:
     """The newest readable check of a results folder, else of the user's own folder; None where there is none.
 
     Args:
         results: the folder given with -o; None: the user's own folder of checks alone.
-        hosts: only a check whose ranks ran on exactly these hosts, by the names they call themselves.
+        hosts: only a check whose ranks ran on exactly these hosts, by the names they call themselves or those of the
+            hostfile.
+        tells: only a check that tells what is asked.
     """
     folders = [check_folder(results)] if results is None else [check_folder(results), check_folder(None)]
     for folder in folders:
         for record in load_checks(folder).records:
-            if hosts is None or set(hosts) == {rank.facts.environment.host for rank in record.ranks if rank.facts}:
+            if (hosts is None or _ran_on(record, set(hosts))) and tells(record):
                 return record
     return None
+
+
+def _ran_on(record: CheckRecord, hosts: set[str]) -> bool:
+    """Whether a check's ranks ran on exactly these hosts; a hostfile may have other names for them, or addresses."""
+    own = {rank.facts.environment.host for rank in record.ranks if rank.facts}
+    asked = {host.name for host in record.hosts if host.seconds is not None and host.sees_folder is not False}
+    return bool(own) and hosts in (own, asked)
 
 
 _LARGEST_NUMBER = 1e100

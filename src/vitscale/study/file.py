@@ -84,8 +84,11 @@ class StudyFile:
     @property
     def modes(self) -> tuple[Mode, ...]:
         """The batch policies the study holds, in its order."""
-        swept = [choice["scaling.mode"] for each in self._choices() for choice in each if "scaling.mode" in choice]
-        return tuple(mode for mode in swept if mode in get_args(Mode)) if swept else (self.study.scaling.mode,)
+        own = self.study.scaling.mode
+        varied = (each for each in self._choices() if any("scaling.mode" in choice for choice in each))
+        # A table without a mode leaves the study's.
+        swept = [choice.get("scaling.mode", own) for choice in next(varied, [])] or [own]
+        return tuple(dict.fromkeys(mode for mode in swept if mode in get_args(Mode)))
 
     @property
     def swept_fields(self) -> frozenset[str]:
@@ -309,13 +312,14 @@ def overridden(words: Sequence[str]) -> dict[str, Any]:
         if not (equals and section):
             raise RequestError(f"{shown(word)} is no KEY=VALUE", next_step="Write train.micro_batch=16")
         value = _value_of(text.strip(), field)
+        if field != "name" and (not key or section not in (*SECTIONS, "sweep")):
+            raise _unknown_override(field, key or section)
+        given = sections if field == "name" else sections.setdefault(section, {})
+        if (key or field) in given:
+            raise RequestError(f"{field} is given twice on the command line", next_step="Give it once")
         if field == "name":
             sections["name"] = value
             continue
-        if not key or section not in (*SECTIONS, "sweep"):
-            raise _unknown_override(field, key or section)
-        if key in sections.setdefault(section, {}):
-            raise RequestError(f"{field} is given twice on the command line", next_step="Give it once")
         if section == "sweep" and not isinstance(value, list):
             raise RequestError(
                 f"{field}={text.strip()} sweeps one value", next_step=f"""Give a list: '{field}=["a", "b"]'"""

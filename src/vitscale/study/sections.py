@@ -123,7 +123,7 @@ class SlurmSection(Spec):
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
-    time: str | None = Field(default=None, pattern=r"^(\d+-)?\d{1,4}(:\d{2}){0,2}$")
+    time: str | None = Field(default=None, pattern=r"^(\d+-)?\d{1,6}(:\d{2}){0,2}$")
     """Time limit of each job: minutes, or [days-]hours:minutes:seconds."""
     constraint: str | None = None
     reservation: str | None = None

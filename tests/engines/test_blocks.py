@@ -52,6 +52,29 @@ def test_the_outermost_list_of_like_modules_holds_the_blocks() -> None:
     assert list(blocks_of(model)) == list(model.stages)
 
 
+class Pairs(nn.Module):
+    """Layers as vit-pytorch keeps them: a list of lists, of which forward calls the modules alone."""
+
+    def __init__(self, *pair: type[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.ModuleList(kind(4, 4) for kind in pair) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for pair in self.layers:
+            for module in pair.children():
+                x = module(x)
+        return x
+
+
+def test_lists_that_nothing_calls_are_no_blocks() -> None:
+    alike, unlike = Pairs(nn.Linear, nn.Linear), Pairs(nn.Linear, nn.Identity)
+    assert list(blocks_of(alike)) == [module for pair in alike.layers for module in pair.children()]
+    assert list(blocks_of(unlike)) == []
+    for option in ("activation_checkpointing", "compile"):
+        with pytest.raises(RequestError, match=rf"train.{option} works block by block, and 'Pairs' has no list"):
+            with_options(unlike, train(**{option: True}))
+
+
 def test_a_model_without_blocks_is_left_as_it_is_or_refused_by_name() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     assert list(blocks_of(model)) == []

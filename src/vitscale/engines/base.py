@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from vitscale.engines import checkpoint
 from vitscale.engines.splits import clip
 from vitscale.engines.whole_tensors import TorchTensors, WholeTensors, torch_loss_scale
 from vitscale.errors import RequestError, shown
-from vitscale.models import logits_of
+from vitscale.models import logits_of, named
 from vitscale.probes.gradient_norms import squared_norm
 from vitscale.probes.steps import Phase, no_phase
 from vitscale.trial.trial import TrainSpec, Trial
@@ -324,20 +324,32 @@ class TorchEngine(Engine):
 
 
 def blocks_of(model: nn.Module) -> Sequence[nn.Module]:
-    """The model's repeated blocks: the children of the list of like modules that holds the most parameters.
+    """The model's repeated blocks: the modules of the list of like ones, outside heads, that holds the most parameters.
 
-    In a vision transformer these are its layers, in a Swin transformer its stages. Empty where no list holds two
-    modules of one class.
+    In a vision transformer these are its layers, in a Swin transformer its stages. The convolutions of a decoder's head
+    are none, though they may outweigh all layers of a small one. Empty where no list holds two modules of one class.
     """
+    heads = [getattr(model, name, None) for name in (named.DECODE_HEAD, named.AUXILIARY_HEAD)]
+    in_heads = {module for head in heads if isinstance(head, nn.Module) for module in head.modules()}
     lists = [
         children
         for module in model.modules()
         if isinstance(module, nn.ModuleList | nn.Sequential)
-        and len(children := list(module.children())) > 1
+        and module not in in_heads
+        and len(children := list(_called(module))) > 1
         and len({type(child) for child in children}) == 1
     ]
     # Among equals the first is the outermost.
     return max(lists, key=lambda children: sum(map(_size, children)), default=[])
+
+
+def _called(container: nn.Module) -> Iterator[nn.Module]:
+    """A container's children; in place of a list in it, which has no forward and is never called, that list's own."""
+    for child in container.children():
+        if isinstance(child, nn.ModuleList | nn.ModuleDict):
+            yield from _called(child)
+        else:
+            yield child
 
 
 def with_options(model: nn.Module, train: TrainSpec, own_blocks: Sequence[nn.Module] | None = None) -> nn.Module:
@@ -365,8 +377,9 @@ def with_options(model: nn.Module, train: TrainSpec, own_blocks: Sequence[nn.Mod
         option = "activation_checkpointing" if train.activation_checkpointing else "compile"
         raise RequestError(
             f"train.{option} works block by block, and {shown(type(model).__name__)} has no list of two or more "
-            "modules of one class",
-            next_step=f"Keep the model's blocks in a torch.nn.ModuleList or Sequential, or leave {option} out",
+            "modules of one class outside its heads",
+            next_step="Keep the model's blocks, each one module with a forward, in a torch.nn.ModuleList or Sequential,"
+            f" or leave {option} out",
         )
     for block in blocks:
         if train.activation_checkpointing:

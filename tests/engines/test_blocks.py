@@ -14,6 +14,7 @@ from vitscale.engines import build as build_engine
 from vitscale.engines.base import blocks_of, with_options
 from vitscale.errors import RequestError
 from vitscale.models import build
+from vitscale.models.batch_norm import over_real_images
 from vitscale.trial.model_spec import ModelSpec, resolve
 from vitscale.trial.parallel import ParallelSpec
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
@@ -114,6 +115,43 @@ def test_checkpointing_keeps_less_and_changes_no_gradient_and_no_name() -> None:
         assert ours.grad is not None
         assert theirs.grad is not None
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=0)
+
+
+class Normed(nn.Module):
+    """Two convolutions with batch norms, torch's own or those over real images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.ReLU()) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for stage in self.stages:
+            x = stage(x)
+        return x
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_norm_whose_block_is_computed_again_counts_its_images_once(replaced: bool) -> None:
+    models = []
+    for again in (False, True):
+        torch.manual_seed(0)
+        model = Normed()
+        if replaced:
+            over_real_images(model, synchronised=False)
+        with_options(model, train(activation_checkpointing=again))
+        for _ in range(2):
+            model(torch.randn(4, 3, 5, 5)).square().sum().backward()
+        models.append(model)
+    plain, checkpointed = (model.state_dict() for model in models)
+    assert plain["stages.0.1.num_batches_tracked"] == 2
+    torch.testing.assert_close(checkpointed, plain, rtol=0, atol=0)
+    gradients = [[parameter.grad for parameter in model.parameters()] for model in models]
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=0)
+
+
+def test_norms_in_blocks_that_are_compiled_and_computed_again_are_refused() -> None:
+    with pytest.raises(RequestError, match="twice in the running statistics of the batch norms in 'Sequential'"):
+        with_options(Normed(), train(compile=True, activation_checkpointing=True))
 
 
 def test_compiling_is_asked_of_each_block_after_its_checkpointing(monkeypatch: pytest.MonkeyPatch) -> None:

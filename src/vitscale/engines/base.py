@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -368,7 +368,7 @@ def with_options(model: nn.Module, train: TrainSpec, own_blocks: Sequence[nn.Mod
         own_blocks: blocks of the pipeline stages on this rank; there may be none. None: those of `blocks_of`.
 
     Raises:
-        RequestError: an option is set, and the model has no repeated blocks.
+        RequestError: an option is set, and the model has no repeated blocks; or both are, and a block has batch norms.
     """
     if not (train.activation_checkpointing or train.compile):
         return model
@@ -384,12 +384,41 @@ def with_options(model: nn.Module, train: TrainSpec, own_blocks: Sequence[nn.Mod
     for block in blocks:
         if train.activation_checkpointing:
             # The re-entrant form would hide parameters from DDP, and it needs inputs that require gradients.
-            block.forward = functools.partial(recomputed, block.forward, use_reentrant=False)
+            options: dict[str, Any] = {"use_reentrant": False} | _once_counted(block, train)
+            block.forward = functools.partial(recomputed, block.forward, **options)
         if train.compile:
             # One graph for each of the few shapes. By default the compiler makes one for all sizes of batch as soon as
             # it meets a second size, the last step's, and from then on uses it for the full batches too.
             block.compile(dynamic=False)
     return model
+
+
+def _once_counted(block: nn.Module, train: TrainSpec) -> dict[str, Any]:
+    """What keeps a block's batch norms from counting images again in their statistics where forward is repeated."""
+    norms = [module for module in block.modules() if isinstance(module, nn.modules.batchnorm._NormBase)]
+    if not any(norm.track_running_stats for norm in norms):
+        return {}
+    if train.compile:
+        # torch takes no such context there, and its compiled backward updates the statistics again (seen in 2.13).
+        raise RequestError(
+            "train.compile with train.activation_checkpointing would count each image twice in the running statistics "
+            f"of the batch norms in {shown(type(block).__name__)}",
+            next_step="Leave one of the two out",
+        )
+    return {"context_fn": lambda: (nullcontext(), _other_statistics(norms))}
+
+
+@contextmanager
+def _other_statistics(norms: Sequence[nn.Module]) -> Iterator[None]:
+    """Has norms update copies of their buffers meanwhile."""
+    own = [norm._buffers for norm in norms]
+    for norm in norms:
+        norm._buffers = {name: None if held is None else held.clone() for name, held in norm._buffers.items()}
+    try:
+        yield
+    finally:
+        for norm, buffers in zip(norms, own, strict=True):
+            norm._buffers = buffers
 
 
 def _size(module: nn.Module) -> int:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -163,6 +164,42 @@ def test_compiling_is_asked_of_each_block_after_its_checkpointing(monkeypatch: p
     seen.clear()
     with_options(Staged(), train(compile=True))
     assert seen == ["method"] * 3
+
+
+class Scaled(nn.Module):
+    """Blocks that differ in a number of Python's, as a rate of drop path does from layer to layer."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.linear, self.scale = nn.Linear(4, 4), scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x) * self.scale
+        return out
+
+
+def test_each_of_many_unlike_blocks_is_compiled_for_both_sizes_of_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over graphs that nothing is made of; by default torch runs the blocks behind the eighth without any."""
+    ran: list[torch.fx.GraphModule] = []
+
+    def as_it_is(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
+        def run(*given: Any) -> Any:
+            ran.append(graph)
+            return graph.forward(*given)
+
+        return run
+
+    original = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **options: original(self, backend=as_it_is, **options))
+    torch._dynamo.reset()
+    blocks = 12
+    with torch._dynamo.config.patch(recompile_limit=8):
+        model = with_options(nn.Sequential(*(Scaled(1.0 + block) for block in range(blocks))), train(compile=True))
+        for images in (2, 3, 3):
+            ran.clear()
+            model(torch.ones(images, 4))
+            assert len(set(ran)) == len(ran) == blocks
+    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2"])

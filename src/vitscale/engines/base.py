@@ -381,6 +381,11 @@ def with_options(model: nn.Module, train: TrainSpec, own_blocks: Sequence[nn.Mod
             next_step="Keep the model's blocks, each one module with a forward, in a torch.nn.ModuleList or Sequential,"
             f" or leave {option} out",
         )
+    if train.compile:
+        # Blocks that differ in a number alone (a rate of drop path) have one code and a graph each, in both sizes of
+        # batch. torch keeps eight graphs of one code, and would run all other blocks as they are.
+        config = torch._dynamo.config
+        config.recompile_limit = max(config.recompile_limit, 2 * len(blocks))
     for block in blocks:
         if train.activation_checkpointing:
             # The re-entrant form would hide parameters from DDP, and it needs inputs that require gradients.

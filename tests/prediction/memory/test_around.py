@@ -61,6 +61,7 @@ def test_fsdp2_holds_one_stage_and_what_is_on_its_way(device: Any) -> None:
     in_first = BEHIND + 144 + LARGEST + SECOND // 2
     assert column(found.backward, "gradients")[1] == in_first
     assert column(found.exchange and [found.exchange], "buckets") == [ROOT]
+    assert column([found.exchange], "gathered weights") == [0], "they are let go of before"
     # Let go of while a stage's first part is under way.
     on_cpu = [FIRST, 0, SECOND] if device == "cpu" else [0, 0, 0]
     assert column(found.forward, "gloo's copies")[1:4] == on_cpu

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from vitscale.engines.base import blocks_of, with_options
 from vitscale.engines.stages import stage_plan
 from vitscale.errors import RequestError
 from vitscale.models import build
+from vitscale.models.batch_norm import over_real_images
 from vitscale.trial.model_spec import ModelSpec, resolve
 from vitscale.trial.parallel import ParallelSpec
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
@@ -52,6 +53,29 @@ def test_the_blocks_of_a_vision_transformer_are_its_layers() -> None:
 def test_the_outermost_list_of_like_modules_holds_the_blocks() -> None:
     model = Staged()
     assert list(blocks_of(model)) == list(model.stages)
+
+
+class Pairs(nn.Module):
+    """Layers as vit-pytorch keeps them: a list of lists, of which forward calls the modules alone."""
+
+    def __init__(self, *pair: type[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.ModuleList(kind(4, 4) for kind in pair) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for pair in self.layers:
+            for module in pair.children():
+                x = module(x)
+        return x
+
+
+def test_lists_that_nothing_calls_are_no_blocks() -> None:
+    alike, unlike = Pairs(nn.Linear, nn.Linear), Pairs(nn.Linear, nn.Identity)
+    assert list(blocks_of(alike)) == [module for pair in alike.layers for module in pair.children()]
+    assert list(blocks_of(unlike)) == []
+    for option in ("activation_checkpointing", "compile"):
+        with pytest.raises(RequestError, match=rf"train.{option} works block by block, and 'Pairs' has no list"):
+            with_options(unlike, train(**{option: True}))
 
 
 def test_a_model_without_blocks_is_left_as_it_is_or_refused_by_name() -> None:
@@ -95,6 +119,43 @@ def test_checkpointing_keeps_less_and_changes_no_gradient_and_no_name() -> None:
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=0)
 
 
+class Normed(nn.Module):
+    """Two convolutions with batch norms, torch's own or those over real images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.ReLU()) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for stage in self.stages:
+            x = stage(x)
+        return x
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_norm_whose_block_is_computed_again_counts_its_images_once(replaced: bool) -> None:
+    models = []
+    for again in (False, True):
+        torch.manual_seed(0)
+        model = Normed()
+        if replaced:
+            over_real_images(model, synchronised=False)
+        with_options(model, train(activation_checkpointing=again))
+        for _ in range(2):
+            model(torch.randn(4, 3, 5, 5)).square().sum().backward()
+        models.append(model)
+    plain, checkpointed = (model.state_dict() for model in models)
+    assert plain["stages.0.1.num_batches_tracked"] == 2
+    torch.testing.assert_close(checkpointed, plain, rtol=0, atol=0)
+    gradients = [[parameter.grad for parameter in model.parameters()] for model in models]
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=0)
+
+
+def test_norms_in_blocks_that_are_compiled_and_computed_again_are_refused() -> None:
+    with pytest.raises(RequestError, match="twice in the running statistics of the batch norms in 'Sequential'"):
+        with_options(Normed(), train(compile=True, activation_checkpointing=True))
+
+
 def test_compiling_is_asked_of_each_block_after_its_checkpointing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled code itself takes a minute to make on CPU; what is held here is who is compiled, and when."""
     seen: list[str] = []
@@ -104,6 +165,42 @@ def test_compiling_is_asked_of_each_block_after_its_checkpointing(monkeypatch: p
     seen.clear()
     with_options(Staged(), train(compile=True))
     assert seen == ["method"] * 3
+
+
+class Scaled(nn.Module):
+    """Blocks that differ in a number of Python's, as a rate of drop path does from layer to layer."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.linear, self.scale = nn.Linear(4, 4), scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x) * self.scale
+        return out
+
+
+def test_each_of_many_unlike_blocks_is_compiled_for_both_sizes_of_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over graphs that nothing is made of; by default torch runs the blocks behind the eighth without any."""
+    ran: list[torch.fx.GraphModule] = []
+
+    def as_it_is(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
+        def run(*given: Any) -> Any:
+            ran.append(graph)
+            return graph.forward(*given)
+
+        return run
+
+    original = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **options: original(self, backend=as_it_is, **options))
+    torch._dynamo.reset()
+    blocks = 12
+    with torch._dynamo.config.patch(recompile_limit=8):
+        model = with_options(nn.Sequential(*(Scaled(1.0 + block) for block in range(blocks))), train(compile=True))
+        for images in (2, 3, 3):
+            ran.clear()
+            model(torch.ones(images, 4))
+            assert len(set(ran)) == len(ran) == blocks
+    torch._dynamo.reset()
 
 
 class Ordered(nn.Module):

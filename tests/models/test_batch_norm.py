@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from forks import prepared_here
+from vitscale.errors import RequestError
 from vitscale.models.batch_norm import BatchNorm, norms_of, over_real_images
 
 CHANNELS = 5
@@ -144,3 +145,23 @@ def test_every_norm_of_a_model_is_replaced_and_its_names_stay() -> None:
     assert len(norms_of(model)) == 1
     assert torch.equal(model(images), expected)
     assert not norms_of(model.train())[0].synchronised
+
+
+class Activated(nn.BatchNorm2d):
+    """As timm's BatchNormAct2d."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).relu()
+
+
+class Renamed(nn.BatchNorm2d):
+    """Torch's own but for the name."""
+
+
+def test_a_norm_with_a_forward_of_its_own_is_refused_and_not_replaced_by_half_of_it() -> None:
+    model = nn.Sequential(nn.Conv2d(3, CHANNELS, 1), nn.Sequential(Renamed(CHANNELS), nn.SyncBatchNorm(CHANNELS)))
+    for _ in range(2):  # those that are there already may be replaced
+        over_real_images(model, synchronised=True)
+    assert len(norms_of(model)) == 2
+    with pytest.raises(RequestError, match=r"'1\.1' is a batch norm with a forward of its own, 'Activated', and norms"):
+        over_real_images(nn.Sequential(nn.Identity(), nn.Sequential(nn.Identity(), Activated(3))), synchronised=True)

@@ -69,3 +69,42 @@ def test_everything_is_as_it_was_afterwards(tmp_path: Path) -> None:
     assert all(torch.equal(before[name], tensor) for name, tensor in engine.module.state_dict().items())
     assert line.bytes > 3 * 8 * 4
     assert list(tmp_path.iterdir()) == []
+
+
+class ToldRank0s(PlainEngine):
+    """A rank whose batch norm has other statistics than rank 0's, which are what is saved."""
+
+    @override
+    def save_checkpoint(self, folder: Path, step: int, alive: checkpoint.Alive = lambda: None) -> None:
+        mean = self.module.get_buffer("1.running_mean")
+        own = mean.clone()
+        with pytest.MonkeyPatch.context() as as_rank_0:
+            as_rank_0.setattr(checkpoint, "_rank", lambda: 0)
+            mean.fill_(7.0)
+            super().save_checkpoint(folder, step, alive)
+        mean.copy_(own)
+
+
+class ForgetsBuffers(PlainEngine):
+    @override
+    def load_checkpoint(self, folder: Path, alive: checkpoint.Alive = lambda: None) -> int:
+        step = super().load_checkpoint(folder, alive)
+        self.module.get_buffer("1.running_mean").zero_()
+        return step
+
+
+@pytest.mark.parametrize(("kind", "rank"), [(ToldRank0s, 1), (ForgetsBuffers, 0)])
+def test_statistics_of_local_norms_are_compared_on_the_rank_that_saves_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[PlainEngine], rank: int
+) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    engine = kind(model, make_trial("none", 1), CPU)
+    engine.micro_step(torch.randn(4, 3), lambda logits: logits.square().sum(), last=True)
+    engine.step()
+    monkeypatch.setattr(checkpoint, "_rank", lambda: rank)
+    if rank == 0:
+        with pytest.raises(RuntimeError, match=r"1 of 16 tensors differ, the first is buffers/1\.running_mean"):
+            measured_checkpoint(engine, CPU, tmp_path, 1, lambda: None)
+    else:
+        measured_checkpoint(engine, CPU, tmp_path, 1, lambda: None)
+        assert engine.module.get_buffer("1.running_mean").tolist() == [7.0, 7.0]

@@ -15,6 +15,7 @@ from vitscale import models, sources, store
 from vitscale.engines.base import LossOf
 from vitscale.engines.plain import PlainEngine
 from vitscale.errors import RequestError
+from vitscale.models.batch_norm import over_real_images
 from vitscale.probes.resources import ResourceProbe
 from vitscale.probes.steps import Explainer, Phase, no_phase
 from vitscale.processes.heartbeat import PROGRESS
@@ -263,15 +264,18 @@ class CompiledEngine(WatchedEngine):
         return loss
 
 
-def compiled(folder: Path, rehearses: bool) -> tuple[RankRecord, CompiledEngine]:
+def compiled(
+    folder: Path, rehearses: bool, model: nn.Module | None = None, images: int = 288
+) -> tuple[RankRecord, CompiledEngine]:
     """Record and engine of two epochs of eight steps: of 288 images the last step takes 8, and the others 40."""
     folder.mkdir()
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     trial = trial_of(epochs=2, micro_batch=20, compile=True)
-    trial = trial.model_copy(update={"model": MODEL.model_copy(update={"layers": 2})})
+    data = trial.data.model_copy(update={"fraction": images / 1438})
+    trial = trial.model_copy(update={"model": MODEL.model_copy(update={"layers": 2}), "data": data})
     torch.manual_seed(0)
-    engine = CompiledEngine(models.build(trial.model), trial, CPU)
+    engine = CompiledEngine(model or models.build(trial.model), trial, CPU)
     log = store.RankLog(folder, 0)
     own = RankInfo(rank=0, world_size=1, local_rank=0, launch_seconds=None)
     training = Training(trial, own, sources.load(trial.data), engine, CPU, log, 0)
@@ -298,6 +302,33 @@ def test_compiled_blocks_know_the_last_steps_shape_before_the_first_step_and_tra
     assert engine.drawn[0] == engine.drawn[1]  # its random numbers are given back
     assert engine.drawn[1:] == plain.drawn
     assert engine.module.get_buffer("forwards") == plain.module.get_buffer("forwards")
+
+
+class Convolutions(nn.Module):
+    """Classifies by blocks that hold batch norms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)) for _ in range(2)))
+        self.classifier = nn.Linear(3, 10)
+
+    @override
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(self.blocks(images).mean((2, 3)))
+        return logits
+
+
+def test_compiled_norms_know_what_the_last_step_pads_before_the_first_step(
+    tmp_path: Path, quick_compiler: list[str]
+) -> None:
+    """Of 287 images the last step takes 7, of which 4 count in its first micro-step and 3 in its second."""
+    model = Convolutions()
+    over_real_images(model, synchronised=False)
+    _, engine = compiled(tmp_path / "rehearsed", rehearses=True, model=model, images=287)
+    first, second, *graphs = engine.graphs
+    assert len(graphs) == 2 * 16
+    assert 0 < first < second < graphs[0]
+    assert set(graphs[:16]) == {graphs[0]}
 
 
 class AskedProbe(ResourceProbe):

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from vitscale.engines import checkpoint
 from vitscale.engines.splits import clip
 from vitscale.engines.whole_tensors import TorchTensors, WholeTensors, torch_loss_scale
 from vitscale.errors import RequestError, shown
-from vitscale.models import logits_of
+from vitscale.models import logits_of, named
 from vitscale.probes.gradient_norms import squared_norm
 from vitscale.probes.steps import Phase, no_phase
 from vitscale.trial.trial import TrainSpec, Trial
@@ -324,20 +324,32 @@ class TorchEngine(Engine):
 
 
 def blocks_of(model: nn.Module) -> Sequence[nn.Module]:
-    """The model's repeated blocks: the children of the list of like modules that holds the most parameters.
+    """The model's repeated blocks: the modules of the list of like ones, outside heads, that holds the most parameters.
 
-    In a vision transformer these are its layers, in a Swin transformer its stages. Empty where no list holds two
-    modules of one class.
+    In a vision transformer these are its layers, in a Swin transformer its stages. The convolutions of a decoder's head
+    are none, though they may outweigh all layers of a small one. Empty where no list holds two modules of one class.
     """
+    heads = [getattr(model, name, None) for name in (named.DECODE_HEAD, named.AUXILIARY_HEAD)]
+    in_heads = {module for head in heads if isinstance(head, nn.Module) for module in head.modules()}
     lists = [
         children
         for module in model.modules()
         if isinstance(module, nn.ModuleList | nn.Sequential)
-        and len(children := list(module.children())) > 1
+        and module not in in_heads
+        and len(children := list(_called(module))) > 1
         and len({type(child) for child in children}) == 1
     ]
     # Among equals the first is the outermost.
     return max(lists, key=lambda children: sum(map(_size, children)), default=[])
+
+
+def _called(container: nn.Module) -> Iterator[nn.Module]:
+    """A container's children; in place of a list in it, which has no forward and is never called, that list's own."""
+    for child in container.children():
+        if isinstance(child, nn.ModuleList | nn.ModuleDict):
+            yield from _called(child)
+        else:
+            yield child
 
 
 def with_options(model: nn.Module, train: TrainSpec, own_blocks: Sequence[nn.Module] | None = None) -> nn.Module:
@@ -356,7 +368,7 @@ def with_options(model: nn.Module, train: TrainSpec, own_blocks: Sequence[nn.Mod
         own_blocks: blocks of the pipeline stages on this rank; there may be none. None: those of `blocks_of`.
 
     Raises:
-        RequestError: an option is set, and the model has no repeated blocks.
+        RequestError: an option is set, and the model has no repeated blocks; or both are, and a block has batch norms.
     """
     if not (train.activation_checkpointing or train.compile):
         return model
@@ -365,18 +377,53 @@ def with_options(model: nn.Module, train: TrainSpec, own_blocks: Sequence[nn.Mod
         option = "activation_checkpointing" if train.activation_checkpointing else "compile"
         raise RequestError(
             f"train.{option} works block by block, and {shown(type(model).__name__)} has no list of two or more "
-            "modules of one class",
-            next_step=f"Keep the model's blocks in a torch.nn.ModuleList or Sequential, or leave {option} out",
+            "modules of one class outside its heads",
+            next_step="Keep the model's blocks, each one module with a forward, in a torch.nn.ModuleList or Sequential,"
+            f" or leave {option} out",
         )
+    if train.compile:
+        # Blocks that differ in a number alone (a rate of drop path) have one code and a graph each, in both sizes of
+        # batch. torch keeps eight graphs of one code, and would run all other blocks as they are.
+        config = torch._dynamo.config
+        config.recompile_limit = max(config.recompile_limit, 2 * len(blocks))
     for block in blocks:
         if train.activation_checkpointing:
             # The re-entrant form would hide parameters from DDP, and it needs inputs that require gradients.
-            block.forward = functools.partial(recomputed, block.forward, use_reentrant=False)
+            options: dict[str, Any] = {"use_reentrant": False} | _once_counted(block, train)
+            block.forward = functools.partial(recomputed, block.forward, **options)
         if train.compile:
             # One graph for each of the few shapes. By default the compiler makes one for all sizes of batch as soon as
             # it meets a second size, the last step's, and from then on uses it for the full batches too.
             block.compile(dynamic=False)
     return model
+
+
+def _once_counted(block: nn.Module, train: TrainSpec) -> dict[str, Any]:
+    """What keeps a block's batch norms from counting images again in their statistics where forward is repeated."""
+    norms = [module for module in block.modules() if isinstance(module, nn.modules.batchnorm._NormBase)]
+    if not any(norm.track_running_stats for norm in norms):
+        return {}
+    if train.compile:
+        # torch takes no such context there, and its compiled backward updates the statistics again (seen in 2.13).
+        raise RequestError(
+            "train.compile with train.activation_checkpointing would count each image twice in the running statistics "
+            f"of the batch norms in {shown(type(block).__name__)}",
+            next_step="Leave one of the two out",
+        )
+    return {"context_fn": lambda: (nullcontext(), _other_statistics(norms))}
+
+
+@contextmanager
+def _other_statistics(norms: Sequence[nn.Module]) -> Iterator[None]:
+    """Has norms update copies of their buffers meanwhile."""
+    own = [norm._buffers for norm in norms]
+    for norm in norms:
+        norm._buffers = {name: None if held is None else held.clone() for name, held in norm._buffers.items()}
+    try:
+        yield
+    finally:
+        for norm, buffers in zip(norms, own, strict=True):
+            norm._buffers = buffers
 
 
 def _size(module: nn.Module) -> int:

@@ -183,9 +183,15 @@ def save(whole: WholeTensors, folder: Path, step: int, alive: Alive) -> None:
 
 
 def contents(whole: WholeTensors) -> Iterator[tuple[str, str, Tensor]]:
-    """All that a checkpoint would hold now: file, name and whole tensor, one at a time; all ranks call it alike."""
+    """All that a checkpoint would hold now: file, name and whole tensor, one at a time; all ranks call it alike.
+
+    Buffers come on rank 0 alone, which writes its own: statistics of local batch norms differ from rank to rank.
+    """
     for file in _files(whole, _describe(whole, 0).states):
-        yield from ((file, name, _tensor(whole, file, name)) for name in _shapes(whole, file))
+        for name in _shapes(whole, file):
+            tensor = _tensor(whole, file, name)
+            if file != _BUFFERS or _rank() == 0:
+                yield file, name, tensor
 
 
 def _save_file(whole: WholeTensors, file: str, folder: Path, alive: Alive) -> None:

@@ -59,7 +59,7 @@ class StagePlan:
         here = {module for name in chain(*own) for module in model.get_submodule(name).modules()}
         blocks = [model.get_submodule(name) for name in self.blocks] or blocks_of(model)
         parts = [model.get_submodule(name) for name in chain(*self.parts)]
-        if not {*blocks} <= {module for part in parts for module in part.modules()}:
+        if not blocks or not {*blocks} <= {module for part in parts for module in part.modules()}:
             blocks = _repeated(parts)
             if not blocks and (trial.train.activation_checkpointing or trial.train.compile):
                 option = "activation_checkpointing" if trial.train.activation_checkpointing else "compile"

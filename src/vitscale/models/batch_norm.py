@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.profiler import record_function
 from typing_extensions import override
 
+from vitscale.errors import RequestError, shown
 from vitscale.store.records import NORM_MARK
 
 
@@ -141,7 +141,7 @@ class _Synchronised(torch.autograd.Function):
 
 def _exchange(sums: Tensor, group: dist.ProcessGroup | None) -> None:
     """Adds up `sums` over the ranks of a group (None: all), in place."""
-    with record_function(NORM_MARK):
+    with torch.profiler.record_function(NORM_MARK):
         dist.all_reduce(sums, group=group)
 
 
@@ -159,11 +159,21 @@ def over_real_images(model: nn.Module, *, synchronised: bool) -> None:
 
     Buffers of synchronised norms are equal on all ranks; those of local ones are a rank's own until
     `average_statistics`. A broadcast in each forward would also hide how long ranks wait for one another.
+
+    Raises:
+        RequestError: a norm's class has a forward of its own, and what that does besides would be lost.
     """
-    for parent in list(model.modules()):
+    for path, parent in list(model.named_modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, _BatchNorm):
-                setattr(parent, name, BatchNorm(child, synchronised=synchronised))
+            if not isinstance(child, _BatchNorm):
+                continue
+            if type(child).forward not in (_BatchNorm.forward, nn.SyncBatchNorm.forward, BatchNorm.forward):
+                what = f"{shown(f'{path}.{name}'.strip('.'))} is a batch norm with a forward of its own"
+                raise RequestError(
+                    f"{what}, {shown(type(child).__name__)}, and norms are replaced here to leave padding out",
+                    next_step="Use torch's own batch norms, with what that forward does besides in modules behind them",
+                )
+            setattr(parent, name, BatchNorm(child, synchronised=synchronised))
     # `DistributedDataParallel` reads this, whoever wraps the model in one.
     names = [name for name, _ in model.named_buffers()]
     nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)

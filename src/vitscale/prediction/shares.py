@@ -239,7 +239,6 @@ def _shapes(whole: ParameterShapes, tensor: int, chunks: tuple[range, ...], firs
         row = [block for chunk in chunks for number in chunk for block in whole.in_a_row[number]]
         alike = [block._replace(repeats=len(list(run))) for block, run in groupby(row)]
         blocks = (embedding if first else nothing, *alike, head if last else nothing)
-        whole = whole._replace(wrapped_in_decoder=False)  # stages say which blocks they have
     return whole._replace(
         blocks=tuple(b._replace(modules=tuple(module.part(tensor) for module in b.modules)) for b in blocks), units=()
     )

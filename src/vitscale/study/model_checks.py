@@ -242,7 +242,7 @@ def check_blocks(trial: Trial) -> None:
         RequestError: the model has no two blocks of one kind, which otherwise only its ranks would notice.
     """
     shapes = recorded_shapes(trial.model)
-    if shapes is None or shapes.wrapped_in_decoder or any(block.wrapped for block in shapes.blocks):
+    if shapes is None or any(block.wrapped for block in shapes.blocks):
         return
     named = shown(trial.model.name or trial.model.hf)
     for option in ("activation_checkpointing", "compile"):

@@ -98,8 +98,6 @@ class ParameterShapes(NamedTuple):
     """A model's trainable tensors by block, in the order in which a named model registers them."""
 
     blocks: tuple[Block, ...]
-    wrapped_in_decoder: bool = False
-    """Whether engines wrap a list of the decoder's convolutions: it has more parameters than the list of blocks."""
     units: tuple[tuple[Block, ...], ...] = ()
     """What a pipeline's stages take one by one, between embedding and head; empty where that is `blocks[1]`."""
 
@@ -138,12 +136,7 @@ def _shapes(
         head = model_counts.in_order([norm, model_counts.linear(width, classes, 1, "outputs")])
         return ParameterShapes((*blocks, head), units=units)
     before = [] if vit is None else [norm, *model_counts.pyramid(width, decoder.sides[_OWN_MAP])]
-    wrapped = sum(block.repeats * block.elements for block in blocks if block.wrapped)
-    return ParameterShapes(
-        (*blocks, model_counts.upernet(decoder, before, auxiliary_first=vit is not None)),
-        model_counts.upernet_lists(decoder) > wrapped,
-        units,
-    )
+    return ParameterShapes((*blocks, model_counts.upernet(decoder, before, auxiliary_first=vit is not None)), units)
 
 
 def _vit_blocks(s: VitShape) -> list[Block]:

@@ -378,16 +378,6 @@ def upernet(shape: DecoderShape, before: Sequence[Module] = (), *, auxiliary_fir
     return Block(tuple(modules), (*range(len(before)), *forward))
 
 
-def upernet_lists(shape: DecoderShape) -> int:
-    """Elements of the larger of UperNet's two module lists: the laterals, or the convolutions behind them."""
-    layers, others = upernet_layers(shape), len(shape.widths) - 1
-    behind = others + len(_POOLED) + 1
-    return max(
-        sum(module.elements for layer in some for module in layer.modules)
-        for some in (layers[:others], layers[behind : behind + others])
-    )
-
-
 def _layer(inputs: int, outputs: int, kernel: int, side: int) -> DecoderLayer:
     """A convolution that keeps the side and has no bias, with a batch norm."""
     modules = (convolution(inputs, outputs, kernel, side, bias=False), norm(outputs))

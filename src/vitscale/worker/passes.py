@@ -122,10 +122,8 @@ class Passes:
         """
         with phase("forward"):
             images = batch.images()
-        part = self._labelled(len(batch.labels))
-        labels = batch.labels[part]
-        for norm in self.norms:
-            norm.real = min(max(0, batch.real - part.start), len(labels))
+        labels = batch.labels[self._labelled(len(batch.labels))]
+        self._tell_norms(batch.real, len(batch.labels))
 
         def loss_of(logits: Tensor) -> Tensor:
             if self.classes is not None and logits.shape[1] != self.classes:
@@ -145,8 +143,9 @@ class Passes:
     def rehearse_last_step(self) -> None:
         """Takes a micro-batch as small as those of an epoch's last step, where that is smaller, through the engine.
 
-        Compiled blocks then know its shape before any step is timed. Weights, gradients, buffers and random numbers
-        are afterwards as they were. All ranks do it, or none.
+        Compiled blocks then know its shape before any step is timed, and that of what batch norms in them leave out of
+        it in each micro-step. Weights, gradients, buffers and random numbers are afterwards as they were. All ranks do
+        it, or none.
         """
         order = self.order(epoch=0)
         if order.steps == 0:
@@ -161,13 +160,13 @@ class Passes:
             images=batch.images[:n], labels=batch.labels[:n], ids=batch.ids[:n], weights=batch.weights[:n]
         )
         images = self._on_device(small, epoch=0, training=True, phase=no_phase).images()
-        for norm in self.norms:
-            norm.real = None
         buffers = [(buffer, buffer.clone()) for buffer in self.engine.module.buffers()]
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-            self.engine.rehearse(images)
-        if self.auxiliary is not None:
-            self.auxiliary.take()
+            for micro_step in range(self.trial.train.grad_accum if self.norms else 1):
+                self._tell_norms(order.slot(order.steps - 1, micro_step, self.at.data).real, n)
+                self.engine.rehearse(images)
+                if self.auxiliary is not None:
+                    self.auxiliary.take()
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
@@ -219,6 +218,12 @@ class Passes:
     @property
     def _slides(self) -> bool:
         return self.trial.data.evaluation == "sliding"
+
+    def _tell_norms(self, real: int, images: int) -> None:
+        """Tells batch norms how many images count of those that this rank labels of the coming `images`."""
+        part = self._labelled(images)
+        for norm in self.norms:
+            norm.real = min(max(0, real - part.start), part.stop - part.start)
 
     def _labelled(self, images: int) -> slice:
         """The part of `images` images that this rank labels."""

@@ -186,7 +186,7 @@ def measured_checkpoint(
     what the operating system may still have in memory.
 
     Raises:
-        RuntimeError: a weight or an optimizer state is not bit for bit what it was.
+        RuntimeError: a weight, an optimizer state or, on rank 0, a buffer is not bit for bit what it was.
         RequestError: this engine or optimizer cannot be saved.
         OSError: the disk is full, or does not take it for another reason.
     """
@@ -212,10 +212,12 @@ def measured_checkpoint(
 
 
 def _spoil(engine: Engine) -> None:
-    """Sets the weights to zero and drops the optimizer's states: what is there afterwards was restored."""
+    """Sets weights and buffers to zero and drops the optimizer's states: what is there afterwards was restored."""
     whole = engine.whole_tensors()
     for name in whole.parameters:
         whole.set_weight(name, torch.zeros(whole.shape(name)))
+    for name, buffer in whole.buffers.items():
+        whole.set_buffer(name, torch.zeros_like(buffer))
     whole.make_states((), (), 0)
 
 

@@ -8,12 +8,11 @@ import pytest
 
 from prediction.memory.test_forecast import trial
 from vitscale.prediction.memory.around import Around, around
-from vitscale.prediction.memory.forecast import unavailable
 from vitscale.prediction.memory.holding import fsdp2
 from vitscale.prediction.memory.in_parts import pieces
 from vitscale.prediction.memory.zero import deepspeed
 from vitscale.trial.model_cost import parameter_shapes, parameters
-from vitscale.trial.model_spec import ModelSpec, resolve
+from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.trial import Trial
 
 TINY = ModelSpec(name="swinv2-t", image_size=8, patch_size=2, hidden_size=4, heads=1, depths=(1, 1), window_size=2)
@@ -62,6 +61,7 @@ def test_fsdp2_holds_one_stage_and_what_is_on_its_way(device: Any) -> None:
     in_first = BEHIND + 144 + LARGEST + SECOND // 2
     assert column(found.backward, "gradients")[1] == in_first
     assert column(found.exchange and [found.exchange], "buckets") == [ROOT]
+    assert column([found.exchange], "gathered weights") == [0], "they are let go of before"
     # Let go of while a stage's first part is under way.
     on_cpu = [FIRST, 0, SECOND] if device == "cpu" else [0, 0, 0]
     assert column(found.forward, "gloo's copies")[1:4] == on_cpu
@@ -107,15 +107,3 @@ def test_zero_3_keeps_large_weights_from_forward_to_their_backward() -> None:
     assert gathered[1] == small + LARGEST + 2 * ahead
     assert gathered[3:] == [small + 3 * LARGEST] * 2
     assert column(found.backward, "gathered weights") == [small + n * LARGEST for n in (0, 1, 1, 3, 3)]
-
-
-def test_where_the_decoder_outweighs_the_blocks_fsdp2_is_unavailable() -> None:
-    small = resolve(
-        ModelSpec(
-            task="segmentation", name="swinv2-t", image_size=32, patch_size=4, hidden_size=4, heads=1, depths=(1, 1, 1),
-            window_size=2, decoder_size=64,
-        ),
-        3,
-    )  # fmt: skip
-    assert unavailable(trial(2, small, "cpu", engine="fsdp2")).startswith("FSDP2 wraps the decoder's convolutions here")
-    assert unavailable(trial(2, small, "cpu", engine="ddp")) == ""

@@ -149,10 +149,11 @@ def _zero_3(trial: Trial, parts: Sequence[Part]) -> tuple[list[Parts], list[Part
 def _fsdp2(trial: Trial, holding: Holding, parts: Sequence[Part]) -> Around:
     """What `holding.fsdp2` describes, block by block.
 
-    The root's weights and gradients stay whole from forward to the end of backward. The root's buffer is there while
-    the root begins. While the parts behind the blocks run, the last block's buffer is there: in forward until the next
-    gather, in backward because the last block is fetched ahead. In forward gloo has let go of its copy by the second
-    part of a block: in none of 24 steps was it still there at the end of a stage of two.
+    The root's weights and gradients stay whole from forward to the end of backward; its weights are let go of before
+    its gradients are scattered (`post_backward`). The root's buffer is there while the root begins. While the parts
+    behind the blocks run, the last block's buffer is there: in forward until the next gather, in backward because the
+    last block is fetched ahead. In forward gloo has let go of its copy by the second part of a block: in none of 24
+    steps was it still there at the end of a stage of two.
     """
     train, ranks = trial.train, trial.layout.replicas
     each, sent = weight_bytes(train), communicated_bytes(train)
@@ -205,7 +206,7 @@ def _fsdp2(trial: Trial, holding: Holding, parts: Sequence[Part]) -> Around:
         if block > 0 and parts[number - 1].block != block:
             copied = added(gathered(0, fetched), made(block, sizes[block], 0), scattered(block))
             between.append((number - 1, 0.0, copied))
-    exchange = added(holding.exchange, {"gradients": root * each, "buckets": root * sent})
+    exchange = {"gradients": holding.exchange["gradients"] + root * each, "buckets": root * sent}
     return Around(
         [added(holding.held, own) for own in forward],
         [added(holding.held, own) for own in backward],

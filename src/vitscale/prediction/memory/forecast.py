@@ -116,8 +116,6 @@ def unavailable(trial: Trial) -> str:
         return "only building this model could count it"
     if _classifier(trial) is not None:
         return ""
-    if train.wrapper == "fsdp2" and shapes.wrapped_in_decoder and trial.parallel.pipeline == 1:
-        return "FSDP2 wraps the decoder's convolutions here, which outweigh the blocks, and that is not modelled"
     return (
         ""
         if train.device == "cpu" or train.precision not in AUTOCAST

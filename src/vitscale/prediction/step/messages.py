@@ -173,17 +173,14 @@ def messages(trial: Trial) -> tuple[Message, ...] | None:
     Where only a model's parameter count is known, its tensors are taken as alike (`_evenly`). Where ranks share a
     model, these are the messages of the rank that sends most.
 
-    None where unknown: a model that only building it could count, or whose largest list of like modules is the
-    decoder's (FSDP2 wraps that, except in stages); an optimizer that exchanges something of its own; a DeepSpeed file
-    that asks for other exchanges.
+    None where unknown: a model that only building it could count; an optimizer that exchanges something of its own; a
+    DeepSpeed file that asks for other exchanges.
     """
     train, sent = trial.train, of_engine(trial.train.wrapper).messages
     shapes = recorded_shapes(trial.model)
     if shapes is None and trial.model.parameter_count:
         shapes = _evenly(trial.model.parameter_count)
     if shapes is None or not sent or train.optimizer not in _KNOWN_OPTIMIZERS:
-        return None
-    if train.wrapper == "fsdp2" and shapes.wrapped_in_decoder and trial.parallel.pipeline == 1:
         return None
     if train.wrapper == "deepspeed" and not (modelled(_without_offload(train)) and _plain_exchange(train)):
         return None

@@ -17,7 +17,7 @@ import torch
 
 from forks import prepared_here
 from study_factory import expanded
-from vitscale import Probe, composer_callback
+from vitscale import Probe, composer_callback, lightning_callback
 from vitscale.probes import steps as step_clock
 from vitscale.store import RankLog
 from vitscale.store.lines import read_lines
@@ -294,11 +294,85 @@ def test_an_evaluation_within_a_step_leaves_that_step_out(tmp_path: Path) -> Non
     assert [(s.step, s.images) for s in loop.record().steps] == [(n, 4) for n in range(6)]
 
 
+def hear_composer(sizes: list[int], now: list[float], *, lengths: bool = True) -> None:
+    """Fires Composer's events in their order, for batches of these sizes, until the callback ends training."""
+    ended: list[bool] = []
+    callback = composer_callback()
+    while not ended:
+        state = SimpleNamespace(stop_training=lambda: ended.append(True), dataloader_len=None)
+        callback.epoch_start(state, None)
+        for number, size in enumerate(sizes):
+            state.batch = torch.zeros(size, 1)
+            if lengths:
+                state.dataloader_len, state.timestamp = len(sizes), SimpleNamespace(batch_in_epoch=number)
+            callback.batch_start(state, None)
+            now[0] += 0.25
+            callback.batch_end(state, None)
+            if ended:
+                break
+        now[0] += 100.0  # a checkpoint, the workers of the next epoch's loader
+
+
+def hear_lightning(sizes: list[int], now: list[float], *, lengths: bool = True, accumulate: int = 1) -> None:
+    """Calls Lightning's hooks in their order, for batches of these sizes, until the callback ends training."""
+    callback, batches = lightning_callback(), len(sizes) if lengths else float("inf")
+    trainer = SimpleNamespace(accumulate_grad_batches=accumulate, num_training_batches=batches, should_stop=False)
+    callback.on_train_start(trainer, torch.nn.Linear(1, 1))
+    while not trainer.should_stop:
+        callback.on_train_epoch_start(trainer, None)
+        for number, size in enumerate(sizes):
+            callback.on_train_batch_start(trainer, None, torch.zeros(size, 1), number)
+            now[0] += 0.25
+            callback.on_train_batch_end(trainer, None, None, None, number)
+            if trainer.should_stop:
+                break
+        now[0] += 100.0  # a checkpoint, the workers of the next epoch's loader
+
+
+@pytest.fixture(params=[hear_composer, hear_lightning])
+def hear(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What calls a library's hooks, which need not be installed."""
+    stub = SimpleNamespace(Callback=object)
+    stubs = {"composer": stub, "lightning": SimpleNamespace(pytorch=stub), "lightning.pytorch": stub}
+    for name, module in stubs.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    return request.param
+
+
+def test_callbacks_leave_out_what_lies_between_two_epochs(tmp_path: Path, now: list[float], hear: Any) -> None:
+    loop = Loop(tmp_path, steps=9)
+    hear([4] * 5, now)
+    record = loop.record()
+    assert [s.epoch for s in record.steps] == [0] * 5 + [1] * 5 + [2]
+    assert {s.seconds for s in record.steps} == {0.25}
+
+
+def test_callbacks_let_the_last_batch_of_a_loader_be_short(tmp_path: Path, now: list[float], hear: Any) -> None:
+    loop = Loop(tmp_path, steps=5)
+    hear([4, 4, 3], now)
+    assert [s.images for s in loop.record().steps] == [4, 4, 3, 4, 4, 3, 4]
+
+
+@pytest.mark.parametrize(("sizes", "lengths"), [([4, 3, 4], True), ([4, 4, 3], False), ([4, 4, 5], True)])
+def test_callbacks_refuse_other_short_batches_and_what_cannot_be_told(
+    tmp_path: Path, now: list[float], hear: Any, sizes: list[int], *, lengths: bool
+) -> None:
+    Loop(tmp_path, steps=5)
+    with pytest.raises(ValueError, match=r"trains [35] images in this optimizer step of rank 0, and the study says 4"):
+        hear(sizes, now, lengths=lengths)
+
+
+@pytest.mark.parametrize("hear", [hear_lightning], indirect=True)
+def test_lightning_s_callback_counts_all_batches_of_a_step(tmp_path: Path, now: list[float], hear: Any) -> None:
+    loop = Loop(tmp_path, accumulate=2, steps=3)
+    hear([4, 4, 4, 3], now, accumulate=2)
+    assert [(s.images, s.seconds) for s in loop.record().steps] == [(8, 0.5), (7, 0.5)] * 2 + [(8, 0.5)]
+
+
 def fit_with_lightning(loader: Any, folder: Path, **how: Any) -> int:
     """Trains and evaluates on a loader, in steps of two batches, for 90 epochs unless the callback ends it; returns
     how many batches were trained on."""
     lightning = pytest.importorskip("lightning.pytorch", reason="Lightning is not installed: pip install lightning")
-    from vitscale import lightning_callback
 
     class Model(lightning.LightningModule):  # type: ignore[misc,name-defined]  # where there is none it is of any type
         def __init__(self) -> None:
@@ -365,9 +439,9 @@ class Told:
     done = False
 
     @contextlib.contextmanager
-    def one_step(self, images):
+    def one_step(self, images, *, last):
         yield
-        told.append(images)
+        told.append(images())
 
     def pause(self):
         return contextlib.nullcontext()

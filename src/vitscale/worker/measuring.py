@@ -53,7 +53,8 @@ class Measuring:
         self._windows = windows(trial, length, per_epoch)
         self._stretch = timed_stretch(self._windows, trial.window.warmup_steps, range(length))
         self.step = 0
-        self._epoch = 0
+        self._epoch = self._epoch_began = 0
+        """Number of the stretch of steps between two pauses, and its first step."""
         self._model = ModelLine(
             parameters=None,
             gradient_dtype=None,
@@ -82,16 +83,23 @@ class Measuring:
         return self._finished
 
     @contextmanager
-    def one_step(self, images: int) -> Iterator[None]:
-        """Measures one optimizer step."""
+    def one_step(self, images: int | Callable[[], int], *, last: bool = False) -> Iterator[None]:
+        """Measures one optimizer step.
+
+        Args:
+            images: its images on this rank; or a function that is asked for them once the step is trained.
+            last: whether it is its loader's last, which may have fewer images than the others.
+        """
         self._begin()
         try:
             yield
         except BaseException:
             self._abandon()
             raise
-        self._check_images(images)
-        self._end(images)
+        trained = images() if callable(images) else images
+        if not (last and 0 < trained < self._expected):
+            self._check_images(trained)
+        self._end(trained)
 
     def batches(
         self, loader: Iterable[Any], accumulate: int, images: int | Callable[[Any], int] | None
@@ -259,7 +267,8 @@ class Measuring:
             self._read_resources()
         finish_device_work(self._device)
         barrier()
-        self._epoch += 1
+        if self.step > self._epoch_began:  # two pauses without a step between them are no epoch
+            self._epoch, self._epoch_began = self._epoch + 1, self.step
         if self.step in self._stretch:
             self._ask_resources(self.step)
         self._clock.start()

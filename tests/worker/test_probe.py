@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from forks import prepared_here
 from study_factory import expanded
@@ -240,6 +242,26 @@ def test_a_pause_before_a_profiled_step_only_puts_its_profile_off(tmp_path: Path
     assert [line.step for line in record.explained] == [
         n for n, window, _ in planned(loop.trial) if window == "explained"
     ]
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A process group of one rank, in this process."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("batches", [3, 7])
+def test_an_epoch_that_ends_before_a_counted_step_leaves_it_to_the_next(tmp_path: Path, batches: int) -> None:
+    """Of six recorded steps and two counted ones, before one of which an epoch ends: it has begun, and sent nothing."""
+    loop = Loop(tmp_path, steps=4, explain=False)
+    while not loop.probe.done:
+        for _ in loop.probe.steps(loop.loader[:batches]):
+            dist.all_reduce(torch.zeros(5))
+    traffic = loop.record().traffic
+    assert [(line.step, [c.input_elements for c in line.collectives or ()]) for line in traffic] == [(6, [5]), (7, [5])]
 
 
 def test_what_is_described_is_recorded_and_another_precision_refused(tmp_path: Path) -> None:

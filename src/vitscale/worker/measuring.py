@@ -29,7 +29,7 @@ from vitscale.trial.step_schedule import StepWindow, timed_stretch, windows
 from vitscale.trial.trial import samples_used, steps_per_epoch
 from vitscale.worker import environment, extensions, rank_process
 from vitscale.worker.group import barrier
-from vitscale.worker.probe import images_of
+from vitscale.worker.probe import GaveUp, images_of
 
 _UNNAMED = "the script does not name this phase of its steps: probe.phase({phase!r})"
 _PART_OF_PHASE = {"data": "data_wait", "forward": "forward", "backward": "backward", "optimizer": "optimizer"}
@@ -249,15 +249,15 @@ class Measuring:
         """Leaves the step under way as if it had not begun."""
         if self._open is None:
             return
-        self._close()
+        self._close(GaveUp())  # else the counter of traffic would keep it, and the same step once more
         if self._explainer.explaining:
             self._explainer.drop_block()
         self._losses = []
 
-    def _close(self) -> None:
+    def _close(self, why: GaveUp | None = None) -> None:
         opened, self._open = self._open, None
         if opened is not None:
-            opened.close()
+            opened.__exit__(None if why is None else GaveUp, why, None)
 
     def _restart(self) -> None:
         """Continues training after something else: the ranks' clocks start together."""

@@ -173,7 +173,7 @@ class _Steps:
             return
         self._gave_up = self._entered is not None
         if self._entered is not None:
-            self._entered.__exit__(_GaveUp, _GaveUp(), None)
+            self._entered.__exit__(GaveUp, GaveUp(), None)
         self._enter(self.probe.pause())
         self._paused = True
 
@@ -194,8 +194,8 @@ class _Steps:
         self._entered = context
 
 
-class _GaveUp(Exception):
-    """Leaves a step's context, so that it is not recorded."""
+class GaveUp(Exception):
+    """Leaves the contexts of a step that is given up, so that nothing of it is recorded."""
 
 
 def _images_of_steps(args: Any, loader: Any) -> Sequence[int]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -242,6 +243,58 @@ def test_a_pause_before_a_profiled_step_only_puts_its_profile_off(tmp_path: Path
     assert [line.step for line in record.explained] == [
         n for n, window, _ in planned(loop.trial) if window == "explained"
     ]
+
+
+def train(batch: torch.Tensor, now: list[float]) -> None:
+    layer = torch.nn.Linear(1, 1)
+    layer(batch).sum().backward()
+    torch.optim.SGD(layer.parameters(), 0.1).step()
+    now[0] += 0.25
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_pause_after_a_step_s_optimizer_ends_it(
+    tmp_path: Path, now: list[float], accumulate: int, every: int
+) -> None:
+    loop, steps = Loop(tmp_path, accumulate=accumulate, steps=5, explain=False), 0
+    for _epoch in range(3):
+        for number, batch in enumerate(loop.probe.steps(loop.loader, accumulate=accumulate)):
+            if number % accumulate == accumulate - 1:
+                train(batch, now)
+                steps += 1
+                if steps % every == 0:
+                    with loop.probe.pause():
+                        now[0] += 100.0
+    record = loop.record()
+    assert [(s.step, s.seconds) for s in record.steps] == [(n, 0.25) for n in range(7)]
+    assert steps == 7
+
+
+def test_a_pause_before_a_step_s_optimizer_gives_it_up(tmp_path: Path, now: list[float]) -> None:
+    """As of loops that evaluate before they train the batch in hand, which is in no step then: not in the next one."""
+    loop, steps = Loop(tmp_path, steps=5, explain=False), 0
+    for _epoch in range(3):
+        for batch in loop.probe.steps(loop.loader):
+            if steps % 3 == 0:
+                with loop.probe.pause():
+                    now[0] += 100.0
+            train(batch, now)
+            steps += 1
+    assert [(s.step, s.seconds) for s in loop.record().steps] == [(n, 0.25) for n in range(7)]
+    assert steps == 11  # without the first, fourth, seventh and tenth
+
+
+def test_the_time_of_a_pause_that_fails_is_in_no_step(tmp_path: Path, now: list[float]) -> None:
+    loop = Loop(tmp_path, steps=4, explain=False)
+    for number in range(6):
+        with loop.probe.step(images=4):
+            now[0] += 0.25
+        if number == 3:
+            with suppress(OSError), loop.probe.pause():
+                now[0] += 100.0
+                raise OSError("no space left for a checkpoint")
+    assert [s.seconds for s in loop.record().steps] == [0.25] * 6
 
 
 @pytest.fixture

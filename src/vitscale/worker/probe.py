@@ -62,7 +62,8 @@ class Probe:
     ) -> Iterable[Item]:
         """Yields the batches of `loader`, every `accumulate` of which are a step: `for batch in probe.steps(...)`.
 
-        A step ends where the loop asks for the batch after its last one. The batches end early when enough is measured.
+        A step ends where the loop asks for the batch after its last one, or before that pauses after an optimizer's
+        step. The batches end early when enough is measured.
         The last step of a loader may have fewer images than the others; batches that do not fill a step belong to none.
 
         Args:
@@ -77,7 +78,10 @@ class Probe:
         return loader if self._measuring is None else self._measuring.batches(loader, accumulate, images)
 
     def pause(self) -> AbstractContextManager[None]:
-        """Context for what is not training (evaluation, a checkpoint), between two steps and on every rank alike."""
+        """Context for what is not training (evaluation, a checkpoint), between two steps and on every rank alike.
+
+        In a loop over `steps` that is after the optimizer's step: a pause before it gives the step up.
+        """
         return _NOTHING if self._measuring is None else self._measuring.pause()
 
     def phase(self, name: Phase) -> AbstractContextManager[object]:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -166,6 +167,20 @@ def test_accumulation_makes_one_step_of_several_batches(tmp_path: Path) -> None:
     assert [s.step for s in record.steps] == list(range(10))
     assert {s.images for s in record.steps} == {8}
     assert [s.loss for s in record.steps][:2] == [0.5, 2.5]  # the means over (0, 1) and (2, 3)
+
+
+def test_a_loss_told_after_enough_is_measured_is_not_kept(tmp_path: Path) -> None:
+    class Loss(float):
+        """One that can be looked for."""
+
+    loop, loss = Loop(tmp_path, steps=2), Loss(2.5)
+    while not loop.probe.done:
+        with loop.probe.step(images=4):
+            loop.probe.loss(1.0)
+    kept = weakref.ref(loss)
+    loop.probe.loss(loss)
+    del loss
+    assert kept() is None
 
 
 def test_batches_that_fill_no_step_are_in_none(tmp_path: Path) -> None:

@@ -182,6 +182,8 @@ class Measuring:
 
     def tell_loss(self, value: torch.Tensor | float) -> None:
         """Takes the loss of a micro-step."""
+        if self._finished:  # no step would ever take it
+            return
         self._losses.append(value.detach() if isinstance(value, torch.Tensor) else value)
 
     def describe(self, parameters: int | None, flops_per_image: float | None, precision: str | None) -> None:

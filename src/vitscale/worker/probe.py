@@ -89,7 +89,7 @@ class Probe:
         return _NOTHING if self._measuring is None else self._measuring.phase(name)
 
     def loss(self, value: torch.Tensor | float) -> None:
-        """Tells the loss of a micro-step; does not wait for the device."""
+        """Tells the loss of a micro-step within its step; does not wait for the device."""
         if self._measuring is not None:
             self._measuring.tell_loss(value)
 

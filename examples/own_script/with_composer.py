@@ -32,6 +32,7 @@ class Trainer:
     def fit(self, model: torch.nn.Module, loader: DataLoader[Any]) -> None:
         optimizer = torch.optim.AdamW(model.parameters())
         while not self.state.stop:
+            self.event("epoch_start")
             for self.state.batch in loader:
                 self.event("batch_start")
                 optimizer.zero_grad()

@@ -7,17 +7,21 @@ import os
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from forks import prepared_here
 from study_factory import expanded
-from vitscale import Probe, composer_callback
+from vitscale import Probe, composer_callback, lightning_callback
 from vitscale.probes import steps as step_clock
 from vitscale.store import RankLog
 from vitscale.store.lines import read_lines
@@ -165,6 +169,20 @@ def test_accumulation_makes_one_step_of_several_batches(tmp_path: Path) -> None:
     assert [s.loss for s in record.steps][:2] == [0.5, 2.5]  # the means over (0, 1) and (2, 3)
 
 
+def test_a_loss_told_after_enough_is_measured_is_not_kept(tmp_path: Path) -> None:
+    class Loss(float):
+        """One that can be looked for."""
+
+    loop, loss = Loop(tmp_path, steps=2), Loss(2.5)
+    while not loop.probe.done:
+        with loop.probe.step(images=4):
+            loop.probe.loss(1.0)
+    kept = weakref.ref(loss)
+    loop.probe.loss(loss)
+    del loss
+    assert kept() is None
+
+
 def test_batches_that_fill_no_step_are_in_none(tmp_path: Path) -> None:
     loop = Loop(tmp_path, accumulate=2, steps=8)
     while not loop.probe.done:
@@ -242,6 +260,78 @@ def test_a_pause_before_a_profiled_step_only_puts_its_profile_off(tmp_path: Path
     ]
 
 
+def train(batch: torch.Tensor, now: list[float]) -> None:
+    layer = torch.nn.Linear(1, 1)
+    layer(batch).sum().backward()
+    torch.optim.SGD(layer.parameters(), 0.1).step()
+    now[0] += 0.25
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_pause_after_a_step_s_optimizer_ends_it(
+    tmp_path: Path, now: list[float], accumulate: int, every: int
+) -> None:
+    loop, steps = Loop(tmp_path, accumulate=accumulate, steps=5, explain=False), 0
+    for _epoch in range(3):
+        for number, batch in enumerate(loop.probe.steps(loop.loader, accumulate=accumulate)):
+            if number % accumulate == accumulate - 1:
+                train(batch, now)
+                steps += 1
+                if steps % every == 0:
+                    with loop.probe.pause():
+                        now[0] += 100.0
+    record = loop.record()
+    assert [(s.step, s.seconds) for s in record.steps] == [(n, 0.25) for n in range(7)]
+    assert steps == 7
+
+
+def test_a_pause_before_a_step_s_optimizer_gives_it_up(tmp_path: Path, now: list[float]) -> None:
+    """As of loops that evaluate before they train the batch in hand, which is in no step then: not in the next one."""
+    loop, steps = Loop(tmp_path, steps=5, explain=False), 0
+    for _epoch in range(3):
+        for batch in loop.probe.steps(loop.loader):
+            if steps % 3 == 0:
+                with loop.probe.pause():
+                    now[0] += 100.0
+            train(batch, now)
+            steps += 1
+    assert [(s.step, s.seconds) for s in loop.record().steps] == [(n, 0.25) for n in range(7)]
+    assert steps == 11  # without the first, fourth, seventh and tenth
+
+
+def test_the_time_of_a_pause_that_fails_is_in_no_step(tmp_path: Path, now: list[float]) -> None:
+    loop = Loop(tmp_path, steps=4, explain=False)
+    for number in range(6):
+        with loop.probe.step(images=4):
+            now[0] += 0.25
+        if number == 3:
+            with suppress(OSError), loop.probe.pause():
+                now[0] += 100.0
+                raise OSError("no space left for a checkpoint")
+    assert [s.seconds for s in loop.record().steps] == [0.25] * 6
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A process group of one rank, in this process."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("batches", [3, 7])
+def test_an_epoch_that_ends_before_a_counted_step_leaves_it_to_the_next(tmp_path: Path, batches: int) -> None:
+    """Of six recorded steps and two counted ones, before one of which an epoch ends: it has begun, and sent nothing."""
+    loop = Loop(tmp_path, steps=4, explain=False)
+    while not loop.probe.done:
+        for _ in loop.probe.steps(loop.loader[:batches]):
+            dist.all_reduce(torch.zeros(5))
+    traffic = loop.record().traffic
+    assert [(line.step, [c.input_elements for c in line.collectives or ()]) for line in traffic] == [(6, [5]), (7, [5])]
+
+
 def test_what_is_described_is_recorded_and_another_precision_refused(tmp_path: Path) -> None:
     loop = Loop(tmp_path, steps=2)
     loop.probe.describe(torch.nn.Linear(3, 5), flops_per_image=120.0, precision="fp32")
@@ -294,11 +384,85 @@ def test_an_evaluation_within_a_step_leaves_that_step_out(tmp_path: Path) -> Non
     assert [(s.step, s.images) for s in loop.record().steps] == [(n, 4) for n in range(6)]
 
 
+def hear_composer(sizes: list[int], now: list[float], *, lengths: bool = True) -> None:
+    """Fires Composer's events in their order, for batches of these sizes, until the callback ends training."""
+    ended: list[bool] = []
+    callback = composer_callback()
+    while not ended:
+        state = SimpleNamespace(stop_training=lambda: ended.append(True), dataloader_len=None)
+        callback.epoch_start(state, None)
+        for number, size in enumerate(sizes):
+            state.batch = torch.zeros(size, 1)
+            if lengths:
+                state.dataloader_len, state.timestamp = len(sizes), SimpleNamespace(batch_in_epoch=number)
+            callback.batch_start(state, None)
+            now[0] += 0.25
+            callback.batch_end(state, None)
+            if ended:
+                break
+        now[0] += 100.0  # a checkpoint, the workers of the next epoch's loader
+
+
+def hear_lightning(sizes: list[int], now: list[float], *, lengths: bool = True, accumulate: int = 1) -> None:
+    """Calls Lightning's hooks in their order, for batches of these sizes, until the callback ends training."""
+    callback, batches = lightning_callback(), len(sizes) if lengths else float("inf")
+    trainer = SimpleNamespace(accumulate_grad_batches=accumulate, num_training_batches=batches, should_stop=False)
+    callback.on_train_start(trainer, torch.nn.Linear(1, 1))
+    while not trainer.should_stop:
+        callback.on_train_epoch_start(trainer, None)
+        for number, size in enumerate(sizes):
+            callback.on_train_batch_start(trainer, None, torch.zeros(size, 1), number)
+            now[0] += 0.25
+            callback.on_train_batch_end(trainer, None, None, None, number)
+            if trainer.should_stop:
+                break
+        now[0] += 100.0  # a checkpoint, the workers of the next epoch's loader
+
+
+@pytest.fixture(params=[hear_composer, hear_lightning])
+def hear(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What calls a library's hooks, which need not be installed."""
+    stub = SimpleNamespace(Callback=object)
+    stubs = {"composer": stub, "lightning": SimpleNamespace(pytorch=stub), "lightning.pytorch": stub}
+    for name, module in stubs.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    return request.param
+
+
+def test_callbacks_leave_out_what_lies_between_two_epochs(tmp_path: Path, now: list[float], hear: Any) -> None:
+    loop = Loop(tmp_path, steps=9)
+    hear([4] * 5, now)
+    record = loop.record()
+    assert [s.epoch for s in record.steps] == [0] * 5 + [1] * 5 + [2]
+    assert {s.seconds for s in record.steps} == {0.25}
+
+
+def test_callbacks_let_the_last_batch_of_a_loader_be_short(tmp_path: Path, now: list[float], hear: Any) -> None:
+    loop = Loop(tmp_path, steps=5)
+    hear([4, 4, 3], now)
+    assert [s.images for s in loop.record().steps] == [4, 4, 3, 4, 4, 3, 4]
+
+
+@pytest.mark.parametrize(("sizes", "lengths"), [([4, 3, 4], True), ([4, 4, 3], False), ([4, 4, 5], True)])
+def test_callbacks_refuse_other_short_batches_and_what_cannot_be_told(
+    tmp_path: Path, now: list[float], hear: Any, sizes: list[int], *, lengths: bool
+) -> None:
+    Loop(tmp_path, steps=5)
+    with pytest.raises(ValueError, match=r"trains [35] images in this optimizer step of rank 0, and the study says 4"):
+        hear(sizes, now, lengths=lengths)
+
+
+@pytest.mark.parametrize("hear", [hear_lightning], indirect=True)
+def test_lightning_s_callback_counts_all_batches_of_a_step(tmp_path: Path, now: list[float], hear: Any) -> None:
+    loop = Loop(tmp_path, accumulate=2, steps=3)
+    hear([4, 4, 4, 3], now, accumulate=2)
+    assert [(s.images, s.seconds) for s in loop.record().steps] == [(8, 0.5), (7, 0.5)] * 2 + [(8, 0.5)]
+
+
 def fit_with_lightning(loader: Any, folder: Path, **how: Any) -> int:
     """Trains and evaluates on a loader, in steps of two batches, for 90 epochs unless the callback ends it; returns
     how many batches were trained on."""
     lightning = pytest.importorskip("lightning.pytorch", reason="Lightning is not installed: pip install lightning")
-    from vitscale import lightning_callback
 
     class Model(lightning.LightningModule):  # type: ignore[misc,name-defined]  # where there is none it is of any type
         def __init__(self) -> None:
@@ -365,9 +529,9 @@ class Told:
     done = False
 
     @contextlib.contextmanager
-    def one_step(self, images):
+    def one_step(self, images, *, last):
         yield
-        told.append(images)
+        told.append(images())
 
     def pause(self):
         return contextlib.nullcontext()

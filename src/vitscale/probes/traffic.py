@@ -191,7 +191,7 @@ class TrafficCounter:
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Counts one optimizer step."""
+        """Counts one optimizer step, unless an exception leaves it."""
         scatters: list[ReduceScatter] = []
         messages: list[Entry] = []
         with ExitStack() as stack:

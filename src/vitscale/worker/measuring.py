@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from vitscale.probes.matmul import measured_matmul
 from vitscale.probes.resources import ResourceProbe
@@ -29,7 +29,7 @@ from vitscale.trial.step_schedule import StepWindow, timed_stretch, windows
 from vitscale.trial.trial import samples_used, steps_per_epoch
 from vitscale.worker import environment, extensions, rank_process
 from vitscale.worker.group import barrier
-from vitscale.worker.probe import images_of
+from vitscale.worker.probe import GaveUp, images_of
 
 _UNNAMED = "the script does not name this phase of its steps: probe.phase({phase!r})"
 _PART_OF_PHASE = {"data": "data_wait", "forward": "forward", "backward": "backward", "optimizer": "optimizer"}
@@ -53,7 +53,8 @@ class Measuring:
         self._windows = windows(trial, length, per_epoch)
         self._stretch = timed_stretch(self._windows, trial.window.warmup_steps, range(length))
         self.step = 0
-        self._epoch = 0
+        self._epoch = self._epoch_began = 0
+        """Number of the stretch of steps between two pauses, and its first step."""
         self._model = ModelLine(
             parameters=None,
             gradient_dtype=None,
@@ -65,9 +66,15 @@ class Measuring:
         self._started = self._finished = False
         self._open: ExitStack | None = None
         """Contexts around the step under way; None between steps."""
+        self._in_hand: int | None = None
+        """Images of the step whose last batch a loop over `batches` has in hand."""
+        self._short = 0
+        """Images of such a loop's latest step if they are too few; 0 if they are not."""
+        self._optimized = self._clock_is_off = False
+        """Whether an optimizer has stepped since that batch, and whether the clock holds time that is in no step."""
         self._met: int | None = None
         """The step before whose profile the ranks have waited for each other."""
-        self._losses: list[Tensor | float] = []
+        self._losses: list[torch.Tensor | float] = []
         self._named: set[str] = set()
         self._used: ResourcesLine | None = None
         self._asked_since: int | None = None
@@ -82,16 +89,23 @@ class Measuring:
         return self._finished
 
     @contextmanager
-    def one_step(self, images: int) -> Iterator[None]:
-        """Measures one optimizer step."""
+    def one_step(self, images: int | Callable[[], int], *, last: bool = False) -> Iterator[None]:
+        """Measures one optimizer step.
+
+        Args:
+            images: its images on this rank; or a function that is asked for them once the step is trained.
+            last: whether it is its loader's last, which may have fewer images than the others.
+        """
         self._begin()
         try:
             yield
         except BaseException:
             self._abandon()
             raise
-        self._check_images(images)
-        self._end(images)
+        trained = images() if callable(images) else images
+        if not (last and 0 < trained < self._expected):
+            self._check_images(trained)
+        self._end(trained)
 
     def batches(
         self, loader: Iterable[Any], accumulate: int, images: int | Callable[[Any], int] | None
@@ -107,34 +121,50 @@ class Measuring:
                 f'{self._trial.train.grad_accum}: hand it on to the script by "{{grad_accum}}"'
             )
         self._restart()
-        short = 0
+        self._short = 0
         try:
             batches = iter(loader)
             while not self._finished:
                 self._begin()
                 trained = 0
-                for _ in range(accumulate):
+                for left in reversed(range(accumulate)):
                     with self.phase("data"):
                         try:
                             batch = next(batches)
                         except StopIteration:
                             return
-                    if short:
-                        self._check_images(short)
+                    if self._short:
+                        self._check_images(self._short)
                     trained += _images_in(batch, images, accumulate)
+                    if not left:
+                        self._in_hand, self._optimized = trained, False
                     yield batch
-                if trained < self._expected:
-                    short = trained  # an error unless this was the loader's last step
-                else:
-                    self._check_images(trained)
-                self._end(trained)
+                # A pause before the optimizer's step has given this one up; what came after it belongs to none.
+                self._clock_is_off |= self._in_hand is not None and self._open is None
+                self._end_in_hand()
         finally:
+            self._in_hand = None
             self._abandon()
+
+    def _end_in_hand(self) -> None:
+        """Ends the step whose last batch a loop has in hand, unless a pause has ended it."""
+        images, self._in_hand = self._in_hand, None
+        if images is None:
+            return
+        if images < self._expected:
+            self._short = images  # an error unless this was the loader's last step
+        else:
+            self._check_images(images)
+        self._end(images)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Leaves out what is not training."""
+        """Leaves out what is not training. A step that is under way is given up, unless its optimizer has stepped."""
+        if self._optimized:
+            self._end_in_hand()
         self._abandon()
+        # Ranks meet after a pause. If it fails they do so before the next step: the others may wait for this rank.
+        self._clock_is_off = True
         yield
         self._restart()
 
@@ -150,9 +180,11 @@ class Measuring:
         if name in ("data", "h2d"):
             PROGRESS.phase = "script"
 
-    def tell_loss(self, value: Tensor | float) -> None:
+    def tell_loss(self, value: torch.Tensor | float) -> None:
         """Takes the loss of a micro-step."""
-        self._losses.append(value.detach() if isinstance(value, Tensor) else value)
+        if self._finished:  # no step would ever take it
+            return
+        self._losses.append(value.detach() if isinstance(value, torch.Tensor) else value)
 
     def describe(self, parameters: int | None, flops_per_image: float | None, precision: str | None) -> None:
         """Takes what is known of the model that is trained.
@@ -181,6 +213,8 @@ class Measuring:
             return
         if not self._started:
             self._start()
+        if self._clock_is_off:
+            self._restart()
         self._open = ExitStack()
         if self._beyond:
             if self.step >= self._first_counted:
@@ -241,25 +275,27 @@ class Measuring:
         """Leaves the step under way as if it had not begun."""
         if self._open is None:
             return
-        self._close()
+        self._close(GaveUp())  # else the counter of traffic would keep it, and the same step once more
         if self._explainer.explaining:
             self._explainer.drop_block()
         self._losses = []
 
-    def _close(self) -> None:
+    def _close(self, why: GaveUp | None = None) -> None:
         opened, self._open = self._open, None
         if opened is not None:
-            opened.close()
+            opened.__exit__(None if why is None else GaveUp, why, None)
 
     def _restart(self) -> None:
         """Continues training after something else: the ranks' clocks start together."""
+        self._clock_is_off = False
         if self._finished or not self._started:
             return
         if self._asked_since is not None:
             self._read_resources()
         finish_device_work(self._device)
         barrier()
-        self._epoch += 1
+        if self.step > self._epoch_began:  # two pauses without a step between them are no epoch
+            self._epoch, self._epoch_began = self._epoch + 1, self.step
         if self.step in self._stretch:
             self._ask_resources(self.step)
         self._clock.start()
@@ -296,10 +332,15 @@ class Measuring:
         self._resources.begin_epoch()
         if self._stretch.start == 0 and self._stretch:
             self._ask_resources(0)
-        self._started = True
+        self._started, self._clock_is_off = True, False
+        register_optimizer_step_post_hook(self._note_optimizer)
         barrier()
         finish_device_work(self._device)
         self._clock.start()
+
+    def _note_optimizer(self, *_: object) -> None:
+        """Notes that an optimizer has stepped: torch calls this after each of its steps."""
+        self._optimized = True
 
     def _finish_recording(self) -> None:
         finish_device_work(self._device)
@@ -356,7 +397,7 @@ class Measuring:
             self._seconds += line.seconds
             self._log.write(line)
 
-    def _loss(self) -> Tensor:
+    def _loss(self) -> torch.Tensor:
         """Mean of the losses told in this step; NaN, which a record has as null, where none was told."""
         told, self._losses = self._losses, []
         if not told:

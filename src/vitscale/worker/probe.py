@@ -62,7 +62,8 @@ class Probe:
     ) -> Iterable[Item]:
         """Yields the batches of `loader`, every `accumulate` of which are a step: `for batch in probe.steps(...)`.
 
-        A step ends where the loop asks for the batch after its last one. The batches end early when enough is measured.
+        A step ends where the loop asks for the batch after its last one, or before that pauses after an optimizer's
+        step. The batches end early when enough is measured.
         The last step of a loader may have fewer images than the others; batches that do not fill a step belong to none.
 
         Args:
@@ -77,7 +78,10 @@ class Probe:
         return loader if self._measuring is None else self._measuring.batches(loader, accumulate, images)
 
     def pause(self) -> AbstractContextManager[None]:
-        """Context for what is not training (evaluation, a checkpoint), between two steps and on every rank alike."""
+        """Context for what is not training (evaluation, a checkpoint), between two steps and on every rank alike.
+
+        In a loop over `steps` that is after the optimizer's step: a pause before it gives the step up.
+        """
         return _NOTHING if self._measuring is None else self._measuring.pause()
 
     def phase(self, name: Phase) -> AbstractContextManager[object]:
@@ -85,7 +89,7 @@ class Probe:
         return _NOTHING if self._measuring is None else self._measuring.phase(name)
 
     def loss(self, value: torch.Tensor | float) -> None:
-        """Tells the loss of a micro-step; does not wait for the device."""
+        """Tells the loss of a micro-step within its step; does not wait for the device."""
         if self._measuring is not None:
             self._measuring.tell_loss(value)
 
@@ -147,13 +151,25 @@ class _Steps:
         self.probe = Probe()
         self._entered: AbstractContextManager[None] | None = None
         self._paused = self._gave_up = False
+        self._images = 0
 
-    def begin(self, images: int) -> None:
-        """Begins an optimizer step, unless one has begun. A pause that is left ends first."""
+    def begin(self, images: int, *, last: bool = False) -> None:
+        """Begins an optimizer step, unless one has begun. A pause that is left ends first.
+
+        Args:
+            images: images of its first micro-step, or of the whole step.
+            last: whether it is its loader's last, which may have fewer images than the others.
+        """
         if self._paused:
             self.end()
         if self._entered is None:
-            self._enter(self.probe.step(images))
+            self._images = images
+            measuring = self.probe._measuring
+            self._enter(_NOTHING if measuring is None else measuring.one_step(lambda: self._images, last=last))
+
+    def add(self, images: int) -> None:
+        """Adds the images of a further micro-step to the step that has begun."""
+        self._images += images
 
     def pause(self) -> None:
         """Begins a pause, unless one has begun. A step that has begun is given up: it would hold the pause's time."""
@@ -161,7 +177,7 @@ class _Steps:
             return
         self._gave_up = self._entered is not None
         if self._entered is not None:
-            self._entered.__exit__(_GaveUp, _GaveUp(), None)
+            self._entered.__exit__(GaveUp, GaveUp(), None)
         self._enter(self.probe.pause())
         self._paused = True
 
@@ -182,8 +198,8 @@ class _Steps:
         self._entered = context
 
 
-class _GaveUp(Exception):
-    """Leaves a step's context, so that it is not recorded."""
+class GaveUp(Exception):
+    """Leaves the contexts of a step that is given up, so that nothing of it is recorded."""
 
 
 def _images_of_steps(args: Any, loader: Any) -> Sequence[int]:
@@ -265,16 +281,23 @@ def lightning_callback() -> Any:
             del trainer
             steps.probe.describe(pl_module)
 
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            """Marks a pause, because what came before was no training."""
+            del trainer, pl_module
+            steps.pause()
+            steps.end()
+
         def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
             """Begins a step before its first micro-step, where the loader still has all of them."""
             del pl_module
             accumulate = trainer.accumulate_grad_batches
+            left = trainer.num_training_batches - batch_idx  # infinite where the loader has no length
             if batch_idx % accumulate:
-                return
-            if trainer.num_training_batches - batch_idx < accumulate:
+                steps.add(images_of(batch))
+            elif left < accumulate:
                 steps.pause()
             else:
-                steps.begin(images_of(batch) * accumulate)
+                steps.begin(images_of(batch), last=left == accumulate)
 
         def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
             """Ends a step after its last micro-step, and what fills none after the loader's last batch."""
@@ -296,6 +319,12 @@ def lightning_callback() -> Any:
     return ProbeCallback()
 
 
+def _is_last(state: Any) -> bool:
+    """Whether the batch that begins is its loader's last; False where a loop's state does not tell."""
+    batches, trained = getattr(state, "dataloader_len", None), getattr(state, "timestamp", None)
+    return batches is not None and trained is not None and int(trained.batch_in_epoch) + 1 == int(batches)
+
+
 def composer_callback() -> Any:
     """A callback for Composer's own Trainer, and for loops with its events in which each batch is an optimizer step."""
     try:
@@ -307,10 +336,16 @@ def composer_callback() -> Any:
     class ProbeCallback(Callback):  # type: ignore[misc]  # transformers is untyped
         """Tells a Probe of a loop's batches."""
 
+        def epoch_start(self, state: Any, logger: Any) -> None:
+            """Marks a pause, because what came before was no training."""
+            del state, logger
+            steps.pause()
+            steps.end()
+
         def batch_start(self, state: Any, logger: Any) -> None:
             """Begins a step before a batch's first micro-step."""
             del logger
-            steps.begin(images_of(state.batch))
+            steps.begin(images_of(state.batch), last=_is_last(state))
 
         def batch_end(self, state: Any, logger: Any) -> None:
             """Ends a step after the optimizer's."""

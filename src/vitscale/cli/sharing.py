@@ -94,7 +94,9 @@ def watch(
     from vitscale.present.terminal import lines, redraws
     from vitscale.runner.live import study_view, view_document, view_fields
 
+    began = time.monotonic()
     view = study_view(results, time.time())
+    took = time.monotonic() - began
     console = ProgramConsole()
     if once or json or not redraws(console):
         answer("watch", partial(view_fields, view), lambda: view_document(view, results), json=json, verbose=True)
@@ -102,12 +104,13 @@ def watch(
     try:
         with Live(console=console, auto_refresh=False) as live:
             while True:
-                began = time.monotonic()
-                view = study_view(results, time.time())
                 told = lines(view_document(view, results), console.width, verbose=True)
                 live.update(Group(*told), refresh=True)
                 if view.driver == "none left to do":
                     return
-                time.sleep(max(_LOOK_SECONDS, _MOST_OF_THE_TIME * (time.monotonic() - began)))
+                time.sleep(max(_LOOK_SECONDS, _MOST_OF_THE_TIME * took))
+                began = time.monotonic()
+                view = study_view(results, time.time())
+                took = time.monotonic() - began
     except KeyboardInterrupt:
         return  # to stop looking is no interruption of anything

@@ -110,8 +110,8 @@ def stage_plan(model: nn.Module, trial: Trial) -> StagePlan | None:
         parts = _parts(trial, first, units, last)
         return StagePlan(parts, shapes, dtype, swin_through, tuple(chain(*units)), resizes=bool(heads))
     order = list(offered(model, "in_order", trial))
-    within = tuple(f"{part}." for part in order)
-    if left_out := next((name for name, _ in model.named_parameters() if not name.startswith(within)), None):
+    held = {parameter for part in order for parameter in model.get_submodule(part).parameters()}
+    if left_out := next((name for name, parameter in model.named_parameters() if parameter not in held), None):
         raise RequestError(
             f"parallel.pipeline = {layout.pipeline}: in_order of {shown(trial.model.factory)} leaves out the parameter "
             f"{shown(left_out)}, and stages without it would be another model",
@@ -129,11 +129,12 @@ def stage_plan(model: nn.Module, trial: Trial) -> StagePlan | None:
 def _repeated(parts: Sequence[nn.Module]) -> list[nn.Module]:
     """The modules of the class that holds the most parameters, of those of which there are two or more.
 
-    A `Sequential` stands for the modules in it.
+    A `Sequential` of modules of one class stands for these.
     """
     of_class: dict[type[nn.Module], list[nn.Module]] = {}
     for part in parts:
-        for module in part if isinstance(part, nn.Sequential) else (part,):
+        alike = isinstance(part, nn.Sequential) and len({type(module) for module in part}) == 1
+        for module in part.children() if alike else (part,):
             of_class.setdefault(type(module), []).append(module)
     repeated = [modules for modules in of_class.values() if len(modules) > 1]
     return max(repeated, key=lambda modules: sum(p.numel() for m in modules for p in m.parameters()), default=[])

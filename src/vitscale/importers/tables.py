@@ -82,18 +82,19 @@ def _setting(cells: tuple[str, ...], options: Options) -> Setting:
 
 
 def _counts(row: Row, layout: str | None) -> tuple[int, int]:
-    """(GPUs, nodes); either may follow from the GPUs of a node."""
+    """(GPUs, nodes); one may follow from the GPUs of a node. Beside both these are what the hardware has, and tell
+    nothing."""
     most = contents.MOST_GPUS
-    of_node = contents.parse_whole(row["gpus_per_node"], 1, most) if row["gpus_per_node"] else None
-    if of_node is not None and not row["gpus"]:
+    if not row["gpus"] and row["gpus_per_node"]:
+        of_node = contents.parse_whole(row["gpus_per_node"], 1, most)
         nodes = contents.parse_whole(row["nodes"], 1, most // of_node)
         return nodes * of_node, nodes
     gpus = contents.parse_whole(row["gpus"], 1, most)
-    told = -(-gpus // of_node) if of_node else nodes_of(layout, gpus) or 1
-    nodes = contents.parse_whole(row["nodes"], 1, gpus) if row["nodes"] else told
-    if of_node and nodes != told:
-        raise ValueError(f"{gpus} GPUs, {of_node} per node, are on {told} nodes and not on {nodes}")
-    return gpus, nodes
+    if row["nodes"]:
+        return gpus, contents.parse_whole(row["nodes"], 1, gpus)
+    if row["gpus_per_node"] and layout is None:
+        return gpus, -(-gpus // contents.parse_whole(row["gpus_per_node"], 1, most))
+    return gpus, nodes_of(layout, gpus) or 1
 
 
 def _batches(row: Row, gpus: int, options: Options) -> tuple[int | None, int]:

@@ -109,7 +109,7 @@ def accuracy_table(analysis: Analysis, curves: Sequence[CurveResult]) -> Table |
     limits = reach(analysis, curves)
     images, seconds = limits.images, limits.seconds
     columns: list[TrialColumn] = [
-        ("epochs", _of(lambda trial: trial, _epochs)),
+        ("epochs", _of(lambda trial: trial if trial.convergence else None, _epochs)),
         ("held-out accuracy", _of(lambda trial: trial.last_epoch, lambda last: last.held_out_accuracy, _score)),
     ]
     if images is not None and unlike_images(analysis, curves):
@@ -138,8 +138,10 @@ def accuracy_table(analysis: Analysis, curves: Sequence[CurveResult]) -> Table |
 
 def _epochs(trial: TrialResult) -> str:
     """ "3"; "3 to 5" where runs with a target accuracy ended at epochs of their own."""
-    last = [run.last_epoch.epoch + 1 for run in trial.runs if run.last_epoch is not None]
-    return " to ".join(map(str, dict.fromkeys((min(last), max(last))))) if last else units.UNKNOWN
+    ends = [run.last_epoch for run in trial.runs if run.last_epoch is not None]
+    last = [end.epoch + 1 for end in ends if end.complete]
+    fewest = " to ".join(map(str, dict.fromkeys((min(last), max(last))))) if last else "less than 1"
+    return fewest if ends else units.UNKNOWN
 
 
 def _resources(trial: TrialResult) -> ResourceFigures | None:

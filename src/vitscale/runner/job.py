@@ -77,8 +77,9 @@ def _do(
     tasks: Sequence[batch_file.BatchTask],
 ) -> int:
     """Does one run after the other; returns exit code 1 where the rest cannot be done."""
-    # What this job does again must not decide on its other runs: in an array all begin beside the old outcomes.
-    again = {(task.trial_id, task.repeat): task.attempt for task in job.tasks}
+    # What jobs do again must not decide on their other runs: all begin beside the old outcomes.
+    jobs = batch_file.open_jobs(context.results)
+    again = {(task.trial_id, task.repeat): task.attempt for each in jobs for task in each.tasks}
     with StudyProgress(Console(width=120)) as progress:
         progress.expect(len(tasks), 0)
         for task in tasks:

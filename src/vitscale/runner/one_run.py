@@ -349,7 +349,7 @@ def ranks_variables(world: World, *folders: Path) -> dict[str, str]:
 
 def touched(folder: Path) -> tuple[float, float]:
     """When a run's folder was first and last changed, as (seconds since 1970, seconds from then to the last)."""
-    changes = [path.stat().st_mtime for path in folder.iterdir()]
+    changes = [path.lstat().st_mtime for path in folder.iterdir()]
     began = min(changes, default=time.time())
     return began, max(changes, default=began) - began
 

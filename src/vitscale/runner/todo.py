@@ -99,9 +99,10 @@ def may_be_added(
             kinds[trial_id][repeat] = outcome.kind
     wanting = {trial_id: own for trial_id, own in kinds.items() if set(own.values()) <= {"completed"}}
     begun = {trial_id for trial_id, own in wanting.items() if study.repeats <= len(own) < study.max_repeats}
-    runs = store.load(results, only=begun).runs if begun and results is not None else ()
-    for trial_id in begun if results is not None else ():
-        own_runs = [run for run in runs if run.header.trial_id == trial_id]
+    by_trial: dict[str, list[store.Run]] = {}
+    for run in store.load(results, only=begun).runs if begun and results is not None else ():
+        by_trial.setdefault(run.header.trial_id, []).append(run)
+    for trial_id, own_runs in by_trial.items():
         result = summarise(trial_id, study.trials[trial_id], own_runs, combine_unlike=False)
         if target_status(result, study.target_ci, study.max_repeats) != "open":
             del wanting[trial_id]
@@ -167,7 +168,8 @@ class GpuHours:
             self.add(trial_id, outcome)
         for (trial_id, _), tries in index.earlier.items():
             self._spent += sum(self._hours(trial_id, outcome.wall_seconds) for _, outcome in tries)
-        for name in (name for name, outcome in index.unpacked.items() if outcome is None):
+        limited = plan.measure.max_gpu_hours is not None
+        for name in (name for name, outcome in index.unpacked.items() if limited and outcome is None):
             self._spent += self._hours(name.partition("-")[0], touched(results / "runs" / name)[1])
 
     def add(self, trial_id: str, outcome: Outcome) -> None:

@@ -142,7 +142,8 @@ def accuracies(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.R
         if course is None:
             continue
         low, high = _range(trial)
-        end = trial.last_epoch.held_out_accuracy if trial.last_epoch else None
+        last = trial.last_epoch
+        end = last.held_out_accuracy if last and (last.complete or of_the_end == AT_THE_END) else None
         panels = [(of_the_end, end, low, high)]
         if limits.images is not None and unlike_images(analysis, curves):
             panels.append((images_panel(limits.images), accuracy_at_images(course, limits.images), None, None))

@@ -59,7 +59,9 @@ class Measure:
 
 
 def _gpu_hours(trial: TrialResult, point: Point) -> Estimate | None:
-    return None if trial.epoch_seconds is None else trial.epoch_seconds.times(point.gpus / 3600)
+    """With the images that `drop_last` leaves out, as what is told to be cheapest."""
+    whole = point.gpus / 3600 / (1 - trial.images_left_out)
+    return None if trial.epoch_seconds is None else trial.epoch_seconds.times(whole)
 
 
 MEASURES = (

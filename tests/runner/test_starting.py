@@ -84,6 +84,8 @@ def test_a_port_that_is_taken_here_is_left_out() -> None:
     first = launch_plan(Local(), section, "torchrun", world(1, 2), run, "x").master_port
     with socket.create_server(("", first)):
         assert launch_plan(Local(), section, "torchrun", world(1, 2), run, "x").master_port > first
+        two = Hostfile((ELSEWHERE, Host(socket.gethostname())))
+        assert launch_plan(two, section, "torchrun", world(2, 1), run, "x").master_port > first
 
 
 @pytest.mark.parametrize("name", ["nobody.invalid", "a..b"])

@@ -179,7 +179,8 @@ def _port(run_folder: Path, hosts: tuple[Host, ...]) -> int:
     """
     first = int.from_bytes(hashlib.sha256(str(run_folder).encode()).digest()[:4]) % _PORTS
     candidates = [_FIRST_PORT + (first + n) % _PORTS for n in range(100)]
-    if hosts and not is_this_machine(hosts[0].name):
+    # A launcher may put this machine first (mpirun).
+    if hosts and not any(is_this_machine(host.name) for host in hosts):
         return candidates[0]
     return next((port for port in candidates if _is_free(port)), candidates[0])
 

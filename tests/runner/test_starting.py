@@ -57,6 +57,7 @@ def test_settings_of_libraries_are_passed_on_and_secrets_are_not(
         "OMP_NUM_THREADS": "2",
     }
     assert written.token == started.token
+    assert written.study_variables == ("HF_HOME", "COLOUR")
     assert len(written.token) == 32
     assert (written.driver_pid, written.host_id) == (os.getpid(), launch_file.host_id())
     assert written.lifeline == f"127.0.0.1:{started.heartbeats.port}"

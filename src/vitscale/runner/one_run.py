@@ -39,7 +39,7 @@ from vitscale.trial.trial import World
 
 _PASSED_ON = (*LIBRARY_SETTINGS, "HF_", "VITSCALE_")
 """Prefixes of the variables that a user sets for all ranks."""
-_NOT_PASSED_ON = ("CUDA_VISIBLE_DEVICES", launch_file.TOKEN_VARIABLE)
+_NOT_PASSED_ON = ("CUDA_VISIBLE_DEVICES", launch_file.TOKEN_VARIABLE, launch_file.COMPLETE_VARIABLE)
 """Variables that ranks do not inherit: which GPUs are free differs from host to host, and each run has its token."""
 _SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|_KEY$|_AUTH")
 """Found in names of variables whose values must not end up in a results folder, as in HF_TOKEN."""
@@ -143,6 +143,7 @@ def start_ranks(
             master_port=spawn.master_port,
             lifeline=f"{own}:{heartbeats.port}",
             environment=settings,
+            study_variables=tuple(section.environment),
             prepared_seconds=prepared.waited_seconds,
             cold=prepared.cold,
             mpi_discovery=section.mpi_discovery,

@@ -20,7 +20,7 @@ from vitscale.machine.cores import bound_by_launcher, node_distances, physical_c
 from vitscale.machine.gpus import GpusUnreadable, visible_gpus
 from vitscale.processes import launch_file
 from vitscale.processes.heartbeat import PROGRESS, Heartbeat
-from vitscale.processes.launch_file import FAMILIES, TOKEN_VARIABLE, TORCH, LaunchFile
+from vitscale.processes.launch_file import COMPLETE_VARIABLE, FAMILIES, TORCH, LaunchFile
 from vitscale.processes.parent_death import end_with_parent
 from vitscale.store import RankLog
 from vitscale.store.records import EndLine, ErrorLine
@@ -39,13 +39,15 @@ class RankInfo:
 
 
 def with_environment(launch: LaunchFile | None) -> None:
-    """Starts this program again with the run's environment, where the launcher has not passed that on.
+    """Starts this program again with the run's environment, where the launcher has not passed all of that on.
+
+    DeepSpeed's launcher replaces CUDA_VISIBLE_DEVICES, an image's own variables come before those from outside.
 
     Libraries and the interpreter read variables as they start, and those who look for a run's processes see only what a
     program began with.
     """
-    if launch is not None and os.environ.get(TOKEN_VARIABLE) != launch.token:
-        environment = launch_file.completed_environment(launch)
+    if launch is not None and not launch_file.is_complete(launch):
+        environment = launch_file.completed_environment(launch) | {COMPLETE_VARIABLE: launch.token}
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # noqa: S606 - no shell is wanted
 
 

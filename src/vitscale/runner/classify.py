@@ -277,6 +277,6 @@ def _signal_name(number: int) -> str:
 
 def _sentence(error: ErrorLine, rank: int) -> str:
     if error.disk_full:
-        return f"disk full: rank {rank} could not write its record; free space and run again"
+        return f"disk full: rank {rank} has no room for its record; free space and run again"
     message = error.message.strip().splitlines()
     return f"rank {rank} raised {error.error_type}" + (f": {message[0][:300]}" if message else "")

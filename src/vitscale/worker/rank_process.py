@@ -179,7 +179,7 @@ def run_rank(folder: Path, read: Callable[[Path], Body], arrived_ns: int) -> NoR
         log.close()
     except BaseException as error:
         exit_code = 1
-        log.end_with(error_line(error))
+        log.end_with(error_line(error, log))
         # On a full disk the log has no room for it, but the record has.
         with contextlib.suppress(OSError):
             traceback.print_exc()
@@ -207,6 +207,7 @@ def _heartbeat(launch: LaunchFile | None, rank: int, folder: Path) -> Heartbeat 
 
 
 _LONGEST = 16_000
+_FULL_BYTES = 64 * 1024
 _MEMORY_MESSAGES = (
     "out of memory",
     "can't allocate memory",
@@ -216,15 +217,20 @@ _MEMORY_MESSAGES = (
 )
 
 
-def error_line(error: BaseException) -> ErrorLine:
-    """The record of `error` with its traceback; running out of memory and running out of disk are told apart."""
+def error_line(error: BaseException, log: RankLog | None = None) -> ErrorLine:
+    """The record of `error` with its traceback; running out of memory and running out of disk are told apart.
+
+    Args:
+        error: what ended the rank.
+        log: the rank's own log; None: nothing is known of its disk.
+    """
     text = "".join(traceback.format_exception(error))
     return ErrorLine(
         error_type=type(error).__name__,
         message=str(error)[:_LONGEST],
         traceback=text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}\n...\n{text[-_LONGEST // 2 :]}",
         out_of_memory=any(map(_is_out_of_memory, _chain(error))),
-        disk_full=isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT),
+        disk_full=log is not None and _is_disk_full(error, log),
         unix_seconds=time.time(),
     )
 
@@ -235,6 +241,20 @@ def _chain(error: BaseException) -> list[BaseException]:
     while (cause := chain[-1].__cause__) is not None and cause not in chain:
         chain.append(cause)
     return chain
+
+
+def _is_disk_full(error: BaseException, log: RankLog) -> bool:
+    """Whether the disk of the run's own records is full. Another one (a script's checkpoints, /dev/shm) is that
+    script's to care for: other runs may be well without it."""
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return False
+    if error is log.failure:
+        return True
+    try:
+        disk = os.statvfs(log.path.parent)
+    except OSError:
+        return False
+    return disk.f_bavail * disk.f_frsize <= _FULL_BYTES
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

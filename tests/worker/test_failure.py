@@ -25,6 +25,9 @@ def too_much() -> RuntimeError:
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
         (too_much(), True),
+        (RuntimeError("unable to mmap 8 bytes from file </torch_1_2>: Cannot allocate memory (12)"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), True),
+        (RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate`"), True),
         # An illegal access is not a lack of memory, whatever others call it.
         (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
         (ValueError("out of memory"), False),

@@ -213,8 +213,9 @@ _MEMORY_MESSAGES = (
     "can't allocate memory",
     "cannot allocate memory",
     "not enough memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
+    "_status_alloc_failed",  # of cuBLAS, cuDNN, cuSOLVER, ...
 )
+"""Words for it in lower case: the kernel's, glibc's and torch's differ in that."""
 
 
 def error_line(error: BaseException, log: RankLog | None = None) -> ErrorLine:
@@ -263,4 +264,4 @@ def _is_out_of_memory(error: BaseException) -> bool:
         return True
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    return isinstance(error, RuntimeError) and any(message in str(error) for message in _MEMORY_MESSAGES)
+    return isinstance(error, RuntimeError) and any(message in str(error).lower() for message in _MEMORY_MESSAGES)

@@ -13,9 +13,12 @@ import pytest
 
 from heartbeats import TOKEN, write_launch
 from results_factory import make_trial
+from vitscale.machine.gpus import Gpu
 from vitscale.processes import launch_file
 from vitscale.processes.launch_file import ALL_NAMES, COMPLETE_VARIABLE, TOKEN_VARIABLE
 from vitscale.store.results import RunHeader
+from vitscale.trial.trial import World
+from vitscale.worker import rank_process
 from vitscale.worker.rank_process import RankInfo, now_ns, rank_info
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "torch", "MASTER_PORT": "1"}
@@ -102,6 +105,24 @@ def test_the_start_up_is_known_where_clocks_are_the_same(tmp_path: Path) -> None
     elsewhere = launch.model_copy(update={"host_id": "another boot"})
     assert rank_info(now_ns(), elsewhere).launch_seconds is None
     assert rank_info(now_ns(), launch.model_copy(update={"host_id": ""})).launch_seconds is None
+
+
+@pytest.mark.parametrize(("seen", "asked"), [([1], True), ([0, 1], False), ([], False)])
+def test_the_host_s_gpus_are_asked_for_where_a_rank_sees_fewer_than_there_are_ranks(
+    monkeypatch: pytest.MonkeyPatch, seen: list[int], asked: bool
+) -> None:
+    given: list[object] = []
+
+    def gpus(nodes: list[int]) -> tuple[Gpu, ...]:
+        return tuple(Gpu(f"GPU-{node}", "GPU", None, None, None, node) for node in nodes)
+
+    monkeypatch.setattr(rank_process, "bound_by_launcher", lambda: False)
+    monkeypatch.setattr(rank_process, "visible_gpus", lambda: gpus(seen))
+    monkeypatch.setattr(rank_process, "host_gpus", lambda: gpus([0, 1]))
+    monkeypatch.setattr(rank_process, "share_of_cores", lambda *told: given.extend(told))
+    monkeypatch.setenv("OMP_NUM_THREADS", "")  # taken back
+    rank_process.pin(RankInfo(1, 2, 1, None), World(ranks_per_node=2, threads_per_rank=1), "cuda")
+    assert (given[4], given[6]) == (seen, [0, 1] if asked else [])
 
 
 # --- real processes ------------------------------------------------------------------------------------------------

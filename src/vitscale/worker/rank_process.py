@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn, Protocol
 
 from vitscale.machine.cores import bound_by_launcher, node_distances, physical_cores, share_of_cores
-from vitscale.machine.gpus import GpusUnreadable, visible_gpus
+from vitscale.machine.gpus import GpusUnreadable, host_gpus, visible_gpus
 from vitscale.processes import launch_file
 from vitscale.processes.heartbeat import PROGRESS, Heartbeat
 from vitscale.processes.launch_file import COMPLETE_VARIABLE, FAMILIES, TORCH, LaunchFile
@@ -108,11 +108,14 @@ def pin(own: RankInfo, world: World, device: Device) -> None:
     if bound_by_launcher():
         return
     nodes: list[int | None] = []
+    host_nodes: list[int | None] = []
+    ranks = world.ranks_per_node
     if device == "cuda":
         with contextlib.suppress(GpusUnreadable):
             nodes = [gpu.numa_node for gpu in visible_gpus()]
+        host_nodes = [gpu.numa_node for gpu in host_gpus()] if 0 < len(nodes) < ranks else []
     cores = share_of_cores(
-        own.local_rank, world.ranks_per_node, world.threads_per_rank, physical_cores(), nodes, node_distances()
+        own.local_rank, ranks, world.threads_per_rank, physical_cores(), nodes, node_distances(), host_nodes
     )
     if cores is not None:
         os.sched_setaffinity(0, cores)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from launching import FOLDER, PYTHON, help_of, hosts, launch, options, world
 from vitscale.errors import RequestError
 from vitscale.launchers import launcher_named
 from vitscale.launchers.mpirun import Mpirun
+from vitscale.machine.hosts import Host
 
 
 @pytest.fixture
@@ -65,6 +67,15 @@ def test_the_exact_command(
 
 def test_one_node_may_be_another_host(path: Path) -> None:
     assert launch(Mpirun(), world(1, 2), hosts(1)).files == (("mpirun.hostfile", "node0 slots=2\n"),)
+
+
+def test_ranks_meet_on_this_machine_which_mpirun_numbers_first(path: Path) -> None:
+    """Wherever the hostfile has it: Open MPI 4 lists its own host before all others."""
+    own = Host(socket.gethostname(), 2)
+    node0, node1 = hosts(2)
+    made = launch(Mpirun(), world(3, 2), (node0, own, node1))
+    assert made.hosts == (own, node0, node1)
+    assert made.files == (("mpirun.hostfile", f"{own.name} slots=2\nnode0 slots=2\nnode1 slots=2\n"),)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,12 +21,18 @@ DGX_GPUS = [0, 0, 0, 0, 1, 1, 1, 1]
 
 
 def shares(
-    tree: Path, ranks: int, threads: int, gpu_nodes: Sequence[int | None] = (), allowed: Iterable[int] | None = None
+    tree: Path,
+    ranks: int,
+    threads: int,
+    gpu_nodes: Sequence[int | None] = (),
+    allowed: Iterable[int] | None = None,
+    host_nodes: Sequence[int | None] = (),
 ) -> list[frozenset[int]]:
     """The logical cores of each rank."""
     cores = physical_cores(range(224) if allowed is None else allowed, tree)
     cores = tuple(c for c in cores if c.node is not None)  # those that the tree has
-    found = [share_of_cores(r, ranks, threads, cores, gpu_nodes, node_distances(tree)) for r in range(ranks)]
+    distances = node_distances(tree)
+    found = [share_of_cores(r, ranks, threads, cores, gpu_nodes, distances, host_nodes) for r in range(ranks)]
     assert all(found)
     return [frozenset(share or ()) for share in found]
 
@@ -80,6 +86,34 @@ def test_eight_ranks_of_a_dgx_lie_on_the_side_of_their_gpus(tmp_path: Path) -> N
     assert_apart(tree, alone)
 
 
+@pytest.mark.parametrize(
+    ("machine", "threads", "gpu_nodes", "blind"),
+    [
+        (interleaved, 8, [0, 1, 0, 1], [0, 0, 1, 1]),  # numbered in turn: two ranks fit on a node, and none are told so
+        (interleaved, 4, [0, 1, 0, 1], [0, 1, 0, 1]),  # all would fit on either
+        (dgx_h100, 14, [0, 1] * 4, DGX_GPUS),  # ranks in turn, as srun -m block:cyclic has them
+        (two_sockets, 4, [0, 0, 0, 0], [0, 0, 1, 1]),  # all GPUs on one socket
+    ],
+)
+def test_ranks_that_see_only_their_own_gpu_share_no_core(
+    tmp_path: Path, machine: Callable[[Path], Path], threads: int, gpu_nodes: list[int], blind: list[int]
+) -> None:
+    tree = machine(tmp_path)
+    ranks = len(gpu_nodes)
+
+    def alone(host_nodes: list[int]) -> list[frozenset[int]]:
+        return [shares(tree, ranks, threads, [own], None, host_nodes)[n] for n, own in enumerate(gpu_nodes)]
+
+    assert_apart(tree, alone([]))
+    assert [numa_nodes(share, tree) for share in alone([])] == [(node,) for node in blind]
+    # Where NVML tells of the host's GPUs all the same, as with CUDA_VISIBLE_DEVICES, nothing is lost.
+    told = alone(gpu_nodes)
+    assert_apart(tree, told)
+    assert [numa_nodes(share, tree) for share in told] == [
+        numa_nodes(share, tree) for share in shares(tree, ranks, threads, gpu_nodes)
+    ]
+
+
 def test_a_gpu_s_own_node_comes_before_order_and_the_nearest_after_it(tmp_path: Path) -> None:
     tree = two_sockets(tmp_path)
     assert [numa_nodes(share, tree) for share in shares(tree, 2, 4, [1, 0])] == [(1,), (0,)]
@@ -127,13 +161,18 @@ def cores_of(nodes: Sequence[tuple[int, int]]) -> tuple[PhysicalCore, ...]:
     st.integers(1, 9),
     st.lists(st.tuples(st.integers(1, 9), st.integers(1, 2)), min_size=1, max_size=4),
     st.lists(st.one_of(st.none(), st.integers(0, 4)), max_size=9),
+    st.booleans(),
+    st.booleans(),
 )
 def test_whatever_the_host_ranks_have_logical_cores_enough_and_share_none(
-    ranks: int, threads: int, nodes: list[tuple[int, int]], gpus: list[int | None]
+    ranks: int, threads: int, nodes: list[tuple[int, int]], gpus: list[int | None], alone: bool, told: bool
 ) -> None:
+    """Also where each sees its own GPU alone, or there are too few, and whether or not it is told of the others."""
     cores = cores_of(nodes)
-    seen = gpus if len(gpus) >= ranks else []  # of one that sees fewer, see the DGX
-    found = [share_of_cores(rank, ranks, threads, cores, seen) for rank in range(ranks)]
+    seen = [gpus[rank : rank + 1] if alone or len(gpus) < ranks else gpus for rank in range(ranks)]
+    found = [
+        share_of_cores(rank, ranks, threads, cores, seen[rank], None, gpus if told else ()) for rank in range(ranks)
+    ]
     total = sum(len(core.logical) for core in cores)
     assert all(share is not None for share in found) == (ranks * threads <= total)
     pinned = [core for share in found for core in share or ()]

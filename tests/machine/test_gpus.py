@@ -12,7 +12,7 @@ from fake_nvml import UUID, FakeNvml, installed
 from study_factory import EIGHT_CORES, expanded
 from vitscale.errors import RequestError
 from vitscale.machine import gpus
-from vitscale.machine.gpus import Gpu, GpusUnreadable, gpu_settings, select_visible, visible_gpus
+from vitscale.machine.gpus import Gpu, GpusUnreadable, gpu_settings, host_gpus, select_visible, visible_gpus
 
 H200 = Gpu("GPU-11111111-2222-3333-4444-555555555555", "NVIDIA H200", 143_771 * 2**20, "570.124.06", (9, 0))
 T4 = Gpu("GPU-66666666-7777-8888-9999-000000000000", "Tesla T4", 15_360 * 2**20, "550.90.07", (7, 5))
@@ -75,6 +75,8 @@ def device_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_nvml_tells_of_a_gpu(device_files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(FakeNvml(), monkeypatch)
     (gpu,) = visible_gpus()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert (visible_gpus(), host_gpus()) == ((), (gpu,))
     assert (gpu.uuid, gpu.name, gpu.memory_bytes) == (UUID, "NVIDIA H200", 143_771 * 2**20)
     assert (gpu.driver, gpu.compute_capability) == ("570.124.06", (9, 0))
     settings = gpu_settings(UUID)
@@ -86,7 +88,7 @@ def test_nvml_tells_of_a_gpu(device_files: Path, monkeypatch: pytest.MonkeyPatch
 def test_signs_of_gpus_that_cannot_be_read_are_an_error(device_files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = installed(FakeNvml(), monkeypatch)
     fake.init_code = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
-    assert visible_gpus() == ()  # a host without GPUs
+    assert (visible_gpus(), host_gpus()) == ((), ())  # a host without GPUs
     (device_files / "nvidia0").touch()
     with pytest.raises(GpusUnreadable, match="nvidia0 are there, but NVML: Driver Not Loaded"):
         visible_gpus()

@@ -126,7 +126,7 @@ def main(run_folder: Path) -> NoReturn:
         log.close()
     except BaseException as error:
         code = 1
-        log.end_with(rank_process.error_line(error))
+        log.end_with(rank_process.error_line(error, log))
         if fault == "killed" and header.trial.launcher == "mpirun":
             # It tells of the process that it hears of first, and ends the others: let that be the one that was killed.
             time.sleep(60)

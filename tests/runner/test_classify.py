@@ -190,6 +190,31 @@ def test_killed_by_the_kernel_for_memory(log: Path) -> None:
     assert found.reason == "rank 1 was ended by the kernel: out of memory"
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        "DataLoader worker (pid 1234) is killed by signal: Killed. ",
+        "DataLoader worker (pid(s) 1234, 1235) exited unexpectedly",
+    ],
+)
+@pytest.mark.parametrize(
+    ("kills", "text", "kind"),
+    [(1, "", "oom"), (0, "srun: error: n1: task 0: Out Of Memory\n", "oom"), (0, "", "failed")],
+)
+def test_a_loading_process_that_the_kernel_killed_for_memory(
+    log: Path, message: str, kills: int, text: str, kind: str
+) -> None:
+    """Its rank lives on, and says only that it is gone."""
+    raised = rank(0, error=error(message, error_type="RuntimeError"))
+    found = outcome(log, ending(kernel_oom_kills=kills), raised, world_size=1, text=text)
+    assert (found.kind, found.rank, found.detail) == (kind, 0, f"Traceback of {message}")
+    assert ("out of memory" in found.reason) is (kind == "oom")
+
+
+def test_another_failure_while_the_kernel_killed_elsewhere_is_none_of_memory(log: Path) -> None:
+    assert outcome(log, ending(kernel_oom_kills=1), rank(0, error=error()), world_size=1).kind == "failed"
+
+
 def test_a_signal_other_than_sigkill_is_not_the_kernel_s_oom_killer(log: Path) -> None:
     segfault = REPORT.replace(": -9 ", ": -11 ")
     found = outcome(log, ending(kernel_oom_kills=1), rank(0), rank(1), text=segfault)

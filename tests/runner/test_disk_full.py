@@ -75,7 +75,7 @@ def test_a_full_disk_ends_the_run_with_that_reason_and_harms_nothing(tmp_path: P
     (tmp_path / "go").touch()
     output, _ = driver.communicate()
     assert driver.returncode == 1, output
-    assert "disk full: rank 0 could not write its record" in output
+    assert "disk full: rank 0 has no room for its record" in output
     assert "Traceback" not in output
 
     (run,) = store.load(results).runs

@@ -57,9 +57,29 @@ def test_settings_of_libraries_are_passed_on_and_secrets_are_not(
         "OMP_NUM_THREADS": "2",
     }
     assert written.token == started.token
+    assert written.study_variables == ("HF_HOME", "COLOUR")
     assert len(written.token) == 32
     assert (written.driver_pid, written.host_id) == (os.getpid(), launch_file.host_id())
     assert written.lifeline == f"127.0.0.1:{started.heartbeats.port}"
+
+
+@pytest.mark.parametrize(("of_driver", "of_ranks"), [({"PYTHONPATH": "/study"}, "/mine:/study"), ({}, "/mine")])
+def test_the_study_s_search_path_comes_before_the_driver_s(
+    tmp_path: Path, of_driver: dict[str, str], of_ranks: str
+) -> None:
+    section = LaunchSection(environment={"PYTHONPATH": "/mine"})
+    spawn = launch_plan(Local(), section, "in-process", world(1, 1), tmp_path, "platform")
+    start_ranks(spawn, Local(), section, environment=of_driver).end()
+    written = launch_file.read(tmp_path)
+    assert written is not None
+    assert written.environment["PYTHONPATH"] == of_ranks
+
+
+def test_threads_are_not_set_by_a_variable() -> None:
+    """Each rank has those that it is planned, and pinned, with: a variable of the study's own was dropped."""
+    section = LaunchSection(environment={"OMP_NUM_THREADS": "7"})
+    with pytest.raises(RequestError, match=r"sets OMP_NUM_THREADS, which .* Set launch.threads_per_rank instead"):
+        launch_plan(Local(), section, "local", world(1, 1), Path("/r"), "x")
 
 
 @pytest.mark.parametrize("on", [hosts(2), (ELSEWHERE,)])
@@ -84,6 +104,8 @@ def test_a_port_that_is_taken_here_is_left_out() -> None:
     first = launch_plan(Local(), section, "torchrun", world(1, 2), run, "x").master_port
     with socket.create_server(("", first)):
         assert launch_plan(Local(), section, "torchrun", world(1, 2), run, "x").master_port > first
+        two = Hostfile((ELSEWHERE, Host(socket.gethostname())))
+        assert launch_plan(two, section, "torchrun", world(2, 1), run, "x").master_port > first
 
 
 @pytest.mark.parametrize("name", ["nobody.invalid", "a..b"])

@@ -13,7 +13,7 @@ import pytest
 
 from driving import vitscale
 from vitscale import store
-from vitscale.processes.launch_file import TOKEN_VARIABLE, LaunchFile
+from vitscale.processes.launch_file import COMPLETE_VARIABLE, TOKEN_VARIABLE, LaunchFile
 from vitscale.schedulers.prepared import ranks_environment
 from vitscale.store.records import RankRecord
 from vitscale.worker.prepared import unforkable
@@ -128,7 +128,7 @@ def test_a_fork_is_as_a_new_process_would_be(compared: Compared, ranks: int) -> 
         assert fork["session"] == fork["parent"], "Ctrl-C at the terminal would reach it"
         # Imports set variables too.
         differing = {key for key, _ in fork["environment"].items() ^ new["environment"].items()}
-        assert differing - {"REPORTS", "COLUMNS", "PYTHONPATH", "MASTER_PORT"} == {TOKEN_VARIABLE}
+        assert differing - {"REPORTS", "COLUMNS", "PYTHONPATH", "MASTER_PORT"} == {TOKEN_VARIABLE, COMPLETE_VARIABLE}
 
 
 @BOTH

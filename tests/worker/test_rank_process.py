@@ -13,9 +13,12 @@ import pytest
 
 from heartbeats import TOKEN, write_launch
 from results_factory import make_trial
+from vitscale.machine.gpus import Gpu
 from vitscale.processes import launch_file
-from vitscale.processes.launch_file import ALL_NAMES, TOKEN_VARIABLE
+from vitscale.processes.launch_file import ALL_NAMES, COMPLETE_VARIABLE, TOKEN_VARIABLE
 from vitscale.store.results import RunHeader
+from vitscale.trial.trial import World
+from vitscale.worker import rank_process
 from vitscale.worker.rank_process import RankInfo, now_ns, rank_info
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "torch", "MASTER_PORT": "1"}
@@ -104,6 +107,24 @@ def test_the_start_up_is_known_where_clocks_are_the_same(tmp_path: Path) -> None
     assert rank_info(now_ns(), launch.model_copy(update={"host_id": ""})).launch_seconds is None
 
 
+@pytest.mark.parametrize(("seen", "asked"), [([1], True), ([0, 1], False), ([], False)])
+def test_the_host_s_gpus_are_asked_for_where_a_rank_sees_fewer_than_there_are_ranks(
+    monkeypatch: pytest.MonkeyPatch, seen: list[int], asked: bool
+) -> None:
+    given: list[object] = []
+
+    def gpus(nodes: list[int]) -> tuple[Gpu, ...]:
+        return tuple(Gpu(f"GPU-{node}", "GPU", None, None, None, node) for node in nodes)
+
+    monkeypatch.setattr(rank_process, "bound_by_launcher", lambda: False)
+    monkeypatch.setattr(rank_process, "visible_gpus", lambda: gpus(seen))
+    monkeypatch.setattr(rank_process, "host_gpus", lambda: gpus([0, 1]))
+    monkeypatch.setattr(rank_process, "share_of_cores", lambda *told: given.extend(told))
+    monkeypatch.setenv("OMP_NUM_THREADS", "")  # taken back
+    rank_process.pin(RankInfo(1, 2, 1, None), World(ranks_per_node=2, threads_per_rank=1), "cuda")
+    assert (given[4], given[6]) == (seen, [0, 1] if asked else [])
+
+
 # --- real processes ------------------------------------------------------------------------------------------------
 
 # Says what it sees, once it is what it is to be.
@@ -116,20 +137,32 @@ launch = launch_file.read(Path(sys.argv[1]))
 print("once", flush=True)
 rank_process.with_environment(launch)
 print(json.dumps({"pid": os.getpid(), "argv": sys.argv[1:], "dev": sys.flags.dev_mode,
-                  "colour": os.environ.get("COLOUR"), "size": os.environ.get("SIZE"),
+                  "colour": os.environ.get("COLOUR"), "size": os.environ.get("SIZE"), "rank": os.environ["RANK"],
                   "token": os.environ.get("VITSCALE_JOB"), "seen": "COLOUR" in Path("/proc/self/environ").read_text()}))
 """
 
 
-@pytest.mark.parametrize("brought", [False, True])
+BLUE = "it's $(blue)\nand more"
+
+
+@pytest.mark.parametrize(
+    ("brought", "of_study", "begins", "colour"),
+    [
+        ({TOKEN_VARIABLE: "of the run around"}, (), 2, BLUE),
+        ({TOKEN_VARIABLE: TOKEN, "COLOUR": BLUE}, ("COLOUR", "RANK"), 1, BLUE),
+        ({TOKEN_VARIABLE: TOKEN, "COLOUR": "red"}, (), 1, "red"),  # an image's own, and not the study's
+        ({TOKEN_VARIABLE: TOKEN, "COLOUR": "red"}, ("COLOUR", "RANK"), 2, BLUE),
+        # Changed since, by what the interpreter imports as it starts: it would begin for ever.
+        ({TOKEN_VARIABLE: TOKEN, COMPLETE_VARIABLE: TOKEN, "COLOUR": "red"}, ("COLOUR", "RANK"), 1, "red"),
+    ],
+)
 def test_it_begins_anew_with_the_run_s_environment_where_the_launcher_has_not_brought_it(
-    tmp_path: Path, brought: bool
+    tmp_path: Path, brought: dict[str, str], of_study: tuple[str, ...], begins: int, colour: str
 ) -> None:
     """The same process, with its own options and words: who looks for the run's processes sees it too."""
-    colour = "it's $(blue)\nand more"
-    write_launch(tmp_path, 1, environment={"COLOUR": colour})
-    environment = {name: value for name, value in os.environ.items() if name != "COLOUR"} | {"SIZE": "large"}
-    environment |= {TOKEN_VARIABLE: TOKEN, "COLOUR": "red"} if brought else {TOKEN_VARIABLE: "of the run around"}
+    write_launch(tmp_path, 1, environment={"COLOUR": BLUE, "RANK": "of no launcher"}, study_variables=of_study)
+    environment = {name: value for name, value in os.environ.items() if name != "COLOUR"}
+    environment |= {"SIZE": "large", "RANK": "3"} | brought
     process = subprocess.Popen(
         [sys.executable, "-X", "dev", "-c", PROGRAM, str(tmp_path), "two words", "--", "-x"],
         stdout=subprocess.PIPE,
@@ -137,12 +170,13 @@ def test_it_begins_anew_with_the_run_s_environment_where_the_launcher_has_not_br
         text=True,
     )
     *begun, last = process.communicate()[0].splitlines()
-    assert begun == ["once"] * (1 if brought else 2)
+    assert begun == ["once"] * begins
     assert json.loads(last) == {
         "pid": process.pid,
         "argv": [str(tmp_path), "two words", "--", "-x"],
-        "colour": "red" if brought else colour,
+        "colour": colour,
         "dev": True,
+        "rank": "3",
         "token": TOKEN,
         "size": "large",
         "seen": True,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from vitscale.machine.hosts import Host
+from vitscale.machine.hosts import Host, is_this_machine
 from vitscale.trial.trial import World
 
 _LOOPBACK = ("localhost", "127.", "::1")
@@ -27,7 +27,8 @@ class Spawn:
     run_folder: Path
     """The run's folder, shared by all hosts."""
     hosts: tuple[Host, ...] = ()
-    """One host for each node of the world, in order of ranks; empty: the machine on which the commands are run."""
+    """One host for each node of the world, in order of ranks; empty: the machine on which the commands are run.
+    A launcher that orders them otherwise returns them in its order."""
     master_port: int = 29500
     """A port on the first host, for launchers that need one; free as far as the driver can see."""
     interface: str | None = None
@@ -95,3 +96,8 @@ def lacking(world: World, hosts: Sequence[Host]) -> str | None:
 def hostfile(world: World, names: Sequence[str]) -> str:
     """`NAME slots=4` lines, as DeepSpeed and Open MPI read them: as many slots as a node has ranks."""
     return "".join(f"{name} slots={world.ranks_per_node}\n" for name in names)
+
+
+def this_machine_first(hosts: Sequence[Host]) -> tuple[Host, ...]:
+    """`hosts` with this machine, where it is among them, before the others; these keep their order."""
+    return tuple(sorted(hosts, key=lambda host: not is_this_machine(host.name)))

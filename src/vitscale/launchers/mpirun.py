@@ -9,7 +9,7 @@ import subprocess
 from dataclasses import replace
 
 from vitscale.errors import shown
-from vitscale.launchers.base import Launcher, Spawn, hostfile
+from vitscale.launchers.base import Launcher, Spawn, hostfile, this_machine_first
 from vitscale.trial.trial import World
 
 _HOSTFILE = "mpirun.hostfile"
@@ -25,7 +25,10 @@ class Mpirun(Launcher):
         A hostfile is written for this machine too: without it mpirun refuses more ranks than cores, which is for the
         study to decide (`launch.oversubscribe`).
         """
-        names = [host.name for host in spawn.hosts] or ["localhost"]
+        # mpirun gives the first ranks to its own host, wherever the hostfile has that; ranks are told to meet on the
+        # first of these hosts.
+        hosts = this_machine_first(spawn.hosts)
+        names = [host.name for host in hosts] or ["localhost"]
         command = [
             # Called by its full path, Open MPI looks for its daemon under the same prefix on the other hosts.
             shutil.which("mpirun") or "mpirun",
@@ -34,12 +37,13 @@ class Mpirun(Launcher):
             *("--map-by", f"ppr:{world.ranks_per_node}:node"),
             *("--bind-to", "none"),
         ]
-        if spawn.interface is not None and spawn.hosts:
+        if spawn.interface is not None and hosts:
             for component in ("btl", "oob"):
                 command += ["--mca", f"{component}_tcp_if_include", spawn.interface]
         if os.geteuid() == 0:
             command.append("--allow-run-as-root")
-        return replace(spawn, commands=((*command, *spawn.rank_command),), files=((_HOSTFILE, hostfile(world, names)),))
+        files = ((_HOSTFILE, hostfile(world, names)),)
+        return replace(spawn, commands=((*command, *spawn.rank_command),), hosts=hosts, files=files)
 
     def unavailable(self) -> str | None:
         """Refuses unless mpirun is Open MPI's; other MPIs have an mpirun with other options."""

@@ -124,6 +124,7 @@ def share_of_cores(
     cores: Sequence[PhysicalCore],
     gpu_nodes: Nodes = (),
     distances: Mapping[int, Mapping[int, int]] | None = None,
+    host_nodes: Nodes = (),
 ) -> tuple[int, ...] | None:
     """The logical cores that a rank is pinned to; None where the host has fewer than all ranks' threads.
 
@@ -138,17 +139,21 @@ def share_of_cores(
         cores: the host's cores, in the order of `physical_cores`.
         gpu_nodes: the memory node of each GPU that this rank sees, in CUDA's order; None where unknown.
         distances: distances between memory nodes (`node_distances`).
+        host_nodes: the memory node of each GPU of the host; asked where this rank sees fewer GPUs than there are ranks.
     """
     each = min(threads, len(cores) // ranks)
     if not each:
         return _consecutive(local_rank, ranks, threads, cores)
     if 0 < len(gpu_nodes) < ranks:
-        # The launcher shows each rank only its own GPU: the others have different ones, but which is not known.
-        node = gpu_nodes[local_rank % len(gpu_nodes)]
-        near = [core for core in cores if core.node == node]
-        if len(near) >= each:
-            first = local_rank % (len(near) // each) * each
-            return _logical(near[first : first + each], threads) or _consecutive(local_rank, ranks, threads, cores)
+        # The launcher shows each rank only its own GPU: the others have different ones, but which is not known. What is
+        # decided here must not depend on this rank's, or ranks would take one another's cores.
+        by_node: dict[int | None, list[PhysicalCore]] = {}
+        for core in cores:
+            by_node.setdefault(core.node, []).append(core)
+        if each == threads and all(len(own) >= ranks * each for own in by_node.values()):
+            near = by_node.get(gpu_nodes[local_rank % len(gpu_nodes)], next(iter(by_node.values())))
+            return _logical(near[local_rank * each : (local_rank + 1) * each], threads)
+        gpu_nodes = host_nodes if len(host_nodes) >= ranks else ()
     sides = [gpu_nodes[rank % len(gpu_nodes)] if gpu_nodes else None for rank in range(ranks)]
     shares = [_logical(own, threads) for own in _table(ranks, each, cores, sides, distances or {})]
     return shares[local_rank] if all(shares) else _consecutive(local_rank, ranks, threads, cores)

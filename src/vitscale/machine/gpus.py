@@ -50,7 +50,7 @@ def visible_gpus() -> tuple[Gpu, ...]:
         return ()
     try:
         with _nvml() as nvml:
-            gpus = tuple(_gpu(nvml, nvml.nvmlDeviceGetHandleByIndex(n)) for n in range(nvml.nvmlDeviceGetCount()))
+            gpus = _all_gpus(nvml)
         why = "NVML tells of none"
     except _NvmlFailed as error:
         gpus, why = (), str(error)
@@ -63,6 +63,13 @@ def visible_gpus() -> tuple[Gpu, ...]:
             )
         raise GpusUnreadable(f"{' and '.join(signs) or 'GPUs in MIG mode'} are there, but {why}")
     return chosen
+
+
+def host_gpus() -> tuple[Gpu, ...]:
+    """The GPUs that NVML tells of, also those that CUDA_VISIBLE_DEVICES hides: the host's, or a job step's own."""
+    with contextlib.suppress(_NvmlFailed), _nvml() as nvml:
+        return _all_gpus(nvml)
+    return ()
 
 
 def device_files(folder: Path = _DEVICE_FILES) -> list[str]:
@@ -165,6 +172,10 @@ def _told(nvml: Any, ask: Callable[[], _T]) -> _T | None:
         return ask()
     except (nvml.NVMLError, AttributeError):
         return None
+
+
+def _all_gpus(nvml: Any) -> tuple[Gpu, ...]:
+    return tuple(_gpu(nvml, nvml.nvmlDeviceGetHandleByIndex(n)) for n in range(nvml.nvmlDeviceGetCount()))
 
 
 def _gpu(nvml: Any, handle: Any) -> Gpu:

@@ -20,6 +20,9 @@ from vitscale.trial.facts import Spec
 NAME = "launch.json"
 TOKEN_VARIABLE = "VITSCALE_JOB"  # noqa: S105 - names processes, protects nothing
 """Variable in every process of a run, so that processes that left the process tree are found and ended too."""
+COMPLETE_VARIABLE = "VITSCALE_JOB_COMPLETE"
+"""Variable of a process that began with all of its run's variables, with the run's token: it does not begin again where
+an import, or the interpreter's start, has since changed them."""
 
 
 class LaunchFile(Spec):
@@ -37,6 +40,8 @@ class LaunchFile(Spec):
     """ADDRESS:PORT of the driver: ranks end when it falls silent (`vitscale.processes.heartbeat`)."""
     environment: dict[str, str] = Field(default_factory=dict)
     """Variables of every rank."""
+    study_variables: tuple[str, ...] = ()
+    """Names of those that the study sets itself ([launch.environment]), which no launcher may replace."""
     mpi_discovery: bool = False
     prepared_seconds: float | None = None
     """Seconds before `started_ns` that the driver waited for the imports of the process that ranks are forked from;
@@ -82,8 +87,21 @@ def host_id() -> str:
 
 
 def completed_environment(launch: LaunchFile) -> dict[str, str]:
-    """This process's environment, with the launch file's variables and token."""
-    return os.environ | launch.environment | {TOKEN_VARIABLE: launch.token}
+    """This process's environment, with the launch file's variables and token. A launcher's numbers of ranks stay."""
+    return os.environ | _unnumbered(launch.environment) | {TOKEN_VARIABLE: launch.token}
+
+
+def is_complete(launch: LaunchFile) -> bool:
+    """Whether the launcher has passed on the run's token, and has left alone what the study sets itself."""
+    if os.environ.get(TOKEN_VARIABLE) != launch.token:
+        return False
+    set_by_study = _unnumbered({name: launch.environment[name] for name in launch.study_variables})
+    replaced = any(os.environ.get(name) != value for name, value in set_by_study.items())
+    return not replaced or os.environ.get(COMPLETE_VARIABLE) == launch.token
+
+
+def _unnumbered(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name not in ALL_NAMES}
 
 
 @dataclass(frozen=True)

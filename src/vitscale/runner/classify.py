@@ -27,6 +27,10 @@ _NOT_SHARED = re.compile(r"\S{1,400} is not seen on this host: is the results fo
 """What ranks and host agents say (`vitscale.worker`, `vitscale.processes.host_agent`)."""
 # What a host agent or a rank that cannot begin says: it cannot reach the driver, or does not see the folder.
 _OWN_WORDS = re.compile(r"^vitscale: ([^\n]{1,300})", re.MULTILINE)
+# What a rank raises where a process that loads its images is gone (torch: dataloader.py and DataLoader.cpp).
+_LOADER_GONE = re.compile(
+    r"DataLoader worker \(pid(?: \d+\) is killed by signal: Killed|\(s\) [\d, ]+\) exited unexpectedly)"
+)
 _FULL_BYTES = 64 * 1024
 _AT_ONCE_SECONDS = 1.0
 """Ranks that a launcher ends because another has failed are gone within a fraction of this time."""
@@ -135,8 +139,12 @@ def _silent_rank(evidence: Evidence) -> Verdict | None:
     return None
 
 
+def _kernel_out_of_memory(evidence: Evidence) -> bool:
+    return evidence.ending.kernel_oom_kills > 0 or evidence.reports.out_of_memory
+
+
 def _by_signal(rank: int, number: int, evidence: Evidence) -> Verdict:
-    if number == signal.SIGKILL and (evidence.ending.kernel_oom_kills or evidence.reports.out_of_memory):
+    if number == signal.SIGKILL and _kernel_out_of_memory(evidence):
         return Verdict("oom", f"rank {rank} was ended by the kernel: out of memory", rank, evidence.tail)
     return Verdict("failed", f"rank {rank} was ended by {_signal_name(number)} without a word", rank, evidence.tail)
 
@@ -162,6 +170,9 @@ def _first_error(evidence: Evidence) -> Verdict | None:
         return lost_peer(error), heard[rank] if by_driver else error.unix_seconds
 
     error, rank = min(errors, key=order)
+    if _LOADER_GONE.search(error.message) is not None and _kernel_out_of_memory(evidence):
+        reason = f"a process that loads images for rank {rank} was ended by the kernel: out of memory"
+        return Verdict("oom", reason, rank, error.traceback)
     passing = _PASSING.search(error.message) is not None and not error.out_of_memory
     return Verdict(
         "oom" if error.out_of_memory else "failed",
@@ -277,6 +288,6 @@ def _signal_name(number: int) -> str:
 
 def _sentence(error: ErrorLine, rank: int) -> str:
     if error.disk_full:
-        return f"disk full: rank {rank} could not write its record; free space and run again"
+        return f"disk full: rank {rank} has no room for its record; free space and run again"
     message = error.message.strip().splitlines()
     return f"rank {rank} raised {error.error_type}" + (f": {message[0][:300]}" if message else "")

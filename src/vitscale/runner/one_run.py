@@ -39,8 +39,9 @@ from vitscale.trial.trial import World
 
 _PASSED_ON = (*LIBRARY_SETTINGS, "HF_", "VITSCALE_")
 """Prefixes of the variables that a user sets for all ranks."""
-_NOT_PASSED_ON = ("CUDA_VISIBLE_DEVICES", launch_file.TOKEN_VARIABLE)
+_NOT_PASSED_ON = ("CUDA_VISIBLE_DEVICES", launch_file.TOKEN_VARIABLE, launch_file.COMPLETE_VARIABLE)
 """Variables that ranks do not inherit: which GPUs are free differs from host to host, and each run has its token."""
+_THREADS, _SEARCH_PATH = "OMP_NUM_THREADS", "PYTHONPATH"
 _SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|_KEY$|_AUTH")
 """Found in names of variables whose values must not end up in a results folder, as in HF_TOKEN."""
 _FIRST_PORT, _PORTS = 20_000, 12_000
@@ -57,8 +58,14 @@ def launch_plan(
     """The exact commands that start `python -m MODULE RUN_FOLDER` on every rank; nothing is started or written.
 
     Raises:
-        RequestError: launcher, scheduler and world do not go together, or the hosts do not suffice.
+        RequestError: launcher, scheduler and world do not go together, the hosts do not suffice, or the study sets
+            the ranks' number of threads by a variable.
     """
+    if _THREADS in section.environment:
+        raise RequestError(
+            f"[launch.environment] sets {_THREADS}, which each rank has from the threads that it is planned with",
+            next_step="Set launch.threads_per_rank instead",
+        )
     hosts = scheduler.hosts(world)
     chosen = launcher_named(launcher, world, hosts)
     if (reason := scheduler.refuses(launcher, world)) is not None:
@@ -122,6 +129,9 @@ def start_ranks(
         RequestError: a host has no address, or the prepared process is gone.
     """
     settings = _settings(section) | dict(environment)
+    # Not in place of the driver's: a factory's module may lie beside the study.
+    if paths := [each[_SEARCH_PATH] for each in (section.environment, environment) if each.get(_SEARCH_PATH)]:
+        settings[_SEARCH_PATH] = os.pathsep.join(paths)
     spawn = replace(spawn, environment=settings | dict(spawn.environment), token=secrets.token_hex(16))
     prepared = Ready()
     if spawn.from_prepared and ready is not None:
@@ -143,6 +153,7 @@ def start_ranks(
             master_port=spawn.master_port,
             lifeline=f"{own}:{heartbeats.port}",
             environment=settings,
+            study_variables=tuple(section.environment),
             prepared_seconds=prepared.waited_seconds,
             cold=prepared.cold,
             mpi_discovery=section.mpi_discovery,
@@ -179,7 +190,8 @@ def _port(run_folder: Path, hosts: tuple[Host, ...]) -> int:
     """
     first = int.from_bytes(hashlib.sha256(str(run_folder).encode()).digest()[:4]) % _PORTS
     candidates = [_FIRST_PORT + (first + n) % _PORTS for n in range(100)]
-    if hosts and not is_this_machine(hosts[0].name):
+    # A launcher may put this machine first (mpirun).
+    if hosts and not any(is_this_machine(host.name) for host in hosts):
         return candidates[0]
     return next((port for port in candidates if _is_free(port)), candidates[0])
 
@@ -342,8 +354,8 @@ def ranks_variables(world: World, *folders: Path) -> dict[str, str]:
 
     The working directory comes before these by itself.
     """
-    paths = filter(None, [os.environ.get("PYTHONPATH"), *map(str, folders)])
-    variables = {"OMP_NUM_THREADS": str(world.threads_per_rank), "PYTHONPATH": os.pathsep.join(paths)}
+    paths = filter(None, [os.environ.get(_SEARCH_PATH), *map(str, folders)])
+    variables = {_THREADS: str(world.threads_per_rank), _SEARCH_PATH: os.pathsep.join(paths)}
     return {name: value for name, value in variables.items() if value}
 
 

@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from vitscale.processes import local_ranks
-from vitscale.processes.launch_file import TOKEN_VARIABLE
+from vitscale.processes.launch_file import COMPLETE_VARIABLE, TOKEN_VARIABLE
 from vitscale.processes.parent_death import end_with_parent
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.trial import TrainSpec
@@ -259,6 +259,7 @@ class _Server:
         os.environ.clear()
         os.environ.update(variables)
         os.environ.update(self._set_by_imports)
+        os.environ[COMPLETE_VARIABLE] = variables[TOKEN_VARIABLE]  # a fork cannot begin again
         map_pages(self._file_pages)
         self._memory.set_command(command)
         _draw_anew()

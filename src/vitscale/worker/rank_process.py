@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import NoReturn, Protocol
 
 from vitscale.machine.cores import bound_by_launcher, node_distances, physical_cores, share_of_cores
-from vitscale.machine.gpus import GpusUnreadable, visible_gpus
+from vitscale.machine.gpus import GpusUnreadable, host_gpus, visible_gpus
 from vitscale.processes import launch_file
 from vitscale.processes.heartbeat import PROGRESS, Heartbeat
-from vitscale.processes.launch_file import FAMILIES, TOKEN_VARIABLE, TORCH, LaunchFile
+from vitscale.processes.launch_file import COMPLETE_VARIABLE, FAMILIES, TORCH, LaunchFile
 from vitscale.processes.parent_death import end_with_parent
 from vitscale.store import RankLog
 from vitscale.store.records import EndLine, ErrorLine
@@ -39,13 +39,15 @@ class RankInfo:
 
 
 def with_environment(launch: LaunchFile | None) -> None:
-    """Starts this program again with the run's environment, where the launcher has not passed that on.
+    """Starts this program again with the run's environment, where the launcher has not passed all of that on.
+
+    DeepSpeed's launcher replaces CUDA_VISIBLE_DEVICES, an image's own variables come before those from outside.
 
     Libraries and the interpreter read variables as they start, and those who look for a run's processes see only what a
     program began with.
     """
-    if launch is not None and os.environ.get(TOKEN_VARIABLE) != launch.token:
-        environment = launch_file.completed_environment(launch)
+    if launch is not None and not launch_file.is_complete(launch):
+        environment = launch_file.completed_environment(launch) | {COMPLETE_VARIABLE: launch.token}
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # noqa: S606 - no shell is wanted
 
 
@@ -106,11 +108,14 @@ def pin(own: RankInfo, world: World, device: Device) -> None:
     if bound_by_launcher():
         return
     nodes: list[int | None] = []
+    host_nodes: list[int | None] = []
+    ranks = world.ranks_per_node
     if device == "cuda":
         with contextlib.suppress(GpusUnreadable):
             nodes = [gpu.numa_node for gpu in visible_gpus()]
+        host_nodes = [gpu.numa_node for gpu in host_gpus()] if 0 < len(nodes) < ranks else []
     cores = share_of_cores(
-        own.local_rank, world.ranks_per_node, world.threads_per_rank, physical_cores(), nodes, node_distances()
+        own.local_rank, ranks, world.threads_per_rank, physical_cores(), nodes, node_distances(), host_nodes
     )
     if cores is not None:
         os.sched_setaffinity(0, cores)
@@ -177,7 +182,7 @@ def run_rank(folder: Path, read: Callable[[Path], Body], arrived_ns: int) -> NoR
         log.close()
     except BaseException as error:
         exit_code = 1
-        log.end_with(error_line(error))
+        log.end_with(error_line(error, log))
         # On a full disk the log has no room for it, but the record has.
         with contextlib.suppress(OSError):
             traceback.print_exc()
@@ -205,24 +210,31 @@ def _heartbeat(launch: LaunchFile | None, rank: int, folder: Path) -> Heartbeat 
 
 
 _LONGEST = 16_000
+_FULL_BYTES = 64 * 1024
 _MEMORY_MESSAGES = (
     "out of memory",
     "can't allocate memory",
     "cannot allocate memory",
     "not enough memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
+    "_status_alloc_failed",  # of cuBLAS, cuDNN, cuSOLVER, ...
 )
+"""Words for it in lower case: the kernel's, glibc's and torch's differ in that."""
 
 
-def error_line(error: BaseException) -> ErrorLine:
-    """The record of `error` with its traceback; running out of memory and running out of disk are told apart."""
+def error_line(error: BaseException, log: RankLog | None = None) -> ErrorLine:
+    """The record of `error` with its traceback; running out of memory and running out of disk are told apart.
+
+    Args:
+        error: what ended the rank.
+        log: the rank's own log; None: nothing is known of its disk.
+    """
     text = "".join(traceback.format_exception(error))
     return ErrorLine(
         error_type=type(error).__name__,
         message=str(error)[:_LONGEST],
         traceback=text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}\n...\n{text[-_LONGEST // 2 :]}",
         out_of_memory=any(map(_is_out_of_memory, _chain(error))),
-        disk_full=isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT),
+        disk_full=log is not None and _is_disk_full(error, log),
         unix_seconds=time.time(),
     )
 
@@ -235,10 +247,24 @@ def _chain(error: BaseException) -> list[BaseException]:
     return chain
 
 
+def _is_disk_full(error: BaseException, log: RankLog) -> bool:
+    """Whether the disk of the run's own records is full. Another one (a script's checkpoints, /dev/shm) is that
+    script's to care for: other runs may be well without it."""
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return False
+    if error is log.failure:
+        return True
+    try:
+        disk = os.statvfs(log.path.parent)
+    except OSError:
+        return False
+    return disk.f_bavail * disk.f_frsize <= _FULL_BYTES
+
+
 def _is_out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed; an illegal access or a lost device is no lack of memory."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    return isinstance(error, RuntimeError) and any(message in str(error) for message in _MEMORY_MESSAGES)
+    return isinstance(error, RuntimeError) and any(message in str(error).lower() for message in _MEMORY_MESSAGES)

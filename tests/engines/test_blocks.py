@@ -13,7 +13,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from vitscale.engines import build as build_engine
 from vitscale.engines.base import blocks_of, with_options
-from vitscale.engines.stages import stage_plan
+from vitscale.engines.stages import _repeated, stage_plan
 from vitscale.errors import RequestError
 from vitscale.models import build
 from vitscale.models.batch_norm import over_real_images
@@ -241,6 +241,33 @@ def test_stages_that_leave_out_a_parameter_are_refused_by_its_name() -> None:
     model.positions = nn.Parameter(torch.zeros(128))
     with pytest.raises(RequestError, match="in_order of 'own:build' leaves out the parameter 'positions'"):
         stage_plan(model, in_two_stages(OWN))
+
+
+def test_stages_may_name_parameters_otherwise_than_the_model_does_first() -> None:
+    model = Ordered()
+    model.path = nn.Sequential(*map(model.get_submodule, model.in_order))
+    model.in_order = [f"path.{part}" for part in range(4)]
+    plan = stage_plan(model, in_two_stages(OWN))
+    assert plan is not None
+    assert [name for stage in plan.parts for name in stage] == model.in_order
+
+
+@pytest.mark.usefixtures("first_of_two")
+def test_blocks_of_stages_are_whole_parts_and_not_what_an_mlp_consists_of() -> None:
+    """Attention (here a projection) and MLP of each layer are parts of their own; the MLPs have most parameters."""
+    model = Ordered()
+    attention = [nn.Linear(128, 128) for _ in range(2)]
+    mlps = [nn.Sequential(nn.LayerNorm(128), nn.Linear(128, 512), nn.GELU(), nn.Linear(512, 128)) for _ in range(2)]
+    model.layers = nn.ModuleList(part for layer in zip(attention, mlps, strict=True) for part in layer)
+    model.levels = nn.ModuleList()
+    model.in_order = ["stem", *(f"layers.{part}" for part in range(4)), "head"]
+    trial = in_two_stages(OWN, activation_checkpointing=True)
+    plan = stage_plan(model, trial)
+    assert plan is not None
+    assert plan.blocks_of(model, trial) == [
+        mlp for mlp in mlps if any(mlp is model.get_submodule(name) for name in plan.parts[0])
+    ]
+    assert _repeated([nn.Sequential(*attention), nn.ReLU()]) == attention
 
 
 @pytest.mark.usefixtures("first_of_two")

@@ -91,11 +91,12 @@ def told_at_the_end(analysis: Analysis) -> list[tuple[str, ...]]:
     headings = [column.name for column in own.columns]
     drawn = {row["trial"]: row for row in accuracy_data.accuracies(analysis, analysis.curves) if row["place"] == 0}
     trials = json.loads(to_json(analysis))["trials"]
-    return [
-        (line[at].text, other[headings.index("held-out accuracy")].text, f"{trial['held_out_accuracy']:.1%}",
-         other[headings.index("epochs")].text, *(row[key] for key in ("shown", "panel") if (row := drawn.get(trial["trial"]))))
-        for (_, line), (_, other), trial in zip(scaling.rows, own.rows, trials, strict=True)
-    ]  # fmt: skip
+    told = []
+    for (_, line), (_, other), trial in zip(scaling.rows, own.rows, trials, strict=True):
+        row = drawn.get(trial["trial"], {})
+        cells = (line[at].text, other[headings.index("held-out accuracy")].text, f"{trial['held_out_accuracy']:.1%}")
+        told.append((*cells, other[headings.index("epochs")].text, *(row[key] for key in ("shown", "panel") if row)))
+    return told
 
 
 def test_where_runs_end_at_their_target_the_end_is_each_runs_own() -> None:

@@ -6,6 +6,8 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from explained_factory import batch_study
 from prediction_factory import resolved_study
 from report_forms import terminal
@@ -17,6 +19,7 @@ from vitscale.prediction.evidence import evidence_of
 from vitscale.prediction.fitting import fit
 from vitscale.present.document import Bullets, Code, Paragraph, Section, Table
 from vitscale.report.answers import best_measured, what_next, what_to_choose, why_not_better
+from vitscale.report.charts.scaling import MEASURES
 from vitscale.report.document import charts, report_document
 from vitscale.report.tables import trial_label
 from vitscale.store.results import Results
@@ -116,7 +119,10 @@ def test_where_the_fastest_leaves_images_out_the_time_with_them_is_told() -> Non
         "Fastest measured: ddp, micro_batch 300, 2 ranks: 300 ms an epoch "
         "(300 ms to 300 ms, 512 ms with the images that it leaves out, global batch 600, 3 runs)."
     )
-    # 2 x 0.512 s are more GPU time than 1 s, though 2 x 0.3 s are less.
+    # 2 x 0.512 s are more GPU time than 1 s, though 2 x 0.3 s are less; and so they are in the chart.
+    hours = next(measure.value for measure in MEASURES if measure.name == "gpu-hours")
+    drawn = [hours(analysis.trials[point.trial_id], point) for curve in analysis.curves for point in curve.points]
+    assert sorted(each.value * 3600 for each in drawn if each) == pytest.approx([1.0, 1.024])
     assert second.startswith("Cheapest measured: ddp, micro_batch 128, 1 rank: 1.00 s an epoch ")
     told = " ".join(map(str.strip, terminal(analysis)[:2]))
     assert told.startswith(

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from study_factory import EIGHT_CORES, summary, write_study
+from vitscale.runner import batch_jobs, plan
 from vitscale.runner import job as driver
-from vitscale.runner import plan
 from vitscale.runner.batch_jobs import new_jobs
 from vitscale.runner.one_run import RunContext, Task, new_attempt, unstarted
 from vitscale.runner.todo import outstanding
@@ -63,10 +63,13 @@ class Array:
         index = RunIndex(self.results)
         todo = outstanding(self.plan, index, retry_failed=retry_failed)
         submitter = Silent(self.context.slurm, None)
-        (job,) = new_jobs(self.context, submitter, todo, index.attempts, lambda: "0" * 8)
-        assert job.array
-        job.write(self.results)
-        for element in elements:
+        names = (f"{number:08d}" for number in range(9))
+        jobs = [*new_jobs(self.context, submitter, todo, index.attempts, lambda: next(names))]
+        assert all(job.array for job in jobs)
+        for job in jobs:
+            job.write(self.results)
+        every = [(job, element) for job in jobs for element in range(len(job.tasks))]
+        for job, element in (every[element] for element in elements):
             driver._do(self.context, submitter, None, job, job.tasks_of(element))  # type: ignore[arg-type]
 
 
@@ -75,8 +78,13 @@ def array(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Array:
     return Array(tmp_path, monkeypatch)
 
 
-def test_runs_of_an_array_that_ran_out_of_memory_together_are_all_done_again(array: Array) -> None:
-    """Each element is the first to begin: the others' old outcomes are of runs that are to be done again too."""
+@pytest.mark.parametrize("most", [1000, 2])
+def test_runs_of_an_array_that_ran_out_of_memory_together_are_all_done_again(
+    array: Array, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Each element is the first to begin: the others' old outcomes are of runs that are to be done again too, also
+    where these are in another array."""
+    monkeypatch.setattr(batch_jobs, "_MOST_ELEMENTS", most)
     for repeat in range(3):
         array.ended(repeat, 0, "oom")
     array.run([0, 1, 2])

@@ -416,6 +416,7 @@ def test_gpu_hours_count_runs_whose_driver_was_killed(make: Make) -> None:
     (cut_off / "outcome.json").unlink()
     began = (cut_off / "rank-0.jsonl").stat().st_mtime - 5 * 3600
     os.utime(cut_off / "trial.json", (began, began))
+    (cut_off / "latest").symlink_to("what is gone")  # a link that leads nowhere, as a script may leave one
     limited(study, 4.0)
     report = study.run()
     assert (report.done_now, report.ended) == (0, "measure.max_gpu_hours = 4: 5 GPU-hours are spent")

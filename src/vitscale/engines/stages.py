@@ -129,14 +129,15 @@ def stage_plan(model: nn.Module, trial: Trial) -> StagePlan | None:
 def _repeated(parts: Sequence[nn.Module]) -> list[nn.Module]:
     """The modules of the class that holds the most parameters, of those of which there are two or more.
 
-    A `Sequential` of modules of one class stands for these.
+    A `Sequential` of modules of one class stands for these; others are of one kind if they hold the same classes.
     """
-    of_class: dict[type[nn.Module], list[nn.Module]] = {}
+    of_kind: dict[tuple[type[nn.Module], ...], list[nn.Module]] = {}
     for part in parts:
         alike = isinstance(part, nn.Sequential) and len({type(module) for module in part}) == 1
         for module in part.children() if alike else (part,):
-            of_class.setdefault(type(module), []).append(module)
-    repeated = [modules for modules in of_class.values() if len(modules) > 1]
+            held = map(type, module.children()) if isinstance(module, nn.Sequential) else ()
+            of_kind.setdefault((type(module), *held), []).append(module)
+    repeated = [modules for modules in of_kind.values() if len(modules) > 1]
     return max(repeated, key=lambda modules: sum(p.numel() for m in modules for p in m.parameters()), default=[])
 
 

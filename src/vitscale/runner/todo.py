@@ -99,7 +99,7 @@ def may_be_added(
             kinds[trial_id][repeat] = outcome.kind
     wanting = {trial_id: own for trial_id, own in kinds.items() if set(own.values()) <= {"completed"}}
     begun = {trial_id for trial_id, own in wanting.items() if study.repeats <= len(own) < study.max_repeats}
-    by_trial: dict[str, list[store.Run]] = {}
+    by_trial: dict[str, list[Run]] = {}
     for run in store.load(results, only=begun).runs if begun and results is not None else ():
         by_trial.setdefault(run.header.trial_id, []).append(run)
     for trial_id, own_runs in by_trial.items():

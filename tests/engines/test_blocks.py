@@ -78,6 +78,28 @@ def test_lists_that_nothing_calls_are_no_blocks() -> None:
             with_options(unlike, train(**{option: True}))
 
 
+class Called(nn.ModuleList):
+    """A list with a forward of its own is a block as any other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for module in self:
+            x = module(x)
+        return x
+
+
+def test_a_list_with_a_forward_is_a_block() -> None:
+    blocks = [Called([nn.Linear(4, 4), nn.ReLU()]) for _ in range(3)]
+    assert list(blocks_of(nn.Sequential(*blocks))) == blocks
+
+
+@pytest.mark.parametrize("head", ["decode_head", "auxiliary_head", "neck", "head", "segmentation_head"])
+def test_what_follows_a_transformer_s_layers_has_no_blocks(head: str) -> None:
+    model = nn.Module()
+    model.encoder = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model.add_module(head, nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)))
+    assert list(blocks_of(model)) == list(model.encoder.children())
+
+
 def test_a_model_without_blocks_is_left_as_it_is_or_refused_by_name() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     assert list(blocks_of(model)) == []
@@ -196,11 +218,24 @@ def test_each_of_many_unlike_blocks_is_compiled_for_both_sizes_of_batch(monkeypa
     blocks = 12
     with torch._dynamo.config.patch(recompile_limit=8):
         model = with_options(nn.Sequential(*(Scaled(1.0 + block) for block in range(blocks))), train(compile=True))
+        assert torch._dynamo.config.recompile_limit == blocks * (4 + 1)
         for images in (2, 3, 3):
             ran.clear()
             model(torch.ones(images, 4))
             assert len(set(ran)) == len(ran) == blocks
+        with torch.no_grad():  # evaluation, in its own two sizes
+            for images in (5, 6):
+                ran.clear()
+                model(torch.ones(images, 4))
+                assert len(set(ran)) == len(ran) == blocks
     torch._dynamo.reset()
+
+
+def test_blocks_that_are_alike_keep_torch_s_limit_of_graphs() -> None:
+    """They share theirs; with more, evaluation of many sizes would compile for each."""
+    with torch._dynamo.config.patch(recompile_limit=8):
+        with_options(nn.Sequential(*(Scaled(1.0) for _ in range(12))), train(compile=True))
+        assert torch._dynamo.config.recompile_limit == 8
 
 
 class Ordered(nn.Module):

@@ -9,6 +9,7 @@ import pytest
 from results_factory import make_run, one_curve, write_results
 from study_factory import EIGHT_CORES, summary, write_study
 from vitscale.errors import RequestError, StoreError
+from vitscale.launchers.mpirun import Mpirun
 from vitscale.machine.hardware import Machine
 from vitscale.runner.one_run import Task
 from vitscale.runner.planning import Plan, check_folder, plan
@@ -347,3 +348,22 @@ def test_which_runs_are_done_again(
     todo = outstanding(study, RunIndex(tmp_path / "results"), retry_failed=retry_failed)
     # The others are still to be done in any case, in the plan's order.
     assert todo == [t for t in study.tasks if t != task or again]
+
+
+def test_shares_of_ranks_go_to_the_ranks_that_mpirun_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gives the first ranks to its own host; shares are in the order of the hostfile."""
+    monkeypatch.setattr(Mpirun, "unavailable", lambda _: None)
+    monkeypatch.setattr("vitscale.launchers.base.is_this_machine", lambda name: name == "192.0.2.2")
+    changes: dict[str, dict[str, Any]] = {
+        "train": {"rank_speeds": [1.0, 0.25]},
+        "scaling": {"gpus": [2], "gpus_per_node": 1},
+        "launch": {"launcher": "mpirun", "hostfile": "hosts", "threads_per_rank": 1},
+    }
+    (tmp_path / "hosts").write_text("192.0.2.1 slots=1\n192.0.2.2 slots=1\n")
+    with pytest.raises(
+        RequestError, match=r"first ranks to '192.0.2.2', this machine\. Begin the hostfile"
+    ):
+        planned(tmp_path, changes)
+    (tmp_path / "hosts").write_text("192.0.2.2 slots=1\n192.0.2.1 slots=1\n")
+    (trial,) = planned(tmp_path, changes).record.trials.values()
+    assert trial.train.micro_batches is not None

@@ -61,6 +61,15 @@ def test_a_full_disk_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     log.end_with(error_line(error, log))
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_what_was_being_written_tells_the_disk_that_is_full(tmp_path: Path, number: int) -> None:
+    """A checkpoint's draft is gone when its error is recorded, and there is room again; no count has a quota."""
+    log = RankLog(tmp_path, 0)
+    for path, full in ((tmp_path / "checkpoint" / "draft" / "weights.safetensors", True), (Path("/dev/full"), False)):
+        assert error_line(OSError(number, "no", str(path)), log).disk_full is full
+    log.close()
+
+
 def test_a_full_disk_elsewhere_is_a_failure_like_any_other(tmp_path: Path) -> None:
     log = RankLog(tmp_path, 0)
     with pytest.raises(OSError, match="No space left") as caught:

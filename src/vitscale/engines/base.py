@@ -323,13 +323,17 @@ class TorchEngine(Engine):
         return TorchTensors(self.module, self.optimizer, self.train_spec.optimizer, loss_scale=scale)
 
 
+_HEADS = (named.DECODE_HEAD, named.AUXILIARY_HEAD, "neck", "head", "segmentation_head")
+"""Names that models of transformers, and others, have for what follows their layers."""
+
+
 def blocks_of(model: nn.Module) -> Sequence[nn.Module]:
     """The model's repeated blocks: the modules of the list of like ones, outside heads, that holds the most parameters.
 
     In a vision transformer these are its layers, in a Swin transformer its stages. The convolutions of a decoder's head
     are none, though they may outweigh all layers of a small one. Empty where no list holds two modules of one class.
     """
-    heads = [getattr(model, name, None) for name in (named.DECODE_HEAD, named.AUXILIARY_HEAD)]
+    heads = [getattr(model, name, None) for name in _HEADS]
     in_heads = {module for head in heads if isinstance(head, nn.Module) for module in head.modules()}
     lists = [
         children
@@ -344,9 +348,9 @@ def blocks_of(model: nn.Module) -> Sequence[nn.Module]:
 
 
 def _called(container: nn.Module) -> Iterator[nn.Module]:
-    """A container's children; in place of a list in it, which has no forward and is never called, that list's own."""
+    """A container's children; in place of a list in it, which is never called if it has no forward, that list's own."""
     for child in container.children():
-        if isinstance(child, nn.ModuleList | nn.ModuleDict):
+        if isinstance(child, nn.ModuleList | nn.ModuleDict) and type(child).forward is nn.Module.forward:
             yield from _called(child)
         else:
             yield child
@@ -382,10 +386,12 @@ def with_options(model: nn.Module, train: TrainSpec, own_blocks: Sequence[nn.Mod
             f" or leave {option} out",
         )
     if train.compile:
-        # Blocks that differ in a number alone (a rate of drop path) have one code and a graph each, in both sizes of
-        # batch. torch keeps eight graphs of one code, and would run all other blocks as they are.
-        config = torch._dynamo.config
-        config.recompile_limit = max(config.recompile_limit, 2 * len(blocks))
+        # Blocks that differ in a number alone (a rate of drop path) have one code and a graph each: of a full batch, of
+        # each micro-step of an epoch's last, of evaluation's two sizes, and one to spare. torch keeps eight graphs of
+        # one code, and would run all other blocks as they are.
+        config, graphs = torch._dynamo.config, len({_numbers(block) for block in blocks}) * (4 + train.grad_accum)
+        config.recompile_limit = max(config.recompile_limit, graphs)
+        config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, graphs)
     for block in blocks:
         if train.activation_checkpointing:
             # The re-entrant form would hide parameters from DDP, and it needs inputs that require gradients.
@@ -424,6 +430,16 @@ def _other_statistics(norms: Sequence[nn.Module]) -> Iterator[None]:
     finally:
         for norm, buffers in zip(norms, own, strict=True):
             norm._buffers = buffers
+
+
+def _numbers(block: nn.Module) -> tuple[tuple[str, str, object], ...]:
+    """What the compiler may take for constants of a block: blocks that are alike in it share their graphs."""
+    return tuple(
+        (path, name, value)
+        for path, module in block.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, int | float | str)
+    )
 
 
 def _size(module: nn.Module) -> int:

@@ -59,9 +59,9 @@ def launch_plan(
 
     Raises:
         RequestError: launcher, scheduler and world do not go together, the hosts do not suffice, or the study sets
-            the ranks' number of threads by a variable.
+            another number of threads of the ranks by a variable.
     """
-    if _THREADS in section.environment:
+    if section.environment.get(_THREADS, str(world.threads_per_rank)) != str(world.threads_per_rank):
         raise RequestError(
             f"[launch.environment] sets {_THREADS}, which each rank has from the threads that it is planned with",
             next_step="Set launch.threads_per_rank instead",

@@ -154,7 +154,14 @@ def plan(
     hosts = _hosts_of_runs(scheduler, file.study.measure)
     launch = file.study.launch
     for trial in expansion.trials.values():
-        launch_plan(scheduler, launch, trial.launcher, trial.world, _ANY_FOLDER, RANK_MODULE)
+        spawn = launch_plan(scheduler, launch, trial.launcher, trial.world, _ANY_FOLDER, RANK_MODULE)
+        if trial.train.micro_batches is not None and spawn.hosts != scheduler.hosts(trial.world):
+            own = spawn.hosts[0].name
+            raise RequestError(
+                f"train.rank_speeds are in the order of the hostfile, and {trial.launcher} gives the first ranks to "
+                f"{shown(own)}, this machine",
+                next_step=f"Begin the hostfile with {own}, and the speeds with those of its ranks",
+            )
         _check_discovery(launch, trial)
     measure = file.study.measure
     tasks = []

@@ -255,10 +255,19 @@ def _is_disk_full(error: BaseException, log: RankLog) -> bool:
     if error is log.failure:
         return True
     try:
+        # What was being written may be gone by now, and a quota of the user's is in no count of free blocks.
+        written = Path(error.filename).absolute() if isinstance(error.filename, str) else None
+        if written is not None and _folder_above(written).stat().st_dev == log.path.parent.stat().st_dev:
+            return True
         disk = os.statvfs(log.path.parent)
     except OSError:
         return False
     return disk.f_bavail * disk.f_frsize <= _FULL_BYTES
+
+
+def _folder_above(path: Path) -> Path:
+    """The nearest folder above an absolute path that is there."""
+    return next(parent for parent in path.parents if parent.is_dir())
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

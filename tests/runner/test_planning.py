@@ -360,9 +360,7 @@ def test_shares_of_ranks_go_to_the_ranks_that_mpirun_numbers(tmp_path: Path, mon
         "launch": {"launcher": "mpirun", "hostfile": "hosts", "threads_per_rank": 1},
     }
     (tmp_path / "hosts").write_text("192.0.2.1 slots=1\n192.0.2.2 slots=1\n")
-    with pytest.raises(
-        RequestError, match=r"first ranks to '192.0.2.2', this machine\. Begin the hostfile"
-    ):
+    with pytest.raises(RequestError, match=r"first ranks to '192.0.2.2', this machine\. Begin the hostfile"):
         planned(tmp_path, changes)
     (tmp_path / "hosts").write_text("192.0.2.2 slots=1\n192.0.2.1 slots=1\n")
     (trial,) = planned(tmp_path, changes).record.trials.values()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from vitscale.errors import printable
 from vitscale.runner.evidence import Evidence, Verdict, log_tail, lost_peer, own_cause
 from vitscale.runner.watch import position, starved, waited_for
-from vitscale.store.records import ErrorLine
+from vitscale.store.records import FULL_DISK_BYTES, ErrorLine
 from vitscale.store.results import Outcome
 
 _DETAIL_CHARACTERS = 16_000
@@ -31,7 +31,6 @@ _OWN_WORDS = re.compile(r"^vitscale: ([^\n]{1,300})", re.MULTILINE)
 _LOADER_GONE = re.compile(
     r"DataLoader worker \(pid(?: \d+\) is killed by signal: Killed|\(s\) [\d, ]+\) exited unexpectedly)"
 )
-_FULL_BYTES = 64 * 1024
 _AT_ONCE_SECONDS = 1.0
 """Ranks that a launcher ends because another has failed are gone within a fraction of this time."""
 
@@ -236,7 +235,7 @@ def _stack(evidence: Evidence, rank: int) -> str:
 
 def _disk_full(evidence: Evidence) -> Verdict | None:
     """A disk too full even for the ranks' last words."""
-    if shutil.disk_usage(evidence.folder).free > _FULL_BYTES:
+    if shutil.disk_usage(evidence.folder).free > FULL_DISK_BYTES:
         return None
     reason = "disk full: the run ended without a word, and there is no room for one; free space and run again"
     return Verdict("failed", reason, detail=evidence.tail, external=True)

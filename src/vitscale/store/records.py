@@ -52,6 +52,8 @@ COMMUNICATION = "communication"
 """The part that replaces EXPOSED where these cannot be told apart."""
 NORM_MARK = "vitscale.norm"
 """Name under which a profile records what synchronised norms exchange."""
+FULL_DISK_BYTES = 64 * 1024
+"""Free bytes at which a disk counts as full: a record's last lines find no room then."""
 UNKNOWN_OPERATION = "unknown"
 """Operation of a collective whose kernel does not tell it; it may have a root."""
 

@@ -23,7 +23,7 @@ from vitscale.processes.heartbeat import PROGRESS, Heartbeat
 from vitscale.processes.launch_file import COMPLETE_VARIABLE, FAMILIES, TORCH, LaunchFile
 from vitscale.processes.parent_death import end_with_parent
 from vitscale.store import RankLog
-from vitscale.store.records import EndLine, ErrorLine
+from vitscale.store.records import FULL_DISK_BYTES, EndLine, ErrorLine
 from vitscale.trial.trial import Device, World
 
 
@@ -210,7 +210,6 @@ def _heartbeat(launch: LaunchFile | None, rank: int, folder: Path) -> Heartbeat 
 
 
 _LONGEST = 16_000
-_FULL_BYTES = 64 * 1024
 _MEMORY_MESSAGES = (
     "out of memory",
     "can't allocate memory",
@@ -262,7 +261,7 @@ def _is_disk_full(error: BaseException, log: RankLog) -> bool:
         disk = os.statvfs(log.path.parent)
     except OSError:
         return False
-    return disk.f_bavail * disk.f_frsize <= _FULL_BYTES
+    return disk.f_bavail * disk.f_frsize <= FULL_DISK_BYTES
 
 
 def _folder_above(path: Path) -> Path:

@@ -356,6 +356,17 @@ def test_a_view_for_each_trial_and_that_which_loses_most_in_front() -> None:
     assert found.views[1].summary == f"2 ranks reach 87 % of ideal: {TWO}."
 
 
+def test_an_end_that_rounds_to_nothing_has_no_sign() -> None:
+    """An interval of -0.4 to 46 points is told as 0 to 46: "-0" says nothing."""
+    worst = largest_loss(analyse(curve_of([1, 2, 4])).waterfalls)
+    assert worst is not None
+    factors = tuple(
+        dataclasses.replace(factor, interval=Estimate(factor.points, -0.004, 0.46)) for factor in worst.factors
+    )
+    told = words.largest_loss(dataclasses.replace(worst, factors=factors))
+    assert "(straggler wait: 21 points, 0 to 46)" in told
+
+
 def test_bars_beyond_the_ideal_have_room() -> None:
     trials = [make_trial(gpus=gpus) for gpus in (1, 2)]
     runs = [explained_run(trials[0], [COMPUTING], 0.1), explained_run(trials[1], [COMPUTING] * 2, 0.04)]

@@ -218,7 +218,7 @@ def _percent(value: float) -> str:
 
 
 def _signed(value: float) -> str:
-    return f"{100 * value:+.1f} %"
+    return f"{100 * value:+z.1f} %"
 
 
 def _score(value: float) -> str:

@@ -295,7 +295,7 @@ def _bounds(factor: Factor, points: int) -> str:
         return ""
     ends = (100 * factor.interval.low, 100 * factor.interval.high)
     low, high = ends if points > 0 else (-ends[1], -ends[0])
-    return f" ({low + 0.0:.0f} to {high + 0.0:.0f})" if high - low >= 1 else ""
+    return f" ({low:z.0f} to {high:z.0f})" if high - low >= 1 else ""
 
 
 def whole(values: Sequence[float], total: int) -> list[int]:

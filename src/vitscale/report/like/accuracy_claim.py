@@ -200,7 +200,7 @@ def _entry(test: AccuracyTest) -> dict[str, Any]:
 
 
 def _points(value: float) -> str:
-    return f"{100 * value:+.1f}"
+    return f"{100 * value:+z.1f}"
 
 
 Split = Literal["held-out", "train"]

@@ -159,7 +159,7 @@ def _entry(pair: HostPair) -> dict[str, Any]:
 
 
 def _share(value: float) -> str:
-    return f"{100 * value:+.1f} %" if abs(value) < 100 else f"{100 * value:+.2e} %"
+    return f"{100 * value:+z.1f} %" if abs(value) < 100 else f"{100 * value:+.2e} %"
 
 
 def _p(test: HostsTest) -> str:

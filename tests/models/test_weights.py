@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from models.test_segmentation import SWIN, VIT, without
@@ -185,6 +187,17 @@ def test_weights_of_a_swin_of_other_depths_are_refused(
     where = "there" if sum(ours) > sum(theirs) else "here"
     with pytest.raises(RequestError, match=rf"there is no \w+.encoder.layers.2.blocks.1.* {where}"):
         build(resolve(SWIN.model_copy(update={"weights": source, "depths": ours}), 7))
+
+
+def test_files_that_lack_a_tensor_of_their_own_model_are_refused(tmp_path: Path) -> None:
+    """The library would fill it at random and go on."""
+    source = swin(tmp_path)
+    path = Path(source) / "model.safetensors"
+    tensors = load_file(path)
+    lost = next(name for name in tensors if name.endswith("blocks.0.attention.self.query.weight"))
+    save_file({name: tensor for name, tensor in tensors.items() if name != lost}, path, {"format": "pt"})
+    with pytest.raises(RequestError, match=rf"there is no \w+\.{re.escape(lost.partition('.')[2])} there"):
+        build(resolve(SWIN.model_copy(update={"weights": source}), 7))
 
 
 def test_what_else_a_pretrained_model_has_does_not_matter(tmp_path: Path) -> None:

@@ -124,6 +124,7 @@ def test_the_step_of_unlike_stages_is_that_of_the_rank_that_computes_most() -> N
         parts = _parts(Breakdown(tuple(order), 1, {}, None, None), trial)
         assert parts is not None
         assert parts.compute == pytest.approx(7.0)
+    assert _parts(Breakdown(tuple(ranks[:4]), 1, {}, None, None), trial) is None  # the second host left no profile
 
 
 def test_a_rank_multiplies_its_share() -> None:

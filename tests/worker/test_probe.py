@@ -363,6 +363,28 @@ def test_an_exception_in_a_step_leaves_it_out(tmp_path: Path) -> None:
     assert [s.step for s in loop.record().steps] == [0, 1, 2, 3]
 
 
+def test_the_time_of_a_step_that_fails_is_in_no_step(tmp_path: Path, now: list[float]) -> None:
+    """A loop that skips what it cannot train, and goes on."""
+    loop = Loop(tmp_path, steps=4, explain=False)
+    for number in range(7):
+        with suppress(KeyError), loop.probe.step(images=4):
+            now[0] += 0.25
+            if number == 3:
+                now[0] += 100.0
+                raise KeyError("an image that cannot be read")
+    assert [s.seconds for s in loop.record().steps] == [0.25] * 6
+
+
+def test_steps_that_pauses_gave_up_are_told_when_there_are_too_few(tmp_path: Path) -> None:
+    """Behind an optimizer that is not torch's, nobody tells that the step in hand is over."""
+    loop = Loop(tmp_path, steps=4, explain=False)
+    for _batch in loop.probe.steps(loop.loader):
+        with loop.probe.pause():
+            pass
+    with pytest.raises(RuntimeError, match=r"ended after 0 of 6 .*: 10 more were left out because probe.pause\(\) came"):
+        loop.measuring.end()
+
+
 # --- callbacks -------------------------------------------------------------------------------------------------------
 
 

@@ -194,9 +194,10 @@ def load_weights(model: nn.Module, source: str) -> None:
         RequestError: it cannot be read, has nothing in common, or has another shape where both should be alike; or one
             of them lacks parameters of the other's blocks, or of what precedes them.
     """
-    pretrained = _pretrained(source)
+    pretrained, missing = _pretrained(source)
     prefix = str(getattr(pretrained, "base_model_prefix", ""))
-    theirs = {_core(name, prefix): tensor for name, tensor in pretrained.state_dict().items()}
+    held = {name: tensor for name, tensor in pretrained.state_dict().items() if name not in missing}
+    theirs = {_core(name, prefix): tensor for name, tensor in held.items()}
     first = next((f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Conv2d)), "")
     taken, unlike = 0, []
     with torch.no_grad():
@@ -214,7 +215,7 @@ def load_weights(model: nn.Module, source: str) -> None:
             elif not name.startswith(_HEADS):
                 unlike.append(f"{name} is {list(other.shape)} there and {list(own.shape)} here")
     if taken:
-        unlike += _unmatched(model, pretrained, prefix)
+        unlike += _unmatched(model, [name for name, _ in pretrained.named_parameters() if name in held], prefix)
     if unlike or not taken:
         what = "; ".join(unlike[:3]) or "none of its tensors has the name of one of the model's"
         what = f"model.weights {shown(source)} are of another model: {what}"
@@ -222,7 +223,8 @@ def load_weights(model: nn.Module, source: str) -> None:
     _keep_distances(model, pretrained, prefix)
 
 
-def _pretrained(source: str) -> Any:
+def _pretrained(source: str) -> tuple[Any, set[str]]:
+    """The pretrained model, and the names of its tensors that its files lack: the library fills these at random."""
     transformers = quiet_transformers()
     local = Path(source).expanduser()
     folder_or_name = str(local) if local.is_dir() else source
@@ -232,7 +234,8 @@ def _pretrained(source: str) -> Any:
         if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
             raise ValueError(f"its config.json names no model of transformers in architectures: {config.architectures}")
         load: Any = kind.from_pretrained  # type: ignore[attr-defined]  # every model's class has it
-        return load(folder_or_name, use_safetensors=True, dtype=torch.float32)
+        pretrained, told = load(folder_or_name, use_safetensors=True, dtype=torch.float32, output_loading_info=True)
+        return pretrained, set(told["missing_keys"])
     except Exception as error:  # whatever the library, the files or the network bring
         reason = textwrap.shorten(str(error), 300, placeholder=" ...") or type(error).__name__
         raise RequestError(
@@ -246,21 +249,22 @@ def _core(name: str, prefix: str) -> str:
     return rest if first in (*_BODIES, prefix) else name
 
 
-def _unmatched(model: nn.Module, pretrained: nn.Module, prefix: str) -> list[str]:
-    """The parameters that one of two bodies has and the other lacks, in words.
+def _unmatched(model: nn.Module, pretrained: list[str], prefix: str) -> list[str]:
+    """The parameters that one of two bodies has and the other lacks, in words. `pretrained` are the names of one's.
 
     What follows the last block may be missing there: norms, poolers and pyramids come with some heads only. Of the
     pretrained model only such lists of blocks count as the model has too, for it may have a decoder (ViT-MAE) or
     another tower (CLIP).
     """
-    own, theirs = ({name: _core(name, prefix) for name, _ in of.named_parameters()} for of in (model, pretrained))
+    named = ([name for name, _ in model.named_parameters()], pretrained)
+    own, theirs = ({name: _core(name, prefix) for name in names} for names in named)
     body = [name for name in own if name.partition(".")[0] in (*_BODIES, prefix)] or list(own)
     body = [name for name in body if not name.startswith(_HEADS)]
     lists = {_block_list(own[name]) for name in body} - {None}
     blocks = lists & {_block_list(core) for core in theirs.values()} or lists
     while body and _block_list(own[body[-1]]) not in blocks:
         body.pop()
-    there, here = ({_core(name, prefix) for name in of.state_dict()} for of in (pretrained, model))
+    there, here = set(theirs.values()), {_core(name, prefix) for name in model.state_dict()}
     return [f"there is no {name} there" for name in body if own[name] not in there] + [
         f"there is no {name} here" for name, core in theirs.items() if _block_list(core) in blocks and core not in here
     ]

@@ -194,7 +194,7 @@ def _point(result: TrialResult) -> Point:
 
 def _parts(breakdown: Breakdown | None, trial: Trial) -> StepParts | None:
     """Parts of the typical rank's step, of stages of one that computes most, without the cost of explaining it; None
-    where exposed transfers are unknown.
+    where exposed transfers are unknown, or no such rank was explained.
 
     That cost is taken off all parts alike where the CPU computes, and off the launch gaps on a GPU.
     """
@@ -203,6 +203,8 @@ def _parts(breakdown: Breakdown | None, trial: Trial) -> StepParts | None:
     if trial.parallel.pipeline > 1:  # whose ranks wait for the one that computes most
         slowest = set(slowest_ranks(trial))
         own = tuple(rank for rank in breakdown.ranks if rank.rank in slowest)
+        if not own:
+            return None
         breakdown = replace(breakdown, ranks=own, typical_rank=None)
     rank, slower, device = breakdown.typical, breakdown.slowdown, trial.train.device
     if rank.seconds <= 0 or rank.exposed_seconds is None:

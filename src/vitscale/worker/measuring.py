@@ -72,6 +72,8 @@ class Measuring:
         """Images of such a loop's latest step if they are too few; 0 if they are not."""
         self._optimized = self._clock_is_off = False
         """Whether an optimizer has stepped since that batch, and whether the clock holds time that is in no step."""
+        self._given_up = 0
+        """Steps that a pause ended before they were over."""
         self._met: int | None = None
         """The step before whose profile the ranks have waited for each other."""
         self._losses: list[torch.Tensor | float] = []
@@ -101,6 +103,7 @@ class Measuring:
             yield
         except BaseException:
             self._abandon()
+            self._clock.start()  # ranks do not meet: it may be this one alone that goes on after an error
             raise
         trained = images() if callable(images) else images
         if not (last and 0 < trained < self._expected):
@@ -162,6 +165,7 @@ class Measuring:
         """Leaves out what is not training. A step that is under way is given up, unless its optimizer has stepped."""
         if self._optimized:
             self._end_in_hand()
+        self._given_up += self._open is not None
         self._abandon()
         # Ranks meet after a pause. If it fails they do so before the next step: the others may wait for this rank.
         self._clock_is_off = True
@@ -379,9 +383,16 @@ class Measuring:
         """
         self._abandon()
         if self.last_step is not None and self.step < self.last_step:
+            advice = "let it train until probe.done, or set measure.steps lower"
+            if self.step + self._given_up >= self.last_step:
+                advice = (
+                    f"{self._given_up} more were left out because probe.pause() came before they were over. After an "
+                    "optimizer that is not torch's a loop over probe.steps cannot tell: mark each step by "
+                    "`with probe.step(images):`, and pause behind it"
+                )
             raise RuntimeError(
                 f"the script ended after {self.step} of {self.last_step} optimizer steps (measure.warmup_steps + "
-                "measure.steps): let it train until probe.done, or set measure.steps lower"
+                f"measure.steps): {advice}"
             )
         if not self._started:
             raise RuntimeError("the script made a Probe and took no step with it: see docs/own-script.md")

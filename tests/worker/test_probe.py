@@ -381,7 +381,9 @@ def test_steps_that_pauses_gave_up_are_told_when_there_are_too_few(tmp_path: Pat
     for _batch in loop.probe.steps(loop.loader):
         with loop.probe.pause():
             pass
-    with pytest.raises(RuntimeError, match=r"ended after 0 of 6 .*: 10 more were left out because probe.pause\(\) came"):
+    with pytest.raises(
+        RuntimeError, match=r"ended after 0 of 6 .*: 10 more were left out because probe.pause\(\) came"
+    ):
         loop.measuring.end()
 
 

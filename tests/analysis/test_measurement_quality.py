@@ -4,9 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from report_forms import terminal
 from results_factory import make_curve, make_results, make_trial, steady_run
 from verdict_finder import STEP, THREE, explained_study, kinds, of_one_trial, three_repeats, verdict
-from vitscale.store.records import PARTS
+from vitscale.analysis import analyse
+from vitscale.store.records import PARTS, ProbeLine
+from vitscale.store.results import Results
 
 
 def test_synchronised_timing() -> None:
@@ -27,6 +30,45 @@ def test_clocks_that_disagree_are_told_with_what_was_seen() -> None:
         f"({trial.identity()})"
     )
     assert "virtual machine" in found.advice
+
+
+def timed_as_a_whole(seconds: float) -> Results:
+    """A script without a Probe, of so many seconds, run once."""
+    trial = make_trial("script", script="hello.py")
+    run = steady_run(trial, 1.0)
+    (rank,) = run.ranks
+    nothing = {"steps": None, "images": None, "seconds": seconds, "complete": True}
+    rank = rank.model_copy(update={"steps": (), "epochs": (rank.epochs[0].model_copy(update=nothing),)})
+    return of_one_trial(trial, run.model_copy(update={"ranks": (rank,)}))
+
+
+def test_a_script_without_a_probe_is_said_to_be_timed_as_a_whole() -> None:
+    results = timed_as_a_whole(3.0)
+    found = verdict(results, "timed-as-a-whole")
+    assert found.severity == "warning"
+    assert found.message.startswith(
+        "timed as a whole: the script of 1 trial tells of no step, so that 3.00 s are a whole run, imports included, "
+        "and no epoch ("
+    )
+    assert "Put a Probe around its step" in found.advice
+    said = " ".join(terminal(analyse(results), width=300))
+    assert "3.00 s a run." in said
+    assert "an epoch." not in said
+    assert "timed as a whole" in said
+
+
+def test_a_probe_that_told_nothing_is_a_note_with_its_reason() -> None:
+    trial = make_trial("ddp")
+    run = steady_run(trial, 0.1)
+    (rank,) = run.ranks
+    lines = [ProbeLine(probe="meter", epoch=0, values={"watts": 2.0})]
+    lines += [ProbeLine(probe="meter", epoch=e, values={}, reason="probe 'meter': end: unplugged") for e in (1, 2)]
+    untold = run.model_copy(update={"ranks": (rank.model_copy(update={"probes": tuple(lines)}),)})
+    found = verdict(of_one_trial(trial, untold), "probe-unavailable")
+    assert found.severity == "note"
+    assert found.message.startswith("probe unavailable: probe 'meter': end: unplugged (epoch 1 of rank 0, ")
+    assert found.message.endswith("; 2 readings in all")
+    assert "probe-unavailable" not in kinds(of_one_trial(trial, run))
 
 
 def test_a_profile_that_was_not_asked_for_is_a_note() -> None:

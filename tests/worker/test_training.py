@@ -95,6 +95,52 @@ def trained(folder: Path, trial: Trial, seed: int = 0) -> tuple[RankRecord, Watc
     return store.read_rank(log.path), engine
 
 
+class Meter:
+    """A probe that reads what it is given, an epoch each; an exception is raised, in `begin` where it is OSError."""
+
+    def __init__(self, *readings: Any) -> None:
+        self.readings = [*readings]
+
+    def begin(self, device: torch.device) -> None:
+        assert device == CPU
+        if isinstance(self.readings[0], OSError):
+            raise self.readings.pop(0)
+
+    def end(self) -> Any:
+        reading = self.readings.pop(0)
+        if isinstance(reading, Exception):
+            raise reading
+        return reading
+
+
+def test_a_probe_that_fails_ends_nothing_and_its_figure_is_unavailable_with_the_reason(tmp_path: Path) -> None:
+    trial = trial_of(epochs=6)
+    engine = WatchedEngine(models.build(trial.model), trial, CPU)
+    log = store.RankLog(tmp_path, 0)
+    own = RankInfo(rank=0, world_size=1, local_rank=0, launch_seconds=None)
+    training = Training(trial, own, sources.load(trial.data), engine, CPU, log, 0)
+    nan, one = {"power_watts": float("nan"), "fan_rpm": 900}, {"power_watts": torch.tensor(2.5)}
+    training.probes = {"meter": Meter(OSError("unplugged"), KeyError("no such"), nan, None, {"a": "high"}, one)}
+    training.run()
+    log.close()
+    record = store.read_rank(log.path)
+    assert len(record.steps) == 6 * 9
+    told = [(line.probe, line.epoch, line.values, line.reason) for line in record.probes]
+    assert [line[:2] for line in told] == [("meter", epoch) for epoch in range(6)]
+    assert [line[2] for line in told] == [
+        {}, {}, {"power_watts": None, "fan_rpm": 900.0}, {}, {"a": None}, {"power_watts": 2.5},
+    ]  # fmt: skip
+    reasons = [line[3] or "" for line in told]
+    assert reasons[0].startswith("probe 'meter': begin: OSError: unplugged (test_training.py, line ")
+    assert reasons[1].startswith("probe 'meter': end: KeyError: 'no such' (test_training.py, line ")
+    assert reasons[2:] == [
+        "probe 'meter': 'power_watts' is nan, and no finite number",
+        "probe 'meter': end returned None, and no mapping of names to numbers",
+        "probe 'meter': 'a' is 'high', and no finite number",
+        "",
+    ]
+
+
 def accuracies(record: RankRecord) -> list[float | None]:
     return [line.held_out_accuracy for line in record.epochs]
 

@@ -183,6 +183,12 @@ class TrialResult:
         return any(line.images for rank in ranks for line in rank.steps) or any(rank.epochs for rank in ranks)
 
     @property
+    def timed_as_a_whole(self) -> bool:
+        """Whether a whole run stands for an epoch: its script told of no step, and left nothing that does."""
+        epochs = [line for run in self.records for rank in run.ranks for line in rank.epochs]
+        return self.trial.train.script is not None and any(line.steps is None for line in epochs)
+
+    @property
     def drifts(self) -> bool:
         """Whether it computes something else than the others, so that its times stand for other work."""
         return self.drift.status == "drifts"

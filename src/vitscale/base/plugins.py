@@ -74,6 +74,16 @@ def referred(reference: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
+def fault(error: BaseException) -> str:
+    """What another package's code raised, and where in it: "OSError: meter unplugged (meter.py, line 7)"."""
+    trace, where = error.__traceback__, ""
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is not None and not str(trace.tb_frame.f_globals.get("__name__")).startswith("vitscale."):
+        where = f" ({trace.tb_frame.f_code.co_filename.rpartition('/')[2]}, line {trace.tb_lineno})"
+    return f"{type(error).__name__}: {error}{where}"
+
+
 def _entry(kind: Kind, name: str) -> metadata.EntryPoint | None:
     return next(iter(metadata.entry_points(group=f"vitscale.{kind}s", name=name)), None)
 

@@ -76,7 +76,11 @@ def in_short(analysis: Analysis, trial: TrialResult, *more: str) -> str:
     if epoch and epoch.low is not None and epoch.high is not None and not epoch.note:
         more = (f"{units.seconds(epoch.low)} to {units.seconds(epoch.high)}", *more)
     told = f" ({', '.join(more)})" if more else ""
-    return f"{trial_label(analysis, trial)}: {units.seconds(epoch.value if epoch else None)} an epoch{told}."
+    return f"{trial_label(analysis, trial)}: {units.seconds(epoch.value if epoch else None)} {_a(trial)}{told}."
+
+
+def _a(trial: TrialResult) -> str:
+    return "a run" if trial.timed_as_a_whole else "an epoch"
 
 
 def what_to_choose(analysis: Analysis) -> doc.Section:
@@ -244,7 +248,7 @@ def terminal_document(analysis: Analysis, last: Sequence[str] = ()) -> doc.Docum
     if best is not None and best.epoch_seconds is not None:  # its interval stands in the table
         name = f"Fastest ({counted(len(best.runs), 'run')}): {trial_label(analysis, best)}"
         of_all = "".join(f", {told}" for told in _for_all_images(best))
-        fastest = f"{name}: {units.seconds(best.epoch_seconds.value)} an epoch{of_all}."
+        fastest = f"{name}: {units.seconds(best.epoch_seconds.value)} {_a(best)}{of_all}."
     table = summary_table(analysis)
     blocks: list[doc.Block | None] = [
         bullets((fastest, f"Next: {missing}" if missing else "")),

@@ -26,7 +26,8 @@ Format history (`FORMAT`):
      TrainSpec.script and arguments, Trial.script_digest, ModelLine.flops_per_image, the start-up phase "script"; null
      or empty in older formats. Ranks that share a model: Trial.parallel; in older formats none do.
  11  what the command line put over a study: StudyRecord.overrides. Ranks that hold stages of a model:
-     ParallelSpec.schedule and stages_per_rank, the phase "bubble" of an explained step. Empty in older formats.
+     ParallelSpec.schedule and stages_per_rank, the phase "bubble" of an explained step. Empty in older formats. Figures
+     of ProbeLine may be null, which its reason explains; in older formats all are known.
 
 A reader accepts its own format and older ones; a newer one is refused by name.
 """
@@ -369,8 +370,10 @@ class ProbeLine(RankLine):
     kind: Literal["probe"] = "probe"
     probe: str
     epoch: Count
-    values: dict[str, Finite]
-    """Figures by the probe's own names, which should end in their unit."""
+    values: dict[str, Finite | None]
+    """Figures by the probe's own names, which should end in their unit; null where unavailable."""
+    reason: str | None = None
+    """Why figures are null, or why there are none; null where all are known."""
 
 
 class ErrorLine(RankLine):

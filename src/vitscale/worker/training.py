@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
 
-from vitscale.base.plugins import known
+from vitscale.base.plugins import fault, known
 from vitscale.datasets.batches import Batches
 from vitscale.engines import Engine
+from vitscale.errors import shown
 from vitscale.probes import Probe
 from vitscale.probes.gradient_norms import MicroBatchNorms, gradient_line
 from vitscale.probes.resources import ResourceProbe
@@ -24,10 +25,9 @@ from vitscale.store import RankLog
 from vitscale.store.records import EpochLine, PhaseLine, ProbeLine, ResourcesLine, TrafficLine
 from vitscale.trial.step_schedule import StepWindow, timed_stretch, windows
 from vitscale.trial.trial import Trial
-from vitscale.worker.extensions import watched
+from vitscale.worker import extensions, rank_process
 from vitscale.worker.group import barrier, total
 from vitscale.worker.passes import Evaluation, Passes, means
-from vitscale.worker.rank_process import RankInfo
 
 IN_GROUPS = "ranks that share a model exchange in groups, and who waits for whom in which is not told apart"
 
@@ -38,7 +38,7 @@ class Training:
     def __init__(
         self,
         trial: Trial,
-        own: RankInfo,
+        own: rank_process.RankInfo,
         dataset: Dataset,
         engine: Engine,
         device: torch.device,
@@ -98,8 +98,7 @@ class Training:
         with self.passes.batches(order) as batches:
             finish_device_work(self.device)
             self.resources.begin_epoch()
-            for probe in self.probes.values():
-                probe.begin(self.device)
+            unprobed = {name: _not_begun(probe, self.device) for name, probe in self.probes.items()}
             if stretch.start == self.step:
                 # Before the barrier: a driver's time to answer one rank must not let the others wait in a step.
                 self.resources.begin()
@@ -119,7 +118,7 @@ class Training:
             seconds = time.perf_counter() - started
             resources = self.resources.with_memory(used or self.resources.end(epoch, stretch))
             for name, probe in self.probes.items():
-                self.log.write(ProbeLine(probe=name, epoch=epoch, values=dict(probe.end())))
+                self.log.write(probe_line(name, probe, epoch, unprobed[name]))
         self._record(self.clock.drain())
         loss, accuracy = means(total(sums))
         evaluates = time.perf_counter()
@@ -170,7 +169,7 @@ class Training:
     def _start_up_phase(self) -> Iterator[None]:
         """Records the first step, which may compile, as a phase of start-up."""
         began = time.perf_counter()
-        with watched() as compiled:
+        with extensions.watched() as compiled:
             if self.rehearses:
                 self.passes.rehearse_last_step()
                 self.log.alive()
@@ -242,6 +241,51 @@ class Training:
                 reduced=reduced,
             )
         )
+
+
+def _not_begun(probe: Probe, device: torch.device) -> str | None:
+    """Begins a probe; returns why it failed, or None."""
+    try:
+        probe.begin(device)
+    except Exception as error:
+        return f"begin: {fault(error)}"
+    return None
+
+
+def probe_line(name: str, probe: Probe, epoch: int, failed: str | None) -> ProbeLine:
+    """Ends a probe of another package, whose failure ends nothing: what it does not tell is null, with the reason.
+
+    Args:
+        name: the probe's name.
+        probe: the probe.
+        epoch: number of the epoch that is over.
+        failed: why it has not begun; None where it has.
+    """
+    if failed is not None:
+        return ProbeLine(probe=name, epoch=epoch, values={}, reason=f"probe {shown(name)}: {failed}")
+    values: dict[str, float | None] = {}
+    reasons: list[str] = []
+    try:
+        told = probe.end()
+        if not isinstance(told, Mapping):
+            reasons, told = [f"end returned {shown(told)}, and no mapping of names to numbers"], {}
+        for key, value in told.items():
+            values[str(key)] = number = _finite(value)
+            if number is None:
+                reasons.append(f"{shown(str(key))} is {shown(value)}, and no finite number")
+    except Exception as error:
+        values, reasons = {}, [f"end: {fault(error)}"]
+    reason = f"probe {shown(name)}: {'; '.join(reasons)}" if reasons else None
+    return ProbeLine(probe=name, epoch=epoch, values=values, reason=reason)
+
+
+def _finite(value: object) -> float | None:
+    """The number, also that of an array or tensor of one; None where it is none, or not finite."""
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return None
+    return number if abs(number) < float("inf") else None
 
 
 def counted_traffic(

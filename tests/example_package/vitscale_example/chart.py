@@ -16,7 +16,7 @@ def switches(analysis: Analysis) -> Figure | None:
         for run in trial.records
         for rank in run.ranks
         for line in rank.probes
-        if line.probe == "switches"
+        if line.probe == "switches" and line.values.get("switches") is not None  # a reading may be unavailable
     ]
     if not rows:
         return None

@@ -47,6 +47,8 @@ def findings(
         *run_quality.startup_dominates(measured),
         *measurement_quality.clocks(measured),
         *measurement_quality.synchronised(measured),
+        *measurement_quality.timed_whole(measured),
+        *measurement_quality.untold_probes(measured),
         *measurement_quality.no_profile(measured),
         *measurement_quality.costly_profile(measured),
         *measurement_quality.attached_profiler(measured),

@@ -9,8 +9,8 @@ import numpy as np
 from vitscale.analysis.quality.wording import count, name, note, those, warning, worst
 from vitscale.analysis.runs.steps import LIGHT
 from vitscale.analysis.trials import TrialResult
+from vitscale.present import units
 from vitscale.present.document import Finding
-from vitscale.present.units import rough_percent as percent
 from vitscale.store.lines import Steps
 from vitscale.store.records import EpochLine, RankRecord
 from vitscale.store.results import Run
@@ -100,14 +100,50 @@ def _why_blind(trial: TrialResult) -> str:
     return next(iter(trial.breakdown.reasons.values()), "its record is empty") if trial.breakdown else ""
 
 
+def timed_whole(measured: Sequence[TrialResult]) -> Iterable[Finding]:
+    """Scripts that told of no step, so that the time of a whole run stands where an epoch's should."""
+    whole = [trial for trial in measured if trial.timed_as_a_whole]
+    if whole:
+        yield warning(
+            "timed-as-a-whole",
+            f"timed as a whole: the script of {count(whole)} tells of no step, so that "
+            f"{units.seconds(whole[0].median_of(lambda run: run.epoch_seconds))} are a whole run, imports included, "
+            f"and no epoch ({name(whole[0])})",
+            "Put a Probe around its step (docs/own-script.md). Until then every figure of an epoch is of a whole run: "
+            "start-up is in it, and does not become less with more ranks.",
+            whole,
+        )
+
+
+def untold_probes(measured: Sequence[TrialResult]) -> Iterable[Finding]:
+    """Trials in which a probe of another package failed, or told what is no number."""
+    untold = [
+        (trial, rank.rank, line)
+        for trial in measured
+        for run in trial.records
+        for rank in run.ranks
+        for line in rank.probes
+        if line.reason is not None
+    ]
+    if untold:
+        trial, rank, line = untold[0]
+        yield note(
+            "probe-unavailable",
+            f"probe unavailable: {line.reason} (epoch {line.epoch} of rank {rank}, {name(trial)}); "
+            f"{units.counted(len(untold), 'reading')} in all",
+            "These readings are missing in the records, and nothing else: times and throughput stand.",
+            [trial for trial, *_ in untold],
+        )
+
+
 def costly_profile(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Trials whose explained steps take more than 10 % longer than the timed ones beside them."""
     slowed = worst(measured, lambda trial: trial.breakdown.overhead if trial.breakdown else None, _OVERHEAD)
     if slowed:
         yield (warning if slowed.value > _OVERHEAD_MISLEADS else note)(
             "explaining-costs",
-            f"explaining costs: in {count(slowed.trials)} explained steps take more than {percent(_OVERHEAD)} longer "
-            f"than the timed ones beside them (up to {percent(slowed.value)}, {name(slowed.trial)})",
+            f"explaining costs: in {count(slowed.trials)} explained steps take more than {units.rough_percent(_OVERHEAD)} longer "
+            f"than the timed ones beside them (up to {units.rough_percent(slowed.value)}, {name(slowed.trial)})",
             "Times and throughput stand: they hold light steps alone. Of the breakdown, "
             f"{_blown_up(slowed.trials)} by as much; larger micro-batches make it small.",
             slowed.trials,
@@ -121,7 +157,7 @@ def attached_profiler(measured: Sequence[TrialResult]) -> Iterable[Finding]:
         yield note(
             "profiler-stays-attached",
             f"profiler stays attached: in {count(slowed.trials)} steps after the profiler stopped take more than "
-            f"{percent(_ATTACHED)} longer than those before it started (up to {percent(slowed.value)}, "
+            f"{units.rough_percent(_ATTACHED)} longer than those before it started (up to {units.rough_percent(slowed.value)}, "
             f"{name(slowed.trial)})",
             "Times and throughput stand: all of their steps come before the profiler. Of the breakdown, the launch "
             "gaps are blown up; a process that has profiled once runs at this pace until it ends.",
@@ -149,8 +185,8 @@ def unaccounted(measured: Sequence[TrialResult]) -> Iterable[Finding]:
             more = "measure.traces = true keeps what the profiler saw"
         yield (note if scripted or unclear.value <= _OTHER_MISLEADS else warning)(
             "unaccounted-time",
-            f"unaccounted time: in {count(unclear.trials)} more than {percent(_OTHER)} of a step is in no part of the "
-            f'breakdown ("other": {percent(unclear.value)} in {name(unclear.trial)})',
+            f"unaccounted time: in {count(unclear.trials)} more than {units.rough_percent(_OTHER)} of a step is in no part of the "
+            f'breakdown ("other": {units.rough_percent(unclear.value)} in {name(unclear.trial)})',
             f'It is shown as "other", never spread over the parts; {more}.',
             unclear.trials,
         )

@@ -11,7 +11,7 @@ from typing import Any
 from vitscale.advice.candidates import as_configured
 from vitscale.advice.request import Option, Work
 from vitscale.errors import RequestError
-from vitscale.launchers import Spawn, launcher_named
+from vitscale.launchers import LOCAL, Spawn, launcher_named
 from vitscale.machine.hosts import Host
 from vitscale.present import units
 from vitscale.present.units import number
@@ -21,8 +21,14 @@ from vitscale.trial.parallel import ParallelSpec
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, World
 
 
+_OF_ONE_HOST = (LOCAL, "in-process")
+"""Launchers that start ranks on their own host alone."""
+
+
 def advised_trial(option: Option, trial: Trial, work: Work) -> Trial:
     """What an option would run: the measured `trial` with the option's engine, batch and ranks.
+
+    The launcher is the measured one too, but for torchrun where that one cannot reach the option's other hosts.
 
     Raises:
         RequestError: the study used a DeepSpeed file of its own, or was imported: only its author can repeat that.
@@ -46,9 +52,10 @@ def advised_trial(option: Option, trial: Trial, work: Work) -> Trial:
     world = World(
         nodes=option.nodes, ranks_per_node=chosen.ranks_per_node, threads_per_rank=trial.world.threads_per_rank
     )
+    launcher = "torchrun" if world.nodes > 1 and trial.launcher in _OF_ONE_HOST else trial.launcher
     return trial.model_copy(
-        update={"train": train, "world": world, "window": window, "parallel": chosen.parallel}
-    )  # fmt: skip
+        update={"train": train, "world": world, "window": window, "parallel": chosen.parallel, "launcher": launcher}
+    )
 
 
 def study_text(name: str, option: Option, trial: Trial, work: Work) -> str:
@@ -84,6 +91,11 @@ def study_text(name: str, option: Option, trial: Trial, work: Work) -> str:
         + ("." if option.keeps_batch else ", which is NOT the one that the measured study trains with."),
         f"name = {toml_value(re.sub(r'[^A-Za-z0-9._-]', '-', name))}",
     ]
+    if advised.launcher != trial.launcher:
+        lines[-1:-1] = [
+            f'# Measured under launcher = "{trial.launcher}", which starts ranks on one host alone: "{advised.launcher}" '
+            "starts them on several."
+        ]
     for section, keys in sections.items():
         lines += ["", f"[{section}]", *(f"{key} = {toml_value(value)}" for key, value in keys.items())]
     return "\n".join(lines) + "\n"

@@ -1,14 +1,28 @@
 from __future__ import annotations
 
+import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from launching import hosts, launch, world
+from results_factory import rich_study
+from study_factory import expanded
+from vitscale import sources
+from vitscale.analysis import analyse
 from vitscale.errors import RequestError
-from vitscale.launchers import LAUNCHERS, find_launcher, launcher_named
+from vitscale.importers.contents import Options
+from vitscale.importers.importing import import_logs
+from vitscale.launchers import LAUNCHERS, Spawn, find_launcher, launched, launcher_named
+from vitscale.report.outputs import brought
+from vitscale.runner.one_run import refuse_elsewhere
+from vitscale.schedulers import Local, made
+from vitscale.study.sections import LaunchSection, SlurmSection
+from vitscale.trial import engines
+from vitscale.trial.trial import DataSpec
 
 PLUGIN = """
 from dataclasses import replace
@@ -28,20 +42,20 @@ class Flux:
 an_object = Flux()
 """
 
-Install = Callable[[str, str], None]
+Install = Callable[..., None]
 
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Lays a package with one entry point on sys.path, as pip would."""
+    """Lays a package with an entry point of one kind on sys.path, as pip would."""
 
-    def install(target: str, source: str = PLUGIN) -> None:
+    def install(target: str, source: str = PLUGIN, kind: str = "launcher", package: str = "flux-for-vitscale") -> None:
         site = tmp_path / "site"
-        information = site / "flux_for_vitscale-1.0.dist-info"
+        information = site / f"{package.replace('-', '_')}-1.0.dist-info"
         information.mkdir(parents=True)
         (site / "flux_plugin.py").write_text(source)
-        (information / "METADATA").write_text("Metadata-Version: 2.1\nName: flux-for-vitscale\nVersion: 1.0\n")
-        (information / "entry_points.txt").write_text(f"[vitscale.launchers]\nflux = {target}\ntorchrun = {target}\n")
+        (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        (information / "entry_points.txt").write_text(f"[vitscale.{kind}s]\nflux = {target}\ntorchrun = {target}\n")
         monkeypatch.syspath_prepend(site)
         monkeypatch.delitem(sys.modules, "flux_plugin", raising=False)
 
@@ -81,3 +95,160 @@ def test_a_broken_one_is_a_message(install: Install, target: str, source: str, s
     assert said in str(caught.value)
     assert str(caught.value).endswith("Repair or remove that package, or use another launcher.")
     assert find_launcher("torchrun")
+
+
+def test_a_name_of_two_packages_is_refused_with_both(install: Install, tmp_path: Path) -> None:
+    install("flux_plugin:Flux")
+    shutil.copytree(tmp_path / "site", tmp_path / "again")
+    sys.path.append(str(tmp_path / "again"))  # `install` has its path restored
+    assert find_launcher("flux"), "one distribution that is listed twice is no clash"
+    install("flux_plugin:an_object", package="another-flux")
+    with pytest.raises(
+        RequestError, match="launcher 'flux' is offered by several packages: another-flux and flux-for-vitscale"
+    ):
+        find_launcher("flux")
+    assert find_launcher("torchrun") is LAUNCHERS["torchrun"], "ours is ours"
+
+
+def checked(_: Path) -> object:
+    return sources.check(DataSpec(name="flux"))
+
+
+def prepared(_: Path) -> object:
+    return sources.prepare(DataSpec(name="flux"))
+
+
+def planned(folder: Path) -> object:
+    launcher = launcher_named("flux", world(1, 4))
+    return launched("flux", launcher, world(1, 4), Spawn((("python",),), folder))
+
+
+def scheduled(folder: Path) -> object:
+    return made("flux", LaunchSection(), SlurmSection(), None, folder)
+
+
+def read(folder: Path) -> object:
+    return import_logs([folder], "flux", Options(), folder / "results")
+
+
+def drawn(_: Path) -> object:
+    return brought(["flux"], analyse(rich_study()))
+
+
+SOURCE = "class Flux:\n  def check(self, spec): {}\n  def load(self, spec, root): {}\n"
+LAUNCHER = """
+class Flux:
+    def unavailable(self): {}
+    def unfit(self, world, hosts): {}
+    def launch(self, world, spawn): {}
+"""
+FUNCTION = "def Flux(*asked):\n  {}\n"
+VIEW = "from vitscale.present.document import Figure, View\n" + FUNCTION.format(
+    "return Figure('f', 'F', (View('v', {}, '', '', {'mark': 'point'}, {}, ''),))"
+)
+NO_LICENCE = "OSError: no licence (flux_plugin.py, line "
+
+
+@pytest.mark.parametrize(
+    ("kind", "use", "source", "said"),
+    [
+        ("dataset", checked, SOURCE.format("return 64", "..."), "it returned 64, and no Summary"),
+        ("dataset", checked, SOURCE.format("raise OSError('no licence')", "..."), NO_LICENCE),
+        ("dataset", prepared, SOURCE.format("...", "raise OSError('no licence')"), NO_LICENCE),
+        ("dataset", prepared, SOURCE.format("...", "return None"), "it returned None, and no Dataset"),
+        ("launcher", planned, LAUNCHER.format("raise OSError('no licence')", "...", "..."), NO_LICENCE),
+        ("launcher", planned, LAUNCHER.format("...", "return 3", "..."), "it returned 3, and no str or None"),
+        ("launcher", planned, LAUNCHER.format("...", "...", "raise OSError('no licence')"), NO_LICENCE),
+        ("launcher", planned, LAUNCHER.format("...", "...", "..."), "it returned None, and no Spawn"),
+        ("scheduler", scheduled, FUNCTION.format("..."), "it returned None, and no Placement or Submitter"),
+        ("scheduler", scheduled, FUNCTION.format("raise OSError('no licence')"), NO_LICENCE),
+        ("importer", read, FUNCTION.format("raise OSError('no licence')"), NO_LICENCE),
+        ("importer", read, FUNCTION.format("return []"), "it returned [], and no LogContents"),
+        ("chart", drawn, FUNCTION.format("raise OSError('no licence')"), NO_LICENCE),
+        ("chart", drawn, FUNCTION.format("return 'png'"), "it returned 'png', and no Figure or None"),
+        ("chart", drawn, VIEW, "spec of view 'v' has no datasets.rows, the rows of its table"),
+    ],
+)
+def test_one_that_raises_or_returns_something_else_is_a_message(
+    install: Install, tmp_path: Path, kind: str, use: Callable[[Path], object], source: str, said: str
+) -> None:
+    install("flux_plugin:Flux", source, kind)
+    with pytest.raises(RequestError) as caught:
+        use(tmp_path)
+    told = str(caught.value)
+    assert told.startswith(f"{kind} 'flux' of flux-for-vitscale (flux_plugin:Flux) failed: ")
+    assert said in told
+    assert told.endswith(f"Repair or remove that package, or use another {kind}.")
+
+
+ENGINE = """
+from vitscale.trial.engines import EngineFacts
+
+Flux = EngineFacts(engine="flux_plugin:{}", packages=({}))
+
+
+class Engine: ...
+"""
+
+
+@pytest.fixture
+def fresh_facts() -> Iterator[None]:
+    """Facts of engines are kept by name."""
+    engines.of_engine.cache_clear()
+    yield
+    engines.of_engine.cache_clear()
+
+
+@pytest.mark.usefixtures("fresh_facts")
+def test_what_an_engine_needs_is_told_with_the_package_that_offers_it(install: Install) -> None:
+    install("flux_plugin:Flux", ENGINE.format("Engine", "'no-such-package',"), "engine")
+    with pytest.raises(RequestError) as caught:
+        refuse_elsewhere(Local(), iter(["ddp", "flux"]))
+    assert str(caught.value) == (
+        "ranks on this machine need no-such-package, which is not installed. "
+        "Install no-such-package, which engine 'flux' of flux-for-vitscale needs."
+    )
+
+
+PROBE = "class Flux:\n    def begin(self, device): ...\n"
+MODEL = "def Flux({}): ...\n"
+
+
+@pytest.mark.usefixtures("fresh_facts")
+@pytest.mark.parametrize(
+    ("kind", "changes", "source", "said"),
+    [
+        ("probe", {"measure": {"probes": ["flux"]}}, PROBE, "has no end"),
+        ("probe", {"measure": {"probes": ["flux"]}}, "Flux = 'x'", "is a constant"),
+        ("probe", {"measure": {"probes": ["flux"]}}, "Fluxx = 'x'", "has no 'Flux'. Valid: Fluxx"),
+        ("probe", {"measure": {"probes": ["flux"]}}, PROBE + "    def end(self): ...", ""),
+        ("probe", {"measure": {"probes": ["flux"]}}, "class Flux(Base): ...\nclass Base: ...", ""),
+        ("engine", {"train": {"engine": "flux"}}, ENGINE.format("Enginee", ""), "has no 'Enginee'"),
+        ("engine", {"train": {"engine": "flux"}}, ENGINE.format("Engine", ""), ""),
+        ("model", {"model": {"name": "flux"}}, "Flux = 'x'", "is a constant"),
+        ("model", {"model": {"name": "flux"}}, MODEL.format("size"), "arguments num_classes and image_size"),
+        ("model", {"model": {"name": "flux"}}, MODEL.format("num_classes, image_size"), ""),
+        ("model", {"model": {"name": "flux"}}, MODEL.format("**sizes"), ""),
+    ],
+)
+def test_what_only_ranks_load_is_looked_at_before_they_start_without_importing_it(
+    install: Install, tmp_path: Path, kind: str, changes: dict[str, dict[str, Any]], source: str, said: str
+) -> None:
+    install("flux_plugin:Flux", source, kind)
+    changes = {"scaling": {"gpus": [1]}, **changes}
+    if kind == "model":
+        changes["model"] |= {"patch_size": None}
+    if not said:
+        assert expanded(tmp_path, changes).trials
+    else:
+        with pytest.raises(RequestError) as caught:
+            expanded(tmp_path, changes)
+        told = str(caught.value)
+        assert said in told
+        who = (
+            "model.factory 'flux_plugin:Flux'"
+            if kind == "model"
+            else f"{kind} 'flux' of flux-for-vitscale (flux_plugin:"
+        )
+        assert told.startswith(who)
+    assert kind == "engine" or "flux_plugin" not in sys.modules

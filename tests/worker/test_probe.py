@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -221,6 +222,16 @@ def test_another_accumulation_is_refused_by_both_numbers(tmp_path: Path) -> None
     loop = Loop(tmp_path, accumulate=2)
     with pytest.raises(ValueError, match=r"probe.steps\(accumulate=1\), and this trial has train.grad_accum = 2"):
         list(loop.probe.steps(loop.loader))
+
+
+@pytest.mark.parametrize("name", ["forwrd", "bubble", ["forward"]])
+def test_a_phase_that_there_is_not_is_refused_with_the_five(tmp_path: Path, name: Any) -> None:
+    loop = Loop(tmp_path)
+    five = "one of 'data', 'h2d', 'forward', 'backward', 'optimizer'"
+    with pytest.raises(ValueError, match=re.escape(f"probe.phase({name!r}): a phase is {five}")):
+        loop.probe.phase(name).__enter__()
+    for phase in ("data", "h2d", "forward", "backward", "optimizer"):
+        loop.probe.phase(phase).__enter__()
 
 
 def test_images_are_counted_in_the_first_tensor_or_as_it_is_told(tmp_path: Path) -> None:

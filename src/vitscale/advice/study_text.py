@@ -11,7 +11,7 @@ from typing import Any
 from vitscale.advice.candidates import as_configured
 from vitscale.advice.request import Option, Work
 from vitscale.errors import RequestError
-from vitscale.launchers import LOCAL, Spawn, launcher_named
+from vitscale.launchers import LOCAL, Spawn, launched, launcher_named
 from vitscale.machine.hosts import Host
 from vitscale.present import units
 from vitscale.present.units import number
@@ -19,7 +19,6 @@ from vitscale.study.sections import TrainSection
 from vitscale.trial import script
 from vitscale.trial.parallel import ParallelSpec
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, World
-
 
 _OF_ONE_HOST = (LOCAL, "in-process")
 """Launchers that start ranks on their own host alone."""
@@ -93,8 +92,8 @@ def study_text(name: str, option: Option, trial: Trial, work: Work) -> str:
     ]
     if advised.launcher != trial.launcher:
         lines[-1:-1] = [
-            f'# Measured under launcher = "{trial.launcher}", which starts ranks on one host alone: "{advised.launcher}" '
-            "starts them on several."
+            f'# Measured under launcher = "{trial.launcher}", which starts ranks on one host alone: '
+            f'"{advised.launcher}" starts them on several.'
         ]
     for section, keys in sections.items():
         lines += ["", f"[{section}]", *(f"{key} = {toml_value(value)}" for key, value in keys.items())]
@@ -139,9 +138,8 @@ def launch_lines(trial: Trial) -> list[str]:
     hosts = tuple(Host(f"HOST{n}", world.ranks_per_node) for n in range(1, world.nodes + 1)) if world.nodes > 1 else ()
     try:
         launcher = launcher_named(trial.launcher, world, hosts)
-        launch = launcher.launch(
-            world, Spawn((("python", "-m", "vitscale.worker", str(_FOLDER)),), _FOLDER, hosts, _PORT)
-        )
+        spawn = Spawn((("python", "-m", "vitscale.worker", str(_FOLDER)),), _FOLDER, hosts, _PORT)
+        launch = launched(trial.launcher, launcher, world, spawn)
     except RequestError as error:
         return [f"unavailable: {error}"]
     lines = [shlex.join(command) for command in launch.commands[:_SHOWN]]

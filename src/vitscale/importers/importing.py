@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from vitscale.base.plugins import known
+from vitscale.base.plugins import answer, known
 from vitscale.errors import RequestError, StoreError, printable, shown
 from vitscale.importers import contents, deepspeed, epochs, links, plain_csv, traces, train_logs, trainer_state
 from vitscale.importers.contents import LinkFormat, LogContents, LogFormat, Options, Setting
@@ -62,7 +62,8 @@ def import_logs(paths: Sequence[Path], log_format: str, options: Options, result
     contents.check(options)
     if not 1 <= len(paths) <= _MOST_FILES:
         raise RequestError(f"{len(paths)} files are given", valid=[f"1 to {_MOST_FILES:,}"])
-    log_contents = known("importer", log_format, _READERS, "__call__")(paths, options)
+    reader = known("importer", log_format, _READERS, "__call__")
+    log_contents = answer("importer", log_format, _READERS, lambda: reader(paths, options), LogContents)
     if not log_contents.runs:
         why = f": {'; '.join(log_contents.problems)}" if log_contents.problems else ""
         what = f"nothing in {shown(', '.join(path.name for path in paths))} can be used as {log_format}{why}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vitscale.base.plugins import known
+from vitscale.base.plugins import answer, known
 from vitscale.errors import RequestError
 from vitscale.launchers import deepspeed, local, mpirun, srun, torchrun
 from vitscale.launchers.base import Launcher, Spawn
@@ -20,6 +20,7 @@ LAUNCHERS: dict[str, Launcher] = {
 }
 _OLD: dict[str, Launcher] = {"in-process": local.InProcess()}
 """Launchers that appear only in results and studies of earlier versions."""
+_OWN = (*LAUNCHERS, *_OLD)
 
 
 def find_launcher(name: str) -> Launcher:
@@ -41,10 +42,21 @@ def launcher_named(name: str, world: World, hosts: tuple[Host, ...] = ()) -> Lau
         RequestError: it is unknown, not available here, or cannot start this many ranks on these hosts.
     """
     launcher = find_launcher(name)
-    reason = launcher.unavailable() or launcher.unfit(world, hosts)
+    reason = answer(
+        "launcher", name, _OWN, lambda: launcher.unavailable() or launcher.unfit(world, hosts), str, type(None)
+    )
     if reason is not None:
         raise RequestError(f"launch.launcher = '{name}' cannot be used: {reason}")
     return launcher
 
 
-__all__ = ["LAUNCHERS", "LOCAL", "Launcher", "Spawn", "find_launcher", "launcher_named"]
+def launched(name: str, launcher: Launcher, world: World, spawn: Spawn) -> Spawn:
+    """`spawn` with the commands of `launcher`, which is called `name`.
+
+    Raises:
+        RequestError: a package's launcher failed.
+    """
+    return answer("launcher", name, _OWN, lambda: launcher.launch(world, spawn), Spawn)
+
+
+__all__ = ["LAUNCHERS", "LOCAL", "Launcher", "Spawn", "find_launcher", "launched", "launcher_named"]

@@ -177,6 +177,10 @@ class View:
     summary: str
     """What it says, in a sentence or two."""
 
+    def __post_init__(self) -> None:
+        if "rows" not in self.spec.get("datasets", {}):
+            raise ValueError(f"the spec of view {self.name!r} has no datasets.rows, the rows of its table")
+
     @property
     def rows(self) -> list[dict[str, Any]]:
         """The rows that are drawn, in the order of the table."""

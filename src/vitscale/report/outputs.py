@@ -7,7 +7,7 @@ import gzip
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from vitscale import store
 from vitscale.advice.pipeline import Advice
 from vitscale.analysis import Analysis, TrialResult, analyse
 from vitscale.analysis.time.exposure import clocks_ahead, explained_steps, lanes
-from vitscale.base.plugins import known
+from vitscale.base.plugins import answer, known
 from vitscale.errors import RequestError, shown, unknown
 from vitscale.prediction.results import Forecast
 from vitscale.present.data import attributes
@@ -92,7 +92,8 @@ def brought(names: Sequence[str], analysis: Analysis) -> tuple[Figure, ...]:
         RequestError: no package offers one of the charts, or one is broken.
     """
     own: dict[str, Callable[[Analysis], Figure | None]] = {}
-    drawn = [known("chart", name, own, "__call__")(analysis) for name in dict.fromkeys(names)]
+    loaded = {name: known("chart", name, own, "__call__") for name in names}
+    drawn = [answer("chart", name, own, partial(chart, analysis), Figure, type(None)) for name, chart in loaded.items()]
     return tuple(figure for figure in drawn if figure is not None)
 
 

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from vitscale.errors import RequestError
-from vitscale.launchers import LOCAL, launcher_named
+from vitscale.launchers import LOCAL, launched, launcher_named
 from vitscale.launchers.base import Spawn
 from vitscale.machine.hardware import this_machine
 from vitscale.machine.hosts import Host, is_this_machine
@@ -34,7 +34,7 @@ from vitscale.schedulers.prepared import PreparedError, PreparedProcesses, Ready
 from vitscale.store import new_run_folder, read_ranks, write_outcome, write_whole
 from vitscale.store.results import Outcome, OutcomeKind, RunHeader, StudyRecord
 from vitscale.study.sections import LaunchSection, MeasureSection, SlurmSection
-from vitscale.trial.engines import missing_packages
+from vitscale.trial.engines import missing_packages, needed_by
 from vitscale.trial.trial import World
 
 _PASSED_ON = (*LIBRARY_SETTINGS, "HF_", "VITSCALE_")
@@ -77,7 +77,7 @@ def launch_plan(
         master_port=_port(run_folder, hosts),
         interface=section.interface,
     )
-    return scheduler.adapt(chosen.launch(world, spawn))
+    return scheduler.adapt(launched(launcher, chosen, world, spawn))
 
 
 def refuse_elsewhere(scheduler: Scheduler, engines: Iterable[str] = ()) -> None:
@@ -86,7 +86,8 @@ def refuse_elsewhere(scheduler: Scheduler, engines: Iterable[str] = ()) -> None:
     It may offer less than was planned with ([node]), or lack packages that the ranks import.
 
     Raises:
-        RequestError: something is missing; for packages the message names the extra that brings them.
+        RequestError: something is missing; for packages the message names the extra that brings them, or
+            whose engine needs them.
     """
     if scheduler.default_launcher != LOCAL:
         return  # other hosts, or a job, may have what this machine lacks
@@ -99,11 +100,16 @@ def refuse_elsewhere(scheduler: Scheduler, engines: Iterable[str] = ()) -> None:
             f"[node] describes {told}, and this machine offers {offered}: it can be planned here, and not run",
             next_step="Run it on that machine, or name it in launch.hostfile",
         )
+    engines = tuple(engines)
     if missing := missing_packages(engines):
         are = "is" if len(missing) == 1 else "are"
+        theirs = {package: needed_by(package, engines) for package in missing}
+        steps = [f"Install {package}, which engine '{by[0]}' of {by[1]} needs" for package, by in theirs.items() if by]
+        if None in theirs.values():
+            steps.append("Run pip install 'vitscale[train]'. All verbs but run, train, check and lab do without it")
         raise RequestError(
             f"ranks on this machine need {' and '.join(missing)}, which {are} not installed",
-            next_step="Run pip install 'vitscale[train]'. All verbs but run, train, check and lab do without it",
+            next_step=". ".join(steps),
         )
 
 

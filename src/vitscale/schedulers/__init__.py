@@ -80,7 +80,9 @@ def made(
         RequestError: there is none, or it cannot be made from what the study says.
     """
     factory = plugins.known("scheduler", name, SCHEDULERS, "__call__")
-    return factory(launch, slurm, node, study_path)
+    return plugins.answer(
+        "scheduler", name, SCHEDULERS, lambda: factory(launch, slurm, node, study_path), Placement, Submitter
+    )
 
 
 __all__ = [

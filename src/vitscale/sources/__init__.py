@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitscale.base.plugins import known, referred
+from vitscale.base.plugins import answer, known, referred
 from vitscale.errors import RequestError
 from vitscale.sources import base
 from vitscale.sources.base import ChannelStatistics, Dataset, Progress, Source, Split, Summary, default_cache_root
@@ -30,6 +30,7 @@ SOURCES: Mapping[str, str] = {
     "synthetic-masks": "vitscale.sources.synthetic:SYNTHETIC_MASKS",
 }
 """`data.name` to its source, as module:object; imported when it is used."""
+_OWN = (*SOURCES, script.NAME)
 
 
 def check(spec: DataSpec) -> Summary:
@@ -38,7 +39,8 @@ def check(spec: DataSpec) -> Summary:
     Writes only the archive, where `spec.download` asks for it, and into the cache's folder which broken images are left
     out. Raises `RequestError` naming what is wrong and what to do.
     """
-    return _source(spec).check(spec)
+    source = _source(spec)
+    return answer("dataset", spec.name, _OWN, lambda: source.check(spec), Summary)
 
 
 def prepare(spec: DataSpec, progress: Progress | None = None) -> None:
@@ -52,7 +54,7 @@ def prepare(spec: DataSpec, progress: Progress | None = None) -> None:
     if isinstance(source, ImageSet):
         source.prepare(spec, default_cache_root(), progress)
     else:
-        source.load(spec, default_cache_root())
+        answer("dataset", spec.name, _OWN, lambda: source.load(spec, default_cache_root()), Dataset)
 
 
 def load(spec: DataSpec, cache_root: Path | None = None) -> Dataset:

@@ -183,8 +183,10 @@ def _settled(
     study, config = resolve.with_deepspeed_config(path, study, by_hand)
     _check_length_is_said(study)
     for probe in study.measure.probes:
-        if plugins.target("probe", probe) is None:
+        if (target := plugins.target("probe", probe)) is None:
             raise unknown("probe", probe, plugins.names("probe"), next_step="Correct measure.probes")
+        what = f"probe {shown(probe)} of {plugins.package('probe', probe)} ({target})"
+        user_model.check_reference(path, what, target, methods=("begin", "end"))
     device = resolve.device_of(study, machine)
     precision = resolve.precision_of(study, device, machine)
     threads = resolve.threads_of(study, device, machine, most_per_node, begun_with)
@@ -212,6 +214,7 @@ def _settled(
         sizes = {"micro_batch": micro_batch, "grad_accum": grad_accum, "micro_batches": shares}
         train = TrainSpec(**kept | sizes)
         engines.check(train)
+        _check_references(path, train)
         model_checks.check_split(study.parallel, train, model)
         if study.measure.checkpoint:
             engines.check_checkpoint(train)
@@ -224,6 +227,15 @@ def _settled(
         )
     data = _located(path, study.data)
     return _Settled(labels, study, data, located, tuple(worlds), digest)
+
+
+def _check_references(path: Path, train: TrainSpec) -> None:
+    """Refuses another package's engine whose facts refer to what is not there: else the ranks would find out."""
+    facts_of_engine = engines.known(train.engine)
+    if train.engine not in engines.ENGINES:
+        for reference in filter(None, (facts_of_engine.engine, facts_of_engine.messages, facts_of_engine.memory)):
+            what = f"engine {shown(train.engine)} of {plugins.package('engine', train.engine)} ({reference})"
+            user_model.check_reference(path, what, reference)
 
 
 def _with_script(path: Path, study: Study, by_hand: frozenset[str]) -> tuple[Study, str | None]:

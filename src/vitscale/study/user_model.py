@@ -72,7 +72,8 @@ def check(study_path: Path, model: ModelSpec) -> str | None:
             that has no such head, or the factory's module or function does not exist.
     """
     if model.factory is not None:
-        _check_factory(study_path, model.factory)
+        what = f"model.factory {shown(model.factory)}"
+        check_reference(study_path, what, model.factory, arguments=("num_classes", "image_size"))
         return None
     if model.hf is None:
         return None
@@ -143,19 +144,64 @@ def script_digest(script: Path) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _check_factory(study_path: Path, factory: str) -> None:
-    module, _, function = factory.partition(":")
+def check_reference(
+    study_path: Path, what: str, reference: str, methods: tuple[str, ...] = (), arguments: tuple[str, ...] = ()
+) -> None:
+    """Checks that "module:name" is there and can be what the ranks take it for, as far as its text tells.
+
+    Nothing is imported: that would bring torch, and the ranks may have another machine. What is imported into the
+    module, inherited, decorated or compiled is left to them.
+
+    Args:
+        study_path: the study file, beside which ranks search too.
+        what: what is referred to, for messages.
+        reference: as an entry point has it.
+        methods: those that it must have, if it is a class.
+        arguments: names with which it is called, if it is a function.
+
+    Raises:
+        RequestError: it is not there, or cannot be that.
+    """
+    module, _, name = reference.partition("[")[0].strip().partition(":")
     # The ranks search in the same order: working directory, study file's folder, installed packages.
     spec = _module_spec(module.split("."), [str(Path.cwd()), str(study_path.parent.absolute())])
     if spec is None:
-        what = f"model.factory {shown(factory)}: there is no module {shown(module)}"
-        raise RequestError(what, next_step="Put it beside the study file or into the working directory, or install it")
-    if spec.origin is None or not spec.origin.endswith(".py"):
+        refused = f"{what}: there is no module {shown(module)}"
+        raise RequestError(
+            refused, next_step="Put it beside the study file or into the working directory, or install it"
+        )
+    if spec.origin is None or not spec.origin.endswith(".py") or not name:
         return  # compiled: only the rank can look inside
-    names = _names_in(Path(spec.origin), factory)
-    if names is not None and function not in names:
-        what = f"model.factory {shown(factory)}: {spec.origin} has no {shown(function)}"
-        raise RequestError(what, valid=sorted(name for name in names if not name.startswith("_"))[:20])
+    source = Path(spec.origin)
+    tree = _parsed(read_text(source, f"the module of {what},", next_step="Mend or remove it"), f"{what}: {source}")
+    names = _names_in(tree)
+    if "*" in names or "__getattr__" in names:
+        return
+    if (first := name.partition(".")[0]) not in names:
+        valid = sorted(name for name in set(names) if not name.startswith("_"))[:20]
+        raise RequestError(f"{what}: {spec.origin} has no {shown(first)}", valid=valid)
+    if first == name and names.count(name) == 1 and (why := _unlike(tree, name, methods, arguments)):
+        raise RequestError(f"{what}: {shown(name)} in {spec.origin} {why}")
+
+
+def _unlike(tree: ast.Module, name: str, methods: tuple[str, ...], arguments: tuple[str, ...]) -> str:
+    """Why what the module's own text calls `name` cannot be what is needed; empty where it may be."""
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) else ()
+        if any(isinstance(each, ast.Name) and each.id == name for each in targets):
+            return "is a constant"
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef) or node.name != name or node.decorator_list:
+            continue
+        if isinstance(node, ast.ClassDef) and not node.bases and not node.keywords:
+            own = _names_in(node)
+            if lacking := [method for method in methods if method not in own and "__getattr__" not in own]:
+                return f"has no {' and no '.join(lacking)}"
+        if isinstance(node, ast.FunctionDef) and arguments:
+            taken = [argument.arg for argument in (*node.args.args, *node.args.kwonlyargs)]
+            lacking = [each for each in arguments if each not in taken and node.args.kwarg is None]
+            if lacking:
+                return f"does not take the keyword argument{'s' if len(lacking) > 1 else ''} {' and '.join(lacking)}"
+    return ""
 
 
 def _module_spec(parts: list[str], folders: list[str]) -> ModuleSpec | None:
@@ -174,19 +220,17 @@ def _module_spec(parts: list[str], folders: list[str]) -> ModuleSpec | None:
     return spec
 
 
-def _names_in(source: Path, factory: str) -> set[str] | None:
-    """Every name to which the module's text gives a value; None if it cannot tell (star import, `__getattr__`)."""
-    text = read_text(source, f"the module of model.factory {shown(factory)},", next_step="Mend or remove it")
-    tree = _parsed(text, f"model.factory {shown(factory)}: {source}")
-    names: set[str] = set()
+def _names_in(tree: ast.AST) -> list[str]:
+    """Every name to which a text gives a value, as often as it does; "*" for a star import."""
+    names: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
-            names.add(node.name)
+            names.append(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
+            names.append(node.id)
         elif isinstance(node, ast.Import | ast.ImportFrom):
-            names |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
-    return None if names & {"*", "__getattr__"} else names
+            names += [alias.asname or alias.name.partition(".")[0] for alias in node.names]
+    return names
 
 
 def _parsed(text: str, what: str) -> ast.Module:

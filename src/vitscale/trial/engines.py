@@ -422,6 +422,15 @@ def missing_packages(engines: Iterable[str]) -> list[str]:
     return [name for name in unknown if find_spec(name.replace("-", "_")) is None]
 
 
+def needed_by(package: str, engines: Iterable[str]) -> tuple[str, str] | None:
+    """The first engine of another package that needs `package`, and that package; None where vitscale's own do too."""
+    asking = [name for name in engines if package in of_engine(name).packages]
+    if not asking or any(name in ENGINES for name in asking):
+        return None
+    offered = plugins.package("engine", asking[0])
+    return None if offered is None else (asking[0], offered)
+
+
 def installed_versions(engines: Iterable[str] = ()) -> dict[str, str | None]:
     """Versions of the distributions that decide a result: those of vitscale's engines and of the engines named. Imports
     nothing; None: not installed."""

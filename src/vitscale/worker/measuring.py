@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -29,10 +29,11 @@ from vitscale.trial.step_schedule import StepWindow, timed_stretch, windows
 from vitscale.trial.trial import samples_used, steps_per_epoch
 from vitscale.worker import environment, extensions, rank_process
 from vitscale.worker.group import barrier
-from vitscale.worker.probe import GaveUp, images_of
+from vitscale.worker.probe import GaveUp, Phase, images_of
 
 _UNNAMED = "the script does not name this phase of its steps: probe.phase({phase!r})"
 _PART_OF_PHASE = {"data": "data_wait", "forward": "forward", "backward": "backward", "optimizer": "optimizer"}
+_PHASES = get_args(Phase)
 _NOT_TOLD = math.nan
 
 
@@ -174,7 +175,13 @@ class Measuring:
 
     @contextmanager
     def phase(self, name: PhaseName) -> Iterator[None]:
-        """Marks a part of a step."""
+        """Marks a part of a step.
+
+        Raises:
+            ValueError: no phase has this name: its time would be in no part.
+        """
+        if name not in _PHASES:
+            raise ValueError(f"probe.phase({name!r}): a phase is one of {', '.join(map(repr, _PHASES))}")
         if not self._started:
             yield
             return

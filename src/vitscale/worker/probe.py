@@ -85,7 +85,11 @@ class Probe:
         return _NOTHING if self._measuring is None else self._measuring.pause()
 
     def phase(self, name: Phase) -> AbstractContextManager[object]:
-        """Context for a part of a step; profiled steps are then divided into these parts."""
+        """Context for a part of a step; profiled steps are then divided into these parts.
+
+        Raises:
+            ValueError: on entering it, for another name than the five.
+        """
         return _NOTHING if self._measuring is None else self._measuring.phase(name)
 
     def loss(self, value: torch.Tensor | float) -> None:

@@ -15,6 +15,8 @@ from vitscale.store.lines import Steps
 from vitscale.store.records import EpochLine, RankRecord
 from vitscale.store.results import Run
 
+percent = units.rough_percent
+
 _OVERHEAD = 0.1
 _OVERHEAD_MISLEADS = 0.5
 """Above this the breakdown describes other steps than those that were timed."""
@@ -142,8 +144,8 @@ def costly_profile(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     if slowed:
         yield (warning if slowed.value > _OVERHEAD_MISLEADS else note)(
             "explaining-costs",
-            f"explaining costs: in {count(slowed.trials)} explained steps take more than {units.rough_percent(_OVERHEAD)} longer "
-            f"than the timed ones beside them (up to {units.rough_percent(slowed.value)}, {name(slowed.trial)})",
+            f"explaining costs: in {count(slowed.trials)} explained steps take more than {percent(_OVERHEAD)} longer "
+            f"than the timed ones beside them (up to {percent(slowed.value)}, {name(slowed.trial)})",
             "Times and throughput stand: they hold light steps alone. Of the breakdown, "
             f"{_blown_up(slowed.trials)} by as much; larger micro-batches make it small.",
             slowed.trials,
@@ -157,7 +159,7 @@ def attached_profiler(measured: Sequence[TrialResult]) -> Iterable[Finding]:
         yield note(
             "profiler-stays-attached",
             f"profiler stays attached: in {count(slowed.trials)} steps after the profiler stopped take more than "
-            f"{units.rough_percent(_ATTACHED)} longer than those before it started (up to {units.rough_percent(slowed.value)}, "
+            f"{percent(_ATTACHED)} longer than those before it started (up to {percent(slowed.value)}, "
             f"{name(slowed.trial)})",
             "Times and throughput stand: all of their steps come before the profiler. Of the breakdown, the launch "
             "gaps are blown up; a process that has profiled once runs at this pace until it ends.",
@@ -185,8 +187,8 @@ def unaccounted(measured: Sequence[TrialResult]) -> Iterable[Finding]:
             more = "measure.traces = true keeps what the profiler saw"
         yield (note if scripted or unclear.value <= _OTHER_MISLEADS else warning)(
             "unaccounted-time",
-            f"unaccounted time: in {count(unclear.trials)} more than {units.rough_percent(_OTHER)} of a step is in no part of the "
-            f'breakdown ("other": {units.rough_percent(unclear.value)} in {name(unclear.trial)})',
+            f"unaccounted time: in {count(unclear.trials)} more than {percent(_OTHER)} of a step is in no part of the "
+            f'breakdown ("other": {percent(unclear.value)} in {name(unclear.trial)})',
             f'It is shown as "other", never spread over the parts; {more}.',
             unclear.trials,
         )

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+import re
+import runpy
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from forks import Prepared
 from vitscale import store
+from vitscale.launchers import Launcher
+from vitscale.probes import Probe
+from vitscale.sources import Source
 
 PACKAGE = Path(__file__).parent / "example_package"
 STUDY = """
@@ -42,6 +51,19 @@ probes = ["switches"]
 [sweep]
 "train.engine" = ["ddp", "summed"]
 """
+
+
+def test_what_the_page_imports_is_there(tmp_path: Path) -> None:
+    """Its signatures too are Python, of these names."""
+    page = (Path(__file__).parent.parent / "docs/extending.md").read_text(encoding="utf-8")
+    [code] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {"Path": Path, "Mapping": Mapping, "Sequence": Sequence, "torch": torch}
+    (tmp_path / "page.py").write_text(code, encoding="utf-8")
+    names = runpy.run_path(str(tmp_path / "page.py"), names)
+    for kind, methods in ((Launcher, "launch unavailable unfit"), (Source, "check load"), (Probe, "begin end")):
+        for method in methods.split():
+            real = inspect.signature(getattr(kind, method), eval_str=True)
+            assert inspect.signature(names[method]) == real, method
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +111,7 @@ def test_a_study_trains_with_what_another_package_brings(environment: dict[str, 
         for rank in run.ranks:
             (line,) = rank.probes
             assert (line.probe, line.epoch) == ("switches", 0)
-            assert line.values["niceness"] >= 1, "its launcher started it"
+            assert (line.values["niceness"] or 0) >= 1, "its launcher started it"
             assert line.values["noted"] == 1, "its scheduler adapted what is started"
     assert losses["summed"] == pytest.approx(losses["ddp"], rel=1e-5), "the engine computes what DDP does"
 

@@ -114,8 +114,8 @@ def checked(_: Path) -> object:
     return sources.check(DataSpec(name="flux"))
 
 
-def prepared(_: Path) -> object:
-    return sources.prepare(DataSpec(name="flux"))
+def prepared(_: Path) -> None:
+    sources.prepare(DataSpec(name="flux"))
 
 
 def planned(folder: Path) -> object:

@@ -266,10 +266,10 @@ def probe_line(name: str, probe: Probe, epoch: int, failed: str | None) -> Probe
     values: dict[str, float | None] = {}
     reasons: list[str] = []
     try:
-        told = probe.end()
+        told: object = probe.end()
         if not isinstance(told, Mapping):
-            reasons, told = [f"end returned {shown(told)}, and no mapping of names to numbers"], {}
-        for key, value in told.items():
+            reasons = [f"end returned {shown(told)}, and no mapping of names to numbers"]
+        for key, value in told.items() if isinstance(told, Mapping) else ():
             values[str(key)] = number = _finite(value)
             if number is None:
                 reasons.append(f"{shown(str(key))} is {shown(value)}, and no finite number")

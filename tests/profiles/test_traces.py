@@ -244,6 +244,51 @@ def test_kinds_of_kernels(name: str, kind: str) -> None:
     assert kind_of(name) == kind
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ncclSymDevKernel_AllReduce_RSxLDMC_AGxSTMC_sum_bf16",
+        "void c10d::intra_node_comm::oneShotAllReduceKernel<8u, true>(c10::BFloat16*)",
+        "void c10d::intra_node_comm::twoShotAllReduceKernel<8u, true>(c10::BFloat16*)",
+        "void c10d::intra_node_comm::hybridCubeMeshAllReduceKernel<true>(c10::BFloat16*)",
+        "void (anonymous namespace)::two_shot_all_reduce_kernel<c10::BFloat16, 16, true>",
+        "void c10d::symmetric_memory::multimem_all_gather_kernel<16>",
+        "void vllm::cross_device_reduce_2stage<__nv_bfloat16, 8>",
+        "void quickreduce::allreduce_prototype_twoshot<quickreduce::AllReduceTwoshot>",
+        "void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<0, 8>",
+        "void tensorrt_llm::kernels::twoShotAllReduceKernel<__half, 8>",
+        "void userbuffers_fp16_sum_inplace_gpu_rw_ag<8>(int, int)",
+        "kuserbuffers_pushsend",
+        "void ccl::allreduce_large_kernel<float>",
+        "oneapi::ccl::reduce_scatter_small",
+        "onecclKernel",
+        "hccl_allreduce",
+    ],
+)
+def test_other_collectives_than_nccls_are_communication(name: str) -> None:
+    assert kind_of(name) == "communication"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "triton_red_fused_all_gather_matmul_3",
+        "triton_poi_fused_add_one_shot_all_reduce_0",
+        "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>",
+        "void at::native::multi_tensor_apply_kernel<TensorListMetadata<2>, SumFunctor nccl>",
+        "void compute_occlusion_kernel<float>",
+        "ccl::small_label_kernel",
+        "void flash::flash_fwd_kernel<64>",
+        "void flashinfer::BatchPrefillWithPagedKVCacheKernel<128>",
+        "void one_shot_lookup<float>",
+        "void cub::DeviceReduceKernel<float>",
+        "fusion_reduce_all_kernel",
+    ],
+)
+def test_what_sounds_like_a_collective_is_none(name: str) -> None:
+    assert kind_of(name) != "communication"
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_every_kernel_of_the_real_traces_is_known(name: str) -> None:
     assert {

@@ -183,12 +183,17 @@ def data_bound(measured: Sequence[TrialResult]) -> Iterable[Finding]:
         reads = f"; its loader reads {rate:,.0f} images/s a rank" if rate is not None else ""
         reads += f" from {data.source}" if rate is not None and data.source is not None else ""
         decoded = ', or data.source = "cache"' if data.source == "jpeg" else ""
+        others = imported(hungry.trials)  # no file tells their workers
+        workers = "" if others else f", with data.workers = {data.workers}{reads}"
         yield warning(
             "data-bound",
             f"data-bound: {count(hungry.trials)} wait for data for more than {percent(_DATA_BOUND)} of a step "
-            f"({percent(hungry.value)} in {name(hungry.trial)}, with data.workers = {data.workers}{reads})",
-            f"Set data.workers = {2 * data.workers or 2} or more, as far as there are cores for them{decoded}: until "
-            "then the figures say how the loader scales.",
+            f"({percent(hungry.value)} in {name(hungry.trial)}{workers})",
+            "Look at the loader of that training: its workers and their cores, what it reads, and what it decodes; "
+            "these figures say how the loader scales."
+            if others
+            else f"Set data.workers = {2 * data.workers or 2} or more, as far as there are cores for them{decoded}: "
+            "until then the figures say how the loader scales.",
             hungry.trials,
         )
 

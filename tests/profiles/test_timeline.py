@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import pytest
 
@@ -374,6 +374,26 @@ def test_what_one_rank_recorded_before_its_first_step_does_not_rename_its_commun
         return [(communicator, operation) for communicator, operation, _, _ in line.collectives]
 
     assert named() == named("b") == [("nccl-0", "all_reduce"), ("nccl-1", "all_gather")]
+
+
+class Profile(list[Event]):
+    """Events that count how often they are gone through."""
+
+    scans = 0
+
+    def __iter__(self) -> Iterator[Event]:
+        self.scans += 1
+        return super().__iter__()
+
+
+def test_a_profile_is_gone_through_as_often_for_many_steps_as_for_few() -> None:
+    """Else a trace of 800 steps takes ten times as long as one of as many kernels in 10."""
+    few, many = (
+        Profile(e for number in range(steps) for e in device_step(100 * number, 100 * number)) for steps in (2, 20)
+    )
+    steps_on_cuda(few, range(2), 0, 1)
+    steps_on_cuda(many, range(20), 0, 1)
+    assert few.scans == many.scans > 0
 
 
 class KinetoEvent:

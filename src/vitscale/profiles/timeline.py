@@ -313,7 +313,7 @@ def _lost(
     lost = [launch for launch, seen in own if not seen]
     if len(lost) > _MOST_LOST * len(own):
         return _all_unknown(NO_KERNELS if len(lost) == len(own) else LOST_KERNELS, len(lost), len(own))
-    why = LOST_KERNELS.format(lost=len(lost), of=len(own), share=_percent(len(lost), max(1, len(own))))
+    why = _said(LOST_KERNELS, len(lost), len(own))
     hit = {_phase(phase) for phase in phases for launch in lost if phase.start_ns <= launch < phase.end_ns}
     # The device looks idle where a kernel was lost, so a gap, or a transfer that it hid, seems longer.
     parts = [*(_PART_OF_PHASE[phase] for phase in hit), *exposed, COMMUNICATION, "launch_gaps"]
@@ -321,12 +321,12 @@ def _lost(
 
 
 def _all_unknown(why: str, lost: int, of: int) -> dict[str, str]:
-    return dict.fromkeys((*PARTS, COMMUNICATION), why.format(lost=lost, of=of, share=_percent(lost, of)))
+    return dict.fromkeys((*PARTS, COMMUNICATION), _said(why, lost, of))
 
 
-def _percent(some: int, of: int) -> str:
-    """Per cent in two digits, without a power of ten."""
-    return f"{float(f'{100 * some / of:.2g}'):g}"
+def _said(why: str, lost: int, of: int) -> str:
+    share = float(f"{100 * lost / max(1, of):.2g}")
+    return why.format(lost=lost, of=of, share=f"{share:g}")  # never "1e+02"
 
 
 def _communicator(kernel: Event) -> str:

@@ -212,8 +212,12 @@ def test_zero_3_keeps_small_weights_gathered_and_large_ones_until_their_backward
     assert steady["weights"] == steady["gradients"] == steady["master weights"] == 4 * 204
     assert steady["temporaries"] == 4 * DECAYED // 2
     assert "gathered weights" not in deepspeed(3, ranks=1).moments["end of forward"]
-    released = deepspeed(3, zero={"stage3_max_reuse_distance": 0}).moments["end of forward"]
-    assert released["gathered weights"] == 4 * (small + 48)
+    # What limits fetching ahead releases nothing; and the use that fetching ahead has passed over keeps a weight.
+    for stays in ({"stage3_max_live_parameters": 0}, {"stage3_max_reuse_distance": 0}):
+        assert deepspeed(3, zero=stays).moments["end of forward"]["gathered weights"] == 4 * PSI
+    released = deepspeed(3, zero={"max_live_parameters": 0, "max_reuse_distance": 0}).moments
+    assert released["end of forward"]["gathered weights"] == 4 * small
+    assert released["last block"]["gathered weights"] == 4 * (small + 24)
 
 
 def test_deepspeeds_own_bucket_is_two_gigabytes_whatever_the_model() -> None:
@@ -303,7 +307,17 @@ def test_accelerate_takes_what_it_stands_for(stage: int) -> None:
         {"engine": "deepspeed", "deepspeed_config": {"data_types": {"grad_accum_dtype": "fp32"}}},
         *(
             {"engine": "deepspeed", "zero_stage": 2, "deepspeed_config": {"zero_optimization": zero}}
-            for zero in ({"contiguous_gradients": False}, {"offload_optimizer": {"device": "cpu"}})
+            for zero in (
+                {"contiguous_gradients": False},
+                {"contiguous_gradients": "off"},
+                {"offload_optimizer": {"device": "cpu"}},
+                {"cpu_offload": True},
+                {"cpu_offload_param": "true"},
+                {"zero_hpz_partition_size": 2},
+                {"zero_quantized_weights": 1},
+                {"zero_quantized_gradients": True},
+                {"zenflow": {"topk_ratio": 0.1}},
+            )
         ),
     ],
 )
@@ -403,8 +417,23 @@ def test_what_is_left_out_is_named() -> None:
 
 
 def test_a_file_that_offloads_nothing_changes_nothing() -> None:
-    said = deepspeed(2, zero={"offload_optimizer": {"device": "none"}, "contiguous_gradients": True})
-    assert said == deepspeed(2)
+    said = {"offload_optimizer": {"device": "none"}, "contiguous_gradients": True, "cpu_offload": False}
+    groups = {"zero_hpz_partition_size": 1, "mics_shard_size": -1, "zero_quantized_weights": "false", "zenflow": None}
+    assert deepspeed(2, zero=said | groups) == deepspeed(2)
+
+
+def test_settings_count_under_both_names_and_as_pydantic_reads_them() -> None:
+    short = {"max_live_parameters": 0, "max_reuse_distance": 0, "param_persistence_threshold": 30}
+    long = {f"stage3_{key}": value for key, value in short.items()}
+    config = {"zero_optimization": {"reduce_bucket_size": 100}}
+    by_short, by_long = (
+        known(trial(2, engine="deepspeed", zero_stage=3, deepspeed_config={"zero_optimization": zero}))
+        for zero in (config["zero_optimization"] | short, config["zero_optimization"] | long)
+    )
+    assert by_short == by_long
+    quoted = deepspeed(2, zero={"reduce_bucket_size": "100", "overlap_comm": "true"})
+    assert quoted == deepspeed(2, zero={"overlap_comm": 1}) == deepspeed(2, zero={"overlap_comm": True})
+    assert quoted != deepspeed(2)
 
 
 def test_settings_that_are_no_numbers_are_deepspeeds_defaults() -> None:

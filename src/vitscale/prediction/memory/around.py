@@ -139,12 +139,12 @@ def _zero_3(trial: Trial, parts: Sequence[Part]) -> tuple[list[Parts], list[Part
     order = tuple((module, part.block) for part in parts for module in part.modules)
     went = traversal(order, settings, train.activation_checkpointing)
     on_cpu = train.device == "cpu"
-    if each and went.gathered_twice:
+    if went.gathered_twice * bool(each) > min(rest, ahead):
         ends = list(accumulate(len(part.modules) for part in parts))
         for part, end in zip(parts, ends, strict=True):
             own = slice(max(0, min(end - len(part.modules), len(order) - 1)), max(end, 1))
-            there, coming, again = (max(of[own]) for of in (went.forward, went.on_their_way, went.backward))
-            forward.append({"gathered weights": (lasting + there) * each, "gloo's copies": on_cpu * coming * each})
+            there, asked, again = (max(of[own]) for of in (went.forward, went.coming, went.backward))
+            forward.append({"gathered weights": (lasting + there) * each, "gloo's copies": on_cpu * asked * each})
             backward.append({"gathered weights": (lasting + again) * each})
         return forward, backward
     for number in range(len(large)):

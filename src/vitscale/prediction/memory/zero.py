@@ -211,12 +211,12 @@ def _stage_3(trial: Trial, shapes: ParameterShapes) -> holding.Holding:
     gathered_blocks = tuple(left * rest_of_block for left in range(shapes.blocks[1].repeats + 1))
     order = in_forward(shapes)
     went = traversal(order, settings, train.activation_checkpointing)
-    if gathers and went.gathered_twice:
+    if went.gathered_twice * each * gathers > arriving:  # else it is no more than what is on its way anyway
         at = [number for _, number in order]
         most = {number: max(went.forward[n] for n in range(len(at)) if at[n] == number) for number in set(at)}
         again = {number: max(went.backward[n] for n in range(len(at)) if at[n] == number) for number in set(at)}
         last = max(at)
-        own = max(went.on_their_way[n] for n in range(len(at)) if at[n] == last) if train.device == "cpu" else 0
+        own = max(went.coming[n] for n in range(len(at)) if at[n] == last) if train.device == "cpu" else 0
         forward = {"gathered weights": most[last] * each, "gloo's copies": own * each}
         forward_end = {"gathered weights": most[-1] * each}
         gathered_blocks = tuple(again[number] * each for number in range(last + 1))
@@ -263,10 +263,10 @@ class Traversal(NamedTuple):
     forward: tuple[int, ...]
     """The most that is gathered or on its way in each module's forward, buffers included."""
     backward: tuple[int, ...]
-    on_their_way: tuple[int, ...]
-    """The most that is on its way in each module's forward."""
-    gathered_twice: bool
-    """Whether some weight is released after forward, and gathered again."""
+    coming: tuple[int, ...]
+    """The most that each module asks for ahead in forward, of which gloo has a copy while it comes."""
+    gathered_twice: int
+    """What is released after it was used, and gathered again."""
 
 
 Order = tuple[tuple[Module, int], ...]
@@ -376,28 +376,29 @@ def _summed(
         to[first] += elements
         to[last + 1] -= elements
 
-    fetches = []
+    fetches, amounts = [], []
     for number, (at, tensors) in enumerate(fetched):
         waits = [next(use for use in uses[module] if use >= at) for module, _ in tensors]
         elements = [math.prod(order[module][0].tensors[i]) for module, i in tensors]
+        amounts.append(elements)
         copied = min(waits) if len(tensors) > 1 else at
         if len(tensors) > 1:
             add(there, sum(elements), at, max(waits))
-        add(coming, sum(elements), at, min(waits) - 1)
+        add(coming, sum(elements), at, min(at, min(waits) - 1))
         for tensor, own in zip(tensors, elements, strict=True):
             add(there, own, copied, until.get((tensor, number), len(steps) - 1))
         first = min(waits)
         fetches.append(Fetch(at < ends, steps[at][0], first < ends, steps[first][0], tuple(tensors)))
-    gathered, on_their_way = list(accumulate(there)), list(accumulate(coming))
-    forward, backward, way = ([0] * len(order) for _ in range(3))
-    for step, (module, _, _) in enumerate(steps):
+    forward, backward, ahead = ([0] * len(order) for _ in range(3))
+    both = zip(accumulate(there), accumulate(coming), strict=True)
+    for step, ((module, _, _), (gathered, asked)) in enumerate(zip(steps, both, strict=False)):
+        most = forward if step < ends else backward
+        most[module] = max(most[module], gathered)
         if step < ends:
-            forward[module] = max(forward[module], gathered[step])
-            way[module] = max(way[module], on_their_way[step])
-        else:
-            backward[module] = max(backward[module], gathered[step])
-    twice = sum(len(tensors) for _, tensors in fetched) > len({tensor for _, own in fetched for tensor in own})
-    return Traversal(tuple(fetches), tuple(forward), tuple(backward), tuple(way), twice)
+            ahead[module] = max(ahead[module], asked)
+    every = {tensor for _, own in fetched for tensor in own}
+    twice = sum(sum(own) for own in amounts) - sum(math.prod(order[n][0].tensors[i]) for n, i in every)
+    return Traversal(tuple(fetches), tuple(forward), tuple(backward), tuple(ahead), twice)
 
 
 @lru_cache(maxsize=256)

@@ -166,7 +166,9 @@ def test_zero_3_fetches_ahead_in_pieces() -> None:
     assert len(found) > 4
     assert found[0].ready == found[0].needed == 0.0
     # One piece at each module, however much has been asked for already.
-    asked, needed = ([own[place] for own in [(m.ready, m.needed) for m in found]] for place in (0, 1))
+    asked = [m.ready for m in found if m.ready is not None]
+    needed = [m.needed for m in found if m.needed is not None]
+    assert len(asked) == len(needed) == len(found)
     assert asked == sorted(asked)
     assert needed == sorted(needed)
     assert all(early < late for early, late in zip(asked[2:], needed[2:], strict=True))

@@ -593,3 +593,20 @@ def test_a_patch_convolution_in_tiles_takes_what_a_processor_with_amx_took(
     found = known(trial(1, model, engine=engine, device="cpu", precision="bf16-params", micro_batch=8))
 
     assert -0.001 < found.peak_bytes / taken - 1 < 0.001
+
+
+@pytest.mark.parametrize(
+    ("shape", "pixels", "images", "megabytes"),
+    [((192, 6, (1, 1)), 64, 1, 43.7), ((96, 3, (1, 2, 2)), 64, 1, 78.8), ((192, 6, (1, 1)), 32, 1, 41.2)],
+)
+def test_no_part_is_less_than_nothing_where_wide_blocks_have_few_images(
+    shape: tuple[int, int, tuple[int, ...]], pixels: int, images: int, megabytes: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ZeRO-2 under autocast, as the fuller of two ranks took it on a processor that widens 16-bit products."""
+    monkeypatch.setattr(cores, "cpu_facts", lambda: {"flags": "avx2"})
+    width, heads, depths = shape
+    model = ModelSpec(name="swinv2-t", image_size=pixels, hidden_size=width, heads=heads, depths=depths, window_size=4)
+    fields = {"precision": "bf16", "micro_batch": images, "bucket_mib": 1}
+    found = known(trial(2, resolve(model, 10), "cpu", engine="deepspeed", zero_stage=2, **fields))
+    assert all(size >= 0 for parts in found.moments.values() for size in parts.values())
+    assert -0.02 < found.peak_bytes / 1e6 / megabytes - 1 < 0.05

@@ -175,6 +175,11 @@ def test_zero_3_fetches_ahead_in_pieces() -> None:
     assert all(m.tensor_bytes >= 50 * MIB for m in found[:-1])
 
 
+@pytest.mark.parametrize("zero_file", [{"cpu_offload": True}, {"offload_optimizer": {"device": "cpu"}}])
+def test_where_states_lie_changes_nothing_that_is_sent(zero_file: dict[str, Any]) -> None:
+    assert sent(large(zero(2, deepspeed_config={"zero_optimization": zero_file}))) == sent(large(zero(2)))
+
+
 def test_megatron_scatters_once_and_gathers_once() -> None:
     """In buffers in which each tensor begins at a multiple of 64 elements and all end at one of 128: here 24 more."""
     plain = sent(large({"engine": "megatron"}))

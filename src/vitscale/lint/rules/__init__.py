@@ -145,7 +145,7 @@ def _settled(train: TrainSpec) -> list[str]:
         "offload_param": train.offload == "parameters",
     }
     settled = [*_ALWAYS_SETTLED, *(f"zero_optimization.{name}" for name, given in zero.items() if given)]
-    if train.gradient_dtype is not None and (train.deepspeed_config or {}).get("communication_data_type") is None:
+    if train.gradient_dtype is not None:
         settled.append("communication_data_type")
     if train.precision in _SWITCHES:
         settled.append(_SWITCHES[train.precision])

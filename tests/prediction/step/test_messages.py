@@ -175,6 +175,12 @@ def test_zero_3_fetches_ahead_in_pieces() -> None:
     assert all(m.tensor_bytes >= 50 * MIB for m in found[:-1])
 
 
+@pytest.mark.parametrize("stage", [1, 2])
+def test_updated_weights_are_gathered_in_two_calls_whatever_their_bucket(stage: int) -> None:
+    """As two ranks of DeepSpeed 0.19.8 were counted to do with a bucket of 1 MiB."""
+    assert sum(m.calls for m in sent(large(zero(stage, gather_bucket_mib=1))) if m.operation == "all_gather") == 2
+
+
 @pytest.mark.parametrize("zero_file", [{"cpu_offload": True}, {"offload_optimizer": {"device": "cpu"}}])
 def test_where_states_lie_changes_nothing_that_is_sent(zero_file: dict[str, Any]) -> None:
     assert sent(large(zero(2, deepspeed_config={"zero_optimization": zero_file}))) == sent(large(zero(2)))

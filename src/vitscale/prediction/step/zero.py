@@ -5,17 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from vitscale.prediction.memory import zero
 from vitscale.prediction.memory.holding import communicated_bytes, sizes, weight_bytes
-from vitscale.prediction.memory.zero import (
-    Traversal,
-    ZeroSettings,
-    as_flag,
-    as_number,
-    in_forward,
-    section,
-    traversal,
-    zero_settings,
-)
 from vitscale.prediction.step.gradients import Tensor, flushed_before_full, of_backward, tensors
 from vitscale.prediction.step.messages import Message, Phase
 from vitscale.trial.model_cost import ParameterShapes
@@ -23,8 +14,6 @@ from vitscale.trial.trial import TrainSpec, Trial
 
 _FLATTENED_AT_MOST = 500_000_000
 """Elements that stage 0 sends at a time (`allreduce_gradients` in runtime/engine.py of DeepSpeed 0.19)."""
-_GATHERED_AT_MOST = 500_000_000
-"""`allgather_bucket_size`, in elements, at its default."""
 
 
 def deepspeed(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
@@ -48,7 +37,7 @@ def _stages_1_and_2(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...
     larger than most vision transformers, so that nothing is left to hide it.
     """
     train, ranks = trial.train, trial.world.size
-    settings = zero_settings(train)
+    settings = zero.zero_settings(train)
     overlap, every = settings.overlap, train.zero_stage == 2
     phase: Phase = "backward" if every or overlap else "after"
     reduced = _reduced("all_reduce", train, tensors(shapes), settings, phase, overlap, every)
@@ -62,19 +51,18 @@ def _stages_1_and_2(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...
 
 
 def _gathered_after(trial: Trial, shapes: ParameterShapes, each: int) -> list[Message]:
-    """All-gathers of updated weights, with weight decay and without; each group is padded to 2 elements per rank."""
-    train, unit = trial.train, 2 * trial.world.size
-    limit = as_number(section(train.deepspeed_config, "zero_optimization").get("allgather_bucket_size"))
-    if train.gather_bucket_mib is not None:
-        limit = train.gather_bucket_mib * 2**20 // each
-    limit = int(limit) if limit is not None and limit >= 1 else _GATHERED_AT_MOST
+    """All-gathers of updated weights, with weight decay and without; each group is padded to 2 elements per rank.
+
+    Each group goes in one call, whatever `allgather_bucket_size` says: DeepSpeed reads that only where torch has no
+    `all_gather_into_tensor` (`all_gather_dp_groups` in runtime/utils.py).
+    """
+    unit = 2 * trial.world.size
     gathers = []
     everything = tensors(shapes)
     for decayed in (True, False):
         elements = sum(tensor.elements for tensor in everything if (len(tensor.shape) > 1) is decayed)
         padded = -(-elements // unit) * unit
-        pieces = max(1, padded // limit)
-        gathers.append(Message("all_gather", padded * each / pieces, pieces, "after", None, False))
+        gathers.append(Message("all_gather", padded * each, 1, "after", None, False))
     return gathers
 
 
@@ -86,7 +74,7 @@ def _stage_3(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
     the rest of forward and back to them exceeds `stage3_max_reuse_distance`; then it gathers them anew (`traversal`).
     """
     train, ranks = trial.train, trial.world.size
-    settings = zero_settings(train)
+    settings = zero.zero_settings(train)
     # Each tensor is cut into equal parts, and padded for that.
     everything = [tensor._replace(elements=-(-tensor.elements // ranks) * ranks) for tensor in tensors(shapes)]
     kept = [tensor for tensor in everything if tensor.elements <= settings.persistence_threshold]
@@ -95,14 +83,14 @@ def _stage_3(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
     def gathered_bytes(tensor: Tensor) -> int:
         return 2 if train.precision == "bf16" and tensor.cast else each
 
-    went = traversal(in_forward(shapes), settings, train.activation_checkpointing)
+    went = zero.traversal(zero.in_forward(shapes), settings, train.activation_checkpointing)
     messages = _fetched(went, everything, gathered_bytes)
     # Overlap is the default of stage 3 alone (`overlap_comm_valid` in runtime/zero/config.py).
     # On a CPU there is no second stream: a bucket's exchange holds backward up all the same (docs/calibration-lab.md).
     chosen = (
         train.overlap_comm
         if train.overlap_comm is not None
-        else as_flag(section(train.deepspeed_config, "zero_optimization").get("overlap_comm"))
+        else zero.as_flag(zero.section(train.deepspeed_config, "zero_optimization").get("overlap_comm"))
     )
     overlap = chosen is not False and train.device == "cuda"
     messages += _reduced("reduce_scatter", train, everything, settings, "backward", overlap, True)
@@ -113,7 +101,9 @@ def _stage_3(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
     return tuple(messages)
 
 
-def _fetched(went: Traversal, everything: Sequence[Tensor], gathered_bytes: Callable[[Tensor], int]) -> list[Message]:
+def _fetched(
+    went: zero.Traversal, everything: Sequence[Tensor], gathered_bytes: Callable[[Tensor], int]
+) -> list[Message]:
     """Gathers of weights, each while what comes before their use is computed.
 
     Weights of a piece that travel in 16 bits and in 32 bits go one after the other. What forward fetches for backward
@@ -149,7 +139,7 @@ def _reduced(
     operation: str,
     train: TrainSpec,
     everything: Sequence[Tensor],
-    settings: ZeroSettings,
+    settings: zero.ZeroSettings,
     phase: Phase,
     overlap: bool,
     every: bool,
@@ -174,4 +164,5 @@ def _scalars(calls: int, size: int) -> Message:
 
 def _to_owners(train: TrainSpec) -> bool:
     """Whether each gradient is reduced to the one rank that needs it, as the paper has it."""
-    return as_flag(section(train.deepspeed_config, "zero_optimization").get("use_multi_rank_bucket_allreduce")) is False
+    asked = zero.section(train.deepspeed_config, "zero_optimization")
+    return zero.as_flag(asked.get("use_multi_rank_bucket_allreduce")) is False

@@ -138,7 +138,12 @@ def test_nothing_is_found_where_nothing_is_wrong() -> None:
         ),
         (zero(offload_optimizer={"ratio": 0.5}), "offload-ratio", "error", "zero_optimization.offload_optimizer.ratio"),
         (zero(stage=2), "stage-saves-little", "note", "zero_optimization.stage"),
-        (zero(stage=3), "parameters-gathered-once", "note", "zero_optimization.stage3_max_live_parameters"),
+        (zero(stage=3), "parameters-gathered-once", "note", "zero_optimization.stage3_max_reuse_distance"),
+        (
+            # What limits fetching ahead releases nothing.
+            zero(stage=3, stage3_max_live_parameters=0, max_reuse_distance=2 * B16),
+            "parameters-gathered-once", "note", "zero_optimization.max_reuse_distance",
+        ),
         # the optimizer
         ({"optimizer": {"type": "OneBitAdam"}}, "optimizer-type", "error", "optimizer.type"),
         ({"optimizer": {"type": "sgd"}}, "optimizer-type", "error", "optimizer.type"),
@@ -248,7 +253,7 @@ def test_what_breaks_a_rule_is_found(part: dict[str, Any], rule: str, severity: 
         ("one-bucket", zero(reduce_bucket_size=B16, overlap_comm=False)),
         ("bucket-memory", zero(reduce_bucket_size=5e8, contiguous_gradients=False)),
         ("offload-cannot-pay", zero(offload_optimizer={"device": "none"})),
-        ("parameters-gathered-once", zero(stage=3, stage3_max_live_parameters=0)),
+        ("parameters-gathered-once", zero(stage=3, stage3_max_reuse_distance=2 * B16 - 1)),
         ("parameters-gathered-once", zero(stage=3, max_reuse_distance=1000)),
         ("clipping-omitted", {"gradient_clipping": 0.0}),
         ("optimizer-type", {"optimizer": {"type": "SGD"}, "zero_allow_untested_optimizer": True}),

@@ -150,19 +150,23 @@ def stage_that_saves_little(view: View) -> Iterator[Finding]:
 
 
 def parameters_gathered_once(view: View) -> Iterator[Finding]:
-    """Stage 3 on a model below its thresholds, which keeps every gathered parameter."""
+    """Stage 3 on a model so small that each gathered parameter stays until backward has used it.
+
+    Whether it is released is decided by the parameters that are gone through until then, at most twice the model
+    (`__params_to_release`); max_live_parameters limits fetching ahead alone.
+    """
     parameters = view.setting.parameters
     if parameters is None or view.stage != 3:
         return
-    limits = [
-        view.number(view.zero(f"stage3_{name}", name), 1e9) for name in ("max_live_parameters", "max_reuse_distance")
-    ]
-    if all(limit is not None and limit >= parameters for limit in limits):
+    key = view.zero("stage3_max_reuse_distance", "max_reuse_distance")
+    distance = view.number(key, 1e9)
+    if distance is not None and distance >= 2 * parameters:
         yield finding(
-            "parameters-gathered-once", "note", "zero_optimization.stage3_max_live_parameters",
-            f"The model's {parameters:,} parameters are below max_live_parameters and max_reuse_distance: what forward "
-            "gathers stays until backward has used it. So every GPU holds the whole model in each step, and stage 3 "
-            "frees little more than stage 2",
-            "To free parameters at once set both to 0, which gathers them a second time in backward",
+            "parameters-gathered-once", "note", key,
+            f"Twice the model's {parameters:,} parameters, the way through forward and back, are no more than "
+            "max_reuse_distance: what forward gathers stays until backward has used it. So every GPU holds the whole "
+            "model in each step, and stage 3 frees little more than stage 2",
+            "To free parameters at once set max_reuse_distance and prefetch_bucket_size to 0, which gathers them a "
+            "second time in backward",
             view.source("runtime/zero/partitioned_param_coordinator.py"),
         )  # fmt: skip

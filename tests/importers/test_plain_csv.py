@@ -89,6 +89,117 @@ def test_no_column_of_times(tmp_path: Path) -> None:
         import_logs([table(tmp_path, "gpus,seconds\n1,2\n")], "csv", Options(), tmp_path / "results")
 
 
+def curves_of_rates(found: Analysis) -> dict[str, dict[int, list[float]]]:
+    """Images/s of each run by GPU count of each curve."""
+    told: dict[str, dict[int, list[float]]] = {}
+    for curve in found.curves:
+        for point in curve.points:
+            trial = found.trials[point.trial_id]
+            batch = trial.trial.world.size * trial.trial.train.micro_batch
+            rates = [round(batch / run.step_seconds, 3) for run in trial.runs if run.step_seconds]
+            told.setdefault(curve.name, {})[point.gpus] = rates
+    return told
+
+
+UNLIKE = {
+    "names that stand once": ("Backbone", "ViT-B ViT-L ViT-H", [(1, 400), (1, 120), (8, 300)]),
+    "some at one count": ("Method", "DDP FSDP DDP ZeRO", [(8, 3000), (8, 2700), (16, 5800), (16, 5100)]),
+    "no heading": ("", "ViT-B ViT-L ViT-B ViT-L", [(1, 400), (1, 120), (8, 3000), (8, 930)]),
+    "numbers of a setting": ("resolution", "224 384 224", [(1, 400), (1, 120), (2, 780)]),
+    "batches": ("Batch size", "32 64 32 64", [(1, 300), (1, 360), (4, 1000), (4, 1300)]),
+    "numbers under any heading": ("Experts", "8 64 8 64", [(1, 400), (1, 230), (8, 3000), (8, 1700)]),
+    "switches": ("channels last", "yes no yes no", [(1, 400), (1, 230), (8, 3000), (8, 1700)]),
+    "ZeRO stages": ("zero stage", "1 3 1 3", [(8, 2900), (8, 2400), (16, 5600), (16, 4300)]),
+}
+"""Name of a column, its cells, (GPUs, images/s) of each row."""
+
+
+@pytest.mark.parametrize("unlike", UNLIKE)
+def test_rows_of_unlike_settings_are_no_repeats(tmp_path: Path, unlike: str) -> None:
+    heading, cells, rates = UNLIKE[unlike]
+    rows = [f"{cell},{gpus},{rate}" for cell, (gpus, rate) in zip(cells.split(), rates, strict=True)]
+    found = imported(tmp_path, [table(tmp_path, "\n".join([f"{heading},gpus,images/s", *rows, ""]))], "csv")
+    truth: dict[str, dict[int, list[float]]] = {}
+    named = "" if heading in ("Backbone", "Method", "") else f"{heading.replace('zero s', 'zero_s')} "
+    for cell, (gpus, rate) in zip(cells.split(), rates, strict=True):
+        truth.setdefault(f"{named}{cell}", {})[gpus] = [float(rate)]
+    assert curves_of_rates(found) == truth
+    assert any("a batch is each GPU's" in note for note in notes_of(found)) is (heading == "Batch size")
+
+
+@pytest.mark.parametrize(
+    ("heading", "cells", "asked"),
+    [
+        ("peak memory (GB)", ("30", "31", "30", "31"), False),
+        ("loss", ("2.1", "2.2", "2.1", "2.0"), False),
+        ("MFU", ("0.4", "0.5", "0.4", "0.5"), False),
+        ("time to accuracy (h)", ("4", "5", "4", "5"), False),
+        ("seed", ("1", "2", "1", "2"), False),
+        ("job_id", ("a", "b", "a", "b"), False),
+        ("when", ("noon", "night", "noon", "night"), False),
+        ("", ("0", "1", "2", "3"), False),
+        ("begun", ("2024-01-01", "2024-01-02", "2024-01-01", "2024-01-02"), True),
+        ("label", ("run 1", "run 2", "run 1", "run 2"), True),
+        ("k", ("1", "2", "1", "2"), True),
+        ("fan speed", ("71", "72", "71", "75"), True),
+        ("note", ("cold", "warm", "after lunch", ""), True),
+    ],
+)
+def test_repeats_that_differ_in_what_came_out_stay_repeats(
+    tmp_path: Path, heading: str, cells: tuple[str, ...], asked: bool
+) -> None:
+    """A column that may tell settings apart is asked about."""
+    rates = [(1, 100.0), (1, 101.0), (4, 360.0), (4, 361.0)]
+    rows = [f"{gpus},{cell},{rate}" for cell, (gpus, rate) in zip(cells, rates, strict=True)]
+    found = imported(tmp_path, [table(tmp_path, "\n".join([f"gpus,{heading},images/s", *rows, ""]))], "csv")
+    assert list(curves_of_rates(found).values()) == [{1: [100.0, 101.0], 4: [360.0, 361.0]}]
+    notes = [note for note in notes_of(found) if note.startswith("rows of one setting that differ in")]
+    assert [f"differ in {heading} are" in note for note in notes] == [True] * asked
+
+
+def test_of_a_table_too_long_to_look_at_whole_it_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitscale.importers.grids._MOST_LINES", 3)
+    contents = read([table(tmp_path, "gpus,resolution,images/s\n1,224,400\n1,384,120\n1,224,401\n")], Options())
+    assert len(contents.runs) == 3
+    assert any("rows of one setting that differ in resolution" in note for note in contents.notes)
+
+
+@pytest.mark.parametrize("heading", ["step", "iteration", "iter", "global_step", "Global Step", "epoch", "epoch,iter"])
+def test_steps_of_a_log_are_one_run(tmp_path: Path, heading: str) -> None:
+    """Two slow steps at the start of 20 are its warm-up, and no runs; the same step again is of another run."""
+    numbers = [f"{step // 5},{step % 5}" if "," in heading else f"{step}" for step in range(20)]
+    slow = [3.0, 3.0, *[0.2] * 18]
+    rows = [f"{gpus},{n},{slow[at]}" for gpus in (1, 2) for _ in range(gpus) for at, n in enumerate(numbers)]
+    rows[-2:] = [f"{row}0" for row in rows[-2:]]
+    found = imported(tmp_path, [table(tmp_path, "\n".join([f"gpus,{heading},step_time_s", *rows, ""]))], "csv")
+    runs = {trial.trial.world.size: [run.step_seconds for run in trial.runs] for trial in found.trials.values()}
+    assert runs == {1: [pytest.approx(0.2)], 2: [pytest.approx(0.2)] * 2}
+
+
+def test_steps_of_an_epoch_stand_beside_those_of_the_run(tmp_path: Path) -> None:
+    text = "gpus,iter,global_step,step_time_s\n1,0,0,0.2\n1,1,1,0.2\n1,0,2,0.2\n1,1,3,0.2\n"
+    (run,) = read([table(tmp_path, text)], Options()).runs
+    assert len(run.ranks[0].steps) == 4
+
+
+@pytest.mark.parametrize(
+    ("headings", "taken"),
+    [
+        ("epoch_time_avg,epoch_time_min,epoch_time_max", None),
+        ("step_time_mean,step_time_min,step_time_max", None),
+        ("epoch_time_avg_s,epoch_time_min_s,epoch_time_max_s", (1, 1.0)),
+        ("epoch time (min),epoch time std,epoch time max", (1, 60.0)),
+        ("epoch_time_min,loss,accuracy", (1, 60.0)),
+        ("step time max (ms),step time mean (ms),step time min (ms)", (2, 1e-3)),
+    ],
+)
+def test_the_least_is_no_minutes(tmp_path: Path, headings: str, taken: tuple[int, float] | None) -> None:
+    """Beside a mean or a maximum "min" is the minimum; of the three the mean is taken, if its unit is told."""
+    head, *_ = headers(table(tmp_path, f"gpus,{headings}\n1,2,3,4\n"))
+    speeds = [(at, own.factor) for at, own in enumerate(head.headings) if own.column in SPEEDS]
+    assert speeds == ([taken] if taken else [])
+
+
 OTHERS = {
     "semicolons": "num_gpus;nodes;images/sec;batch size per GPU\n1;1;363.5;64\n16;2;5510;64\n",
     "tabs": "GPUs\t# of nodes\tThroughput (img/s)\tBatch/GPU\n1\t1\t363.5\t64\n16\t2\t5,510\t64\n",
@@ -390,6 +501,10 @@ def test_a_report_on_a_table_claims_nothing_that_it_lacks(tmp_path: Path) -> Non
         ("64 per GPU, images/s", ""),
         ("throughput, 8 processes per GPU (images/s)", ""),
         ("k images/s", ""),
+        ("Throughput, 1000 images/s", ""),
+        ("Throughput x1000 images/s", ""),
+        ("Throughput, thousands of images/s", ""),
+        ("ResNet-50 images/s", "images_per_second"),
         ("Throughput (k images/s)", ""),
         ("ideal images/s", ""),
         ("linear scaling (images/s)", ""),
@@ -410,6 +525,16 @@ def test_whose_rate_a_heading_tells(heading: str, column: str) -> None:
         ("Batch 64 per GPU, in images/s", None),
         ("ViT-B/16, 64 per GPU, images/s", None),
         ("4 workers per GPU, images/s", None),
+        ("We reach 5,800 images/s. Peak memory in GB:", None),
+        ("We reach 5,800 images/s with ours:", None),
+        ("Speedup over 1 GPU (baseline 400 images/s)", None),
+        ("Scaling efficiency; throughput in images/s was measured on A100", None),
+        ("Top-1 accuracy after training at 3,000 images/s", None),
+        ("Throughput in thousand images/s", None),
+        ("Throughput (x1000 images/s)", None),
+        ("Epoch time (s): min, mean", "epoch_seconds"),
+        ("Epoch time min/mean", None),
+        ("ResNet-50, images/s", "images_per_second"),
     ],
 )
 def test_whose_rate_a_caption_tells(caption: str, column: str | None) -> None:

@@ -69,6 +69,98 @@ FORMS = {
 }  # fmt: skip
 
 
+MERGED = {
+    "Markdown": "| Model | GPUs | img/s |\n|---|---|---|\n| ViT-B | 1 | 400 |\n| | 2 | 780 |\n| ViT-L | 1 | 120 |\n"
+    "| | 2 | 236 |\n",
+    "CSV": "Backbone,GPUs,img/s\nViT-B,1,400\n,2,780\nViT-L,1,120\n,2,236\n",
+    "LaTeX": "\\begin{tabular}{lrr}\nModel & GPUs & images/s \\\\\n\\midrule\n\\multirow{2}{*}{ViT-B} & 1 & 400 \\\\\n"
+    " & 2 & 780 \\\\\n\\midrule\n\\multirow[t]{2}*{ViT-L} & 1 & 120 \\\\\n & 2 & 236 \\\\\n\\end{tabular}\n",
+    "LaTeX from below": "\\begin{tabular}{lrr}\nModel & GPUs & images/s \\\\\n\\midrule\n & 1 & 400 \\\\\n"
+    "\\multirow{-2}{*}{ViT-B} & 2 & 780 \\\\\n"
+    " & 1 & 120 \\\\\n\\multirow{-2}{*}{ViT-L} & 2 & 236 \\\\\n\\end{tabular}\n",
+    "sections": "| GPUs | img/s |\n|---|---|\n| **ViT-B** | |\n| 1 | 400 |\n| 2 | 780 |\n| **ViT-L** | |\n| 1 | 120 |\n"
+    "| 2 | 236 |\n",
+    "sections across": "\\begin{tabular}{rr}\nGPUs & images/s \\\\\n\\midrule\n\\multicolumn{2}{c}{ViT-B} \\\\\n"
+    "1 & 400 \\\\\n2 & 780 \\\\\n\\multicolumn{2}{c}{ViT-L} \\\\\n1 & 120 \\\\\n2 & 236 \\\\\n\\end{tabular}\n",
+    "sections over names": "Images/s\n\n| | 1 GPU | 2 GPUs |\n|--|--|--|\n| ViT-B | | |\n| DDP | 400 | 780 |\n"
+    "| ViT-L | | |\n| DDP | 120 | 236 |\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", MERGED)
+def test_a_name_of_several_rows_is_that_of_each(tmp_path: Path, form: str) -> None:
+    found = imported(tmp_path, [document(tmp_path, MERGED[form])], "csv")
+    assert rates_of(found) == {"ViT-B": pytest.approx({1: 400, 2: 780}), "ViT-L": pytest.approx({1: 120, 2: 236})}
+    assert found.problems == ()
+    assert found.study.imported is not None
+    told = [note for note in found.study.imported.notes if "above them" in note or "below them" in note]
+    assert len(told) == (not form.startswith("LaTeX"))
+
+
+def test_a_number_of_several_rows_is_that_of_each(tmp_path: Path) -> None:
+    text = (
+        "\\begin{tabular}{lrr}\nMicro batch & GPUs & images/s \\\\\n\\midrule\n\\multirow{2}{*}{32} & 1 & 400 \\\\\n"
+        " & 2 & 780 \\\\\n64 & 1 & 420 \\\\\n\\end{tabular}\n"
+    )
+    found = imported(tmp_path, [document(tmp_path, text)], "csv")
+    sizes = [(t.trial.train.micro_batch, t.trial.world.size) for t in found.trials.values()]
+    assert sorted(sizes) == [(32, 1), (32, 2), (64, 1)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Images/s\n\n| | 1 GPU | 2 GPUs |\n|--|--|--|\n| ViT-B | 400 | 780 |\n| ViT-H | | |\n| ViT-L | 120 | 236 |\n",
+        "model,gpus,img/s\nViT-B,1,400\nViT-B,2,780\nViT-L,1,120\nViT-L,2,236\n,4,99\n",
+    ],
+    ids=["a row without cells", "names in each row"],
+)
+def test_what_merely_lacks_something_is_not_filled(tmp_path: Path, text: str) -> None:
+    rates = rates_of(imported(tmp_path, [document(tmp_path, text)], "csv"))
+    assert rates["ViT-B"] == pytest.approx({1: 400, 2: 780})
+    assert rates["ViT-L"] == pytest.approx({1: 120, 2: 236})
+
+
+def test_rows_of_other_quantities_under_a_caption_of_speeds_are_none(tmp_path: Path) -> None:
+    others = [
+        "Batch size", "Batch size per GPU", "Power (W)", "Time to train (h)", "MFU", "vs. baseline", "Cost ($)",
+        "GPU hours", "Peak memory", "Tokens/s", "Wait (s)", "Latency",
+    ]  # fmt: skip
+    rows = "".join(f"| {name} | 2 | 2 |\n" for name in others)
+    for at, head in enumerate(("GPUs | 1 | 8", "| 1 GPU | 8 GPUs")):
+        text = f"Training throughput (images/s)\n\n| {head} |\n|--|--|--|\n| Timesharing | 400 | 3000 |\n{rows}"
+        found = imported(tmp_path / str(at), [document(tmp_path / str(at), text)], "csv")
+        assert list(rates_of(found).values()) == [pytest.approx({1: 400, 8: 3000})]
+
+
+def test_ranks_in_columns_are_no_counts(tmp_path: Path) -> None:
+    text = "Step time (ms)\n\n| step | GPU 0 | GPU 1 | GPU 2 |\n|--|--|--|--|\n| 100 | 210 | 214 | 209 |\n"
+    with pytest.raises(RequestError, match="no column gpus"):
+        guess([document(tmp_path, text)])
+
+
+TABLE = "| GPUs | Images/sec |\n|--|--|\n| 1 | {} |\n| 8 | {} |\n\n"
+
+
+def test_a_caption_tells_what_is_no_training(tmp_path: Path) -> None:
+    text = f"# Performance\n\nTraining:\n\n{TABLE.format(400, 3000)}Inference:\n\n{TABLE.format(1400, 11000)}"
+    found = imported(tmp_path, [document(tmp_path, text)], "csv")
+    assert list(rates_of(found).values()) == [pytest.approx({1: 400, 8: 3000})]
+    assert found.study.imported is not None
+    assert "left out: the table at line 12 is not of training: 'Inference:'" in found.study.imported.notes
+
+
+def test_a_table_of_inference_alone_is_refused_and_one_of_a_papers_evaluation_told(tmp_path: Path) -> None:
+    path = document(tmp_path, f"# Inference\n\n{TABLE.format(1400, 11000)}")
+    with pytest.raises(RequestError, match=r"line 3 of 'README\.md' is not of training: 'Inference'"):
+        guess([path])
+    found = imported(tmp_path, [document(tmp_path, f"# Evaluation\n\n{TABLE.format(400, 3000)}")], "csv")
+    assert found.study.imported is not None
+    assert "the table under 'Evaluation' is taken for one of training" in found.study.imported.notes
+    trained = document(tmp_path / "both", f"# Training and inference\n\n{TABLE.format(400, 3000)}")
+    assert list(rates_of(imported(tmp_path / "both", [trained], "csv")).values()) == [pytest.approx({1: 400, 8: 3000})]
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_tells_the_same(tmp_path: Path, form: str) -> None:
     path = document(tmp_path, FORMS[form])
@@ -155,6 +247,16 @@ def test_cells_of_nobody_are_asked_about(tmp_path: Path) -> None:
         ("8xV100", (8, None, "V100")),
         ("GPUs: 8", (8, None, "")),
         ("1x V100 32GB GPU", (1, None, "V100")),
+        ("2x8 GPUs", (16, 2, "")),
+        ("128 x 8 GPUs", (1024, 128, "")),
+        ("2x8 A100", (16, 2, "A100")),
+        ("2x8xV100 GPUs", (16, 2, "V100")),
+        ("4 nodes x 8 GPUs", (32, 4, "")),
+        ("2x8 GPUs (2 nodes)", (16, 2, "")),
+        ("2x8 GPUs (4 nodes)", None),
+        ("2x4x8 GPUs", None),
+        ("8 GPUs (224x224)", None),
+        ("8x80GB A100 GPUs", None),
         ("8 GPU speedup", None),
         ("Batch 8 GPUs", None),
         ("0 GPUs", None),

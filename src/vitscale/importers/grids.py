@@ -218,7 +218,10 @@ def _of_html(texts: Sequence[tuple[int, str]]) -> list[Grid]:
 
 
 _COMMAND = re.compile(r"\\(?:textbf|textit|emph|mathbf|text|mathrm|underline|textsc|bf|it|small|centering)\b ?")
-_SPANNING = re.compile(r"\\multicolumn\{(\d{1,2})\}\{[^{}]*\}|\\multirow\{[^{}]*\}(?:\[[^\]]*\])?\{[^{}]*\}")
+_SPANNING = re.compile(
+    r"\\multicolumn\{(\d{1,2})\}\{[^{}]*\}"
+    r"|\\multirow(?:\[\w\])?\{ ?(-?\d{1,3})?[^{}]*\}(?:\[[^\]]*\])?(?:\{[^{}]*\}|\*)"
+)
 _RULED = re.compile(r"\\(?:toprule|midrule|bottomrule|hline|c(?:mid|)rule(?:\([^()]*\))?\{[^{}]*\}|cline\{[^{}]*\})")
 
 
@@ -226,6 +229,7 @@ def _of_latex(texts: Sequence[tuple[int, str]]) -> Iterator[Grid]:
     """Tables of a paper's source: `tabular` and its kin."""
     title = caption = ""
     rows: list[tuple[int, bool, list[str]]] | None = None
+    down: dict[int, tuple[int, str]] = {}
     for number, text in texts:
         text = re.sub(r"(?<!\\)%.*", "", text)
         if section := re.search(r"\\(?:sub)*section\*?\{([^{}]*)\}", text):
@@ -233,15 +237,17 @@ def _of_latex(texts: Sequence[tuple[int, str]]) -> Iterator[Grid]:
         if told := re.search(r"\\caption(?:\[[^\]]*\])?\{(.*)", text):
             caption = _plain(told[1].rstrip("} "))
         if re.search(r"\\begin\{tabular[x*]?\}", text):
-            rows, text = [], re.sub(r".*\\begin\{tabular[x*]?\}(?:\{[^{}]*\})*", "", text)
+            rows, down, text = [], {}, re.sub(r".*\\begin\{tabular[x*]?\}(?:\{[^{}]*\})*", "", text)
         if rows is None:
             continue
         inner, ends, _ = text.partition(r"\end{tabular")
         for part in re.split(r"\\\\(?:\[[^\]]*\])?|\\tabularnewline", inner):
             ruled = bool(re.search(r"\\(?:midrule|hline)", part)) and bool(rows)
-            cells = [cell for spanned in _RULED.sub("", part).split("&") for cell in _repeated(spanned)]
+            spanned = [cell for spanning in _RULED.sub("", part).split("&") for cell in _repeated(spanning)]
+            cells = [text for text, _ in spanned]
             if ruled or any(cells):
                 rows.append((number, ruled, cells))
+                _fill_rows(rows, [height for _, height in spanned], down)
         if ends:
             if grid := _of_rows(title, caption, rows):
                 yield grid
@@ -256,10 +262,32 @@ def _of_rows(title: str, caption: str, rows: Sequence[tuple[int, bool, list[str]
     return Grid(title, caption, rows[0][0], _joined(heads)[:_MOST_COLUMNS], body) if heads and body else None
 
 
-def _repeated(cell: str) -> list[str]:
-    spans = _SPANNING.search(cell)
+def _repeated(cell: str) -> list[tuple[str, int]]:
+    """(Text, rows that it spans) for each column of a cell; below 0: the rows that end with this one."""
+    spans = list(_SPANNING.finditer(cell))
     text = _plain(_SPANNING.sub("", cell))
-    return [text] * max(1, int(spans[1])) if spans and spans[1] else [text]
+    width = next((int(span[1]) for span in spans if span[1]), 1)
+    return [(text, next((int(span[2]) for span in spans if span[2]), 1))] * max(1, width)
+
+
+def _fill_rows(
+    rows: Sequence[tuple[int, bool, list[str]]], heights: Sequence[int], down: dict[int, tuple[int, str]]
+) -> None:
+    """Fills what cells of several rows cover: in the last row, whose cells span `heights`, and upwards from it.
+
+    `down` maps a column to (how many more rows have this text in it, the text), as of the row before.
+    """
+    *_, cells = rows[-1]
+    for at, height in enumerate(heights):
+        left, text = down.pop(at, (0, ""))
+        if left and not cells[at]:
+            cells[at] = text
+            down[at] = left - 1, text
+        elif cells[at] and height > 1:
+            down[at] = min(height, _MOST_SPAN) - 1, cells[at]
+        for *_, above in rows[height:-1] if height < 0 else ():
+            if at < len(above) and not above[at]:
+                above[at] = cells[at]
 
 
 def _plain(text: str) -> str:

@@ -9,13 +9,13 @@ from pathlib import Path
 from vitscale.errors import RequestError, shown
 from vitscale.importers import contents
 from vitscale.importers.contents import LogContents, LogRank, LogRun, Options, Problems, Setting
-from vitscale.importers.headings import OF_A_SETTING, SPEEDS
+from vitscale.importers.headings import OF_A_RUN, OF_A_SETTING, OWN, SPEEDS, Heading
 from vitscale.importers.records import an_epoch, epoch_line
-from vitscale.importers.tables import Row, headers, rows, setting_of, text_of
+from vitscale.importers.tables import Header, Row, headers, rows, setting_of, text_of
 from vitscale.store.records import EpochLine, StepLine
 from vitscale.store.results import ImportedFile
 
-_KNOWN = (*OF_A_SETTING, "run", *SPEEDS)
+_KNOWN = (*OF_A_SETTING, "run", "step", *SPEEDS)
 _MOST_ROWS = 5_000_000
 
 
@@ -47,6 +47,7 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
         for head in headers(path, options.cells):
             if not set(head.columns) & set(SPEEDS):
                 raise RequestError(f"{shown(path.name)} has no column of times", valid=SPEEDS)
+            naming = _Naming(path.name, head)
             for row in rows(path, head, ("gpus",), told):
                 try:
                     setting = setting_of(row, options)
@@ -61,16 +62,42 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
                     continue
                 if setting.gpus > 1 and not (row["nodes"] or row["gpus_per_node"] or setting.layout):
                     notes[_ONE_HOST] = None
-                name = text_of(row["run"]) or f"{path.name}:{row.line}"
+                name = text_of(row["run"]) or naming.name(row, setting)
                 if len(runs) >= _MOST_ROWS:
                     raise RequestError(f"more than {_MOST_ROWS:,} runs", next_step="Import fewer at a time")
                 run = runs.setdefault((setting, name), _Run(setting, name))
                 run.steps += [] if step is None else [step]
                 run.epochs += [] if epoch is None else [epoch]
-            notes |= dict.fromkeys(head.notes(_KNOWN))
+            notes |= dict.fromkeys((*head.notes(_KNOWN), *naming.notes()))
         problems += told.told()
     files = tuple(contents.identified(path) for path in paths)
     return LogContents(tuple(_found(run, options, files) for run in runs.values()), tuple(notes), tuple(problems))
+
+
+class _Naming:
+    """Tells the runs of a table without a column `run` apart: each row is one, unless a column counts its parts."""
+
+    def __init__(self, file: str, head: Header) -> None:
+        self._file, self._head = file, head
+        self._parts = [column for column in OF_A_RUN if column in head.columns]
+        self._times: dict[tuple[Setting, tuple[str, ...]], int] = {}
+        self._first: dict[Setting, Row] = {}
+        self._unknown = [own for own in head.headings if own.column and own.column not in OWN]
+        self._differ: dict[Heading, None] = {}
+
+    def name(self, row: Row, setting: Setting) -> str:
+        """The name of a row's run: the same step of a setting again is of another one."""
+        if self._parts:
+            part = setting, tuple([row[column] for column in self._parts])
+            self._times[part] = self._times.get(part, 0) + 1
+            return f"{self._file}:{self._times[part]}"
+        first = self._first.setdefault(setting, row)
+        self._differ |= dict.fromkeys(own for own in self._unknown if row[own.column] != first[own.column])
+        return f"{self._file}:{row.line}"
+
+    def notes(self) -> Iterable[str]:
+        """What rows of one setting differ in that may be no repeats."""
+        return self._head.doubts(tuple(self._differ))
 
 
 def _times(row: Row, setting: Setting) -> tuple[tuple[float, int] | None, float | None]:

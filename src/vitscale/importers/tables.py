@@ -17,7 +17,7 @@ from vitscale.errors import RequestError, shown
 from vitscale.importers import contents
 from vitscale.importers.contents import Options, Problems, Setting, precision
 from vitscale.importers.grids import Line, grids
-from vitscale.importers.headings import BATCH, CELLS_OF, NO_TRAINING, OF_A_SETTING, OWN, SPEEDS, Heading
+from vitscale.importers.headings import BATCH, CELLS_OF, OF_A_SETTING, OWN, SPEEDS, Heading, not_of_training
 from vitscale.importers.records import hold, nodes_of
 from vitscale.importers.table_forms import forms
 from vitscale.present.units import listed
@@ -126,6 +126,10 @@ class Header:
     """The name that tells this table's rows from those of others in the file."""
     precision: str = ""
     title: str = ""
+    untrained: str = ""
+    """The heading or the caption that says that it is not of training."""
+    filled: tuple[str, ...] = ()
+    """Sentences on cells that are taken from rows above."""
     left_out: tuple[str, ...] = ()
     """Sentences on tables of the file that are not taken."""
 
@@ -151,7 +155,7 @@ class Header:
 
     def notes(self, known: Collection[str]) -> Iterator[str]:
         """Notes on how columns were understood, and on those that are not among the `known` ones."""
-        yield from self.left_out
+        yield from (*self.left_out, *self.filled)
         told = [own for own in self.headings if own.column]
         if read := [f"{shown(own.text)} as {own.column}" for own in told if own.text.lower() != own.column]:
             yield f"columns are taken by what they say: {listed(read)}"
@@ -160,8 +164,16 @@ class Header:
         ignored = [own for own in told if own.column not in known]
         if ignored:
             yield f"columns that mean nothing here are ignored: {listed([text_of(own.text) for own in ignored])}"
-        if any(re.fullmatch(BATCH, own.column) for own in ignored):
+        if any(re.fullmatch(BATCH, own.text.lower()) for own in self.headings if own.column not in known):
             yield "a batch is each GPU's or that of all: name its column micro_batch or global_batch"
+
+    def doubts(self, differ: Sequence[Heading]) -> Iterator[str]:
+        """A note on the columns in which rows of one setting differ, where these may be no repeats."""
+        if names := [text_of(own.text) for own in differ if not own.of_a_repeat]:
+            yield (
+                f"rows of one setting that differ in {listed(names)} are taken for its repeats: a column that tells "
+                "settings apart is to be named series"
+            )
 
 
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
@@ -184,21 +196,37 @@ def headers(path: Path, cells: str | None = None) -> tuple[Header, ...]:
         separated = [_header(number, separator, text) for separator in ",;\t"]
         nearest = max(separated, key=lambda head: head.known)
     tables = [
-        Header(grid.line, "", form.headings, form.body, form.series, form.precision, grid.title)
+        replace(
+            Header(grid.line, "", form.headings, form.body, form.series, form.precision, grid.title),
+            untrained=not_of_training((grid.caption, grid.title)),
+            filled=form.filled,
+        )
         for grid in grids(path)
         for form in forms(grid, cells)
     ]
     measured = [head for head in tables if head.tells == 2]
-    if nearest.tells == 2 and all(head.columns == nearest.columns for head in measured):
+    if nearest.tells == 2 and all(head.columns == nearest.columns and not head.filled for head in measured):
         return (nearest,)  # as it stands, line by line: a file without an end, or too long to be looked at whole
     if measured:
         unclear = [head.line for head in tables if any(column.startswith(CELLS_OF) for column in head.columns)]
-        training = [head for head in measured if not NO_TRAINING.search(head.title.lower())] or measured
+        training = [head for head in measured if not head.untrained] or [
+            replace(
+                head, filled=(*head.filled, f"the table under {shown(head.untrained)} is taken for one of training")
+            )
+            for head in measured
+            if not re.search(r"\b(?:inference|latency)\b", head.untrained.lower())  # papers have a section Evaluation
+        ]
+        if not training:
+            raise RequestError(
+                f"the table at line {measured[0].line} of {shown(path.name)} is not of training: "
+                f"{shown(measured[0].untrained)}",
+                next_step="Name it after its training, if it is of one",
+            )
         left_out = [f"the table at line {line} does not say what its cells are (--cells SPEED)" for line in unclear]
         left_out += [
-            f"the table at line {head.line} is not of training: {shown(head.title)}"
+            f"the table at line {head.line} is not of training: {shown(head.untrained)}"
             for head in measured
-            if head not in training
+            if head.untrained and head.line not in {taken.line for taken in training}
         ]
         taken, *others = _told_apart(training)
         return (replace(taken, left_out=tuple(f"left out: {why}" for why in left_out)), *others)
@@ -215,7 +243,7 @@ def _told_apart(training: Sequence[Header]) -> Iterator[Header]:
 
 
 def _header(number: int, separator: str, text: str) -> Header:
-    return Header(number, separator, tuple(Heading.of(cell) for cell in _cells(text, separator)[:_MOST_COLUMNS]))
+    return Header(number, separator, Heading.of_all(_cells(text, separator)[:_MOST_COLUMNS]))
 
 
 def rows(path: Path, head: Header, required: Sequence[str], problems: Problems) -> Iterator[Row]:

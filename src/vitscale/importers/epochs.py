@@ -87,7 +87,7 @@ def _values(row: Row) -> _Row:
     if accuracy is not None and not 0 <= accuracy <= 1:
         raise ValueError(f"an accuracy of {accuracy:g} is no share from 0 to 1")
     return _Row(
-        contents.parse_seconds(row["epoch_seconds"]), contents.parse_finite(row["loss"]), accuracy, text_of(row["gpu"])
+        contents.parse_duration(row["epoch_seconds"]), contents.parse_finite(row["loss"]), accuracy, text_of(row["gpu"])
     )
 
 

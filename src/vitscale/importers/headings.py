@@ -38,7 +38,10 @@ class Heading:
         return cls(text, column, _UNITS[units[-1]] if units else 1.0)
 
 
-SPEEDS = ("step_seconds", "epoch_seconds", "images_per_second", "images_per_second_per_gpu")
+SPEEDS = (
+    *("step_seconds", "epoch_seconds"),
+    *("images_per_second", "images_per_second_per_gpu", "images_per_second_per_node"),
+)
 """Columns of which a table of measurements has at least one."""
 _SECONDS = ("step_seconds", "epoch_seconds")
 OWN = {*OF_A_SETTING, *SPEEDS, "run", "epoch", "rank", "loss", "accuracy"}
@@ -53,7 +56,8 @@ _OTHER = (
     r"|expected|speed[ -]?up)\b)(?!.*\b(?:k|m|thousand|million) ?(?:images?|imgs?|samples?|sequences?)\b)"
 )
 """No time or rate of training as it was measured, in images."""
-_EACH = r"(?:per[ -](?:gpu|device|rank|card|accelerator)|single[ -]gpu)"
+_EACH = r"(?:per[ -](?:gpu|device|rank|card|accelerator|process|worker)|single[ -]gpu)"
+_HOST = r"(?:node|host|machine|server)"
 _ALONE = r"(?:(?!\d|batch|image|img|sample|sequence|process|worker).)*"
 """What may stand before it: "64 images per GPU" tells of no rate."""
 _WHICH = r"(?:(?:mean|median|average|avg\.?|train|training) )?"
@@ -63,16 +67,19 @@ _MEANT = {
     for column, pattern in {
         "gpus": rf"{_COUNT}(?:gpus?|ranks|devices|accelerators)|world size|gpu count",
         "nodes": rf"{_COUNT}(?:nodes|hosts|machines|servers)",
-        "gpus_per_node": rf"{_COUNT}(?:gpus?|ranks|devices|accelerators){_PER}(?:node|host|machine|server)",
-        "images_per_second": rf"(?!.*\b{_EACH}\b){_RATE}[\])]?",
-        "images_per_second_per_gpu": rf"{_RATE}{_PER}(?:gpu|device|rank|card)[\])]?"
+        "gpus_per_node": rf"{_COUNT}(?:gpus?|ranks|devices|accelerators){_PER}{_HOST}",
+        "images_per_second": rf"(?!.*\b{_EACH}\b)(?!{_ALONE}\bper[ -]{_HOST}\b){_RATE}[\])]?",
+        "images_per_second_per_gpu": rf"{_RATE}{_PER}(?:gpu|device|rank|card|process|worker)[\])]?"
         rf"|(?={_ALONE}\b{_EACH}\b){_RATE}[\])]?",
+        "images_per_second_per_node": rf"{_RATE}{_PER}{_HOST}[\])]?|(?={_ALONE}\bper[ -]{_HOST}\b){_RATE}[\])]?",
         **{
             column: rf"{_WHICH}{what}(?: time)?{_IN}|time{_PER}{what}{_IN}|{_UNIT.pattern}{_PER}{what}"
             for column, what in (("step_seconds", "(?:step|iteration|iter|it)"), ("epoch_seconds", "epoch"))
         },
-        "micro_batch": rf"(?:per[ -]gpu|local|micro|device)[ -]?{BATCH}|{BATCH} ?[\[(]?{_PER}(?:gpu|device)[\])]?",
-        "global_batch": rf"(?:global|total)[ -]?{BATCH}",
+        "micro_batch": rf"(?:per[ -]gpu|local|micro|device)[ -]?{BATCH}|{BATCH} ?[\[(]?{_PER}(?:gpu|device)[\])]?"
+        rf"|per[ -]device train {BATCH}|(?:train )?micro {BATCH} per gpu|mbs",
+        "global_batch": rf"(?:global|total)[ -]?{BATCH}|gbs",
+        "grad_accum": r"grad(?:ient)?[ -]acc(?:um(?:ulation)?)?(?:[ -]steps)?",
     }.items()
 }
 """Column -> other names of it, in small letters and with spaces for underscores; none that may mean another column."""
@@ -82,6 +89,7 @@ _TIME_TOLD = re.compile(
     rf"|{_UNIT.pattern}{_PER}(?:step|iteration|iter|epoch)\b"
 )
 NO_TRAINING = re.compile(r"\b(?:eval|evaluation|val|validation|inference|latency)\b")
+_OF_HOST = re.compile(rf"{_ALONE}\bper[ -]{_HOST}\b"), re.compile(rf"{_PER}{_HOST}\b")
 _EACH_TOLD, _EACH_ALONE = re.compile(rf"\b{_EACH}\b"), re.compile(rf"{_ALONE}\b{_EACH}\b")
 _COUNT_TOLD = re.compile(
     r"\b(\d{1,6})(?: ?x)? ?([a-z]+\d\w*)?(?: (?:80|40|32|16) ?gb)? ?(?:gpus?|ranks|devices)\b"
@@ -132,6 +140,8 @@ def speed_told(texts: Iterable[str]) -> Heading | None:
             continue
         for match in _RATE_TOLD.finditer(words):
             before = words[: match.start()]
+            if _OF_HOST[0].match(before) or _OF_HOST[1].match(words, match.end()):
+                return None  # of each node, and a caption's table seldom tells how many there are
             each = _EACH_TOLD.search(before) is not None
             if each and not _EACH_ALONE.match(before):
                 return None  # "batch 64 per GPU, images/s": nobody knows what else is per GPU

@@ -83,8 +83,9 @@ def _trial_runs(log_contents: LogContents, options: Options) -> tuple[TrialRun, 
         repeat = repeats.get(identity, 0)
         repeats[identity] = repeat + 1
         # An epoch's steps follow from batch and dataset size: an assumed batch must not give a number of them.
-        samples = None if micro_batch_of(run, options) is None else train_samples(run.setting, options)
-        runs.append(TrialRun(run, trial, repeat, samples))
+        batch_told = micro_batch_of(run, options) is not None
+        samples = train_samples(run.setting, options) if batch_told else None
+        runs.append(TrialRun(run, trial, repeat, samples, batch_told))
     return tuple(runs)
 
 

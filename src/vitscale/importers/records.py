@@ -214,6 +214,8 @@ class TrialRun:
     trial: Trial
     repeat: int
     train_samples: int | None
+    batch_told: bool = True
+    """Whether anybody told its micro-batch."""
 
     @property
     def folder(self) -> str:
@@ -290,6 +292,7 @@ def _write_run(folder: Path, trial_run: TrialRun, study: StudyRecord) -> None:
             files=run.files,
             ranks=tuple(rank.rank for rank in run.ranks),
             of_the_run=run.of_the_run,
+            batch_told=trial_run.batch_told,
         ),
     )
     (folder / "trial.json").write_text(header.model_dump_json(indent=1), encoding="utf-8")

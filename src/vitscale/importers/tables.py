@@ -128,6 +128,8 @@ class Header:
     title: str = ""
     left_out: tuple[str, ...] = ()
     """Sentences on tables of the file that are not taken."""
+    commas: tuple[tuple[str, str], ...] = ()
+    """(What a comma in a number is, a number with one) of each column (`_commas`)."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -162,10 +164,25 @@ class Header:
             yield f"columns that mean nothing here are ignored: {listed([text_of(own.text) for own in ignored])}"
         if any(re.fullmatch(BATCH, own.column) for own in ignored):
             yield "a batch is each GPU's or that of all: name its column micro_batch or global_batch"
+        for own, (sign, number) in zip(self.headings, self.commas, strict=False):
+            if sign in _SURE:
+                yield f"commas in {shown(own.text)} are decimal ones: {number} is {_number(number, sign)}"
+            elif sign == "either":
+                yield f"commas in {shown(own.text)} may be decimal ones: {number} is taken for {_number(number, sign)}"
 
 
-_THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
-_SPREAD = re.compile(r"([\d.,]+) ?(?:±|\+/-) ?[\d.,]+%?")
+_GROUPS = r"[1-9]\d{0,2}(?:%s\d{3})+"
+_THOUSANDS = re.compile(_GROUPS % "," + r"(?:\.\d+)?")
+_POINTS = re.compile(_GROUPS % r"\.")
+_SPACED = re.compile(_GROUPS % "[ '\u2019]" + r"(?:[.,]\d+)?")
+_COMMA = re.compile(r"\d+(?:\.\d{3})*,\d+")
+_SPREAD = re.compile(r"([\d.,]+) ?(?:±|\+/-) ?([\d.,]+)%?")
+_WHOLE = {"gpus", "nodes", "gpus_per_node", "micro_batch", "grad_accum", "global_batch"}
+_NUMBERS = {*SPEEDS, "fraction", "loss", "accuracy"}
+"""Columns of numbers that need not be whole."""
+_SURE = ("points", "decimal")
+_LOOKED_AT = 20_000
+"""Rows that decide what a comma in their numbers is."""
 
 
 def headers(path: Path, cells: str | None = None) -> tuple[Header, ...]:
@@ -190,7 +207,8 @@ def headers(path: Path, cells: str | None = None) -> tuple[Header, ...]:
     ]
     measured = [head for head in tables if head.tells == 2]
     if nearest.tells == 2 and all(head.columns == nearest.columns for head in measured):
-        return (nearest,)  # as it stands, line by line: a file without an end, or too long to be looked at whole
+        # As it stands, line by line: it may be without an end, or too long to be looked at whole.
+        return (_with_commas(path, nearest),)
     if measured:
         unclear = [head.line for head in tables if any(column.startswith(CELLS_OF) for column in head.columns)]
         training = [head for head in measured if not NO_TRAINING.search(head.title.lower())] or measured
@@ -200,7 +218,7 @@ def headers(path: Path, cells: str | None = None) -> tuple[Header, ...]:
             for head in measured
             if head not in training
         ]
-        taken, *others = _told_apart(training)
+        taken, *others = (_with_commas(path, head) for head in _told_apart(training))
         return (replace(taken, left_out=tuple(f"left out: {why}" for why in left_out)), *others)
     return (max([nearest, *tables], key=lambda head: head.known),)
 
@@ -231,6 +249,7 @@ def rows(path: Path, head: Header, required: Sequence[str], problems: Problems) 
     columns = head.columns
     told = {"precision": head.precision} if head.precision else {}
     factors = [(own.column, own.factor) for own in head.headings if own.factor != 1.0]
+    signs = [sign for sign, _ in head.commas] or ["" if head.separator != ";" else "none"] * len(columns)
     fewest: int | None = None
     for number, cells, whole in _lines(path, head):
         if len(cells) != len(columns):
@@ -241,7 +260,11 @@ def rows(path: Path, head: Header, required: Sequence[str], problems: Problems) 
         else:
             decimals = _decimals(cells[-1])
             fewest = decimals if fewest is None else min(fewest, decimals)
-            row = dict(zip(columns, cells, strict=True)) | told
+            try:
+                row = dict(zip(columns, map(_plain, cells, head.headings, signs), strict=True)) | told
+            except ValueError as error:
+                problems.line(number, str(error))
+                continue
             for column, factor in factors:
                 row[column] = _in_seconds(row[column], factor)
             if head.series:
@@ -252,7 +275,7 @@ def rows(path: Path, head: Header, required: Sequence[str], problems: Problems) 
 def _lines(path: Path, head: Header) -> Iterator[tuple[int, Sequence[str], bool]]:
     """(Number, cells, whether the line is whole) for each row."""
     if not head.separator:
-        yield from ((number, [_plain_number(cell) for cell in cells], True) for number, cells in head.body)
+        yield from ((number, cells, True) for number, cells in head.body)
         return
     for number, text, whole in contents.lines(path):
         if number > head.line and text.strip():
@@ -272,22 +295,69 @@ def _decimals(cell: str) -> int:
 
 
 def _cells(text: str, separator: str) -> list[str]:
-    """The cells of one line, without commas between thousands. Between semicolons a comma may as well be a decimal
-    one."""
+    """The cells of one line."""
     try:
-        cells = [cell.strip() for cell in next(csv.reader([text], delimiter=separator), [])]
+        return [cell.strip() for cell in next(csv.reader([text], delimiter=separator), [])]
     except csv.Error:
         return []
-    if separator == ";" or (separator == "," and '"' not in text):
-        return cells
-    return [_plain_number(cell) for cell in cells]
 
 
-def _plain_number(cell: str) -> str:
-    """A number without commas between thousands and without its spread; other text as it is."""
+def _with_commas(path: Path, head: Header) -> Header:
+    """The header with what a comma in a number is in each of its columns, as far as its rows tell.
+
+    "decimal": some number has a decimal comma for sure ("0,945", "12,5") and none a decimal point; one such column
+    decides for those of its table that may be either. "points": the same, and points stand between thousands
+    ("1.400,5"). "either": "2,855", which may be 2.855. "none": nobody knows. Empty: it stands between thousands.
+    """
+    seen: list[dict[str, str]] = [{} for _ in head.columns]
+    for _, (_, cells, _) in zip(range(_LOOKED_AT), _lines(path, head), strict=False):
+        for kinds, own, cell in zip(seen, head.headings, cells, strict=False):
+            if own.column in _NUMBERS and ("," in cell or "." in cell):
+                bare = _bare(cell, own)
+                for number in match.groups() if (match := _SPREAD.fullmatch(bare)) else (bare,):
+                    if (sign := _sign_in(number)) is not None:
+                        kinds.setdefault(sign, number)
+    signs = ["" if "" in kinds else next((sign for sign in (*_SURE, "either") if sign in kinds), "") for kinds in seen]
+    if "" not in set().union(*seen) and any(sign in _SURE for sign in signs):
+        signs = ["decimal" if sign == "either" else sign for sign in signs]
+    elif head.separator == ";":
+        signs = [sign if sign in _SURE else "none" for sign in signs]
+    told = [kinds.get(sign) or next(iter(kinds.values()), "") for sign, kinds in zip(signs, seen, strict=True)]
+    return replace(head, commas=tuple(zip(signs, told, strict=True)))
+
+
+def _sign_in(number: str) -> str | None:
+    """What a comma is to whoever wrote this number, as in `_with_commas`; None: it does not tell."""
+    if _COMMA.fullmatch(number):
+        return "points" if "." in number else "either" if _THOUSANDS.fullmatch(number) else "decimal"
+    point = "." in number and not _POINTS.fullmatch(number)
+    return "" if point or _THOUSANDS.fullmatch(number) else None
+
+
+def _plain(cell: str, own: Heading, sign: str) -> str:
+    """A cell as a number without its spread, and without signs between thousands; other text as it is.
+
+    Raises:
+        ValueError: it may be two numbers.
+    """
+    if own.column in _NUMBERS or own.column in _WHOLE:
+        cell = _bare(cell, own)
+    return _number(cell, sign)
+
+
+def _number(cell: str, sign: str) -> str:
     if spread := _SPREAD.fullmatch(cell):
         cell = spread[1]
-    return cell.replace(",", "") if _THOUSANDS.fullmatch(cell) else cell
+    if sign in _SURE:
+        if _POINTS.fullmatch(cell) and sign != "points":
+            raise ValueError(f"beside decimal commas {cell} may be {cell.replace('.', '')}")
+        if _COMMA.fullmatch(cell) or _POINTS.fullmatch(cell):
+            return cell.replace(".", "").replace(",", ".")
+    return cell.replace(",", "") if sign != "none" and _THOUSANDS.fullmatch(cell) else cell
+
+
+def _bare(cell: str, own: Heading) -> str:
+    return cell
 
 
 def _check(path: Path, head: Header, required: Sequence[str]) -> None:

@@ -168,7 +168,9 @@ def _costs(result: TrialResult) -> tuple[float, ...]:
 
 def _of_its_images(result: TrialResult) -> bool:
     lines = [line for run in result.records for rank in run.ranks for line in rank.steps]
-    return bool(lines) and all(line.images == result.trial.train.micro_batch * result.trial.train.grad_accum for line in lines)
+    return bool(lines) and all(
+        line.images == result.trial.train.micro_batch * result.trial.train.grad_accum for line in lines
+    )
 
 
 def _point(result: TrialResult) -> Point:

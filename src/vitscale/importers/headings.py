@@ -25,6 +25,8 @@ class Heading:
     """This program's name for the column; else the text in small letters."""
     factor: float = 1.0
     """Factor from the file's unit to seconds."""
+    inverse: bool = False
+    """The cells are steps in a second."""
 
     @classmethod
     def of(cls, text: str) -> Heading:
@@ -32,8 +34,10 @@ class Heading:
         lower = text.lower()
         if lower in OWN:
             return cls(text, lower)
-        words = _SPACES.sub(" ", lower.strip("*`")).strip()
+        words = _NOTED.sub("", _SPACES.sub(" ", lower.strip("*`")).strip())
         column = next((column for column, pattern in _MEANT.items() if pattern.fullmatch(words)), lower)
+        if column == "steps_per_second":
+            return cls(text, "step_seconds", inverse=True)
         units = _UNIT.findall(words) if column in _SECONDS else []
         return cls(text, column, _UNITS[units[-1]] if units else 1.0)
 
@@ -45,45 +49,56 @@ SPEEDS = (
 """Columns of which a table of measurements has at least one."""
 _SECONDS = ("step_seconds", "epoch_seconds")
 OWN = {*OF_A_SETTING, *SPEEDS, "run", "epoch", "rank", "loss", "accuracy"}
+_NOTED = re.compile(r" ?(?:\[\d{1,2}\]|[\u00b9\u00b2\u00b3\u2020\u2021*])$")
+"""The mark of a footnote."""
 _SPACES = re.compile(r"[\s_]+")
 _UNITS = {"hh:mm:ss": 1.0, "h:mm:ss": 1.0}  # as `parse_duration` reads them; "h" alone would match before
 _UNITS |= {"ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0, "min": 60.0, "minutes": 60.0, "h": 3600.0, "hours": 3600.0}
+_UNITS |= {"secs": 1.0, "mins": 60.0, "hrs": 3600.0}
 _UNIT = re.compile(rf"\b(?:{'|'.join(_UNITS)})\b")
 _COUNT, BATCH = r"(?:#|no\.?|n|num|number|total)?(?: of)? ?", r"batch(?:[ _-]?sizes?)?"
 _PER, _IN = r"(?: ?/ ?| per )", rf"[ \[(,]+{_UNIT.pattern}[\])]?"
 _OTHER = (
     r"(?!.*\b(?:std|stddev|min|max|eval|evaluation|val|validation|test|inference|ideal|linear|target|theoretical"
-    r"|expected|speed[ -]?up)\b)(?!.*\b(?:k|m|thousand|million) ?(?:images?|imgs?|samples?|sequences?)\b)"
+    r"|expected|speed[ -]?up)\b)(?!.*\b(?:k|m|thousand|million) ?(?:images?|imgs?|samples?|sequences?|examples?)\b)"
 )
 """No time or rate of training as it was measured, in images."""
 _EACH = r"(?:per[ -](?:gpu|device|rank|card|accelerator|process|worker)|single[ -]gpu)"
 _HOST = r"(?:node|host|machine|server)"
-_ALONE = r"(?:(?!\d|batch|image|img|sample|sequence|process|worker).)*"
+_ALONE = r"(?:(?!\d|batch|image|img|sample|sequence|example|process|worker).)*"
 """What may stand before it: "64 images per GPU" tells of no rate."""
 _WHICH = r"(?:(?:mean|median|average|avg\.?|train|training) )?"
-_RATE = rf"{_OTHER}(?:[\w .,:-]{{1,40}}[ \[(])?[\[(]?(?:images?|imgs?|samples?|sequences?){_PER}s(?:ec(?:ond)?)?"
+_A_SECOND = rf"{_PER}s(?:ec(?:ond)?)?"
+_RATE = rf"{_OTHER}(?:[\w .,:-]{{1,40}}[ \[(])?[\[(]?(?:images?|imgs?|samples?|sequences?|examples?){_A_SECOND}"
+_REMARK = r"(?: ?[\[(](?:global|aggregate|total|all gpus|bf16|fp16|fp32|tf32|amp|mixed precision)[\])])?"
 _MEANT = {
     column: re.compile(pattern)
     for column, pattern in {
         "gpus": rf"{_COUNT}(?:gpus?|ranks|devices|accelerators)|world size|gpu count",
         "nodes": rf"{_COUNT}(?:nodes|hosts|machines|servers)",
         "gpus_per_node": rf"{_COUNT}(?:gpus?|ranks|devices|accelerators){_PER}{_HOST}",
-        "images_per_second": rf"(?!.*\b{_EACH}\b)(?!{_ALONE}\bper[ -]{_HOST}\b){_RATE}[\])]?",
+        "images_per_second": rf"(?!.*\b{_EACH}\b)(?!{_ALONE}\bper[ -]{_HOST}\b){_RATE}[\])]?{_REMARK}",
         "images_per_second_per_gpu": rf"{_RATE}{_PER}(?:gpu|device|rank|card|process|worker)[\])]?"
-        rf"|(?={_ALONE}\b{_EACH}\b){_RATE}[\])]?",
+        rf"|(?={_ALONE}\b{_EACH}\b){_RATE}[\])]?|{_RATE} ?[\[(]{_EACH}[\])]",
         "images_per_second_per_node": rf"{_RATE}{_PER}{_HOST}[\])]?|(?={_ALONE}\bper[ -]{_HOST}\b){_RATE}[\])]?",
+        "steps_per_second": rf"{_OTHER}{_WHICH}(?:steps?|iterations?|iters?|its?){_A_SECOND}",
         **{
-            column: rf"{_WHICH}{what}(?: time)?{_IN}|time{_PER}{what}{_IN}|{_UNIT.pattern}{_PER}{what}"
-            for column, what in (("step_seconds", "(?:step|iteration|iter|it)"), ("epoch_seconds", "epoch"))
+            column: rf"{_WHICH}{what}(?: time)?{_IN}|time{_PER}{what}{_IN}|{_UNIT.pattern}{_PER}{own}"
+            for column, what, own in (
+                ("step_seconds", "(?:step|iteration|iter|it)", "(?:step|iteration|iter|it|batch)"),
+                ("epoch_seconds", "epoch", "epoch"),
+            )
         },
         "micro_batch": rf"(?:per[ -]gpu|local|micro|device)[ -]?{BATCH}|{BATCH} ?[\[(]?{_PER}(?:gpu|device)[\])]?"
-        rf"|per[ -]device train {BATCH}|(?:train )?micro {BATCH} per gpu|mbs",
-        "global_batch": rf"(?:global|total)[ -]?{BATCH}|gbs",
+        rf"|per[ -]device(?: train)? {BATCH}|(?:train )?micro {BATCH} per gpu|{BATCH} ?[\[(]per gpu[\])]|mbs",
+        "global_batch": rf"(?:global|total)[ -]?{BATCH}|{BATCH} ?[\[(](?:global|total)[\])]|gbs",
         "grad_accum": r"grad(?:ient)?[ -]acc(?:um(?:ulation)?)?(?:[ -]steps)?",
     }.items()
 }
 """Column -> other names of it, in small letters and with spaces for underscores; none that may mean another column."""
-_RATE_TOLD = re.compile(rf"\b(?:images?|imgs?|samples?|sequences?){_PER}s(?:ec(?:ond)?s?)?\b({_PER}(?:gpu|device)\b)?")
+_RATE_TOLD = re.compile(
+    rf"\b(?:images?|imgs?|samples?|sequences?|examples?){_PER}s(?:ec(?:ond)?s?)?\b({_PER}(?:gpu|device)\b)?"
+)
 _TIME_TOLD = re.compile(
     rf"\b(?:step|iteration|iter|epoch)(?: times?)?(?: in |[ \[(,]+){_UNIT.pattern}"
     rf"|{_UNIT.pattern}{_PER}(?:step|iteration|iter|epoch)\b"
@@ -93,7 +108,8 @@ _OF_HOST = re.compile(rf"{_ALONE}\bper[ -]{_HOST}\b"), re.compile(rf"{_PER}{_HOS
 _EACH_TOLD, _EACH_ALONE = re.compile(rf"\b{_EACH}\b"), re.compile(rf"{_ALONE}\b{_EACH}\b")
 _COUNT_TOLD = re.compile(
     r"\b(\d{1,6})(?: ?x)? ?([a-z]+\d\w*)?(?: (?:80|40|32|16) ?gb)? ?(?:gpus?|ranks|devices)\b"
-    r"|\b(?:gpus?|ranks|world size) ?[=:]? ?(\d{1,6})\b|\b(\d{1,6}) ?x ?([a-z]+\d\w*)\b"
+    r"|\b(?:gpus?|ranks|world size) ?[=:]? ?(\d{1,6})\b"
+    r"|\b(\d{1,6})(?: ?x ?| (?=[abhlpv]\d{2,3}s?\b|t4\b))([a-z]+\d\w*?)s?(?:[ -]\(?\d{2,3} ?gb\)?)?(?!\w)"
 )
 _LONGEST = 200
 _NODES_TOLD = re.compile(r"\b(\d{1,6}) ?(?:nodes?|hosts?|machines?|servers?)\b")

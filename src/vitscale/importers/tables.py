@@ -17,17 +17,24 @@ from vitscale.errors import RequestError, shown
 from vitscale.importers import contents
 from vitscale.importers.contents import Options, Problems, Setting, precision
 from vitscale.importers.grids import Line, grids
-from vitscale.importers.headings import BATCH, CELLS_OF, NO_TRAINING, OF_A_SETTING, OWN, SPEEDS, Heading
+from vitscale.importers.headings import BATCH, CELLS_OF, NO_TRAINING, OF_A_SETTING, OWN, SPEEDS, Count, Heading
 from vitscale.importers.records import hold, nodes_of
 from vitscale.importers.table_forms import forms
 from vitscale.present.units import listed
 from vitscale.trial.engines import ENGINES
 from vitscale.trial.model_cost import counted
+from vitscale.trial.trial import Precision
 
 _MOST_IN_BATCH = 1_000_000
 _MOST_COLUMNS = 1000
 _LONGEST_TEXT = 100
 _UNTOLD = re.compile(r"[^\w .,:;+/()-]+")
+
+
+_STAGE = re.compile(r"(?:zero)?[ -]?(?:stage)?[ -]?([0-3])")
+_SAME = {"float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
+_LOOSE: Mapping[str, Precision | None] = {"tf32": "fp32", **dict.fromkeys(("amp", "mixed", "mixed precision"))}
+"""Names that say how is computed, and what is sent not at all or not alone; they tell series apart."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,8 @@ def _setting(cells: tuple[str, ...], options: Options) -> Setting:
     if not hold(gpus, nodes):
         raise ValueError(f"{gpus} GPUs do not share out over {nodes} nodes")
     micro_batch, grad_accum = _batches(row, gpus, options)
+    told, apart = _precision(row["precision"])
+    stage = _STAGE.fullmatch(row["zero_stage"].lower())
     return Setting(
         gpus=gpus,
         nodes=nodes,
@@ -72,13 +81,21 @@ def _setting(cells: tuple[str, ...], options: Options) -> Setting:
         cluster=text_of(row["cluster"]),
         layout=layout,
         dataset=text_of(row["dataset"]),
-        series=text_of(row["series"]),
+        series=text_of(", ".join(filter(None, (row["series"], apart)))),
         engine=next((name for name in ENGINES if name == row["engine"].lower()), text_of(row["engine"])),
-        zero_stage=contents.parse_whole(row["zero_stage"], 0, 3) if row["zero_stage"] else None,
-        precision=precision(row["precision"].lower()) if row["precision"] else None,
+        zero_stage=contents.parse_whole(stage[1] if stage else row["zero_stage"], 0, 3) if row["zero_stage"] else None,
+        precision=told,
         model=text_of(row["model"]),
         parameters=counted(row["parameters"]) if row["parameters"] else None,
     )
+
+
+def _precision(text: str) -> tuple[Precision | None, str]:
+    """(What a cell says of the precision, a name that tells rows of it apart where that is less than all it says)."""
+    lower = text.lower()
+    if lower in _LOOSE:
+        return _LOOSE[lower], text
+    return (precision(_SAME.get(lower, lower)) if lower else None), ""
 
 
 def _counts(row: Row, layout: str | None) -> tuple[int, int]:
@@ -176,7 +193,12 @@ _THOUSANDS = re.compile(_GROUPS % "," + r"(?:\.\d+)?")
 _POINTS = re.compile(_GROUPS % r"\.")
 _SPACED = re.compile(_GROUPS % "[ '\u2019]" + r"(?:[.,]\d+)?")
 _COMMA = re.compile(r"\d+(?:\.\d{3})*,\d+")
-_SPREAD = re.compile(r"([\d.,]+) ?(?:±|\+/-) ?([\d.,]+)%?")
+_SPREAD = re.compile(r"([\d.,]+) ?\(?(?:±|\+/-) ?([\d.,]+)%?\)?")
+_BESIDE = re.compile(
+    r"(?: ?(?:\[\w{1,3}\]|\((?:[\d.,]+ ?[x\u00d7%]|[x\u00d7] ?[\d.,]+)\)|[*\u2020\u2021\u00a7\u00b9\u00b2\u00b3]))+$"
+)
+_KILO = re.compile(r"(\d+(?:\.\d+)?) ?[kK]")
+_WITH_UNIT = re.compile(r"([\d.,' \u2019\u00b1+/-]*\d)( ?[kK]\b)? ?([A-Za-z][A-Za-z/. ]*)")
 _WHOLE = {"gpus", "nodes", "gpus_per_node", "micro_batch", "grad_accum", "global_batch"}
 _NUMBERS = {*SPEEDS, "fraction", "loss", "accuracy"}
 """Columns of numbers that need not be whole."""
@@ -208,7 +230,7 @@ def headers(path: Path, cells: str | None = None) -> tuple[Header, ...]:
     measured = [head for head in tables if head.tells == 2]
     if nearest.tells == 2 and all(head.columns == nearest.columns for head in measured):
         # As it stands, line by line: it may be without an end, or too long to be looked at whole.
-        return (_with_commas(path, nearest),)
+        return (_with_commas(path, replace(nearest, precision=next((head.precision for head in measured), ""))),)
     if measured:
         unclear = [head.line for head in tables if any(column.startswith(CELLS_OF) for column in head.columns)]
         training = [head for head in measured if not NO_TRAINING.search(head.title.lower())] or measured
@@ -248,7 +270,7 @@ def rows(path: Path, head: Header, required: Sequence[str], problems: Problems) 
     _check(path, head, required)
     columns = head.columns
     told = {"precision": head.precision} if head.precision else {}
-    factors = [(own.column, own.factor) for own in head.headings if own.factor != 1.0]
+    converted = [own for own in head.headings if own.factor != 1.0 or own.inverse]
     signs = [sign for sign, _ in head.commas] or ["" if head.separator != ";" else "none"] * len(columns)
     fewest: int | None = None
     for number, cells, whole in _lines(path, head):
@@ -265,8 +287,10 @@ def rows(path: Path, head: Header, required: Sequence[str], problems: Problems) 
             except ValueError as error:
                 problems.line(number, str(error))
                 continue
-            for column, factor in factors:
-                row[column] = _in_seconds(row[column], factor)
+            for column, said in _counted(row.get("gpus", "")).items():
+                row[column] = said if column == "gpus" else row.get(column) or said
+            for own in converted:
+                row[own.column] = _in_seconds(row[own.column], own)
             if head.series:
                 row["series"] = ", ".join(part for part in (head.series, row.get("series")) if part)
             yield Row(number, row)
@@ -282,11 +306,11 @@ def _lines(path: Path, head: Header) -> Iterator[tuple[int, Sequence[str], bool]
             yield number, _cells(text, head.separator), whole
 
 
-def _in_seconds(text: str, factor: float) -> str:
+def _in_seconds(text: str, own: Heading) -> str:
     """A number of another unit in seconds; text that is no number stays as it is and is reported later."""
     try:
-        return repr(float(text) * factor)
-    except ValueError:
+        return repr(1 / float(text) if own.inverse else float(text) * own.factor)
+    except (ValueError, ZeroDivisionError):
         return text
 
 
@@ -356,8 +380,35 @@ def _number(cell: str, sign: str) -> str:
     return cell.replace(",", "") if sign != "none" and _THOUSANDS.fullmatch(cell) else cell
 
 
+@lru_cache(4096)
 def _bare(cell: str, own: Heading) -> str:
-    return cell
+    """A number without what people write beside it: the mark of a footnote, "~", the multiple of another, a unit that
+    is its column's, and spaces or apostrophes between thousands. Where it is a rate, "21k" is 21,000."""
+    if len(cell) > _LONGEST_TEXT:
+        return cell
+    text = _BESIDE.sub("", cell.lstrip("~\u2248 "))
+    if unit := _WITH_UNIT.fullmatch(text):
+        kind, _, _ = own.column.partition("_")
+        if any(
+            replace(Heading.of(said), text="") == replace(own, text="")
+            for said in (unit[3], f"{kind} time ({unit[3]})")
+        ):
+            text = unit[1] + (unit[2] or "")
+    if _SPACED.fullmatch(text):
+        text = re.sub("[ '\u2019]", "", text)
+    if own.column.startswith("images") and (thousands := _KILO.fullmatch(text)):
+        text = f"{1000 * float(thousands[1]):.10g}"
+    return text
+
+
+@lru_cache(1024)
+def _counted(cell: str) -> Mapping[str, str]:
+    """The columns that a cell of GPUs tells, as "8 (1 node)" and "8xA100" do; empty: it is no more than a number."""
+    count = Count.of(cell) or Count.of(re.sub(r"^(\d+)\b", r"\1 gpus", cell))
+    if cell.isdecimal() or count is None or count.speed is not None:
+        return {}
+    told = {"gpus": count.gpus, "nodes": count.nodes, "gpu": count.gpu}
+    return {column: str(value) for column, value in told.items() if value}
 
 
 def _check(path: Path, head: Header, required: Sequence[str]) -> None:

@@ -27,9 +27,10 @@ _DATA_BOUND = 0.1
 def unstable(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Runs whose times have a standard deviation above 5 %, and steps whose middle half spans more than 20 %."""
     if runs := worst(measured, _spread_of_runs, _RUNS_DIFFER):
+        times = "epoch" if runs.trial.epoch_costs else "step"
         yield warning(
             "unstable",
-            f"unstable: the {'epoch' if runs.trial.epoch_costs else 'step'} times of {count(runs.trials)} differ from run to run by more than "
+            f"unstable: the {times} times of {count(runs.trials)} differ from run to run by more than "
             f"{percent(_RUNS_DIFFER)} (standard deviation; {percent(runs.value)} in {name(runs.trial)})",
             "Look for what differed between the imported runs, or read each trial's time with its interval."
             if imported(runs.trials)

@@ -70,7 +70,9 @@ _ALONE = r"(?:(?!\d|batch|image|img|sample|sequence|example|process|worker).)*"
 _WHICH = r"(?:(?:mean|median|average|avg\.?|train|training) )?"
 _A_SECOND = rf"{_PER}s(?:ec(?:ond)?)?"
 _RATE = rf"{_OTHER}(?:[\w .,:-]{{1,40}}[ \[(])?[\[(]?(?:images?|imgs?|samples?|sequences?|examples?){_A_SECOND}"
-_REMARK = r"(?: ?[\[(](?:global|aggregate|total|all gpus|bf16|fp16|fp32|tf32|amp|mixed precision)[\])])?"
+_REMARK = (
+    r"(?: ?[\[(](?:global|aggregate|total|all gpus|mean|median|average|bf16|fp16|fp32|tf32|amp|mixed precision)[\])])?"
+)
 _MEANT = {
     column: re.compile(pattern)
     for column, pattern in {

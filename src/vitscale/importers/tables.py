@@ -205,6 +205,7 @@ _NUMBERS = {*SPEEDS, "fraction", "loss", "accuracy"}
 _SURE = ("points", "decimal")
 _LOOKED_AT = 20_000
 """Rows that decide what a comma in their numbers is."""
+_ABOVE, _MOST_ABOVE = re.compile(r"\s*(?:#|$|sep=)", re.IGNORECASE), 100
 
 
 def headers(path: Path, cells: str | None = None) -> tuple[Header, ...]:
@@ -217,11 +218,7 @@ def headers(path: Path, cells: str | None = None) -> tuple[Header, ...]:
     Raises:
         StoreError: the file cannot be read.
     """
-    number, text = next(((number, text) for number, text, _ in contents.lines(path)), (0, ""))
-    nearest = Header(0, ",", ())
-    if not text.lstrip().startswith("|"):
-        separated = [_header(number, separator, text) for separator in ",;\t"]
-        nearest = max(separated, key=lambda head: head.known)
+    nearest = _first(path)
     tables = [
         Header(grid.line, "", form.headings, form.body, form.series, form.precision, grid.title)
         for grid in grids(path)
@@ -243,6 +240,24 @@ def headers(path: Path, cells: str | None = None) -> tuple[Header, ...]:
         taken, *others = (_with_commas(path, head) for head in _told_apart(training))
         return (replace(taken, left_out=tuple(f"left out: {why}" for why in left_out)), *others)
     return (max([nearest, *tables], key=lambda head: head.known),)
+
+
+def _first(path: Path) -> Header:
+    """The header of a CSV file: its first line, below blank ones, comments and the line "sep=;" of spreadsheets. A line
+    break between quotes may stand in it."""
+    nearest, before = Header(0, ",", ()), ""
+    for (number, text, _), _ in zip(contents.lines(path), range(_MOST_ABOVE), strict=False):
+        text = f"{before} {text}".strip(" ")
+        if text.count('"') % 2 and not text.startswith("#"):
+            before = text
+            continue
+        if text.lstrip().startswith("|"):
+            break  # no CSV file
+        separated = [_header(number, separator, text) for separator in ",;\t"]
+        nearest = max(separated, key=lambda head: head.known)
+        if not _ABOVE.match(text) or nearest.tells:
+            break
+    return nearest
 
 
 def _told_apart(training: Sequence[Header]) -> Iterator[Header]:

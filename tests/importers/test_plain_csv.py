@@ -9,7 +9,7 @@ import pytest
 
 from importers.logs import imported
 from vitscale.analysis import Analysis
-from vitscale.errors import RequestError
+from vitscale.errors import RequestError, StoreError
 from vitscale.importers.contents import Options, Problems
 from vitscale.importers.headings import OWN, SPEEDS, Heading, speed_told
 from vitscale.importers.importing import guess, import_logs
@@ -144,8 +144,17 @@ def test_what_may_mean_something_else_is_taken_for_nothing(tmp_path: Path, headi
         ("GPU,images/s\n1,100\n", "has no column gpus, which counts them; it has 'GPU, images/s'. Valid: gpus, "),
         (
             "Speed:\n| # GPUs | Throughput |\n|---|---|\n| 1 | 3 |\n",
-            "has no column of times; it has '# GPUs, Throughput'",
+            "has no column of times; it has '# GPUs, Throughput'; only the unit of 'Throughput' is missing",
         ),
+        (
+            "gpus,epoch_time,step\n1,2,3\n",
+            "it has 'gpus, epoch_time, step'; only the unit of 'epoch_time' is missing, as in 'epoch_time (s)'. Valid",
+        ),
+        ("GPUs | img/s\n1 | 400\n", "tells its format: a table with bars and no rule"),
+        ("GPUs   img/s\n1      400\n", "tells its format: spaces stand between its columns"),
+        ("g\0p\0u\0s\0,\0s\0\n", "tells its format: it is no UTF-8"),
+        ("Dear all,\n", "tells its format: it begins with 'Dear all,'. Valid"),
+        ("", "tells its format: it is empty. Valid"),
     ],
 )
 def test_what_a_table_lacks_is_told(tmp_path: Path, text: str, said: str) -> None:
@@ -153,8 +162,27 @@ def test_what_a_table_lacks_is_told(tmp_path: Path, text: str, said: str) -> Non
         guess([table(tmp_path, text)])
 
 
+def test_names_of_columns_without_rows_are_no_table(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="can be used as csv: no row stands below the names of the columns"):
+        import_logs([table(tmp_path, "gpus,img/s\n")], "csv", Options(), tmp_path / "results")
+
+
+def test_a_layout_that_tells_no_hosts_is_named(tmp_path: Path) -> None:
+    contents = read([table(tmp_path, "gpus,layout,images_per_second\n16,2x8,5800\n")], Options())
+    assert "layout '2x8' does not tell how many hosts: one is assumed (a column nodes would tell)" in contents.notes
+
+
 def test_units_of_time(tmp_path: Path) -> None:
-    for heading, factor in (("min/epoch", 60.0), ("Epoch time (h)", 3600.0), ("s/it", 1.0), ("iter ms", 1e-3)):
+    for heading, factor in (
+        ("min/epoch", 60.0),
+        ("Epoch time (h)", 3600.0),
+        ("s/it", 1.0),
+        ("iter ms", 1e-3),
+        ("hrs/epoch", 3600.0),
+        ("secs/epoch", 1.0),
+        ("sec/batch", 1.0),
+        ("epoch time (mins)", 60.0),
+    ):
         head, *_ = headers(table(tmp_path, f"gpus,{heading}\n"))
         assert [own.factor for own in head.headings] == [1.0, factor], heading
 
@@ -218,8 +246,9 @@ def test_two_columns_that_say_the_same_are_told_apart_by_the_user(tmp_path: Path
         import_logs([path], "csv", Options(), tmp_path / "results")
 
 
-def test_a_batch_of_nobody_is_asked_about(tmp_path: Path) -> None:
-    found = imported(tmp_path, [table(tmp_path, "gpus,images_per_second,batch_size\n1,100,64\n")], "csv")
+@pytest.mark.parametrize("column", ["batch_size", "train_batch_size"])
+def test_a_batch_of_nobody_is_asked_about(tmp_path: Path, column: str) -> None:
+    found = imported(tmp_path, [table(tmp_path, f"gpus,images_per_second,{column}\n1,100,64\n")], "csv")
     assert "a batch is each GPU's or that of all: name its column micro_batch or global_batch" in notes_of(found)
 
 
@@ -439,6 +468,12 @@ def test_a_report_on_a_table_claims_nothing_that_it_lacks(tmp_path: Path) -> Non
         ("samples/s/node", "images_per_second_per_node"),
         ("Throughput, 8 GPUs per node (img/s)", "images_per_second"),
         ("Throughput (images/s)", "images_per_second"),
+        ("examples/sec", "images_per_second"),
+        ("Samples/s (global)", "images_per_second"),
+        ("samples/s (per GPU)", "images_per_second_per_gpu"),
+        ("Images/sec (BF16)", "images_per_second"),
+        ("images/s (std)", ""),
+        ("k examples/s", ""),
         ("64 per GPU, images/s", ""),
         ("throughput, 8 processes per GPU (images/s)", ""),
         ("k images/s", ""),
@@ -625,3 +660,7 @@ def test_a_rate_without_a_batch_is_predicted_as_a_rate(tmp_path: Path) -> None:
     timed = imported(tmp_path / "steps", [table(tmp_path, "gpus,step_seconds\n8,0.5\n")], "csv")
     ((point,),) = (series.points for series in evidence_of(tmp_path, timed).series)
     assert (point.batch_known, point.rate_known) == (False, False)
+
+
+def test_what_a_caption_says_is_quoted_whole() -> None:
+    assert speed_told(["Step time (ms) by GPU"]) == Heading("step time (ms)", "step_seconds", 1e-3)

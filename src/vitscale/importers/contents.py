@@ -367,6 +367,19 @@ def precision(text: str) -> Precision:
     raise unknown("precision", text, known)
 
 
+_SAME = {"float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
+_LOOSE: dict[str, Precision | None] = {"tf32": "fp32", **dict.fromkeys(("amp", "mixed", "mixed precision"))}
+"""Names that say how is computed, and what is sent not at all or not alone; they tell series apart."""
+
+
+def precision_of(text: str) -> tuple[Precision | None, str]:
+    """(What a cell says of the precision, a name that tells rows of it apart where that is less than all it says)."""
+    lower = text.lower()
+    if lower in _LOOSE:
+        return _LOOSE[lower], text
+    return (precision(_SAME.get(lower, lower)) if lower else None), ""
+
+
 def model_of(options: Options, setting: Setting) -> ModelSpec:
     """The resolved model. If none was named that is known here, at most its parameters are known.
 

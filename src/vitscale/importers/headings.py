@@ -49,7 +49,7 @@ SPEEDS = (
 """Columns of which a table of measurements has at least one."""
 _SECONDS = ("step_seconds", "epoch_seconds")
 OWN = {*OF_A_SETTING, *SPEEDS, "run", "epoch", "rank", "loss", "accuracy"}
-_NOTED = re.compile(r" ?(?:\[\d{1,2}\]|[\u00b9\u00b2\u00b3\u2020\u2021*])$")
+_NOTED = re.compile(r" ?(?:\[[\d*\u2020\u2021]{1,2}\]|[\u00b9\u00b2\u00b3\u2020\u2021*])$")
 """The mark of a footnote."""
 _SPACES = re.compile(r"[\s_]+")
 _UNITS = {"hh:mm:ss": 1.0, "h:mm:ss": 1.0}  # as `parse_duration` reads them; "h" alone would match before
@@ -170,4 +170,5 @@ def speed_told(texts: Iterable[str]) -> Heading | None:
     if len(told) != 1:
         return None
     (((column, factor), text),) = told.items()
-    return Heading(text, column, factor)
+    closed = text + "".join({"(": ")", "[": "]"}.get(sign, "") for sign in text)
+    return Heading(closed, column, factor)

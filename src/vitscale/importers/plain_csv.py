@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from vitscale.errors import RequestError, shown
 from vitscale.importers import contents
 from vitscale.importers.contents import LogContents, LogRank, LogRun, Options, Problems, Setting
 from vitscale.importers.headings import OF_A_SETTING, SPEEDS
-from vitscale.importers.records import an_epoch, epoch_line, nodes_of
+from vitscale.importers.records import an_epoch, epoch_line, nodes_of, unknown_layouts
 from vitscale.importers.tables import Row, headers, rows, setting_of, text_of
-from vitscale.present.units import listed
 from vitscale.store.records import EpochLine, StepLine
 from vitscale.store.results import ImportedFile
 
@@ -38,7 +35,8 @@ class _Run:
     """Images of one rank's step as the rate beside its time gives them, for each row; None: nothing gives them."""
 
 
-class _Told(NamedTuple):
+@dataclass(frozen=True)
+class _Told:
     """The times of one row."""
 
     step: tuple[float, int] | None
@@ -65,7 +63,7 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
         unlike: list[str] = []
         for head in headers(path, options.cells):
             if not set(head.columns) & set(SPEEDS):
-                raise RequestError(f"{shown(path.name)} has no column of times", valid=SPEEDS)
+                raise RequestError(f"{shown(path.name)} has no column of times{head.unit_lacking}", valid=SPEEDS)
             for row in rows(path, head, ("gpus",), told):
                 try:
                     setting = setting_of(row, options)
@@ -96,10 +94,11 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
     files = tuple(contents.identified(path) for path in paths)
     batches = _batches(runs.values())
     if batches:
-        each = sorted({f"{batch:,}" for batch in batches.values()}, key=len)
-        notes[f"the micro-batch is not told and follows from images/s x step time: {listed(each)}"] = None
-    completed = tuple(_with_batch(run, batches.get(run.setting)) for run in runs.values())
-    return LogContents(tuple(_found(run, options, files) for run in completed), tuple(notes), tuple(problems))
+        each = " or ".join(f"{batch:,}" for batch in sorted({*batches.values()}))
+        notes[f"the micro-batch is not told and follows from images/s x step time: {each}"] = None
+    completed = tuple(_found(_with_batch(run, batches.get(run.setting)), options, files) for run in runs.values())
+    notes |= dict.fromkeys(unknown_layouts(completed))
+    return LogContents(completed, tuple(notes), tuple(problems))
 
 
 def _times(row: Row, setting: Setting) -> _Told:
@@ -143,8 +142,8 @@ def _tells_hosts(row: Row, setting: Setting) -> bool:
 
 def _rounding(seconds: str) -> float:
     """Largest share by which a time may be off for the digits it lacks; 0 for h:mm:ss and the like."""
-    digits = re.fullmatch(r"\d*\.?(\d*)", seconds)
-    return 0.5 * 10 ** -len(digits[1]) / float(seconds) if digits else 0.0
+    whole, _, decimals = seconds.partition(".")
+    return 0.5 * 10 ** -len(decimals) / float(seconds) if f"{whole}{decimals}".isdecimal() else 0.0
 
 
 def _batches(runs: Iterable[_Run]) -> dict[Setting, int]:

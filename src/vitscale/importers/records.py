@@ -194,6 +194,15 @@ def counts_hosts(layout: str | None) -> bool:
     return layout is not None and _COUNTED.fullmatch(layout.strip().lower()) is not None
 
 
+def unknown_layouts(runs: Iterable[LogRun]) -> Iterable[str]:
+    """A note on layouts that do not tell how many hosts there were."""
+    settings = [run.setting for run in runs]
+    odd = sorted({s.layout for s in settings if s.layout and nodes_of(s.layout, s.gpus) is None and s.nodes == 1})
+    if odd:
+        said = listed([repr(layout) for layout in odd])
+        yield f"layout {said} does not tell how many hosts: one is assumed (a column nodes would tell)"
+
+
 def hold(gpus: int, nodes: int) -> bool:
     """Whether `nodes` hosts can hold the ranks: all of them full, or all but the last."""
     return -(-gpus // -(-gpus // nodes)) == nodes

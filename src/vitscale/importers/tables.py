@@ -15,7 +15,7 @@ from pathlib import Path
 
 from vitscale.errors import RequestError, shown
 from vitscale.importers import contents
-from vitscale.importers.contents import Options, Problems, Setting, precision
+from vitscale.importers.contents import Options, Problems, Setting, precision_of
 from vitscale.importers.grids import Line, grids
 from vitscale.importers.headings import BATCH, CELLS_OF, NO_TRAINING, OF_A_SETTING, OWN, SPEEDS, Count, Heading
 from vitscale.importers.records import hold, nodes_of
@@ -23,7 +23,6 @@ from vitscale.importers.table_forms import forms
 from vitscale.present.units import listed
 from vitscale.trial.engines import ENGINES
 from vitscale.trial.model_cost import counted
-from vitscale.trial.trial import Precision
 
 _MOST_IN_BATCH = 1_000_000
 _MOST_COLUMNS = 1000
@@ -32,9 +31,6 @@ _UNTOLD = re.compile(r"[^\w .,:;+/()-]+")
 
 
 _STAGE = re.compile(r"(?:zero)?[ -]?(?:stage)?[ -]?([0-3])")
-_SAME = {"float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
-_LOOSE: Mapping[str, Precision | None] = {"tf32": "fp32", **dict.fromkeys(("amp", "mixed", "mixed precision"))}
-"""Names that say how is computed, and what is sent not at all or not alone; they tell series apart."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +66,7 @@ def _setting(cells: tuple[str, ...], options: Options) -> Setting:
     if not hold(gpus, nodes):
         raise ValueError(f"{gpus} GPUs do not share out over {nodes} nodes")
     micro_batch, grad_accum = _batches(row, gpus, options)
-    told, apart = _precision(row["precision"])
+    told, apart = precision_of(row["precision"])
     stage = _STAGE.fullmatch(row["zero_stage"].lower())
     return Setting(
         gpus=gpus,
@@ -88,14 +84,6 @@ def _setting(cells: tuple[str, ...], options: Options) -> Setting:
         model=text_of(row["model"]),
         parameters=counted(row["parameters"]) if row["parameters"] else None,
     )
-
-
-def _precision(text: str) -> tuple[Precision | None, str]:
-    """(What a cell says of the precision, a name that tells rows of it apart where that is less than all it says)."""
-    lower = text.lower()
-    if lower in _LOOSE:
-        return _LOOSE[lower], text
-    return (precision(_SAME.get(lower, lower)) if lower else None), ""
 
 
 def _counts(row: Row, layout: str | None) -> tuple[int, int]:
@@ -164,6 +152,16 @@ class Header:
         return "gpus" in self.columns or {"nodes", "gpus_per_node"} <= set(self.columns)
 
     @property
+    def unit_lacking(self) -> str:
+        """A clause on the first column that would be a speed if it told its unit; empty: there is none."""
+        for own in self.headings:
+            unit = "(images/s)" if re.search(r"\b(?:throughput|speed)\b", own.text.lower()) else "(s)"
+            named = unit != "(s)" or "time" in own.text.lower()
+            if own.column not in OWN and named and Heading.of(f"{own.text} {unit}").column in SPEEDS:
+                return f"; only the unit of {shown(own.text)} is missing, as in {shown(f'{own.text} {unit}')}"
+        return ""
+
+    @property
     def known(self) -> tuple[int, int]:
         """How much it tells, for a comparison."""
         return self.tells, len(OWN.intersection(self.columns))
@@ -179,13 +177,14 @@ class Header:
         ignored = [own for own in told if own.column not in known]
         if ignored:
             yield f"columns that mean nothing here are ignored: {listed([text_of(own.text) for own in ignored])}"
-        if any(re.fullmatch(BATCH, own.column) for own in ignored):
+        if any(re.fullmatch(rf"(?:train_)?{BATCH}", own.column) for own in ignored):
             yield "a batch is each GPU's or that of all: name its column micro_batch or global_batch"
         for own, (sign, number) in zip(self.headings, self.commas, strict=False):
             if sign in _SURE:
-                yield f"commas in {shown(own.text)} are decimal ones: {number} is {_number(number, sign)}"
+                yield f"commas in {shown(own.text)} are decimal ones: {number} is {_as_number(number, sign)}"
             elif sign == "either":
-                yield f"commas in {shown(own.text)} may be decimal ones: {number} is taken for {_number(number, sign)}"
+                taken = _as_number(number, sign)
+                yield f"commas in {shown(own.text)} may be decimal ones: {number} is taken for {taken}"
 
 
 _GROUPS = r"[1-9]\d{0,2}(?:%s\d{3})+"
@@ -195,7 +194,8 @@ _SPACED = re.compile(_GROUPS % "[ '\u2019]" + r"(?:[.,]\d+)?")
 _COMMA = re.compile(r"\d+(?:\.\d{3})*,\d+")
 _SPREAD = re.compile(r"([\d.,]+) ?\(?(?:±|\+/-) ?([\d.,]+)%?\)?")
 _BESIDE = re.compile(
-    r"(?: ?(?:\[\w{1,3}\]|\((?:[\d.,]+ ?[x\u00d7%]|[x\u00d7] ?[\d.,]+)\)|[*\u2020\u2021\u00a7\u00b9\u00b2\u00b3]))+$"
+    r"(?: ?(?:\[[\w*\u2020\u2021]{1,3}\]|\((?:[\d.,]+ ?[x\u00d7%]|[x\u00d7] ?[\d.,]+)\)"
+    r"|[*\u2020\u2021\u00a7\u00b9\u00b2\u00b3]))+$"
 )
 _KILO = re.compile(r"(\d+(?:\.\d+)?) ?[kK]")
 _WITH_UNIT = re.compile(r"([\d.,' \u2019\u00b1+/-]*\d)( ?[kK]\b)? ?([A-Za-z][A-Za-z/. ]*)")
@@ -381,10 +381,10 @@ def _plain(cell: str, own: Heading, sign: str) -> str:
     """
     if own.column in _NUMBERS or own.column in _WHOLE:
         cell = _bare(cell, own)
-    return _number(cell, sign)
+    return _as_number(cell, sign)
 
 
-def _number(cell: str, sign: str) -> str:
+def _as_number(cell: str, sign: str) -> str:
     if spread := _SPREAD.fullmatch(cell):
         cell = spread[1]
     if sign in _SURE:

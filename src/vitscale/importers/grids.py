@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import csv
+import html.parser
 import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from html.parser import HTMLParser
 from itertools import islice
 from pathlib import Path
 
@@ -64,7 +64,7 @@ def _separated(texts: Sequence[tuple[int, str]], separator: str) -> Grid | None:
             cells = next(csv.reader([text], delimiter=separator), [])
         except csv.Error:
             return None
-        if len(cells) < 2:
+        if len(cells) < 2 or text.count('"') % 2:  # a cell goes on in the next line
             return None
         rows.append((number, tuple(cell.strip() for cell in cells[:_MOST_COLUMNS])))
     return Grid("", "", *rows[0], tuple(rows[1:]))
@@ -94,14 +94,25 @@ def _told(value: object) -> str:
 
 
 _HEADING = re.compile(r"\s{0,3}#{1,6}\s+(.*?)[\s#]*")
-_RULE = re.compile(r"[\s|:-]*-[\s|:-]*")
+_RULE = re.compile(r"(?=[^=-]*[=-])[\s|:+=-]*")
+_BETWEEN = re.compile(r"\s*\+(?:[-=:]+\+)+\s*")
+"""A rule of a table as RST and terminals draw it, which ends none."""
+_UNDER_NAMES = re.compile(r"\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)+")
+_BAR = re.compile(r"(?<!\\)\|")
+_NOTE = re.compile(r"<su[pb]>([^<>]*)</su[pb]>", re.IGNORECASE)
+_TAG = re.compile(r"</?[a-z][^<>]*>", re.IGNORECASE)
 
 
 def _of_markdown(texts: Sequence[tuple[int, str]]) -> Iterator[Grid]:
+    """Tables between bars, of Markdown and of terminals; without outer bars where a rule stands under the names."""
     title = caption = ""
     rows: list[Line] = []
-    for number, text in [*texts, (0, "")]:
-        if text.lstrip().startswith("|"):
+    bare = False
+    for (number, text), (_, under) in zip([*texts, (0, "")], [*texts[1:], (0, ""), (0, "")], strict=True):
+        if rows and _BETWEEN.fullmatch(text):
+            continue
+        bare = "|" in text and (bare or (not rows and _UNDER_NAMES.fullmatch(under) is not None))
+        if bare or text.lstrip().startswith("|"):
             if not _RULE.fullmatch(text):
                 rows.append((number, _between_bars(text)))
             continue
@@ -110,20 +121,33 @@ def _of_markdown(texts: Sequence[tuple[int, str]]) -> Iterator[Grid]:
             rows, caption = [], ""
         if heading := _HEADING.fullmatch(text):
             title, caption = heading[1], ""
-        elif text.strip():
+        elif text.strip() and not _BETWEEN.fullmatch(text):
             caption = text.strip()
 
 
 def _between_bars(text: str) -> tuple[str, ...]:
-    inner = text.strip().removeprefix("|").removesuffix("|")
-    return tuple(cell.strip().strip("*`~ ") for cell in inner.split("|"))[:_MOST_COLUMNS]
+    inner = text.strip().removeprefix("|")
+    cells = _BAR.split(inner[:-1] if _BAR.search(inner, len(inner) - 1) else inner)
+    return tuple(_marked_up(cell) if "<" in cell or "&" in cell or "\\" in cell else _unmarked(cell) for cell in cells)[
+        :_MOST_COLUMNS
+    ]
+
+
+def _unmarked(cell: str) -> str:
+    return cell.strip().strip("*`~ ")
+
+
+def _marked_up(cell: str) -> str:
+    """The text of a cell with marks of HTML in it; a raised or lowered text stands in brackets."""
+    text = _TAG.sub(" ", _NOTE.sub(r" [\1]", cell.replace("\\|", "|")))
+    return _unmarked(" ".join(html.unescape(text).split()))
 
 
 _HEADINGS = {"h1", "h2", "h3", "h4", "h5", "h6"}
 _CELLS = {"td", "th"}
 
 
-class _Tables(HTMLParser):
+class _Tables(html.parser.HTMLParser):
     """Cells of the tables of a page, those that span others repeated in each. A cell need not be closed."""
 
     def __init__(self) -> None:
@@ -148,8 +172,8 @@ class _Tables(HTMLParser):
             self._cell, self._spans = tag, (_span(told.get("colspan")), _span(told.get("rowspan")))
         if tag in {"caption", *_CELLS, *_HEADINGS}:
             self._text = ""
-        elif tag == "br":
-            self._text += " "
+        elif tag in {"br", "sup", "sub"}:
+            self._text += " [" if tag != "br" else " "
 
     def handle_data(self, data: str) -> None:
         self._text += data
@@ -157,6 +181,8 @@ class _Tables(HTMLParser):
     def handle_endtag(self, tag: str) -> None:
         if tag in {"tr", "table", *_CELLS}:
             self._end_cell()
+        if tag in {"sup", "sub"}:
+            self._text += "]"
         if tag == "caption":
             self._caption = " ".join(self._text.split())
         elif tag in _HEADINGS:

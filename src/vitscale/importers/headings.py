@@ -25,6 +25,8 @@ class Heading:
     """This program's name for the column; else the text in small letters."""
     factor: float = 1.0
     """Factor from the file's unit to seconds."""
+    inverse: bool = False
+    """The cells are steps in a second."""
 
     @classmethod
     def of(cls, text: str) -> Heading:
@@ -35,7 +37,10 @@ class Heading:
         words = _SPACES.sub(" ", lower.strip("*`")).strip()
         if (own := words.replace(" ", "_")) in OWN:
             return cls(text, own)
+        words = _NOTED.sub("", words)
         column = next((column for column, pattern in _MEANT.items() if pattern.fullmatch(words)), lower)
+        if column == "steps_per_second":
+            return cls(text, "step_seconds", inverse=True)
         units = _UNIT.findall(words) if column in _SECONDS else []
         return cls(text, column, _UNITS[units[-1]] if units else 1.0)
 
@@ -77,52 +82,72 @@ class Heading:
         return _SPACES.sub(" ", self.text.lower().strip("*`")).strip()
 
 
-SPEEDS = ("step_seconds", "epoch_seconds", "images_per_second", "images_per_second_per_gpu")
+SPEEDS = (
+    *("step_seconds", "epoch_seconds"),
+    *("images_per_second", "images_per_second_per_gpu", "images_per_second_per_node"),
+)
 """Columns of which a table of measurements has at least one."""
 _SECONDS = ("step_seconds", "epoch_seconds")
 OF_A_RUN = ("epoch", "step", "rank")
 """Columns whose rows are parts of one run."""
 OWN = {*OF_A_SETTING, *SPEEDS, *OF_A_RUN, "run", "loss", "accuracy"}
+_NOTED = re.compile(r" ?(?:\[[\d*\u2020\u2021]{1,2}\]|[\u00b9\u00b2\u00b3\u2020\u2021*])$")
+"""The mark of a footnote."""
 _SPACES = re.compile(r"[\s_]+")
 _UNITS = {"hh:mm:ss": 1.0, "h:mm:ss": 1.0}  # as `parse_duration` reads them; "h" alone would match before
 _UNITS |= {"ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0, "min": 60.0, "minutes": 60.0, "h": 3600.0, "hours": 3600.0}
+_UNITS |= {"secs": 1.0, "mins": 60.0, "hrs": 3600.0}
 _UNIT = re.compile(rf"\b(?:{'|'.join(_UNITS)})\b")
 _COUNT, BATCH = r"(?:#|no\.?|n|num|number|total)?(?: of)? ?", r"batch(?:[ _-]?sizes?)?"
 _PER, _IN = r"(?: ?/ ?| per )", rf"[ \[(,]+{_UNIT.pattern}[\])]?"
 _THOUSAND = r"(?:\b(?:k|m|thousands?|millions?|x ?1,?000|1,?000|10\^\d|1e\d)|\u00d7 ?1,?000)(?: of)?"
 _OTHER = (
     r"(?!.*\b(?:std|stddev|min|max|eval|evaluation|val|validation|test|inference|ideal|linear|target|theoretical"
-    rf"|expected|speed[ -]?up)\b)(?!.*{_THOUSAND} ?(?:images?|imgs?|samples?|sequences?)\b)"
+    rf"|expected|speed[ -]?up)\b)(?!.*{_THOUSAND} ?(?:images?|imgs?|samples?|sequences?|examples?)\b)"
 )
 """No time or rate of training as it was measured, in images."""
-_EACH = r"(?:per[ -](?:gpu|device|rank|card|accelerator)|single[ -]gpu)"
-_ALONE = r"(?:(?!\d|batch|image|img|sample|sequence|process|worker).)*"
+_EACH = r"(?:per[ -](?:gpu|device|rank|card|accelerator|process|worker)|single[ -]gpu)"
+_HOST = r"(?:node|host|machine|server)"
+_ALONE = r"(?:(?!\d|batch|image|img|sample|sequence|example|process|worker).)*"
 """What may stand before it: "64 images per GPU" tells of no rate."""
 _MEAN = r"mean|median|average|avg\.?"
 _WHICH = rf"(?:(?:{_MEAN}|train|training) )?"
 _OF_SEVERAL = re.compile(r"\b(?:max|mean|avg|average|std|stddev|median)[)\]. ]*$")
-_RATE = rf"{_OTHER}(?:[\w .,:-]{{1,40}}[ \[(])?[\[(]?(?:images?|imgs?|samples?|sequences?){_PER}s(?:ec(?:ond)?)?"
+_A_SECOND = rf"{_PER}s(?:ec(?:ond)?)?"
+_RATE = rf"{_OTHER}(?:[\w .,:-]{{1,40}}[ \[(])?[\[(]?(?:images?|imgs?|samples?|sequences?|examples?){_A_SECOND}"
+_REMARK = (
+    r"(?: ?[\[(](?:global|aggregate|total|all gpus|mean|median|average|bf16|fp16|fp32|tf32|amp|mixed precision)[\])])?"
+)
 _MEANT = {
     column: re.compile(pattern)
     for column, pattern in {
         "gpus": rf"{_COUNT}(?:gpus?|ranks|devices|accelerators)|world size|gpu count",
         "nodes": rf"{_COUNT}(?:nodes|hosts|machines|servers)",
-        "gpus_per_node": rf"{_COUNT}(?:gpus?|ranks|devices|accelerators){_PER}(?:node|host|machine|server)",
-        "images_per_second": rf"(?!.*\b{_EACH}\b){_RATE}[\])]?",
-        "images_per_second_per_gpu": rf"{_RATE}{_PER}(?:gpu|device|rank|card)[\])]?"
-        rf"|(?={_ALONE}\b{_EACH}\b){_RATE}[\])]?",
+        "gpus_per_node": rf"{_COUNT}(?:gpus?|ranks|devices|accelerators){_PER}{_HOST}",
+        "images_per_second": rf"(?!.*\b{_EACH}\b)(?!{_ALONE}\bper[ -]{_HOST}\b){_RATE}[\])]?{_REMARK}",
+        "images_per_second_per_gpu": rf"{_RATE}{_PER}(?:gpu|device|rank|card|process|worker)[\])]?"
+        rf"|(?={_ALONE}\b{_EACH}\b){_RATE}[\])]?|{_RATE} ?[\[(]{_EACH}[\])]",
+        "images_per_second_per_node": rf"{_RATE}{_PER}{_HOST}[\])]?|(?={_ALONE}\bper[ -]{_HOST}\b){_RATE}[\])]?",
+        "steps_per_second": rf"{_OTHER}{_WHICH}(?:steps?|iterations?|iters?|its?){_A_SECOND}",
         **{
             column: rf"{_WHICH}{what}(?: time)?(?:,? (?:{_MEAN}))?{_IN}(?: (?:{_MEAN}))?"
-            rf"|time{_PER}{what}{_IN}|{_UNIT.pattern}{_PER}{what}"
-            for column, what in (("step_seconds", "(?:step|iteration|iter|it)"), ("epoch_seconds", "epoch"))
+            rf"|time{_PER}{what}{_IN}|{_UNIT.pattern}{_PER}{own}"
+            for column, what, own in (
+                ("step_seconds", "(?:step|iteration|iter|it)", "(?:step|iteration|iter|it|batch)"),
+                ("epoch_seconds", "epoch", "epoch"),
+            )
         },
         "step": r"(?:global )?(?:step|iteration|iter)(?: (?:number|index|no\.?))?",
-        "micro_batch": rf"(?:per[ -]gpu|local|micro|device)[ -]?{BATCH}|{BATCH} ?[\[(]?{_PER}(?:gpu|device)[\])]?",
-        "global_batch": rf"(?:global|total)[ -]?{BATCH}",
+        "micro_batch": rf"(?:per[ -]gpu|local|micro|device)[ -]?{BATCH}|{BATCH} ?[\[(]?{_PER}(?:gpu|device)[\])]?"
+        rf"|per[ -]device(?: train)? {BATCH}|(?:train )?micro {BATCH} per gpu|{BATCH} ?[\[(]per gpu[\])]|mbs",
+        "global_batch": rf"(?:global|total)[ -]?{BATCH}|{BATCH} ?[\[(](?:global|total)[\])]|gbs",
+        "grad_accum": r"grad(?:ient)?[ -]acc(?:um(?:ulation)?)?(?:[ -]steps)?",
     }.items()
 }
 """Column -> other names of it, in small letters and with spaces for underscores; none that may mean another column."""
-_RATE_TOLD = re.compile(rf"\b(?:images?|imgs?|samples?|sequences?){_PER}s(?:ec(?:ond)?s?)?\b({_PER}(?:gpu|device)\b)?")
+_RATE_TOLD = re.compile(
+    rf"\b(?:images?|imgs?|samples?|sequences?|examples?){_PER}s(?:ec(?:ond)?s?)?\b({_PER}(?:gpu|device)\b)?"
+)
 _TIME_TOLD = re.compile(
     rf"\b(?:step|iteration|iter|epoch)(?: times?)?(?: in |[ \[(,]+){_UNIT.pattern}"
     rf"|{_UNIT.pattern}{_PER}(?:step|iteration|iter|epoch)\b"
@@ -156,12 +181,13 @@ _RESULTS = re.compile(
     r"|node ?list|commit|sha|hash|url|log|file|path)\b|^(?:speed|number|no\.?|#)$"
 )
 _THOUSANDS, _VALUE = re.compile(rf"{_THOUSAND} ?$"), re.compile(r"(?<![\w.,/-])\d+(?:[.,]\d+)* ?$")
+_OF_HOST = re.compile(rf"{_ALONE}\bper[ -]{_HOST}\b"), re.compile(rf"{_PER}{_HOST}\b")
 _EACH_TOLD, _EACH_ALONE = re.compile(rf"\b{_EACH}\b"), re.compile(rf"{_ALONE}\b{_EACH}\b")
 _TYPE = r"((?!x ?\d)[a-z]+\d\w*)"
 _COUNT_TOLD = re.compile(
     rf"\b(\d{{1,6}})(?: ?x)? ?{_TYPE}?(?: (?:80|40|32|16) ?gb)? ?(?:gpus?|ranks|devices)\b"
     r"|\b(?:gpus?|ranks|world size) ?[=:]? ?(\d{1,6})\b"
-    rf"|\b(\d{{1,6}}) ?x ?{_TYPE}\b"
+    r"|\b(\d{1,6})(?: ?x ?| (?=[abhlpv]\d{2,3}s?\b|t4\b))((?!x ?\d)[a-z]+\d\w*?)s?(?:[ -]\(?\d{2,3} ?gb\)?)?(?!\w)"
 )
 _OF_EACH = re.compile(
     r"\b(\d{1,6})(?: (?:nodes?|hosts?|machines?|servers?))? ?[x\u00d7] ?(\d{1,6})(?: ?x)?"
@@ -236,6 +262,8 @@ def speed_told(texts: Iterable[str]) -> Heading | None:
                 return None
             if _VALUE.search(before):
                 continue  # "We reach 5,800 images/s": a value, and no unit of others
+            if _OF_HOST[0].match(before) or _OF_HOST[1].match(words, match.end()):
+                return None  # of each node, and a caption's table seldom tells how many there are
             each = _EACH_TOLD.search(before) is not None
             if each and not _EACH_ALONE.match(before):
                 return None  # "batch 64 per GPU, images/s": nobody knows what else is per GPU
@@ -248,4 +276,5 @@ def speed_told(texts: Iterable[str]) -> Heading | None:
     if len(told) != 1:
         return None
     (((column, factor), text),) = told.items()
-    return Heading(text, column, factor)
+    closed = text + "".join({"(": ")", "[": "]"}.get(sign, "") for sign in text)
+    return Heading(closed, column, factor)

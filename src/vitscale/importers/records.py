@@ -194,6 +194,15 @@ def counts_hosts(layout: str | None) -> bool:
     return layout is not None and _COUNTED.fullmatch(layout.strip().lower()) is not None
 
 
+def unknown_layouts(runs: Iterable[LogRun]) -> Iterable[str]:
+    """A note on layouts that do not tell how many hosts there were."""
+    settings = [run.setting for run in runs]
+    odd = sorted({s.layout for s in settings if s.layout and nodes_of(s.layout, s.gpus) is None and s.nodes == 1})
+    if odd:
+        said = listed([repr(layout) for layout in odd])
+        yield f"layout {said} does not tell how many hosts: one is assumed (a column nodes would tell)"
+
+
 def hold(gpus: int, nodes: int) -> bool:
     """Whether `nodes` hosts can hold the ranks: all of them full, or all but the last."""
     return -(-gpus // -(-gpus // nodes)) == nodes
@@ -214,6 +223,8 @@ class TrialRun:
     trial: Trial
     repeat: int
     train_samples: int | None
+    batch_told: bool = True
+    """Whether anybody told its micro-batch."""
 
     @property
     def folder(self) -> str:
@@ -290,6 +301,7 @@ def _write_run(folder: Path, trial_run: TrialRun, study: StudyRecord) -> None:
             files=run.files,
             ranks=tuple(rank.rank for rank in run.ranks),
             of_the_run=run.of_the_run,
+            batch_told=trial_run.batch_told,
         ),
     )
     (folder / "trial.json").write_text(header.model_dump_json(indent=1), encoding="utf-8")

@@ -170,7 +170,9 @@ def _each_speed(form: Form) -> Iterator[Form]:
     columns = [heading.column for heading in form.headings]
     (column, count), *_ = Counter(column for column in columns if column in SPEEDS).most_common(1) or [("", 0)]
     if not 2 <= count <= _MOST_SPEEDS:
-        yield form
+        yield replace(
+            form, precision=_precision_in(form.headings[columns.index(column)].text, columns) if column else ""
+        )
         return
     names = [_name(heading.text) for heading in form.headings if heading.column == column]
     if not all(names) or len(set(names)) < len(names):
@@ -178,7 +180,6 @@ def _each_speed(form: Form) -> Iterator[Form]:
     at_speeds = [at for at, heading in enumerate(form.headings) if heading.column == column]
     for own, name in zip(at_speeds, names, strict=True):
         kept = [at for at, heading in enumerate(form.headings) if at == own or heading.column not in SPEEDS]
-        told = [precision for precision in get_args(Precision) if re.search(rf"\b{precision}\b", name.lower())]
         yield Form(
             tuple(form.headings[at] for at in kept),
             tuple(
@@ -187,8 +188,14 @@ def _each_speed(form: Form) -> Iterator[Form]:
                 if len(cells) == len(columns) and not _EMPTY.fullmatch(cells[own])
             ),
             name,
-            told[0] if len(told) == 1 and "precision" not in columns else "",
+            _precision_in(name, columns),
         )
+
+
+def _precision_in(name: str, columns: Sequence[str]) -> str:
+    """The precision that the name of a speed tells where no column does; empty: none."""
+    told = [precision for precision in get_args(Precision) if re.search(rf"\b{precision}\b", name.lower())]
+    return told[0] if len(told) == 1 and "precision" not in columns else ""
 
 
 def _name(text: str) -> str:

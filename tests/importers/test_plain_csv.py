@@ -279,8 +279,8 @@ def test_names_of_columns_without_rows_are_no_table(tmp_path: Path) -> None:
 
 
 def test_a_layout_that_tells_no_hosts_is_named(tmp_path: Path) -> None:
-    contents = read([table(tmp_path, "gpus,layout,images_per_second\n16,2x8,5800\n")], Options())
-    assert "layout '2x8' does not tell how many hosts: one is assumed (a column nodes would tell)" in contents.notes
+    contents = read([table(tmp_path, "gpus,layout,images_per_second\n16,3x8,5800\n")], Options())
+    assert "layout '3x8' does not tell how many hosts: one is assumed (a column nodes would tell)" in contents.notes
 
 
 def test_units_of_time(tmp_path: Path) -> None:

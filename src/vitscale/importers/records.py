@@ -161,7 +161,9 @@ _SINGLE = re.compile(r"(single|one|1)[ _-]?(node|host)|packed|local")
 _PER_NODE = re.compile(
     r"(?P<count>\d{1,6}|one|two|four|eight)[ _-]?((gpus?|ranks?|tasks?|process(es)?)[ _-]?)?per[ _-]?(node|host)"
 )
-_COUNTED = re.compile(r"(?P<count>\d{1,6}|one|two|three|four|eight)[ _-]?(nodes?|hosts?)")
+_COUNTED = re.compile(
+    r"(?P<count>\d{1,6}|one|two|three|four|eight)[ _-]?(nodes?|hosts?)|(?P<hosts>\d{1,6}) ?[x\u00d7] ?(?P<each>\d{1,6})"
+)
 _WORDS = {"one": 1, "two": 2, "three": 3, "four": 4, "eight": 8}
 
 
@@ -178,7 +180,9 @@ def nodes_of(layout: str | None, gpus: int) -> int | None:
     if (each := per_node_of(text)) is not None:
         return -(-gpus // each)
     if match := _COUNTED.fullmatch(text):
-        count = _number(match["count"])
+        count = _number(match["count"] or match["hosts"])
+        if match["each"] and count * int(match["each"]) != gpus:
+            return None
         return count if 0 < count <= gpus and hold(gpus, count) else None
     return None
 

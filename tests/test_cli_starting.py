@@ -50,7 +50,10 @@ def test_a_schema_is_printed_or_written_once(call: Call, tmp_path: Path) -> None
     assert call("schema", "-o", "s.json")[:2] == (0, "s.json: begin the study with the line #:schema s.json\n")
     assert (tmp_path / "s.json").read_text() == printed
     assert call("schema", "-o", "s.json")[2] == "vitscale: 's.json' is there already. Name another file with -o.\n"
-    assert call("schema", "-o", "no/s.json")[2].startswith("vitscale: 'no/s.json' cannot be written: No such file")
+    assert call("schema", "-o", "new/sub/s.json")[0] == 0
+    assert (tmp_path / "new/sub/s.json").read_text() == printed
+    assert call("schema", "-o", "s.json/t.json")[2].startswith("vitscale: 's.json/t.json' cannot be written: ")
+    assert call("schema", "-o", "-")[2] == "vitscale: -o - names no file. Name one with -o, or leave -o out.\n"
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -86,6 +87,12 @@ def test_what_cannot_be_written_is_one_message(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way", encoding="utf-8")
     with pytest.raises(RequestError, match="cannot be written"):
         write(SMALL, tmp_path, ["html"], tmp_path / "file" / "report.html")
+    (tmp_path / "report.html").mkdir()
+    with pytest.raises(RequestError, match=r"cannot be written to '[^']*/report\.html': Is a directory"):
+        write(SMALL, tmp_path, ["html"], None)
+    os.mkfifo(tmp_path / "pipe.csv")
+    with pytest.raises(RequestError, match="is no folder, and csv makes two files"):
+        write(SMALL, tmp_path, ["csv"], tmp_path / "pipe.csv")
     with pytest.raises(RequestError, match="unknown format 'docx'"):
         write(SMALL, tmp_path, ["docx"], None)
 

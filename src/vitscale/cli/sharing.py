@@ -40,6 +40,8 @@ def export(
         _send(results, to, output or Path("runs"))
         return
     output = output or Path("bundle.tar.gz")
+    if store.is_stream(output) or str(output) == "-":
+        raise RequestError(f"{shown(str(output))} is no file", next_step="Name a file with -o, and send that")
     if output.exists() and output.stat().st_size and not bundles.is_bundle(output):
         next_step = "Name another file with -o; a bundle of before is replaced"
         raise RequestError(f"{shown(str(output))} is there already, and is no bundle", next_step=next_step)

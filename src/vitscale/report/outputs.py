@@ -22,7 +22,7 @@ from vitscale.errors import RequestError, shown, unknown
 from vitscale.prediction.results import Forecast
 from vitscale.present.data import attributes
 from vitscale.present.document import Document, Figure
-from vitscale.present.drawing import FIGURE_FORMATS, draw, picture, write_bytes
+from vitscale.present.drawing import FIGURE_FORMATS, picture, pictures
 from vitscale.present.html import to_html
 from vitscale.report.answers import counts, terminal_document
 from vitscale.report.contract import frame, run_rows, to_json, to_table, trial_rows
@@ -137,11 +137,16 @@ def _write(reported: Reported, results: Path, formats: Sequence[str], output: Pa
     for kind in formats:
         if kind in _TABLES:
             rows = {"trials": trial_rows(reported.analysis), "runs": run_rows(reported.analysis)}
+            if file is not None and store.is_stream(file):
+                raise RequestError(
+                    f"{shown(str(file))} is no folder, and {kind} makes two files",
+                    next_step="Name a file or a folder with -o",
+                )
             for name, own in rows.items():
                 path = folder / f"{name}.{kind}"
                 if file is not None:
                     path = file if name == "trials" else file.with_name(f"{file.stem}-runs{file.suffix}")
-                write_bytes(path, to_table(own, kind))
+                store.write_whole(path, to_table(own, kind), make_folder=True)
                 written.append(path)
         elif kind in _NAMES:
             text = reported.text(kind)
@@ -149,11 +154,13 @@ def _write(reported: Reported, results: Path, formats: Sequence[str], output: Pa
                 sys.stdout.write(text)
                 continue
             written.append(file or folder / _NAMES[kind])
-            write_bytes(written[-1], text.encode())
-    if pictures := [kind for kind in formats if kind in FIGURE_FORMATS]:
+            store.write_whole(written[-1], text, make_folder=True)
+    if drawn_as := [kind for kind in formats if kind in FIGURE_FORMATS]:
         drawn = (*charts(reported.analysis, reported.forecast, reported.advice).values(), *reported.brought)
         views = [view for figure in drawn for view in figure.views]
-        written += draw(views, output or results / "figures", pictures)
+        for name, content in pictures(views, drawn_as):
+            written.append((output or results / "figures") / name)
+            store.write_whole(written[-1], content, make_folder=True)
     if "trace" in formats:
         written += _write_traces(reported.analysis, output or results / "traces")
     return written
@@ -174,7 +181,7 @@ def _write_traces(analysis: Analysis, folder: Path) -> list[Path]:
                 folder.mkdir(parents=True, exist_ok=True)
                 written.append(folder / f"{result.trial_id}-r{run.header.repeat}.trace.json.gz")
                 text = step_trace(_about(analysis, result, run), (_rank_steps(run, step) for step in steps))
-                write_bytes(written[-1], gzip.compress(text, mtime=0))
+                store.write_whole(written[-1], gzip.compress(text, mtime=0), make_folder=True)
                 break
     if not written:
         what = "no run of these results explained a step, so there is none to draw"
@@ -225,6 +232,13 @@ class Chart:
 
     def _repr_svg_(self) -> str:
         return picture(self.figure.views[0], "svg").decode()
+
+
+class Charts(dict[str, Chart]):
+    """Charts by name; for a wrong name the error has the nearest."""
+
+    def __missing__(self, name: object) -> Chart:
+        raise KeyError(str(unknown("chart", name, self)))
 
 
 class Frames:
@@ -279,9 +293,9 @@ class Frames:
         return polars.concat(frames).lazy() if frames else polars.LazyFrame()
 
     @cached_property
-    def charts(self) -> dict[str, Chart]:
+    def charts(self) -> Charts:
         """Name ("scaling", "breakdown", ...) to each chart of the report that has data; a notebook shows one."""
-        return {name: Chart(figure) for name, figure in charts(self._analysis).items()}
+        return Charts({name: Chart(figure) for name, figure in charts(self._analysis).items()})
 
     def __repr__(self) -> str:
         study = self._results.study
@@ -295,13 +309,13 @@ class Frames:
 
 
 def load(results: str | Path, *, combine_unlike: bool = False) -> Frames:
-    """The frames of a results folder.
+    """The frames of a results folder, or of a bundle of it.
 
     Args:
-        results: the folder.
+        results: the folder or the bundle; `~` is the home folder.
         combine_unlike: combine runs although they ran on unlike hardware or under other library versions.
 
     Raises:
         StoreError: the folder holds no results, or results of a newer format.
     """
-    return Frames(store.load(Path(results)), combine_unlike=combine_unlike)
+    return Frames(store.load(Path(results).expanduser()), combine_unlike=combine_unlike)

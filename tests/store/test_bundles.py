@@ -142,7 +142,7 @@ def test_a_report_of_a_bundle_takes_no_other_report_s_place(results: Path, call:
         "plain": "plain-report",
     }  # fmt: skip
     for bundle, folder in pages.items():
-        assert f"{folder}/methods.md\n" in call("report", bundle, "--format", "methods,csv")
+        assert f"\n{folder}/trials.csv\n" in call("report", bundle, "--format", "methods,csv")
         assert not (Path(folder) / "study.json").exists()
     assert not list(Path("live").glob("*.csv"))
 

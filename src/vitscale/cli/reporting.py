@@ -95,10 +95,10 @@ def report(
     evidence = evidence_of(results, analysed)
     fitted = fitting.fit(evidence)
     ahead = answering.forecast(fitted) if set(wanted) - {*outputs.WITHOUT_PREDICTIONS} else None
-    brought = outputs.brought(charts or (), analysed)
     # Data formats have no advice, which takes as long as all predictions.
     advice = _advice(fitted, analysed) if set(wanted) - {*outputs.OF_DATA} else None
-    reported = outputs.Reported(analysed, ahead, advice, results, brought)
+    reported = outputs.Reported(analysed, ahead, advice, results)
+    reported = outputs.Reported(analysed, ahead, advice, results, outputs.brought(charts or (), reported))
     with_tables = wanted == ["html"] and output is None
     try:
         files = outputs.write(reported, _folder(results), wanted, output)

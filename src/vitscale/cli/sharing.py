@@ -30,7 +30,7 @@ def export(
 
     from vitscale import store
     from vitscale.present.document import Document, Paragraph
-    from vitscale.present.units import size
+    from vitscale.present.units import counted, size
     from vitscale.store import bundles
 
     if to is not None:
@@ -55,7 +55,9 @@ def export(
         return of_file | {"study": study.name, "redacted": redact, "files": dict(files)}
 
     def document() -> Document:
-        what = f"{output}: {len(files)} files of {study.name}, {size(output.stat().st_size)}, SHA-256 {digest}"
+        what = (
+            f"{output}: {counted(len(files), 'file')} of {study.name}, {size(output.stat().st_size)}, SHA-256 {digest}"
+        )
         told = "Its texts may still tell of you in words: look into it, then send it." if redact else ""
         return Document("", (Paragraph(what),), (told,) if told else ())
 

@@ -49,8 +49,10 @@ def init(
         if root is None and data not in ("digits", "synthetic"):
             root = typer.prompt("Where they lie", "~/data")
         gpus = gpus or typer.prompt("Rank counts", fits)
-    if root is not None and not root.startswith("~"):  # a study's paths start in its folder
-        root = os.path.relpath(root, output.parent.resolve()) if not Path(root).is_absolute() else root
+    if root is not None and not root.startswith("~") and not Path(root).is_absolute():
+        # A study's paths start in its folder; from one that is still to be made there is no way up.
+        there = output.parent.is_dir()
+        root = os.path.relpath(root, output.parent.resolve()) if there else str(Path(root).absolute())
     wishes = Wishes(model, data, root, engine, base.rank_counts(gpus or fits))
     letters = (letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "-" for letter in output.stem)
     name = "".join(letters).lstrip("._-")[:100] or "study"

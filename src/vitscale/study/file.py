@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import json
 import math
 import re
 import tomllib
@@ -315,8 +314,9 @@ def _message(problem: ErrorDetails, listed: set[str], *, by_hand: bool) -> str:
     if by_hand:
         correct = "Correct it on the command line"
         if problem["type"] in ("list_type", "tuple_type") and isinstance(problem["input"], str | int):
-            parts = (_value_of(part.strip(), last) for part in str(problem["input"]).split(","))
-            correct = f"Write '{section}.{last}={json.dumps([*parts])}'"
+            parts = [part.strip() for part in str(problem["input"]).split(",")]
+            listed_values = ", ".join(part if part.isdecimal() else f'"{part}"' for part in parts)
+            correct = f"Write '{section}.{last}=[{listed_values}]'"
     return wrong_value(problem, next_step=meant_value(f"{section}.{last}", problem["input"]) or correct)
 
 

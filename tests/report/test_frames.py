@@ -66,7 +66,7 @@ def test_frames_of_any_results_have_the_same_columns_and_types(folder: Path, tmp
         assert whole.height == sum(frame.height for frame in frames)
         assert polars.Null not in whole.dtypes
     joined = rich.steps.join(rich.runs, on=["trial", "repeat"]).collect()
-    assert joined.height == rich.steps.filter(polars.col("trial").is_in(rich.runs.collect()["trial"])).collect().height
+    assert joined.height == rich.steps.join(rich.runs, on=["trial", "repeat"], how="semi").collect().height > 0
 
 
 def test_what_the_page_shows_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,7 +122,7 @@ def test_its_mistakes_are_not_looked_for_in_the_study_file(tmp_path: Path, text:
     with pytest.raises(RequestError) as caught:
         put_over(site(tmp_path / "cluster", text))
     message = str(caught.value)
-    assert message.startswith(f"site file '{tmp_path / 'cluster'}': ")
+    assert message.startswith(f"site file '{tmp_path / 'cluster' / 'site.toml'}': ")
     assert said in message
     assert "study.toml" not in message
 

@@ -90,7 +90,8 @@ def frame(rows: Sequence[dict[str, Any]], columns: Mapping[str, Any], *, for_csv
     types = {"text": polars.String, "whole": polars.Int64, "flag": polars.Boolean, "real": polars.Float64}
     examples = {str: "text", int: "whole", bool: "flag", float: "real"}
     known = [finite(row) for row in rows]
-    cells, schema = {}, {}
+    cells: dict[str, list[Any]] = {}
+    schema: dict[str, polars.DataType] = {}
     for column in known[0] if known else columns:
         if column in _NESTED:
             continue

@@ -20,7 +20,7 @@ from vitscale.base.files import file_lock
 from vitscale.errors import StoreError, shown
 from vitscale.runner.evidence import log_tail
 from vitscale.runner.one_run import RunContext, Task, new_attempt, touched
-from vitscale.schedulers import Submitter, made
+from vitscale.schedulers import Scheduler, Submitter, made
 from vitscale.schedulers.base import Cause, JobState, SchedulerSilentError
 from vitscale.store import read_study, write_outcome, write_whole
 from vitscale.store.results import Outcome, RunHeader, StudyRecord
@@ -209,7 +209,9 @@ States = Mapping[tuple[str, int | None], JobState]
 Answer = TypeVar("Answer")
 
 
-def patiently(submitter: Submitter, question: Callable[[], Answer], say: Say) -> Answer:
+def patiently(
+    scheduler: Scheduler, question: Callable[[], Answer], say: Say, pause: Callable[[float], object] = time.sleep
+) -> Answer:
     """The batch system's answer; waits while it is silent, and says so once."""
     seconds, silent = FIRST_LOOK_SECONDS, False
     while True:
@@ -217,13 +219,13 @@ def patiently(submitter: Submitter, question: Callable[[], Answer], say: Say) ->
             answer = question()
         except SchedulerSilentError as error:
             if not silent:
-                say(f"waiting for {submitter.title}: {error}")
+                say(f"waiting for {scheduler.title}: {error}")
             silent = True
-            time.sleep(seconds)
+            pause(seconds)
             seconds = min(LATEST_LOOK_SECONDS, LOOK_GROWTH * seconds)
         else:
             if silent:
-                say(f"{submitter.title} answers again")
+                say(f"{scheduler.title} answers again")
             return answer
 
 

@@ -16,11 +16,12 @@ from rich.console import Console
 
 from vitscale import sources
 from vitscale.errors import RequestError, StoreError, VitscaleError, shown
+from vitscale.runner.batch_file import patiently
 from vitscale.runner.one_run import Task, refuse_elsewhere, run_task, skip_reason
 from vitscale.runner.planning import Plan, Report, check_folder
 from vitscale.runner.progress import StudyProgress, decoding_progress
 from vitscale.runner.todo import AddedRuns, GpuHours, Lineup, existing_outcomes, outstanding, refuse_damaged, skip_unfit
-from vitscale.schedulers import Placement, Submitter
+from vitscale.schedulers import Cause, Placement, Submitter
 from vitscale.schedulers.prepared import PreparedProcesses
 from vitscale.store import RunIndex, locked, pack_finished, read_study, write_study
 from vitscale.store.packs import PACK_RUNS, finish_removing
@@ -44,6 +45,12 @@ class DiskFullError(VitscaleError):
     exit_code = 1
 
 
+class AllocationOverError(VitscaleError):
+    """The hosts are not ours any more: what is written is whole, and the study can go on in another allocation."""
+
+    exit_code = 1
+
+
 class Interrupted(VitscaleError):
     """Ctrl-C or SIGTERM: all ranks are ended, and runs that were under way do not count."""
 
@@ -58,6 +65,7 @@ def run(plan: Plan, results: Path, options: Options, console: Console) -> Report
         StoreError: the folder cannot be used; nothing was started or overwritten.
         Interrupted: on Ctrl-C; no process is left.
         DiskFullError: the disk filled up.
+        AllocationOverError: the allocation of a batch system around this process has ended.
     """
     refuse_elsewhere(plan.scheduler, {trial.train.engine for trial in plan.record.trials.values()})
     check_folder(results, plan.record, allow_version_change=options.allow_version_change)
@@ -144,41 +152,53 @@ def _run_outstanding(plan: Plan, placement: Placement, results: Path, options: O
     todo = skip_unfit(context, todo, options.unfit, index, outcomes)
     added = AddedRuns(plan, results, outcomes, todo)
     lineup = Lineup(plan, placement, todo, added)
-    done, ended, disk_full = 0, "", ""
+    done, ended, over = 0, "", ""
+    gone: Cause | None = None
     spent = GpuHours(plan, index, results)
     unpacked = sum(outcome is not None for outcome in index.unpacked.values())
     under_way: dict[Future[Outcome], Task] = {}
 
-    def told_cold(reason: str) -> None:
-        console.print(
-            f"  ranks are started anew, not as forks: {reason}", soft_wrap=True, highlight=False, markup=False
-        )
+    def say(text: str) -> None:
+        console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+    def pause(seconds: float) -> None:
+        if context.interrupted.wait(seconds):
+            raise KeyboardInterrupt
+
+    def lost() -> Cause | None:
+        """Why the hosts take no more runs; waits for the answer. No step can start before it comes, either."""
+        nonlocal gone
+        gone = gone or patiently(placement, placement.lost, say, pause)
+        return gone
 
     def upcoming() -> list[Trial]:
         return [plan.record.trials[task.trial_id] for task in todo if (task.trial_id, task.repeat) not in outcomes]
 
     def has_ended(task: Task, outcome: Outcome) -> None:
-        nonlocal done, disk_full, unpacked
+        nonlocal done, over, unpacked
         lineup.end(task, outcome)
         outcomes[task.trial_id, task.repeat] = outcome
         spent.add(task.trial_id, outcome)
         progress.end(plan.record.trials[task.trial_id], outcome)
         done += 1
         if outcome.external:
-            disk_full = outcome.reason
+            over = outcome.reason
             return
         unpacked += 1
         if unpacked >= PACK_RUNS:
             unpacked = pack_finished(results)
 
     with (
-        PreparedProcesses(told_cold, upcoming) as prepared,
+        PreparedProcesses(lambda why: say(f"  ranks are started anew, not as forks: {why}"), upcoming) as prepared,
         StudyProgress(console) as progress,
         _threads(lineup.most, context.interrupted) as threads,
     ):
         while True:
             ended = ""
-            while not disk_full and (begins := lineup.next()) is not None:
+            while not over and (begins := lineup.next()) is not None:
+                if (cause := lost()) is not None:
+                    over = cause.reason
+                    break
                 task, where = begins
                 if ended := spent.refusal(task.trial_id, [other.trial_id for other in lineup.under_way]):
                     break
@@ -191,15 +211,20 @@ def _run_outstanding(plan: Plan, placement: Placement, results: Path, options: O
                     continue
                 on_progress = progress.begin(plan.record.trials[task.trial_id], task.repeat)
                 if threads is None:
-                    has_ended(task, run_task(context, where, task, attempt, on_progress, prepared))
+                    has_ended(task, run_task(context, where, task, attempt, on_progress, prepared, lost))
                 else:
-                    under_way[threads.submit(run_task, context, where, task, attempt, on_progress)] = task
+                    under_way[threads.submit(run_task, context, where, task, attempt, on_progress, None, lost)] = task
             if not under_way:
                 break
             for future in wait(under_way, return_when=FIRST_COMPLETED).done:
                 has_ended(under_way.pop(future), future.result())
-        if disk_full:
-            raise DiskFullError(disk_full, next_step="What is written is whole")
+        if over and gone is not None:
+            step = (
+                "No further run was begun, and what is written is whole: the same command in a new allocation goes on"
+            )
+            raise AllocationOverError(over, next_step=step)
+        if over:
+            raise DiskFullError(over, next_step="What is written is whole")
         if unpacked >= PACK_RUNS:
             pack_finished(results)
     return Report(done, outcomes, ended)

@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +21,7 @@ from vitscale.errors import RequestError, shown
 from vitscale.launchers.base import Spawn
 from vitscale.machine.hardware import Machine, this_machine
 from vitscale.machine.hosts import Host, is_this_machine
+from vitscale.schedulers import Cause
 from vitscale.schedulers.base import Placement, SchedulerError, SchedulerMissingError, SchedulerSilentError, described
 from vitscale.study.sections import NodeSection, SlurmSection
 from vitscale.trial.trial import World
@@ -107,6 +108,39 @@ def job_fields(job_id: str) -> dict[str, str]:
     return {key: value for key, _, value in (word.partition("=") for word in words)}
 
 
+_LIVES = frozenset(("", "RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING"))
+"""States in which a job takes steps, now or again; empty: Slurm says nothing of it."""
+_UNKNOWN_JOB = re.compile(r"Invalid job id|Job \S+ not found")
+"""What scontrol says of a job that slurmctld has forgotten."""
+
+
+def takes_steps(job_id: str) -> bool:
+    """Whether a job is neither over, nor unknown, nor being ended. True also where Slurm refuses to say.
+
+    Raises:
+        SchedulerSilentError: slurmctld does not answer.
+    """
+    try:
+        fields = job_fields(job_id)
+    except SchedulerSilentError:
+        raise
+    except SchedulerError as error:
+        return _UNKNOWN_JOB.search(str(error)) is None
+    return fields.get("JobState", "") in _LIVES and not preempted(fields)
+
+
+def preempted(fields: Mapping[str, str]) -> bool:
+    """Whether a job of higher priority has taken a job's nodes, or takes them after a grace time.
+
+    Meanwhile its state is RUNNING, though its steps have had SIGTERM. A job that was requeued has begun anew since.
+
+    Args:
+        fields: those of `job_fields`.
+    """
+    when, began = fields.get("PreemptTime", ""), fields.get("StartTime", "")
+    return when[:1].isdecimal() and when >= began
+
+
 _END_SECONDS = 30.0
 _LOOK_SECONDS = 0.2
 _MPIRUN_OPTIONS = "OMPI_MCA_plm_slurm_args"
@@ -125,8 +159,12 @@ def refused_in_a_job(launcher: str, slurm: SlurmSection) -> str | None:
 class SlurmAllocation(Placement):
     """The nodes that Slurm has given to this job, in their order. Paths are the same on all of them."""
 
-    def __init__(self, slurm: SlurmSection, node: NodeSection | None) -> None:
-        """`node`: what one of the nodes offers, where this machine differs from them."""
+    title = "Slurm"
+
+    def __init__(self, slurm: SlurmSection, node: NodeSection | None, cause: Callable[[], Cause] | None = None) -> None:
+        """`node`: what one of the nodes offers, where this machine differs from them. `cause`: why the job has ended,
+        which is asked once it takes no more steps; None: it is taken to go on."""
+        self._cause = cause
         self.python = slurm.python or sys.executable
         self._slurm = slurm
         self._node = node
@@ -135,6 +173,10 @@ class SlurmAllocation(Placement):
     def pool(self) -> tuple[Host, ...]:
         """All nodes of the job."""
         return tuple(map(Host, self._names))
+
+    def lost(self) -> Cause | None:
+        """Why Slurm starts no step in this job any more: it is over, or is being ended."""
+        return None if self._cause is None or takes_steps(self._job_id) else self._cause()
 
     def limited_to(self, hosts: Sequence[Host]) -> SlurmAllocation:
         """A placement with only these nodes of the job."""

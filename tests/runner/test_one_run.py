@@ -141,7 +141,7 @@ def test_what_the_end_of_an_allocation_does_to_a_run_is_no_failure_and_no_run_is
     make: Make, ended_in: str
 ) -> None:
     study = make(ended_in, WELL, repeats=2)
-    with pytest.raises(AllocationOverError, match="limit of 00:01:00 was reached .* No further run was begun"):
+    with pytest.raises(AllocationOverError, match=r"limit of 00:01:00 was reached .* No further run was begun"):
         study.run(on=Allocation(None, LIMIT))
     (path,) = study.results.glob("runs/*/outcome.json")
     cut = Outcome.model_validate_json(path.read_text())

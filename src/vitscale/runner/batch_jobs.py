@@ -42,6 +42,15 @@ def submit_outstanding(
         SchedulerError: a job is refused.
         StoreError: finished runs cannot be read; nothing is submitted.
     """
+    try:
+        return _submit_outstanding(plan, submitter, results, console, unfit, retry_failed=retry_failed)
+    except KeyboardInterrupt:
+        raise _detached(batch_file.open_jobs(results)) from None
+
+
+def _submit_outstanding(
+    plan: Plan, submitter: Submitter, results: Path, console: Console, unfit: Mapping[str, str], *, retry_failed: bool
+) -> Report:
     context = plan.in_folder(results)
 
     def say(text: str) -> None:
@@ -116,14 +125,10 @@ def settle(submitter: Submitter, results: Path, say: batch_file.Say) -> None:
     """Closes the jobs of earlier calls that have ended, and writes outcomes that they have not. Live jobs stay open.
 
     Raises:
-        Detached: on Ctrl-C.
         StoreError: a job's file cannot be read.
     """
     jobs = batch_file.open_jobs(results)
-    try:
-        states = batch_file.patiently(submitter, lambda: batch_file.look(submitter, results, jobs), say)
-    except KeyboardInterrupt:
-        raise _detached(jobs) from None
+    states = batch_file.patiently(submitter, lambda: batch_file.look(submitter, results, jobs), say)
     for job in jobs:
         known = next((state for (name, _), state in states.items() if name == job.name), None)
         if job.job_id is None and known is not None:
@@ -154,8 +159,7 @@ def submit_and_watch(
         on_outcome: called once with each run's outcome, when it is first seen.
 
     Raises:
-        Detached: on Ctrl-C or a closed terminal; the jobs go on.
-        SchedulerError: a job is refused; those submitted before go on.
+        SchedulerError: a job is refused; the others are submitted, and go on.
         RequestError: a value of the study cannot stand in a script.
     """
     results, wanted = context.results, set(tasks)
@@ -170,10 +174,20 @@ def submit_and_watch(
     new = [task for task in tasks if task not in held]
     coming = list(new_jobs(context, submitter, new, RunIndex(results).attempts, lambda: secrets.token_hex(4)))
 
+    refused: dict[str, list[str]] = {}
+
     def submit_more() -> None:
         most = context.measure.parallel_runs
         while coming and (most is None or sum(_at_a_time(results, job) for job in (*jobs, coming[0])) <= most):
-            jobs.append(submitted(context, submitter, coming.pop(0), say))
+            job = coming.pop(0)
+            try:
+                jobs.append(submitted(context, submitter, job, say))
+            except SchedulerMissingError:
+                raise
+            except SchedulerError as error:  # of this shape of world: another may be taken
+                refused.setdefault(str(error), []).append(_shape(context, job))
+        if refused and not coming:
+            raise SchedulerError(" ".join(f"{', '.join(shapes)}: {said}" for said, shapes in refused.items()))
 
     try:
         for job in jobs:
@@ -181,8 +195,6 @@ def submit_and_watch(
             say(f"job {job.job_id} was submitted before: {to_come} to come")
         submit_more()
         _watch(submitter, results, jobs, wanted, say, on_outcome, submit_more)
-    except KeyboardInterrupt:
-        raise _detached(jobs) from None
     except SchedulerError as error:
         if jobs:
             raise type(error)(f"{error} {_go_on(jobs)}") from None
@@ -302,15 +314,28 @@ def submitted(
             path.unlink()
         raise
     job.write(context.results)
-    world = context.record.trials[job.tasks[0].trial_id].world
     what = "array" if job.array else "job"
     runs = counted(len(job.tasks), "run")
-    say(f"{what} {job.job_id} submitted: {runs} on {world.nodes} x {world.ranks_per_node} ranks")
+    say(f"{what} {job.job_id} submitted: {runs} on {_shape(context, job)}")
     return job
 
 
+def _shape(context: RunContext, job: batch_file.JobFile) -> str:
+    """The world of a job's runs in words: "2 x 4 ranks"."""
+    world = context.record.trials[job.tasks[0].trial_id].world
+    return f"{world.nodes} x {world.ranks_per_node} ranks"
+
+
 def _detached(jobs: Sequence[batch_file.JobFile]) -> Detached:
-    return Detached(f"no longer watching. {_go_on(jobs)}" if jobs else "interrupted: nothing was submitted.")
+    if not jobs:
+        return Detached("interrupted: nothing was submitted.")
+    told = [_go_on(submitted)] if (submitted := [job for job in jobs if job.job_id is not None]) else []
+    if asked := [job.name for job in jobs if job.job_id is None]:
+        told.append(
+            f"Whether {', '.join(asked)} was submitted too is not known: squeue --name={','.join(asked)} shows it, and "
+            "the same command again finds it"
+        )
+    return Detached(f"no longer watching. {' '.join(told)}")
 
 
 def _go_on(jobs: Sequence[batch_file.JobFile]) -> str:

@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -38,19 +38,19 @@ _SILENCE = re.compile(
 """What Slurm's commands say while slurmctld is down, restarting or overloaded, which passes."""
 _FILTERS = ("SQUEUE_", "SCANCEL_", "SINFO_")
 """Prefixes of variables that are dropped: a user's defaults for looking at the queue would hide jobs."""
-_OURS_ALONE = ("SBATCH_ARRAY_INX", "SBATCH_JOB_NAME", "SBATCH_OUTPUT", "SBATCH_REQUEUE", "SBATCH_SIGNAL", "SBATCH_WAIT")
-"""Variables that are dropped because they would override the script; others (SBATCH_ACCOUNT) are user defaults."""
+_OURS_ALONE = ("SBATCH_ARRAY_INX", "SBATCH_CLUSTERS", "SBATCH_REQUEUE", "SBATCH_WAIT")
+"""Variables that are dropped whatever the script says: with them a job is not what it is taken for."""
 
 
-def ask(*argv: str, cwd: Path | None = None) -> str:
-    """What a Slurm command prints.
+def ask(*argv: str, cwd: Path | None = None, without: Collection[str] = _OURS_ALONE) -> str:
+    """What a Slurm command prints; it does not see the variables in `without`.
 
     Raises:
         SchedulerSilentError: slurmctld does not answer.
         SchedulerMissingError: the command is not installed.
         SchedulerError: the command refuses.
     """
-    own = {key: value for key, value in os.environ.items() if not key.startswith(_FILTERS) and key not in _OURS_ALONE}
+    own = {key: value for key, value in os.environ.items() if not key.startswith(_FILTERS) and key not in without}
     try:
         answer = subprocess.run(
             argv,
@@ -75,6 +75,26 @@ def ask(*argv: str, cwd: Path | None = None) -> str:
     if _SILENCE.search(said):
         raise SchedulerSilentError(f"slurmctld does not answer: {said}")
     raise SchedulerError(f"Slurm refuses `{argv[0]}`: {said}")
+
+
+_SETS = re.compile(r"^#SBATCH --([a-z-]+)", re.MULTILINE)
+_LIKE = (
+    {"gpus", "gpus-per-node", "gpus-per-task", "gres"},
+    {"mem", "mem-per-cpu", "mem-per-gpu"},
+)
+"""Options that say the same in different ways, and contradict each other."""
+_VARIABLES = {"time": "TIMELIMIT", "array": "ARRAY_INX", "mem": "MEM_PER_NODE"}
+"""Options -> names of their variables after SBATCH_, where these are others ("INPUT ENVIRONMENT VARIABLES")."""
+
+
+def overriding(script: str) -> frozenset[str]:
+    """The variables by which sbatch would override what a script sets; others (SBATCH_ACCOUNT) are user defaults."""
+    options = set(_SETS.findall(script))
+    options |= {option for like in _LIKE if like & options for option in like}
+    if "switches" in options:
+        options |= {"req-switch", "wait4switch"}
+    names = {_VARIABLES.get(option, option.upper().replace("-", "_")) for option in options}
+    return frozenset(_OURS_ALONE) | {f"SBATCH_{name}" for name in names}
 
 
 def steps_named(job_id: str, name: str) -> list[str]:

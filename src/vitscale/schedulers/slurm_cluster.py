@@ -15,7 +15,7 @@ from pathlib import Path
 from vitscale.errors import RequestError, shown
 from vitscale.machine.hardware import Machine
 from vitscale.schedulers.base import BatchJob, Cause, JobState, OwnJob, SchedulerError, Submitter, described
-from vitscale.schedulers.slurm import SlurmAllocation, ask, job_fields, preempted
+from vitscale.schedulers.slurm import SlurmAllocation, ask, job_fields, overriding, preempted
 from vitscale.study.sections import NodeSection, SlurmSection
 from vitscale.trial.trial import World
 
@@ -205,9 +205,19 @@ class SlurmCluster(Submitter):
         return "jobs of Slurm start their ranks by srun; use launcher = 'srun'"
 
     def own_job(self) -> OwnJob | None:
-        """The allocation around this process."""
-        nodes = os.environ.get("SLURM_JOB_NODELIST")
-        if not (job_id := os.environ.get("SLURM_JOB_ID")) or not nodes:
+        """The allocation around this process.
+
+        Raises:
+            RequestError: it is a heterogeneous one.
+        """
+        nodes, job_id = os.environ.get("SLURM_JOB_NODELIST"), os.environ.get("SLURM_JOB_ID")
+        if job_id and "SLURM_HET_SIZE" in os.environ:
+            # Its nodes are told by component, and a step runs on those of one.
+            raise RequestError(
+                f"job {job_id} is heterogeneous (SLURM_HET_SIZE), and ranks run on nodes that are all asked for alike",
+                next_step="Ask salloc or sbatch for them without ':'",
+            )
+        if not job_id or not nodes:
             return None
         array, element = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
         named = f"{array}_{element}" if array and element else job_id
@@ -224,7 +234,7 @@ class SlurmCluster(Submitter):
         Raises:
             SchedulerError: sbatch refuses the script, or does not say the job's number.
         """
-        said = ask("sbatch", "--parsable", str(script))
+        said = ask("sbatch", "--parsable", str(script), without=overriding(script.read_text(encoding="utf-8")))
         job_id = said.strip().rpartition("\n")[2].partition(";")[0]
         if not job_id.isdecimal():
             raise SchedulerError(f"sbatch does not say the job's number, but {shown(said)}")

@@ -205,6 +205,9 @@ def _is_free(port: int) -> bool:
     return True
 
 
+_UNKNOWN_NAME = "This machine must know the name: see /etc/hosts, and the hostfile where there is one"
+
+
 def _address_towards(host: str) -> str:
     """This machine's address as `host` sees it. Nothing is sent: the kernel is asked for its route."""
     try:
@@ -214,7 +217,7 @@ def _address_towards(host: str) -> str:
             return str(probe.getsockname()[0])
     except (OSError, UnicodeError) as error:  # UnicodeError: an empty or an overlong part between two dots
         why = error.strerror if isinstance(error, OSError) else "no such name"
-        raise RequestError(f"host {host} cannot be found: {why or error}", next_step="Correct the hostfile") from None
+        raise RequestError(f"host {host} cannot be found: {why or error}", next_step=_UNKNOWN_NAME) from None
 
 
 RANK_MODULE = "vitscale.worker"

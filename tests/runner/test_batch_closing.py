@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ from study_factory import EIGHT_CORES, summary, write_study
 from vitscale.errors import VitscaleError
 from vitscale.runner import Options, Plan, batch_jobs, plan
 from vitscale.runner import run as drive
-from vitscale.runner.batch_file import BatchTask, JobFile, read_job
+from vitscale.runner.batch_file import BatchTask, JobFile, read_job, settle_ended
 from vitscale.runner.batch_jobs import Detached, submit_and_watch
 from vitscale.runner.one_run import RunContext
-from vitscale.schedulers.base import JobState, SchedulerError
+from vitscale.schedulers import slurm_cluster
+from vitscale.schedulers.base import Cause, JobState, SchedulerError, SchedulerSilentError
 from vitscale.schedulers.slurm_cluster import SlurmCluster
 from vitscale.store import RunIndex, write_outcome
 from vitscale.store.results import Outcome, StudyRecord
@@ -61,11 +63,14 @@ def test_what_ended_since_the_last_look_is_closed_and_the_runs_of_others_stay_op
 class Queue(SlurmCluster):
     """Takes jobs that never begin, or refuses them; Ctrl-C may come while it is asked something."""
 
-    def __init__(self, refused: str = "none", interrupted_at: str = "") -> None:
-        super().__init__(SlurmSection(), None)
+    def __init__(self, refused: str = "none", interrupted_at: str = "", slurm: SlurmSection | None = None) -> None:
+        super().__init__(slurm or SlurmSection(), None)
         self.taken: list[str] = []
         self._refused = refused
         self._interrupted_at = interrupted_at
+
+    def most_elements(self) -> int:
+        return 3
 
     def submit(self, script: Path) -> str:
         if self._refused in script.name:
@@ -88,12 +93,12 @@ class Queue(SlurmCluster):
 class Login:
     """A study of several worlds, on a login node."""
 
-    def __init__(self, folder: Path, gpus: list[int]) -> None:
+    def __init__(self, folder: Path, gpus: list[int], repeats: int = 1) -> None:
         changes: dict[str, dict[str, Any]] = {
             "train": {"epochs": 1},
             "scaling": {"gpus": gpus, "gpus_per_node": 1},
             "launch": {"scheduler": "slurm", "launcher": "srun"},
-            "measure": {"repeats": 1},
+            "measure": {"repeats": repeats},
             "node": {"cores": 8},
         }
         self.plan: Plan = plan(write_study(folder, changes), EIGHT_CORES, lambda _: summary())
@@ -168,3 +173,68 @@ def test_ctrl_c_before_anything_is_submitted(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(batch_jobs, "RunIndex", interrupted)
     assert str(Login(tmp_path, [1]).fails(Queue())) == "interrupted: nothing was submitted."
+
+
+def test_arrays_are_cut_to_what_slurm_takes(tmp_path: Path) -> None:
+    study = Login(tmp_path, [1], repeats=7)
+    study.fails(Queue(interrupted_at="watch", slurm=SlurmSection(jobs="array")))
+    names = [path.stem for path in study.results.glob("jobs/*.json")]
+    assert sorted(len(read_job(study.results, name).tasks) for name in names) == [1, 3, 3]
+
+
+def test_a_copy_of_a_folder_whose_job_waits_leaves_that_job_to_the_original(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(*_: str) -> str:
+        raise SchedulerSilentError("slurmctld does not answer")
+
+    monkeypatch.setattr(slurm_cluster, "ask", silent)
+    study, queue = Login(tmp_path, [1]), Queue(interrupted_at="watch")
+    study.fails(queue)
+    (name,) = queue.taken
+    original, study.results = study.results, tmp_path / "copy"
+    shutil.copytree(original, study.results)
+    assert batch_jobs.live_jobs(original) == ["101"]
+    assert batch_jobs.live_jobs(study.results) == []
+    study.fails(queue)
+    assert len(queue.taken) == 2, "the run is submitted here too"
+    assert (read_job(study.results, name).closed, read_job(original, name).closed) == (True, False)
+    # By another path it is the same folder, and its job is found again.
+    study.results = tmp_path / "link"
+    study.results.symlink_to(original)
+    assert "Submitted jobs go on (101)" in str(study.fails(queue))
+    assert len(queue.taken) == 2
+
+
+def state(element: int, word: str) -> JobState:
+    return JobState(f"7_{element}", "vitscale-1x1-aaaaaaaa", element, word, "", over=word != "RUNNING")
+
+
+@pytest.mark.parametrize(
+    ("known", "began", "reason"),
+    [
+        ([0], False, "cancelled before it began (job 7_1)"),
+        # It began, and Slurm has forgotten since how it ended; and so of an array of which it knows nothing.
+        ([0], True, "why of 7_1"),
+        ([], False, "why of 7_1"),
+    ],
+)
+def test_an_element_that_was_cancelled_before_it_began(
+    tmp_path: Path, known: list[int], began: bool, reason: str
+) -> None:
+    """Slurm keeps nothing of it, as it does of elements that began, and were forgotten after MinJobAge."""
+
+    class Forgetful(SlurmCluster):
+        def cause(self, job_id: str, nodes: Sequence[str] = ()) -> Cause:
+            return Cause("failed", f"why of {job_id}")
+
+    study = Login(tmp_path, [1], repeats=2)
+    study.fails(Queue(interrupted_at="watch", slurm=SlurmSection(jobs="array")))
+    (path,) = study.results.glob("jobs/*.json")
+    job = read_job(study.results, path.stem).model_copy(update={"job_id": "7"})
+    if began:
+        (study.results / "jobs" / f"{job.name}-7_1.out").touch()
+    states = {(job.name, element): state(element, "RUNNING") for element in known}
+    settle_ended(Forgetful(SlurmSection(), None), study.results, job, states)
+    outcomes = {outcome.reason for _, outcome in RunIndex(study.results).finished.values()}
+    assert reason in outcomes

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from study_factory import EIGHT_CORES, summary, write_study
-from vitscale.runner import batch_jobs, plan
 from vitscale.runner import job as driver
+from vitscale.runner import plan
 from vitscale.runner.batch_jobs import new_jobs
 from vitscale.runner.one_run import RunContext, Task, new_attempt, unstarted
 from vitscale.runner.todo import outstanding
@@ -58,6 +58,7 @@ class Array:
         self.done: list[int] = []
         self.kind: OutcomeKind = "completed"
         self.nodes = Nodes()
+        self.most_elements = 1000
 
         def run_task(context: RunContext, _where: object, task: Task, attempt: int, *_: object) -> Outcome:
             self.done.append(task.repeat)
@@ -76,7 +77,7 @@ class Array:
         todo = outstanding(self.plan, index, retry_failed=retry_failed)
         submitter = Silent(self.context.slurm, None)
         names = (f"{number:08d}" for number in range(9))
-        jobs = [*new_jobs(self.context, submitter, todo, index.attempts, lambda: next(names))]
+        jobs = [*new_jobs(self.context, submitter, todo, index.attempts, lambda: next(names), self.most_elements)]
         assert all(job.array for job in jobs)
         for job in jobs:
             job.write(self.results)
@@ -91,12 +92,10 @@ def array(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Array:
 
 
 @pytest.mark.parametrize("most", [1000, 2])
-def test_runs_of_an_array_that_ran_out_of_memory_together_are_all_done_again(
-    array: Array, monkeypatch: pytest.MonkeyPatch, most: int
-) -> None:
+def test_runs_of_an_array_that_ran_out_of_memory_together_are_all_done_again(array: Array, most: int) -> None:
     """Each element is the first to begin: the others' old outcomes are of runs that are to be done again too, also
     where these are in another array."""
-    monkeypatch.setattr(batch_jobs, "_MOST_ELEMENTS", most)
+    array.most_elements = most
     for repeat in range(3):
         array.ended(repeat, 0, "oom")
     array.run([0, 1, 2])

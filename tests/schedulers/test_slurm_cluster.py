@@ -7,7 +7,7 @@ import pytest
 from launching import launch, world
 from vitscale.errors import RequestError
 from vitscale.launchers.srun import Srun
-from vitscale.schedulers import Placement, described, slurm
+from vitscale.schedulers import Placement, described, slurm, slurm_cluster
 from vitscale.schedulers.base import Cause, SchedulerError, SchedulerSilentError
 from vitscale.schedulers.slurm_cluster import SlurmCluster
 from vitscale.study.sections import NodeSection, SlurmSection
@@ -82,13 +82,18 @@ class Scontrol:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.answer: str | SchedulerError = ""
+        self.asked: list[str] = []
         monkeypatch.setattr(slurm, "ask", self.ask)
+        monkeypatch.setattr(slurm_cluster, "ask", self.ask)
         monkeypatch.setenv("SLURM_JOB_ID", "12")
         monkeypatch.setenv("SLURM_JOB_NODELIST", "node0")
         for name in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_HET_SIZE"):
             monkeypatch.delenv(name, raising=False)
 
     def ask(self, *argv: str) -> str:
+        self.asked.append(argv[1])
+        if argv == ("scontrol", "show", "config"):
+            return "MailProg                = /bin/mail\nMaxArraySize            = 4\nMaxJobCount             = 1000\n"
         assert argv == ("scontrol", "--oneliner", "show", "job", "12")
         if isinstance(self.answer, SchedulerError):
             raise self.answer
@@ -167,3 +172,9 @@ def test_a_job_that_reached_its_limit_or_lost_a_node_after_a_preemption_is_told_
     late = "2026-11-26T10:23:51"
     scontrol.answer = shown_job("TIMEOUT", reason="TimeLimit", limit="00:01:00", preempted=late)
     assert SlurmCluster(SLURM, NODE).cause("12").kind == "timeout"
+
+
+def test_an_array_has_no_more_elements_than_slurm_takes_which_is_asked_once(scontrol: Scontrol) -> None:
+    cluster = SlurmCluster(SlurmSection(jobs="array"), NODE)
+    assert [cluster.most_elements() for _ in range(2)] == [3, 3]
+    assert scontrol.asked == ["show"]

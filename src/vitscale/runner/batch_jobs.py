@@ -22,9 +22,6 @@ from vitscale.store import RunIndex, write_whole
 from vitscale.store.results import Outcome
 from vitscale.trial.trial import World
 
-_MOST_ELEMENTS = 1000
-"""Elements of one array: Slurm's MaxArraySize is 1001 unless a site sets it."""
-
 
 class Detached(VitscaleError):
     """Nobody watches any more; the jobs go on."""
@@ -98,16 +95,15 @@ def script_for(context: RunContext, submitter: Submitter, tasks: Sequence[Task])
     Raises:
         RequestError: a value of the study cannot stand in a script.
     """
-    jobs = new_jobs(context, submitter, tasks, {}, digits=lambda: "0" * 8)
+    jobs = new_jobs(context, submitter, tasks, {}, lambda: "0" * 8, _most_elements(submitter, None))
     return [submitter.script(asked_for(context, job)) for job in jobs]
 
 
 def live_jobs(results: Path) -> list[str]:
     """Numbers of the jobs that may still write to `results`; all open ones where their batch system is silent."""
     live = []
-    for _, group in groupby(
-        sorted(batch_file.open_jobs(results), key=lambda job: job.scheduler), lambda job: job.scheduler
-    ):
+    own = [job for job in batch_file.open_jobs(results) if not job.elsewhere(results)]
+    for _, group in groupby(sorted(own, key=lambda job: job.scheduler), lambda job: job.scheduler):
         jobs = list(group)
         try:
             states = jobs[0].submitter().states([job.name for job in jobs])
@@ -127,7 +123,13 @@ def settle(submitter: Submitter, results: Path, say: batch_file.Say) -> None:
     Raises:
         StoreError: a job's file cannot be read.
     """
-    jobs = batch_file.open_jobs(results)
+    jobs = []
+    for job in batch_file.open_jobs(results):
+        if job.elsewhere(results):
+            say(f"job {job.job_id or job.name} works on {job.results}, of which this is a copy, and is left to it")
+            batch_file.close(results, job)
+        else:
+            jobs.append(job)
     states = batch_file.patiently(submitter, lambda: batch_file.look(submitter, results, jobs), say)
     for job in jobs:
         known = next((state for (name, _), state in states.items() if name == job.name), None)
@@ -172,7 +174,9 @@ def submit_and_watch(
             jobs.append(job)
     held = {task for job in jobs for task in batch_file.waiting(results, job)}
     new = [task for task in tasks if task not in held]
-    coming = list(new_jobs(context, submitter, new, RunIndex(results).attempts, lambda: secrets.token_hex(4)))
+    most_elements = _most_elements(submitter, say) if new else 1
+    attempts = RunIndex(results).attempts
+    coming = list(new_jobs(context, submitter, new, attempts, lambda: secrets.token_hex(4), most_elements))
 
     refused: dict[str, list[str]] = {}
 
@@ -239,12 +243,23 @@ def _at_a_time(results: Path, job: batch_file.JobFile) -> int:
     return min(left, (job.measure.parallel_runs or left) if job.array else 1)
 
 
+def _most_elements(submitter: Submitter, say: batch_file.Say | None) -> int:
+    """How many elements one array may have; what is usual where that is refused, or nobody waits for it (no `say`)."""
+    if not submitter.arrays:
+        return 1
+    try:
+        return batch_file.patiently(submitter, submitter.most_elements, say) if say else submitter.most_elements()
+    except SchedulerError:
+        return Submitter.most_elements(submitter)
+
+
 def new_jobs(
     context: RunContext,
     submitter: Submitter,
     tasks: Iterable[Task],
     attempts: Mapping[tuple[str, int], int],
     digits: Callable[[], str],
+    most_elements: int,
 ) -> Iterator[batch_file.JobFile]:
     """One job, or one array, for each shape of world; tasks keep their order."""
     groups: dict[tuple[World, bool], list[batch_file.BatchTask]] = {}
@@ -256,7 +271,7 @@ def new_jobs(
         )
     array = submitter.arrays
     for (world, _), group in groups.items():
-        most = _MOST_ELEMENTS if array else len(group)
+        most = most_elements if array else len(group)
         for first in range(0, len(group), most):
             yield batch_file.JobFile(
                 name=f"vitscale-{world.nodes}x{world.ranks_per_node}-{digits()}",
@@ -267,6 +282,7 @@ def new_jobs(
                 slurm=context.slurm,
                 measure=context.measure,
                 scheduler=submitter.name,
+                results=str(context.results),
             )
 
 

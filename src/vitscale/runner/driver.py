@@ -74,6 +74,7 @@ def run(plan: Plan, results: Path, options: Options, console: Console) -> Report
     try:
         results.mkdir(parents=True, exist_ok=True)
         with locked(results), _signals_interrupt():
+            lock = (results / "lock").stat()
             # Check again under the lock: another driver may just have begun here.
             check_folder(results, plan.record, allow_version_change=options.allow_version_change)
             _decode_data(plan, results, made, console)
@@ -89,7 +90,7 @@ def run(plan: Plan, results: Path, options: Options, console: Console) -> Report
                         from vitscale.runner.batch_jobs import refuse_live_jobs
 
                         refuse_live_jobs(results)
-                    return _run_outstanding(plan, placement, results, options, console)
+                    return _run_outstanding(plan, placement, results, options, console, lock.st_ino)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFullError(
@@ -138,7 +139,26 @@ def _decode_data(plan: Plan, results: Path, made: list[Path], console: Console) 
         raise
 
 
-def _run_outstanding(plan: Plan, placement: Placement, results: Path, options: Options, console: Console) -> Report:
+def _refuse_deleted_lock(results: Path, inode: int) -> None:
+    """Refuses to begin another run where somebody has removed the lock: another driver may hold a new one.
+
+    Raises:
+        StoreError: the lock is another file than the one that this driver holds, or none.
+    """
+    try:
+        kept = (results / "lock").stat().st_ino == inode
+    except FileNotFoundError:
+        kept = False
+    if not kept:
+        raise StoreError(
+            f"the file 'lock' of {shown(str(results))} was deleted: another `vitscale run` may be writing there now",
+            next_step="Leave that file alone, and run the same command again once no other writes there",
+        )
+
+
+def _run_outstanding(
+    plan: Plan, placement: Placement, results: Path, options: Options, console: Console, lock_inode: int
+) -> Report:
     # We hold the lock, so drivers of interrupted runs are gone: the disk space they reserved is freed.
     finish_removing(results)
     index = RunIndex(results)
@@ -202,6 +222,7 @@ def _run_outstanding(plan: Plan, placement: Placement, results: Path, options: O
                 task, where = begins
                 if ended := spent.refusal(task.trial_id, [other.trial_id for other in lineup.under_way]):
                     break
+                _refuse_deleted_lock(results, lock_inode)
                 lineup.begin(task, where)
                 progress.expect(max(0, len(todo) - done), added.most())
                 attempt = index.attempts.get((task.trial_id, task.repeat), -1) + 1

@@ -200,6 +200,14 @@ class Submitter(Scheduler):
     arrays: bool = False
     """Whether each run is an element of an array."""
 
+    def most_elements(self) -> int:
+        """How many elements one array may have; a number that most sites allow, where nobody says.
+
+        Raises:
+            SchedulerError: no answer, or a refusal.
+        """
+        return 1000
+
     @abstractmethod
     def script(self, job: BatchJob) -> str:
         """The whole batch script, whose driver is `python -m vitscale.runner.job RESULTS NAME`.

@@ -156,6 +156,7 @@ _UNDER_WAY = frozenset(
     )
 )
 """States of `squeue` ("JOB STATE CODES") in which a job may still do something."""
+_MAX_ARRAY_SIZE = re.compile(r"^MaxArraySize\s*=\s*(\d{1,9})", re.MULTILINE)
 _PREEMPTED = "preempted by a job of higher priority"
 _OTHER_ENDS = {
     "PREEMPTED": _PREEMPTED,
@@ -177,6 +178,7 @@ class SlurmCluster(Submitter):
         """`node`: what one of the nodes offers."""
         self.python = slurm.python or sys.executable
         self.arrays = slurm.jobs == "array"
+        self._most_elements: int | None = None
         self._slurm = slurm
         self._node = node
 
@@ -239,6 +241,13 @@ class SlurmCluster(Submitter):
         if not job_id.isdecimal():
             raise SchedulerError(f"sbatch does not say the job's number, but {shown(said)}")
         return job_id
+
+    def most_elements(self) -> int:
+        """One less than Slurm's MaxArraySize, which is asked for once."""
+        if self._most_elements is None:
+            size = _MAX_ARRAY_SIZE.search(ask("scontrol", "show", "config"))
+            self._most_elements = max(1, int(size[1]) - 1) if size else super().most_elements()
+        return self._most_elements
 
     def states(self, names: Sequence[str]) -> list[JobState]:
         """States from squeue; ended jobs for as long as slurmctld keeps them (MinJobAge)."""

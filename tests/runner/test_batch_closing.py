@@ -206,10 +206,6 @@ def test_a_copy_of_a_folder_whose_job_waits_leaves_that_job_to_the_original(
     assert len(queue.taken) == 2
 
 
-def state(element: int, word: str) -> JobState:
-    return JobState(f"7_{element}", "vitscale-1x1-aaaaaaaa", element, word, "", over=word != "RUNNING")
-
-
 @pytest.mark.parametrize(
     ("known", "began", "reason"),
     [
@@ -234,7 +230,9 @@ def test_an_element_that_was_cancelled_before_it_began(
     job = read_job(study.results, path.stem).model_copy(update={"job_id": "7"})
     if began:
         (study.results / "jobs" / f"{job.name}-7_1.out").touch()
-    states = {(job.name, element): state(element, "RUNNING") for element in known}
+    states: dict[tuple[str, int | None], JobState] = {
+        (job.name, element): JobState(f"7_{element}", job.name, element, "RUNNING", "", over=False) for element in known
+    }
     settle_ended(Forgetful(SlurmSection(), None), study.results, job, states)
     outcomes = {outcome.reason for _, outcome in RunIndex(study.results).finished.values()}
     assert reason in outcomes

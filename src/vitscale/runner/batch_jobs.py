@@ -345,7 +345,7 @@ def _shape(context: RunContext, job: batch_file.JobFile) -> str:
 def _detached(jobs: Sequence[batch_file.JobFile]) -> Detached:
     if not jobs:
         return Detached("interrupted: nothing was submitted.")
-    told = [_go_on(submitted)] if (submitted := [job for job in jobs if job.job_id is not None]) else []
+    told = [_go_on(jobs)] if any(job.job_id is not None for job in jobs) else []
     if asked := [job.name for job in jobs if job.job_id is None]:
         told.append(
             f"Whether {', '.join(asked)} was submitted too is not known: squeue --name={','.join(asked)} shows it, and "

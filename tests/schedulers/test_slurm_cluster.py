@@ -82,6 +82,7 @@ class Scontrol:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.answer: str | SchedulerError = ""
+        self.job = "12"
         self.asked: list[str] = []
         monkeypatch.setattr(slurm, "ask", self.ask)
         monkeypatch.setattr(slurm_cluster, "ask", self.ask)
@@ -94,7 +95,7 @@ class Scontrol:
         self.asked.append(argv[1])
         if argv == ("scontrol", "show", "config"):
             return "MailProg                = /bin/mail\nMaxArraySize            = 4\nMaxJobCount             = 1000\n"
-        assert argv == ("scontrol", "--oneliner", "show", "job", "12")
+        assert argv == ("scontrol", "--oneliner", "show", "job", self.job)
         if isinstance(self.answer, SchedulerError):
             raise self.answer
         return self.answer
@@ -161,6 +162,20 @@ def test_an_allocation_that_is_over_or_ending_says_why(
     scontrol: Scontrol, answer: str | SchedulerError, kind: str, reason: str
 ) -> None:
     assert scontrol.lost(answer) == Cause(kind, reason)  # type: ignore[arg-type]  # a kind of outcome
+
+
+def test_an_element_of_an_array_asks_for_itself_alone(scontrol: Scontrol, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last one has the array's number, under which scontrol tells of those that have ended too."""
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "12")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "1")
+    scontrol.job = "12_1"
+    assert scontrol.lost(shown_job("RUNNING")) is None
+    assert scontrol.lost(shown_job("TIMEOUT")) == Cause(
+        "timeout", "the job's time limit of UNLIMITED was reached (slurm.time, job 12_1)"
+    )
+    own = SlurmCluster(SLURM, NODE).own_job()
+    assert own is not None
+    assert (own.job_id, own.element) == ("12_1", 1)
 
 
 def test_an_allocation_is_not_taken_for_lost_while_slurm_is_silent(scontrol: Scontrol) -> None:

@@ -128,6 +128,15 @@ def job_fields(job_id: str) -> dict[str, str]:
     return {key: value for key, _, value in (word.partition("=") for word in words)}
 
 
+def own_job_id() -> str:
+    """The id of the job around this process, as users write it: 12, or 12_3 for element 3 of array 12.
+
+    An array's last element has the array's own number, under which scontrol tells of all elements.
+    """
+    array, element = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{element}" if array and element else os.environ["SLURM_JOB_ID"]
+
+
 _LIVES = frozenset(("", "RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING"))
 """States in which a job takes steps, now or again; empty: Slurm says nothing of it."""
 _UNKNOWN_JOB = re.compile(r"Invalid job id|Job \S+ not found")
@@ -196,7 +205,7 @@ class SlurmAllocation(Placement):
 
     def lost(self) -> Cause | None:
         """Why Slurm starts no step in this job any more: it is over, or is being ended."""
-        return None if self._cause is None or takes_steps(self._job_id) else self._cause()
+        return None if self._cause is None or takes_steps(own_job_id()) else self._cause()
 
     def limited_to(self, hosts: Sequence[Host]) -> SlurmAllocation:
         """A placement with only these nodes of the job."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from vitscale.errors import RequestError, shown
 from vitscale.machine.hardware import Machine
 from vitscale.schedulers.base import BatchJob, Cause, JobState, OwnJob, SchedulerError, Submitter, described
-from vitscale.schedulers.slurm import SlurmAllocation, ask, job_fields, overriding, preempted
+from vitscale.schedulers.slurm import SlurmAllocation, ask, job_fields, overriding, own_job_id, preempted
 from vitscale.study.sections import NodeSection, SlurmSection
 from vitscale.trial.trial import World
 
@@ -221,8 +221,8 @@ class SlurmCluster(Submitter):
             )
         if not job_id or not nodes:
             return None
-        array, element = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
-        named = f"{array}_{element}" if array and element else job_id
+        named = own_job_id()
+        _, _, element = named.partition("_")
         placement = SlurmAllocation(self._slurm, self._node, lambda: self.cause(named, [nodes]))
         return OwnJob(named, int(element) if element else None, nodes, placement)
 

@@ -216,8 +216,8 @@ def test_a_plan_names_the_hosts_and_their_commands(call: Call, tmp_path: Path) -
         ),
         (
             ["--scheduler", "slrm"],
-            "site file or command line: launch.scheduler is 'slrm', but should be 'auto', 'local', 'hostfile' or "
-            "'slurm'. Correct it in [launch]. Did you mean 'slurm'?",
+            "command line: launch.scheduler is 'slrm', but should be 'auto', 'local', 'hostfile' or "
+            "'slurm'. Correct it on the command line. Did you mean 'slurm'?",
         ),
         (
             ["--site", "nosite"],

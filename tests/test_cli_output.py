@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from driving import TINY_MODEL, vitscale
-from vitscale import store
+from results_factory import one_curve, write_results
+from vitscale import cli, store
 
 STUDY = f"""
 name = "output"
@@ -79,3 +83,91 @@ def test_json_and_a_format_are_not_both_taken(tmp_path: Path) -> None:
     answer = vitscale("report", tmp_path, "--json", "--format", "html")
     assert answer.returncode == 2
     assert "--json and --format are both given" in answer.stderr
+
+
+def told(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
+    """The exit code of `vitscale ARGUMENTS` in this process."""
+    monkeypatch.setattr(sys, "argv", ["vitscale", *map(str, arguments)])
+    try:
+        cli.main()
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
+@pytest.mark.parametrize("columns", ["0", "", "wide", "-3"])
+def test_a_width_that_is_none_is_as_if_nobody_told_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, columns: str
+) -> None:
+    write_results(one_curve({1: [0.1]}), tmp_path / "results")
+    monkeypatch.setenv("COLUMNS", columns)
+    assert told(monkeypatch, "report", tmp_path / "results") == 0
+    assert "1 of 1 trial completed" in capsys.readouterr().out
+    assert told(monkeypatch, "report", tmp_path / "nothing") == 2
+    assert "nothing" in capsys.readouterr().err
+
+
+def ends_with(monkeypatch: pytest.MonkeyPatch, does: Callable[[], None]) -> int:
+    """The exit code where a verb does `does`."""
+    monkeypatch.setattr(cli, "_program", lambda _: lambda **_: does())
+    return told(monkeypatch, "report")
+
+
+@pytest.mark.parametrize(("encoding", "printed"), [("ascii", b"caf? ?"), ("latin-1", b"caf\xe9 ?"), ("UTF8", None)])
+def test_a_terminal_that_lacks_letters_gets_all_others(
+    monkeypatch: pytest.MonkeyPatch, encoding: str, printed: bytes | None
+) -> None:
+    content = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(content, encoding=encoding))
+    assert ends_with(monkeypatch, lambda: print("caf\xe9 \u2501", end="")) == 0
+    assert content.getvalue() == (printed or "caf\xe9 \u2501".encode())
+    assert sys.stdout.errors == ("replace" if printed else "strict")
+
+
+def test_a_file_of_another_package_is_not_standard_output(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused() -> None:
+        raise PermissionError(13, "Permission denied", "/data/x")
+
+    assert ends_with(monkeypatch, refused) == 1
+    assert capsys.readouterr().err == "vitscale: '/data/x' cannot be used: Permission denied\n"
+
+
+def test_tables_are_shown_where_no_page_can_be_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """As in a folder that may only be read, which no test run by root has."""
+    write_results(one_curve({1: [0.1]}), tmp_path)
+    (tmp_path / "report.html").mkdir()
+    assert told(monkeypatch, "report", tmp_path) == 2
+    said = capsys.readouterr()
+    assert "1 of 1 trial completed" in said.out
+    assert "Report: " not in said.out
+    assert said.err.startswith("vitscale: the report cannot be written to")
+    assert "report.html': Is a directory" in said.err
+
+
+def test_where_a_report_goes_is_what_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    write_results(one_curve({1: [0.1]}), tmp_path / "results")
+    monkeypatch.chdir(tmp_path)
+    assert told(monkeypatch, "report", "results", "--format", "md", "-o", "-") == 0
+    assert capsys.readouterr().out.startswith("# example")
+    os.mkfifo("pipe.md")
+    reading = os.open("pipe.md", os.O_RDONLY | os.O_NONBLOCK)
+    assert told(monkeypatch, "report", "results", "-o", "pipe.md") == 0
+    assert os.read(reading, 9) == b"# example"
+    os.close(reading)
+    assert capsys.readouterr() == ("", "pipe.md\n"), "a pipe may be standard output"
+    for arguments, said in (
+        (("--format", "csv", "-o", "-"), "-o - is standard output, and csv cannot go there. Valid: --format md,"),
+        (("-o", "-"), "-o - is standard output, and html cannot go there"),
+        (("--format", "png", "-o", "pic.png"), "-o 'pic.png' names one file, and --format png makes several"),
+        (("-o", "pic.svg"), "-o 'pic.svg' names one file, and --format svg makes several. Name a folder with -o."),
+        (("--format", "html,csv", "-o", "x.html"), "-o 'x.html' names one file, and --format html,csv makes several"),
+    ):
+        assert told(monkeypatch, "report", "results", *arguments) == 2
+        assert said in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pipe.md", "results"]

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from driving import vitscale
 from vitscale import cli, store
@@ -50,7 +51,10 @@ def test_a_schema_is_printed_or_written_once(call: Call, tmp_path: Path) -> None
     assert call("schema", "-o", "s.json")[:2] == (0, "s.json: begin the study with the line #:schema s.json\n")
     assert (tmp_path / "s.json").read_text() == printed
     assert call("schema", "-o", "s.json")[2] == "vitscale: 's.json' is there already. Name another file with -o.\n"
-    assert call("schema", "-o", "no/s.json")[2].startswith("vitscale: 'no/s.json' cannot be written: No such file")
+    assert call("schema", "-o", "new/sub/s.json")[0] == 0
+    assert (tmp_path / "new/sub/s.json").read_text() == printed
+    assert call("schema", "-o", "s.json/t.json")[2].startswith("vitscale: 's.json/t.json' cannot be written: ")
+    assert call("schema", "-o", "-")[2] == "vitscale: -o - names no file. Name one with -o, or leave -o out.\n"
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -149,8 +153,9 @@ def test_a_study_in_another_folder_finds_the_hostfile_of_this_one(
         (["--data", "imagenet"], 'Write name = "folder" with root'),
         (["--model", "vit_base_patch16_224"], 'Write name = "vit-b16"'),
         (["--gpus", "none"], "--gpus: 'none' is no rank count"),
-        (["-o", "a b/x.toml"], "cannot be written: No such file"),
-        (["-o", "a b.toml"], "name is 'a b'"),
+        (["-o", "-"], "-o - names no file"),
+        (["--root", "."], "--root is given, and images of digits are in no folder. Add --data folder."),
+        (["--root", ".", "--data", "synthetic"], "images of synthetic are in no folder"),
     ],
 )
 def test_what_cannot_be_planned_is_not_written(call: Call, tmp_path: Path, arguments: list[str], said: str) -> None:
@@ -158,6 +163,52 @@ def test_what_cannot_be_planned_is_not_written(call: Call, tmp_path: Path, argum
     assert code == 2
     assert said in error
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("output", "name"),
+    [("sub/new/study.toml", "study"), ("my study.toml", "my-study"), (".é!.toml", "study"), ("_a+b.c.toml", "a-b.c")],
+)
+def test_a_study_goes_where_it_is_named(call: Call, tmp_path: Path, output: str, name: str) -> None:
+    code, _, error = call("init", "--gpus", "1", "-o", output)
+    assert (code, error) == (0, "")
+    assert tomllib.loads((tmp_path / output).read_text())["name"] == name
+
+
+def test_a_folder_of_images_is_named_as_seen_from_the_study(call: Call, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for part, label in (("train", "cat"), ("train", "dog"), ("val", "cat"), ("val", "dog")):
+        folder = tmp_path / "imgs" / part / label
+        folder.mkdir(parents=True)
+        for number in range(20):
+            Image.new("RGB", (8, 8), (number, 0, 0)).save(folder / f"{number}.png")
+    for output, asked, written in (
+        ("study.toml", "imgs", "imgs"),
+        ("new/study.toml", "imgs", str(tmp_path / "imgs")),
+        (elsewhere / "study.toml", "./imgs", "../imgs"),
+        ("abs/study.toml", str(tmp_path / "imgs"), str(tmp_path / "imgs")),
+    ):
+        code, _, error = call("init", "--gpus", "1", "--data", "folder", "--root", asked, "-o", output)
+        assert (code, error) == (0, "")
+        assert tomllib.loads((tmp_path / output).read_text())["data"]["root"] == written
+
+
+def test_a_number_of_ranks_is_one_or_more(call: Call) -> None:
+    assert call("train", "--gpus", "0") == (2, "", "vitscale: --gpus is 0. Valid: 1 or more.\n")
+
+
+def test_a_length_of_the_command_line_is_the_length(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[Plan] = []
+    monkeypatch.setattr(studies, "carry_out", lambda plan, *_, **__: done.append(plan))
+    assert call("train", "--gpus", "1", "train.epochs=2")[::2] == (0, "")
+    (trial,) = done[0].record.trials.values()
+    assert (trial.train.epochs, trial.window.steps) == (2, None)
+
+
+def test_a_quick_check_is_no_training(call: Call) -> None:
+    said = "vitscale: --training brings runs of its own, and --quick is of the other check. Leave one of them out.\n"
+    assert call("check", "--training", "--quick") == (2, "", said)
 
 
 def test_on_a_terminal_it_asks_for_what_was_not_given(

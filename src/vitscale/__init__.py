@@ -6,17 +6,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vitscale.report.outputs import load as load
-    from vitscale.worker.probe import Probe as Probe
-    from vitscale.worker.probe import composer_callback as composer_callback
-    from vitscale.worker.probe import lightning_callback as lightning_callback
-    from vitscale.worker.probe import trainer_callback as trainer_callback
+    from vitscale.report.outputs import load
+    from vitscale.worker.probe import Probe, composer_callback, lightning_callback, trainer_callback
 
 __version__ = "0.1.0"
-_OFFERED = {"load": "vitscale.report.outputs"} | dict.fromkeys(
-    ("Probe", "composer_callback", "lightning_callback", "trainer_callback"), "vitscale.worker.probe"
-)
+__all__ = ["Probe", "composer_callback", "lightning_callback", "load", "trainer_callback"]
+_OFFERED = dict.fromkeys(__all__, "vitscale.worker.probe") | {"load": "vitscale.report.outputs"}
 """Names for users' own code -> modules, which are imported when the name is used."""
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> Any:

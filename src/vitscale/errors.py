@@ -120,6 +120,10 @@ _EXPECTED = {
 _UNQUOTED = frozenset({"int_type", "float_type", "bool_type"})
 
 
+_MEANT = dict.fromkeys(("true", "yes", "on", "1"), "true") | dict.fromkeys(("false", "no", "off", "0"), "false")
+"""What people write for true and false -> TOML's word."""
+
+
 def _dotted_field(problem: ErrorDetails) -> str:
     """The dotted field ("train.micro_batch"), with users' own unusual keys quoted and shortened."""
     return ".".join(_bare(str(part)) for part in problem["loc"])
@@ -136,7 +140,11 @@ def wrong_value(problem: ErrorDetails, *, next_step: str = "") -> str:
     if kind == "missing":
         return explain(f"{field} is missing", next_step=next_step)
     if kind in _UNQUOTED and isinstance(value, str):
-        next_step = "Write it without quotes"
+        meant = _MEANT.get(value.lower())
+        if kind == "bool_type" and meant is not None:
+            next_step = f"Write {meant}"
+        elif kind != "bool_type" and re.fullmatch(r"[+-]?(\d[\d_]*)?\.?\d+(e[+-]?\d+)?", value, re.IGNORECASE):
+            next_step = "Write it without quotes"
     limits = problem.get("ctx", {})
     expected = _EXPECTED.get(kind, "").format_map(limits) or problem["msg"].removeprefix("Input should be ")
     hint = ""

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from results_factory import make_curve, make_rank, make_results, make_run, make_trial, one_curve
+from results_factory import explained_run, make_curve, make_rank, make_results, make_run, make_trial, one_curve
 from verdict_finder import STEP, explained_study, kinds, of_one_trial, verdict
 from vitscale.analysis import analyse
 from vitscale.store.results import Results
@@ -136,6 +136,14 @@ def test_waiting_for_data_for_more_than_a_tenth_of_a_step_is_data_bound() -> Non
     assert "Set data.workers = 2 or more" in found.advice
     found = verdict(explained_study(STEP | {"data_wait": 0.25}, workers=4), "data-bound")
     assert "Set data.workers = 8 or more" in found.advice
+
+
+def test_no_imported_trial_is_told_of_workers_that_no_file_names() -> None:
+    trial = make_trial().model_copy(update={"origin": "GPU"})
+    found = verdict(of_one_trial(trial, explained_run(trial, [STEP | {"data_wait": 0.25}])), "data-bound")
+    assert found.message.endswith("wait for data for more than 10 % of a step (20 % in ddp on 1 rank)")
+    assert found.advice.startswith("Look at the loader of that training")
+    assert "data." not in found.message + found.advice
 
 
 def test_a_loader_that_limits_is_named_with_its_own_rate() -> None:

@@ -17,7 +17,7 @@ from vitscale.errors import RequestError
 from vitscale.importers.contents import Options
 from vitscale.importers.importing import import_logs
 from vitscale.launchers import LAUNCHERS, Spawn, find_launcher, launched, launcher_named
-from vitscale.report.outputs import brought
+from vitscale.report.outputs import Reported, brought
 from vitscale.runner.one_run import refuse_elsewhere
 from vitscale.schedulers import Local, made
 from vitscale.study.sections import LaunchSection, SlurmSection
@@ -132,7 +132,7 @@ def read(folder: Path) -> object:
 
 
 def drawn(_: Path) -> object:
-    return brought(["flux"], analyse(rich_study()))
+    return brought(["flux"], Reported(analyse(rich_study())))
 
 
 SOURCE = "class Flux:\n  def check(self, spec): {}\n  def load(self, spec, root): {}\n"

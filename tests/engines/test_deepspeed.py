@@ -73,6 +73,19 @@ def test_a_precision_switches_its_section_on_and_keeps_the_users_settings(
     assert found["zero_optimization"] == {"stage": 0, "reduce_bucket_size": 7}
 
 
+@pytest.mark.parametrize(
+    ("bf16", "handed_over"),
+    [({}, {"check_grad_overflow": False, "enabled": True}), ({"bf16": {"enabled": True}}, {"enabled": True})],
+)
+def test_the_old_name_of_bf16_is_handed_over_under_the_new_one_alone(
+    bf16: dict[str, Any], handed_over: dict[str, Any]
+) -> None:
+    file = bf16 | {"bfloat16": {"enabled": True, "check_grad_overflow": False}}
+    found = configuration(make_trial("deepspeed", 2, precision="bf16-params", deepspeed_config=file))
+    assert "bfloat16" not in found
+    assert found["bf16"] == handed_over
+
+
 def test_one_bit_adam_is_deepspeed_s_own_and_begins_to_compress_when_the_study_says() -> None:
     trial = make_trial(
         "deepspeed", 2, optimizer="onebit-adam", onebit_freeze_steps=7, learning_rate=0.5, weight_decay=0.25

@@ -202,3 +202,10 @@ def test_the_record_is_an_ordinary_one(tmp_path: Path) -> None:
     assert run.ranks[0].model is not None
     assert run.ranks[0].model.parameters == 85_806_346
     assert str(tmp_path) not in "".join(p.read_text() for p in (tmp_path / "results").rglob("*.json"))
+
+
+def test_epochs_in_hours_minutes_and_seconds(tmp_path: Path) -> None:
+    path = tmp_path / "epochs.csv"
+    path.write_text("gpus,micro_batch,run,epoch_seconds\n8,64,1,0:10:00\n8,64,2,0:10:04\n")
+    ((_, trial),) = imported(tmp_path, [path], "epochs", train_samples=50_000).trials.items()
+    assert trial.epoch_costs == [600.0, 604.0]

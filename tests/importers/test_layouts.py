@@ -24,6 +24,9 @@ from vitscale.importers.records import nodes_of
         ("0-per-node", 8, 8),
         ("5 nodes", 12, None),
         ("1 node", 8, 1),
+        ("2x8", 16, 2),
+        ("1 x 4", 4, 1),
+        ("2x8", 8, None),
     ],
 )
 def test_hosts(layout: str | None, gpus: int, nodes: int | None) -> None:

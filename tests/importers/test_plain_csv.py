@@ -9,13 +9,15 @@ import pytest
 
 from importers.logs import imported
 from vitscale.analysis import Analysis
-from vitscale.errors import RequestError
-from vitscale.importers.contents import Options
-from vitscale.importers.headings import SPEEDS, Heading, speed_told
+from vitscale.errors import RequestError, StoreError
+from vitscale.importers.contents import Options, Problems
+from vitscale.importers.headings import OWN, SPEEDS, Heading, speed_told
 from vitscale.importers.importing import guess, import_logs
 from vitscale.importers.plain_csv import read
-from vitscale.importers.tables import headers
+from vitscale.importers.tables import headers, rows
+from vitscale.prediction.evidence import evidence_of
 from vitscale.present.markdown import to_markdown
+from vitscale.report.contract import trial_rows
 from vitscale.report.document import report_document
 from vitscale.trial.model_cost import counted, parameters
 
@@ -89,6 +91,117 @@ def test_no_column_of_times(tmp_path: Path) -> None:
         import_logs([table(tmp_path, "gpus,seconds\n1,2\n")], "csv", Options(), tmp_path / "results")
 
 
+def curves_of_rates(found: Analysis) -> dict[str, dict[int, list[float]]]:
+    """Images/s of each run by GPU count of each curve."""
+    told: dict[str, dict[int, list[float]]] = {}
+    for curve in found.curves:
+        for point in curve.points:
+            trial = found.trials[point.trial_id]
+            batch = trial.trial.world.size * trial.trial.train.micro_batch
+            rates = [round(batch / run.step_seconds, 3) for run in trial.runs if run.step_seconds]
+            told.setdefault(curve.name, {})[point.gpus] = rates
+    return told
+
+
+UNLIKE = {
+    "names that stand once": ("Backbone", "ViT-B ViT-L ViT-H", [(1, 400), (1, 120), (8, 300)]),
+    "some at one count": ("Method", "DDP FSDP DDP ZeRO", [(8, 3000), (8, 2700), (16, 5800), (16, 5100)]),
+    "no heading": ("", "ViT-B ViT-L ViT-B ViT-L", [(1, 400), (1, 120), (8, 3000), (8, 930)]),
+    "numbers of a setting": ("resolution", "224 384 224", [(1, 400), (1, 120), (2, 780)]),
+    "batches": ("Batch size", "32 64 32 64", [(1, 300), (1, 360), (4, 1000), (4, 1300)]),
+    "numbers under any heading": ("Experts", "8 64 8 64", [(1, 400), (1, 230), (8, 3000), (8, 1700)]),
+    "switches": ("channels last", "yes no yes no", [(1, 400), (1, 230), (8, 3000), (8, 1700)]),
+    "ZeRO stages": ("zero stage", "1 3 1 3", [(8, 2900), (8, 2400), (16, 5600), (16, 4300)]),
+}
+"""Name of a column, its cells, (GPUs, images/s) of each row."""
+
+
+@pytest.mark.parametrize("unlike", UNLIKE)
+def test_rows_of_unlike_settings_are_no_repeats(tmp_path: Path, unlike: str) -> None:
+    heading, cells, rates = UNLIKE[unlike]
+    rows = [f"{cell},{gpus},{rate}" for cell, (gpus, rate) in zip(cells.split(), rates, strict=True)]
+    found = imported(tmp_path, [table(tmp_path, "\n".join([f"{heading},gpus,images/s", *rows, ""]))], "csv")
+    truth: dict[str, dict[int, list[float]]] = {}
+    named = "" if heading in ("Backbone", "Method", "") else f"{heading.replace('zero s', 'zero_s')} "
+    for cell, (gpus, rate) in zip(cells.split(), rates, strict=True):
+        truth.setdefault(f"{named}{cell}", {})[gpus] = [float(rate)]
+    assert curves_of_rates(found) == truth
+    assert any("a batch is each GPU's" in note for note in notes_of(found)) is (heading == "Batch size")
+
+
+@pytest.mark.parametrize(
+    ("heading", "cells", "asked"),
+    [
+        ("peak memory (GB)", ("30", "31", "30", "31"), False),
+        ("loss", ("2.1", "2.2", "2.1", "2.0"), False),
+        ("MFU", ("0.4", "0.5", "0.4", "0.5"), False),
+        ("time to accuracy (h)", ("4", "5", "4", "5"), False),
+        ("seed", ("1", "2", "1", "2"), False),
+        ("job_id", ("a", "b", "a", "b"), False),
+        ("when", ("noon", "night", "noon", "night"), False),
+        ("", ("0", "1", "2", "3"), False),
+        ("begun", ("2024-01-01", "2024-01-02", "2024-01-01", "2024-01-02"), True),
+        ("label", ("run 1", "run 2", "run 1", "run 2"), True),
+        ("k", ("1", "2", "1", "2"), True),
+        ("fan speed", ("71", "72", "71", "75"), True),
+        ("note", ("cold", "warm", "after lunch", ""), True),
+    ],
+)
+def test_repeats_that_differ_in_what_came_out_stay_repeats(
+    tmp_path: Path, heading: str, cells: tuple[str, ...], asked: bool
+) -> None:
+    """A column that may tell settings apart is asked about."""
+    rates = [(1, 100.0), (1, 101.0), (4, 360.0), (4, 361.0)]
+    rows = [f"{gpus},{cell},{rate}" for cell, (gpus, rate) in zip(cells, rates, strict=True)]
+    found = imported(tmp_path, [table(tmp_path, "\n".join([f"gpus,{heading},images/s", *rows, ""]))], "csv")
+    assert list(curves_of_rates(found).values()) == [{1: [100.0, 101.0], 4: [360.0, 361.0]}]
+    notes = [note for note in notes_of(found) if note.startswith("rows of one setting that differ in")]
+    assert [f"differ in {heading} are" in note for note in notes] == [True] * asked
+
+
+def test_of_a_table_too_long_to_look_at_whole_it_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitscale.importers.grids._MOST_LINES", 3)
+    contents = read([table(tmp_path, "gpus,resolution,images/s\n1,224,400\n1,384,120\n1,224,401\n")], Options())
+    assert len(contents.runs) == 3
+    assert any("rows of one setting that differ in resolution" in note for note in contents.notes)
+
+
+@pytest.mark.parametrize("heading", ["step", "iteration", "iter", "global_step", "Global Step", "epoch", "epoch,iter"])
+def test_steps_of_a_log_are_one_run(tmp_path: Path, heading: str) -> None:
+    """Two slow steps at the start of 20 are its warm-up, and no runs; the same step again is of another run."""
+    numbers = [f"{step // 5},{step % 5}" if "," in heading else f"{step}" for step in range(20)]
+    slow = [3.0, 3.0, *[0.2] * 18]
+    rows = [f"{gpus},{n},{slow[at]}" for gpus in (1, 2) for _ in range(gpus) for at, n in enumerate(numbers)]
+    rows[-2:] = [f"{row}0" for row in rows[-2:]]
+    found = imported(tmp_path, [table(tmp_path, "\n".join([f"gpus,{heading},step_time_s", *rows, ""]))], "csv")
+    runs = {trial.trial.world.size: [run.step_seconds for run in trial.runs] for trial in found.trials.values()}
+    assert runs == {1: [pytest.approx(0.2)], 2: [pytest.approx(0.2)] * 2}
+
+
+def test_steps_of_an_epoch_stand_beside_those_of_the_run(tmp_path: Path) -> None:
+    text = "gpus,iter,global_step,step_time_s\n1,0,0,0.2\n1,1,1,0.2\n1,0,2,0.2\n1,1,3,0.2\n"
+    (run,) = read([table(tmp_path, text)], Options()).runs
+    assert len(run.ranks[0].steps) == 4
+
+
+@pytest.mark.parametrize(
+    ("headings", "taken"),
+    [
+        ("epoch_time_avg,epoch_time_min,epoch_time_max", None),
+        ("step_time_mean,step_time_min,step_time_max", None),
+        ("epoch_time_avg_s,epoch_time_min_s,epoch_time_max_s", (1, 1.0)),
+        ("epoch time (min),epoch time std,epoch time max", (1, 60.0)),
+        ("epoch_time_min,loss,accuracy", (1, 60.0)),
+        ("step time max (ms),step time mean (ms),step time min (ms)", (2, 1e-3)),
+    ],
+)
+def test_the_least_is_no_minutes(tmp_path: Path, headings: str, taken: tuple[int, float] | None) -> None:
+    """Beside a mean or a maximum "min" is the minimum; of the three the mean is taken, if its unit is told."""
+    head, *_ = headers(table(tmp_path, f"gpus,{headings}\n1,2,3,4\n"))
+    speeds = [(at, own.factor) for at, own in enumerate(head.headings) if own.column in SPEEDS]
+    assert speeds == ([taken] if taken else [])
+
+
 OTHERS = {
     "semicolons": "num_gpus;nodes;images/sec;batch size per GPU\n1;1;363.5;64\n16;2;5510;64\n",
     "tabs": "GPUs\t# of nodes\tThroughput (img/s)\tBatch/GPU\n1\t1\t363.5\t64\n16\t2\t5,510\t64\n",
@@ -142,8 +255,17 @@ def test_what_may_mean_something_else_is_taken_for_nothing(tmp_path: Path, headi
         ("GPU,images/s\n1,100\n", "has no column gpus, which counts them; it has 'GPU, images/s'. Valid: gpus, "),
         (
             "Speed:\n| # GPUs | Throughput |\n|---|---|\n| 1 | 3 |\n",
-            "has no column of times; it has '# GPUs, Throughput'",
+            "has no column of times; it has '# GPUs, Throughput'; only the unit of 'Throughput' is missing",
         ),
+        (
+            "gpus,epoch_time,step\n1,2,3\n",
+            "it has 'gpus, epoch_time, step'; only the unit of 'epoch_time' is missing, as in 'epoch_time (s)'. Valid",
+        ),
+        ("GPUs | img/s\n1 | 400\n", "tells its format: a table with bars and no rule"),
+        ("GPUs   img/s\n1      400\n", "tells its format: spaces stand between its columns"),
+        ("g\0p\0u\0s\0,\0s\0\n", "tells its format: it is no UTF-8"),
+        ("Dear all,\n", "tells its format: it begins with 'Dear all,'. Valid"),
+        ("", "tells its format: it is empty. Valid"),
     ],
 )
 def test_what_a_table_lacks_is_told(tmp_path: Path, text: str, said: str) -> None:
@@ -151,8 +273,27 @@ def test_what_a_table_lacks_is_told(tmp_path: Path, text: str, said: str) -> Non
         guess([table(tmp_path, text)])
 
 
+def test_names_of_columns_without_rows_are_no_table(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="can be used as csv: no row stands below the names of the columns"):
+        import_logs([table(tmp_path, "gpus,img/s\n")], "csv", Options(), tmp_path / "results")
+
+
+def test_a_layout_that_tells_no_hosts_is_named(tmp_path: Path) -> None:
+    contents = read([table(tmp_path, "gpus,layout,images_per_second\n16,3x8,5800\n")], Options())
+    assert "layout '3x8' does not tell how many hosts: one is assumed (a column nodes would tell)" in contents.notes
+
+
 def test_units_of_time(tmp_path: Path) -> None:
-    for heading, factor in (("min/epoch", 60.0), ("Epoch time (h)", 3600.0), ("s/it", 1.0), ("iter ms", 1e-3)):
+    for heading, factor in (
+        ("min/epoch", 60.0),
+        ("Epoch time (h)", 3600.0),
+        ("s/it", 1.0),
+        ("iter ms", 1e-3),
+        ("hrs/epoch", 3600.0),
+        ("secs/epoch", 1.0),
+        ("sec/batch", 1.0),
+        ("epoch time (mins)", 60.0),
+    ):
         head, *_ = headers(table(tmp_path, f"gpus,{heading}\n"))
         assert [own.factor for own in head.headings] == [1.0, factor], heading
 
@@ -166,14 +307,59 @@ def test_a_comma_that_may_be_a_decimal_one_is_no_number(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("gpus\tstep time (s)\n1\t0,945\n2\t1,250\n", ["0.945", "1.250"]),
+        ("| gpus | step time (s) |\n|--|--|\n| 1 | 0,945 ± 0,003 |\n| 2 | 12,5 |\n", ["0.945", "12.5"]),
+        ('gpus,step time (s)\n1,"0,945"\n2,"1,250"\n', ["0.945", "1.250"]),
+        ("gpus;step time (s)\n1;0,945\n2;1,250\n", ["0.945", "1.250"]),
+        ("gpus\timages/s\n1\t1.400,5\n2\t2.780\n", ["1400.5", "2780"]),
+        ("gpus\timages/s\n1\t985.5\n2\t1,930\n", ["985.5", "1930"]),
+        ("gpus\timages/s\n1\t985\n2\t1,930\n", ["985", "1930"]),
+        ("gpus\tmin/epoch\tspeedup\n1\t12,500\t1,0\n2\t6,450\t1,9\n", ["12500", "6450"]),
+        ("gpus\tstep time (s)\timages/s\n1\t0,945\t1,400\n2\t0,972\t2,780\n", ["1.400", "2.780"]),
+        ("gpus\tstep time (s)\timages/s\n1\t0.945\t1,400\n2\t0.972\t2,780\n", ["1400", "2780"]),
+    ],
+)
+def test_what_a_comma_is_follows_from_all_numbers_of_a_column(tmp_path: Path, text: str, numbers: list[str]) -> None:
+    """A number that begins with 0, or has not three digits behind its comma, has a decimal one; and so have others."""
+    path = table(tmp_path, text)
+    (head,) = headers(path)
+    column = head.columns[-1] if head.columns[-1] in SPEEDS else "epoch_seconds"
+    factor = next(own.factor for own in head.headings if own.column == column)
+    read_as = [float(row[column]) / factor for row in rows(path, head, ("gpus",), Problems("a"))]
+    assert read_as == pytest.approx([float(number) for number in numbers])
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        (("0,945", "0,972"), "commas in 'step time (s)' are decimal ones: 0,945 is 0.945"),
+        (("2,855", "998"), "commas in 'step time (s)' may be decimal ones: 2,855 is taken for 2855"),
+        (("1,234,567", "2,855"), ""),
+    ],
+)
+def test_what_a_comma_was_taken_for_is_told(tmp_path: Path, cells: tuple[str, str], said: str) -> None:
+    contents = read([table(tmp_path, f"gpus\tstep time (s)\n1\t{cells[0]}\n2\t{cells[1]}\n")], Options())
+    assert [note for note in contents.notes if note.startswith("commas")] == ([said] if said else [])
+
+
+def test_a_point_beside_decimal_commas_that_may_stand_between_thousands_is_refused(tmp_path: Path) -> None:
+    contents = read([table(tmp_path, "gpus\tstep time (s)\n1\t0,945\n2\t1.002\n")], Options())
+    assert [run.setting.gpus for run in contents.runs] == [1]
+    assert "line 3 (beside decimal commas 1.002 may be 1002)" in " ".join(contents.problems)
+
+
 def test_two_columns_that_say_the_same_are_told_apart_by_the_user(tmp_path: Path) -> None:
     path = table(tmp_path, "gpus,# GPUs,img/s\n1,2,3\n")
     with pytest.raises(RequestError, match=r"twice: 'gpus' and '# GPUs'. Leave one of them out"):
         import_logs([path], "csv", Options(), tmp_path / "results")
 
 
-def test_a_batch_of_nobody_is_asked_about(tmp_path: Path) -> None:
-    found = imported(tmp_path, [table(tmp_path, "gpus,images_per_second,batch_size\n1,100,64\n")], "csv")
+@pytest.mark.parametrize("column", ["batch_size", "train_batch_size"])
+def test_a_batch_of_nobody_is_asked_about(tmp_path: Path, column: str) -> None:
+    found = imported(tmp_path, [table(tmp_path, f"gpus,images_per_second,{column}\n1,100,64\n")], "csv")
     assert "a batch is each GPU's or that of all: name its column micro_batch or global_batch" in notes_of(found)
 
 
@@ -386,10 +572,26 @@ def test_a_report_on_a_table_claims_nothing_that_it_lacks(tmp_path: Path) -> Non
         ("Average throughput per device (img/sec)", "images_per_second_per_gpu"),
         ("single-gpu images/s", "images_per_second_per_gpu"),
         ("samples/s per rank", "images_per_second_per_gpu"),
+        ("Per-worker throughput (samples/s)", "images_per_second_per_gpu"),
+        ("per process img/s", "images_per_second_per_gpu"),
+        ("throughput per node (img/s)", "images_per_second_per_node"),
+        ("Per-host throughput (images/s)", "images_per_second_per_node"),
+        ("samples/s/node", "images_per_second_per_node"),
+        ("Throughput, 8 GPUs per node (img/s)", "images_per_second"),
         ("Throughput (images/s)", "images_per_second"),
+        ("examples/sec", "images_per_second"),
+        ("Samples/s (global)", "images_per_second"),
+        ("samples/s (per GPU)", "images_per_second_per_gpu"),
+        ("Images/sec (BF16)", "images_per_second"),
+        ("images/s (std)", ""),
+        ("k examples/s", ""),
         ("64 per GPU, images/s", ""),
         ("throughput, 8 processes per GPU (images/s)", ""),
         ("k images/s", ""),
+        ("Throughput, 1000 images/s", ""),
+        ("Throughput x1000 images/s", ""),
+        ("Throughput, thousands of images/s", ""),
+        ("ResNet-50 images/s", "images_per_second"),
         ("Throughput (k images/s)", ""),
         ("ideal images/s", ""),
         ("linear scaling (images/s)", ""),
@@ -410,6 +612,19 @@ def test_whose_rate_a_heading_tells(heading: str, column: str) -> None:
         ("Batch 64 per GPU, in images/s", None),
         ("ViT-B/16, 64 per GPU, images/s", None),
         ("4 workers per GPU, images/s", None),
+        ("We reach 5,800 images/s. Peak memory in GB:", None),
+        ("We reach 5,800 images/s with ours:", None),
+        ("Speedup over 1 GPU (baseline 400 images/s)", None),
+        ("Scaling efficiency; throughput in images/s was measured on A100", None),
+        ("Top-1 accuracy after training at 3,000 images/s", None),
+        ("Throughput in thousand images/s", None),
+        ("Throughput (x1000 images/s)", None),
+        ("Epoch time (s): min, mean", "epoch_seconds"),
+        ("Epoch time min/mean", None),
+        ("ResNet-50, images/s", "images_per_second"),
+        ("Throughput per node (images/s)", None),
+        ("images/s per node", None),
+        ("images/s on 8 GPUs per node", "images_per_second"),
     ],
 )
 def test_whose_rate_a_caption_tells(caption: str, column: str | None) -> None:
@@ -423,3 +638,154 @@ def test_rates_of_each_gpu_are_those_of_all_in_the_report(tmp_path: Path) -> Non
     found = imported(tmp_path, [table(tmp_path, rows)], "csv", train_samples=50_000)
     (curve,) = found.curves
     assert [point.speedup.value for point in curve.points if point.speedup] == pytest.approx([1.0, 14.4])
+
+
+@pytest.mark.parametrize(
+    ("columns", "cells", "rates"),
+    [
+        ("nodes", ["1", "2", "4"], [3000, 5800, 11200]),
+        ("GPUs per node", ["8", "8", "8"], [3000, 5800, 11200]),
+        ("layout", ["1 node", "2 nodes", "4 nodes"], [3000, 5800, 11200]),
+        ("cluster", ["a", "a", "a"], []),
+    ],
+)
+def test_rates_of_a_node_are_those_of_all_nodes_where_these_are_told(
+    tmp_path: Path, columns: str, cells: list[str], rates: list[float]
+) -> None:
+    told = zip((8, 16, 32), (3000, 2900, 2800), cells, strict=True)
+    text = "".join(f"{gpus},{rate},{cell}\n" for gpus, rate, cell in told)
+    path = table(tmp_path, f"gpus,throughput per node (img/s),{columns}\n{text}")
+    if not rates:
+        assert "on how many nodes it ran is not told" in " ".join(read([path], Options()).problems)
+        return
+    found = imported(tmp_path, [path], "csv")
+    told_rates = [trial.images_per_second.value for trial in found.trials.values() if trial.images_per_second]
+    assert told_rates == pytest.approx(rates)
+
+
+@pytest.mark.parametrize(
+    ("rows_told", "batches", "steps", "rates"),
+    [
+        # 64 a GPU; 256 of all; and batches that agree in neither: the rate stands and the batch stays unknown.
+        ([(1, 0.160, 400), (2, 0.164, 780), (4, 0.170, 1505)], [64, 64, 64], [0.160, 0.164, 0.170], [400, 780, 1506]),
+        ([(1, 0.640, 400), (2, 0.328, 780), (4, 0.170, 1505)], [256, 128, 64], [0.64, 0.328, 0.17], [400, 780, 1506]),
+        ([(1, 1.3, 400), (2, 1.3, 780)], [None, None], [1.3, 1.3], [400, 780]),
+    ],
+)
+def test_a_rate_beside_a_step_time_tells_the_batch(
+    tmp_path: Path,
+    rows_told: list[tuple[int, float, float]],
+    batches: list[int | None],
+    steps: list[float],
+    rates: list[float],
+) -> None:
+    text = "".join(f"{gpus},{1000 * seconds:g},{rate}\n" for gpus, seconds, rate in rows_told)
+    found = imported(tmp_path, [table(tmp_path, f"gpus,step_time_ms,images_per_second\n{text}")], "csv")
+    trials = list(found.trials.values())
+    assert [trial.trial.train.micro_batch if trial.batch_known else None for trial in trials] == batches
+    assert [trial.step_seconds.value for trial in trials if trial.step_seconds] == pytest.approx(steps)
+    told = [trial.images_per_second.value for trial in trials if trial.images_per_second]
+    assert told == pytest.approx(rates, rel=2e-3)
+    assert any("follows from images/s x step time" in note for note in notes_of(found)) is (None not in batches)
+
+
+@pytest.mark.parametrize(("rate", "contradicts"), [(400, False), (395, False), (3200, True)])
+def test_a_rate_that_contradicts_the_step_time_and_the_batch_is_named(
+    tmp_path: Path, rate: int, contradicts: bool
+) -> None:
+    text = f"gpus,micro_batch,step_time_ms,images_per_second\n1,64,160,{rate}\n"
+    found = imported(tmp_path, [table(tmp_path, text)], "csv")
+    ((_, trial),) = found.trials.items()
+    assert trial.images_per_second is not None
+    assert trial.images_per_second.value == pytest.approx(400)
+    said = "in 1 row (line 2: 3200/s x 0.16 s are 512 images a GPU, and the batch is 64): images/s is ignored"
+    assert [note for note in notes_of(found) if "contradict" in note] == (
+        [f"images/s and step time contradict each other {said}"] if contradicts else []
+    )
+
+
+@pytest.mark.parametrize(
+    ("heading", "column"),
+    [
+        ("gradient_accumulation_steps", "grad_accum"),
+        ("grad accum", "grad_accum"),
+        ("Gradient accumulation", "grad_accum"),
+        ("per_device_train_batch_size", "micro_batch"),
+        ("train_micro_batch_size_per_gpu", "micro_batch"),
+        ("mbs", "micro_batch"),
+        ("GBS", "global_batch"),
+        ("train_batch_size", ""),
+        ("bs", ""),
+    ],
+)
+def test_names_of_batches(heading: str, column: str) -> None:
+    """DeepSpeed calls the batch of all GPUs `train_batch_size`, and Hugging Face that of each: nobody knows."""
+    own = Heading.of(heading).column
+    assert own == column or (not column and own not in OWN)
+
+
+def test_accumulation_by_its_usual_name_counts(tmp_path: Path) -> None:
+    text = "gpus,micro_batch,gradient_accumulation_steps,step_time_s\n1,32,8,1\n2,32,4,0.52\n"
+    found = imported(tmp_path, [table(tmp_path, text)], "csv")
+    assert [trial.trial.global_batch for trial in found.trials.values()] == [256, 256]
+    rates = [trial.images_per_second.value for trial in found.trials.values() if trial.images_per_second]
+    assert rates == pytest.approx([256, 256 / 0.52])
+
+
+@pytest.mark.parametrize("column", ["images_per_second", "step_seconds", "epoch_seconds"])
+@pytest.mark.parametrize("batch", [None, 1, 64])
+def test_a_batch_that_nobody_told_is_told_as_unknown(tmp_path: Path, column: str, batch: int | None) -> None:
+    """Whatever the table holds; a batch of 1 that somebody told is one."""
+    found = imported(tmp_path, [table(tmp_path, f"gpus,{column}\n1,400\n2,790\n")], "csv", micro_batch=batch)
+    rows_of = trial_rows(found)
+    assert [(row["micro_batch"], row["global_batch"]) for row in rows_of] == [
+        (batch, batch and batch * gpus) for gpus in (1, 2)
+    ]
+    if column == "images_per_second":
+        assert [row["images_per_second"] for row in rows_of] == pytest.approx([400, 790])
+
+
+def test_types_of_gpus_that_each_ran_on_several_counts_are_curves_of_their_own(tmp_path: Path) -> None:
+    rows_of = "A100,1,400\nA100,4,1560\nV100,8,1500\nV100,16,2900\n"
+    found = imported(tmp_path, [table(tmp_path, f"gpu,gpus,images_per_second\n{rows_of}")], "csv")
+    assert {curve.name: [point.gpus for point in curve.points] for curve in found.curves} == {
+        "A100": [1, 4], "V100": [8, 16],
+    }  # fmt: skip
+    fewer = table(tmp_path, f"gpu,gpus,images_per_second\n{rows_of[:-13]}")
+    few = imported(tmp_path / "few", [fewer], "csv")
+    assert [[point.gpus for point in curve.points] for curve in few.curves] == [[1, 4, 8]]
+
+
+@pytest.mark.parametrize(("steps", "unstable"), [((0.1, 0.2, 0.4), True), ((0.199, 0.2, 0.201), False)])
+def test_runs_whose_steps_differ_are_unstable_though_no_epoch_is_told(
+    tmp_path: Path, steps: tuple[float, ...], unstable: bool
+) -> None:
+    text = "".join(f"8,{run},{seconds}\n" for run, seconds in enumerate(steps))
+    found = imported(tmp_path, [table(tmp_path, f"gpus,run,step_seconds\n{text}")], "csv")
+    told = [finding.message for finding in found.findings if finding.kind == "unstable"]
+    assert len(told) == unstable
+    assert all("the step times of 1 trial differ from run to run by more than 5 % (standard" in said for said in told)
+
+
+def test_without_the_steps_of_an_epoch_what_gives_them_is_asked_for(tmp_path: Path) -> None:
+    text = "gpus,epoch time (min)\n8,60\n16,31\n"
+    found = imported(tmp_path, [table(tmp_path, text)], "csv", micro_batch=64)
+    refusal = evidence_of(tmp_path, found).refusal("to predict from")
+    assert "tell how long epochs took and not how many steps these had" in str(refusal)
+    assert "both --train-samples and --micro-batch" in str(refusal)
+    both = imported(tmp_path / "both", [table(tmp_path, text)], "csv", micro_batch=64, train_samples=1_281_167)
+    assert len(evidence_of(tmp_path, both).series) == 1
+
+
+def test_a_rate_without_a_batch_is_predicted_as_a_rate(tmp_path: Path) -> None:
+    """The batch is unknown to the forecast, and images/s is not."""
+    path = table(tmp_path, "gpus,images_per_second\n8,3000\n16,5800\n")
+    (series,) = evidence_of(tmp_path, imported(tmp_path, [path], "csv")).series
+    assert [(point.batch_known, point.rate_known) for point in series.points] == [(False, True)] * 2
+    timed = imported(tmp_path / "steps", [table(tmp_path, "gpus,step_seconds\n8,0.5\n")], "csv")
+    ((point,),) = (series.points for series in evidence_of(tmp_path, timed).series)
+    assert (point.batch_known, point.rate_known) == (False, False)
+
+
+def test_what_a_caption_says_is_quoted_whole() -> None:
+    assert speed_told(["Step time (ms) by GPU"]) == Heading("step time (ms)", "step_seconds", 1e-3)

@@ -62,11 +62,121 @@ FORMS = {
     "LaTeX with a name over counts": "\\caption{Throughput in images/s.}\n\\begin{tabular}{lccc} \\hline\n"
     " & \\multicolumn{3}{c}{GPUs} \\\\ \\cline{2-4}\nModel & 1 & 8 & 16 \\\\ \\hline\n"
     "vit-b16 & $363.5$ & 2860 & 5510 \\\\ \\hline\n\\end{tabular}\n",
+    "Markdown without outer bars": "Speed\n\nGPUs | Images/sec\n--- | ---:\n1 | 363.5\n8 | 2860\n16 | 5510\n\n"
+    "and | so on\n",
+    "RST": "+------+-------+\n| GPUs | img/s |\n+======+=======+\n| 1    | 363.5 |\n+------+-------+\n"
+    "| 8    | 2860  |\n+------+-------+\n| 16   | 5510  |\n+------+-------+\n",
+    "a terminal's table": "+------+-------+\n| GPUs | img/s |\n|------+-------|\n| 1    | 363.5 |\n| 8    | 2860  |\n"
+    "| 16   | 5510  |\n+------+-------+\n",
+    "marks in Markdown": "| &#35;GPUs | Images&nbsp;/&nbsp;sec<sup>1</sup> | note |\n|--|--|--|\n"
+    "| 1 | 363.5 | a \\| b |\n| 8 | <b>2,860</b> |\\||\n| 16 | 5&nbsp;510<sup>1</sup> | <br> |\n",
+    "marks in HTML": "<table><tr><th>GPUs<th>img/s<sup>1</sup><tr><td>1<td>363.5<tr><td>8<td>2&#8239;860<sup>2</sup>"
+    "<tr><td>16<td>5'510</table>",
+    "units in the cells": "| GPUs | Throughput (img/s) |\n|--|--|\n| 1 GPU | 363.5 img/s |\n| 8 (1 node) | 2.86k |\n"
+    "| 16 GPUs (2 nodes) | ~5,510 img/s [1] |\n",
+    "types in the cells": "gpus,images/s\n1xV100,363.5\n8xV100,2860*\n16 V100,5 510 (15.2x)\n",
+    "steps in a second": "gpus,micro_batch,it/s\n1,100,3.635\n8,100,3.575\n16,100,3.44375\n",
+    "a comment above": "# on our cluster, in May\n\ngpus,img/s\n1,363.5\n8,2860\n16,5510\n",
+    "a spreadsheet's first line": "sep=;\ngpus;img/s\n1;363,5\n8;2860\n16;5510\n",
+    "carriage returns": "gpus,img/s\r1,363.5\r8,2860\r16,5510\r",
+    "a line break in a heading": 'gpus,"images/s\n(mean)",x\n1,363.5,a\n8,2860,b\n16,5510,c\n',
     "JSON": json.dumps([{"gpus": gpus, "images_per_second": rate, "by": None} for gpus, rate in RATES.items()]),
     "JSON, an object a line": "".join(
         json.dumps({"GPUs": gpus, "img/s": rate}) + "\n" for gpus, rate in RATES.items()
     ),
 }  # fmt: skip
+
+
+MERGED = {
+    "Markdown": "| Model | GPUs | img/s |\n|---|---|---|\n| ViT-B | 1 | 400 |\n| | 2 | 780 |\n| ViT-L | 1 | 120 |\n"
+    "| | 2 | 236 |\n",
+    "CSV": "Backbone,GPUs,img/s\nViT-B,1,400\n,2,780\nViT-L,1,120\n,2,236\n",
+    "LaTeX": "\\begin{tabular}{lrr}\nModel & GPUs & images/s \\\\\n\\midrule\n\\multirow{2}{*}{ViT-B} & 1 & 400 \\\\\n"
+    " & 2 & 780 \\\\\n\\midrule\n\\multirow[t]{2}*{ViT-L} & 1 & 120 \\\\\n & 2 & 236 \\\\\n\\end{tabular}\n",
+    "LaTeX from below": "\\begin{tabular}{lrr}\nModel & GPUs & images/s \\\\\n\\midrule\n & 1 & 400 \\\\\n"
+    "\\multirow{-2}{*}{ViT-B} & 2 & 780 \\\\\n"
+    " & 1 & 120 \\\\\n\\multirow{-2}{*}{ViT-L} & 2 & 236 \\\\\n\\end{tabular}\n",
+    "sections": "| GPUs | img/s |\n|---|---|\n| **ViT-B** | |\n| 1 | 400 |\n| 2 | 780 |\n| **ViT-L** | |\n| 1 | 120 |\n"
+    "| 2 | 236 |\n",
+    "sections across": "\\begin{tabular}{rr}\nGPUs & images/s \\\\\n\\midrule\n\\multicolumn{2}{c}{ViT-B} \\\\\n"
+    "1 & 400 \\\\\n2 & 780 \\\\\n\\multicolumn{2}{c}{ViT-L} \\\\\n1 & 120 \\\\\n2 & 236 \\\\\n\\end{tabular}\n",
+    "sections over names": "Images/s\n\n| | 1 GPU | 2 GPUs |\n|--|--|--|\n| ViT-B | | |\n| DDP | 400 | 780 |\n"
+    "| ViT-L | | |\n| DDP | 120 | 236 |\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", MERGED)
+def test_a_name_of_several_rows_is_that_of_each(tmp_path: Path, form: str) -> None:
+    found = imported(tmp_path, [document(tmp_path, MERGED[form])], "csv")
+    assert rates_of(found) == {"ViT-B": pytest.approx({1: 400, 2: 780}), "ViT-L": pytest.approx({1: 120, 2: 236})}
+    assert found.problems == ()
+    assert found.study.imported is not None
+    told = [note for note in found.study.imported.notes if "above them" in note or "below them" in note]
+    assert len(told) == (not form.startswith("LaTeX"))
+
+
+def test_a_number_of_several_rows_is_that_of_each(tmp_path: Path) -> None:
+    text = (
+        "\\begin{tabular}{lrr}\nMicro batch & GPUs & images/s \\\\\n\\midrule\n\\multirow{2}{*}{32} & 1 & 400 \\\\\n"
+        " & 2 & 780 \\\\\n64 & 1 & 420 \\\\\n\\end{tabular}\n"
+    )
+    found = imported(tmp_path, [document(tmp_path, text)], "csv")
+    sizes = [(t.trial.train.micro_batch, t.trial.world.size) for t in found.trials.values()]
+    assert sorted(sizes) == [(32, 1), (32, 2), (64, 1)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Images/s\n\n| | 1 GPU | 2 GPUs |\n|--|--|--|\n| ViT-B | 400 | 780 |\n| ViT-H | | |\n| ViT-L | 120 | 236 |\n",
+        "model,gpus,img/s\nViT-B,1,400\nViT-B,2,780\nViT-L,1,120\nViT-L,2,236\n,4,99\n",
+    ],
+    ids=["a row without cells", "names in each row"],
+)
+def test_what_merely_lacks_something_is_not_filled(tmp_path: Path, text: str) -> None:
+    rates = rates_of(imported(tmp_path, [document(tmp_path, text)], "csv"))
+    assert rates["ViT-B"] == pytest.approx({1: 400, 2: 780})
+    assert rates["ViT-L"] == pytest.approx({1: 120, 2: 236})
+
+
+def test_rows_of_other_quantities_under_a_caption_of_speeds_are_none(tmp_path: Path) -> None:
+    others = [
+        "Batch size", "Batch size per GPU", "Power (W)", "Time to train (h)", "MFU", "vs. baseline", "Cost ($)",
+        "GPU hours", "Peak memory", "Tokens/s", "Wait (s)", "Latency",
+    ]  # fmt: skip
+    rows = "".join(f"| {name} | 2 | 2 |\n" for name in others)
+    for at, head in enumerate(("GPUs | 1 | 8", "| 1 GPU | 8 GPUs")):
+        text = f"Training throughput (images/s)\n\n| {head} |\n|--|--|--|\n| Timesharing | 400 | 3000 |\n{rows}"
+        found = imported(tmp_path / str(at), [document(tmp_path / str(at), text)], "csv")
+        assert list(rates_of(found).values()) == [pytest.approx({1: 400, 8: 3000})]
+
+
+def test_ranks_in_columns_are_no_counts(tmp_path: Path) -> None:
+    text = "Step time (ms)\n\n| step | GPU 0 | GPU 1 | GPU 2 |\n|--|--|--|--|\n| 100 | 210 | 214 | 209 |\n"
+    with pytest.raises(RequestError, match="tells its format"):
+        guess([document(tmp_path, text)])
+
+
+TABLE = "| GPUs | Images/sec |\n|--|--|\n| 1 | {} |\n| 8 | {} |\n\n"
+
+
+def test_a_caption_tells_what_is_no_training(tmp_path: Path) -> None:
+    text = f"# Performance\n\nTraining:\n\n{TABLE.format(400, 3000)}Inference:\n\n{TABLE.format(1400, 11000)}"
+    found = imported(tmp_path, [document(tmp_path, text)], "csv")
+    assert list(rates_of(found).values()) == [pytest.approx({1: 400, 8: 3000})]
+    assert found.study.imported is not None
+    assert "left out: the table at line 12 is not of training: 'Inference:'" in found.study.imported.notes
+
+
+def test_a_table_of_inference_alone_is_refused_and_one_of_a_papers_evaluation_told(tmp_path: Path) -> None:
+    path = document(tmp_path, f"# Inference\n\n{TABLE.format(1400, 11000)}")
+    with pytest.raises(RequestError, match=r"line 3 of 'README\.md' is not of training: 'Inference'"):
+        guess([path])
+    found = imported(tmp_path, [document(tmp_path, f"# Evaluation\n\n{TABLE.format(400, 3000)}")], "csv")
+    assert found.study.imported is not None
+    assert "the table under 'Evaluation' is taken for one of training" in found.study.imported.notes
+    trained = document(tmp_path / "both", f"# Training and inference\n\n{TABLE.format(400, 3000)}")
+    assert list(rates_of(imported(tmp_path / "both", [trained], "csv")).values()) == [pytest.approx({1: 400, 8: 3000})]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -77,6 +187,61 @@ def test_every_form_tells_the_same(tmp_path: Path, form: str) -> None:
     (rates,) = rates_of(found).values()
     assert rates == pytest.approx(RATES)
     assert found.problems == ()
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-8-sig"])
+def test_what_spreadsheets_save_as_unicode_is_read(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "times.txt"
+    mark = "\ufeff" if encoding == "utf-16-be" else ""
+    path.write_bytes(f"{mark}GPUs\timg/s\r\n1\t363,5\r\n8\t2860\r\n16\t5510\r\n".encode(encoding))
+    assert guess([path]) == "csv"
+    (rates,) = rates_of(imported(tmp_path, [path], "csv")).values()
+    assert rates == pytest.approx(RATES)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("| GPUs | step time (s) |\n|--|--|\n| 1 | 210 ms |\n| 2 | 0.2 s |\n", "line 3 ('210 ms' is no number)"),
+        ("| GPUs | img/s |\n|--|--|\n| 1 | 400 img/s/GPU |\n| 2 | 780 |\n", "line 3 ('400 img/s/GPU' is no number)"),
+        ("| GPUs | img/s |\n|--|--|\n| 1 | 10<sup>3</sup> images |\n| 2 | 780 |\n", "line 3 ('10 [3] images' is no"),
+        (
+            "| GPUs | micro_batch | img/s |\n|--|--|--|\n| 1 | 4k | 400 |\n| 2 | 8 | 780 |\n",
+            "line 3 ('4k' is no number)",
+        ),
+    ],
+)
+def test_a_cell_of_another_unit_than_its_columns_is_refused(tmp_path: Path, text: str, problem: str) -> None:
+    found = imported(tmp_path, [document(tmp_path, text)], "csv")
+    assert [trial.trial.world.size for trial in found.trials.values()] == [2]
+    assert problem in " ".join(found.problems)
+
+
+def test_gpus_in_cells_tell_their_type_and_hosts(tmp_path: Path) -> None:
+    path = document(tmp_path, "gpus,images/s\n8xA100-80GB,3000\n16 A100s (2 nodes),5800\n", "times.csv")
+    trials = list(imported(tmp_path, [path], "csv").trials.values())
+    assert [(trial.trial.world.size, trial.trial.world.nodes) for trial in trials] == [(8, 1), (16, 2)]
+    assert [trial.environment and trial.environment.devices for trial in trials] == [("A100",), ("A100",)]
+
+
+def test_loose_names_of_precisions_and_stages_are_understood(tmp_path: Path) -> None:
+    """TF32 sends what fp32 does; what AMP is, fp16 or bf16, nobody says: both keep their rows apart."""
+    rows = "".join(f"| {gpus} | {name} | ZeRO-2 | {gpus * rate} |\n" for name, rate in (("TF32", 400), ("AMP", 700),
+                   ("bfloat16", 900)) for gpus in (1, 4))  # fmt: skip
+    path = document(tmp_path, f"| GPUs | Precision | zero_stage | img/s |\n|--|--|--|--|\n{rows}")
+    found = imported(tmp_path, [path], "csv")
+    told = {trial.trial.train.precision for trial in found.trials.values()}
+    assert told == {"fp32", "bf16"}
+    assert {trial.trial.train.zero_stage for trial in found.trials.values()} == {2}
+    assert [sorted(rates.values()) for rates in rates_of(found).values()] == [
+        pytest.approx([rate, 4 * rate]) for rate in (400, 700, 900)
+    ]
+
+
+def test_the_precision_of_the_only_speed_is_told_by_its_heading(tmp_path: Path) -> None:
+    path = document(tmp_path, "gpus,Images/sec (BF16)\n1,400\n2,780\n", "times.csv")
+    found = imported(tmp_path, [path], "csv")
+    assert {trial.trial.train.precision for trial in found.trials.values()} == {"bf16"}
 
 
 def test_speeds_side_by_side_are_series(tmp_path: Path) -> None:
@@ -155,6 +320,21 @@ def test_cells_of_nobody_are_asked_about(tmp_path: Path) -> None:
         ("8xV100", (8, None, "V100")),
         ("GPUs: 8", (8, None, "")),
         ("1x V100 32GB GPU", (1, None, "V100")),
+        ("2x8 GPUs", (16, 2, "")),
+        ("128 x 8 GPUs", (1024, 128, "")),
+        ("2x8 A100", (16, 2, "A100")),
+        ("2x8xV100 GPUs", (16, 2, "V100")),
+        ("4 nodes x 8 GPUs", (32, 4, "")),
+        ("2x8 GPUs (2 nodes)", (16, 2, "")),
+        ("2x8 GPUs (4 nodes)", None),
+        ("2x4x8 GPUs", None),
+        ("8 GPUs (224x224)", None),
+        ("8x80GB A100 GPUs", None),
+        ("8 A100", (8, None, "A100")),
+        ("64 H100s", (64, None, "H100")),
+        ("8xA100-80GB", (8, None, "A100")),
+        ("8xA100 (80GB)", (8, None, "A100")),
+        ("8 models", None),
         ("8 GPU speedup", None),
         ("Batch 8 GPUs", None),
         ("0 GPUs", None),

@@ -63,6 +63,17 @@ def references(name: str = "Epoch: [0]") -> list[str]:
     ]
 
 
+def dinov2() -> list[str]:
+    return [
+        "batch_size_per_gpu: 128",
+        *(
+            f"I20230701 10:00:00 123 dinov2 helpers.py:103] Training  [{10 * n:6d}/125000]  eta: 1 day, 3:00:00  "
+            f"lr: 0.0000 (0.0000)  total_loss: 11.0 (11.2)  time: {own:.6f}  data: 0.001000  max mem: 30000"
+            for n, own in enumerate((BEGINNING, 1.1, *STEPS))
+        ),
+    ]
+
+
 def mmengine() -> list[str]:
     at = "2023/04/01 12:00:00 - mmengine - INFO -"
     return [
@@ -112,8 +123,8 @@ def log(folder: Path, lines: Sequence[str], name: str = "train.log") -> Path:
 
 
 @pytest.mark.parametrize(
-    "lines", [timm(), swin(), references(), references("Epoch: [0/100]"), mmengine(), mmcv(), megatron()],
-    ids=["timm", "Swin", "torchvision", "DINO", "MMEngine", "MMCV", "Megatron-LM"],
+    "lines", [timm(), swin(), references(), references("Epoch: [0/100]"), dinov2(), mmengine(), mmcv(), megatron()],
+    ids=["timm", "Swin", "torchvision", "DINO", "DINOv2", "MMEngine", "MMCV", "Megatron-LM"],
 )  # fmt: skip
 def test_each_loops_lines_are_its_steps(tmp_path: Path, lines: list[str]) -> None:
     path = log(tmp_path, lines)

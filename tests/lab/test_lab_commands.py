@@ -153,7 +153,13 @@ def test_what_is_no_bandwidth(text: str) -> None:
 
 def test_without_root_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(RequestError, match=r"needs root: it makes namespaces\. Use: sudo"):
+    monkeypatch.setattr("sys.argv", ["/my env/bin/vitscale", "lab", "up", "--hosts", "2"])
+    with pytest.raises(RequestError) as caught:
+        up(Plan(NAME))
+    command = "sudo '/my env/bin/vitscale' lab up --hosts 2"
+    assert str(caught.value) == f"vitscale lab needs root: it makes namespaces. Use: {command}."
+    monkeypatch.setattr("sys.argv", ["/lib/vitscale/__main__.py", "lab", "down"])
+    with pytest.raises(RequestError, match=f"Use: sudo {sys.executable} -m vitscale lab down"):
         up(Plan(NAME))
     with pytest.raises(RequestError, match="needs root"):
         down(NAME)

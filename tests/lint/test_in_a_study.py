@@ -60,6 +60,13 @@ def test_the_study_s_precision_stage_and_options_count(tmp_path: Path) -> None:
     assert {rule for rule, _ in found} == {"needs-the-program", "stage-saves-little"}
 
 
+def test_what_the_study_takes_from_the_file_is_held_against_the_file(tmp_path: Path) -> None:
+    config = {"bf16": {"enabled": True}, "communication_data_type": "fp32", "zero_optimization": {"stage": 2}}
+    found = planned(tmp_path, config)
+    assert {trial.train.gradient_dtype for trial in found.record.trials.values()} == {"fp32"}
+    assert ("communication-type", "communication_data_type") in rules(found)
+
+
 def test_trials_without_a_file_have_no_findings(tmp_path: Path) -> None:
     found = plan(write_study(tmp_path), EIGHT_CORES, lambda _: summary())
     assert findings_of(found.record.trials) == ()

@@ -138,7 +138,12 @@ def test_nothing_is_found_where_nothing_is_wrong() -> None:
         ),
         (zero(offload_optimizer={"ratio": 0.5}), "offload-ratio", "error", "zero_optimization.offload_optimizer.ratio"),
         (zero(stage=2), "stage-saves-little", "note", "zero_optimization.stage"),
-        (zero(stage=3), "parameters-gathered-once", "note", "zero_optimization.stage3_max_live_parameters"),
+        (zero(stage=3), "parameters-gathered-once", "note", "zero_optimization.stage3_max_reuse_distance"),
+        (
+            # What limits fetching ahead releases nothing.
+            zero(stage=3, stage3_max_live_parameters=0, max_reuse_distance=2 * B16),
+            "parameters-gathered-once", "note", "zero_optimization.max_reuse_distance",
+        ),
         # the optimizer
         ({"optimizer": {"type": "OneBitAdam"}}, "optimizer-type", "error", "optimizer.type"),
         ({"optimizer": {"type": "sgd"}}, "optimizer-type", "error", "optimizer.type"),
@@ -162,6 +167,58 @@ def test_nothing_is_found_where_nothing_is_wrong() -> None:
             "zero_optimization.stage3_max_live_parameters",
         ),
         ({"zero_optimization": True}, "old-form", "warning", "zero_optimization"),
+        # what DeepSpeed refuses, or does otherwise (0.19.8, each seen in a run of it on a CPU rank)
+        ({"bf16.enabled": True}, "unknown-key", "error", "bf16.enabled"),
+        (
+            zero(stage=3, prefetch_bucket_size=1, stage3_prefetch_bucket_size=2),
+            "two-names", "error", "zero_optimization.stage3_prefetch_bucket_size",
+        ),
+        (
+            zero(stage=3, stage3_gather_fp16_weights_on_model_save=True, gather_16bit_weights_on_model_save=True),
+            "deprecated-key", "error", "zero_optimization.stage3_gather_fp16_weights_on_model_save",
+        ),
+        (
+            zero(stage=3, stage3_gather_fp16_weights_on_model_save=True, stage3_gather_16bit_weights_on_model_save=1),
+            "deprecated-key", "error", "zero_optimization.stage3_gather_fp16_weights_on_model_save",
+        ),
+        (
+            {"torch_autocast": {}, "bfloat16": {"enabled": True}},
+            "bf16-is-not-autocast", "note", "bfloat16.enabled",
+        ),
+        (
+            {"bf16": {"enabled": False}, "bfloat16": {"enabled": True}, "torch_autocast": {}},
+            "no-reduced-precision", "warning", "bf16.enabled",
+        ),
+        ({"communication_data_type": "fp32"}, "communication-type", "warning", "communication_data_type"),
+        ({"train_batch_size": 96, "sequence_parallel_size": 2}, "batch-arithmetic", "error", "train_batch_size"),
+        ({"sequence_parallel_size": 3}, "batch-arithmetic", "error", "sequence_parallel_size"),
+        ({"optimizer": {"type": "FusedAdam"}}, "optimizer-type", "error", "optimizer.type"),
+        ({"scheduler": {"type": "WarmupDecayLR", "params": {}}}, "scheduler-type", "error", "scheduler.params"),
+        (
+            {"scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 1}}},
+            "scheduler-type", "error", "scheduler.params",
+        ),
+        (
+            {"bf16": {"bf16_master_weights_and_grads": True}},
+            "low-precision-states", "error", "bf16.bf16_master_weights_and_grads",
+        ),
+        (zero(stage=0, compute_grad_norm=False), "refused-value", "error", "zero_optimization.compute_grad_norm"),
+        (zero(stage=2, compute_grad_norm=False), "refused-value", "error", "zero_optimization.compute_grad_norm"),
+        (zero(stage=0, zenflow={"topk_ratio": 0.1}), "refused-value", "error", "zero_optimization.zenflow"),
+        (zero(legacy_stage1=True), "refused-value", "error", "zero_optimization.legacy_stage1"),
+        (zero(stage=3) | {"gradient_allreduce_op": "sum"}, "refused-value", "error", "gradient_allreduce_op"),
+        (zero(allgather_bucket_size=5_000_001), "refused-value", "error", "zero_optimization.allgather_bucket_size"),
+        ({"checkpoint": {"tag_validation": "warning"}}, "refused-value", "error", "checkpoint.tag_validation"),
+        ({"gradient_clipping": None}, "refused-value", "error", "gradient_clipping"),
+        ({"steps_per_print": 0}, "refused-value", "error", "steps_per_print"),
+        (
+            zero(stage=3, offload_optimizer={"device": "nvme"}),
+            "refused-value", "error", "zero_optimization.offload_optimizer.nvme_path",
+        ),
+        (
+            zero(stage=2, offload_optimizer={"device": "nvme", "nvme_path": "/x"}),
+            "offload-without-effect", "warning", "zero_optimization.offload_optimizer.device",
+        ),
         (
             {"activation_checkpointing": {"partition_activations": True}},
             "needs-the-program", "note", "activation_checkpointing",
@@ -196,7 +253,7 @@ def test_what_breaks_a_rule_is_found(part: dict[str, Any], rule: str, severity: 
         ("one-bucket", zero(reduce_bucket_size=B16, overlap_comm=False)),
         ("bucket-memory", zero(reduce_bucket_size=5e8, contiguous_gradients=False)),
         ("offload-cannot-pay", zero(offload_optimizer={"device": "none"})),
-        ("parameters-gathered-once", zero(stage=3, stage3_max_live_parameters=0)),
+        ("parameters-gathered-once", zero(stage=3, stage3_max_reuse_distance=2 * B16 - 1)),
         ("parameters-gathered-once", zero(stage=3, max_reuse_distance=1000)),
         ("clipping-omitted", {"gradient_clipping": 0.0}),
         ("optimizer-type", {"optimizer": {"type": "SGD"}, "zero_allow_untested_optimizer": True}),
@@ -205,6 +262,21 @@ def test_what_breaks_a_rule_is_found(part: dict[str, Any], rule: str, severity: 
         ("adam-is-adamw", {"optimizer": {"type": "Adam", "params": {"weight_decay": 1, "adam_w_mode": False}}}),
         ("scheduler-type", {"scheduler": {"type": "StepLR", "params": {}}}),
         ("scaling-before-reduction", zero(stage=2, reduce_scatter=False) | {"prescale_gradients": True}),
+        ("refused-value", zero(stage=2, compute_grad_norm=False) | {"gradient_clipping": 0.0}),
+        ("refused-value", zero(stage=2) | {"gradient_allreduce_op": "sum", "checkpoint": {"tag_validation": "FAIL"}}),
+        ("refused-value", zero(stage=3, offload_param={"device": "nvme", "nvme_path": "/x"})),
+        ("refused-value", {"steps_per_print": None}),
+        ("unknown-key", {"data_parallel_size": 4, "sequence_parallel_size": 2}),
+        ("batch-arithmetic", {"train_batch_size": 64, "sequence_parallel_size": 2}),
+        ("communication-type", zero(stage=0) | {"communication_data_type": "fp32"}),
+        (
+            "low-precision-states",
+            zero(offload_optimizer={"device": "cpu"}) | {"bf16": {"bf16_master_weights_and_grads": True}},
+        ),
+        (
+            "no-effect-at-this-stage",
+            {"zero_optimization": {"stage": 0, "compute_grad_norm": False, "zenflow": {"topk_ratio": 0.1}}},
+        ),
         ("needs-the-program", {"activation_checkpointing": {}}),
     ],
 )  # fmt: skip
@@ -234,15 +306,15 @@ def message_of(rule: str, config: dict[str, Any], **setting: Any) -> str:
 
 
 def test_the_arithmetic_stands_in_the_message() -> None:
-    """By hand: 2 x 5e8 x 4 bytes; 16 x 86,567,656; 12 x 86,567,656 / 8; of 16 x 2^30; GiB are 2^30."""
+    """By hand: 2 x 5e8 x (4 + 4) bytes; 16 x 86,567,656; 12 x 86,567,656 / 8; of 16 x 2^30; GiB are 2^30."""
     config = QUIET | zero(stage=2, reduce_bucket_size=5e8, offload_optimizer={"device": "cpu"})
     said = message_of("bucket-memory", config, parameters=B16)
-    assert "2 buffers of 500,000,000 elements x 4 bytes take 3.73 GiB" in said
+    assert "2 buffers of 500,000,000 elements x 8 bytes (fp32 and 16 bits) take 7.45 GiB" in said
     half = config | {"torch_autocast": {}, "bf16": {"enabled": True}}
     assert "x 2 bytes take 1.86 GiB" in message_of("bucket-memory", half, parameters=B16)
     third = QUIET | zero(stage=3, reduce_bucket_size=1e9)
-    assert "1 buffer of 1,000,000,000 elements x 2 bytes take" in message_of("bucket-memory", third, parameters=B16)
-    third |= {"communication_data_type": "fp32"}
+    assert "1 buffer of 1,000,000,000 elements x 6 bytes" in message_of("bucket-memory", third, parameters=B16)
+    third |= {"communication_data_type": "fp32", "torch_autocast": {}, "bf16": {"enabled": True}}
     assert "x 4 bytes take 3.73 GiB" in message_of("bucket-memory", third, parameters=B16)
     assert "16 bytes x 86,567,656 parameters = 1.29 GiB" in said
     said = message_of("offload-cannot-pay", config, parameters=B16, gpus=8)
@@ -252,6 +324,32 @@ def test_the_arithmetic_stands_in_the_message() -> None:
     power = QUIET | {"fp16": {"enabled": True, "initial_scale_power": 32, "hysteresis": 4}}
     assert "above 1.5e-05 overflow" in message_of("fp16-loss-scale", power)
     assert "some 19 steps lost" in message_of("fp16-loss-scale", power)  # 32 - 16 halvings, and 3 without
+
+
+def test_what_is_offloaded_and_what_waits_is_worked_out_by_type() -> None:
+    """By hand: 2 x 86,567,656 / 8 bytes; 12 x 86,567,656 / 8 x 0.25; MiB are 2^20. Stage 0 lets no overflow pass."""
+    offloaded = zero(stage=3, offload_param={"device": "cpu"}, offload_optimizer={"device": "cpu", "ratio": 0.25})
+    halved = QUIET | offloaded | {"torch_autocast": {}, "bf16": {"enabled": True}}
+    said = [f.message for f in lint(halved, Setting(parameters=B16, gpus=8)) if f.kind == "offload-cannot-pay"]
+    assert "12 bytes x 86,567,656 parameters / 8 GPUs x 0.25 = 31.0 MiB" in said[0]
+    assert "2 bytes x 86,567,656 parameters / 8 GPUs = 20.6 MiB" in said[1]
+    power = QUIET | zero(stage=0) | {"fp16": {"enabled": True, "initial_scale_power": 24, "hysteresis": 4}}
+    said = [message_of("fp16-loss-scale", power)]
+    assert "training. Each halves the scale: expect some 8 steps lost" in said[0]
+
+
+def test_values_left_open_are_told_at_any_depth() -> None:
+    config = QUIET | zero(stage=2, offload_optimizer={"device": "auto"}) | {"steps_per_print": "auto"}
+    said = message_of("auto-value", config)
+    assert "zero_optimization.offload_optimizer.device" in said
+    assert "which steps_per_print is not among" in said
+
+
+def test_a_studys_precision_counts_where_the_file_leaves_it_open() -> None:
+    """A bucket's element takes 4 bytes in fp32, and 2 in bf16 weights."""
+    config = QUIET | zero(reduce_bucket_size=5e8) | {"torch_autocast": {}}
+    for precision, taken in (("fp32", "x 4 bytes"), ("bf16", "x 2 bytes"), ("autocast", "x 8 bytes")):
+        assert taken in message_of("bucket-memory", config, parameters=B16, precision=precision)
 
 
 def test_releases_differ() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import pytest
 
@@ -294,6 +294,106 @@ def test_a_kernel_is_nccls_if_its_name_begins_so() -> None:
         events = [e._replace(name=name) if e.name.startswith("nccl") else e for e in two_device_steps()]
         (line,) = steps_on_cuda(events, [3, 4], block=0, world_size=1)
         assert [operation for _, operation, _, _ in line.collectives] == operations
+
+
+def test_work_launched_between_two_phases_is_of_neither() -> None:
+    """Backward takes 30 ms; 22 more are launched after it and before the update, which takes 9 as before."""
+    ends = {"gemm_backward": 169, "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)": 169, "vitscale.backward": 116}
+    events = [
+        *device_step(0, 0),
+        *(e._replace(end_ns=ends[e.name] * MS) if e.name in ends else e for e in device_step(100, 100)),
+        event("launch", "cudaLaunchKernel", 116.5, 116.6, correlation=1900),
+        event("kernel", "ema", 169, 191, 7, 1900),
+    ]
+    (line,) = steps_on_cuda(events, [3, 4], block=1, world_size=1)
+    assert line.phases[-2:] == (("backward", 0.039, 0.069), ("optimizer", 0.091, 0.1))
+    found = breakdown(as_run(line))
+    assert found is not None
+    assert found.typical.sum_of("optimizer") == pytest.approx(0.009)
+    assert found.typical.sum_of("other") == pytest.approx(0.022)
+
+
+def test_a_collective_that_begins_before_its_step_is_exposed_in_it() -> None:
+    """On a stream of its own, while the step before still computes: 10 of its 15 ms lie in its own step."""
+    early = [
+        event("launch", "cudaLaunchKernel", 100.1, 100.2, correlation=1900),
+        event("kernel", "ncclDevKernel_AllGather_RING_LL(x)", 95, 110, 20, 1900),
+    ]
+    (line,) = steps_on_cuda([*two_device_steps(), *early], [3, 4], block=1, world_size=2)
+    assert line.collectives[0] == ("nccl-0", "all_gather", 0.0, 0.01)
+    found = breakdown(as_run(line))
+    assert found is not None
+    assert found.typical.sum_of("wire") == pytest.approx(0.010 + 0.012)
+    assert found.typical.sum_of("data_wait", "launch_gaps") == pytest.approx(0.004)
+
+
+@pytest.mark.parametrize("behind_ms", [5, 50])
+def test_a_device_whose_clock_is_behind_the_hosts_waits_for_data_as_long(behind_ms: int) -> None:
+    """The first copy runs as soon as it is launched, which proves how far the clock is behind."""
+    events = [
+        e._replace(start_ns=e.start_ns - behind_ms * MS, end_ns=e.end_ns - behind_ms * MS)
+        if e.kind in ("kernel", "copy") else e
+        for e in (*device_step(100, 100), *device_step(200, 200))
+    ]  # fmt: skip
+    (line,) = steps_on_cuda(events, [3, 4], block=1, world_size=2)
+    assert line.host_data == ((0.0, 0.01),)
+
+
+def test_what_is_launched_while_a_graph_is_recorded_is_not_lost() -> None:
+    """By the thread that records it, and by autograd's, which runs the backward pass that is recorded."""
+    capture = [
+        event("launch", "hipStreamBeginCapture", 116.5, 116.6, correlation=1801),
+        *(event("launch", "cudaLaunchKernel", 117, 117.1, lane=1 + n % 2, correlation=1900 + n) for n in range(10)),
+        event("launch", "hipStreamEndCapture", 117.5, 117.6, correlation=1802),
+    ]
+    (line,) = steps_on_cuda([*two_device_steps(), *capture], [3, 4], block=1, world_size=2)
+    assert line.unknown == {}
+    (line,) = steps_on_cuda([*two_device_steps(), *capture[:-1]], [3, 4], block=1, world_size=2)
+    assert line.unknown["forward"] == "the profiler lost 10 of 16 launched kernels and copies (62 %)"
+
+
+def test_a_loss_of_nearly_all_is_told_without_a_power_of_ten() -> None:
+    step = device_step(100, 100)
+    gone = [event("launch", "cudaLaunchKernel", 117, 117.1, correlation=2000 + n) for n in range(2000)]
+    (line,) = steps_on_cuda([*device_step(0, 0), *step, *gone], [3, 4], block=1, world_size=1)
+    assert line.unknown["forward"] == "the profiler lost 2,000 of 2,006 launched kernels and copies (100 %)"
+
+
+def test_what_one_rank_recorded_before_its_first_step_does_not_rename_its_communicators() -> None:
+    def named(*before: str) -> list[tuple[str, str]]:
+        step = [e._replace(communicator="a") if e.name.startswith("nccl") else e for e in device_step(100, 100)]
+        more = [
+            event("launch", "cudaLaunchKernel", 115.7, 115.8, correlation=1900),
+            event("kernel", "ncclDevKernel_AllGather_RING_LL(x)", 191, 192, 24, 1900)._replace(communicator="b"),
+        ]
+        early = [
+            event("launch", "cudaLaunchKernel", 90, 90.1, correlation=900),
+            event("kernel", "ncclDevKernel_AllGather_RING_LL(x)", 91, 92, 24, 900)._replace(communicator="b"),
+        ]
+        (line,) = steps_on_cuda([*step, *more, *(early if before else ())], [4], 1, 2, first_is_whole=True)
+        return [(communicator, operation) for communicator, operation, _, _ in line.collectives]
+
+    assert named() == named("b") == [("nccl-0", "all_reduce"), ("nccl-1", "all_gather")]
+
+
+class Profile(list[Event]):
+    """Events that count how often they are gone through."""
+
+    scans = 0
+
+    def __iter__(self) -> Iterator[Event]:
+        self.scans += 1
+        return super().__iter__()
+
+
+def test_a_profile_is_gone_through_as_often_for_many_steps_as_for_few() -> None:
+    """Else a trace of 800 steps takes ten times as long as one of as many kernels in 10."""
+    few, many = (
+        Profile(e for number in range(steps) for e in device_step(100 * number, 100 * number)) for steps in (2, 20)
+    )
+    steps_on_cuda(few, range(2), 0, 1)
+    steps_on_cuda(many, range(20), 0, 1)
+    assert few.scans == many.scans > 0
 
 
 class KinetoEvent:

@@ -15,9 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kineto_traces import A100, ALEXNET, MI300X, V100, trace_of, trace_path
+from vitscale.base.time_spans import complement, intersection, length
 from vitscale.errors import StoreError
 from vitscale.profiles import trace_json
 from vitscale.profiles.kernels import kind_of
+from vitscale.profiles.timeline import steps_on_cuda
 from vitscale.profiles.trace_figures import DeviceTime, product_rate, step_spans, steps_of, traffic_lines
 from vitscale.profiles.trace_file import Trace, product_flops, read_trace
 from vitscale.profiles.trace_json import is_trace
@@ -208,6 +210,12 @@ def test_rate_of_products_where_shapes_are_recorded() -> None:
         ("aten::convolution_backward", [[4, 16, 4, 4], [4, 3, 8, 8], [16, 3, 3, 3]],
          ["", "", "", "[0]", "[2, 2]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1", "[False, True, False]"],
          2 * 4 * 16 * 27 * 16),
+        # Transposed, 32 x 32 pixels to 64 x 64: each pixel that goes in meets the whole weight.
+        ("aten::convolution", [[1, 64, 32, 32], [64, 64, 2, 2]],
+         ["", "", "", "[2, 2]", "[0, 0]", "[1, 1]", "True", "[0, 0]", "1"], 2 * 1024 * 64 * 64 * 4),
+        ("aten::convolution_backward", [[1, 64, 64, 64], [1, 64, 32, 32], [64, 64, 2, 2]],
+         ["", "", "", "[64]", "[2, 2]", "[0, 0]", "[1, 1]", "True", "[0, 0]", "1", "[True, True, True]"],
+         2 * 2 * 1024 * 64 * 64 * 4),
         ("aten::_scaled_dot_product_flash_attention", [[1, 2, 5, 4], [1, 2, 7, 4], [1, 2, 7, 4]], [], 1120),
         ("aten::mm", [[2, 3]], [], None),
         ("aten::convolution", [[4, 3, 8, 8], [16, 3, 3, 3]], [], None),
@@ -242,6 +250,51 @@ def test_flops_by_hand(name: str, shapes: list[list[int]], concrete: list[object
 )
 def test_kinds_of_kernels(name: str, kind: str) -> None:
     assert kind_of(name) == kind
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ncclSymDevKernel_AllReduce_RSxLDMC_AGxSTMC_sum_bf16",
+        "void c10d::intra_node_comm::oneShotAllReduceKernel<8u, true>(c10::BFloat16*)",
+        "void c10d::intra_node_comm::twoShotAllReduceKernel<8u, true>(c10::BFloat16*)",
+        "void c10d::intra_node_comm::hybridCubeMeshAllReduceKernel<true>(c10::BFloat16*)",
+        "void (anonymous namespace)::two_shot_all_reduce_kernel<c10::BFloat16, 16, true>",
+        "void c10d::symmetric_memory::multimem_all_gather_kernel<16>",
+        "void vllm::cross_device_reduce_2stage<__nv_bfloat16, 8>",
+        "void quickreduce::allreduce_prototype_twoshot<quickreduce::AllReduceTwoshot>",
+        "void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<0, 8>",
+        "void tensorrt_llm::kernels::twoShotAllReduceKernel<__half, 8>",
+        "void userbuffers_fp16_sum_inplace_gpu_rw_ag<8>(int, int)",
+        "kuserbuffers_pushsend",
+        "void ccl::allreduce_large_kernel<float>",
+        "oneapi::ccl::reduce_scatter_small",
+        "onecclKernel",
+        "hccl_allreduce",
+    ],
+)
+def test_other_collectives_than_nccls_are_communication(name: str) -> None:
+    assert kind_of(name) == "communication"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "triton_red_fused_all_gather_matmul_3",
+        "triton_poi_fused_add_one_shot_all_reduce_0",
+        "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>",
+        "void at::native::multi_tensor_apply_kernel<TensorListMetadata<2>, SumFunctor nccl>",
+        "void compute_occlusion_kernel<float>",
+        "ccl::small_label_kernel",
+        "void flash::flash_fwd_kernel<64>",
+        "void flashinfer::BatchPrefillWithPagedKVCacheKernel<128>",
+        "void one_shot_lookup<float>",
+        "void cub::DeviceReduceKernel<float>",
+        "fusion_reduce_all_kernel",
+    ],
+)
+def test_what_sounds_like_a_collective_is_none(name: str) -> None:
+    assert kind_of(name) != "communication"
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -349,6 +402,190 @@ def test_one_launch_of_a_graph_runs_many_kernels(tmp_path: Path) -> None:
     trace = read_trace(written(tmp_path, {"traceEvents": graph}))
     (_, first, _), (_, second, _) = step_spans(trace, steps_of(trace))
     assert (first[1] - first[0], second[1] - second[0]) == (118_000, 50_000)
+
+
+class Hand:
+    """A trace written by hand, in microseconds: what the host marks and launches, and what then runs at once."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.free_us = 0.0
+
+    def mark(self, name: str, start_us: float, end_us: float, tid: int = 9) -> None:
+        """A range of the user's, or a backward function."""
+        category = "cpu_op" if name.startswith(("aten", "autograd")) else "user_annotation"
+        self.events.append({**marked(start_us, end_us, name), "cat": category, "tid": tid})
+
+    def run(self, at_us: float, lasts_us: float, name: str = "gemm", call: str = "cudaLaunchKernel") -> None:
+        """A kernel or copy that runs when it is launched and the device is free."""
+        start = max(at_us + 1, self.free_us)
+        self.free_us = start + lasts_us
+        number = len(self.events) + 1
+        category = "gpu_memcpy" if name.startswith("Memcpy") else "kernel"
+        own = {"cat": category, "args": {"stream": 7, "correlation": number, "device": 0}}
+        self.events += [{**launch(at_us, number), "name": call}, {**kernel(start, self.free_us, name), **own}]
+
+    def read(self, folder: Path) -> Trace:
+        return read_trace(written(folder, {"traceEvents": self.events}))
+
+    def phases(self, folder: Path) -> tuple[dict[str, int], dict[str, str]]:
+        """Busy microseconds of each phase in the last step, and what is unknown."""
+        trace = self.read(folder)
+        steps = steps_of(trace)
+        events = [*(event for event in trace.events if event.kind != "annotation"), *steps.annotations]
+        line = steps_on_cuda(events, steps.numbers, 0, 1)[-1]
+        busy: dict[str, int] = {}
+        for phase, start, end in line.phases:
+            seconds = length(intersection(complement(line.idle, (0.0, line.seconds)), [(start, end)]))
+            busy[phase] = busy.get(phase, 0) + round(seconds * 1e6)
+        return busy, dict(line.unknown)
+
+
+def trained(
+    hand: Hand,
+    at: float,
+    *,
+    forward: str = "DistributedDataParallel.forward",
+    loss: float = 0,
+    copies: int = 0,
+    nccl: bool = False,
+) -> None:
+    """A step of 1,000: forward 100, backward 200, copies of 10 each, clipping 20, update 30, mean weights 40."""
+    if forward:
+        hand.mark(forward, at + 10, at + 100)
+    hand.mark("aten::linear", at + 10, at + 100)
+    hand.run(at + 20, 100)
+    if loss:
+        hand.run(at + 110, loss, "softmax_loss")
+    hand.mark("autograd::engine::evaluate_function: AddBackward0", at + 130, at + 200, 11)
+    hand.run(at + 140, 200, "gemm_backward")
+    if nccl:
+        hand.run(at + 150, 1, "ncclDevKernel_AllReduce_Sum_f32_RING_LL")
+    for place in range(copies):
+        hand.run(at + 205 + place, 10, "Memcpy DtoD (Device -> Device)")
+    hand.run(at + 250, 20, "norm_of_all")
+    hand.mark("Optimizer.step#SGD.step", at + 260, at + 290)
+    hand.run(at + 270, 30, "multi_tensor_apply")
+    hand.run(at + 300, 40, "ema")
+
+
+@pytest.mark.parametrize("forward", ["DistributedDataParallel.forward", "## forward ##", ""])
+@pytest.mark.parametrize(("loss", "copies", "nccl"), [(0, 0, False), (150, 0, False), (150, 6, True), (0, 6, False)])
+def test_what_is_launched_between_the_marks_is_of_the_phase_that_it_belongs_to(
+    forward: str, loss: int, copies: int, nccl: bool, tmp_path: Path
+) -> None:
+    """The loss to forward, the copies by which DDP hands gradients back to backward, clipping to the update."""
+    hand = Hand()
+    for at in (1000, 2000, 3000):
+        hand.mark(f"ProfilerStep#{at}", at, at + 1000)
+        trained(hand, at, forward=forward, loss=loss, copies=copies, nccl=nccl)
+    handed_back, others = (10 * copies, 0) if nccl else (0, 10 * copies)
+    expected = {"forward": 100 + loss, "backward": 200 + handed_back, "optimizer": 20 + 30 + others}
+    assert hand.phases(tmp_path) == (expected, {})
+
+
+def test_the_update_of_real_traces_is_what_was_launched_under_its_mark() -> None:
+    """By the ranges that torch repeats on the device: one kernel of 28 to 32 us, and nine of 0.69 ms together."""
+    for name, low_us, high_us in ((MI300X, 28, 33), (A100, 690, 695)):
+        trace = trace_of(name)
+        steps = steps_of(trace)
+        events = [*(event for event in trace.events if event.kind != "annotation"), *steps.annotations]
+        for line in steps_on_cuda(events, steps.numbers, 0, 8):
+            ((start, end),) = [(start, end) for phase, start, end in line.phases if phase == "optimizer"]
+            busy = length(intersection(complement(line.idle, (0.0, line.seconds)), [(start, end)]))
+            assert low_us < busy * 1e6 < high_us
+
+
+@pytest.mark.parametrize("updates", [True, False])
+def test_phases_inside_a_graph_are_unknown(updates: bool, tmp_path: Path) -> None:
+    """Of a whole step, or of forward and backward before an update of its own. The gap is known all the same."""
+    hand = Hand()
+    for at in (1000, 2000, 3000):
+        hand.mark(f"ProfilerStep#{at}", at, at + 1000)
+        hand.mark("aten::copy_", at + 10, at + 20)
+        hand.run(at + 30, 300, call="cudaGraphLaunch")
+        if updates:
+            hand.mark("Optimizer.step#SGD.step", at + 600, at + 650)
+            hand.run(at + 610, 30, "multi_tensor_apply")
+    busy, unknown = hand.phases(tmp_path)
+    assert set(unknown) == {"forward", "backward", "optimizer"}
+    assert busy == {"forward": 330 if updates else 300}
+    why = "an update is marked, but nothing tells where backward was" if updates else "a CUDA graph was launched"
+    assert all(said.startswith(why) for said in unknown.values())
+
+
+def test_a_step_of_two_updates_is_one_and_of_two_passes_two(tmp_path: Path) -> None:
+    """An optimizer for each of two groups of weights is no GAN, whose two passes are a step each."""
+    for passes, expected in ((1, 4), (2, 8)):
+        hand = Hand()
+        for at in (1000, 2000, 3000, 4000):
+            trained(hand, at, forward="")
+            if passes == 2:
+                hand.mark("autograd::engine::evaluate_function: AddBackward0", at + 350, at + 380, 11)
+            hand.mark("Optimizer.step#SGD.step", at + 400, at + 430)
+            hand.run(at + 410, 30, "multi_tensor_apply")
+        steps = steps_of(hand.read(tmp_path))
+        assert (len(steps.numbers), steps.found_by[:16]) == (expected, "by the optimizer")
+
+
+def test_an_update_inside_backward_ends_no_step(tmp_path: Path) -> None:
+    hand = Hand()
+    for at in (1000, 2000, 3000, 4000):
+        trained(hand, at)
+        for place in range(3):
+            hand.mark("Optimizer.step#SGD.step", at + 140 + 20 * place, at + 150 + 20 * place, 11)
+    assert len(steps_of(hand.read(tmp_path)).numbers) == 4
+
+
+@pytest.mark.parametrize(
+    ("every", "what", "lasts_us", "expected"),
+    [(4, "log", 50, 10_000), (4, "multi_tensor_apply", 50, 40_000), (4, "head", 500, 40_000), (0, "", 0, 10_000)],
+)
+def test_the_shortest_pattern_that_repeats_is_the_step_unless_it_lacks_what_a_step_does(
+    every: int, what: str, lasts_us: int, expected: int, tmp_path: Path
+) -> None:
+    """A step that also logs is one of several; layers and micro-steps, between updates or heads, are none."""
+    hand = Hand()
+    for number in range(20):
+        for place in range(30):
+            hand.run(1000 + 10_000 * number + 300 * place, 190, f"gemm_{place}")
+        if every and number % every == 0:
+            hand.run(1000 + 10_000 * number + 9100, lasts_us, what)
+    trace = hand.read(tmp_path)
+    steps = steps_of(trace)
+    assert steps.found_by.startswith(
+        f"by kernels that repeat, {30 * expected // 10_000 + (expected > 10_000)} to a step"
+    )
+    assert np.median([end - start for _, (start, end), _ in step_spans(trace, steps)]) == pytest.approx(
+        expected * 1000, rel=0.01
+    )
+
+
+def test_marks_of_a_thread_with_a_streams_numbers_are_kept(tmp_path: Path) -> None:
+    """The host's process 9 and thread 9; what runs is of GPU 9, stream 9."""
+    events = [
+        {**event, "pid": 9, "tid": 9} if event["cat"] in ("kernel", "gpu_memcpy") else event for event in TWO_STEPS
+    ]
+    assert steps_of(read_trace(written(tmp_path, {"traceEvents": events}))).numbers == (3, 4)
+
+
+def test_a_process_group_has_the_same_name_on_all_its_ranks(tmp_path: Path) -> None:
+    """Whatever a rank recorded first: rank 1's file begins with a collective of another group."""
+    lines = []
+    for rank, first in ((0, ""), (1, "1")):
+        told = {"Collective name": "allreduce", "dtype": "Float", "Group size": 2}
+        events = [marked(100, 400, "ProfilerStep#3"), launch(110, 1), kernel(150, 160, correlation=1)]
+        for place, group in enumerate((first, "0", "1")):
+            number, at = 2 + place, 90 + 30 * place
+            reduce = kernel(at + 90, at + 100, "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", 20 + place, number)
+            reduce["args"] |= told | {"Process Group Name": group}
+            events += [launch(at, number), reduce] if group else []
+        trace = read_trace(written(tmp_path, {"traceEvents": events}, f"rank{rank}.json"))
+        steps = steps_of(trace)
+        kept = [*(event for event in trace.events if event.kind != "annotation"), *steps.annotations]
+        (line,) = steps_on_cuda(kept, steps.numbers, 0, 2, first_is_whole=True)
+        lines.append([communicator for communicator, *_ in line.collectives])
+    assert lines == [["nccl-0", "nccl-1"]] * 2
 
 
 def test_real_traces_are_recognised() -> None:

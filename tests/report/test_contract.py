@@ -26,7 +26,7 @@ from results_factory import (
 )
 from vitscale import store
 from vitscale.analysis import Analysis, analyse
-from vitscale.report.contract import run_rows, to_json, to_table, trial_rows
+from vitscale.report.contract import _NESTED, _TYPES, run_columns, run_rows, to_json, to_table, trial_rows
 from vitscale.report.tables import batch_text, mode_tables, trial_label
 from vitscale.store.results import Results, Run
 
@@ -285,6 +285,21 @@ def test_csv_has_the_most_useful_of_it_and_no_objects() -> None:
     assert not {"breakdown", "resources", "convergence"} & set(rows[0])
     assert float(rows[1]["exposed_share"]) == pytest.approx(22 / 77)
     assert (rows[0]["noise_scale_images"], rows[0]["mfu"]) == ("", "")
+
+
+def test_every_column_has_the_type_that_is_declared_for_it() -> None:
+    analysis = analyse(rich_study())
+    assert [*run_columns(analysis)] == [*run_rows(analysis)[0]]
+    own = {str: "text", int: "whole", bool: "flag", float: "real", list: "list"}
+    for row in (*trial_rows(analysis), *run_rows(analysis)):
+        for column, value in row.items():
+            if column not in _NESTED and not column.startswith("swept.") and column != "modes" and value is not None:
+                declared = _TYPES.get(column, "real")
+                assert own[type(value)] == declared or (declared == "real" and type(value) is int), column
+    trial = make_trial()
+    nothing = analyse(make_results([(make_curve([trial]), [trial])], [failed_run(trial, "failed", "no room")]))
+    head = to_table(run_rows(nothing), "csv", run_columns(nothing)).decode()
+    assert head == ",".join(run_columns(nothing)) + "\n"
 
 
 def test_csv_text_is_no_formula() -> None:

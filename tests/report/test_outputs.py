@@ -1,18 +1,22 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from results_factory import failed_run, make_curve, make_results, make_trial, one_curve
+from results_factory import failed_run, make_curve, make_results, make_trial, one_curve, rich_study, steady_run
 from vitscale.analysis import analyse
 from vitscale.errors import RequestError
+from vitscale.present.document import Figure, View
 from vitscale.present.terminal import lines
+from vitscale.report import outputs
 from vitscale.report.answers import terminal_document
-from vitscale.report.outputs import Reported, write
+from vitscale.report.document import charts
+from vitscale.report.outputs import Reported, brought, write
 
 SMALL = Reported(analyse(one_curve({1: [0.1]})))
 
@@ -82,10 +86,60 @@ def test_several_forms_go_into_the_folder_that_is_named(tmp_path: Path) -> None:
     assert {path.parent for path in written} == {target}
 
 
+def test_a_chart_of_another_package_takes_no_picture_s_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    def figure(name: str, *views: str) -> Figure:
+        return Figure(name, "Theirs", tuple(View(view, {}, "Theirs", "", {}, {}, "") for view in views))
+
+    rich = Reported(analyse(rich_study()))
+    ours = charts(rich.analysis)["scaling"]
+    drawn = {
+        "good": figure("mine", "mine-1", "mine-2"),
+        "none": None,
+        "figure": figure("scaling", "other"),
+        "view": figure("other", ours.views[0].name),
+        "again": figure("more", "mine-2"),
+    }
+    monkeypatch.setattr(outputs, "known", lambda _, name, *__: lambda ___: drawn[name])
+    monkeypatch.setattr(outputs, "target", lambda _, name: f"theirs.charts:{name}")
+    assert brought(["good", "none", "good"], rich) == (drawn["good"],)
+    for names, told in (
+        (
+            ["figure"],
+            "chart 'figure' (theirs.charts:figure) draws 'scaling', which is the name of a picture of vitscale",
+        ),
+        (["view"], f"chart 'view' (theirs.charts:view) draws '{ours.views[0].name}', which is"),
+        (["good", "again"], "draws 'mine-2', which is the name of a picture of chart 'good' (theirs.charts:good) too"),
+    ):
+        with pytest.raises(RequestError) as refused:
+            brought(names, rich)
+        assert told in str(refused.value)
+
+
+def test_texts_count_runs_from_1_and_data_from_0(tmp_path: Path) -> None:
+    trial = make_trial()
+    runs = [steady_run(trial, 0.1, 0), failed_run(trial, "failed", "no room").model_copy(deep=True)]
+    second = runs[1].model_copy(update={"header": runs[1].header.model_copy(update={"repeat": 1})})
+    reported = Reported(analyse(make_results([(make_curve([trial]), [trial])], [runs[0], second])))
+    text = reported.text("md")
+    assert "repeat 2: failed: no room" in text
+    assert "repeat 0" not in text
+    (row,) = [
+        line for line in text.splitlines() if line.startswith("|") and f"{trial.identity()}-r0-a0/log.txt" in line
+    ]
+    assert " 1 " in row
+    assert json.loads(reported.text("json"))["trials"][0]["runs"][0]["repeat"] == 0
+
+
 def test_what_cannot_be_written_is_one_message(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way", encoding="utf-8")
     with pytest.raises(RequestError, match="cannot be written"):
         write(SMALL, tmp_path, ["html"], tmp_path / "file" / "report.html")
+    (tmp_path / "report.html").mkdir()
+    with pytest.raises(RequestError, match=r"cannot be written to '[^']*/report\.html': Is a directory"):
+        write(SMALL, tmp_path, ["html"], None)
+    os.mkfifo(tmp_path / "pipe.csv")
+    with pytest.raises(RequestError, match="is no folder, and csv makes two files"):
+        write(SMALL, tmp_path, ["csv"], tmp_path / "pipe.csv")
     with pytest.raises(RequestError, match="unknown format 'docx'"):
         write(SMALL, tmp_path, ["docx"], None)
 

@@ -68,9 +68,10 @@ class BatchStudy:
         text = _STUDY.format(model=TINY_MODEL, gpus=gpus, python=python, slurm=slurm, repeats=repeats, measure=measure)
         (folder / "study.toml").write_text(text)
 
-    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-        """Starts `vitscale run`."""
-        command = [sys.executable, "-m", "vitscale", "run", "study.toml", "-o", "results", *arguments]
+    def start(self, *arguments: str, within: tuple[str, ...] = (), **environment: str) -> subprocess.Popen[str]:
+        """Starts `vitscale run`, `within` an salloc where the nodes' names are known."""
+        command = [*within, sys.executable, "-m", "vitscale", "run", "study.toml", "-o", "results", *arguments]
+        command = self.cluster.command(command, cwd=self.folder) if within else command
         return start(*command, cwd=self.folder, COLUMNS="120", **self.cluster.environment, **environment)
 
     def run(self, *arguments: str, **environment: str) -> tuple[int, str]:

@@ -221,6 +221,23 @@ def test_a_drained_node_and_cancelled_jobs(cluster: SlurmCluster, tmp_path: Path
     study.check_complete(runs=4)
 
 
+def test_an_allocation_that_is_cancelled_under_a_study(cluster: SlurmCluster, tmp_path: Path) -> None:
+    """The run that was under way is to be done again, and those after it are not begun where no step can start."""
+    study = BatchStudy(tmp_path / "study", cluster, gpus="[2]", measure="retries = 0")
+    study.hold.touch()
+    salloc = ("salloc", "--quiet", "--job-name=lent", "--nodes=2", "--ntasks-per-node=1")
+    driver = study.start(within=salloc)
+    study.wait_for_ranks(2)
+    cluster.ask("scancel", "--name=lent")
+    output, _ = driver.communicate(timeout=300)
+    assert driver.returncode == 1, output
+    assert "No further run was begun" in output
+    (cut,) = study.outcomes().values()
+    assert (cut.kind, cut.external, cut.transient) == ("failed", True, False), cut
+    assert "cancelled" in cut.reason
+    wait_until(lambda: processes_naming(study.results) == [], "no process is left")
+
+
 def test_jobs_that_die_without_a_word(cluster: SlurmCluster, tmp_path: Path) -> None:
     """A driver killed, a node down, and a job that Slurm has forgotten: each is told as what it was."""
     study = BatchStudy(tmp_path / "study", cluster, repeats=1, slurm='jobs = "array"')

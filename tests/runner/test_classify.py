@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import signal
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from vitscale.processes.heartbeat_server import Loss, RankStatus
 from vitscale.runner.classify import outcome_of
-from vitscale.runner.evidence import Ending, Evidence, log_tail
+from vitscale.runner.evidence import Ending, Evidence, last_words, log_tail
 from vitscale.runner.watch import kernel_oom_kills
 from vitscale.store.records import ErrorLine, PhaseLine, RankRecord, StepLine
 from vitscale.store.results import Outcome
@@ -505,6 +506,45 @@ def test_a_host_that_ssh_does_not_reach_is_named_and_passing(log: Path) -> None:
     found = outcome(log, ending(255), text=text)
     assert (found.kind, found.host, found.rank, found.transient) == ("failed", "node1", None, True)
     assert found.reason == "host node1 could not be reached: ssh: connect to host node1 port 22: No route to host"
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "reason", "passing"),
+    [
+        (255, "Host key verification failed.", "host host1 could not be reached: Host key verification failed.", False),
+        (
+            255,
+            "root@host1: Permission denied (publickey).",
+            "host host1 could not be reached: root@host1: Permission denied (publickey).",
+            False,
+        ),
+        (
+            255,
+            "Connection timed out during banner exchange\nConnection to 10.77.0.2 port 22 timed out",
+            "host host1 could not be reached: Connection to 10.77.0.2 port 22 timed out",
+            True,
+        ),
+        (
+            127,
+            "bash: line 1: /opt/env/bin/python: No such file or directory",
+            "nothing could be started on host host1: bash: line 1: /opt/env/bin/python: No such file or directory",
+            False,
+        ),
+        (126, "", "nothing could be started on host host1: exit code 126", False),
+    ],
+)
+def test_a_host_on_which_ssh_begins_nothing_is_named_with_the_last_words(
+    log: Path, code: int, said: str, reason: str, passing: bool
+) -> None:
+    """As OpenSSH 9.2 and bash say it; torch's warnings of the first host's agent come between."""
+    chatter = "[W1126 10:34:12.089956061 socket.cpp:207] [c10d] The hostname of the client socket cannot be retrieved."
+    text = f"{said}\n{chatter}\n"
+    ends = ending(code, not_begun=(("host1", code), ("host2", 255)), last_words=last_words(text))
+    found = outcome(log, ends, text=text)
+    assert (found.kind, found.host, found.reason, found.transient) == ("failed", "host1", reason, passing)
+    # Once a rank has been heard of, all hosts had begun: ssh's exit code says that its connection broke.
+    heard = statuses(status(), status(100.5, "ended", host="host1"))
+    assert "ended without a word" in outcome(log, dataclasses.replace(ends, statuses=heard), text=text).reason
 
 
 def test_a_launcher_that_was_killed_is_the_cause_of_its_ranks_end(log: Path) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from study_factory import EIGHT_CORES, summary, write_study
-from vitscale.runner import batch_jobs, plan
 from vitscale.runner import job as driver
+from vitscale.runner import plan
 from vitscale.runner.batch_jobs import new_jobs
 from vitscale.runner.one_run import RunContext, Task, new_attempt, unstarted
 from vitscale.runner.todo import outstanding
-from vitscale.schedulers.base import JobState
+from vitscale.schedulers.base import Cause, JobState, Local
 from vitscale.schedulers.slurm_cluster import SlurmCluster
 from vitscale.store import RunIndex, write_outcome
 from vitscale.store import write_study as write_study_record
@@ -26,6 +26,17 @@ class Silent(SlurmCluster):
 
     def states(self, names: Sequence[str]) -> list[JobState]:
         return []
+
+
+class Nodes(Local):
+    """The nodes of a job."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gone: Cause | None = None
+
+    def lost(self) -> Cause | None:
+        return self.gone
 
 
 class Array:
@@ -46,6 +57,8 @@ class Array:
         (self.trial,) = self.plan.record.trials
         self.done: list[int] = []
         self.kind: OutcomeKind = "completed"
+        self.nodes = Nodes()
+        self.most_elements = 1000
 
         def run_task(context: RunContext, _where: object, task: Task, attempt: int, *_: object) -> Outcome:
             self.done.append(task.repeat)
@@ -64,13 +77,13 @@ class Array:
         todo = outstanding(self.plan, index, retry_failed=retry_failed)
         submitter = Silent(self.context.slurm, None)
         names = (f"{number:08d}" for number in range(9))
-        jobs = [*new_jobs(self.context, submitter, todo, index.attempts, lambda: next(names))]
+        jobs = [*new_jobs(self.context, submitter, todo, index.attempts, lambda: next(names), self.most_elements)]
         assert all(job.array for job in jobs)
         for job in jobs:
             job.write(self.results)
         every = [(job, element) for job in jobs for element in range(len(job.tasks))]
         for job, element in (every[element] for element in elements):
-            driver._do(self.context, submitter, None, job, job.tasks_of(element))  # type: ignore[arg-type]
+            driver._do(self.context, submitter, self.nodes, job, job.tasks_of(element))
 
 
 @pytest.fixture
@@ -79,12 +92,10 @@ def array(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Array:
 
 
 @pytest.mark.parametrize("most", [1000, 2])
-def test_runs_of_an_array_that_ran_out_of_memory_together_are_all_done_again(
-    array: Array, monkeypatch: pytest.MonkeyPatch, most: int
-) -> None:
+def test_runs_of_an_array_that_ran_out_of_memory_together_are_all_done_again(array: Array, most: int) -> None:
     """Each element is the first to begin: the others' old outcomes are of runs that are to be done again too, also
     where these are in another array."""
-    monkeypatch.setattr(batch_jobs, "_MOST_ELEMENTS", most)
+    array.most_elements = most
     for repeat in range(3):
         array.ended(repeat, 0, "oom")
     array.run([0, 1, 2])
@@ -109,3 +120,16 @@ def test_out_of_memory_in_a_run_that_is_not_done_again_skips_the_others(array: A
     assert array.done == []
     finished = RunIndex(array.results).finished
     assert [finished[array.trial, repeat][1].kind for repeat in range(3)] == ["skipped", "skipped", "oom"]
+
+
+def test_a_job_that_is_preempted_begins_no_run_and_its_runs_are_done_again(array: Array) -> None:
+    """The driver lives on through the grace time, and would begin one after the other."""
+    array.nodes.gone = Cause("failed", "preempted by a job of higher priority (job 7_0)")
+    array.run([0, 1])
+    assert array.done == []
+    finished = RunIndex(array.results).finished
+    told = {repeat: (outcome.kind, outcome.external) for (_, repeat), (_, outcome) in finished.items()}
+    assert told == {0: ("failed", True), 1: ("failed", True)}
+    array.nodes.gone = None
+    array.run([0, 1, 2], retry_failed=False)
+    assert array.done == [0, 1, 2]

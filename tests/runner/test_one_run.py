@@ -17,14 +17,15 @@ from scripted_ranks import Scripted
 from study_factory import EIGHT_CORES, write_study
 from vitscale import launchers
 from vitscale.machine.hosts import Host
-from vitscale.runner import Options, Plan, Report, one_run, plan
+from vitscale.runner import Options, Plan, Report, batch_file, one_run, plan
 from vitscale.runner import run as drive
-from vitscale.runner.driver import Interrupted
+from vitscale.runner.driver import AllocationOverError, Interrupted
 from vitscale.runner.evidence import Ending
 from vitscale.runner.one_run import Task, run_task
 from vitscale.runner.preview import command_list
 from vitscale.runner.watch import watch
-from vitscale.schedulers import Hostfile, Job, Local
+from vitscale.schedulers import Cause, Hostfile, Job, Local
+from vitscale.schedulers.base import SchedulerSilentError
 from vitscale.store.results import Outcome, RunHeader
 
 WELL, PASSING, LASTING, INTERRUPTED = "well", "passing", "lasting", "interrupted"
@@ -62,7 +63,9 @@ class Tries(Scripted):
 class Study:
     """A study of one run."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *tries: str, retries: int = 1) -> None:
+    def __init__(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, *tries: str, retries: int = 1, repeats: int = 1
+    ) -> None:
         monkeypatch.setenv("VITSCALE_CACHE", str(folder / "cache"))
         self.launcher = Tries(folder / "records", {})
         self.launcher.tries = tries
@@ -71,19 +74,21 @@ class Study:
             "train": {"epochs": 1, "precision": "fp32"},
             "scaling": {"gpus": [1]},
             "launch": {"launcher": "tries"},
-            "measure": {"repeats": 1, "warmup_steps": 0, "retries": retries},
+            "measure": {"repeats": repeats, "warmup_steps": 0, "retries": retries},
         }
         self.plan: Plan = plan(write_study(folder, changes), EIGHT_CORES)
         self.results = folder / "results"
         (self.trial,) = self.plan.record.trials
 
-    def run(self, *, retry_failed: bool = False) -> Report:
-        return drive(self.plan, self.results, Options(retry_failed=retry_failed), Console(file=io.StringIO()))
+    def run(self, *, retry_failed: bool = False, on: Local | None = None) -> Report:
+        where = self.plan if on is None else dataclasses.replace(self.plan, scheduler=on)
+        self.said = io.StringIO()
+        return drive(where, self.results, Options(retry_failed=retry_failed), Console(file=self.said, width=200))
 
     def kinds(self) -> list[str | None]:
-        """Of each try's outcome, in order; None where it has none."""
+        """Of each try's outcome of the first repeat, in order; None where it has none."""
         found: list[str | None] = []
-        for attempt in range(len([*(self.results / "runs").iterdir()])):
+        for attempt in range(len([*(self.results / "runs").glob(f"{self.trial}-r0-a*")])):
             folder = self.results / "runs" / f"{self.trial}-r0-a{attempt}"
             header = RunHeader.model_validate_json((folder / "trial.json").read_text())
             assert (header.trial_id, header.repeat, header.attempt) == (self.trial, 0, attempt)
@@ -109,6 +114,59 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
 
     monkeypatch.setattr(one_run, "watch", telling)
     return lambda *tries, **changes: Study(tmp_path, monkeypatch, *tries, **changes)
+
+
+class Allocation(Local):
+    """This machine, as if a batch system had lent it; what that says of it, in turn."""
+
+    title = "Slurm"
+
+    def __init__(self, *answers: Cause | SchedulerSilentError | None) -> None:
+        super().__init__()
+        self.answers = [*answers]
+
+    def lost(self) -> Cause | None:
+        answer = self.answers.pop(0)
+        if isinstance(answer, SchedulerSilentError):
+            raise answer
+        return answer
+
+
+SILENT = SchedulerSilentError("slurmctld does not answer")
+LIMIT = Cause("timeout", "the job's time limit of 00:01:00 was reached (slurm.time, job 12)")
+
+
+@pytest.mark.parametrize("ended_in", [PASSING, LASTING])
+def test_what_the_end_of_an_allocation_does_to_a_run_is_no_failure_and_no_run_is_begun_after(
+    make: Make, ended_in: str
+) -> None:
+    study = make(ended_in, WELL, repeats=2)
+    with pytest.raises(AllocationOverError, match=r"limit of 00:01:00 was reached .* No further run was begun"):
+        study.run(on=Allocation(None, LIMIT))
+    (path,) = study.results.glob("runs/*/outcome.json")
+    cut = Outcome.model_validate_json(path.read_text())
+    assert (cut.kind, cut.reason, cut.external, cut.transient) == ("timeout", LIMIT.reason, True, False)
+    # Over between two runs: none is begun.
+    with pytest.raises(AllocationOverError):
+        study.run(on=Allocation(LIMIT))
+    assert len([*study.results.glob("runs/*")]) == 1
+    # In the next allocation, without --retry-failed: both runs; a run of one that goes on may fail.
+    study.launcher.tries = (WELL, WELL)
+    assert not study.run(on=Allocation(None, None)).failures
+    assert study.kinds() == ["timeout", "completed"]
+
+
+def test_runs_and_their_retries_wait_while_the_batch_system_is_silent(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_file, "FIRST_LOOK_SECONDS", 0.0)
+    study = make(PASSING, WELL)
+    allocation = Allocation(SILENT, SILENT, None, SILENT, None)
+    assert not study.run(on=allocation).failures
+    assert allocation.answers == []
+    assert study.kinds() == ["failed", "completed"]
+    assert study.said.getvalue().count("waiting for Slurm: slurmctld does not answer") == 2
+    assert study.said.getvalue().count("Slurm answers again") == 2
 
 
 @pytest.mark.parametrize(

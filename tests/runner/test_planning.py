@@ -244,6 +244,11 @@ def test_other_trials_under_the_same_name_are_refused(tmp_path: Path, record: St
     other = planned(tmp_path, {"train": {"micro_batch": 8}}).record
     assert not set(other.trials) & set(record.trials)
     refused(folder, other, "other trials under the name 'example' (train.micro_batch was 32 and is 8)")
+    moved = {
+        f"{number:012x}": t.model_copy(update={"launcher": "srun"}) for number, t in enumerate(record.trials.values())
+    }
+    by_option = record.model_copy(update={"trials": moved})
+    refused(folder, by_option, "under the name 'example' (launch.launcher was local and is srun)")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from vitscale.errors import StoreError
 from vitscale.present.terminal import lines
 from vitscale.runner import Plan, expectation, plan
 from vitscale.runner.expectation import Expectations, expectations
-from vitscale.runner.plan_estimate import PlanEstimate, memory_fits, unfit
+from vitscale.runner.plan_estimate import PlanEstimate, buckets_note, memory_fits, unfit
 from vitscale.runner.preview import _batch, plan_document, plan_fields
 from vitscale.store.checks import HostAnswer, check_folder, write_check
 from vitscale.store.records import MatmulLine
@@ -350,7 +350,7 @@ def test_what_is_varied_of_images_and_activations_stands_in_columns(tmp_path: Pa
 
 
 def test_models_with_alike_counts_of_parameters_are_one_line(tmp_path: Path) -> None:
-    (tmp_path / "makers.py").write_text("def small(): ...\ndef large(): ...\n")
+    (tmp_path / "makers.py").write_text("def small(**_): ...\ndef large(**_): ...\n")
     factories = ["makers:small", "makers:large"]
     model = {"name": None, "factory": factories[0], "patch_size": None}
     unknown = planned(tmp_path, {"model": model, "sweep": {"model.factory": factories}})
@@ -403,3 +403,17 @@ def test_swept_values_that_no_column_has_tell_rows_apart(tmp_path: Path) -> None
         for workers in (0, 1):
             assert f"learning_rate {rate}, workers {workers}" in text
     assert "learning_rate" not in printed(planned(tmp_path), PlanEstimate(), 160)
+
+
+@pytest.mark.parametrize(
+    ("zero", "told"),
+    [
+        ({}, "at their default size: set train.bucket_mib"),
+        ({"reduce_bucket_size": 300_000_000}, "in the DeepSpeed file"),
+    ],
+)
+def test_buckets_that_the_file_sets_are_not_called_default(zero: dict[str, int], told: str) -> None:
+    file = {"zero_optimization": zero}
+    note = buckets_note({"a": _resolved(make_trial("deepspeed", 2, zero_stage=2, deepspeed_config=file))})
+    assert note.endswith(told)
+    assert buckets_note({"a": _resolved(make_trial("deepspeed", 2, zero_stage=2, bucket_mib=1))}) == ""

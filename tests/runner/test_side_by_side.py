@@ -84,3 +84,18 @@ def test_the_limit_of_gpu_hours_counts_what_is_under_way(tmp_path: Path, drives:
     # Two runs at a time of an hour each: after four there is half an hour left, not enough for one.
     assert report.done_now == 4
     assert report.ended.startswith("measure.max_gpu_hours = 4.5: 4 GPU-hours are spent, and the next run")
+
+
+def test_no_run_begins_once_the_lock_was_deleted(tmp_path: Path, drives: Callable[..., Report]) -> None:
+    """Another driver may have made a new one, and do the same runs."""
+    lock, begun = tmp_path / "results" / "lock", list[int]()
+
+    def body(_: RunContext, task: Task, before: int) -> Outcome:
+        begun.append(before)
+        kept = lock.rename(lock.with_name("kept"))
+        lock.write_bytes(kept.read_bytes())
+        return completed()
+
+    with pytest.raises(StoreError, match=r"the file 'lock' of .* was deleted: another `vitscale run` may be writing"):
+        drives(body, study(tmp_path, 8, [1], hosts=1, repeats=1))
+    assert begun == [0]

@@ -12,6 +12,7 @@ import pytest
 
 from processes import alive, pid_in
 from vitscale.launchers import Spawn
+from vitscale.machine.hosts import Host
 from vitscale.processes.heartbeat_server import HeartbeatServer, RankStatus
 from vitscale.processes.host_agent import carrying
 from vitscale.runner import watch as watching
@@ -73,6 +74,23 @@ def test_a_run_that_ends_by_itself(tmp_path: Path, code: int) -> None:
     assert (ending.exit_code, ending.stopped, ending.limit_seconds) == (code, None, None)
     assert ending.wall_seconds > 0
     assert ending.started_unix_seconds > 1.7e9
+
+
+def test_a_host_on_which_ssh_begins_nothing_is_told_with_what_was_said_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the one that this machine is, and not one where it did begin."""
+    (tmp_path / "ssh").write_text(
+        '#!/bin/sh\ntest "$1" = there || echo "Permission denied (publickey)." >&2\nexit $2\n'
+    )
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    token = secrets.token_hex(16)
+    commands = (("sh", "-c", "exit 127"), ("ssh", "there", "1"), ("ssh", "away", "255"))
+    hosts = tuple(map(Host, ("here", "there", "away")))
+    spawn = Spawn(commands, tmp_path, hosts, token=token, cwd=tmp_path, per_host=True)
+    ending = watch(Job(spawn, HeartbeatServer(token, "127.0.0.1")), tmp_path, hang_seconds=60, timeout_seconds=None)
+    assert (ending.not_begun, ending.last_words) == ((("away", 255),), "Permission denied (publickey).")
 
 
 def test_steps_are_passed_on(tmp_path: Path) -> None:
@@ -139,6 +157,7 @@ class FakeJob:
     """Stands in for a job whose launcher ends after `looks` looks; each look does what `at` holds for it."""
 
     started_unix_seconds = 1.0
+    not_begun = ()
 
     def __init__(
         self, clock: Clock, looks: int, at: dict[int, object] | None = None, heartbeats: object = None

@@ -57,6 +57,15 @@ def test_the_allocation_around_this_process(tmp_path: Path, monkeypatch: pytest.
     assert isinstance(scheduler(tmp_path, "node1", hostfile="hosts"), Hostfile), "as it says"
 
 
+def test_a_heterogeneous_allocation_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As salloc sets it: without SLURM_JOB_NODELIST, so that it looked as if there were none."""
+    for name, value in {"ID": "12", "NODELIST_HET_GROUP_0": "node0", "NODELIST_HET_GROUP_1": "node1"}.items():
+        monkeypatch.setenv(f"SLURM_JOB_{name}", value)
+    monkeypatch.setenv("SLURM_HET_SIZE", "2")
+    assert "job 12 is heterogeneous (SLURM_HET_SIZE)" in refusal(tmp_path)
+    assert isinstance(scheduler(tmp_path, scheduler="local"), Local), "as it says"
+
+
 def test_jobs_are_submitted_from_outside(tmp_path: Path) -> None:
     found = scheduler(tmp_path, scheduler="slurm")
     assert isinstance(found, SlurmCluster)

@@ -7,7 +7,8 @@ import pytest
 from launching import launch, world
 from vitscale.errors import RequestError
 from vitscale.launchers.srun import Srun
-from vitscale.schedulers import Placement, described
+from vitscale.schedulers import Placement, described, slurm, slurm_cluster
+from vitscale.schedulers.base import Cause, SchedulerError, SchedulerSilentError
 from vitscale.schedulers.slurm_cluster import SlurmCluster
 from vitscale.study.sections import NodeSection, SlurmSection
 
@@ -57,3 +58,138 @@ def test_hosts_are_known_only_in_the_job_and_nothing_starts_here() -> None:
     assert scheduler.adapt(made).commands == made.commands
     assert not isinstance(scheduler, Placement)
     assert not hasattr(scheduler, "start")
+
+
+# As `scontrol --oneliner show job` answered (Slurm 22.05), shortened.
+JOB = (
+    "JobId=12 JobName=alloc UserId=root(0) JobState={state} Reason={reason} Requeue=1 BatchFlag={batch} ExitCode=0:0 "
+    "RunTime=00:00:27 TimeLimit={limit} StartTime=2026-11-26T10:23:32 PreemptEligibleTime=2026-11-26T10:23:32 "
+    "PreemptTime={preempted} NodeList=node0 BatchHost=node0\n"
+)
+UNKNOWN = SchedulerError("Slurm refuses `scontrol`: slurm_load_jobs error: Invalid job id specified")
+NO_ELEMENT = SchedulerError("Slurm refuses `scontrol`: Job 1_2 not found")
+REFUSED = SchedulerError("Slurm refuses `scontrol`: slurm_load_jobs error: Access/permission denied")
+SILENT = SchedulerSilentError("slurmctld does not answer")
+
+
+def shown_job(state: str, **changes: str) -> str:
+    given = {"state": state, "reason": "None", "batch": "1", "limit": "UNLIMITED", "preempted": "None"}
+    return JOB.format(**(given | changes))
+
+
+class Scontrol:
+    """What `scontrol` answers of job 12, within an allocation."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.answer: str | SchedulerError = ""
+        self.job = "12"
+        self.asked: list[str] = []
+        monkeypatch.setattr(slurm, "ask", self.ask)
+        monkeypatch.setattr(slurm_cluster, "ask", self.ask)
+        monkeypatch.setenv("SLURM_JOB_ID", "12")
+        monkeypatch.setenv("SLURM_JOB_NODELIST", "node0")
+        for name in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_HET_SIZE"):
+            monkeypatch.delenv(name, raising=False)
+
+    def ask(self, *argv: str) -> str:
+        self.asked.append(argv[1])
+        if argv == ("scontrol", "show", "config"):
+            return "MailProg                = /bin/mail\nMaxArraySize            = 4\nMaxJobCount             = 1000\n"
+        assert argv == ("scontrol", "--oneliner", "show", "job", self.job)
+        if isinstance(self.answer, SchedulerError):
+            raise self.answer
+        return self.answer
+
+    def lost(self, answer: str | SchedulerError) -> Cause | None:
+        """What the allocation's placement says of itself."""
+        self.answer = answer
+        own = SlurmCluster(SLURM, NODE).own_job()
+        assert own is not None
+        return own.placement.lost()
+
+
+@pytest.fixture
+def scontrol(monkeypatch: pytest.MonkeyPatch) -> Scontrol:
+    return Scontrol(monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        shown_job("RUNNING", batch="0"),
+        shown_job("SUSPENDED"),
+        shown_job("CONFIGURING"),
+        # Begun anew since it was preempted.
+        shown_job("RUNNING", preempted="2026-11-26T10:23:31"),
+        "",
+        REFUSED,
+    ],
+)
+def test_an_allocation_goes_on_where_slurm_does_not_say_that_it_ends(
+    scontrol: Scontrol, answer: str | SchedulerError
+) -> None:
+    assert scontrol.lost(answer) is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "reason"),
+    [
+        (shown_job("CANCELLED", batch="0"), "failed", "cancelled by scancel (job 12)"),
+        (shown_job("COMPLETING"), "failed", "cancelled by scancel (job 12)"),
+        (shown_job("COMPLETING", batch="0"), "failed", "the allocation was cancelled, or given back (job 12)"),
+        (shown_job("COMPLETED", batch="0"), "failed", "the allocation was given back (job 12)"),
+        *(
+            (
+                shown_job(state, reason="TimeLimit", limit="00:01:00"),
+                "timeout",
+                "the job's time limit of 00:01:00 was reached (slurm.time, job 12)",
+            )
+            for state in ("TIMEOUT", "COMPLETING")
+        ),
+        *(
+            (
+                shown_job(state, preempted="2026-11-26T10:23:51"),
+                "failed",
+                "preempted by a job of higher priority (job 12)",
+            )
+            for state in ("RUNNING", "COMPLETING", "CANCELLED", "PREEMPTED", "FAILED")
+        ),
+        (UNKNOWN, "failed", "job 12 ended before this run was done; Slurm does not say why (any more)"),
+        (NO_ELEMENT, "failed", "job 12 ended before this run was done; Slurm does not say why (any more)"),
+    ],
+)
+def test_an_allocation_that_is_over_or_ending_says_why(
+    scontrol: Scontrol, answer: str | SchedulerError, kind: str, reason: str
+) -> None:
+    assert scontrol.lost(answer) == Cause(kind, reason)  # type: ignore[arg-type]  # a kind of outcome
+
+
+def test_an_element_of_an_array_asks_for_itself_alone(scontrol: Scontrol, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last one has the array's number, under which scontrol tells of those that have ended too."""
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "12")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "1")
+    scontrol.job = "12_1"
+    assert scontrol.lost(shown_job("RUNNING")) is None
+    assert scontrol.lost(shown_job("TIMEOUT")) == Cause(
+        "timeout", "the job's time limit of UNLIMITED was reached (slurm.time, job 12_1)"
+    )
+    own = SlurmCluster(SLURM, NODE).own_job()
+    assert own is not None
+    assert (own.job_id, own.element) == ("12_1", 1)
+
+
+def test_an_allocation_is_not_taken_for_lost_while_slurm_is_silent(scontrol: Scontrol) -> None:
+    with pytest.raises(SchedulerSilentError):
+        scontrol.lost(SILENT)
+
+
+def test_a_job_that_reached_its_limit_or_lost_a_node_after_a_preemption_is_told_of_that(scontrol: Scontrol) -> None:
+    late = "2026-11-26T10:23:51"
+    scontrol.answer = shown_job("TIMEOUT", reason="TimeLimit", limit="00:01:00", preempted=late)
+    assert SlurmCluster(SLURM, NODE).cause("12").kind == "timeout"
+
+
+def test_an_array_has_no_more_elements_than_slurm_takes_which_is_asked_once(scontrol: Scontrol) -> None:
+    cluster = SlurmCluster(SlurmSection(jobs="array"), NODE)
+    assert [cluster.most_elements() for _ in range(2)] == [3, 3]
+    assert scontrol.asked == ["show"]

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from vitscale.errors import RequestError
-from vitscale.schedulers.base import BatchJob
-from vitscale.schedulers.slurm_cluster import _at_its_limit, batch_script, seconds_of
+from vitscale.schedulers.base import BatchJob, SchedulerError
+from vitscale.schedulers.slurm import overriding
+from vitscale.schedulers.slurm_cluster import SlurmCluster, _at_its_limit, batch_script, seconds_of
 from vitscale.study.sections import SlurmSection
 from vitscale.trial.trial import World
 
@@ -181,3 +182,46 @@ def test_time_limits_as_slurm_reads_them(limit: str, seconds: int, told_before: 
     script = batch_script(SlurmSection(time=limit), job())
     assert f"#SBATCH --signal=B:TERM@{told_before}\n" in script
     assert f"#SBATCH --time={limit}\n" in script
+
+
+@pytest.mark.parametrize(
+    ("slurm", "dropped", "kept"),
+    [
+        (
+            {},
+            "ARRAY_INX CLUSTERS WAIT REQUEUE NO_REQUEUE OPEN_MODE JOB_NAME OUTPUT SIGNAL",
+            "PARTITION ACCOUNT TIMELIMIT",
+        ),
+        (
+            {"partition": "gpu", "time": "1", "account": "a"},
+            "PARTITION TIMELIMIT ACCOUNT",
+            "QOS RESERVATION CONSTRAINT",
+        ),
+        ({"qos": "q", "reservation": "r", "constraint": "c"}, "QOS RESERVATION CONSTRAINT", "PARTITION TIMELIMIT"),
+        ({}, "GPUS GPUS_PER_NODE GPUS_PER_TASK GRES", "MEM_PER_NODE GPU_BIND"),
+        ({"gpus": "gres"}, "GPUS GPUS_PER_NODE GPUS_PER_TASK GRES", "MEM_PER_CPU"),
+        ({"gpus": "none"}, "OUTPUT", "GPUS GRES"),
+        ({"options": ["--mem=9G", "--exclusive"]}, "MEM_PER_NODE MEM_PER_CPU MEM_PER_GPU EXCLUSIVE", "SWITCHES"),
+        ({"options": ["--switches=1@5"]}, "REQ_SWITCH WAIT4SWITCH", "EXCLUSIVE"),
+    ],
+)
+def test_what_a_script_sets_no_variable_of_the_shell_overrides(
+    slurm: dict[str, object], dropped: str, kept: str
+) -> None:
+    """Names as in "INPUT ENVIRONMENT VARIABLES" of sbatch(1); what the script does not set stays the user's default."""
+    names = overriding(batch_script(SlurmSection.model_validate(slurm), job()))
+    assert {f"SBATCH_{name}" for name in dropped.split()} <= names
+    assert not {f"SBATCH_{name}" for name in kept.split()} & names
+
+
+def test_sbatch_does_not_see_what_would_override_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sbatch").write_text("#!/bin/sh\nenv | grep ^SBATCH_ >&2\nexit 1\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    for name in ("PARTITION", "TIMELIMIT", "ACCOUNT", "WAIT"):
+        monkeypatch.setenv(f"SBATCH_{name}", "mine")
+    script = tmp_path / "job.sh"
+    script.write_text(batch_script(SlurmSection(partition="low", time="30"), job()))
+    with pytest.raises(SchedulerError) as caught:
+        SlurmCluster(SlurmSection(), None).submit(script)
+    assert str(caught.value) == "Slurm refuses `sbatch`: SBATCH_ACCOUNT=mine."

@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import re
 import shutil
 import sys
@@ -129,6 +130,32 @@ def planted(results: Results, told: Mapping[str, str]) -> Results:
         outcome = run.outcome.model_copy(update={"detail": reason, "host": host})
         runs.append(run.model_copy(update={"header": header, "outcome": outcome, "ranks": tuple(ranks)}))
     return results.model_copy(update={"runs": tuple(runs)})
+
+
+def test_a_report_of_a_bundle_takes_no_other_report_s_place(results: Path, call: Call) -> None:
+    write_bundle(results, Path("study-1.1.tar.gz"), redact=False)
+    for name in ("study-1.2.tar.gz", "live.tgz", "plain"):
+        shutil.copy("study-1.1.tar.gz", name)
+    shutil.copytree(results, "live")
+    pages = {
+        "study-1.1.tar.gz": "study-1.1", "study-1.2.tar.gz": "study-1.2", "live.tgz": "live-report",
+        "plain": "plain-report",
+    }  # fmt: skip
+    for bundle, folder in pages.items():
+        assert f"\n{folder}/trials.csv\n" in call("report", bundle, "--format", "methods,csv")
+        assert not (Path(folder) / "study.json").exists()
+    assert not list(Path("live").glob("*.csv"))
+
+
+def test_a_bundle_goes_into_a_file(results: Path, call: Call) -> None:
+    os.mkfifo("pipe.tar.gz")
+    Path("link.tar.gz").symlink_to("real.tar.gz")
+    for output in ("pipe.tar.gz", "-"):
+        assert "is no file. Name a file with -o" in call("export", results, "-o", output)
+    for output in ("new/sub/bundle.tar.gz", "link.tar.gz"):
+        assert "SHA-256" in call("export", results, "-o", output)
+    assert Path("link.tar.gz").is_symlink()
+    assert Path("real.tar.gz").read_bytes() == Path("new/sub/bundle.tar.gz").read_bytes()
 
 
 NAMES = st.from_regex(r"[a-z][a-z0-9]{5,11}q", fullmatch=True)

@@ -61,6 +61,7 @@ def test_without_a_results_folder_checks_are_the_users_own(tmp_path: Path, monke
     [
         ({"format": FORMAT + 1}, "newer than this vitscale's"),
         ({"more": 1}, "more"),
+        ({"format": FORMAT + 1, "trials": {}}, "is the record of a study, and of no check"),
         ({"wall_seconds": -1}, "wall_seconds"),
         ({"wall_seconds": 10**400}, "no number of vitscale's"),
         ({"ranks": [{"rank": 2**70}]}, "no number of vitscale's"),

@@ -14,7 +14,7 @@ import pytest
 
 from results_factory import make_run, make_trial, one_curve
 from vitscale.errors import StoreError
-from vitscale.store import locked, new_run_folder, read_study, write_outcome, write_study, write_whole
+from vitscale.store import is_stream, locked, new_run_folder, read_study, write_outcome, write_study, write_whole
 from vitscale.store.results import Outcome, RunHeader
 
 
@@ -62,6 +62,55 @@ def test_what_was_there_stays_when_writing_fails(
             write_whole(path, "after")
     assert path.read_text() == "before"
     assert names(tmp_path) == ["file.json"]
+
+
+def test_what_a_link_leads_to_is_replaced_and_the_link_stays(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    real, link, ahead = tmp_path / "real" / "real.md", tmp_path / "link.md", tmp_path / "ahead.md"
+    real.write_text("old")
+    link.symlink_to("real/real.md")
+    ahead.symlink_to("real/new.md")
+    write_whole(link, "new")
+    write_whole(ahead, "also")
+    assert (real.read_text(), (tmp_path / "real/new.md").read_text()) == ("new", "also")
+    assert link.is_symlink()
+    assert ahead.is_symlink()
+    assert names(tmp_path / "real") == ["new.md", "real.md"]
+
+
+def test_a_pipe_is_written_to_and_stays(tmp_path: Path) -> None:
+    """So does a device, which a rename by root would remove."""
+    pipe, link = tmp_path / "pipe.md", tmp_path / "link.md"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    for path in (pipe, link):
+        write_whole(path, "told")
+        assert os.read(reading, 100) == b"told"
+    os.close(reading)
+    assert pipe.is_fifo()
+    assert is_stream(link)
+    assert names(tmp_path) == ["link.md", "pipe.md"]
+
+
+def test_a_name_of_an_open_file_is_that_file(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("wb") as file:
+        file.write(b"before, ")
+        file.flush()
+        path = Path(f"/proc/self/fd/{file.fileno()}")
+        write_whole(path, "after")
+        assert is_stream(path)
+        assert os.fstat(file.fileno()).st_nlink == 1
+    assert (tmp_path / "file").read_text() == "before, after"
+
+
+def test_an_error_names_the_file_and_no_draft(tmp_path: Path) -> None:
+    (tmp_path / "folder.md").mkdir()
+    for path in (tmp_path / "folder.md", tmp_path / "none" / "file.md"):
+        with pytest.raises(OSError, match=r"folder|file") as caught:
+            write_whole(path, "x")
+        assert caught.value.filename == str(path)
+    assert names(tmp_path) == ["folder.md"]
 
 
 def test_text_that_cannot_be_encoded_leaves_no_draft(tmp_path: Path) -> None:

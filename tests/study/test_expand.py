@@ -483,7 +483,10 @@ def test_a_fitting_micro_batch_in_the_file_is_accepted(tmp_path: Path, mode: str
             '{"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}', {"offload": "parameters"},
             "the DeepSpeed configuration sets zero_optimization.offload_param too",
         ),
-        ('{"communication_data_type": "fp16"}', {"gradient_dtype": "bf16"}, "sets communication_data_type too"),
+        (
+            '{"communication_data_type": "fp16"}', {"gradient_dtype": "bf16"},
+            "train.gradient_dtype is 'bf16' in the study but 'fp16' in the DeepSpeed configuration",
+        ),
         ("{}", {"engine": "ddp"}, "train.deepspeed_config is set, but train.engine is 'ddp'"),
         ('{"train_micro_batch_size_per_gpu": 100000000}', {"micro_batch": None}, "should be at most 1000000"),
     ],

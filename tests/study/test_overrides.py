@@ -66,6 +66,22 @@ def test_they_come_over_the_file_the_site_and_the_options(tmp_path: Path) -> Non
     assert file.overrides == words
 
 
+def test_a_length_of_the_command_line_takes_the_place_of_the_file_s(tmp_path: Path) -> None:
+    """`train.epochs` and `measure.steps` are one choice; who gives both has not chosen."""
+    steps: dict[str, dict[str, Any]] = {"train": {"epochs": None}, "measure": {"steps": 20}}
+    epochs: dict[str, dict[str, Any]] = {"train": {"epochs": 3}, "measure": {"steps": None}}
+    for changes, word, length in (
+        (steps, "train.epochs=2", (2, None)),
+        (epochs, "measure.steps=5", (None, 5)),
+        (steps, "measure.steps=5", (None, 5)),
+        (epochs, "train.seed=1", (3, None)),
+    ):
+        asked = read(tmp_path, word, changes=changes).study
+        assert (asked.train.epochs, asked.measure.steps) == length
+    both = read(tmp_path, "train.epochs=2", "measure.steps=5", changes=steps).study
+    assert (both.train.epochs, both.measure.steps) == (2, 5)
+
+
 def test_a_sweep_is_put_over_by_its_own_key(tmp_path: Path) -> None:
     file = read(tmp_path, 'sweep.train.engine=["ddp"]', "sweep.train.micro_batch=[2, 4]", changes=SWEPT)
     assert [list(labels.values()) for labels, _, _ in file.points()] == [["ddp", 2], ["ddp", 4]]
@@ -76,8 +92,12 @@ def test_a_sweep_is_put_over_by_its_own_key(tmp_path: Path) -> None:
     [
         (
             "train.micro_batch=many",
-            "site file or command line: train.micro_batch is 'many', but should be a whole number",
+            "command line: train.micro_batch is 'many', but should be a whole number. Correct it on the command line.",
         ),
+        ("train.compile=True", "command line: train.compile is 'True', but should be true or false. Write true."),
+        ("scaling.gpus=1,2", "scaling.gpus is '1,2', but should be a list. Write 'scaling.gpus=[1, 2]'."),
+        ("scaling.gpus=2", "Write 'scaling.gpus=[2]'."),
+        ("measure.probes=a,b", """Write 'measure.probes=["a", "b"]'."""),
         ("train.micro_bach=2", "unknown key 'micro_bach' in [train]"),
         ("train.lr=0.1", "unknown key 'lr' in [train]. Write learning_rate in [train]."),
         ("lr=0.1", "unknown key 'lr' on the command line. Write train.learning_rate=VALUE."),

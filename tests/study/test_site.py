@@ -119,15 +119,19 @@ def test_a_site_file_that_is_not_there_is_named() -> None:
     ],
 )
 def test_its_mistakes_are_not_looked_for_in_the_study_file(tmp_path: Path, text: str, said: str) -> None:
-    message = refusal(tmp_path, put_over(site(tmp_path / "cluster", text)))
-    assert message.startswith("site file or command line: ")
+    with pytest.raises(RequestError) as caught:
+        put_over(site(tmp_path / "cluster", text))
+    message = str(caught.value)
+    assert message.startswith(f"site file '{tmp_path / 'cluster' / 'site.toml'}': ")
     assert said in message
     assert "study.toml" not in message
 
 
 def test_the_command_line_s_mistakes_neither(tmp_path: Path) -> None:
-    message = refusal(tmp_path, put_over(None, scheduler="slrm"))
-    assert message.startswith("site file or command line: launch.scheduler is 'slrm'")
+    with pytest.raises(RequestError) as caught:
+        put_over(None, scheduler="slrm")
+    message = str(caught.value)
+    assert message.startswith("command line: launch.scheduler is 'slrm'")
     assert message.endswith("Did you mean 'slurm'?")
 
 

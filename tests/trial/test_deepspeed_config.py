@@ -131,6 +131,12 @@ def test_many_keys_take_no_quadratic_time(tmp_path: Path) -> None:
         ({"fp16": {}}, {}),
         ({"fp16": {"enabled": True}}, {"train.precision": "fp16"}),
         ({"bf16": {"enabled": True}, "fp16": {"enabled": "auto"}}, {"train.precision": "bf16-params"}),
+        ({"bfloat16": {"enabled": True}}, {"train.precision": "bf16-params"}),
+        ({"bf16": None, "bfloat16": {"enabled": True}}, {"train.precision": "bf16-params"}),
+        ({"bf16": {"enabled": False}, "bfloat16": {"enabled": True}}, {}),
+        ({"communication_data_type": "FP32"}, {"train.gradient_dtype": "fp32"}),
+        ({"communication_data_type": "auto"}, {}),
+        ({"communication_data_type": None}, {}),
         ({"torch_autocast": {"enabled": True}}, {"train.precision": "bf16"}),
         ({"torch_autocast": {"enabled": True, "dtype": "torch.bfloat16"}}, {"train.precision": "bf16"}),
         ({"torch_autocast": {"enabled": True, "dtype": "auto"}}, {"train.precision": "bf16"}),
@@ -178,6 +184,29 @@ def test_contradictions_are_all_named_with_both_values() -> None:
     assert contradictions(config, study) == [
         "train.gradient_clipping is 0.0 in the study but 1.0 in the DeepSpeed configuration",
         "train.precision is 'fp32' in the study but 'bf16-params' in the DeepSpeed configuration",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "key", "theirs"),
+    [
+        ("offload", "optimizer", "offload_optimizer", {"device": "cpu"}),
+        ("offload", "optimizer", "cpu_offload", True),
+        ("offload", "parameters", "cpu_offload_param", True),
+        ("gather_bucket_mib", 1, "stage3_prefetch_bucket_size", 1_000_000),
+        ("gather_bucket_mib", 1, "prefetch_bucket_size", 1_000_000),
+    ],
+)
+def test_what_only_one_may_set_is_known_by_all_its_names(field: str, value: Any, key: str, theirs: Any) -> None:
+    (said,) = contradictions({"zero_optimization": {key: theirs}}, {f"train.{field}": value})
+    assert said.endswith(f"in the study, and the DeepSpeed configuration sets zero_optimization.{key} too")
+
+
+def test_the_dtype_of_gradients_may_stand_in_both_if_it_is_the_same() -> None:
+    config = {"communication_data_type": "fp32"}
+    assert contradictions(config, {"train.gradient_dtype": "fp32"}) == []
+    assert contradictions(config, {"train.gradient_dtype": "bf16"}) == [
+        "train.gradient_dtype is 'bf16' in the study but 'fp32' in the DeepSpeed configuration"
     ]
 
 

@@ -176,9 +176,13 @@ class TrialResult:
 
     @property
     def batch_known(self) -> bool:
-        """Whether the micro-batch is known. An import that does not give it has 1 instead, and steps without images."""
+        """Whether the micro-batch is known. An import that does not give it has 1 instead, and says so in its runs; an
+        older one that says nothing has steps without images."""
         if self.trial.origin is None or self.trial.train.micro_batch > 1:
             return True
+        imports = [run.header.imported for run in self.records if run.header.imported]
+        if said := [told.batch_told for told in imports if told.batch_told is not None]:
+            return any(said)
         ranks = [rank for run in self.records for rank in run.ranks]
         return any(line.images for rank in ranks for line in rank.steps) or any(rank.epochs for rank in ranks)
 

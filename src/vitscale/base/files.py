@@ -1,4 +1,5 @@
-"""Text files that a user names, read up to a limit, with one message for each way to be unreadable; and kernel locks.
+"""Text files that a user names, read up to a limit, with one message for each way to be unreadable; files that are
+written whole; and kernel locks.
 
 A lock goes with its holder, unless that is on a host which a network file system has lost.
 """
@@ -7,12 +8,13 @@ from __future__ import annotations
 
 import fcntl
 import math
+import os
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO, TextIO
 
 from vitscale.errors import RequestError, shown
 
@@ -64,6 +66,62 @@ def beside(file: Path, named: str) -> Path:
             f"the path {shown(named)} in {shown(str(file))} cannot be used: {error}", next_step="Write it out"
         ) from None
     return path if path.is_absolute() else (file.parent / path).absolute()
+
+
+def is_stream(path: Path) -> bool:
+    """Whether a name stands for a device, a pipe, a socket, or a file that a process has open (/dev/stdout)."""
+    folder = os.path.realpath(path.parent)
+    opened = folder.startswith("/proc/") or (folder == "/dev" and path.name in ("stdin", "stdout", "stderr"))
+    return opened or (path.exists() and not path.is_file() and not path.is_dir())
+
+
+@contextmanager
+def whole_file(path: Path, *, make_folder: bool = False) -> Iterator[BinaryIO]:
+    """Opens a file that is written in a block: after a crash it holds the old content or the new, never a mix.
+
+    A link stays, and what it leads to is replaced. A stream (`is_stream`) is written to as it is: a file in its place
+    would be of no use to whoever reads from it.
+
+    Args:
+        path: the file.
+        make_folder: make its folder where that is missing.
+
+    Yields:
+        The draft, or the stream.
+
+    Raises:
+        OSError: it cannot be written; it names `path`, never the draft.
+    """
+    if is_stream(path):
+        with path.open("ab") as stream:
+            yield stream
+        return
+    target = Path(os.path.realpath(path))
+    draft = target.with_name(f".{target.name}.{os.getpid()}.draft")
+    try:
+        if make_folder:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        with draft.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(target)
+        sync_folder(target.parent)
+    except BaseException as error:
+        with suppress(OSError):
+            draft.unlink()
+        if isinstance(error, OSError) and str(error.filename) == str(draft):
+            raise OSError(error.errno, error.strerror, str(path)) from None
+        raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Forces the names in a folder to disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 _LOOK_SECONDS = 0.1

@@ -17,7 +17,7 @@ import typer
 from vitscale import __version__
 from vitscale.cli import base
 from vitscale.cli.base import COMPLETE, VERBS, ProgramConsole, silence
-from vitscale.errors import VitscaleError
+from vitscale.errors import VitscaleError, shown
 
 
 @base.app.callback(invoke_without_command=True)
@@ -50,8 +50,20 @@ def _program(verb: str = "") -> typer.Typer:
     return of_verb
 
 
+def _adapt_to_terminal() -> None:
+    """Goes on where the terminal's width is told as nothing, or where it has no letters for what is printed."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns and not (columns.isdecimal() and int(columns)):
+        del os.environ["COLUMNS"]  # else every line would be laid out in no columns at all
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None and stream.encoding.lower().replace("-", "").replace("_", "") != "utf8":
+            reconfigure(errors="replace")
+
+
 def main() -> None:
     """Entry point: a user's mistake is one message and an exit code, never a traceback."""
+    _adapt_to_terminal()
     try:
         try:
             if COMPLETE in os.environ:  # a completing shell calls: typer has scripts for some shells
@@ -67,7 +79,12 @@ def main() -> None:
     except BrokenPipeError:
         silence(sys.stdout)
     except OSError as error:
-        # Code that reads or writes files has its own messages; what is left is standard output itself.
-        sys.stderr.write(f"vitscale: standard output cannot be written: {error.strerror or error}\n")
-        silence(sys.stdout)
+        # Code that reads or writes files has its own messages. What is left is standard output itself, or a file that
+        # another package's code could not use.
+        if error.filename is None:
+            what = "standard output cannot be written"
+            silence(sys.stdout)
+        else:
+            what = f"{shown(os.fsdecode(error.filename))} cannot be used"
+        sys.stderr.write(f"vitscale: {what}: {error.strerror or error}\n")
         sys.exit(1)

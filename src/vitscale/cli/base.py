@@ -171,12 +171,16 @@ def answer(
 
 
 def write_new(path: Path, text: str) -> None:
-    """Writes a file that does not exist yet.
+    """Writes a file that does not exist yet, and makes its folder where that is missing.
 
     Raises:
-        RequestError: it exists, or cannot be written.
+        RequestError: it exists, cannot be written, or is `-`.
     """
+    if str(path) == "-":
+        raise RequestError("-o - names no file", next_step="Name one with -o, or leave -o out")
     try:
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:

@@ -59,11 +59,15 @@ def report(
     if json and suffix and _SUFFIXES.get(suffix, "json") != "json":
         what = f"--json and -o {shown(str(output))} are of two formats"
         raise RequestError(what, next_step="Write --format html,json -o FOLDER, or -o FILE.json")
+    to_standard_output = output is not None and str(output) == "-"
     listed = "json" if json else formats or _format_of(output)
     wanted = list(dict.fromkeys(part.strip().lower() for part in listed.split(",")))
+    if suffix in _SUFFIXES and suffix and (len(wanted) > 1 or wanted[0] in (*drawing.FIGURE_FORMATS, "trace")):
+        what = f"-o {shown(str(output))} names one file, and --format {','.join(wanted)} makes several"
+        raise RequestError(what, next_step="Name a folder with -o")
     if "html" in wanted and not (like or like_paper):
         drawing.draw_beside()
-    from vitscale import analysis
+    from vitscale import analysis, store
     from vitscale.prediction import answering, fitting
     from vitscale.prediction.evidence import evidence_of
     from vitscale.present.terminal import show
@@ -71,6 +75,11 @@ def report(
     from vitscale.report.answers import terminal_document
     from vitscale.store.reading import without_collection
 
+    if to_standard_output:
+        if len(wanted) > 1 or wanted[0] not in outputs.TO_STANDARD_OUTPUT:
+            what = f"-o - is standard output, and {', '.join(wanted)} cannot go there"
+            raise RequestError(what, valid=[f"--format {name}" for name in outputs.TO_STANDARD_OUTPUT])
+        output = None
     like = "paper" if like_paper else like
     if like is not None:
         _like(results, like, wanted, output, combine_unlike=combine_unlike)
@@ -81,16 +90,23 @@ def report(
     with without_collection():  # or it would begin in between
         analysed = analysis.analyse_folder(results, combine_unlike=combine_unlike)
         gc.freeze()
-    console = base.ProgramConsole(stderr=bool({*outputs.TO_STANDARD_OUTPUT} & set(wanted)) and output is None)
+    on_standard_output = {*outputs.TO_STANDARD_OUTPUT} & {*wanted} if output is None else store.is_stream(output)
+    console = base.ProgramConsole(stderr=bool(on_standard_output))
     evidence = evidence_of(results, analysed)
     fitted = fitting.fit(evidence)
     ahead = answering.forecast(fitted) if set(wanted) - {*outputs.WITHOUT_PREDICTIONS} else None
-    brought = outputs.brought(charts or (), analysed)
     # Data formats have no advice, which takes as long as all predictions.
     advice = _advice(fitted, analysed) if set(wanted) - {*outputs.OF_DATA} else None
-    reported = outputs.Reported(analysed, ahead, advice, results, brought)
-    files = outputs.write(reported, _folder(results), wanted, output)
-    if wanted == ["html"] and output is None:
+    reported = outputs.Reported(analysed, ahead, advice, results)
+    reported = outputs.Reported(analysed, ahead, advice, results, outputs.brought(charts or (), reported))
+    with_tables = wanted == ["html"] and output is None
+    try:
+        files = outputs.write(reported, _folder(results), wanted, output)
+    except RequestError:
+        if with_tables:  # they need no file
+            show(console, terminal_document(analysed), verbose)
+        raise
+    if with_tables:
         show(console, terminal_document(analysed, [f"Report: {files[0]}"]), verbose)
         return
     for path in files:
@@ -117,8 +133,15 @@ def _format_of(output: Path | None) -> str:
 
 
 def _folder(results: Path) -> Path:
-    """Folder for files without -o: the results folder; for a bundle, a folder with its name beside it."""
-    return results.with_name(results.name.partition(".")[0]) if results.is_file() else results
+    """Folder for files without -o: the results folder; for a bundle, a folder with its name beside it.
+
+    That gets another name where it holds results of its own, or is the bundle.
+    """
+    if not results.is_file():
+        return results
+    name = results.name.removesuffix(".tgz").removesuffix(".tar.gz")
+    taken = name == results.name or (results.with_name(name) / "study.json").exists()
+    return results.with_name(f"{name}-report" if taken else name)
 
 
 def _like(results: Path, name: str, formats: list[str], output: Path | None, *, combine_unlike: bool) -> None:
@@ -194,7 +217,7 @@ def compare(
     document = compared_document(names[0], pairs, limit, missing)
     if output is not None:
         try:
-            store.write_whole(output, renderers[output.suffix](document))
+            store.write_whole(output, renderers[output.suffix](document), make_folder=True)
         except OSError as error:
             raise RequestError(f"{shown(str(output))} cannot be written: {error.strerror or error}") from None
         base.ProgramConsole(stderr=json).print(str(output), markup=False, highlight=False, soft_wrap=True)

@@ -30,7 +30,7 @@ def export(
 
     from vitscale import store
     from vitscale.present.document import Document, Paragraph
-    from vitscale.present.units import size
+    from vitscale.present.units import counted, size
     from vitscale.store import bundles
 
     if to is not None:
@@ -40,6 +40,8 @@ def export(
         _send(results, to, output or Path("runs"))
         return
     output = output or Path("bundle.tar.gz")
+    if store.is_stream(output) or str(output) == "-":
+        raise RequestError(f"{shown(str(output))} is no file", next_step="Name a file with -o, and send that")
     if output.exists() and output.stat().st_size and not bundles.is_bundle(output):
         next_step = "Name another file with -o; a bundle of before is replaced"
         raise RequestError(f"{shown(str(output))} is there already, and is no bundle", next_step=next_step)
@@ -53,7 +55,9 @@ def export(
         return of_file | {"study": study.name, "redacted": redact, "files": dict(files)}
 
     def document() -> Document:
-        what = f"{output}: {len(files)} files of {study.name}, {size(output.stat().st_size)}, SHA-256 {digest}"
+        what = (
+            f"{output}: {counted(len(files), 'file')} of {study.name}, {size(output.stat().st_size)}, SHA-256 {digest}"
+        )
         told = "Its texts may still tell of you in words: look into it, then send it." if redact else ""
         return Document("", (Paragraph(what),), (told,) if told else ())
 

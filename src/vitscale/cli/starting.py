@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -31,26 +33,29 @@ def init(
 ) -> None:
     """Look at this machine, its hostfile or its Slurm, and write a first study for it. On a terminal it asks."""
     base.compute_on_one_core()
-    import json
-
     from vitscale import runner
     from vitscale.preflight.first_study import Wishes, first_study, look_around, rank_counts_for
     from vitscale.study.file import StudyFile
     from vitscale.study.schema import study_schema
 
-    if output.exists():
+    if output.exists() and str(output) != "-":
         raise RequestError(f"{shown(str(output))} is there already", next_step="Name another file with -o")
     where = look_around(hostfile, Path.cwd(), study_folder=output.parent)
     sys.stdout.write(f"Found {where.told}.\n")
     fits = ",".join(map(str, rank_counts_for(where)))
     if sys.stdin.isatty():
         model = model or typer.prompt("Model", "vit-b16" if where.gpus else "vit-ti16")
-        data = data or typer.prompt("Images (digits, synthetic, cifar10, folder, ...)", "digits")
+        data = data or typer.prompt("Images (digits, synthetic, cifar10, folder, ...)", "folder" if root else "digits")
         if root is None and data not in ("digits", "synthetic"):
             root = typer.prompt("Where they lie", "~/data")
         gpus = gpus or typer.prompt("Rank counts", fits)
+    if root is not None and not root.startswith("~") and not Path(root).is_absolute():
+        # A study's paths start in its folder; from one that is still to be made there is no way up.
+        there = output.parent.is_dir()
+        root = os.path.relpath(root, output.parent.resolve()) if there else str(Path(root).absolute())
     wishes = Wishes(model, data, root, engine, base.rank_counts(gpus or fits))
-    name = output.stem or "study"
+    letters = (letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "-" for letter in output.stem)
+    name = "".join(letters).lstrip("._-")[:100] or "study"
     text = f"#:schema {_SCHEMA}\n{first_study(name, where, wishes)}"
     planned = runner.plan(StudyFile.checked(output, text))
     base.write_new(output, text)
@@ -89,6 +94,8 @@ def train(
     from vitscale.preflight.first_study import Wishes, first_study, look_around, rank_counts_for
     from vitscale.study.file import StudyFile, overlay
 
+    if gpus is not None and gpus < 1:
+        raise RequestError(f"--gpus is {gpus}", valid=["1 or more"])
     where = look_around(hostfile, Path.cwd())
     ranks = rank_counts_for(where)[-1] if gpus is None else gpus
     wishes = Wishes(model, data, root, engine, (ranks,))
@@ -110,8 +117,6 @@ def schema(
     output: Annotated[Path | None, option("-o --output", "FILE", "A file to write instead: study.schema.json.")] = None,
 ) -> None:
     """JSON schema of the study file, for editors that complete and check it."""
-    import json
-
     from vitscale.study.schema import study_schema
 
     text = json.dumps(study_schema(), indent=1) + "\n"

@@ -11,7 +11,7 @@ import typer
 
 from vitscale.cli import base
 from vitscale.cli.base import app, option
-from vitscale.errors import RequestError
+from vitscale.errors import RequestError, shown
 
 if TYPE_CHECKING:
     from vitscale.runner import Options, Plan
@@ -200,6 +200,9 @@ def check(
 
     over = overlay(site, launcher=launcher, scheduler=scheduler, hostfile=hostfile)
     if training:
+        if quick:
+            what = "--training brings runs of its own, and --quick is of the other check"
+            raise RequestError(what, next_step="Leave one of them out")
         _check_training(study, over, ranks_per_node, output, verbose=verbose, json=json)
         return
     target = preflight.check_target(study, over, overrides or ())
@@ -246,7 +249,6 @@ def lint(
     """What a DeepSpeed configuration will really do. Exits with 1 where DeepSpeed refuses it or does otherwise."""
     from vitscale import lint as linter
     from vitscale.base.files import read_text
-    from vitscale.errors import shown
     from vitscale.trial import deepspeed_config
 
     if gpus is not None and gpus < 1:

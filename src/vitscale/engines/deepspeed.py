@@ -44,6 +44,10 @@ def configuration(trial: Trial) -> dict[str, Any]:
     config["gradient_accumulation_steps"] = train.grad_accum
     config["gradient_clipping"] = train.gradient_clipping
     config.setdefault("zero_optimization", {}).update(_zero(train))
+    old = config.pop("bfloat16", None)  # what DeepSpeed reads where there is no bf16, which may be written below
+    if config.get("bf16") is None:
+        config.pop("bf16", None)
+        config |= {} if old is None else {"bf16": old}
     if train.precision in _SECTION_OF:
         section, settings = _SECTION_OF[train.precision]
         config[section] = settings | config.get(section, {}) | {"enabled": True}

@@ -21,7 +21,7 @@ from vitscale.trial.model_spec import NAMED_MODELS, ModelSpec, fields_named, res
 from vitscale.trial.trial import Device, Precision
 
 LONGEST_LINE = 64 * 1024
-"""Bytes of a line that are read; the rest of a longer one is skipped."""
+"""Characters of a line that are read; the rest of a longer one is skipped."""
 MOST_LINES = 20_000_000
 
 
@@ -45,8 +45,8 @@ def identified(path: Path) -> ImportedFile:
 def lines(path: Path) -> Iterator[tuple[int, str, bool]]:
     """Yields (number from 1, text without its end, whether it is whole) for each line.
 
-    Whole: it ends with a line break and is no longer than `LONGEST_LINE`. What is no UTF-8 becomes a replacement
-    character.
+    Whole: it ends with a line break and is no longer than `LONGEST_LINE`. What is no UTF-8 (or UTF-16, where the file
+    begins as that) becomes a replacement character. Carriage returns end lines where nothing else does.
 
     Raises:
         StoreError: the file cannot be read, or has more than `MOST_LINES` lines.
@@ -54,18 +54,21 @@ def lines(path: Path) -> Iterator[tuple[int, str, bool]]:
     _check(path)
     try:
         with path.open("rb") as file:
+            start = file.read(LONGEST_LINE)
+        encoding = "utf-16" if start.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8"
+        end = "\n" if b"\n" in start or b"\r" not in start else "\r"
+        with path.open(encoding=encoding, errors="replace", newline=end) as file:
             number = 0
-            while raw := file.readline(LONGEST_LINE):
+            while text := file.readline(LONGEST_LINE):
                 number += 1
                 if number > MOST_LINES:
                     raise StoreError(
                         f"{shown(path.name)} has more than {MOST_LINES:,} lines", next_step="Cut it into parts"
                     )
-                whole = raw.endswith(b"\n")
-                if not whole and len(raw) == LONGEST_LINE:
-                    while (rest := file.readline(LONGEST_LINE)) and not rest.endswith(b"\n"):
+                whole = text.endswith(end)
+                if not whole and len(text) == LONGEST_LINE:
+                    while (rest := file.readline(LONGEST_LINE)) and not rest.endswith(end):
                         pass
-                text = raw.decode("utf-8", errors="replace")
                 yield number, (text.removeprefix("\ufeff") if number == 1 else text).rstrip("\r\n"), whole
     except (OSError, ValueError) as error:
         raise cannot_read(path, error) from None
@@ -362,6 +365,19 @@ def precision(text: str) -> Precision:
         if text == name:
             return name
     raise unknown("precision", text, known)
+
+
+_SAME = {"float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
+_LOOSE: dict[str, Precision | None] = {"tf32": "fp32", **dict.fromkeys(("amp", "mixed", "mixed precision"))}
+"""Names that say how is computed, and what is sent not at all or not alone; they tell series apart."""
+
+
+def precision_of(text: str) -> tuple[Precision | None, str]:
+    """(What a cell says of the precision, a name that tells rows of it apart where that is less than all it says)."""
+    lower = text.lower()
+    if lower in _LOOSE:
+        return _LOOSE[lower], text
+    return (precision(_SAME.get(lower, lower)) if lower else None), ""
 
 
 def model_of(options: Options, setting: Setting) -> ModelSpec:

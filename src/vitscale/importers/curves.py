@@ -124,15 +124,20 @@ def _without_devices(setting: Setting, trial: Trial) -> tuple[Any, ...]:
 
 
 def _apart_by_device(settings_and_trials: Iterable[tuple[Setting, Trial]]) -> set[tuple[Any, ...]]:
-    """The groups in which one GPU count ran on unlike devices: each device gets a curve of its own there."""
+    """The groups in which each device gets a curve of its own: one GPU count ran on unlike devices, or each of several
+    that are named ran on several GPU counts."""
     seen: dict[tuple[Any, ...], set[tuple[str, ...]]] = {}
     members: dict[tuple[Any, ...], set[tuple[Any, ...]]] = {}
+    counts: dict[tuple[Any, ...], dict[tuple[str, ...], set[int]]] = {}
     for setting, trial in settings_and_trials:
         key = _without_devices(setting, trial)
         seen.setdefault(key, set()).add(setting.devices)
         members.setdefault(key[:-3], set()).add(key)
+        if setting.devices:
+            counts.setdefault(key[:-5], {}).setdefault(setting.devices, set()).add(setting.gpus)
     apart = {key[:-3] for key, devices in seen.items() if len(devices) > 1}
-    return {key for group in apart for key in members[group]}
+    curves = {key for key, on in counts.items() if len(on) > 1 and all(len(gpus) > 1 for gpus in on.values())}
+    return {key for group, keys in members.items() if group in apart or group[:-2] in curves for key in keys}
 
 
 def _lines(labels: Mapping[str, Any], points: Sequence[_Point]) -> Iterable[_Line]:

@@ -12,7 +12,7 @@ from vitscale.errors import RequestError, StoreError
 from vitscale.importers import contents
 from vitscale.importers.contents import LogContents, LogRank, LogRun, Options, Problems, Setting
 from vitscale.importers.headings import OF_A_SETTING
-from vitscale.importers.records import an_epoch, epoch_line, nodes_of
+from vitscale.importers.records import an_epoch, epoch_line, unknown_layouts
 from vitscale.importers.tables import Header, Row, headers, rows, setting_of, text_of
 from vitscale.present.units import listed
 from vitscale.store.results import ImportedFile
@@ -78,7 +78,7 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
     files = tuple(contents.identified(path) for path in paths)
     first = 0 if any(epoch == 0 for run in runs.values() for _, epoch in run.rows) else 1
     found_runs = tuple(_found(run, first, options, files) for run in runs.values())
-    notes |= dict.fromkeys(_unknown_layouts(found_runs))
+    notes |= dict.fromkeys(unknown_layouts(found_runs))
     return LogContents(found_runs, tuple(notes), (*problems, *_gaps(found_runs, first)))
 
 
@@ -87,7 +87,7 @@ def _values(row: Row) -> _Row:
     if accuracy is not None and not 0 <= accuracy <= 1:
         raise ValueError(f"an accuracy of {accuracy:g} is no share from 0 to 1")
     return _Row(
-        contents.parse_seconds(row["epoch_seconds"]), contents.parse_finite(row["loss"]), accuracy, text_of(row["gpu"])
+        contents.parse_duration(row["epoch_seconds"]), contents.parse_finite(row["loss"]), accuracy, text_of(row["gpu"])
     )
 
 
@@ -150,14 +150,6 @@ def _notes_on(head: Header) -> Iterable[str]:
         yield "there is no column rank: each row is taken for the run's own time, that of its slowest rank"
     if "fraction" not in head.columns:
         yield "there is no column fraction: every epoch is taken for one of the whole dataset"
-
-
-def _unknown_layouts(runs: Iterable[LogRun]) -> Iterable[str]:
-    settings = [run.setting for run in runs]
-    odd = sorted({s.layout for s in settings if s.layout and nodes_of(s.layout, s.gpus) is None and s.nodes == 1})
-    if odd:
-        said = listed([repr(layout) for layout in odd])
-        yield f"layout {said} does not tell how many hosts: one is assumed (a column nodes would tell)"
 
 
 def _named(run: LogRun) -> str:

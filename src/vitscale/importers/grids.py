@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import csv
+import html.parser
 import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from html.parser import HTMLParser
 from itertools import islice
 from pathlib import Path
 
@@ -64,7 +64,7 @@ def _separated(texts: Sequence[tuple[int, str]], separator: str) -> Grid | None:
             cells = next(csv.reader([text], delimiter=separator), [])
         except csv.Error:
             return None
-        if len(cells) < 2:
+        if len(cells) < 2 or text.count('"') % 2:  # a cell goes on in the next line
             return None
         rows.append((number, tuple(cell.strip() for cell in cells[:_MOST_COLUMNS])))
     return Grid("", "", *rows[0], tuple(rows[1:]))
@@ -94,14 +94,25 @@ def _told(value: object) -> str:
 
 
 _HEADING = re.compile(r"\s{0,3}#{1,6}\s+(.*?)[\s#]*")
-_RULE = re.compile(r"[\s|:-]*-[\s|:-]*")
+_RULE = re.compile(r"(?=[^=-]*[=-])[\s|:+=-]*")
+_BETWEEN = re.compile(r"\s*\+(?:[-=:]+\+)+\s*")
+"""A rule of a table as RST and terminals draw it, which ends none."""
+_UNDER_NAMES = re.compile(r"\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)+")
+_BAR = re.compile(r"(?<!\\)\|")
+_NOTE = re.compile(r"<su[pb]>([^<>]*)</su[pb]>", re.IGNORECASE)
+_TAG = re.compile(r"</?[a-z][^<>]*>", re.IGNORECASE)
 
 
 def _of_markdown(texts: Sequence[tuple[int, str]]) -> Iterator[Grid]:
+    """Tables between bars, of Markdown and of terminals; without outer bars where a rule stands under the names."""
     title = caption = ""
     rows: list[Line] = []
-    for number, text in [*texts, (0, "")]:
-        if text.lstrip().startswith("|"):
+    bare = False
+    for (number, text), (_, under) in zip([*texts, (0, "")], [*texts[1:], (0, ""), (0, "")], strict=True):
+        if rows and _BETWEEN.fullmatch(text):
+            continue
+        bare = "|" in text and (bare or (not rows and _UNDER_NAMES.fullmatch(under) is not None))
+        if bare or text.lstrip().startswith("|"):
             if not _RULE.fullmatch(text):
                 rows.append((number, _between_bars(text)))
             continue
@@ -110,20 +121,33 @@ def _of_markdown(texts: Sequence[tuple[int, str]]) -> Iterator[Grid]:
             rows, caption = [], ""
         if heading := _HEADING.fullmatch(text):
             title, caption = heading[1], ""
-        elif text.strip():
+        elif text.strip() and not _BETWEEN.fullmatch(text):
             caption = text.strip()
 
 
 def _between_bars(text: str) -> tuple[str, ...]:
-    inner = text.strip().removeprefix("|").removesuffix("|")
-    return tuple(cell.strip().strip("*`~ ") for cell in inner.split("|"))[:_MOST_COLUMNS]
+    inner = text.strip().removeprefix("|")
+    cells = _BAR.split(inner[:-1] if _BAR.search(inner, len(inner) - 1) else inner)
+    return tuple(_marked_up(cell) if "<" in cell or "&" in cell or "\\" in cell else _unmarked(cell) for cell in cells)[
+        :_MOST_COLUMNS
+    ]
+
+
+def _unmarked(cell: str) -> str:
+    return cell.strip().strip("*`~ ")
+
+
+def _marked_up(cell: str) -> str:
+    """The text of a cell with marks of HTML in it; a raised or lowered text stands in brackets."""
+    text = _TAG.sub(" ", _NOTE.sub(r" [\1]", cell.replace("\\|", "|")))
+    return _unmarked(" ".join(html.unescape(text).split()))
 
 
 _HEADINGS = {"h1", "h2", "h3", "h4", "h5", "h6"}
 _CELLS = {"td", "th"}
 
 
-class _Tables(HTMLParser):
+class _Tables(html.parser.HTMLParser):
     """Cells of the tables of a page, those that span others repeated in each. A cell need not be closed."""
 
     def __init__(self) -> None:
@@ -148,8 +172,8 @@ class _Tables(HTMLParser):
             self._cell, self._spans = tag, (_span(told.get("colspan")), _span(told.get("rowspan")))
         if tag in {"caption", *_CELLS, *_HEADINGS}:
             self._text = ""
-        elif tag == "br":
-            self._text += " "
+        elif tag in {"br", "sup", "sub"}:
+            self._text += " [" if tag != "br" else " "
 
     def handle_data(self, data: str) -> None:
         self._text += data
@@ -157,6 +181,8 @@ class _Tables(HTMLParser):
     def handle_endtag(self, tag: str) -> None:
         if tag in {"tr", "table", *_CELLS}:
             self._end_cell()
+        if tag in {"sup", "sub"}:
+            self._text += "]"
         if tag == "caption":
             self._caption = " ".join(self._text.split())
         elif tag in _HEADINGS:
@@ -218,7 +244,10 @@ def _of_html(texts: Sequence[tuple[int, str]]) -> list[Grid]:
 
 
 _COMMAND = re.compile(r"\\(?:textbf|textit|emph|mathbf|text|mathrm|underline|textsc|bf|it|small|centering)\b ?")
-_SPANNING = re.compile(r"\\multicolumn\{(\d{1,2})\}\{[^{}]*\}|\\multirow\{[^{}]*\}(?:\[[^\]]*\])?\{[^{}]*\}")
+_SPANNING = re.compile(
+    r"\\multicolumn\{(\d{1,2})\}\{[^{}]*\}"
+    r"|\\multirow(?:\[\w\])?\{ ?(-?\d{1,3})?[^{}]*\}(?:\[[^\]]*\])?(?:\{[^{}]*\}|\*)"
+)
 _RULED = re.compile(r"\\(?:toprule|midrule|bottomrule|hline|c(?:mid|)rule(?:\([^()]*\))?\{[^{}]*\}|cline\{[^{}]*\})")
 
 
@@ -226,6 +255,7 @@ def _of_latex(texts: Sequence[tuple[int, str]]) -> Iterator[Grid]:
     """Tables of a paper's source: `tabular` and its kin."""
     title = caption = ""
     rows: list[tuple[int, bool, list[str]]] | None = None
+    down: dict[int, tuple[int, str]] = {}
     for number, text in texts:
         text = re.sub(r"(?<!\\)%.*", "", text)
         if section := re.search(r"\\(?:sub)*section\*?\{([^{}]*)\}", text):
@@ -233,15 +263,17 @@ def _of_latex(texts: Sequence[tuple[int, str]]) -> Iterator[Grid]:
         if told := re.search(r"\\caption(?:\[[^\]]*\])?\{(.*)", text):
             caption = _plain(told[1].rstrip("} "))
         if re.search(r"\\begin\{tabular[x*]?\}", text):
-            rows, text = [], re.sub(r".*\\begin\{tabular[x*]?\}(?:\{[^{}]*\})*", "", text)
+            rows, down, text = [], {}, re.sub(r".*\\begin\{tabular[x*]?\}(?:\{[^{}]*\})*", "", text)
         if rows is None:
             continue
         inner, ends, _ = text.partition(r"\end{tabular")
         for part in re.split(r"\\\\(?:\[[^\]]*\])?|\\tabularnewline", inner):
             ruled = bool(re.search(r"\\(?:midrule|hline)", part)) and bool(rows)
-            cells = [cell for spanned in _RULED.sub("", part).split("&") for cell in _repeated(spanned)]
+            spanned = [cell for spanning in _RULED.sub("", part).split("&") for cell in _repeated(spanning)]
+            cells = [text for text, _ in spanned]
             if ruled or any(cells):
                 rows.append((number, ruled, cells))
+                _fill_rows(rows, [height for _, height in spanned], down)
         if ends:
             if grid := _of_rows(title, caption, rows):
                 yield grid
@@ -256,10 +288,32 @@ def _of_rows(title: str, caption: str, rows: Sequence[tuple[int, bool, list[str]
     return Grid(title, caption, rows[0][0], _joined(heads)[:_MOST_COLUMNS], body) if heads and body else None
 
 
-def _repeated(cell: str) -> list[str]:
-    spans = _SPANNING.search(cell)
+def _repeated(cell: str) -> list[tuple[str, int]]:
+    """(Text, rows that it spans) for each column of a cell; below 0: the rows that end with this one."""
+    spans = list(_SPANNING.finditer(cell))
     text = _plain(_SPANNING.sub("", cell))
-    return [text] * max(1, int(spans[1])) if spans and spans[1] else [text]
+    width = next((int(span[1]) for span in spans if span[1]), 1)
+    return [(text, next((int(span[2]) for span in spans if span[2]), 1))] * max(1, width)
+
+
+def _fill_rows(
+    rows: Sequence[tuple[int, bool, list[str]]], heights: Sequence[int], down: dict[int, tuple[int, str]]
+) -> None:
+    """Fills what cells of several rows cover: in the last row, whose cells span `heights`, and upwards from it.
+
+    `down` maps a column to (how many more rows have this text in it, the text), as of the row before.
+    """
+    *_, cells = rows[-1]
+    for at, height in enumerate(heights):
+        left, text = down.pop(at, (0, ""))
+        if left and not cells[at]:
+            cells[at] = text
+            down[at] = left - 1, text
+        elif cells[at] and height > 1:
+            down[at] = min(height, _MOST_SPAN) - 1, cells[at]
+        for *_, above in rows[height:-1] if height < 0 else ():
+            if at < len(above) and not above[at]:
+                above[at] = cells[at]
 
 
 def _plain(text: str) -> str:

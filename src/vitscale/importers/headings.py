@@ -5,7 +5,7 @@ as "Images/sec", "step time (ms)" and "8 GPUs".
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 OF_A_SETTING = (
@@ -25,6 +25,8 @@ class Heading:
     """This program's name for the column; else the text in small letters."""
     factor: float = 1.0
     """Factor from the file's unit to seconds."""
+    inverse: bool = False
+    """The cells are steps in a second."""
 
     @classmethod
     def of(cls, text: str) -> Heading:
@@ -33,60 +35,165 @@ class Heading:
         if lower in OWN:
             return cls(text, lower)
         words = _SPACES.sub(" ", lower.strip("*`")).strip()
+        if (own := words.replace(" ", "_")) in OWN:
+            return cls(text, own)
+        words = _NOTED.sub("", words)
         column = next((column for column, pattern in _MEANT.items() if pattern.fullmatch(words)), lower)
+        if column == "steps_per_second":
+            return cls(text, "step_seconds", inverse=True)
         units = _UNIT.findall(words) if column in _SECONDS else []
         return cls(text, column, _UNITS[units[-1]] if units else 1.0)
 
+    @classmethod
+    def of_all(cls, texts: Sequence[str]) -> tuple[Heading, ...]:
+        """The headings of a table's columns: beside "epoch time max" an "epoch time min" is the least, not minutes."""
+        words = [_SPACES.sub(" ", text.lower()) for text in texts]
+        least = any(_OF_SEVERAL.search(each) for each in words)
+        headings = [
+            cls(text, text.lower()) if least and each.endswith(" min") else cls.of(text)
+            for text, each in zip(texts, words, strict=True)
+        ]
+        steps = [at for at, heading in enumerate(headings) if heading.column == "step"]
+        for at in sorted(steps, key=lambda at: not words[at].startswith("global"))[1:]:
+            headings[at] = cls(texts[at], "")  # steps of an epoch beside those of the run
+        return tuple(headings)
 
-SPEEDS = ("step_seconds", "epoch_seconds", "images_per_second", "images_per_second_per_gpu")
+    @property
+    def is_set(self) -> bool:
+        """Whether it is the name of what a user sets, which tells rows apart whatever stands below it."""
+        return _SETTINGS.fullmatch(self._words) is not None
+
+    @property
+    def of_a_repeat(self) -> bool:
+        """Whether it is that of a result, a moment, a place or a number of a run, in which true repeats differ."""
+        return not self.is_set and (_COMPARED.search(self._words) or _RESULTS.search(self._words)) is not None
+
+    def holds_no(self, speed: Heading | None) -> bool:
+        """Whether the row of this name holds something else than the speeds that its caption or its columns tell."""
+        if self.column in SPEEDS:
+            return speed is not None and self.column != speed.column
+        if speed is None:
+            return _COMPARED.search(self._words) is not None
+        other = r"\b(?:time|duration)\b" if speed.column.startswith("images") else r"\b(?:throughput|rate)\b"
+        return (_COMPARED.search(self._words) or re.search(other, self._words)) is not None
+
+    @property
+    def _words(self) -> str:
+        return _SPACES.sub(" ", self.text.lower().strip("*`")).strip()
+
+
+SPEEDS = (
+    *("step_seconds", "epoch_seconds"),
+    *("images_per_second", "images_per_second_per_gpu", "images_per_second_per_node"),
+)
 """Columns of which a table of measurements has at least one."""
 _SECONDS = ("step_seconds", "epoch_seconds")
-OWN = {*OF_A_SETTING, *SPEEDS, "run", "epoch", "rank", "loss", "accuracy"}
+OF_A_RUN = ("epoch", "step", "rank")
+"""Columns whose rows are parts of one run."""
+OWN = {*OF_A_SETTING, *SPEEDS, *OF_A_RUN, "run", "loss", "accuracy"}
+_NOTED = re.compile(r" ?(?:\[[\d*\u2020\u2021]{1,2}\]|[\u00b9\u00b2\u00b3\u2020\u2021*])$")
+"""The mark of a footnote."""
 _SPACES = re.compile(r"[\s_]+")
 _UNITS = {"hh:mm:ss": 1.0, "h:mm:ss": 1.0}  # as `parse_duration` reads them; "h" alone would match before
 _UNITS |= {"ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0, "min": 60.0, "minutes": 60.0, "h": 3600.0, "hours": 3600.0}
+_UNITS |= {"secs": 1.0, "mins": 60.0, "hrs": 3600.0}
 _UNIT = re.compile(rf"\b(?:{'|'.join(_UNITS)})\b")
 _COUNT, BATCH = r"(?:#|no\.?|n|num|number|total)?(?: of)? ?", r"batch(?:[ _-]?sizes?)?"
 _PER, _IN = r"(?: ?/ ?| per )", rf"[ \[(,]+{_UNIT.pattern}[\])]?"
+_THOUSAND = r"(?:\b(?:k|m|thousands?|millions?|x ?1,?000|1,?000|10\^\d|1e\d)|\u00d7 ?1,?000)(?: of)?"
 _OTHER = (
     r"(?!.*\b(?:std|stddev|min|max|eval|evaluation|val|validation|test|inference|ideal|linear|target|theoretical"
-    r"|expected|speed[ -]?up)\b)(?!.*\b(?:k|m|thousand|million) ?(?:images?|imgs?|samples?|sequences?)\b)"
+    rf"|expected|speed[ -]?up)\b)(?!.*{_THOUSAND} ?(?:images?|imgs?|samples?|sequences?|examples?)\b)"
 )
 """No time or rate of training as it was measured, in images."""
-_EACH = r"(?:per[ -](?:gpu|device|rank|card|accelerator)|single[ -]gpu)"
-_ALONE = r"(?:(?!\d|batch|image|img|sample|sequence|process|worker).)*"
+_EACH = r"(?:per[ -](?:gpu|device|rank|card|accelerator|process|worker)|single[ -]gpu)"
+_HOST = r"(?:node|host|machine|server)"
+_ALONE = r"(?:(?!\d|batch|image|img|sample|sequence|example|process|worker).)*"
 """What may stand before it: "64 images per GPU" tells of no rate."""
-_WHICH = r"(?:(?:mean|median|average|avg\.?|train|training) )?"
-_RATE = rf"{_OTHER}(?:[\w .,:-]{{1,40}}[ \[(])?[\[(]?(?:images?|imgs?|samples?|sequences?){_PER}s(?:ec(?:ond)?)?"
+_MEAN = r"mean|median|average|avg\.?"
+_WHICH = rf"(?:(?:{_MEAN}|train|training) )?"
+_OF_SEVERAL = re.compile(r"\b(?:max|mean|avg|average|std|stddev|median)[)\]. ]*$")
+_A_SECOND = rf"{_PER}s(?:ec(?:ond)?)?"
+_RATE = rf"{_OTHER}(?:[\w .,:-]{{1,40}}[ \[(])?[\[(]?(?:images?|imgs?|samples?|sequences?|examples?){_A_SECOND}"
+_REMARK = (
+    r"(?: ?[\[(](?:global|aggregate|total|all gpus|mean|median|average|bf16|fp16|fp32|tf32|amp|mixed precision)[\])])?"
+)
 _MEANT = {
     column: re.compile(pattern)
     for column, pattern in {
         "gpus": rf"{_COUNT}(?:gpus?|ranks|devices|accelerators)|world size|gpu count",
         "nodes": rf"{_COUNT}(?:nodes|hosts|machines|servers)",
-        "gpus_per_node": rf"{_COUNT}(?:gpus?|ranks|devices|accelerators){_PER}(?:node|host|machine|server)",
-        "images_per_second": rf"(?!.*\b{_EACH}\b){_RATE}[\])]?",
-        "images_per_second_per_gpu": rf"{_RATE}{_PER}(?:gpu|device|rank|card)[\])]?"
-        rf"|(?={_ALONE}\b{_EACH}\b){_RATE}[\])]?",
+        "gpus_per_node": rf"{_COUNT}(?:gpus?|ranks|devices|accelerators){_PER}{_HOST}",
+        "images_per_second": rf"(?!.*\b{_EACH}\b)(?!{_ALONE}\bper[ -]{_HOST}\b){_RATE}[\])]?{_REMARK}",
+        "images_per_second_per_gpu": rf"{_RATE}{_PER}(?:gpu|device|rank|card|process|worker)[\])]?"
+        rf"|(?={_ALONE}\b{_EACH}\b){_RATE}[\])]?|{_RATE} ?[\[(]{_EACH}[\])]",
+        "images_per_second_per_node": rf"{_RATE}{_PER}{_HOST}[\])]?|(?={_ALONE}\bper[ -]{_HOST}\b){_RATE}[\])]?",
+        "steps_per_second": rf"{_OTHER}{_WHICH}(?:steps?|iterations?|iters?|its?){_A_SECOND}",
         **{
-            column: rf"{_WHICH}{what}(?: time)?{_IN}|time{_PER}{what}{_IN}|{_UNIT.pattern}{_PER}{what}"
-            for column, what in (("step_seconds", "(?:step|iteration|iter|it)"), ("epoch_seconds", "epoch"))
+            column: rf"{_WHICH}{what}(?: time)?(?:,? (?:{_MEAN}))?{_IN}(?: (?:{_MEAN}))?"
+            rf"|time{_PER}{what}{_IN}|{_UNIT.pattern}{_PER}{own}"
+            for column, what, own in (
+                ("step_seconds", "(?:step|iteration|iter|it)", "(?:step|iteration|iter|it|batch)"),
+                ("epoch_seconds", "epoch", "epoch"),
+            )
         },
-        "micro_batch": rf"(?:per[ -]gpu|local|micro|device)[ -]?{BATCH}|{BATCH} ?[\[(]?{_PER}(?:gpu|device)[\])]?",
-        "global_batch": rf"(?:global|total)[ -]?{BATCH}",
+        "step": r"(?:global )?(?:step|iteration|iter)(?: (?:number|index|no\.?))?",
+        "micro_batch": rf"(?:per[ -]gpu|local|micro|device)[ -]?{BATCH}|{BATCH} ?[\[(]?{_PER}(?:gpu|device)[\])]?"
+        rf"|per[ -]device(?: train)? {BATCH}|(?:train )?micro {BATCH} per gpu|{BATCH} ?[\[(]per gpu[\])]|mbs",
+        "global_batch": rf"(?:global|total)[ -]?{BATCH}|{BATCH} ?[\[(](?:global|total)[\])]|gbs",
+        "grad_accum": r"grad(?:ient)?[ -]acc(?:um(?:ulation)?)?(?:[ -]steps)?",
     }.items()
 }
 """Column -> other names of it, in small letters and with spaces for underscores; none that may mean another column."""
-_RATE_TOLD = re.compile(rf"\b(?:images?|imgs?|samples?|sequences?){_PER}s(?:ec(?:ond)?s?)?\b({_PER}(?:gpu|device)\b)?")
+_RATE_TOLD = re.compile(
+    rf"\b(?:images?|imgs?|samples?|sequences?|examples?){_PER}s(?:ec(?:ond)?s?)?\b({_PER}(?:gpu|device)\b)?"
+)
 _TIME_TOLD = re.compile(
     rf"\b(?:step|iteration|iter|epoch)(?: times?)?(?: in |[ \[(,]+){_UNIT.pattern}"
     rf"|{_UNIT.pattern}{_PER}(?:step|iteration|iter|epoch)\b"
 )
 NO_TRAINING = re.compile(r"\b(?:eval|evaluation|val|validation|inference|latency)\b")
-_EACH_TOLD, _EACH_ALONE = re.compile(rf"\b{_EACH}\b"), re.compile(rf"{_ALONE}\b{_EACH}\b")
-_COUNT_TOLD = re.compile(
-    r"\b(\d{1,6})(?: ?x)? ?([a-z]+\d\w*)?(?: (?:80|40|32|16) ?gb)? ?(?:gpus?|ranks|devices)\b"
-    r"|\b(?:gpus?|ranks|world size) ?[=:]? ?(\d{1,6})\b|\b(\d{1,6}) ?x ?([a-z]+\d\w*)\b"
+_TRAINING = re.compile(r"\b(?:pre-?)?train(?:s|ed|ing)?\b")
+_NO_SPEED = re.compile(
+    r"\b(?:speed-?ups?|efficiency|ratio|relative|accuracy|top-?[15]|loss|memory|power|energy|utili[sz]ation|mfu|hfu"
+    r"|t?flops|costs?)\b"
 )
+"""What captions speak of, and rows hold, that is no speed, whatever unit stands beside it."""
+_COMPARED = re.compile(
+    rf"{_NO_SPEED.pattern}|\b(?:scaling|ideal|linear|vs|versus|latency|hours|days|watts?|lr|learning rate)\b|[%$]"
+    r"|[(\[](?:k?wh?|k?j|h|min|minutes|m?s|sec|seconds|[gmt]i?b)(?:/\w+)?[)\]]|(?:/ ?|\bper )s(?:ec(?:ond)?)?\b"
+    rf"|^(?:[a-z-]+ )?{BATCH}(?: ?[(\[]?(?:/|per) ?\w+[)\]]?)?$"
+)
+"""Rows that hold no speed, or one of another unit, whatever unit a caption tells."""
+_SETTINGS = re.compile(
+    r"(?:[\w-]+ )?(?:models?|backbones?|arch|architectures?|networks?|methods?|strateg(?:y|ies)|frameworks?"
+    r"|librar(?:y|ies)|implementations?|backend|config(?:uration)?s?|settings?|variants?|modes?|systems?|hardware|gpu"
+    r"|interconnect|dtype|resolutions?|(?:image|img|input|crop|patch|bucket|hidden|model) sizes?|depth|width|layers?"
+    rf"|optimi[sz]ers?|(?:sequence|seq) ?len(?:gth)?|parallelism|tp|pp|workers|compile|sharding|zero|{BATCH})"
+    r"(?: (?:name|type|speed))?(?: ?[(\[][^)\]]*[)\]])?"
+)
+"""Headings of what a user sets, which tells rows apart whatever stands below it."""
+_RESULTS = re.compile(
+    r"\b(?:acc|top ?[15]|error|score|perplexity|miou|mem|gi?b|mi?b|w|joules?|k?wh|util|flops?|mean|avg|average|median"
+    r"|min|max|std|stddev|stdev|sem|var|p\d\d|ci|times?|elapsed|duration|latency|throughput|rate|seconds?|secs?|s|ms|minutes"
+    r"|h|tokens|grad norm|temp|temperature|clock|ids?|uuid|index|idx|row|date|day|week|month|year|timestamp|started"
+    r"|finished|begin|end|start|when|seed|repeat|repetition|rep|replicate|trial|attempt|try|job|node|host|hostname"
+    r"|node ?list|commit|sha|hash|url|log|file|path)\b|^(?:speed|number|no\.?|#)$"
+)
+_THOUSANDS, _VALUE = re.compile(rf"{_THOUSAND} ?$"), re.compile(r"(?<![\w.,/-])\d+(?:[.,]\d+)* ?$")
+_OF_HOST = re.compile(rf"{_ALONE}\bper[ -]{_HOST}\b"), re.compile(rf"{_PER}{_HOST}\b")
+_EACH_TOLD, _EACH_ALONE = re.compile(rf"\b{_EACH}\b"), re.compile(rf"{_ALONE}\b{_EACH}\b")
+_TYPE = r"((?!x ?\d)[a-z]+\d\w*)"
+_COUNT_TOLD = re.compile(
+    rf"\b(\d{{1,6}})(?: ?x)? ?{_TYPE}?(?: (?:80|40|32|16) ?gb)? ?(?:gpus?|ranks|devices)\b"
+    r"|\b(?:gpus?|ranks|world size) ?[=:]? ?(\d{1,6})\b"
+    r"|\b(\d{1,6})(?: ?x ?| (?=[abhlpv]\d{2,3}s?\b|t4\b))((?!x ?\d)[a-z]+\d\w*?)s?(?:[ -]\(?\d{2,3} ?gb\)?)?(?!\w)"
+)
+_OF_EACH = re.compile(
+    r"\b(\d{1,6})(?: (?:nodes?|hosts?|machines?|servers?))? ?[x\u00d7] ?(\d{1,6})(?: ?x)?"
+    rf"(?= ?(?:{_TYPE}|(?:gpus?|ranks|devices)\b))"
+)
+_OF_THREE = re.compile(r"\d ?[x\u00d7] ?\d+ ?[x\u00d7] ?\d")
 _LONGEST = 200
 _NODES_TOLD = re.compile(r"\b(\d{1,6}) ?(?:nodes?|hosts?|machines?|servers?)\b")
 _REST = re.compile(r"[\s()\[\],:/|@-]*")
@@ -109,10 +216,15 @@ class Count:
     def of(cls, text: str) -> Count | None:
         """The count that a heading tells; None where it tells none, or anything else beside a speed."""
         words = _SPACES.sub(" ", text[:_LONGEST].lower()).strip()
-        told = _COUNT_TOLD.search(words)
+        of_each = _OF_EACH.search(words)
+        if of_each:  # "2x8 GPUs" are 16 on two nodes
+            words = words.replace(of_each[0], f"{int(of_each[1]) * int(of_each[2])}x", 1)
+        told = None if _OF_THREE.search(words) else _COUNT_TOLD.search(words)
         if told is None:
             return None
         nodes = _NODES_TOLD.search(words)
+        if of_each and nodes and nodes[1] != of_each[1]:
+            return None
         gpus = next(number for number in (told[1], told[3], told[4]) if number)
         gpu = (told[2] or told[5] or "").upper()
         rest = words.replace(told[0], " ", 1)
@@ -120,7 +232,19 @@ class Count:
         speed = None if _REST.fullmatch(rest) else Heading.of(rest)
         if int(gpus) < 1 or (speed is not None and speed.column not in SPEEDS):
             return None
-        return cls(int(gpus), int(nodes[1]) if nodes else None, gpu, speed)
+        hosts = of_each or nodes
+        return cls(int(gpus), int(hosts[1]) if hosts else None, gpu, speed)
+
+
+def not_of_training(texts: Iterable[str]) -> str:
+    """The nearest of a table's captions and headings that says what was run, where that is no training; else empty."""
+    for text in texts:
+        words = text[:_LONGEST].lower()
+        if _TRAINING.search(words):
+            break
+        if NO_TRAINING.search(words):
+            return text[:_LONGEST]
+    return ""
 
 
 def speed_told(texts: Iterable[str]) -> Heading | None:
@@ -130,16 +254,27 @@ def speed_told(texts: Iterable[str]) -> Heading | None:
         words = _SPACES.sub(" ", text[:_LONGEST].lower())
         if NO_TRAINING.search(words):
             continue
+        if _NO_SPEED.search(words):
+            break  # "Peak memory at 5,800 images/s": the cells may be either, whatever a text further away says
         for match in _RATE_TOLD.finditer(words):
             before = words[: match.start()]
+            if _THOUSANDS.search(before):
+                return None
+            if _VALUE.search(before):
+                continue  # "We reach 5,800 images/s": a value, and no unit of others
+            if _OF_HOST[0].match(before) or _OF_HOST[1].match(words, match.end()):
+                return None  # of each node, and a caption's table seldom tells how many there are
             each = _EACH_TOLD.search(before) is not None
             if each and not _EACH_ALONE.match(before):
                 return None  # "batch 64 per GPU, images/s": nobody knows what else is per GPU
             told[f"images_per_second{'_per_gpu' if match[1] or each else ''}", 1.0] = match[0]
         for match in _TIME_TOLD.finditer(words):
+            if match[0].endswith(" min") and re.search(r"\b(?:max|mean|avg|average|std|median)\b", words):
+                continue
             factor = _UNITS[_UNIT.findall(match[0])[-1]]
             told[f"{'epoch' if 'epoch' in match[0] else 'step'}_seconds", factor] = match[0]
     if len(told) != 1:
         return None
     (((column, factor), text),) = told.items()
-    return Heading(text, column, factor)
+    closed = text + "".join({"(": ")", "[": "]"}.get(sign, "") for sign in text)
+    return Heading(closed, column, factor)

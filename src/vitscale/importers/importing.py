@@ -16,7 +16,7 @@ from vitscale.errors import RequestError, StoreError, printable, shown
 from vitscale.importers import contents, deepspeed, epochs, links, plain_csv, traces, train_logs, trainer_state
 from vitscale.importers.contents import LinkFormat, LogContents, LogFormat, Options, Setting
 from vitscale.importers.curves import curves_of
-from vitscale.importers.headings import CELLS_OF, SPEEDS
+from vitscale.importers.headings import CELLS_OF, SPEEDS, Heading
 from vitscale.importers.records import TrialRun, fingerprint, micro_batch_of, notes_on, train_samples, trial_of, write
 from vitscale.importers.tables import headers
 from vitscale.profiles.trace_json import is_trace
@@ -65,7 +65,9 @@ def import_logs(paths: Sequence[Path], log_format: str, options: Options, result
     reader = known("importer", log_format, _READERS, "__call__")
     log_contents = answer("importer", log_format, _READERS, lambda: reader(paths, options), LogContents)
     if not log_contents.runs:
-        why = f": {'; '.join(log_contents.problems)}" if log_contents.problems else ""
+        tables = log_format in ("csv", "epochs")
+        why = "; ".join(log_contents.problems) or "no row stands below the names of the columns" * tables
+        why = f": {why}" if why else ""
         what = f"nothing in {shown(', '.join(path.name for path in paths))} can be used as {log_format}{why}"
         raise StoreError(
             what, next_step=f"See docs/importing.md for what each format needs: {', '.join(contents.FORMATS)}"
@@ -84,8 +86,9 @@ def _trial_runs(log_contents: LogContents, options: Options) -> tuple[TrialRun, 
         repeat = repeats.get(identity, 0)
         repeats[identity] = repeat + 1
         # An epoch's steps follow from batch and dataset size: an assumed batch must not give a number of them.
-        samples = None if micro_batch_of(run, options) is None else train_samples(run.setting, options)
-        runs.append(TrialRun(run, trial, repeat, samples))
+        batch_told = micro_batch_of(run, options) is not None
+        samples = train_samples(run.setting, options) if batch_told else None
+        runs.append(TrialRun(run, trial, repeat, samples, batch_told))
     return tuple(runs)
 
 
@@ -177,16 +180,16 @@ def guess(paths: Sequence[Path], cells: str | None = None) -> LogFormat | LinkFo
                     valid=[f"--cells {speed}" for speed in SPEEDS],
                     next_step="Say it so, or in the table's caption",
                 )
-            if head.tells:
+            if head.tells and len(head.headings) > 1:
                 what = "no column of times" if head.counts_gpus else "no column gpus, which counts them"
                 told = ", ".join(own.text for own in head.headings)
                 raise RequestError(
-                    f"the table in {shown(path.name)} has {what}; it has {shown(told)}",
+                    f"the table in {shown(path.name)} has {what}; it has {shown(told)}{head.unit_lacking}",
                     valid=("gpus", *SPEEDS),
                     next_step="Name its columns so; docs/importing.md says which other names are understood",
                 )
             raise RequestError(
-                f"nothing in {shown(path.name)} tells its format",
+                f"nothing in {shown(path.name)} tells its format{_likely(path)}",
                 valid=(*contents.FORMATS, *contents.OF_LINKS),
                 next_step="Name it with --format; docs/importing.md says what each needs",
             )
@@ -195,6 +198,19 @@ def guess(paths: Sequence[Path], cells: str | None = None) -> LogFormat | LinkFo
         each = ", ".join(f"{path.name} is {taken}" for path, taken in list(formats.items())[:4])
         raise RequestError(f"the files are of different formats: {each}", next_step="Import them one by one")
     return kinds.pop()
+
+
+def _likely(path: Path) -> str:
+    """A clause on why nothing in a file is understood, as far as its first lines tell."""
+    texts = [text for _, (_, text, _) in zip(range(20), contents.lines(path), strict=False) if text.strip()]
+    if any("\0" in text for text in texts):
+        return ": it is no UTF-8 (UTF-16 needs its mark at the beginning)"
+    if any(Heading.of(cell).column in ("gpus", *SPEEDS) for text in texts for cell in text.split("|") if "|" in text):
+        return ": a table with bars and no rule (--- | ---) under its names"
+    cells = [re.split(r" {2,}|\t", text.strip()) for text in texts]
+    if any(Heading.of(cell).column in ("gpus", *SPEEDS) for row in cells if len(row) > 1 for cell in row):
+        return ": spaces stand between its columns; use commas, tabs or bars"
+    return f": it begins with {shown(texts[0][:80])}" if texts else ": it is empty"
 
 
 def _of(path: Path, cells: str | None) -> LogFormat | LinkFormat | None:

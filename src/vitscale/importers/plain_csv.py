@@ -9,16 +9,18 @@ from pathlib import Path
 from vitscale.errors import RequestError, shown
 from vitscale.importers import contents
 from vitscale.importers.contents import LogContents, LogRank, LogRun, Options, Problems, Setting
-from vitscale.importers.headings import OF_A_SETTING, SPEEDS
-from vitscale.importers.records import an_epoch, epoch_line
-from vitscale.importers.tables import Row, headers, rows, setting_of, text_of
+from vitscale.importers.headings import OF_A_RUN, OF_A_SETTING, OWN, SPEEDS, Heading
+from vitscale.importers.records import an_epoch, epoch_line, nodes_of, unknown_layouts
+from vitscale.importers.tables import Header, Row, headers, rows, setting_of, text_of
 from vitscale.store.records import EpochLine, StepLine
 from vitscale.store.results import ImportedFile
 
-_KNOWN = (*OF_A_SETTING, "run", *SPEEDS)
+_KNOWN = (*OF_A_SETTING, "run", "step", *SPEEDS)
 _MOST_ROWS = 5_000_000
 
 
+_MEANS_DIFFER = 0.05
+"""Share by which a mean of rates may differ from what the mean step gives."""
 _ONE_HOST = "on how many hosts the GPUs were is not told (a column nodes): one is assumed"
 
 
@@ -29,6 +31,20 @@ class _Run:
     steps: list[tuple[float, int]] = field(default_factory=list)
     """(Seconds, images of one rank) of each step; 0 images: unknown."""
     epochs: list[float] = field(default_factory=list)
+    batches: list[float | None] = field(default_factory=list)
+    """Images of one rank's step as the rate beside its time gives them, for each row; None: nothing gives them."""
+
+
+@dataclass(frozen=True)
+class _Told:
+    """The times of one row."""
+
+    step: tuple[float, int] | None
+    epoch: float | None
+    batch: float | None
+    """As in `_Run.batches`."""
+    unlike: str = ""
+    """How the rate contradicts the step's time and images."""
 
 
 def read(paths: Sequence[Path], options: Options) -> LogContents:
@@ -44,15 +60,17 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
     for path in paths:
         told = Problems(path.name)
         seen: dict[tuple[str, ...], int] = {}
+        unlike: list[str] = []
         for head in headers(path, options.cells):
             if not set(head.columns) & set(SPEEDS):
-                raise RequestError(f"{shown(path.name)} has no column of times", valid=SPEEDS)
+                raise RequestError(f"{shown(path.name)} has no column of times{head.unit_lacking}", valid=SPEEDS)
+            naming = _Naming(path.name, head)
             for row in rows(path, head, ("gpus",), told):
                 try:
                     setting = setting_of(row, options)
                     if device := text_of(row["gpu"]):
                         setting = replace(setting, devices=(device,))
-                    step, epoch = _times(row, setting)
+                    times = _times(row, setting)
                 except (ValueError, RequestError) as error:
                     told.line(row.line, str(error))
                     continue
@@ -61,31 +79,128 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
                     continue
                 if setting.gpus > 1 and not (row["nodes"] or row["gpus_per_node"] or setting.layout):
                     notes[_ONE_HOST] = None
-                name = text_of(row["run"]) or f"{path.name}:{row.line}"
+                name = text_of(row["run"]) or naming.name(row, setting)
                 if len(runs) >= _MOST_ROWS:
                     raise RequestError(f"more than {_MOST_ROWS:,} runs", next_step="Import fewer at a time")
                 run = runs.setdefault((setting, name), _Run(setting, name))
-                run.steps += [] if step is None else [step]
-                run.epochs += [] if epoch is None else [epoch]
-            notes |= dict.fromkeys(head.notes(_KNOWN))
+                run.steps += [] if times.step is None else [times.step]
+                run.epochs += [] if times.epoch is None else [times.epoch]
+                run.batches.append(times.batch)
+                unlike += [f"line {row.line}: {times.unlike}"] if times.unlike else []
+            notes |= dict.fromkeys((*head.notes(_KNOWN), *naming.notes()))
         problems += told.told()
+        if unlike:
+            rows_of = f"{len(unlike):,} row{'s' * (len(unlike) > 1)} ({unlike[0]})"
+            notes[f"images/s and step time contradict each other in {rows_of}: images/s is ignored"] = None
     files = tuple(contents.identified(path) for path in paths)
-    return LogContents(tuple(_found(run, options, files) for run in runs.values()), tuple(notes), tuple(problems))
+    batches = _batches(runs.values())
+    if batches:
+        each = " or ".join(f"{batch:,}" for batch in sorted({*batches.values()}))
+        notes[f"the micro-batch is not told and follows from images/s x step time: {each}"] = None
+    completed = tuple(_found(_with_batch(run, batches.get(run.setting)), options, files) for run in runs.values())
+    notes |= dict.fromkeys(unknown_layouts(completed))
+    return LogContents(completed, tuple(notes), tuple(problems))
 
 
-def _times(row: Row, setting: Setting) -> tuple[tuple[float, int] | None, float | None]:
-    """(Seconds and images of a step, seconds of an epoch), each None where the row does not tell; it must tell one."""
+class _Naming:
+    """Tells the runs of a table without a column `run` apart: each row is one, unless a column counts its parts."""
+
+    def __init__(self, file: str, head: Header) -> None:
+        self._file, self._head = file, head
+        self._parts = [column for column in OF_A_RUN if column in head.columns]
+        self._times: dict[tuple[Setting, tuple[str, ...]], int] = {}
+        self._first: dict[Setting, Row] = {}
+        self._unknown = [own for own in head.headings if own.column and own.column not in OWN]
+        self._differ: dict[Heading, None] = {}
+
+    def name(self, row: Row, setting: Setting) -> str:
+        """The name of a row's run: the same step of a setting again is of another one."""
+        if self._parts:
+            part = setting, tuple([row[column] for column in self._parts])
+            self._times[part] = self._times.get(part, 0) + 1
+            return f"{self._file}:{self._times[part]}"
+        first = self._first.setdefault(setting, row)
+        self._differ |= dict.fromkeys(own for own in self._unknown if row[own.column] != first[own.column])
+        return f"{self._file}:{row.line}"
+
+    def notes(self) -> Iterable[str]:
+        """What rows of one setting differ in that may be no repeats."""
+        return self._head.doubts(tuple(self._differ))
+
+
+def _times(row: Row, setting: Setting) -> _Told:
+    """What a row tells of times; it must tell one."""
     images = (setting.micro_batch or 0) * setting.grad_accum
-    step = (contents.parse_duration(row["step_seconds"]), images) if row["step_seconds"] else None
+    seconds = contents.parse_duration(row["step_seconds"]) if row["step_seconds"] else None
     epoch = contents.parse_duration(row["epoch_seconds"]) if row["epoch_seconds"] else None
-    if step is None and (all_of := row["images_per_second"] or row["images_per_second_per_gpu"]):
-        rate = contents.parse_seconds(all_of)  # positive and finite, as a time
-        rate *= 1 if row["images_per_second"] else setting.gpus
-        # If the batch is not told, a step stands for one image per GPU: the rate is right whatever the batch was.
-        step = (setting.gpus * max(1, images) / rate, max(1, images))
-    if step is None and epoch is None:
+    rate = _rate(row, setting)
+    if seconds is None and rate is None and epoch is None:
         raise ValueError(f"none of {', '.join(SPEEDS)} in it")
-    return step, epoch
+    if rate is None:
+        return _Told(None if seconds is None else (seconds, images), epoch, None)
+    if seconds is None:
+        # If the batch is not told, a step stands for one image per GPU: the rate is right whatever the batch was.
+        return _Told((setting.gpus * max(1, images) / rate, max(1, images)), epoch, None)
+    batch = rate * seconds / setting.gpus
+    whole = images or round(batch)
+    if abs(batch - whole) <= batch * (_MEANS_DIFFER + _rounding(row["step_seconds"])):
+        return _Told((seconds, whole), epoch, None if images else batch)
+    but = f"and the batch is {images}" if images else "and that is no whole number"
+    return _Told((seconds, images), epoch, None, f"{rate:.6g}/s x {seconds:.6g} s are {batch:.4g} images a GPU, {but}")
+
+
+def _rate(row: Row, setting: Setting) -> float | None:
+    """Images/s of all GPUs; None where the row tells none."""
+    told = next((name for name in SPEEDS if name.startswith("images") and row[name]), None)
+    if told is None:
+        return None
+    rate = contents.parse_seconds(row[told])  # positive and finite, as a time
+    if told == "images_per_second_per_node":
+        if setting.gpus > 1 and not _tells_hosts(row, setting):
+            raise ValueError("images/s of a node, and on how many nodes it ran is not told")
+        return rate * setting.nodes
+    return rate * setting.gpus if told == "images_per_second_per_gpu" else rate
+
+
+def _tells_hosts(row: Row, setting: Setting) -> bool:
+    told = setting.layout is not None and nodes_of(setting.layout, setting.gpus) is not None
+    return bool(row["nodes"] or row["gpus_per_node"] or told)
+
+
+def _rounding(seconds: str) -> float:
+    """Largest share by which a time may be off for the digits it lacks; 0 for h:mm:ss and the like."""
+    whole, _, decimals = seconds.partition(".")
+    return 0.5 * 10 ** -len(decimals) / float(seconds) if f"{whole}{decimals}".isdecimal() else 0.0
+
+
+def _batches(runs: Iterable[_Run]) -> dict[Setting, int]:
+    """Micro-batches that nobody told and that follow from the rates, where all rows of a setting agree, on all GPU
+    counts: on the images of each GPU, or on those of all together."""
+    groups: dict[Setting, list[_Run]] = {}
+    for run in runs:
+        groups.setdefault(replace(run.setting, gpus=1, nodes=1, devices=()), []).append(run)
+    told: dict[Setting, int] = {}
+    for group in groups.values():
+        rows_of = [(run.setting, batch) for run in group for batch in run.batches]
+        known = [(setting, batch) for setting, batch in rows_of if batch is not None]
+        of_each = {round(batch) for _, batch in known}
+        of_all = {round(batch * setting.gpus) for setting, batch in known}
+        if len(known) < len(rows_of) or min(len(of_each), len(of_all)) != 1:
+            continue
+        for setting, _ in known:
+            whole, gpus = (of_each, 1) if len(of_each) == 1 else (of_all, setting.gpus)
+            micro_batch, over = divmod(min(whole), gpus * setting.grad_accum)
+            if micro_batch and not over:
+                told[setting] = micro_batch
+    return told
+
+
+def _with_batch(run: _Run, micro_batch: int | None) -> _Run:
+    if micro_batch is None:
+        return run
+    setting = replace(run.setting, micro_batch=micro_batch)
+    images = micro_batch * setting.grad_accum
+    return replace(run, setting=setting, steps=[(seconds, images) for seconds, _ in run.steps])
 
 
 def _found(run: _Run, options: Options, files: tuple[ImportedFile, ...]) -> LogRun:

@@ -161,7 +161,9 @@ _SINGLE = re.compile(r"(single|one|1)[ _-]?(node|host)|packed|local")
 _PER_NODE = re.compile(
     r"(?P<count>\d{1,6}|one|two|four|eight)[ _-]?((gpus?|ranks?|tasks?|process(es)?)[ _-]?)?per[ _-]?(node|host)"
 )
-_COUNTED = re.compile(r"(?P<count>\d{1,6}|one|two|three|four|eight)[ _-]?(nodes?|hosts?)")
+_COUNTED = re.compile(
+    r"(?P<count>\d{1,6}|one|two|three|four|eight)[ _-]?(nodes?|hosts?)|(?P<hosts>\d{1,6}) ?[x\u00d7] ?(?P<each>\d{1,6})"
+)
 _WORDS = {"one": 1, "two": 2, "three": 3, "four": 4, "eight": 8}
 
 
@@ -178,7 +180,9 @@ def nodes_of(layout: str | None, gpus: int) -> int | None:
     if (each := per_node_of(text)) is not None:
         return -(-gpus // each)
     if match := _COUNTED.fullmatch(text):
-        count = _number(match["count"])
+        count = _number(match["count"] or match["hosts"])
+        if match["each"] and count * int(match["each"]) != gpus:
+            return None
         return count if 0 < count <= gpus and hold(gpus, count) else None
     return None
 
@@ -192,6 +196,15 @@ def per_node_of(layout: str | None) -> int | None:
 def counts_hosts(layout: str | None) -> bool:
     """Whether a layout only counts hosts: such layouts with another count are not different ones."""
     return layout is not None and _COUNTED.fullmatch(layout.strip().lower()) is not None
+
+
+def unknown_layouts(runs: Iterable[LogRun]) -> Iterable[str]:
+    """A note on layouts that do not tell how many hosts there were."""
+    settings = [run.setting for run in runs]
+    odd = sorted({s.layout for s in settings if s.layout and nodes_of(s.layout, s.gpus) is None and s.nodes == 1})
+    if odd:
+        said = listed([repr(layout) for layout in odd])
+        yield f"layout {said} does not tell how many hosts: one is assumed (a column nodes would tell)"
 
 
 def hold(gpus: int, nodes: int) -> bool:
@@ -214,6 +227,8 @@ class TrialRun:
     trial: Trial
     repeat: int
     train_samples: int | None
+    batch_told: bool = True
+    """Whether anybody told its micro-batch."""
 
     @property
     def folder(self) -> str:
@@ -290,6 +305,7 @@ def _write_run(folder: Path, trial_run: TrialRun, study: StudyRecord) -> None:
             files=run.files,
             ranks=tuple(rank.rank for rank in run.ranks),
             of_the_run=run.of_the_run,
+            batch_told=trial_run.batch_told,
         ),
     )
     (folder / "trial.json").write_text(header.model_dump_json(indent=1), encoding="utf-8")

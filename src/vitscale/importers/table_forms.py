@@ -13,17 +13,26 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from vitscale.importers.grids import Grid, Line
-from vitscale.importers.headings import CELLS_OF, OWN, SPEEDS, Count, Heading, speed_told
+from vitscale.importers.headings import CELLS_OF, OF_A_RUN, OF_A_SETTING, OWN, SPEEDS, Count, Heading, speed_told
 from vitscale.trial.trial import Precision
 
 _EMPTY = re.compile(r"[-\u2013\u2014]*|n/?a|oom", re.IGNORECASE)
 _NUMBER = re.compile(r"[\d.,]+(?:e[+-]?\d+)?", re.IGNORECASE)
-_COMPARED = re.compile(r"\b(?:speed-?up|scaling|efficiency|ratio|relative|ideal|linear|accuracy|loss|memory)\b|%")
-"""Rows and columns that hold no speed, whatever unit a caption tells."""
 _SAID = re.compile(
     r"\b(?:training|throughput|speed|performance|time|images?|imgs?|samples?|sequences?|sec(?:ond)?s?|m?s)\b",
     re.IGNORECASE,
 )
+_OF_A_REPEAT = re.compile(
+    r"\b(?:\d{4}-\d\d|\d{1,2}:\d\d|\d{1,4}[./]\d{1,2}[./]\d{1,4}|(?:mon|tues|wednes|thurs|fri|satur|sun)day"
+    r"|(?:run|repeat|trial|seed|rep|try|attempt|job)\W*\d+)\b",
+    re.IGNORECASE,
+)
+"""Cells that are moments, or numbers of repeats."""
+_NO_NAME = re.compile(rf"{_NUMBER.pattern}|true|false|yes|no|on|off", re.IGNORECASE)
+"""Cells that say nothing without their heading."""
+_FIRST_RANK = re.compile(r"\b(?:gpu|rank|device|cuda)[ _:#=-]?0\b")
+_NAMES = {"model", "series", "engine", "cluster", "gpu", "dataset", "precision", "layout"}
+_REMARKS = re.compile(r"\b(?:notes?|comments?|remarks?|status|error)\b")
 _MOST_SERIES, _MOST_SPEEDS = 200, 50
 
 
@@ -37,6 +46,8 @@ class Form:
     """The name that tells its rows from those of other forms of the same table."""
     precision: str = ""
     """The precision that the name tells."""
+    filled: tuple[str, ...] = ()
+    """Sentences on cells that are taken from rows above."""
 
 
 def forms(grid: Grid, cells: str | None = None) -> tuple[Form, ...]:
@@ -46,9 +57,66 @@ def forms(grid: Grid, cells: str | None = None) -> tuple[Form, ...]:
         grid: the table.
         cells: name of the speed that its cells are, for a table with a column or row for each GPU count.
     """
+    grid, filled = _filled(grid)
     speed = Heading.of(cells) if cells else speed_told((grid.caption, grid.title))
-    form = _turned(grid, speed) or _by_count(grid, speed) or Form(tuple(map(Heading.of, grid.head)), grid.body)
-    return tuple(_each_speed(form))
+    form = _turned(grid, speed) or _by_count(grid, speed) or Form(Heading.of_all(grid.head), grid.body)
+    return tuple(replace(each, filled=filled) for each in _each_speed(form))
+
+
+def _filled(grid: Grid) -> tuple[Grid, tuple[str, ...]]:
+    """The table with the names of its sections in a column of their own, and names where cells are merged; and what
+    was filled so."""
+    columns = [heading.column for heading in Heading.of_all(grid.head)]
+    if {"run", *OF_A_RUN} & set(columns) or len(columns) < 2:
+        return grid, ()
+    told = []
+    sections = [_section(cells, len(columns)) for _, cells in grid.body]
+    if "series" not in columns and _are_sections(sections, [cells for _, cells in grid.body]):
+        name, body = "", []
+        for section, (line, cells) in zip(sections, grid.body, strict=True):
+            name = section or name
+            if not section:
+                body.append((line, (*cells, name) if len(cells) == len(columns) else cells))
+        grid = replace(grid, head=(*grid.head, "series"), body=tuple(body))
+        told.append("rows with a name alone are taken for the series of the rows below them")
+    for at, text in enumerate(grid.head[: len(columns)]):
+        named = columns[at] in _NAMES or (columns[at] not in OWN and not _REMARKS.search(text.lower()))
+        if named and _are_merged([cells[at] for _, cells in grid.body if len(cells) == len(grid.head)]):
+            above, body = "", []
+            for line, cells in grid.body:
+                above = (cells[at] or above) if len(cells) == len(grid.head) else above
+                body.append((line, (*cells[:at], above, *cells[at + 1 :]) if len(cells) == len(grid.head) else cells))
+            grid = replace(grid, body=tuple(body))
+            told.append(f"empty cells of {text[:100]!r} are taken for the name above them")
+    return grid, tuple(told)
+
+
+def _section(cells: Sequence[str], width: int) -> str:
+    """The name in a row that has nothing else, in its first cell or across all; empty: it is another row."""
+    name = cells[0] if cells else ""
+    alone = len(cells) in (1, width) and (not any(cells[1:]) or all(cell == name for cell in cells))
+    return name if alone and not _NUMBER.fullmatch(name) and not _EMPTY.fullmatch(name) and not Count.of(name) else ""
+
+
+def _are_sections(sections: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """Whether these rows name what stands below them, and are no rows that lack all but their name."""
+    at = [number for number, section in enumerate(sections) if section]
+    lasts = [number for number in at if number + 1 == len(rows) or sections[number + 1]]
+    firsts = [cells[0] for section, cells in zip(sections, rows, strict=True) if not section and cells]
+    if all(not cell or _NUMBER.fullmatch(cell) for cell in firsts):
+        return bool(firsts and at) and not lasts
+    return len(at) > 1 and at[0] == 0 and not lasts
+
+
+def _are_merged(cells: Sequence[str]) -> bool:
+    """Whether blanks in a column of names mean the name above: each name stands once, at the top of its rows."""
+    names = [cell for cell in cells if cell]
+    return (
+        0 < len(names) < len(cells)
+        and bool(cells[0])
+        and not any(_NUMBER.fullmatch(name) or _EMPTY.fullmatch(name) for name in names)
+        and all(name != names[before] for before, name in enumerate(names[1:]))
+    )
 
 
 def _turned(grid: Grid, speed: Heading | None) -> Form | None:
@@ -57,9 +125,9 @@ def _turned(grid: Grid, speed: Heading | None) -> Form | None:
     if Heading.of(names).column != "gpus" or len(counts) < 2 or not all(count.isdecimal() for count in counts):
         return None
     rows = [cells for _, cells in grid.body if len(cells) == len(grid.head)]
-    headings = [Heading.of(cells[0]) for cells in rows]
+    headings = list(Heading.of_all([cells[0] for cells in rows]))
     for at, heading in enumerate(headings):
-        if speed and heading.column not in OWN and not _COMPARED.search(heading.text.lower()):
+        if speed and heading.column not in OWN and not heading.holds_no(speed):
             headings[at] = replace(speed, text=heading.text)
     body = ((grid.line, (count, *(cells[at] for cells in rows))) for at, count in enumerate(counts, 1))
     return Form((Heading(names, "gpus"), *headings), tuple(body))
@@ -67,6 +135,8 @@ def _turned(grid: Grid, speed: Heading | None) -> Form | None:
 
 def _by_count(grid: Grid, speed: Heading | None) -> Form | None:
     """The table with a row for each of its cells, where it has a column for each GPU count."""
+    if any(_FIRST_RANK.search(text.lower()) for text in grid.head):
+        return None  # "GPU 1" beside "GPU 0" is the second one
     counts = {at: count for at, text in enumerate(grid.head) if (count := Count.of(text))}
     others = [(at, Heading.of(text)) for at, text in enumerate(grid.head) if at not in counts]
     if len({count.gpus for count in counts.values()}) < 2 or "gpus" in {heading.column for _, heading in others}:
@@ -87,7 +157,7 @@ def _by_count(grid: Grid, speed: Heading | None) -> Form | None:
             ),
         )
         for line, row in grid.body
-        if len(row) == len(grid.head) and not any(_COMPARED.search(row[other].lower()) for other, _ in others)
+        if len(row) == len(grid.head) and not any(Heading.of(row[other]).holds_no(of_cells) for other, _ in others)
         for at, count in counts.items()
         if not _EMPTY.fullmatch(row[at])
     )
@@ -100,7 +170,9 @@ def _each_speed(form: Form) -> Iterator[Form]:
     columns = [heading.column for heading in form.headings]
     (column, count), *_ = Counter(column for column in columns if column in SPEEDS).most_common(1) or [("", 0)]
     if not 2 <= count <= _MOST_SPEEDS:
-        yield form
+        yield replace(
+            form, precision=_precision_in(form.headings[columns.index(column)].text, columns) if column else ""
+        )
         return
     names = [_name(heading.text) for heading in form.headings if heading.column == column]
     if not all(names) or len(set(names)) < len(names):
@@ -108,7 +180,6 @@ def _each_speed(form: Form) -> Iterator[Form]:
     at_speeds = [at for at, heading in enumerate(form.headings) if heading.column == column]
     for own, name in zip(at_speeds, names, strict=True):
         kept = [at for at, heading in enumerate(form.headings) if at == own or heading.column not in SPEEDS]
-        told = [precision for precision in get_args(Precision) if re.search(rf"\b{precision}\b", name.lower())]
         yield Form(
             tuple(form.headings[at] for at in kept),
             tuple(
@@ -117,8 +188,14 @@ def _each_speed(form: Form) -> Iterator[Form]:
                 if len(cells) == len(columns) and not _EMPTY.fullmatch(cells[own])
             ),
             name,
-            told[0] if len(told) == 1 and "precision" not in columns else "",
+            _precision_in(name, columns),
         )
+
+
+def _precision_in(name: str, columns: Sequence[str]) -> str:
+    """The precision that the name of a speed tells where no column does; empty: none."""
+    told = [precision for precision in get_args(Precision) if re.search(rf"\b{precision}\b", name.lower())]
+    return told[0] if len(told) == 1 and "precision" not in columns else ""
 
 
 def _name(text: str) -> str:
@@ -127,24 +204,43 @@ def _name(text: str) -> str:
 
 
 def _named(form: Form) -> Form:
-    """The form with the columns of names as its series: texts that stand in several rows, and at several GPU counts."""
+    """The form with the columns of names as its series, and with those that alone tell rows of one setting apart."""
     columns = [heading.column for heading in form.headings]
-    if "gpus" not in columns or {"series", "run", "epoch", "rank"} & set(columns):
+    if "gpus" not in columns or "run" in columns:
         return form
-    counts = columns.index("gpus")
     rows = [cells for _, cells in form.body if len(cells) == len(columns)]
-    naming = [
+    counts = [row[columns.index("gpus")] for row in rows]
+    unknown = [
         at
-        for at, column in enumerate(columns)
-        if column and column not in OWN and names_series([(row[counts], row[at]) for row in rows])
+        for at, (column, heading) in enumerate(zip(columns, form.headings, strict=True))
+        if column not in OWN and not column.startswith(CELLS_OF) and not heading.of_a_repeat
     ]
+    cells_of = {at: list(zip(counts, (row[at] for row in rows), strict=True)) for at in unknown}
+    told = {"series", *OF_A_RUN} & set(columns)
+    naming = [] if told else [at for at in unknown if names_series(cells_of[at])]
+    known = [at for at, column in enumerate(columns) if column in {*OF_A_SETTING, *OF_A_RUN}]
+    alike = _alike(rows, [*known, *naming])
+    for at in sorted(unknown, key=lambda at: not form.headings[at].is_set):
+        differ = any(row[at] != same[0][at] for same in alike for row in same)
+        if differ and at not in naming and _tells_apart(form.headings[at], cells_of[at]):
+            naming.append(at)
+            alike = _alike(rows, [*known, *naming])
     if not naming:
         return form
+    naming = [at for at, column in enumerate(columns) if column == "series" or at in naming]
+    numbers = {at for at in naming if columns[at] != "series" and any(_NO_NAME.fullmatch(row[at]) for row in rows)}
+    texts = {at: f"{form.headings[at].text} ".lstrip() if at in numbers else "" for at in naming}
     body = tuple(
-        (line, (*cells, ", ".join(cells[at] for at in naming) if len(cells) == len(columns) else ""))
+        (
+            line,
+            (
+                *cells,
+                ", ".join(texts[at] + cells[at] for at in naming if cells[at]) if len(cells) == len(columns) else "",
+            ),
+        )
         for line, cells in form.body
     )
-    named = Heading(" and ".join(form.headings[at].text for at in naming), "series")
+    named = Heading(" and ".join(form.headings[at].text or "(no heading)" for at in naming), "series")
     others = [replace(heading, column="") if at in naming else heading for at, heading in enumerate(form.headings)]
     return replace(form, headings=(*others, named), body=body)
 
@@ -155,11 +251,39 @@ def names_series(cells: Sequence[tuple[str, str]]) -> bool:
     Args:
         cells: (GPU count, cell) of each row.
     """
+    at_counts = _at_counts(cells)
+    return (
+        2 <= len(at_counts) <= min(_MOST_SERIES, len(cells) // 2)
+        and not any(_NUMBER.fullmatch(cell) or _OF_A_REPEAT.search(cell) for cell in at_counts)
+        and any(len(counts) > 1 for counts in at_counts.values())
+    )
+
+
+def _at_counts(cells: Sequence[tuple[str, str]]) -> dict[str, set[str]]:
     at_counts: dict[str, set[str]] = {}
     for count, cell in cells:
         at_counts.setdefault(cell, set()).add(count)
-    return (
-        2 <= len(at_counts) <= min(_MOST_SERIES, len(cells) // 2)
-        and not any(_NUMBER.fullmatch(cell) for cell in at_counts)
-        and any(len(counts) > 1 for counts in at_counts.values())
-    )
+    return at_counts
+
+
+def _alike(rows: Sequence[tuple[str, ...]], known: Sequence[int]) -> list[list[tuple[str, ...]]]:
+    """The rows that agree in the known columns, where they are several."""
+    groups: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
+    for row in rows:
+        groups.setdefault(tuple([row[own] for own in known]), []).append(row)
+    return [same for same in groups.values() if len(same) > 1]
+
+
+def _tells_apart(heading: Heading, cells: Sequence[tuple[str, str]]) -> bool:
+    """Whether a column in which rows of one setting differ says what was run, and not what came out, when, or where."""
+    at_counts = _at_counts(cells)
+    if len(at_counts) > _MOST_SERIES or any(map(_OF_A_REPEAT.search, at_counts)):
+        return False
+    if heading.is_set:
+        return True
+    again = [len(counts) > 1 for counts in at_counts.values()]
+    if not any(_NUMBER.fullmatch(cell) for cell in at_counts):
+        return not heading.text or (any(again) and len(at_counts) < len(cells))
+    numbers = sorted(int(cell) for cell in at_counts if cell.isdecimal() and len(cell) < 10)
+    counted = numbers[:1] in ([0], [1]) and numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    return len(numbers) == len(at_counts) <= len(cells) // 2 and all(again) and not counted

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from vitscale.errors import RequestError, shown
 from vitscale.importers import contents
-from vitscale.importers.contents import Options, Problems, Setting, precision
+from vitscale.importers.contents import Options, Problems, Setting, precision_of
 from vitscale.importers.grids import Line, grids
-from vitscale.importers.headings import BATCH, CELLS_OF, NO_TRAINING, OF_A_SETTING, OWN, SPEEDS, Heading
+from vitscale.importers.headings import BATCH, CELLS_OF, OF_A_SETTING, OWN, SPEEDS, Count, Heading, not_of_training
 from vitscale.importers.records import hold, nodes_of
 from vitscale.importers.table_forms import forms
 from vitscale.present.units import listed
@@ -28,6 +28,9 @@ _MOST_IN_BATCH = 1_000_000
 _MOST_COLUMNS = 1000
 _LONGEST_TEXT = 100
 _UNTOLD = re.compile(r"[^\w .,:;+/()-]+")
+
+
+_STAGE = re.compile(r"(?:zero)?[ -]?(?:stage)?[ -]?([0-3])")
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,8 @@ def _setting(cells: tuple[str, ...], options: Options) -> Setting:
     if not hold(gpus, nodes):
         raise ValueError(f"{gpus} GPUs do not share out over {nodes} nodes")
     micro_batch, grad_accum = _batches(row, gpus, options)
+    told, apart = precision_of(row["precision"])
+    stage = _STAGE.fullmatch(row["zero_stage"].lower())
     return Setting(
         gpus=gpus,
         nodes=nodes,
@@ -72,10 +77,10 @@ def _setting(cells: tuple[str, ...], options: Options) -> Setting:
         cluster=text_of(row["cluster"]),
         layout=layout,
         dataset=text_of(row["dataset"]),
-        series=text_of(row["series"]),
+        series=text_of(", ".join(filter(None, (row["series"], apart)))),
         engine=next((name for name in ENGINES if name == row["engine"].lower()), text_of(row["engine"])),
-        zero_stage=contents.parse_whole(row["zero_stage"], 0, 3) if row["zero_stage"] else None,
-        precision=precision(row["precision"].lower()) if row["precision"] else None,
+        zero_stage=contents.parse_whole(stage[1] if stage else row["zero_stage"], 0, 3) if row["zero_stage"] else None,
+        precision=told,
         model=text_of(row["model"]),
         parameters=counted(row["parameters"]) if row["parameters"] else None,
     )
@@ -126,8 +131,14 @@ class Header:
     """The name that tells this table's rows from those of others in the file."""
     precision: str = ""
     title: str = ""
+    untrained: str = ""
+    """The heading or the caption that says that it is not of training."""
+    filled: tuple[str, ...] = ()
+    """Sentences on cells that are taken from rows above."""
     left_out: tuple[str, ...] = ()
     """Sentences on tables of the file that are not taken."""
+    commas: tuple[tuple[str, str], ...] = ()
+    """(What a comma in a number is, a number with one) of each column (`_commas`)."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -145,13 +156,23 @@ class Header:
         return "gpus" in self.columns or {"nodes", "gpus_per_node"} <= set(self.columns)
 
     @property
+    def unit_lacking(self) -> str:
+        """A clause on the first column that would be a speed if it told its unit; empty: there is none."""
+        for own in self.headings:
+            unit = "(images/s)" if re.search(r"\b(?:throughput|speed)\b", own.text.lower()) else "(s)"
+            named = unit != "(s)" or "time" in own.text.lower()
+            if own.column not in OWN and named and Heading.of(f"{own.text} {unit}").column in SPEEDS:
+                return f"; only the unit of {shown(own.text)} is missing, as in {shown(f'{own.text} {unit}')}"
+        return ""
+
+    @property
     def known(self) -> tuple[int, int]:
         """How much it tells, for a comparison."""
         return self.tells, len(OWN.intersection(self.columns))
 
     def notes(self, known: Collection[str]) -> Iterator[str]:
         """Notes on how columns were understood, and on those that are not among the `known` ones."""
-        yield from self.left_out
+        yield from (*self.left_out, *self.filled)
         told = [own for own in self.headings if own.column]
         if read := [f"{shown(own.text)} as {own.column}" for own in told if own.text.lower() != own.column]:
             yield f"columns are taken by what they say: {listed(read)}"
@@ -160,12 +181,44 @@ class Header:
         ignored = [own for own in told if own.column not in known]
         if ignored:
             yield f"columns that mean nothing here are ignored: {listed([text_of(own.text) for own in ignored])}"
-        if any(re.fullmatch(BATCH, own.column) for own in ignored):
+        others = [own.text.lower() for own in self.headings if own.column not in known]
+        if any(re.fullmatch(rf"(?:train[ _])?{BATCH}", text) for text in others):
             yield "a batch is each GPU's or that of all: name its column micro_batch or global_batch"
+        for own, (sign, number) in zip(self.headings, self.commas, strict=False):
+            if sign in _SURE:
+                yield f"commas in {shown(own.text)} are decimal ones: {number} is {_as_number(number, sign)}"
+            elif sign == "either":
+                taken = _as_number(number, sign)
+                yield f"commas in {shown(own.text)} may be decimal ones: {number} is taken for {taken}"
+
+    def doubts(self, differ: Sequence[Heading]) -> Iterator[str]:
+        """A note on the columns in which rows of one setting differ, where these may be no repeats."""
+        if names := [text_of(own.text) for own in differ if not own.of_a_repeat]:
+            yield (
+                f"rows of one setting that differ in {listed(names)} are taken for its repeats: a column that tells "
+                "settings apart is to be named series"
+            )
 
 
-_THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
-_SPREAD = re.compile(r"([\d.,]+) ?(?:±|\+/-) ?[\d.,]+%?")
+_GROUPS = r"[1-9]\d{0,2}(?:%s\d{3})+"
+_THOUSANDS = re.compile(_GROUPS % "," + r"(?:\.\d+)?")
+_POINTS = re.compile(_GROUPS % r"\.")
+_SPACED = re.compile(_GROUPS % "[ '\u2019]" + r"(?:[.,]\d+)?")
+_COMMA = re.compile(r"\d+(?:\.\d{3})*,\d+")
+_SPREAD = re.compile(r"([\d.,]+) ?\(?(?:±|\+/-) ?([\d.,]+)%?\)?")
+_BESIDE = re.compile(
+    r"(?: ?(?:\[[\w*\u2020\u2021]{1,3}\]|\((?:[\d.,]+ ?[x\u00d7%]|[x\u00d7] ?[\d.,]+)\)"
+    r"|[*\u2020\u2021\u00a7\u00b9\u00b2\u00b3]))+$"
+)
+_KILO = re.compile(r"(\d+(?:\.\d+)?) ?[kK]")
+_WITH_UNIT = re.compile(r"([\d.,' \u2019\u00b1+/-]*\d)( ?[kK]\b)? ?([A-Za-z][A-Za-z/. ]*)")
+_WHOLE = {"gpus", "nodes", "gpus_per_node", "micro_batch", "grad_accum", "global_batch"}
+_NUMBERS = {*SPEEDS, "fraction", "loss", "accuracy"}
+"""Columns of numbers that need not be whole."""
+_SURE = ("points", "decimal")
+_LOOKED_AT = 20_000
+"""Rows that decide what a comma in their numbers is."""
+_ABOVE, _MOST_ABOVE = re.compile(r"\s*(?:#|$|sep=)", re.IGNORECASE), 100
 
 
 def headers(path: Path, cells: str | None = None) -> tuple[Header, ...]:
@@ -178,31 +231,62 @@ def headers(path: Path, cells: str | None = None) -> tuple[Header, ...]:
     Raises:
         StoreError: the file cannot be read.
     """
-    number, text = next(((number, text) for number, text, _ in contents.lines(path)), (0, ""))
-    nearest = Header(0, ",", ())
-    if not text.lstrip().startswith("|"):
-        separated = [_header(number, separator, text) for separator in ",;\t"]
-        nearest = max(separated, key=lambda head: head.known)
+    nearest = _first(path)
     tables = [
-        Header(grid.line, "", form.headings, form.body, form.series, form.precision, grid.title)
+        replace(
+            Header(grid.line, "", form.headings, form.body, form.series, form.precision, grid.title),
+            untrained=not_of_training((grid.caption, grid.title)),
+            filled=form.filled,
+        )
         for grid in grids(path)
         for form in forms(grid, cells)
     ]
     measured = [head for head in tables if head.tells == 2]
-    if nearest.tells == 2 and all(head.columns == nearest.columns for head in measured):
-        return (nearest,)  # as it stands, line by line: a file without an end, or too long to be looked at whole
+    if nearest.tells == 2 and all(head.columns == nearest.columns and not head.filled for head in measured):
+        # As it stands, line by line: it may be without an end, or too long to be looked at whole.
+        return (_with_commas(path, replace(nearest, precision=next((head.precision for head in measured), ""))),)
     if measured:
         unclear = [head.line for head in tables if any(column.startswith(CELLS_OF) for column in head.columns)]
-        training = [head for head in measured if not NO_TRAINING.search(head.title.lower())] or measured
+        training = [head for head in measured if not head.untrained] or [
+            replace(
+                head, filled=(*head.filled, f"the table under {shown(head.untrained)} is taken for one of training")
+            )
+            for head in measured
+            if not re.search(r"\b(?:inference|latency)\b", head.untrained.lower())  # papers have a section Evaluation
+        ]
+        if not training:
+            raise RequestError(
+                f"the table at line {measured[0].line} of {shown(path.name)} is not of training: "
+                f"{shown(measured[0].untrained)}",
+                next_step="Name it after its training, if it is of one",
+            )
         left_out = [f"the table at line {line} does not say what its cells are (--cells SPEED)" for line in unclear]
         left_out += [
-            f"the table at line {head.line} is not of training: {shown(head.title)}"
+            f"the table at line {head.line} is not of training: {shown(head.untrained)}"
             for head in measured
-            if head not in training
+            if head.untrained and head.line not in {taken.line for taken in training}
         ]
-        taken, *others = _told_apart(training)
+        taken, *others = (_with_commas(path, head) for head in _told_apart(training))
         return (replace(taken, left_out=tuple(f"left out: {why}" for why in left_out)), *others)
     return (max([nearest, *tables], key=lambda head: head.known),)
+
+
+def _first(path: Path) -> Header:
+    """The header of a CSV file: its first line, below blank ones, comments and the line "sep=;" of spreadsheets. A line
+    break between quotes may stand in it."""
+    nearest, before = Header(0, ",", ()), ""
+    for (number, text, _), _ in zip(contents.lines(path), range(_MOST_ABOVE), strict=False):
+        text = f"{before} {text}".strip(" ")
+        if text.count('"') % 2 and not text.startswith("#"):
+            before = text
+            continue
+        if text.lstrip().startswith("|"):
+            break  # no CSV file
+        separated = [_header(number, separator, text) for separator in ",;\t"]
+        nearest = max(separated, key=lambda head: head.known)
+        if not _ABOVE.match(text) or nearest.tells:
+            break
+    return nearest
 
 
 def _told_apart(training: Sequence[Header]) -> Iterator[Header]:
@@ -215,7 +299,7 @@ def _told_apart(training: Sequence[Header]) -> Iterator[Header]:
 
 
 def _header(number: int, separator: str, text: str) -> Header:
-    return Header(number, separator, tuple(Heading.of(cell) for cell in _cells(text, separator)[:_MOST_COLUMNS]))
+    return Header(number, separator, Heading.of_all(_cells(text, separator)[:_MOST_COLUMNS]))
 
 
 def rows(path: Path, head: Header, required: Sequence[str], problems: Problems) -> Iterator[Row]:
@@ -230,7 +314,8 @@ def rows(path: Path, head: Header, required: Sequence[str], problems: Problems) 
     _check(path, head, required)
     columns = head.columns
     told = {"precision": head.precision} if head.precision else {}
-    factors = [(own.column, own.factor) for own in head.headings if own.factor != 1.0]
+    converted = [own for own in head.headings if own.factor != 1.0 or own.inverse]
+    signs = [sign for sign, _ in head.commas] or ["" if head.separator != ";" else "none"] * len(columns)
     fewest: int | None = None
     for number, cells, whole in _lines(path, head):
         if len(cells) != len(columns):
@@ -241,9 +326,15 @@ def rows(path: Path, head: Header, required: Sequence[str], problems: Problems) 
         else:
             decimals = _decimals(cells[-1])
             fewest = decimals if fewest is None else min(fewest, decimals)
-            row = dict(zip(columns, cells, strict=True)) | told
-            for column, factor in factors:
-                row[column] = _in_seconds(row[column], factor)
+            try:
+                row = dict(zip(columns, map(_plain, cells, head.headings, signs), strict=True)) | told
+            except ValueError as error:
+                problems.line(number, str(error))
+                continue
+            for column, said in _counted(row.get("gpus", "")).items():
+                row[column] = said if column == "gpus" else row.get(column) or said
+            for own in converted:
+                row[own.column] = _in_seconds(row[own.column], own)
             if head.series:
                 row["series"] = ", ".join(part for part in (head.series, row.get("series")) if part)
             yield Row(number, row)
@@ -252,18 +343,18 @@ def rows(path: Path, head: Header, required: Sequence[str], problems: Problems) 
 def _lines(path: Path, head: Header) -> Iterator[tuple[int, Sequence[str], bool]]:
     """(Number, cells, whether the line is whole) for each row."""
     if not head.separator:
-        yield from ((number, [_plain_number(cell) for cell in cells], True) for number, cells in head.body)
+        yield from ((number, cells, True) for number, cells in head.body)
         return
     for number, text, whole in contents.lines(path):
         if number > head.line and text.strip():
             yield number, _cells(text, head.separator), whole
 
 
-def _in_seconds(text: str, factor: float) -> str:
+def _in_seconds(text: str, own: Heading) -> str:
     """A number of another unit in seconds; text that is no number stays as it is and is reported later."""
     try:
-        return repr(float(text) * factor)
-    except ValueError:
+        return repr(1 / float(text) if own.inverse else float(text) * own.factor)
+    except (ValueError, ZeroDivisionError):
         return text
 
 
@@ -272,22 +363,96 @@ def _decimals(cell: str) -> int:
 
 
 def _cells(text: str, separator: str) -> list[str]:
-    """The cells of one line, without commas between thousands. Between semicolons a comma may as well be a decimal
-    one."""
+    """The cells of one line."""
     try:
-        cells = [cell.strip() for cell in next(csv.reader([text], delimiter=separator), [])]
+        return [cell.strip() for cell in next(csv.reader([text], delimiter=separator), [])]
     except csv.Error:
         return []
-    if separator == ";" or (separator == "," and '"' not in text):
-        return cells
-    return [_plain_number(cell) for cell in cells]
 
 
-def _plain_number(cell: str) -> str:
-    """A number without commas between thousands and without its spread; other text as it is."""
+def _with_commas(path: Path, head: Header) -> Header:
+    """The header with what a comma in a number is in each of its columns, as far as its rows tell.
+
+    "decimal": some number has a decimal comma for sure ("0,945", "12,5") and none a decimal point; one such column
+    decides for those of its table that may be either. "points": the same, and points stand between thousands
+    ("1.400,5"). "either": "2,855", which may be 2.855. "none": nobody knows. Empty: it stands between thousands.
+    """
+    seen: list[dict[str, str]] = [{} for _ in head.columns]
+    for _, (_, cells, _) in zip(range(_LOOKED_AT), _lines(path, head), strict=False):
+        for kinds, own, cell in zip(seen, head.headings, cells, strict=False):
+            if own.column in _NUMBERS and ("," in cell or "." in cell):
+                bare = _bare(cell, own)
+                for number in match.groups() if (match := _SPREAD.fullmatch(bare)) else (bare,):
+                    if (sign := _sign_in(number)) is not None:
+                        kinds.setdefault(sign, number)
+    signs = ["" if "" in kinds else next((sign for sign in (*_SURE, "either") if sign in kinds), "") for kinds in seen]
+    if "" not in set().union(*seen) and any(sign in _SURE for sign in signs):
+        signs = ["decimal" if sign == "either" else sign for sign in signs]
+    elif head.separator == ";":
+        signs = [sign if sign in _SURE else "none" for sign in signs]
+    told = [kinds.get(sign) or next(iter(kinds.values()), "") for sign, kinds in zip(signs, seen, strict=True)]
+    return replace(head, commas=tuple(zip(signs, told, strict=True)))
+
+
+def _sign_in(number: str) -> str | None:
+    """What a comma is to whoever wrote this number, as in `_with_commas`; None: it does not tell."""
+    if _COMMA.fullmatch(number):
+        return "points" if "." in number else "either" if _THOUSANDS.fullmatch(number) else "decimal"
+    point = "." in number and not _POINTS.fullmatch(number)
+    return "" if point or _THOUSANDS.fullmatch(number) else None
+
+
+def _plain(cell: str, own: Heading, sign: str) -> str:
+    """A cell as a number without its spread, and without signs between thousands; other text as it is.
+
+    Raises:
+        ValueError: it may be two numbers.
+    """
+    if own.column in _NUMBERS or own.column in _WHOLE:
+        cell = _bare(cell, own)
+    return _as_number(cell, sign)
+
+
+def _as_number(cell: str, sign: str) -> str:
     if spread := _SPREAD.fullmatch(cell):
         cell = spread[1]
-    return cell.replace(",", "") if _THOUSANDS.fullmatch(cell) else cell
+    if sign in _SURE:
+        if _POINTS.fullmatch(cell) and sign != "points":
+            raise ValueError(f"beside decimal commas {cell} may be {cell.replace('.', '')}")
+        if _COMMA.fullmatch(cell) or _POINTS.fullmatch(cell):
+            return cell.replace(".", "").replace(",", ".")
+    return cell.replace(",", "") if sign != "none" and _THOUSANDS.fullmatch(cell) else cell
+
+
+@lru_cache(4096)
+def _bare(cell: str, own: Heading) -> str:
+    """A number without what people write beside it: the mark of a footnote, "~", the multiple of another, a unit that
+    is its column's, and spaces or apostrophes between thousands. Where it is a rate, "21k" is 21,000."""
+    if len(cell) > _LONGEST_TEXT:
+        return cell
+    text = _BESIDE.sub("", cell.lstrip("~\u2248 "))
+    if unit := _WITH_UNIT.fullmatch(text):
+        kind, _, _ = own.column.partition("_")
+        if any(
+            replace(Heading.of(said), text="") == replace(own, text="")
+            for said in (unit[3], f"{kind} time ({unit[3]})")
+        ):
+            text = unit[1] + (unit[2] or "")
+    if _SPACED.fullmatch(text):
+        text = re.sub("[ '\u2019]", "", text)
+    if own.column.startswith("images") and (thousands := _KILO.fullmatch(text)):
+        text = f"{1000 * float(thousands[1]):.10g}"
+    return text
+
+
+@lru_cache(1024)
+def _counted(cell: str) -> Mapping[str, str]:
+    """The columns that a cell of GPUs tells, as "8 (1 node)" and "8xA100" do; empty: it is no more than a number."""
+    count = Count.of(cell) or Count.of(re.sub(r"^(\d+)\b", r"\1 gpus", cell))
+    if cell.isdecimal() or count is None or count.speed is not None:
+        return {}
+    told = {"gpus": count.gpus, "nodes": count.nodes, "gpu": count.gpu}
+    return {column: str(value) for column, value in told.items() if value}
 
 
 def _check(path: Path, head: Header, required: Sequence[str]) -> None:

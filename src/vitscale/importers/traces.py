@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from vitscale.errors import RequestError, StoreError, shown
 from vitscale.importers.contents import MOST_GPUS, LogContents, LogRank, LogRun, Options, Setting, identified
@@ -16,13 +16,15 @@ from vitscale.importers.step_traces import exported_run
 from vitscale.present.units import listed
 from vitscale.profiles import kernels, step_trace, timeline, trace_figures
 from vitscale.profiles.trace_figures import DeviceTime, TimeShares, product_rate, step_spans, traffic_lines
-from vitscale.profiles.trace_file import Group, Trace, read_trace
+from vitscale.profiles.trace_file import Group, Product, Trace, read_trace
 from vitscale.store.reading import without_collection
 from vitscale.store.records import ExplainedLine, StepLine, TrafficLine
 from vitscale.store.results import ImportedFile
 
 _Value = TypeVar("_Value")
-_IN_THE_NAME = re.compile(r"rank[-_ ]?(\d+)|\[(\d+)\]", re.IGNORECASE)
+_IN_THE_NAME = re.compile(
+    r"(?:(?<![A-Za-z])rank|Rank|(?<![A-Z])RANK)[-_ =.]?(\d{1,12})(?!\d)|\[(\d{1,12})\]"  # longer: the time of day
+)
 _LONG = 20_000_000
 """Total bytes of files from which on they are read in parallel."""
 ONE_RANK = (
@@ -57,7 +59,13 @@ class RankTrace:
     flops_per_second: float | None
     """Rate that matrix products achieved while the device computed."""
     micro_batch: int | None
+    passes: int
+    """Passes of `micro_batch` images in each step, whose gradients add up; 0 where steps with shapes do not tell."""
     engine: str | None
+    communicates: bool
+    """Whether collectives of several ranks ran."""
+    least_world: int
+    """The fewest ranks that its process groups and the sizes of its collectives allow."""
     devices: int
     """Number of GPUs that something ran on."""
     unknown: dict[str, int]
@@ -102,8 +110,8 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
     runs: list[LogRun] = []
     notes, problems = [_PROFILED] if jobs else [], list[str]()
     data: dict[str, list[Any]] = {"ranks": [], "steps": []}
-    for number, job in enumerate(jobs):
-        world = options.gpus or job[0][1].world_size or len(job)
+    worlds = [_world(job, options) for job in jobs]
+    for number, (job, world) in enumerate(zip(jobs, worlds, strict=True)):
         runs.append(_run(job, world, labels[number], options))
         for rank, traced in job:
             data["ranks"].append({"job": number, **traced.as_json(rank)})
@@ -113,12 +121,33 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
             ]
         notes += _notes_on(job, world)
         problems += _problems_of(job)
-    if any((options.gpus or job[0][1].world_size or 1) > 1 for job in jobs):
+    if any(world.ranks > 1 for world in worlds):
         notes.append(_HOSTS)
     for path in sorted(own):
         runs.append(exported_run(path, data, len(runs)))
         notes.append(f"{path.name}: explained steps as vitscale wrote them; others are not in it")
     return LogContents(tuple(runs), tuple(dict.fromkeys(notes)), tuple(problems), data)
+
+
+@dataclass(frozen=True)
+class _World:
+    """How many ranks a job has."""
+
+    ranks: int
+    """As told, else the fewest that can be."""
+    known: bool
+    """Whether a file or the user tells it, or no collective asks for others than these."""
+    lacks_some: bool
+    """Whether there are ranks without a file."""
+
+
+def _world(job: Sequence[tuple[int, RankTrace]], options: Options) -> _World:
+    told = options.gpus or job[0][1].world_size
+    fewest = max(len(job), job[-1][0] + 1, *(rank.least_world for _, rank in job))
+    communicates = any(rank.communicates for _, rank in job)
+    ranks = told or fewest
+    # Collectives of one rank are none: where they ran and nothing counts their ranks, the others lack a file.
+    return _World(ranks, bool(told) or not communicates, len(job) < ranks or (not told and communicates and ranks == 1))
 
 
 def _labels(jobs: Sequence[Sequence[tuple[int, RankTrace]]], options: Options) -> list[str]:
@@ -171,7 +200,10 @@ def rank_trace(path: Path) -> RankTrace:
         raise StoreError(what, next_step="Profile with ProfilerActivity.CUDA, with no other profiler attached")
     steps = trace_figures.steps_of(trace)
     named = _IN_THE_NAME.search(path.name)
-    told = int((named[1] or named[2])[:12]) if named else None
+    told = int(named[1] or named[2]) if named else None
+    micro_batch, passes = _passes(trace, steps)
+    sizes = [call.ranks or 0 for call in trace.calls]
+    counts = [1, *sizes, *(max(group.ranks, default=0) + 1 for group in trace.groups)]
     return RankTrace(
         file=file,
         rank=trace.rank if trace.rank is not None else told,
@@ -189,8 +221,11 @@ def rank_trace(path: Path) -> RankTrace:
         steps=tuple((number, device.shares(span), whole) for number, span, whole in step_spans(trace, steps)),
         kernel_seconds=dict(sorted(device.kernel_seconds.items(), key=lambda pair: -pair[1])),
         flops_per_second=product_rate(trace, steps, device),
-        micro_batch=_micro_batch(trace),
+        micro_batch=micro_batch,
+        passes=passes,
         engine=_engine(trace),
+        communicates=kernels.COMMUNICATION in device.kernel_seconds or max(sizes, default=0) > 1,
+        least_world=max(count for count in counts if count <= MOST_GPUS),
         devices=trace.devices,
         unknown=dict(trace.unknown),
     )
@@ -198,18 +233,55 @@ def rank_trace(path: Path) -> RankTrace:
 
 def _explained(trace: Trace, steps: trace_figures.Steps) -> tuple[ExplainedLine, ...]:
     events = [*(event for event in trace.events if event.kind != "annotation"), *steps.annotations]
-    world = trace.world_size or 1
+    world = trace.world_size or max((call.ranks or 1 for call in trace.calls), default=1)
     return tuple(timeline.steps_on_cuda(events, steps.numbers, 0, world, first_is_whole=steps.first_is_whole))
 
 
-def _micro_batch(trace: Trace) -> int | None:
-    """Images of one pass, from the first convolution with few channels; None where no shapes are recorded."""
-    first = min(
-        (product for product in trace.products if product.name == "aten::convolution" and len(product.shapes[0]) == 4),
-        key=lambda product: (product.shapes[0][1], product.start_ns),
-        default=None,
-    )
-    return first.shapes[0][0] if first is not None and first.shapes[0][1] <= 4 else None
+def _passes(trace: Trace, steps: trace_figures.Steps) -> tuple[int | None, int]:
+    """(Images of one forward pass, passes of each step), by the first convolution of a step that has few channels.
+
+    None: no shapes are recorded. 0 passes: steps do not agree, or it is not clear what a step trains on. Passes are of
+    accumulated gradients if each has its own backward pass and no update comes between: a teacher's, a discriminator's
+    or a loss's use of the layer has not. In a backward function the layer runs again for what was not kept.
+    """
+    updates = (event for event in steps.annotations if event.name == f"{timeline.PHASE_PREFIX}optimizer")
+    moments: list[tuple[int, int, Product | Literal["backward", "update"]]] = [
+        *((event.start_ns, event.end_ns, "backward") for event in trace.events if event.kind == "operator"),
+        *((event.start_ns, event.end_ns, "update") for event in updates),
+        *((product.start_ns, product.start_ns, product) for product in trace.products if _is_of_images(product)),
+    ]
+    passes: list[tuple[Product, int, int]] = []
+    backwards = updated = reached = 0
+    for start, end, what in sorted(moments, key=lambda moment: moment[:2]):
+        if what == "backward":
+            backwards, reached = backwards + 1, max(reached, end)
+        elif what == "update":
+            updated += 1
+        elif start >= reached:
+            passes.append((what, backwards, updated))
+    if not passes or steps.found_by == trace_figures.UNTOLD:
+        return (passes[0][0].shapes[0][0] if passes else None), 1
+    spans = sorted((event.start_ns, event.end_ns) for event in steps.annotations if event.name == timeline.STEP)
+    told = {  # a first step that may have begun before the trace is not recorded
+        _passes_of([each for each in passes if start <= each[0].start_ns < end])
+        for start, end in spans[not steps.first_is_whole :] or spans
+    }
+    return told.pop() if len(told) == 1 else (None, 0)
+
+
+def _is_of_images(product: Product) -> bool:
+    return product.name == "aten::convolution" and len(product.shapes[0]) == 4 and product.shapes[0][1] <= 4
+
+
+def _passes_of(step: Sequence[tuple[Product, int, int]]) -> tuple[int | None, int]:
+    """(Images, passes) of one step, from its convolutions of images with the backward functions and updates before."""
+    first = step[0][0] if step else None
+    same = [each for each in step if first and each[0].shapes[1] == first.shapes[1]]
+    batches = {product.shapes[0][0] for product, _, _ in same}
+    alternate = len({backwards for _, backwards, _ in same}) == len(same)
+    if len(batches) != 1 or not alternate or len({updated for _, _, updated in same}) > 1:
+        return None, 0
+    return batches.pop(), len(same)
 
 
 def _engine(trace: Trace) -> str | None:
@@ -221,7 +293,8 @@ def _engine(trace: Trace) -> str | None:
 def _jobs(ranks: Iterable[RankTrace]) -> list[list[RankTrace]]:
     """Groups files into jobs by device, world and process groups; where a rank occurs twice in one, by the trace's id.
 
-    A file that tells no rank, itself or in its name, is a job of its own.
+    Where no two ids are the same, each rank's first file is of one job, each rank's second of the next, and so on. A
+    file that tells no rank, itself or in its name, is a job of its own.
     """
     alike: list[list[RankTrace]] = []
     for rank in ranks:
@@ -234,7 +307,10 @@ def _jobs(ranks: Iterable[RankTrace]) -> list[list[RankTrace]]:
         by_id: dict[str | None, list[RankTrace]] = {}
         for rank in some:
             by_id.setdefault(rank.trace_id, []).append(rank)
-        jobs += [some] if _repeated(some) is None else list(by_id.values())
+        if _repeated(some) is None:
+            jobs.append(some)
+        else:
+            jobs += (_windows(some) if len(by_id) == len(some) else []) or list(by_id.values())
     for job in jobs:
         if (twice := _repeated(job)) is not None:
             raise RequestError(
@@ -243,6 +319,18 @@ def _jobs(ranks: Iterable[RankTrace]) -> list[list[RankTrace]]:
                 next_step="Import one of them, or each into a folder of its own",
             )
     return jobs
+
+
+def _windows(ranks: Iterable[RankTrace]) -> list[list[RankTrace]]:
+    """The i-th files of all ranks together, by when they began; none if ranks differ in files or in step numbers."""
+    of_rank: dict[int | None, list[RankTrace]] = {}
+    for rank in sorted(ranks, key=lambda rank: rank.started_unix_seconds):
+        of_rank.setdefault(rank.rank, []).append(rank)
+    if len({len(files) for files in of_rank.values()}) > 1:
+        return []
+    windows = [list(window) for window in zip(*of_rank.values(), strict=True)]
+    numbers = ([{number for number, _, _ in rank.steps} for rank in window] for window in windows)
+    return windows if all(set.intersection(*of_window) for of_window in numbers) else []
 
 
 def _repeated(ranks: Sequence[RankTrace]) -> tuple[RankTrace, RankTrace] | None:
@@ -267,20 +355,21 @@ def _numbered(job: Sequence[RankTrace], options: Options) -> list[tuple[int, Ran
     return numbered
 
 
-def _run(job: Sequence[tuple[int, RankTrace]], world: int, label: str, options: Options) -> LogRun:
+def _run(job: Sequence[tuple[int, RankTrace]], world: _World, label: str, options: Options) -> LogRun:
     first = job[0][1]
-    micro_batch = _told(rank.micro_batch for _, rank in job)
-    images = micro_batch or options.micro_batch or 0
+    micro_batch, passes = next(((rank.micro_batch, rank.passes) for _, rank in job if rank.micro_batch), (None, 1))
+    images = (micro_batch or options.micro_batch or 0) * passes
     return LogRun(
         setting=Setting(
-            gpus=max(world, job[-1][0] + 1),
+            gpus=world.ranks,
             micro_batch=micro_batch,
+            grad_accum=passes,
             engine=_told(rank.engine for _, rank in job),
             series=label,
         ),
         name=label,
         files=tuple(rank.file for _, rank in job),
-        ranks=tuple(_log_rank(number, rank, images, some=len(job) < world) for number, rank in job),
+        ranks=tuple(_log_rank(number, rank, images, some=world.lacks_some) for number, rank in job),
         versions=dict(first.versions),
         started_unix_seconds=min(rank.started_unix_seconds for _, rank in job),
     )
@@ -308,16 +397,33 @@ def _log_rank(number: int, rank: RankTrace, images: int, *, some: bool) -> LogRa
     return LogRank(number, rank.device, None, steps, explained=lines, traffic=rank.traffic)
 
 
-def _notes_on(job: Sequence[tuple[int, RankTrace]], world: int) -> Iterable[str]:
+def _notes_on(job: Sequence[tuple[int, RankTrace]], world: _World) -> Iterable[str]:
     for rank in {rank.found_by: rank for _, rank in job}.values():
         yield f"{rank.file.name}: steps are told {rank.found_by}"
-    if len(job) < world:
-        yield f"of {world} ranks there are {len(job)}: waiting and transfer cannot be told apart, nor who is slow"
-    if any(not rank.traffic or rank.traffic[0].collectives is None for _, rank in job) and world > 1:
+    if not world.known and world.ranks > 1:
+        fewest = f"{world.ranks} are taken, the fewest that files, ranks and process groups allow"
+        yield f"how many ranks there were is not told (--gpus): {fewest}"
+    if len(job) < world.ranks:
+        yield f"of {world.ranks} ranks there are {len(job)}: waiting and transfer cannot be told apart, nor who is slow"
+    elif world.lacks_some:
+        yield (
+            f"{job[0][1].file.name}: collectives ran, and how many ranks there were is not told (--gpus): waiting and "
+            "transfer cannot be told apart, and what stands for all GPUs is of this one"
+        )
+    several = world.ranks > 1 or world.lacks_some
+    if any(not rank.traffic or rank.traffic[0].collectives is None for _, rank in job) and several:
         yield "what collectives sent is not recorded: traffic is unavailable"
     for _, rank in job:
-        if rank.rank is None and len(job) < world:
+        if rank.rank is None and (several or rank.communicates):
             yield f"{rank.file.name} does not tell its rank: it stands alone (ranks may be named in files: rank0.json)"
+        if rank.passes > 1:
+            passes = f"{rank.passes} passes of {rank.micro_batch} images"
+            yield f"{rank.file.name}: a step is {passes}, whose gradients add up"
+        if rank.passes == 0:
+            yield (
+                f"{rank.file.name}: what a step trains on is not clear, for the number of its passes changes, or there "
+                "is no backward pass between two of them (--micro-batch: images of a whole step and GPU)"
+            )
         if rank.devices > 1:
             yield f"{rank.file.name}: {rank.devices} GPUs are in one file; together they stand as one, busy when any is"
         if seconds := rank.kernel_seconds.get(kernels.UNKNOWN, 0.0):

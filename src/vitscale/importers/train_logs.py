@@ -56,6 +56,7 @@ _LOOPS = tuple(
             20,
             rf"\bEpoch: \[(?P<epoch>\d+)(?:/\d+)?\]\s+{_AT}\]\s.*?\btime: {_SECONDS}\s+data: (?P<data>{_NUMBER})",
         ),
+        ("DINOv2", 20, rf"\bTraining  {_AT}\]\s.*?\btime: {_SECONDS}\s+data: (?P<data>{_NUMBER})"),
         (
             "MMEngine",
             11,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import select
+import shlex
 import shutil
 import signal
 import subprocess
@@ -21,8 +22,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, Field
 
 from vitscale.errors import RequestError, VitscaleError, shown
-from vitscale.lab import quota
-from vitscale.lab.enter import start_ticks
+from vitscale.lab import enter, quota
 
 if TYPE_CHECKING:
     from vitscale.lab.state import State
@@ -44,7 +44,7 @@ class Process(BaseModel):
     @property
     def alive(self) -> bool:
         """Whether the process still runs; a zombie does not."""
-        return start_ticks(self.pid) == self.start_ticks
+        return enter.start_ticks(self.pid) == self.start_ticks
 
 
 def process(pid: int) -> Process:
@@ -53,7 +53,7 @@ def process(pid: int) -> Process:
     Raises:
         ProcessLookupError: no process has it.
     """
-    ticks = start_ticks(pid)
+    ticks = enter.start_ticks(pid)
     if ticks is None:
         raise ProcessLookupError(pid)
     return Process(pid=pid, start_ticks=ticks)
@@ -114,7 +114,7 @@ def in_same_namespace(pid: int) -> list[int]:
     return sorted(
         peer
         for peer in others
-        if inside is not None and pid_namespace(peer) == inside and start_ticks(peer) is not None
+        if inside is not None and pid_namespace(peer) == inside and enter.start_ticks(peer) is not None
     )
 
 
@@ -153,7 +153,9 @@ def require() -> None:
     if sys.platform != "linux":
         raise RequestError(f"vitscale lab needs Linux, and this is {sys.platform}")
     if os.geteuid() != 0:
-        raise RequestError("vitscale lab needs root: it makes namespaces", next_step=f"Use: sudo {sys.argv[0]} lab ...")
+        own = [sys.executable, "-m", "vitscale"] if sys.argv[0].endswith("__main__.py") else sys.argv[:1]
+        again = shlex.join([*own, *sys.argv[1:]])
+        raise RequestError("vitscale lab needs root: it makes namespaces", next_step=f"Use: sudo {again}")
     if missing := [program for program in _NEEDED if find(program) is None]:
         packages = " ".join(dict.fromkeys(_NEEDED[program] for program in missing))
         raise RequestError(

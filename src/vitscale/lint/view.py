@@ -161,6 +161,8 @@ class Setting:
     """Whether that version is installed here, or was asked for."""
     stage: int | None = None
     """The ZeRO stage, where a study sets it and the file's does not count."""
+    precision: str | None = None
+    """The precision in `View.precision`'s words, where a study sets it."""
     settled: frozenset[str] = frozenset()
     """Dotted keys that a study writes itself, so that the file need not have them."""
 
@@ -212,6 +214,14 @@ _LARGEST = 1e30  # beyond every real value; what is larger no longer divides as 
 # https://docs.pydantic.dev/latest/concepts/conversion_table/
 _TRUE = frozenset({"true", "t", "yes", "y", "on", "1"})
 _FALSE = frozenset({"false", "f", "no", "n", "off", "0"})
+
+
+DTYPES = {
+    **dict.fromkeys(("fp32", "float32", "float", "torch.float32"), "fp32"),
+    **dict.fromkeys(("fp16", "float16", "half", "torch.float16"), "fp16"),
+    **dict.fromkeys(("bf16", "bfloat16", "torch.bfloat16"), "bf16"),
+}
+"""Names that DeepSpeed has for types of floating-point numbers (`DtypeEnum` in deepspeed/runtime/config.py)."""
 
 
 def finding(rule: str, severity: Severity, key: str, message: str, fix: str, source: str) -> Finding:
@@ -313,9 +323,21 @@ class View:
         return stages.get(stage) if not isinstance(stage, (dict, list)) else None
 
     @property
+    def bf16(self) -> str:
+        """The part that sets bf16: DeepSpeed looks at the old name, `bfloat16`, only where `bf16` is absent."""
+        return "bfloat16" if self.has("bfloat16") and not self.has("bf16") else "bf16"
+
+    @property
+    def accumulates(self) -> str | None:
+        """The type in which gradients are accumulated, where the file names a known one: "fp32", "bf16" or "fp16"."""
+        return DTYPES.get(self.text("data_types.grad_accum_dtype") or "")
+
+    @property
     def precision(self) -> str | None:
         """The precision: "fp32", "bf16", "fp16" or "autocast"; None where it is open."""
-        parts = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "torch_autocast": "autocast"}
+        if self.setting.precision is not None:
+            return self.setting.precision
+        parts = {self.bf16: "bf16", "fp16": "fp16", "torch_autocast": "autocast"}
         for part, name in parts.items():
             if self.on(f"{part}.enabled"):
                 return name

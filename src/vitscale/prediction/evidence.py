@@ -79,6 +79,8 @@ class Point:
     """What carries collectives: nccl or gloo."""
     batch_known: bool = True
     """Whether anybody told the micro-batch (`TrialResult.batch_known`)."""
+    rate_known: bool = True
+    """Whether a step takes the trial's images, be it for want of a batch one of each rank, as where a rate was told."""
     trace_steps: int = 0
     """Steps that its runs hold if all are profiler traces, with the profiler's cost in each; else 0."""
 
@@ -113,6 +115,8 @@ class Evidence:
 
     shared_models: int = 0
     """Measured trials that are left out: their ranks share a model ([parallel]), and what these send is not known."""
+    epochs_told: bool = False
+    """Whether any run tells how long an epoch took."""
 
     def refusal(self, purpose: str) -> RequestError:
         """The error where there is no series; `purpose` is "to predict from" or "to advise from"."""
@@ -126,6 +130,9 @@ class Evidence:
         elif self.completed:
             what = "tell of no step how long it took, and have nothing"
             then = "Import traces that mark their steps (torch.profiler.schedule and step()), or the training's own log"
+            if self.epochs_told:
+                what = "tell how long epochs took and not how many steps these had, and have nothing"
+                then = "Import the files again with both --train-samples and --micro-batch: the steps follow from them"
         return RequestError(f"the results {what} {purpose}", next_step=then)
 
 
@@ -151,11 +158,19 @@ def gather(analysis: Analysis, network: Network, loader_images_per_second: float
             name = curve.name if names.count(curve.name) == 1 else f"{curve.name}, {curve.mode}"
             series.append(Series(name, curve.mode, curve.labels, points))
     completed = any(result.runs for result in analysis.trials.values())
-    return Evidence(tuple(series), network, loader_images_per_second, completed, len(shared))
+    epochs_told = any(result.epoch_costs for result in analysis.trials.values())
+    return Evidence(tuple(series), network, loader_images_per_second, completed, len(shared), epochs_told)
 
 
 def _costs(result: TrialResult) -> tuple[float, ...]:
     return tuple(run.step_seconds for run in result.runs if run.step_seconds is not None)
+
+
+def _of_its_images(result: TrialResult) -> bool:
+    lines = [line for run in result.records for rank in run.ranks for line in rank.steps]
+    return bool(lines) and all(
+        line.images == result.trial.train.micro_batch * result.trial.train.grad_accum for line in lines
+    )
 
 
 def _point(result: TrialResult) -> Point:
@@ -187,6 +202,7 @@ def _point(result: TrialResult) -> Point:
         startup_seconds=tuple(run.startup_seconds for run in result.runs if run.startup_seconds),
         memory_capacity_bytes=min(capacities) if capacities else None,
         batch_known=result.batch_known,
+        rate_known=result.batch_known or _of_its_images(result),
         trace_steps=sum(run.timed_steps for run in result.runs) if traces else 0,
         backend=backend if backend in ("nccl", "gloo") else ("nccl" if train.device == "cuda" else "gloo"),
     )

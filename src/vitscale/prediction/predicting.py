@@ -142,7 +142,7 @@ def _prediction(
         reasons["epoch_seconds"] = "how many images an epoch has is not recorded"
     elif at.images and at.effective_steps and not at.trial.train.drop_last:
         rate = step.into(at.images / at.effective_steps)
-    if not all(point.batch_known for point in fitted.points):
+    if not all(point.rate_known for point in fitted.points):
         rate = None
         reasons["images_per_second"] = "the micro-batch is not told: import again with --micro-batch"
     if at.images and epoch is None:

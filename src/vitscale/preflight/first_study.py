@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitscale.advice.study_text import toml_value
-from vitscale.errors import VitscaleError
+from vitscale.errors import RequestError, VitscaleError
 from vitscale.launchers import find_launcher
 from vitscale.machine.hardware import Machine, this_machine
 from vitscale.machine.hosts import read_hostfile
@@ -138,8 +138,14 @@ def rank_counts_for(where: Where) -> tuple[int, ...]:
 
 
 def first_study(name: str, where: Where, wishes: Wishes, repeats: int = 3) -> str:
-    """The study as TOML, with comments on the lines that its author may want to change."""
+    """The study as TOML, with comments on the lines that its author may want to change.
+
+    Raises:
+        RequestError: a folder of images is given, and the images are of no folder.
+    """
     data = wishes.data or ("synthetic" if where.gpus else "digits")
+    if wishes.root is not None and data in _WITHOUT_FILES:
+        raise RequestError(f"--root is given, and images of {data} are in no folder", next_step="Add --data folder")
     pixels = data in _OF_PIXELS
     small = wishes.model is None and not where.gpus
     model = wishes.model or ("swinv2-t" if pixels else "vit-ti16" if small else "vit-b16")

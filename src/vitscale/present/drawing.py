@@ -11,7 +11,7 @@ import subprocess
 import sys
 import textwrap
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -144,35 +144,11 @@ def still(spec: Mapping[str, Any]) -> str:
     return drawn
 
 
-def draw(views: Iterable[View], folder: Path, formats: Collection[str]) -> list[Path]:
-    """Draws views into `folder` in each of `formats`, taken from `FIGURE_FORMATS`; returns the files written.
-
-    Raises:
-        OSError: the folder cannot be written to.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
+def pictures(views: Iterable[View], formats: Collection[str]) -> Iterator[tuple[str, bytes]]:
+    """Yields (name of a file, its content) of each view in each of `formats`, taken from `FIGURE_FORMATS`."""
     for view in views:
         for kind in formats:
-            written.append(folder / f"{view.name}.{kind}")
-            write_bytes(written[-1], picture(view, kind))
-    return written
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Writes a file whole, and makes its folder if missing: a crash leaves the old file or the new one.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_bytes(content)
-        draft.replace(path)
-    except OSError:
-        draft.unlink(missing_ok=True)
-        raise
+            yield f"{view.name}.{kind}", picture(view, kind)
 
 
 def library() -> bytes:
@@ -191,6 +167,16 @@ def library() -> bytes:
         script = vl_convert.javascript_bundle(_EXPORTED, vl_version=VEGA_LITE)
         content = gzip.compress(script.encode(), 9, mtime=0)
         with contextlib.suppress(OSError):  # a page can be made without a home
-            folder.mkdir(parents=True, exist_ok=True)
-            write_bytes(kept, content)
+            _keep(kept, content)
     return content
+
+
+def _keep(path: Path, content: bytes) -> None:
+    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_bytes(content)
+        draft.replace(path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise

@@ -28,7 +28,14 @@ _DTYPES = {
 """The recorder's names of dtypes that are not torch's in capitals."""
 _NCCL = re.compile(r"(void )?(nccl|rccl|msccl)", re.IGNORECASE)
 """How names of NCCL's and AMD's RCCL's kernels begin; not all of them tell which operation they carry out."""
-_OTHER_COLLECTIVE = re.compile(r"cross_device_reduce|(one|two)_shot_all_reduce|multimem_|nvshmem", re.IGNORECASE)
+_OTHER_COLLECTIVE = re.compile(
+    r"(?!triton_(poi|red|per|for)_).*?"  # torch.compile names its own after all that they are made of
+    r"(cross_device_reduce|(one|two)_?shot_?all_?reduce|hybrid_?cube_?mesh|all_?reduce_(proto|fusion)"
+    r"|multimem_|nvshmem|userbuffers_|\b(one|h)ccl|\bccl(::|_)\w*(all_?(reduce|gather|to)|reduce_?scatter|broadcast))",
+    re.IGNORECASE | re.DOTALL,
+)
+"""Kernels of torch's symmetric memory and its exchange within a host, vLLM, TensorRT-LLM, FlashInfer, QuickReduce,
+Transformer Engine, oneCCL and HCCL."""
 _KERNEL_OPERATION = re.compile("AllReduce|AllGather|ReduceScatter|AllToAll|Broadcast|Reduce|SendRecv")
 
 
@@ -50,7 +57,7 @@ def dtype_name(name: str) -> str:
 @cache
 def is_collective(kernel: str) -> bool:
     """Whether a kernel of this name is one of NCCL, RCCL or another library of collectives."""
-    return (_NCCL.match(kernel) or _OTHER_COLLECTIVE.search(kernel)) is not None
+    return (_NCCL.match(kernel) or _OTHER_COLLECTIVE.match(kernel)) is not None
 
 
 def operation_of_kernel(name: str) -> str:

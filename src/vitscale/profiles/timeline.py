@@ -8,15 +8,15 @@ before it to the end of the last kernel it launched itself.
 from __future__ import annotations
 
 import bisect
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, TypeVar, get_args
 
 from vitscale.base.time_spans import Interval, complement, intersection, union
 from vitscale.profiles.kernels import is_collective, operation, operation_of_kernel
 from vitscale.store.records import COMMUNICATION, EXPOSED, NORM_MARK, PARTS, ExplainedLine, PhaseName
 
+_Value = TypeVar("_Value")
 Kind = Literal["operator", "annotation", "collective", "kernel", "copy", "launch"]
 KIND_OF_ACTIVITY: dict[str, Kind] = {
     "cpu_op": "operator",
@@ -53,12 +53,18 @@ class Event(NamedTuple):
 STEP = "vitscale.step"
 """Annotation of a whole step. A phase's has the phase's name in place of "step"."""
 PHASE_PREFIX = "vitscale."
+UNTOLD_PHASES = "vitscale.untold "
+"""Annotation of a stretch in which forward, backward and optimizer cannot be told apart, followed by the reason."""
+ALIKE = "nccl-"
+"""Beginning of a communicator's name that is the same on all its ranks, and of no other communicator."""
 
 _SHORTEST_IDLE_NS = 100_000
 """A shorter gap between operators is the host's own work, not waiting."""
 _LAUNCH = re.compile(r"(cuda|cu|hip)\w*(Launch\w*Kernel|GraphLaunch|Memcpy\w*Async)")
 """Calls of CUDA and HIP after which something runs on the device. Not memsets: one of no bytes runs nothing (3 of 117
 on an A100). A launched graph has the correlation of what runs in it."""
+_CAPTURE = re.compile(r"(?:cuda|cu|hip)Stream(Begin|End)Capture")
+"""Calls between which a CUDA graph is recorded: what is launched there runs only when the graph is."""
 _CLOCKS_APART_NS = 1_000_000_000
 """How long before its launch a kernel may seem to begin, as clocks differ; beyond it a time is impossible."""
 _MOST_LOST = 0.01
@@ -75,8 +81,10 @@ NO_KERNELS = (
     "the profiler saw none of the {of:,} launched kernels and copies run: another profiler may be attached to the GPU, "
     "or the driver may keep its counters from ordinary users"
 )
-LOST_KERNELS = "the profiler lost {lost:,} of {of:,} launched kernels and copies ({share:.2g} %)"
-NO_LAUNCH = "the profiler lost the launches of {lost:,} of {of:,} kernels and copies ({share:.2g} %)"
+LOST_KERNELS = "the profiler lost {lost:,} of {of:,} launched kernels and copies ({share} %)"
+NO_LAUNCH = (
+    "the launches of {lost:,} of {of:,} kernels and copies ({share} %) were lost, or are of a kind that is not read"
+)
 
 
 class _Span(NamedTuple):
@@ -105,7 +113,8 @@ def steps_on_cpu(events: Sequence[Event], steps: Sequence[int], block: int) -> l
     computing = union(operators, join_below=_SHORTEST_IDLE_NS)
     of_norms = _OfNorms(events)
     lines = []
-    for step, span in zip(steps, _steps(events), strict=True):
+    annotated = _Annotations(events)
+    for step, span in zip(steps, annotated.steps, strict=True):
         collectives = sorted(
             (event for event in events if event.kind == "collective" and span.start_ns <= event.start_ns < span.end_ns),
             key=lambda event: event.start_ns,
@@ -119,7 +128,7 @@ def steps_on_cpu(events: Sequence[Event], steps: Sequence[int], block: int) -> l
                 block=block,
                 device="cpu",
                 seconds=(span.end_ns - span.start_ns) / 1e9,
-                phases=tuple((_phase(s), *_seconds(s.start_ns, s.end_ns, span)) for s in _phases(events, span)),
+                phases=tuple((_phase(s), *_seconds(s.start_ns, s.end_ns, span)) for s in annotated.phases(span)),
                 # Only gaps that can be exposed communication are kept: others are the host's own work.
                 idle=tuple(_seconds(*gap, span) for gap in waiting if intersection([gap], in_flight)),
                 collectives=tuple(
@@ -184,7 +193,12 @@ def steps_on_cuda(
     launched = _launched(events)
     on_device = launches_of(events)
     seen = {event.correlation for _, event in on_device}
-    work = sorted((e.start_ns, e.correlation in seen) for e in events if e.kind == "launch" and _LAUNCH.match(e.name))
+    captured = _captures(events)
+    work = sorted(
+        (e.start_ns, e.correlation in seen)
+        for e in events
+        if e.kind == "launch" and _LAUNCH.match(e.name) and (e.correlation in seen or not _within(captured, e.start_ns))
+    )
     kernels = [event for _, event in on_device if event.kind == "kernel"]
     to_device = [event for _, event in on_device if event.kind == "copy" and "HtoD" in event.name]
     copies = union((float(e.start_ns), float(e.end_ns)) for e in to_device)
@@ -192,31 +206,36 @@ def steps_on_cuda(
     others = [event for _, event in on_device if event.kind == "copy" and "HtoD" not in event.name]
     computing = (event for event in kernels if not is_collective(event.name))
     working = union((float(e.start_ns), float(e.end_ns)) for e in (*computing, *others))
-    collectives = [e for e in kernels if is_collective(e.name)]
-    labels = _communicators(collectives)
-    collectives.sort(key=lambda event: event.start_ns)
+    collectives = [(launch, e) for launch, e in on_device if e.kind == "kernel" and is_collective(e.name)]
+    annotated = _Annotations(events)
+    labels = _communicators(collectives, min((span.start_ns for span in annotated.steps), default=0))
     ends = _Ends(on_device)
     of_norms = _OfNorms(events)
     block_wide = _without_launch(on_device, launched)
     if world_size > 1 and not collectives:
         block_wide = dict.fromkeys((*of_norms.exposed, COMMUNICATION), NO_NCCL) | block_wide
+    # Nothing runs before it is launched, so the device's clock is at least so much behind the host's.
+    behind = max((launch - event.start_ns for launch, event in on_device), default=0)
+    behind = max(behind, 0)
     lines = []
     first = min((event.start_ns for _, event in on_device), default=None)
-    for step, span in list(zip(steps, _steps(events), strict=True))[not first_is_whole :]:
+    for step, span in list(zip(steps, annotated.steps, strict=True))[not first_is_whole :]:
         begin = ends.before(span.start_ns)
-        begin = (first if first_is_whole and first is not None else span.start_ns) if begin is None else begin
+        begin = (first if first_is_whole and first is not None else span.start_ns - behind) if begin is None else begin
         end = max(ends.before(span.end_ns) or begin, begin)
         axis = _Span(STEP, begin, end)
         inside: Interval = (begin, end)
         phases, reached = [], begin
-        of_step = _phases(events, span)
+        of_step = annotated.phases(span)
         for phase in of_step:
+            reached = min(max(ends.before(phase.start_ns) or reached, reached), end)
             last = min(max(ends.before(phase.end_ns) or reached, reached), end)
             if last > reached:
                 phases.append((_phase(phase), *_seconds(reached, last, axis)))
             reached = last
-        waits = union((float(s.start_ns), float(s.end_ns)) for s in of_step if _phase(s) == "data")
-        own = [event for event in collectives if begin <= event.start_ns < end]
+        waits = union((float(s.start_ns - behind), float(s.end_ns - behind)) for s in of_step if _phase(s) == "data")
+        # Those that the step launched, as on every rank: on a stream of its own one may begin before the step does.
+        own = sorted(_between(collectives, span), key=lambda pair: pair[1].start_ns)
         lines.append(
             ExplainedLine(
                 step=step,
@@ -225,17 +244,51 @@ def steps_on_cuda(
                 # As far as the profiler knows nothing ran, so the host's time is all that is known.
                 seconds=(end - begin if end > begin else span.end_ns - span.start_ns) / 1e9,
                 phases=tuple(phases),
-                idle=tuple(_seconds(*gap, axis) for gap in complement(working, inside)),
+                idle=tuple(_seconds(*gap, axis) for gap in complement(_around(working, inside), inside)),
                 collectives=tuple(
-                    (labels[_communicator(e)], _operation(e), *_seconds(e.start_ns, e.end_ns, axis)) for e in own
+                    (
+                        labels[_communicator(e)],
+                        _operation(e),
+                        *_seconds(max(e.start_ns, begin), max(e.end_ns, begin), axis),
+                    )
+                    for _, e in own
                 ),
-                norms=of_norms.places(launched.get(event.correlation, 0) for event in own),
-                copies=tuple(_seconds(*copy, axis) for copy in intersection(copies, [inside])),
+                norms=of_norms.places(launched.get(event.correlation, 0) for _, event in own),
+                copies=tuple(_seconds(*copy, axis) for copy in intersection(_around(copies, inside), [inside])),
                 host_data=tuple(_seconds(*wait, axis) for wait in intersection(waits, [inside])),
-                unknown=block_wide | _lost(work, span, of_step, of_norms.exposed),
+                unknown=annotated.untold(span) | block_wide | _lost(work, span, of_step, of_norms.exposed),
             )
         )
     return lines
+
+
+def _around(disjoint: Sequence[Interval], inside: Interval) -> Sequence[Interval]:
+    """Those of many intervals, disjoint and in order, that may overlap with one."""
+    first = bisect.bisect_left(disjoint, inside[0], key=lambda interval: interval[1])
+    return disjoint[first : bisect.bisect_left(disjoint, inside[1], first, key=lambda interval: interval[0])]
+
+
+def _between(launches: Sequence[tuple[int, _Value]], span: _Span) -> Sequence[tuple[int, _Value]]:
+    """Those of many launches, in order, that fall into a span."""
+    first = bisect.bisect_left(launches, span.start_ns, key=lambda pair: pair[0])
+    return launches[first : bisect.bisect_left(launches, span.end_ns, first, key=lambda pair: pair[0])]
+
+
+def _captures(events: Iterable[Event]) -> list[Interval]:
+    """When CUDA graphs were recorded, by any thread: autograd's record backward. Disjoint and in order."""
+    spans, begun = list[Interval](), dict[int, int]()
+    calls = ((e, match[1]) for e in events if e.kind == "launch" and (match := _CAPTURE.match(e.name)))
+    for event, call in sorted(calls, key=lambda pair: pair[0].start_ns):
+        if call == "Begin":
+            begun[event.lane] = event.start_ns
+        elif event.lane in begun:
+            spans.append((float(begun.pop(event.lane)), float(event.end_ns)))
+    return union(spans)
+
+
+def _within(spans: Sequence[Interval], moment_ns: int) -> bool:
+    index = bisect.bisect_right(spans, (moment_ns, float("inf")))
+    return index > 0 and moment_ns < spans[index - 1][1]
 
 
 def _without_launch(on_device: Sequence[tuple[int, Event]], launched: Mapping[int, int]) -> dict[str, str]:
@@ -256,11 +309,11 @@ def _lost(
         phases: the phases of that step.
         exposed: the parts of its exposed communication.
     """
-    own = [(launch, seen) for launch, seen in work if step.start_ns <= launch < step.end_ns]
+    own = _between(work, step)
     lost = [launch for launch, seen in own if not seen]
     if len(lost) > _MOST_LOST * len(own):
         return _all_unknown(NO_KERNELS if len(lost) == len(own) else LOST_KERNELS, len(lost), len(own))
-    why = LOST_KERNELS.format(lost=len(lost), of=len(own), share=100 * len(lost) / max(1, len(own)))
+    why = _said(LOST_KERNELS, len(lost), len(own))
     hit = {_phase(phase) for phase in phases for launch in lost if phase.start_ns <= launch < phase.end_ns}
     # The device looks idle where a kernel was lost, so a gap, or a transfer that it hid, seems longer.
     parts = [*(_PART_OF_PHASE[phase] for phase in hit), *exposed, COMMUNICATION, "launch_gaps"]
@@ -268,19 +321,32 @@ def _lost(
 
 
 def _all_unknown(why: str, lost: int, of: int) -> dict[str, str]:
-    return dict.fromkeys((*PARTS, COMMUNICATION), why.format(lost=lost, of=of, share=100 * lost / of))
+    return dict.fromkeys((*PARTS, COMMUNICATION), _said(why, lost, of))
+
+
+def _said(why: str, lost: int, of: int) -> str:
+    share = float(f"{100 * lost / max(1, of):.2g}")
+    return why.format(lost=lost, of=of, share=f"{share:g}")  # never "1e+02"
 
 
 def _communicator(kernel: Event) -> str:
     return kernel.communicator or f"stream {kernel.lane}"
 
 
-def _communicators(collectives: Iterable[Event]) -> dict[str, str]:
+def _communicators(collectives: Sequence[tuple[int, Event]], since_ns: int) -> dict[str, str]:
     """Names of communicators, alike on all ranks, by first launch; c10d's names of groups of some ranks are not.
 
     A communicator may use several streams; where the profiler links none to a kernel, its stream stands for one.
+
+    Args:
+        collectives: (launch, kernel), in the order of launch.
+        since_ns: beginning of the first step; what one rank recorded before it another may not have.
     """
-    return {name: f"nccl-{index}" for index, name in enumerate(dict.fromkeys(map(_communicator, collectives)))}
+    later = (event for launch, event in collectives if launch >= since_ns)
+    names = dict.fromkeys(map(_communicator, (*later, *(event for _, event in collectives))))
+    others = [name for name in names if not name.startswith(ALIKE)]
+    prefix = ALIKE if len(others) == len(names) else f"{ALIKE}unnamed-"
+    return {name: name for name in names} | {name: f"{prefix}{index}" for index, name in enumerate(others)}
 
 
 class _OfNorms:
@@ -293,11 +359,7 @@ class _OfNorms:
 
     def places(self, issued_ns: Iterable[int]) -> tuple[int, ...]:
         """Places of the norms' collectives among some, told by when the host issued each."""
-        return tuple(index for index, moment in enumerate(issued_ns) if self._holds(moment))
-
-    def _holds(self, moment_ns: int) -> bool:
-        index = bisect.bisect_right(self._marks, (moment_ns, math.inf))
-        return index > 0 and moment_ns < self._marks[index - 1][1]
+        return tuple(index for index, moment in enumerate(issued_ns) if _within(self._marks, moment))
 
 
 class _Ends:
@@ -315,29 +377,36 @@ class _Ends:
         return self._ends[index - 1] if index else None
 
 
-def _annotations(events: Iterable[Event]) -> list[_Span]:
-    spans = (
-        _Span(event.name, event.start_ns, event.end_ns)
-        for event in events
-        if event.kind == "annotation" and event.name.startswith(PHASE_PREFIX)
-    )
-    return sorted(spans, key=lambda span: span.start_ns)
+class _Annotations:
+    """The steps and phases of a profile, in order."""
 
+    def __init__(self, events: Iterable[Event]) -> None:
+        unordered = (
+            _Span(event.name, event.start_ns, event.end_ns)
+            for event in events
+            if event.kind == "annotation" and event.name.startswith(PHASE_PREFIX)
+        )
+        spans = sorted(unordered, key=lambda span: span.start_ns)
+        self.steps = [span for span in spans if span.name == STEP]
+        phases = get_args(PhaseName)
+        self._phases = [(s.start_ns, s) for s in spans if s.name.removeprefix(PHASE_PREFIX) in phases]
+        self._untold = [(s.start_ns, s) for s in spans if s.name.startswith(UNTOLD_PHASES)]
 
-def _steps(events: Iterable[Event]) -> list[_Span]:
-    return [span for span in _annotations(events) if span.name == STEP]
+    def phases(self, step: _Span) -> list[_Span]:
+        """The phases that begin in a step."""
+        return [phase for _, phase in _between(self._phases, step)]
 
-
-def _phases(events: Iterable[Event], step: _Span) -> list[_Span]:
-    return [
-        span
-        for span in _annotations(events)
-        if span.name.removeprefix(PHASE_PREFIX) in get_args(PhaseName) and step.start_ns <= span.start_ns < step.end_ns
-    ]
+    def untold(self, step: _Span) -> dict[str, str]:
+        """The phases of a step that its annotations cannot tell, and why."""
+        return {
+            part: span.name.removeprefix(UNTOLD_PHASES)
+            for _, span in _between(self._untold, step)
+            for part in ("forward", "backward", "optimizer")
+        }
 
 
 def _phase(span: _Span) -> PhaseName:
-    name: PhaseName = span.name.removeprefix(PHASE_PREFIX)  # type: ignore[assignment]  # `_phases` has looked
+    name: PhaseName = span.name.removeprefix(PHASE_PREFIX)  # type: ignore[assignment]  # `_Annotations` has looked
     return name
 
 

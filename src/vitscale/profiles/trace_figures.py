@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -21,10 +22,10 @@ from typing import Any
 import numpy as np
 
 from vitscale.base.time_spans import Interval, complement, intersection, length, union
-from vitscale.profiles.kernels import COMMUNICATION, kind_of
-from vitscale.profiles.timeline import PHASE_PREFIX, STEP, Event
+from vitscale.profiles.kernels import COMMUNICATION, is_collective, kind_of
+from vitscale.profiles.timeline import PHASE_PREFIX, STEP, UNTOLD_PHASES, Event
 from vitscale.profiles.trace_file import Call, Trace
-from vitscale.store.records import Collective, PhaseName, TrafficLine
+from vitscale.store.records import Collective, TrafficLine
 
 _STEP = re.compile(r"ProfilerStep[#*](\d*)$")
 _OPTIMIZER = re.compile(r"Optimizer\.step#|## optimizer ##$")
@@ -34,8 +35,14 @@ UNTOLD = "not at all: none is marked, no optimizer named, and nothing repeats, s
 _PERIODIC = 0.95
 """Share of kernels that must be the same one period later for a pattern to repeat."""
 _FEWEST_PERIODS = 3
+_LITTLE = 0.01
+"""Share of the device's time below which kernels may be of what is done every few steps."""
+_MOST_IN_ONE = 8
+"""Most steps of which one may do more than the others."""
 _ONE_BACKWARD = 0.02
 """Share of a step: a shorter pause between two backward functions lies within one pass."""
+_IN_A_GRAPH = "a CUDA graph was launched outside of all ranges: what it runs is not told apart by phase"
+_NO_BACKWARD = "an update is marked, but nothing tells where backward was (a compiled graph may hold it)"
 
 
 @dataclass(frozen=True)
@@ -63,18 +70,43 @@ def steps_of(trace: Trace) -> Steps:
             numbers = tuple(range(len(spans)))
         alone = ", one step, taken from its first kernel" if len(spans) == 1 else ""
         return _steps(trace, numbers, spans, f"by the profiler's own marks (ProfilerStep){alone}", bool(alone))
-    updates = union((float(span.start_ns), float(span.end_ns)) for span in ranges if _OPTIMIZER.match(span.name))
     begin = min((event.start_ns for event in trace.events), default=0)
     last = max((event.end_ns for event in trace.events), default=0)
-    if len(updates) > 1:
-        ends = [begin, *(math.ceil(end) for _, end in updates)]
-        spans = list(itertools.pairwise(ends))
+    if len(ends := _ends_of_updates(trace)) > 1:
+        spans = list(itertools.pairwise([begin, *ends]))
         return _steps(trace, range(len(spans)), spans, "by the optimizer's ranges: a step ends where an update does")
-    if len(starts := _repeats([event.name for _, event in launched])) > _FEWEST_PERIODS:
+    if len(starts := _repeats([event for _, event in launched])) > _FEWEST_PERIODS:
         at = [launched[index][0] for index in starts]
-        found_by = f"by kernels that repeat, {starts[1] - starts[0]:,} to a step"
+        found_by = f"by kernels that repeat, {np.median(np.diff(starts)):,.0f} to a step"
         return _steps(trace, range(len(at) - 1), list(itertools.pairwise(at)), found_by)
     return _steps(trace, [0], [(begin, last + 1)], UNTOLD, first_is_whole=True)
+
+
+def _ends_of_updates(trace: Trace) -> list[int]:
+    """The ends of those updates after which something is computed before the next: one step may update twice.
+
+    An update inside backward, of each gradient as it comes, ends no step. Where neither forward nor backward is marked,
+    each update stands for a step.
+    """
+    updates, forwards = _named(trace, _OPTIMIZER), _named(trace, _FORWARD)
+    functions = union((float(e.start_ns), float(e.end_ns)) for e in trace.events if e.kind == "operator")
+    updates = [update for update in updates if intersection([update], functions) != [update]]
+    passes = sorted(start for start, _ in (*functions, *forwards))
+    if not passes:
+        return [math.ceil(end) for _, end in updates]
+    starts = [*(start for start, _ in updates[1:]), math.inf]
+    return [
+        math.ceil(end)
+        for (_, end), start in zip(updates, starts, strict=False)
+        if start == math.inf or bisect_left(passes, end) < bisect_left(passes, start)
+    ]
+
+
+def _named(trace: Trace, pattern: re.Pattern[str]) -> list[Interval]:
+    """Stretches of the ranges whose names match."""
+    return union(
+        (float(e.start_ns), float(e.end_ns)) for e in trace.events if e.kind == "annotation" and pattern.match(e.name)
+    )
 
 
 def _steps(
@@ -89,65 +121,134 @@ def _steps(
     )
 
 
-def _repeats(names: Sequence[str]) -> list[int]:
+def _repeats(events: Sequence[Event]) -> list[int]:
     """Indices at which a repeating pattern begins; empty where nothing repeats.
 
     The rarest kernels occur once a step, so the distance between two of the same name is tried as the period of all.
+    But what is done every few steps is rarer still: where the rest repeats several times within such a period, and
+    next to nothing is done but once in it, it is of several steps. A model's layers repeat within a step too, beside
+    kernels that take time, update or exchange.
     """
-    counts = Counter(names)
-    numbers = {name: index for index, name in enumerate(counts)}
-    ids = np.array([numbers[name] for name in names])
-    best: list[int] = []
-    for name, count in sorted(counts.items(), key=lambda pair: pair[1]):
-        if not _FEWEST_PERIODS < count <= 1000:
-            continue
-        places = np.flatnonzero(ids == numbers[name])
-        period = int(np.median(np.diff(places)))
-        if period > 1 and np.mean(ids[period:] == ids[:-period]) >= _PERIODIC:
-            chained = [int(places[0])]
-            for index in places[1:]:
-                if abs(int(index) - chained[-1] - period) <= 0.05 * period:
-                    chained.append(int(index))
-            if not best or (chained[1:2] and period < best[1] - best[0]):
-                best = chained
-            if len(best) > _FEWEST_PERIODS:
-                break
-    return best if len(best) > _FEWEST_PERIODS else []
+    names = Counter(event.name for event in events)
+    numbers = {name: index for index, name in enumerate(names)}
+    ids = np.array([numbers[event.name] for event in events], dtype=np.int64)
+    best, once = list[int](), 0
+    for count in sorted({count for count in names.values() if _FEWEST_PERIODS < count <= 1000}):
+        rare = [name for name, others in names.items() if others < count] if best else []
+        if best and (count > _MOST_IN_ONE * once or not _is_little(events, rare)):
+            break
+        of_all = np.flatnonzero(~np.isin(ids, [numbers[name] for name in rare]))
+        tried = (_chained(ids[of_all], numbers[name]) for name, others in names.items() if others == count)
+        if chained := next((some for some in tried if len(some) > _FEWEST_PERIODS), []):
+            best, once = [int(of_all[index]) for index in chained], once or count
+    return best
+
+
+def _is_little(events: Sequence[Event], rare: Sequence[str]) -> bool:
+    """Whether events of these names take next to no time, and are neither updates nor exchanges."""
+    if any(kind_of(name) in (COMMUNICATION, "optimizer") for name in rare):
+        return False
+    of_all = Counter[str]()
+    for event in events:
+        of_all[event.name] += event.end_ns - event.start_ns
+    return sum(of_all[name] for name in rare) < _LITTLE * of_all.total()
+
+
+def _chained(ids: np.ndarray[Any, np.dtype[np.int64]], number: int) -> list[int]:
+    """Indices of one kind of event, one period apart, if that period is everything's; else none."""
+    places = np.flatnonzero(ids == number)
+    period = int(np.median(np.diff(places)))
+    if period <= 1 or np.mean(ids[period:] == ids[:-period]) < _PERIODIC:
+        return []
+    chained = [int(places[0])]
+    for index in places[1:]:
+        if abs(int(index) - chained[-1] - period) <= 0.05 * period:
+            chained.append(int(index))
+    return chained
 
 
 def _phases(trace: Trace, spans: Sequence[tuple[int, int]]) -> Iterable[Event]:
-    """Yields each step's phases: backward by its functions, the others by ranges.
-
-    If no range marks forward, it is all before each backward pass, or the whole step where nothing is trained.
-    """
-
-    def named(pattern: re.Pattern[str]) -> list[Interval]:
-        return union(
-            (float(e.start_ns), float(e.end_ns))
-            for e in trace.events
-            if e.kind == "annotation" and pattern.match(e.name)
-        )
-
-    updates, forwards, data = named(_OPTIMIZER), named(_FORWARD), named(_DATA)
+    """Yields each step's phases: backward by its functions, the others by ranges and by what lies between them."""
+    updates, forwards, data = (_named(trace, pattern) for pattern in (_OPTIMIZER, _FORWARD, _DATA))
     functions = union((float(e.start_ns), float(e.end_ns)) for e in trace.events if e.kind == "operator")
+    graphs = sorted(e.start_ns for e in trace.events if e.kind == "launch" and "GraphLaunch" in e.name)
     infers = trace.operators > 0 and not functions and not updates
+    launched = _Launched(trace)
     for start, end in spans:
         inside: Interval = (start, end)
         update = intersection(updates, [inside])
         backward = union(intersection(functions, [inside]), join_below=_ONE_BACKWARD * (end - start))
         backward = _outside(backward, update, inside)
+        told = _outside(intersection(forwards, [inside]), [*backward, *update], inside)
         waits = _outside(intersection(data, [inside]), [*backward, *update], inside)
-        if told := intersection(forwards, [inside]):
-            forward = _outside(told, [*backward, *update, *waits], inside)
+        in_graphs = graphs[bisect_left(graphs, start) : bisect_left(graphs, end)]
+        if backward or not (update or any(not intersection(told, [(at, at + 1.0)]) for at in in_graphs)):
+            phases = {"forward": told or [inside]} if infers else _filled(inside, told, backward, update, launched)
         else:
-            taken = union([*backward, *update, *waits])
-            last = max((b for _, b in backward), default=end if infers else start)
-            forward = [gap for gap in complement(taken, (start, last)) if gap[1] > gap[0]]
-        phases: list[tuple[PhaseName, list[Interval]]] = [
-            ("data", waits), ("forward", forward), ("backward", backward), ("optimizer", update),
-        ]  # fmt: skip
-        for name, some in phases:
+            yield Event("annotation", UNTOLD_PHASES + (_NO_BACKWARD if update else _IN_A_GRAPH), start, end, 0)
+            # One phase stands for all of them, so that gaps between launches are known.
+            phases = {"forward": [(start, update[-1][1] if update else end)]}
+        phases["forward"] = _outside(phases["forward"], waits, inside)
+        for name, some in {"data": waits, **phases}.items():
             yield from (Event("annotation", PHASE_PREFIX + name, math.ceil(a), math.ceil(b), 0) for a, b in some)
+
+
+def _filled(
+    inside: Interval,
+    told: Sequence[Interval],
+    backward: Sequence[Interval],
+    update: Sequence[Interval],
+    launched: _Launched,
+) -> dict[str, list[Interval]]:
+    """The phases of a step that trains, with what lies between their marks.
+
+    Before a backward pass lies forward: preprocessing, the model, the loss. It ends with the copies by which DDP hands
+    gradients back, and clipping belongs to the update. What follows the last update is of no phase, unless marked.
+    """
+    marks = sorted(
+        (start, end, name)
+        for name, some in (("forward", told), ("backward", backward), ("optimizer", update))
+        for start, end in some
+    )
+    phases: dict[str, list[Interval]] = {"forward": [], "backward": [], "optimizer": []}
+    last = max((start for start, _ in backward), default=-math.inf)
+    reached, before = inside[0], ""
+    for start, end, name in [*marks, (inside[1], inside[1], "")]:
+        if before == "backward":
+            returned = launched.copies(reached, start)
+            phases["backward"].append((reached, returned))
+            reached = returned
+        if name == "optimizer" and before in ("backward", "optimizer"):
+            phases["optimizer"].append((reached, start))
+        elif start <= last:
+            # Where forward is marked, a pause without such a mark lies within one pass.
+            phases["backward" if told and name == before == "backward" else "forward"].append((reached, start))
+        if name:
+            phases[name].append((start, end))
+        reached, before = end, name
+    return {name: union(some) for name, some in phases.items()}
+
+
+class _Launched:
+    """What the host launched, by when."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._launches = trace.launches
+        self._at = np.array([launch for launch, _ in self._launches], dtype=np.int64)
+        self._exchanges = any(event.kind == "kernel" and is_collective(event.name) for _, event in self._launches)
+
+    def copies(self, since_ns: float, until_ns: float) -> float:
+        """When the last of those copies on the device was launched with which a stretch begins.
+
+        Where nothing is exchanged they are not DDP's, and the stretch begins with none.
+        """
+        reached = since_ns
+        first, last = np.searchsorted(self._at, (math.ceil(since_ns), math.ceil(until_ns)))
+        for launch, event in self._launches[first:last] if self._exchanges else ():
+            if event.kind != "copy" or "DtoD" not in event.name:
+                break
+            reached = launch + 1.0
+        return reached
 
 
 def _outside(some: Sequence[Interval], of: Sequence[Interval], within: Interval) -> list[Interval]:

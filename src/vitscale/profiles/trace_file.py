@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from vitscale.errors import StoreError, printable, shown
 from vitscale.profiles.kernels import COPY, dtype_name, is_collective, kind_of, operation
-from vitscale.profiles.timeline import COMMUNICATION_CALL, KIND_OF_ACTIVITY, Event, Kind, launches_of
+from vitscale.profiles.timeline import ALIKE, COMMUNICATION_CALL, KIND_OF_ACTIVITY, Event, Kind, launches_of
 from vitscale.profiles.trace_json import TraceText, integer, nanoseconds, text_of
 
 Shapes = Sequence[Sequence[int]]
@@ -54,8 +54,8 @@ def _attention(shapes: Shapes) -> int:
 def _convolution(shapes: Shapes, concrete: Sequence[object]) -> int:
     images, weight = shapes[0], shapes[1]
     stride, padding, dilation = (_numbers(concrete[index]) for index in (3, 4, 5))
-    if str(concrete[6]) != "False":
-        raise ValueError("transposed")
+    if str(concrete[6]) == "True":
+        return _of_pixels(images, weight)
     steps, pads, widths = (_for_each(some, len(weight) - 2) for some in (stride, padding, dilation))
     out = 1
     for size, kernel, step, pad, wide in zip(images[2:], weight[2:], steps, pads, widths, strict=True):
@@ -63,11 +63,16 @@ def _convolution(shapes: Shapes, concrete: Sequence[object]) -> int:
     return 2 * images[0] * math.prod(weight) * out
 
 
+def _of_pixels(images: Sequence[int], weight: Sequence[int]) -> int:
+    """FLOPs of a convolution whose whole weight meets each of these pixels: its output, or a transposed one's input."""
+    return 2 * images[0] * math.prod(images[2:]) * math.prod(weight)
+
+
 def _convolution_backward(shapes: Shapes, concrete: Sequence[object]) -> int:
-    gradient, weight = shapes[0], shapes[2]
+    transposed = len(concrete) > 7 and str(concrete[7]) == "True"
     wanted = str(concrete[-1]).strip("[]").split(",")[:2] if concrete else ["True", "True"]
     products = sum(flag.strip() == "True" for flag in wanted)
-    return products * 2 * gradient[0] * math.prod(gradient[2:]) * math.prod(weight)
+    return products * _of_pixels(shapes[1] if transposed else shapes[0], shapes[2])
 
 
 def _numbers(text: object) -> list[int]:
@@ -205,6 +210,8 @@ class _Reader:
         self._trace = Trace(path, None, None, None, None, None, {}, (), None)
         self._devices: Counter[int] = Counter()
         self._device_lanes: set[tuple[str, str]] = set()
+        self._host_lanes: set[tuple[str, str]] = set()
+        self._host_lane: tuple[Any, Any] = (None, None)
         self._ranges: list[tuple[Event, tuple[str, str]]] = []
         self._begun: dict[tuple[str, str], list[Any]] = {}
         self._unlinked: list[int] = []
@@ -268,7 +275,10 @@ class _Reader:
             self._devices[(integer(raw.pid) or 0) if device is None else device] += 1
             self._device_lanes.add(_lane(raw))
             if kind == "kernel" and is_collective(name):
-                communicator, operation_name = text_of(arguments, "group"), text_of(arguments, "operation")
+                communicator, operation_name = (
+                    _communicator(text_of(arguments, "group")),
+                    text_of(arguments, "operation"),
+                )
                 if not operation_name:
                     self._unlinked.append(len(trace.events))
         else:
@@ -280,6 +290,9 @@ class _Reader:
             self._ranges.append((event, _lane(raw)))
         else:
             trace.events.append(event)
+            if kind in ("launch", "operator") and self._host_lane != (raw.pid, raw.tid):
+                self._host_lane = raw.pid, raw.tid
+                self._host_lanes.add(_lane(raw))
 
     def _joined(self, raw: Any) -> Any:
         """Joins a beginning and an end that are events of their own; None at a beginning."""
@@ -323,9 +336,13 @@ class _Reader:
             event = trace.events[index]
             call = self._called.get(self._launched_by.get(event.correlation, 0))
             if call is not None:
-                trace.events[index] = event._replace(communicator=call.communicator, operation=call.operation)
-        # In some releases the device's copies of the host's ranges have the category of the ranges themselves.
-        trace.events += [event for event, lane in self._ranges if lane not in self._device_lanes]
+                trace.events[index] = event._replace(
+                    communicator=_communicator(call.communicator), operation=call.operation
+                )
+        # In some releases the device's copies of the host's ranges have the category of the ranges themselves. A lane
+        # from which something is launched is the host's, though a stream may have the same numbers.
+        repeated = self._device_lanes - self._host_lanes
+        trace.events += [event for event, lane in self._ranges if lane not in repeated]
         trace.devices = len(self._devices)
         job = about.get("distributedInfo")
         job = job if isinstance(job, dict) else {}
@@ -340,6 +357,11 @@ class _Reader:
         since = integer(about.get("baseTimeNanoseconds")) or 0
         trace.started_unix_seconds = None if self._base_ns is None else (self._base_ns + _LONGEST_NS + since) / 1e9
         return trace
+
+
+def _communicator(group: str) -> str:
+    """The communicator of a process group: its ranks had to agree on its name to meet, and no other group has it."""
+    return group and ALIKE + group
 
 
 def _lane(raw: Any) -> tuple[str, str]:

@@ -41,7 +41,7 @@ Unknown is null (an empty cell in CSV), never 0 and never NaN. Times are seconds
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vitscale.analysis import Analysis, CurveComparison, CurveResult, Point, TrialResult
@@ -75,24 +75,46 @@ def to_json(analysis: Analysis, forecast: Forecast | None = None, verb: str = "r
     return envelope(verb, content)
 
 
-def frame(rows: Sequence[dict[str, Any]], cell: Callable[[Any], Any] = lambda value: value) -> polars.DataFrame:
-    """Rows with the same keys as a data frame, without the lists and objects of the JSON, `modes` excepted. `cell`
-    makes each cell of a value."""
+def frame(rows: Sequence[dict[str, Any]], columns: Mapping[str, Any], *, for_csv: bool = False) -> polars.DataFrame:
+    """Rows with the same keys as a data frame, without the lists and objects of the JSON, `modes` excepted.
+
+    A column has the same type in every frame, so that those of two results can be put together.
+
+    Args:
+        rows: the rows.
+        columns: column to a value of it, where there are no rows (`run_columns`).
+        for_csv: cells as `_csv_cell` makes them.
+    """
     import polars  # takes a moment, and only tables need it
 
+    types = {"text": polars.String, "whole": polars.Int64, "flag": polars.Boolean, "real": polars.Float64}
+    examples = {str: "text", int: "whole", bool: "flag", float: "real"}
     known = [finite(row) for row in rows]
-    columns = [key for key in (known[0] if known else {}) if key not in _NESTED]
-    return polars.DataFrame({column: _alike([cell(row[column]) for row in known]) for column in columns}, strict=False)
+    cells: dict[str, list[Any]] = {}
+    schema: dict[str, polars.DataType] = {}
+    for column in known[0] if known else columns:
+        if column in _NESTED:
+            continue
+        values = [row[column] for row in known]
+        cells[column] = _alike([_csv_cell(value) for value in values] if for_csv else values)
+        if column == "modes":
+            schema[column] = polars.String() if for_csv else polars.List(polars.String())
+        elif not column.startswith("swept."):
+            schema[column] = types[_TYPES.get(column, "real")]()
+        elif not known:
+            schema[column] = types[examples.get(type(columns[column]), "text")]()
+    return polars.DataFrame(cells, schema_overrides=schema, strict=False)
 
 
-def to_table(rows: Sequence[dict[str, Any]], kind: str) -> bytes:
+def to_table(rows: Sequence[dict[str, Any]], kind: str, columns: Mapping[str, Any] | None = None) -> bytes:
     """Rows as CSV or Parquet.
 
     Args:
         rows: rows as `frame` takes them.
         kind: csv or parquet.
+        columns: as `frame` takes them.
     """
-    table = frame(rows, _csv_cell) if kind == "csv" else frame(rows)
+    table = frame(rows, columns or {}, for_csv=kind == "csv")
     if kind == "csv":
         return table.write_csv().encode()
     file = io.BytesIO()
@@ -108,6 +130,28 @@ def _alike(cells: list[Any]) -> list[Any]:
     return [None if cell is None else str(cell) for cell in cells]
 
 
+_TYPES = {
+    **dict.fromkeys(
+        (
+            "trial", "outcome", "reason", "model", "dataset", "engine", "accelerate_backend", "offload", "launcher",
+            "device", "device_name", "mode", "curve", "precision", "epoch_seconds_source", "last_step_source",
+            "baseline", "gradient_dtype", "drift", "drift_reference", "drift_reason", "sent_gradient_dtype", "log",
+        ),
+        "text",
+    ),
+    **dict.fromkeys(
+        (
+            "image_size", "parameters", "zero_stage", "nodes", "gpus", "threads_per_rank", "micro_batch",
+            "largest_micro_batch", "grad_accum", "global_batch", "repeats", "timed_steps", "tail_steps", "slow_steps",
+            "slow_steps_kept", "allocations", "epoch_images", "elapsed_epochs", "peak_bytes", "drift_step",
+            "peak_rss_bytes", "cuda_allocated_bytes", "cuda_reserved_bytes", "cuda_device_bytes",
+            "collectives_per_step", "logical_bytes_per_step", "checkpoint_bytes", "repeat", "attempt",
+        ),
+        "whole",
+    ),
+    "synchronised_timing": "flag",
+}  # fmt: skip
+"""Column of `trial_rows` and `run_rows` -> its type; all others but `modes` and swept fields are real numbers."""
 _NESTED = (
     "micro_batches", "startup", "epochs", "breakdown", "resources", "convergence", "traffic", "runs",
 )  # fmt: skip
@@ -124,14 +168,32 @@ def _swept(analysis: Analysis) -> dict[str, dict[str, Any]]:
     return values
 
 
+_OF_TRIAL = (
+    "trial", "curve", "mode", "modes", "model", "dataset", "engine", "zero_stage", "device", "device_name", "nodes",
+    "gpus", "micro_batch", "grad_accum", "global_batch", "precision",
+)  # fmt: skip
+_OF_RUN = (
+    "repeat", "attempt", "timed_steps", "step_seconds", "images_per_second", "epoch_seconds", "elapsed_epoch_seconds",
+    "startup_seconds", "peak_bytes", "loss", "held_out_accuracy", "log",
+)  # fmt: skip
+
+
+def run_columns(analysis: Analysis) -> dict[str, Any]:
+    """Column of `run_rows` to a value, of swept fields alone; in their order, with no completed run too."""
+    values: dict[str, Any] = {}
+    for swept in _swept(analysis).values():
+        for field, value in swept.items():
+            known = values.get(f"swept.{field}")
+            values[f"swept.{field}"] = _single(value) if known is None else known
+    return dict.fromkeys(_OF_TRIAL) | values | dict.fromkeys(_OF_RUN)
+
+
 def run_rows(analysis: Analysis) -> list[dict[str, Any]]:
     """One object per completed run, with its own figures and the main fields of its trial."""
     swept = _swept(analysis)
     trials = {row["trial"]: row for row in trial_rows(analysis)}
-    of_trial = ("trial", "curve", "mode", "modes", "model", "dataset", "engine", "zero_stage", "device", "device_name",
-                "nodes", "gpus", "micro_batch", "grad_accum", "global_batch", "precision")  # fmt: skip
     return [
-        {key: trials[result.trial_id][key] for key in of_trial}
+        {key: trials[result.trial_id][key] for key in _OF_TRIAL}
         | {f"swept.{field}": _single(value) for field, value in swept[result.trial_id].items()}
         | run
         for result in analysis.trials.values()

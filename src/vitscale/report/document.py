@@ -116,7 +116,9 @@ def _not_completed(analysis: Analysis, results: Path | None) -> doc.Section | No
         if not trial.failures:
             blocks.append(doc.Paragraph(f"{name}: {trial.outcome}.", "bad"))
         for failure in trial.failures:
-            blocks.append(doc.Paragraph(f"{name}, repeat {failure.repeat}: {failure.kind}: {failure.reason}", "bad"))
+            blocks.append(
+                doc.Paragraph(f"{name}, repeat {failure.repeat + 1}: {failure.kind}: {failure.reason}", "bad")
+            )
             if failure.log:
                 blocks.append(doc.Code((_path(results, failure.log),)))
             if failure.detail:
@@ -232,7 +234,7 @@ def _runs(analysis: Analysis, results: Path | None) -> doc.Section | None:
     for trial in measured:
         rows.setdefault(f"{trial_label(analysis, trial)}, batch {batch_text(trial)}", []).extend(
             (
-                str(record.header.repeat), f"{run.timed_steps:,}", step.text(run.step_seconds),
+                str(record.header.repeat + 1), f"{run.timed_steps:,}", step.text(run.step_seconds),
                 epoch.text(run.epoch_seconds), units.number(run.images_per_second),
                 units.number(run.startup_seconds), units.size(run.peak_bytes), _path(results, record.header.log),
             )

@@ -17,15 +17,15 @@ from vitscale import store
 from vitscale.advice.pipeline import Advice
 from vitscale.analysis import Analysis, TrialResult, analyse
 from vitscale.analysis.time.exposure import clocks_ahead, explained_steps, lanes
-from vitscale.base.plugins import answer, known
+from vitscale.base.plugins import answer, known, target
 from vitscale.errors import RequestError, shown, unknown
 from vitscale.prediction.results import Forecast
 from vitscale.present.data import attributes
 from vitscale.present.document import Document, Figure
-from vitscale.present.drawing import FIGURE_FORMATS, draw, picture, write_bytes
+from vitscale.present.drawing import FIGURE_FORMATS, picture, pictures
 from vitscale.present.html import to_html
 from vitscale.report.answers import counts, terminal_document
-from vitscale.report.contract import frame, run_rows, to_json, to_table, trial_rows
+from vitscale.report.contract import frame, run_columns, run_rows, to_json, to_table, trial_rows
 from vitscale.report.document import charts, report_document
 from vitscale.report.methods import methods_section
 from vitscale.report.tables import trial_label
@@ -85,16 +85,36 @@ class Reported:
         return to_markdown(document)
 
 
-def brought(names: Sequence[str], analysis: Analysis) -> tuple[Figure, ...]:
+def brought(names: Sequence[str], reported: Reported) -> tuple[Figure, ...]:
     """The figures that charts of other packages (`vitscale.charts`) draw of these results.
 
     Raises:
-        RequestError: no package offers one of the charts, or one is broken.
+        RequestError: no package offers one of the charts, one is broken, or its figure or a view of it has the name of
+            another: of two such pictures one would take the other's place.
     """
+    if not names:
+        return ()
     own: dict[str, Callable[[Analysis], Figure | None]] = {}
-    loaded = {name: known("chart", name, own, "__call__") for name in names}
-    drawn = [answer("chart", name, own, partial(chart, analysis), Figure, type(None)) for name, chart in loaded.items()]
-    return tuple(figure for figure in drawn if figure is not None)
+    figures = []
+    ours = charts(reported.analysis, reported.forecast, reported.advice).values()
+    taken = {name: "vitscale" for figure in ours for name in _names_of(figure)}
+    for chart in dict.fromkeys(names):
+        drawn = partial(known("chart", chart, own, "__call__"), reported.analysis)
+        figure = answer("chart", chart, own, drawn, Figure, type(None))
+        if figure is None:
+            continue
+        package = f"chart {shown(chart)} ({target('chart', chart)})"
+        for name in sorted(_names_of(figure)):
+            if name in taken:
+                what = f"{package} draws {shown(name)}, which is the name of a picture of {taken[name]} too"
+                raise RequestError(what, next_step="Leave it out of --chart; its package has to name it otherwise")
+        taken |= dict.fromkeys(_names_of(figure), package)
+        figures.append(figure)
+    return tuple(figures)
+
+
+def _names_of(figure: Figure) -> set[str]:
+    return {figure.name, *(view.name for view in figure.views)}
 
 
 def write(reported: Reported, results: Path, formats: Sequence[str], output: Path | None) -> list[Path]:
@@ -138,11 +158,17 @@ def _write(reported: Reported, results: Path, formats: Sequence[str], output: Pa
     for kind in formats:
         if kind in _TABLES:
             rows = {"trials": trial_rows(reported.analysis), "runs": run_rows(reported.analysis)}
+            columns = run_columns(reported.analysis)
+            if file is not None and store.is_stream(file):
+                raise RequestError(
+                    f"{shown(str(file))} is no folder, and {kind} makes two files",
+                    next_step="Name a file or a folder with -o",
+                )
             for name, own in rows.items():
                 path = folder / f"{name}.{kind}"
                 if file is not None:
                     path = file if name == "trials" else file.with_name(f"{file.stem}-runs{file.suffix}")
-                write_bytes(path, to_table(own, kind))
+                store.write_whole(path, to_table(own, kind, columns if name == "runs" else {}), make_folder=True)
                 written.append(path)
         elif kind in _NAMES:
             text = reported.text(kind)
@@ -150,11 +176,13 @@ def _write(reported: Reported, results: Path, formats: Sequence[str], output: Pa
                 sys.stdout.write(text)
                 continue
             written.append(file or folder / _NAMES[kind])
-            write_bytes(written[-1], text.encode())
-    if pictures := [kind for kind in formats if kind in FIGURE_FORMATS]:
+            store.write_whole(written[-1], text, make_folder=True)
+    if drawn_as := [kind for kind in formats if kind in FIGURE_FORMATS]:
         drawn = (*charts(reported.analysis, reported.forecast, reported.advice).values(), *reported.brought)
         views = [view for figure in drawn for view in figure.views]
-        written += draw(views, output or results / "figures", pictures)
+        for name, content in pictures(views, drawn_as):
+            written.append((output or results / "figures") / name)
+            store.write_whole(written[-1], content, make_folder=True)
     if "trace" in formats:
         written += _write_traces(reported.analysis, output or results / "traces")
     return written
@@ -175,7 +203,7 @@ def _write_traces(analysis: Analysis, folder: Path) -> list[Path]:
                 folder.mkdir(parents=True, exist_ok=True)
                 written.append(folder / f"{result.trial_id}-r{run.header.repeat}.trace.json.gz")
                 text = step_trace(_about(analysis, result, run), (_rank_steps(run, step) for step in steps))
-                write_bytes(written[-1], gzip.compress(text, mtime=0))
+                store.write_whole(written[-1], gzip.compress(text, mtime=0), make_folder=True)
                 break
     if not written:
         what = "no run of these results explained a step, so there is none to draw"
@@ -228,6 +256,13 @@ class Chart:
         return picture(self.figure.views[0], "svg").decode()
 
 
+class Charts(dict[str, Chart]):
+    """Charts by name; for a wrong name the error has the nearest."""
+
+    def __missing__(self, name: object) -> Chart:
+        raise KeyError(str(unknown("chart", name, self)))
+
+
 class Frames:
     """A results folder, read at once; each frame is worked out when it is first asked for."""
 
@@ -242,12 +277,12 @@ class Frames:
     @cached_property
     def trials(self) -> polars.LazyFrame:
         """A row for each trial: the columns of `vitscale report --format parquet`."""
-        return frame(trial_rows(self._analysis)).lazy()
+        return frame(trial_rows(self._analysis), {}).lazy()
 
     @cached_property
     def runs(self) -> polars.LazyFrame:
         """A row for each completed run, the swept fields among its columns."""
-        return frame(run_rows(self._analysis)).lazy()
+        return frame(run_rows(self._analysis), run_columns(self._analysis)).lazy()
 
     @cached_property
     def steps(self) -> polars.LazyFrame:
@@ -255,6 +290,11 @@ class Frames:
         `repeat`, `rank`, `step`, `epoch`, `seconds`, `images`, `loss` (null: not told), `warmup`, `window`."""
         import polars  # starts threads, which a process must not have when it is forked
 
+        columns = {
+            "trial": polars.String, "repeat": polars.Int64, "rank": polars.Int64, "step": polars.Int64,
+            "epoch": polars.Int64, "seconds": polars.Float64, "images": polars.Int64, "loss": polars.Float64,
+            "warmup": polars.Boolean, "window": polars.String,
+        }  # fmt: skip
         windows = np.array(WINDOWS)
         frames = [
             polars.DataFrame(
@@ -269,20 +309,20 @@ class Frames:
                 }
             ).select(
                 polars.lit(run.header.trial_id).alias("trial"),
-                polars.lit(run.header.repeat).alias("repeat"),
-                polars.lit(rank.rank).alias("rank"),
+                polars.lit(run.header.repeat, polars.Int64).alias("repeat"),
+                polars.lit(rank.rank, polars.Int64).alias("rank"),
                 polars.all(),
             )
             for run in self._results.runs
             for rank in run.ranks
             if len(steps := Steps.of(rank.steps))
         ]
-        return polars.concat(frames).lazy() if frames else polars.LazyFrame()
+        return polars.concat(frames).lazy() if frames else polars.LazyFrame(schema=columns)
 
     @cached_property
-    def charts(self) -> dict[str, Chart]:
+    def charts(self) -> Charts:
         """Name ("scaling", "breakdown", ...) to each chart of the report that has data; a notebook shows one."""
-        return {name: Chart(figure) for name, figure in charts(self._analysis).items()}
+        return Charts({name: Chart(figure) for name, figure in charts(self._analysis).items()})
 
     def __repr__(self) -> str:
         study = self._results.study
@@ -296,13 +336,13 @@ class Frames:
 
 
 def load(results: str | Path, *, combine_unlike: bool = False) -> Frames:
-    """The frames of a results folder.
+    """The frames of a results folder, or of a bundle of it.
 
     Args:
-        results: the folder.
+        results: the folder or the bundle; `~` is the home folder.
         combine_unlike: combine runs although they ran on unlike hardware or under other library versions.
 
     Raises:
         StoreError: the folder holds no results, or results of a newer format.
     """
-    return Frames(store.load(Path(results)), combine_unlike=combine_unlike)
+    return Frames(store.load(Path(results).expanduser()), combine_unlike=combine_unlike)

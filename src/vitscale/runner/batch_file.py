@@ -20,7 +20,7 @@ from vitscale.base.files import file_lock
 from vitscale.errors import StoreError, shown
 from vitscale.runner.evidence import log_tail
 from vitscale.runner.one_run import RunContext, Task, new_attempt, touched
-from vitscale.schedulers import Submitter, made
+from vitscale.schedulers import Scheduler, Submitter, made
 from vitscale.schedulers.base import Cause, JobState, SchedulerSilentError
 from vitscale.store import read_study, write_outcome, write_whole
 from vitscale.store.results import Outcome, RunHeader, StudyRecord
@@ -60,6 +60,8 @@ class JobFile(Spec):
     measure: MeasureSection
     scheduler: str = "slurm"
     """The batch system, by its name in the table of schedulers."""
+    results: str | None = None
+    """The folder that its driver writes to; null in files from before this was kept."""
     closed: bool = False
     """Whether nothing more comes of it: its runs have outcomes, or others do them. A job that starts now leaves."""
 
@@ -84,6 +86,14 @@ class JobFile(Spec):
         folder = results / "jobs"
         folder.mkdir(exist_ok=True)
         write_whole(folder / f"{self.name}.json", self.model_dump_json(indent=1))
+
+    def elsewhere(self, results: Path) -> bool:
+        """Whether it writes to another folder, of which `results` is a copy. One that is reached by two paths is one,
+        and where the other path leads nowhere from here, nobody can tell."""
+        try:
+            return self.results is not None and not results.samefile(self.results)
+        except OSError:
+            return False
 
     def tasks_of(self, element: int | None) -> tuple[BatchTask, ...]:
         """The runs of one element of an array; all runs where `element` is None."""
@@ -209,7 +219,9 @@ States = Mapping[tuple[str, int | None], JobState]
 Answer = TypeVar("Answer")
 
 
-def patiently(submitter: Submitter, question: Callable[[], Answer], say: Say) -> Answer:
+def patiently(
+    scheduler: Scheduler, question: Callable[[], Answer], say: Say, pause: Callable[[float], object] = time.sleep
+) -> Answer:
     """The batch system's answer; waits while it is silent, and says so once."""
     seconds, silent = FIRST_LOOK_SECONDS, False
     while True:
@@ -217,13 +229,13 @@ def patiently(submitter: Submitter, question: Callable[[], Answer], say: Say) ->
             answer = question()
         except SchedulerSilentError as error:
             if not silent:
-                say(f"waiting for {submitter.title}: {error}")
+                say(f"waiting for {scheduler.title}: {error}")
             silent = True
-            time.sleep(seconds)
+            pause(seconds)
             seconds = min(LATEST_LOOK_SECONDS, LOOK_GROWTH * seconds)
         else:
             if silent:
-                say(f"{submitter.title} answers again")
+                say(f"{scheduler.title} answers again")
             return answer
 
 
@@ -255,7 +267,10 @@ def settle_ended(submitter: Submitter, results: Path, job: JobFile, states: Stat
             named = f"{job.job_id}_{element}" if element is not None else f"{job.job_id}"
             # The driver of a job on a node that failed may still be writing its own outcome.
             with drivers_lock(results, job.name, element, patience_seconds=_LAST_WORDS_SECONDS):
-                cause = submitter.cause(state.job_id if state is not None else named, _nodes(results, job, missing))
+                if state is None and _never_began(results, job, element, states):
+                    cause = Cause("failed", f"cancelled before it began (job {named})")
+                else:
+                    cause = submitter.cause(state.job_id if state else named, _nodes(results, job, missing))
                 write_missing_outcomes(job.context(study, results), missing, cause)
     return job if live else close(results, job)
 
@@ -282,6 +297,15 @@ def line_of(submitter: Submitter, job: JobFile, states: States) -> str:
 def elements(job: JobFile) -> Sequence[int | None]:
     """The parts of a job that Slurm runs separately."""
     return range(len(job.tasks)) if job.array else [None]
+
+
+def _never_began(results: Path, job: JobFile, element: int | None, states: States) -> bool:
+    """Whether an unknown element of a known array never began: a job's output is made as it begins.
+
+    Slurm makes an element of its own only of one that begins; what is cancelled before leaves no trace.
+    """
+    known = any(name == job.name for name, _ in states)
+    return known and element is not None and not any((results / "jobs").glob(f"{job.name}-*_{element}.out"))
 
 
 def _forgotten(job: JobFile, left: set[Task], states: States) -> bool:

@@ -17,14 +17,10 @@ from vitscale.runner.one_run import RunContext, Task
 from vitscale.runner.planning import Plan, Report
 from vitscale.runner.progress import StudyProgress
 from vitscale.runner.todo import AddedRuns, existing_outcomes, outstanding, refuse_damaged, skip_unfit
-from vitscale.schedulers import Submitter
-from vitscale.schedulers.base import BatchJob, SchedulerError, SchedulerMissingError
+from vitscale.schedulers.base import BatchJob, SchedulerError, SchedulerMissingError, Submitter
 from vitscale.store import RunIndex, write_whole
 from vitscale.store.results import Outcome
 from vitscale.trial.trial import World
-
-_MOST_ELEMENTS = 1000
-"""Elements of one array: Slurm's MaxArraySize is 1001 unless a site sets it."""
 
 
 class Detached(VitscaleError):
@@ -43,6 +39,15 @@ def submit_outstanding(
         SchedulerError: a job is refused.
         StoreError: finished runs cannot be read; nothing is submitted.
     """
+    try:
+        return _submit_outstanding(plan, submitter, results, console, unfit, retry_failed=retry_failed)
+    except KeyboardInterrupt:
+        raise _detached(batch_file.open_jobs(results)) from None
+
+
+def _submit_outstanding(
+    plan: Plan, submitter: Submitter, results: Path, console: Console, unfit: Mapping[str, str], *, retry_failed: bool
+) -> Report:
     context = plan.in_folder(results)
 
     def say(text: str) -> None:
@@ -90,16 +95,15 @@ def script_for(context: RunContext, submitter: Submitter, tasks: Sequence[Task])
     Raises:
         RequestError: a value of the study cannot stand in a script.
     """
-    jobs = new_jobs(context, submitter, tasks, {}, digits=lambda: "0" * 8)
+    jobs = new_jobs(context, submitter, tasks, {}, lambda: "0" * 8, _most_elements(submitter, None))
     return [submitter.script(asked_for(context, job)) for job in jobs]
 
 
 def live_jobs(results: Path) -> list[str]:
     """Numbers of the jobs that may still write to `results`; all open ones where their batch system is silent."""
     live = []
-    for _, group in groupby(
-        sorted(batch_file.open_jobs(results), key=lambda job: job.scheduler), lambda job: job.scheduler
-    ):
+    own = [job for job in batch_file.open_jobs(results) if not job.elsewhere(results)]
+    for _, group in groupby(sorted(own, key=lambda job: job.scheduler), lambda job: job.scheduler):
         jobs = list(group)
         try:
             states = jobs[0].submitter().states([job.name for job in jobs])
@@ -117,14 +121,16 @@ def settle(submitter: Submitter, results: Path, say: batch_file.Say) -> None:
     """Closes the jobs of earlier calls that have ended, and writes outcomes that they have not. Live jobs stay open.
 
     Raises:
-        Detached: on Ctrl-C.
         StoreError: a job's file cannot be read.
     """
-    jobs = batch_file.open_jobs(results)
-    try:
-        states = batch_file.patiently(submitter, lambda: batch_file.look(submitter, results, jobs), say)
-    except KeyboardInterrupt:
-        raise _detached(jobs) from None
+    jobs = []
+    for job in batch_file.open_jobs(results):
+        if job.elsewhere(results):
+            say(f"job {job.job_id or job.name} works on {job.results}, of which this is a copy, and is left to it")
+            batch_file.close(results, job)
+        else:
+            jobs.append(job)
+    states = batch_file.patiently(submitter, lambda: batch_file.look(submitter, results, jobs), say)
     for job in jobs:
         known = next((state for (name, _), state in states.items() if name == job.name), None)
         if job.job_id is None and known is not None:
@@ -155,8 +161,7 @@ def submit_and_watch(
         on_outcome: called once with each run's outcome, when it is first seen.
 
     Raises:
-        Detached: on Ctrl-C or a closed terminal; the jobs go on.
-        SchedulerError: a job is refused; those submitted before go on.
+        SchedulerError: a job is refused; the others are submitted, and go on.
         RequestError: a value of the study cannot stand in a script.
     """
     results, wanted = context.results, set(tasks)
@@ -169,12 +174,24 @@ def submit_and_watch(
             jobs.append(job)
     held = {task for job in jobs for task in batch_file.waiting(results, job)}
     new = [task for task in tasks if task not in held]
-    coming = list(new_jobs(context, submitter, new, RunIndex(results).attempts, lambda: secrets.token_hex(4)))
+    most_elements = _most_elements(submitter, say) if new else 1
+    attempts = RunIndex(results).attempts
+    coming = list(new_jobs(context, submitter, new, attempts, lambda: secrets.token_hex(4), most_elements))
+
+    refused: dict[str, list[str]] = {}
 
     def submit_more() -> None:
         most = context.measure.parallel_runs
         while coming and (most is None or sum(_at_a_time(results, job) for job in (*jobs, coming[0])) <= most):
-            jobs.append(submitted(context, submitter, coming.pop(0), say))
+            job = coming.pop(0)
+            try:
+                jobs.append(submitted(context, submitter, job, say))
+            except SchedulerMissingError:
+                raise
+            except SchedulerError as error:  # of this shape of world: another may be taken
+                refused.setdefault(str(error), []).append(_shape(context, job))
+        if refused and not coming:
+            raise SchedulerError(" ".join(f"{', '.join(shapes)}: {said}" for said, shapes in refused.items()))
 
     try:
         for job in jobs:
@@ -182,8 +199,6 @@ def submit_and_watch(
             say(f"job {job.job_id} was submitted before: {to_come} to come")
         submit_more()
         _watch(submitter, results, jobs, wanted, say, on_outcome, submit_more)
-    except KeyboardInterrupt:
-        raise _detached(jobs) from None
     except SchedulerError as error:
         if jobs:
             raise type(error)(f"{error} {_go_on(jobs)}") from None
@@ -228,12 +243,23 @@ def _at_a_time(results: Path, job: batch_file.JobFile) -> int:
     return min(left, (job.measure.parallel_runs or left) if job.array else 1)
 
 
+def _most_elements(submitter: Submitter, say: batch_file.Say | None) -> int:
+    """How many elements one array may have; what is usual where that is refused, or nobody waits for it (no `say`)."""
+    if not submitter.arrays:
+        return 1
+    try:
+        return batch_file.patiently(submitter, submitter.most_elements, say) if say else submitter.most_elements()
+    except SchedulerError:
+        return Submitter.most_elements(submitter)
+
+
 def new_jobs(
     context: RunContext,
     submitter: Submitter,
     tasks: Iterable[Task],
     attempts: Mapping[tuple[str, int], int],
     digits: Callable[[], str],
+    most_elements: int,
 ) -> Iterator[batch_file.JobFile]:
     """One job, or one array, for each shape of world; tasks keep their order."""
     groups: dict[tuple[World, bool], list[batch_file.BatchTask]] = {}
@@ -245,7 +271,7 @@ def new_jobs(
         )
     array = submitter.arrays
     for (world, _), group in groups.items():
-        most = _MOST_ELEMENTS if array else len(group)
+        most = most_elements if array else len(group)
         for first in range(0, len(group), most):
             yield batch_file.JobFile(
                 name=f"vitscale-{world.nodes}x{world.ranks_per_node}-{digits()}",
@@ -256,6 +282,7 @@ def new_jobs(
                 slurm=context.slurm,
                 measure=context.measure,
                 scheduler=submitter.name,
+                results=str(context.results),
             )
 
 
@@ -303,15 +330,28 @@ def submitted(
             path.unlink()
         raise
     job.write(context.results)
-    world = context.record.trials[job.tasks[0].trial_id].world
     what = "array" if job.array else "job"
     runs = counted(len(job.tasks), "run")
-    say(f"{what} {job.job_id} submitted: {runs} on {world.nodes} x {world.ranks_per_node} ranks")
+    say(f"{what} {job.job_id} submitted: {runs} on {_shape(context, job)}")
     return job
 
 
+def _shape(context: RunContext, job: batch_file.JobFile) -> str:
+    """The world of a job's runs in words: "2 x 4 ranks"."""
+    world = context.record.trials[job.tasks[0].trial_id].world
+    return f"{world.nodes} x {world.ranks_per_node} ranks"
+
+
 def _detached(jobs: Sequence[batch_file.JobFile]) -> Detached:
-    return Detached(f"no longer watching. {_go_on(jobs)}" if jobs else "interrupted: nothing was submitted.")
+    if not jobs:
+        return Detached("interrupted: nothing was submitted.")
+    told = [_go_on(jobs)] if any(job.job_id is not None for job in jobs) else []
+    if asked := [job.name for job in jobs if job.job_id is None]:
+        told.append(
+            f"Whether {', '.join(asked)} was submitted too is not known: squeue --name={','.join(asked)} shows it, and "
+            "the same command again finds it"
+        )
+    return Detached(f"no longer watching. {' '.join(told)}")
 
 
 def _go_on(jobs: Sequence[batch_file.JobFile]) -> str:

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Sequence
 
 from vitscale.errors import printable
-from vitscale.runner.evidence import Evidence, Verdict, log_tail, lost_peer, own_cause
+from vitscale.runner.evidence import SSH_FAILED, Evidence, Verdict, log_tail, lost_peer, own_cause
 from vitscale.runner.watch import position, starved, waited_for
 from vitscale.store.records import FULL_DISK_BYTES, ErrorLine
 from vitscale.store.results import Outcome
@@ -191,6 +191,13 @@ def _ended_from_here(evidence: Evidence, rank: int) -> bool:
 
 def _unreached(evidence: Evidence) -> Verdict | None:
     """A host on which nothing could be started."""
+    ending = evidence.ending
+    if not evidence.reports.unreached and ending.not_begun and not ending.statuses and not evidence.ranks:
+        host, code = ending.not_begun[0]
+        what = f"host {host} could not be reached" if code == SSH_FAILED else f"nothing could be started on host {host}"
+        words = ending.last_words or f"exit code {code}"
+        passing = _PASSING.search(evidence.tail) is not None
+        return Verdict("failed", f"{what}: {words[:300]}", detail=evidence.tail, host=host, transient=passing)
     if not evidence.reports.unreached:
         return None
     host, words = evidence.reports.unreached[0]

@@ -16,11 +16,12 @@ from rich.console import Console
 
 from vitscale import sources
 from vitscale.errors import RequestError, StoreError, VitscaleError, shown
+from vitscale.runner.batch_file import patiently
 from vitscale.runner.one_run import Task, refuse_elsewhere, run_task, skip_reason
 from vitscale.runner.planning import Plan, Report, check_folder
 from vitscale.runner.progress import StudyProgress, decoding_progress
 from vitscale.runner.todo import AddedRuns, GpuHours, Lineup, existing_outcomes, outstanding, refuse_damaged, skip_unfit
-from vitscale.schedulers import Placement, Submitter
+from vitscale.schedulers import Cause, Placement, Submitter
 from vitscale.schedulers.prepared import PreparedProcesses
 from vitscale.store import RunIndex, locked, pack_finished, read_study, write_study
 from vitscale.store.packs import PACK_RUNS, finish_removing
@@ -44,6 +45,12 @@ class DiskFullError(VitscaleError):
     exit_code = 1
 
 
+class AllocationOverError(VitscaleError):
+    """The hosts are not ours any more: what is written is whole, and the study can go on in another allocation."""
+
+    exit_code = 1
+
+
 class Interrupted(VitscaleError):
     """Ctrl-C or SIGTERM: all ranks are ended, and runs that were under way do not count."""
 
@@ -58,6 +65,7 @@ def run(plan: Plan, results: Path, options: Options, console: Console) -> Report
         StoreError: the folder cannot be used; nothing was started or overwritten.
         Interrupted: on Ctrl-C; no process is left.
         DiskFullError: the disk filled up.
+        AllocationOverError: the allocation of a batch system around this process has ended.
     """
     refuse_elsewhere(plan.scheduler, {trial.train.engine for trial in plan.record.trials.values()})
     check_folder(results, plan.record, allow_version_change=options.allow_version_change)
@@ -66,6 +74,7 @@ def run(plan: Plan, results: Path, options: Options, console: Console) -> Report
     try:
         results.mkdir(parents=True, exist_ok=True)
         with locked(results), _signals_interrupt():
+            lock = (results / "lock").stat()
             # Check again under the lock: another driver may just have begun here.
             check_folder(results, plan.record, allow_version_change=options.allow_version_change)
             _decode_data(plan, results, made, console)
@@ -81,7 +90,7 @@ def run(plan: Plan, results: Path, options: Options, console: Console) -> Report
                         from vitscale.runner.batch_jobs import refuse_live_jobs
 
                         refuse_live_jobs(results)
-                    return _run_outstanding(plan, placement, results, options, console)
+                    return _run_outstanding(plan, placement, results, options, console, lock.st_ino)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFullError(
@@ -130,7 +139,26 @@ def _decode_data(plan: Plan, results: Path, made: list[Path], console: Console) 
         raise
 
 
-def _run_outstanding(plan: Plan, placement: Placement, results: Path, options: Options, console: Console) -> Report:
+def _refuse_deleted_lock(results: Path, inode: int) -> None:
+    """Refuses to begin another run where somebody has removed the lock: another driver may hold a new one.
+
+    Raises:
+        StoreError: the lock is another file than the one that this driver holds, or none.
+    """
+    try:
+        kept = (results / "lock").stat().st_ino == inode
+    except FileNotFoundError:
+        kept = False
+    if not kept:
+        raise StoreError(
+            f"the file 'lock' of {shown(str(results))} was deleted: another `vitscale run` may be writing there now",
+            next_step="Leave that file alone, and run the same command again once no other writes there",
+        )
+
+
+def _run_outstanding(
+    plan: Plan, placement: Placement, results: Path, options: Options, console: Console, lock_inode: int
+) -> Report:
     # We hold the lock, so drivers of interrupted runs are gone: the disk space they reserved is freed.
     finish_removing(results)
     index = RunIndex(results)
@@ -144,44 +172,57 @@ def _run_outstanding(plan: Plan, placement: Placement, results: Path, options: O
     todo = skip_unfit(context, todo, options.unfit, index, outcomes)
     added = AddedRuns(plan, results, outcomes, todo)
     lineup = Lineup(plan, placement, todo, added)
-    done, ended, disk_full = 0, "", ""
+    done, ended, over = 0, "", ""
+    gone: Cause | None = None
     spent = GpuHours(plan, index, results)
     unpacked = sum(outcome is not None for outcome in index.unpacked.values())
     under_way: dict[Future[Outcome], Task] = {}
 
-    def told_cold(reason: str) -> None:
-        console.print(
-            f"  ranks are started anew, not as forks: {reason}", soft_wrap=True, highlight=False, markup=False
-        )
+    def say(text: str) -> None:
+        console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+    def pause(seconds: float) -> None:
+        if context.interrupted.wait(seconds):
+            raise KeyboardInterrupt
+
+    def lost() -> Cause | None:
+        """Why the hosts take no more runs; waits for the answer. No step can start before it comes, either."""
+        nonlocal gone
+        gone = gone or patiently(placement, placement.lost, say, pause)
+        return gone
 
     def upcoming() -> list[Trial]:
         return [plan.record.trials[task.trial_id] for task in todo if (task.trial_id, task.repeat) not in outcomes]
 
     def has_ended(task: Task, outcome: Outcome) -> None:
-        nonlocal done, disk_full, unpacked
+        nonlocal done, over, unpacked
         lineup.end(task, outcome)
         outcomes[task.trial_id, task.repeat] = outcome
         spent.add(task.trial_id, outcome)
         progress.end(plan.record.trials[task.trial_id], outcome)
         done += 1
         if outcome.external:
-            disk_full = outcome.reason
+            over = outcome.reason
             return
         unpacked += 1
         if unpacked >= PACK_RUNS:
             unpacked = pack_finished(results)
 
     with (
-        PreparedProcesses(told_cold, upcoming) as prepared,
+        PreparedProcesses(lambda why: say(f"  ranks are started anew, not as forks: {why}"), upcoming) as prepared,
         StudyProgress(console) as progress,
         _threads(lineup.most, context.interrupted) as threads,
     ):
         while True:
             ended = ""
-            while not disk_full and (begins := lineup.next()) is not None:
+            while not over and (begins := lineup.next()) is not None:
+                if (cause := lost()) is not None:
+                    over = cause.reason
+                    break
                 task, where = begins
                 if ended := spent.refusal(task.trial_id, [other.trial_id for other in lineup.under_way]):
                     break
+                _refuse_deleted_lock(results, lock_inode)
                 lineup.begin(task, where)
                 progress.expect(max(0, len(todo) - done), added.most())
                 attempt = index.attempts.get((task.trial_id, task.repeat), -1) + 1
@@ -191,15 +232,20 @@ def _run_outstanding(plan: Plan, placement: Placement, results: Path, options: O
                     continue
                 on_progress = progress.begin(plan.record.trials[task.trial_id], task.repeat)
                 if threads is None:
-                    has_ended(task, run_task(context, where, task, attempt, on_progress, prepared))
+                    has_ended(task, run_task(context, where, task, attempt, on_progress, prepared, lost))
                 else:
-                    under_way[threads.submit(run_task, context, where, task, attempt, on_progress)] = task
+                    under_way[threads.submit(run_task, context, where, task, attempt, on_progress, None, lost)] = task
             if not under_way:
                 break
             for future in wait(under_way, return_when=FIRST_COMPLETED).done:
                 has_ended(under_way.pop(future), future.result())
-        if disk_full:
-            raise DiskFullError(disk_full, next_step="What is written is whole")
+        if over and gone is not None:
+            step = (
+                "No further run was begun, and what is written is whole: the same command in a new allocation goes on"
+            )
+            raise AllocationOverError(over, next_step=step)
+        if over:
+            raise DiskFullError(over, next_step="What is written is whole")
         if unpacked >= PACK_RUNS:
             pack_finished(results)
     return Report(done, outcomes, ended)

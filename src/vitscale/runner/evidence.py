@@ -46,6 +46,8 @@ _SLURM_OUT_OF_MEMORY = re.compile(
 _LOCAL = re.compile(r"^local: rank (?P<rank>\d{1,6}) ended with exit code (?P<code>-?\d{1,3})$", re.MULTILINE)
 _LOCAL_LIST = "local: the ranks that failed, the first one first:\n"
 _LOCAL_KILLED = "local: SIGKILL to the ranks that did not heed SIGTERM\n"
+SSH_FAILED = 255
+"""ssh's own exit code for failure."""
 # OpenSSH's failures: "ssh: connect to host node1 port 22: No route to host"; pdsh puts the host's name before it.
 _SSH = re.compile(
     r"^(?:[\w.-]{1,253}: )?(?P<words>ssh: (?:connect to host (?P<host>[\w.:-]{1,253}) port"
@@ -117,6 +119,10 @@ class Ending:
     """Ranks whose processes were stopped (SIGSTOP, a debugger)."""
     unreached: tuple[str, ...] = ()
     """Hosts that were out of reach when they were to end what was left."""
+    not_begun: tuple[tuple[str, int], ...] = ()
+    """(host, exit code) of hosts on which ssh or the shell there began nothing, before the driver ended anything."""
+    last_words: str = ""
+    """What was printed last then, where there are such hosts."""
 
 
 class RankEnd(Protocol):
@@ -199,6 +205,16 @@ class Evidence:
     def completed(self) -> bool:
         """Whether every rank has done its work, none recorded an error, and the launcher ended with exit code 0."""
         return not self.unfinished and not any(record.error for record in self.ranks) and self.ending.exit_code == 0
+
+
+# What torch's C++ says beside others, as "[W1126 10:34:12.089956061 socket.cpp:207] [c10d] ...".
+_TORCHS = re.compile(r"\[?[IWE]\d{4} ")
+
+
+def last_words(log: str) -> str:
+    """The last line of a log that is none of torch's chatter; empty where there is none."""
+    lines = (line.strip() for line in reversed(log.splitlines()))
+    return next((line for line in lines if line and not _TORCHS.match(line)), "")
 
 
 def lost_peer(error: ErrorLine) -> bool:

@@ -19,8 +19,7 @@ from vitscale.errors import RequestError, StoreError, VitscaleError
 from vitscale.runner import batch_file
 from vitscale.runner.one_run import RunContext, run_task, skip_reason
 from vitscale.runner.progress import StudyProgress
-from vitscale.schedulers import Placement, Submitter
-from vitscale.schedulers.base import Cause
+from vitscale.schedulers.base import Cause, Placement, Submitter
 from vitscale.store import RunIndex, read_study
 
 
@@ -77,6 +76,13 @@ def _do(
     tasks: Sequence[batch_file.BatchTask],
 ) -> int:
     """Does one run after the other; returns exit code 1 where the rest cannot be done."""
+
+    def say(text: str) -> None:
+        print(text, flush=True)
+
+    def lost() -> Cause | None:
+        return batch_file.patiently(submitter, placement.lost, say)
+
     # What jobs do again must not decide on their other runs: all begin beside the old outcomes.
     jobs = batch_file.open_jobs(context.results)
     again = {(task.trial_id, task.repeat): task.attempt for each in jobs for task in each.tasks}
@@ -87,7 +93,11 @@ def _do(
                 print("vitscale: this job was given up, and its runs are done elsewhere", flush=True)
                 return 0
             # No step can start while the batch system is silent: the runs wait for it.
-            batch_file.patiently(submitter, lambda: submitter.states([job.name]), lambda text: print(text, flush=True))
+            batch_file.patiently(submitter, lambda: submitter.states([job.name]), say)
+            if (cause := lost()) is not None:
+                say(f"vitscale: {cause.reason}")
+                batch_file.write_missing_outcomes(context, tasks, cause)
+                return 1
             trial = context.record.trials[task.trial_id]
             if batch_file.run_state(context.results, task, job.measure.retries).outcome is not None:
                 continue
@@ -100,7 +110,7 @@ def _do(
             if outcome is None:
                 on_progress = progress.begin(trial, task.repeat)
                 try:
-                    outcome = run_task(context, placement, task.task, task.attempt, on_progress)
+                    outcome = run_task(context, placement, task.task, task.attempt, on_progress, None, lost)
                 except VitscaleError as error:
                     # The run cannot be started here, which the login node could not know: a failure like any other.
                     batch_file.write_missing_outcomes(context, [task], Cause("failed", str(error)))
@@ -108,7 +118,7 @@ def _do(
                     continue
             progress.end(trial, outcome)
             if outcome.external:
-                batch_file.write_missing_outcomes(context, tasks, Cause("failed", outcome.reason))
+                batch_file.write_missing_outcomes(context, tasks, Cause(outcome.kind, outcome.reason))
                 return 1
     return 0
 

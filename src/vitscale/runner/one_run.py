@@ -29,7 +29,7 @@ from vitscale.processes.launch_file import LIBRARY_SETTINGS, LaunchFile
 from vitscale.runner.classify import outcome_of
 from vitscale.runner.evidence import Evidence
 from vitscale.runner.watch import watch
-from vitscale.schedulers import Job, Placement, Scheduler
+from vitscale.schedulers import Cause, Job, Placement, Scheduler
 from vitscale.schedulers.prepared import PreparedError, PreparedProcesses, Ready, ranks_environment
 from vitscale.store import new_run_folder, read_ranks, write_outcome, write_whole
 from vitscale.store.results import Outcome, OutcomeKind, RunHeader, StudyRecord
@@ -211,6 +211,9 @@ def _is_free(port: int) -> bool:
     return True
 
 
+_UNKNOWN_NAME = "This machine must know the name: see /etc/hosts, and the hostfile where there is one"
+
+
 def _address_towards(host: str) -> str:
     """This machine's address as `host` sees it. Nothing is sent: the kernel is asked for its route."""
     try:
@@ -220,7 +223,7 @@ def _address_towards(host: str) -> str:
             return str(probe.getsockname()[0])
     except (OSError, UnicodeError) as error:  # UnicodeError: an empty or an overlong part between two dots
         why = error.strerror if isinstance(error, OSError) else "no such name"
-        raise RequestError(f"host {host} cannot be found: {why or error}", next_step="Correct the hostfile") from None
+        raise RequestError(f"host {host} cannot be found: {why or error}", next_step=_UNKNOWN_NAME) from None
 
 
 RANK_MODULE = "vitscale.worker"
@@ -297,6 +300,7 @@ def run_task(
     attempt: int,
     on_progress: Callable[[int, str], None],
     prepared: PreparedProcesses | None = None,
+    lost: Callable[[], Cause | None] = lambda: None,
 ) -> Outcome:
     """Does one run, and repeats it up to `measure.retries` times after transient failures.
 
@@ -309,9 +313,11 @@ def run_task(
         attempt: number of the first attempt.
         on_progress: called with the number of steps that rank 0 has recorded, and with what ranks do before step 1.
         prepared: processes that ranks on this machine are forked from; None: all are started anew.
+        lost: asks `Placement.lost` of a run that did not complete, until there is an answer: what the end of an
+            allocation does to ranks is no failure of theirs.
     """
     for again in range(context.measure.retries + 1):
-        outcome = _attempt(context, placement, task, attempt + again, on_progress, prepared)
+        outcome = _attempt(context, placement, task, attempt + again, on_progress, prepared, lost)
         if not outcome.transient:
             break
     return outcome
@@ -324,6 +330,7 @@ def _attempt(
     attempt: int,
     on_progress: Callable[[int, str], None],
     prepared: PreparedProcesses | None,
+    lost: Callable[[], Cause | None],
 ) -> Outcome:
     trial = context.record.trials[task.trial_id]
     folder = context.run_folder(task, attempt)
@@ -351,6 +358,9 @@ def _attempt(
             from vitscale.importers.left_behind import take_in
 
             take_in(folder, trial)
+    if outcome.kind != "completed" and (cause := lost()) is not None:
+        told = {"kind": cause.kind, "reason": cause.reason, "host": cause.host}
+        outcome = outcome.model_copy(update=told | {"rank": None, "external": True, "transient": False})
     write_outcome(folder, outcome)
     return outcome
 

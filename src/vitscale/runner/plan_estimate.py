@@ -326,14 +326,18 @@ def _unavailable(plan: Plan) -> list[str]:
 
 def buckets_note(trials: Mapping[str, Trial]) -> str:
     """A note where buckets are why DeepSpeed's ZeRO takes much memory for a small model; empty elsewhere."""
-    most = 0
+    most, of_most = 0, None
     for trial in trials.values():
         parts = predicted.parts if (predicted := forecast(trial)) is not None else {}
         buckets = parts.get("buckets", 0)
         if trial.train.wrapper == "deepspeed" and trial.train.bucket_mib is None and 2 * buckets > sum(parts.values()):
-            most = max(most, buckets)
-    size = units.size(most)
-    return f"up to {size} of it are DeepSpeed's buckets at their default size: set train.bucket_mib" if most else ""
+            most, of_most = max((most, of_most), (buckets, trial.train), key=lambda size_of: size_of[0])
+    if of_most is None:
+        return ""
+    size, zero = units.size(most), (of_most.deepspeed_config or {}).get("zero_optimization")
+    if isinstance(zero, dict) and zero.get("reduce_bucket_size", "auto") != "auto":
+        return f"up to {size} of it are DeepSpeed's buckets: make reduce_bucket_size smaller in the DeepSpeed file"
+    return f"up to {size} of it are DeepSpeed's buckets at their default size: set train.bucket_mib"
 
 
 def _pixels(size: int | None) -> str:

@@ -336,6 +336,10 @@ def _differing(before: StudyRecord, now: StudyRecord) -> str:
     if "launch.threads_per_rank" not in fields and None not in threads and threads[0] != threads[1]:
         # They follow from the largest rank count and the cores, which no line of the study may show.
         told.insert(0, f"launch.threads_per_rank was {threads[0]} and is {threads[1]}")
+    launchers = [{trial.launcher for trial in study.trials.values()} for study in (before, now)]
+    if "launch.launcher" not in fields and launchers[0] != launchers[1]:  # it may come from the command line
+        words = [" and ".join(sorted(names)) for names in launchers]
+        told.insert(0, f"launch.launcher was {words[0]} and is {words[1]}")
     return f" ({listed(told, most=_MOST_DIFFERING)})" if told else ""
 
 

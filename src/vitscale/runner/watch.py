@@ -13,7 +13,7 @@ from pathlib import Path
 
 from vitscale.processes.heartbeat import BEAT_SECONDS, COMPILING, STARTING
 from vitscale.processes.heartbeat_server import HeartbeatServer, RankStatus
-from vitscale.runner.evidence import Ending, Stop
+from vitscale.runner.evidence import Ending, Stop, last_words, log_tail
 from vitscale.schedulers import Job
 
 _PHASES = ("start-up", "data", "h2d", "script", "forward", "backward", "bubble", "optimizer")
@@ -171,6 +171,8 @@ def watch(
                 break
         exit_code = job.exit_code
         wall_seconds = job.wall_seconds
+        not_begun = job.not_begun
+        words = last_words(log_tail(folder / "log.txt")) if not_begun else ""
         statuses = heartbeats.statuses()
         stopped_ranks = frozenset(
             rank
@@ -191,6 +193,8 @@ def watch(
         statuses=statuses,
         stopped_ranks=stopped_ranks,
         unreached=unreached,
+        not_begun=not_begun,
+        last_words=words,
     )
 
 

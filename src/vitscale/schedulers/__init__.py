@@ -10,7 +10,7 @@ from vitscale.base import plugins
 from vitscale.base.files import beside
 from vitscale.errors import RequestError, shown
 from vitscale.machine.hosts import read_hostfile
-from vitscale.schedulers.base import Local, Placement, Scheduler, Submitter, described
+from vitscale.schedulers.base import Cause, Local, Placement, Scheduler, Submitter, described
 from vitscale.schedulers.hostfile import Hostfile
 from vitscale.schedulers.prepared import Job
 from vitscale.study.sections import LaunchSection, NodeSection, SlurmSection, Study
@@ -87,6 +87,7 @@ def made(
 
 __all__ = [
     "SCHEDULERS",
+    "Cause",
     "Hostfile",
     "Job",
     "Local",

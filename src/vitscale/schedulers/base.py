@@ -28,6 +28,8 @@ class Scheduler(ABC):
 
     python: str = sys.executable
     """Path of the ranks' interpreter: this process's own, unless it lies elsewhere where ranks run."""
+    title: str = "this machine"
+    """Its name in messages."""
     default_launcher: str = "torchrun"
     """The launcher of studies that name none."""
 
@@ -75,6 +77,14 @@ class Placement(Scheduler):
             RequestError: two names lead to one host.
         """
         return ()
+
+    def lost(self) -> Cause | None:
+        """Why nothing can be started on these hosts any more; None where it can, or where nobody says.
+
+        Raises:
+            SchedulerSilentError: who gave the hosts does not answer at the moment.
+        """
+        return None
 
     def limited_to(self, hosts: Sequence[Host]) -> Placement:
         """The same placement with only these hosts, in this order."""
@@ -187,10 +197,16 @@ class Submitter(Scheduler):
 
     name: str
     """Its key in the table of schedulers, by which a job finds its batch system."""
-    title: str
-    """Its name in messages."""
     arrays: bool = False
     """Whether each run is an element of an array."""
+
+    def most_elements(self) -> int:
+        """How many elements one array may have; a number that most sites allow, where nobody says.
+
+        Raises:
+            SchedulerError: no answer, or a refusal.
+        """
+        return 1000
 
     @abstractmethod
     def script(self, job: BatchJob) -> str:

@@ -345,6 +345,8 @@ def _code() -> tuple[object, ...]:
 _OTHERS_SECONDS = 15.0
 """Seconds that the other commands have, once one has failed, to end by themselves and say why."""
 _LOOK_SECONDS = 0.05
+_NOT_BEGUN = (255, 127, 126)
+"""Exit codes of ssh for its own failure, and of a shell on the host for a program that is missing or may not be run."""
 _REAP_SECONDS = 10.0
 """Seconds until an ended process is known to have ended."""
 
@@ -368,6 +370,8 @@ class Job:
         self.heartbeats = heartbeats
         self._prepared = prepared
         self._end_elsewhere = end_elsewhere
+        self._hosts = [host.name for host in spawn.hosts] if spawn.per_host else []
+        self._commands = spawn.commands
         self.started_unix_seconds = time.time()
         self._began = time.monotonic()
         self._failed_seconds: float | None = None
@@ -402,6 +406,13 @@ class Job:
         now = time.monotonic()
         self._failed_seconds = self._failed_seconds or now
         return failed if now - self._failed_seconds > _OTHERS_SECONDS else None
+
+    @property
+    def not_begun(self) -> tuple[tuple[str, int], ...]:
+        """(host, exit code) of hosts where ssh, or the shell that it speaks to, began nothing; the first one first."""
+        each = zip(self._hosts, self._commands, self._processes, strict=False)
+        ended = [(host, process.poll()) for host, command, process in each if command[0] == "ssh"]
+        return tuple((host, code) for host, code in ended if code in _NOT_BEGUN)
 
     @property
     def wall_seconds(self) -> float:

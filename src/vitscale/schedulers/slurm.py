@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +21,7 @@ from vitscale.errors import RequestError, shown
 from vitscale.launchers.base import Spawn
 from vitscale.machine.hardware import Machine, this_machine
 from vitscale.machine.hosts import Host, is_this_machine
+from vitscale.schedulers import Cause
 from vitscale.schedulers.base import Placement, SchedulerError, SchedulerMissingError, SchedulerSilentError, described
 from vitscale.study.sections import NodeSection, SlurmSection
 from vitscale.trial.trial import World
@@ -37,19 +38,19 @@ _SILENCE = re.compile(
 """What Slurm's commands say while slurmctld is down, restarting or overloaded, which passes."""
 _FILTERS = ("SQUEUE_", "SCANCEL_", "SINFO_")
 """Prefixes of variables that are dropped: a user's defaults for looking at the queue would hide jobs."""
-_OURS_ALONE = ("SBATCH_ARRAY_INX", "SBATCH_JOB_NAME", "SBATCH_OUTPUT", "SBATCH_REQUEUE", "SBATCH_SIGNAL", "SBATCH_WAIT")
-"""Variables that are dropped because they would override the script; others (SBATCH_ACCOUNT) are user defaults."""
+_OURS_ALONE = ("SBATCH_ARRAY_INX", "SBATCH_CLUSTERS", "SBATCH_REQUEUE", "SBATCH_WAIT")
+"""Variables that are dropped whatever the script says: with them a job is not what it is taken for."""
 
 
-def ask(*argv: str, cwd: Path | None = None) -> str:
-    """What a Slurm command prints.
+def ask(*argv: str, cwd: Path | None = None, without: Collection[str] = _OURS_ALONE) -> str:
+    """What a Slurm command prints; it does not see the variables in `without`.
 
     Raises:
         SchedulerSilentError: slurmctld does not answer.
         SchedulerMissingError: the command is not installed.
         SchedulerError: the command refuses.
     """
-    own = {key: value for key, value in os.environ.items() if not key.startswith(_FILTERS) and key not in _OURS_ALONE}
+    own = {key: value for key, value in os.environ.items() if not key.startswith(_FILTERS) and key not in without}
     try:
         answer = subprocess.run(
             argv,
@@ -74,6 +75,26 @@ def ask(*argv: str, cwd: Path | None = None) -> str:
     if _SILENCE.search(said):
         raise SchedulerSilentError(f"slurmctld does not answer: {said}")
     raise SchedulerError(f"Slurm refuses `{argv[0]}`: {said}")
+
+
+_SETS = re.compile(r"^#SBATCH --([a-z-]+)", re.MULTILINE)
+_LIKE = (
+    {"gpus", "gpus-per-node", "gpus-per-task", "gres"},
+    {"mem", "mem-per-cpu", "mem-per-gpu"},
+)
+"""Options that say the same in different ways, and contradict each other."""
+_VARIABLES = {"time": "TIMELIMIT", "array": "ARRAY_INX", "mem": "MEM_PER_NODE"}
+"""Options -> names of their variables after SBATCH_, where these are others ("INPUT ENVIRONMENT VARIABLES")."""
+
+
+def overriding(script: str) -> frozenset[str]:
+    """The variables by which sbatch would override what a script sets; others (SBATCH_ACCOUNT) are user defaults."""
+    options = set(_SETS.findall(script))
+    options |= {option for like in _LIKE if like & options for option in like}
+    if "switches" in options:
+        options |= {"req-switch", "wait4switch"}
+    names = {_VARIABLES.get(option, option.upper().replace("-", "_")) for option in options}
+    return frozenset(_OURS_ALONE) | {f"SBATCH_{name}" for name in names}
 
 
 def steps_named(job_id: str, name: str) -> list[str]:
@@ -107,6 +128,48 @@ def job_fields(job_id: str) -> dict[str, str]:
     return {key: value for key, _, value in (word.partition("=") for word in words)}
 
 
+def own_job_id() -> str:
+    """The id of the job around this process, as users write it: 12, or 12_3 for element 3 of array 12.
+
+    An array's last element has the array's own number, under which scontrol tells of all elements.
+    """
+    array, element = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{element}" if array and element else os.environ["SLURM_JOB_ID"]
+
+
+_LIVES = frozenset(("", "RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING"))
+"""States in which a job takes steps, now or again; empty: Slurm says nothing of it."""
+_UNKNOWN_JOB = re.compile(r"Invalid job id|Job \S+ not found")
+"""What scontrol says of a job that slurmctld has forgotten."""
+
+
+def takes_steps(job_id: str) -> bool:
+    """Whether a job is neither over, nor unknown, nor being ended. True also where Slurm refuses to say.
+
+    Raises:
+        SchedulerSilentError: slurmctld does not answer.
+    """
+    try:
+        fields = job_fields(job_id)
+    except SchedulerSilentError:
+        raise
+    except SchedulerError as error:
+        return _UNKNOWN_JOB.search(str(error)) is None
+    return fields.get("JobState", "") in _LIVES and not preempted(fields)
+
+
+def preempted(fields: Mapping[str, str]) -> bool:
+    """Whether a job of higher priority has taken a job's nodes, or takes them after a grace time.
+
+    Meanwhile its state is RUNNING, though its steps have had SIGTERM. A job that was requeued has begun anew since.
+
+    Args:
+        fields: those of `job_fields`.
+    """
+    when, began = fields.get("PreemptTime", ""), fields.get("StartTime", "")
+    return when[:1].isdecimal() and when >= began
+
+
 _END_SECONDS = 30.0
 _LOOK_SECONDS = 0.2
 _MPIRUN_OPTIONS = "OMPI_MCA_plm_slurm_args"
@@ -125,8 +188,12 @@ def refused_in_a_job(launcher: str, slurm: SlurmSection) -> str | None:
 class SlurmAllocation(Placement):
     """The nodes that Slurm has given to this job, in their order. Paths are the same on all of them."""
 
-    def __init__(self, slurm: SlurmSection, node: NodeSection | None) -> None:
-        """`node`: what one of the nodes offers, where this machine differs from them."""
+    title = "Slurm"
+
+    def __init__(self, slurm: SlurmSection, node: NodeSection | None, cause: Callable[[], Cause] | None = None) -> None:
+        """`node`: what one of the nodes offers, where this machine differs from them. `cause`: why the job has ended,
+        which is asked once it takes no more steps; None: it is taken to go on."""
+        self._cause = cause
         self.python = slurm.python or sys.executable
         self._slurm = slurm
         self._node = node
@@ -135,6 +202,10 @@ class SlurmAllocation(Placement):
     def pool(self) -> tuple[Host, ...]:
         """All nodes of the job."""
         return tuple(map(Host, self._names))
+
+    def lost(self) -> Cause | None:
+        """Why Slurm starts no step in this job any more: it is over, or is being ended."""
+        return None if self._cause is None or takes_steps(own_job_id()) else self._cause()
 
     def limited_to(self, hosts: Sequence[Host]) -> SlurmAllocation:
         """A placement with only these nodes of the job."""

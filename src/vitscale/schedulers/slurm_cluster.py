@@ -15,7 +15,7 @@ from pathlib import Path
 from vitscale.errors import RequestError, shown
 from vitscale.machine.hardware import Machine
 from vitscale.schedulers.base import BatchJob, Cause, JobState, OwnJob, SchedulerError, Submitter, described
-from vitscale.schedulers.slurm import SlurmAllocation, ask, job_fields
+from vitscale.schedulers.slurm import SlurmAllocation, ask, job_fields, overriding, own_job_id, preempted
 from vitscale.study.sections import NodeSection, SlurmSection
 from vitscale.trial.trial import World
 
@@ -156,8 +156,10 @@ _UNDER_WAY = frozenset(
     )
 )
 """States of `squeue` ("JOB STATE CODES") in which a job may still do something."""
+_MAX_ARRAY_SIZE = re.compile(r"^MaxArraySize\s*=\s*(\d{1,9})", re.MULTILINE)
+_PREEMPTED = "preempted by a job of higher priority"
 _OTHER_ENDS = {
-    "PREEMPTED": "preempted by a job of higher priority",
+    "PREEMPTED": _PREEMPTED,
     "BOOT_FAIL": "a node did not boot",
     "DEADLINE": "the job's deadline came",
     "OUT_OF_MEMORY": "a node had no memory left for the job; ask for more (slurm.options)",
@@ -176,6 +178,7 @@ class SlurmCluster(Submitter):
         """`node`: what one of the nodes offers."""
         self.python = slurm.python or sys.executable
         self.arrays = slurm.jobs == "array"
+        self._most_elements: int | None = None
         self._slurm = slurm
         self._node = node
 
@@ -204,13 +207,23 @@ class SlurmCluster(Submitter):
         return "jobs of Slurm start their ranks by srun; use launcher = 'srun'"
 
     def own_job(self) -> OwnJob | None:
-        """The allocation around this process."""
-        nodes = os.environ.get("SLURM_JOB_NODELIST")
-        if not (job_id := os.environ.get("SLURM_JOB_ID")) or not nodes:
+        """The allocation around this process.
+
+        Raises:
+            RequestError: it is a heterogeneous one.
+        """
+        nodes, job_id = os.environ.get("SLURM_JOB_NODELIST"), os.environ.get("SLURM_JOB_ID")
+        if job_id and "SLURM_HET_SIZE" in os.environ:
+            # Its nodes are told by component, and a step runs on those of one.
+            raise RequestError(
+                f"job {job_id} is heterogeneous (SLURM_HET_SIZE), and ranks run on nodes that are all asked for alike",
+                next_step="Ask salloc or sbatch for them without ':'",
+            )
+        if not job_id or not nodes:
             return None
-        array, element = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
-        named = f"{array}_{element}" if array and element else job_id
-        placement = SlurmAllocation(self._slurm, self._node)
+        named = own_job_id()
+        _, _, element = named.partition("_")
+        placement = SlurmAllocation(self._slurm, self._node, lambda: self.cause(named, [nodes]))
         return OwnJob(named, int(element) if element else None, nodes, placement)
 
     def script(self, job: BatchJob) -> str:
@@ -223,11 +236,18 @@ class SlurmCluster(Submitter):
         Raises:
             SchedulerError: sbatch refuses the script, or does not say the job's number.
         """
-        said = ask("sbatch", "--parsable", str(script))
+        said = ask("sbatch", "--parsable", str(script), without=overriding(script.read_text(encoding="utf-8")))
         job_id = said.strip().rpartition("\n")[2].partition(";")[0]
         if not job_id.isdecimal():
             raise SchedulerError(f"sbatch does not say the job's number, but {shown(said)}")
         return job_id
+
+    def most_elements(self) -> int:
+        """One less than Slurm's MaxArraySize, which is asked for once."""
+        if self._most_elements is None:
+            size = _MAX_ARRAY_SIZE.search(ask("scontrol", "show", "config"))
+            self._most_elements = max(1, int(size[1]) - 1) if size else super().most_elements()
+        return self._most_elements
 
     def states(self, names: Sequence[str]) -> list[JobState]:
         """States from squeue; ended jobs for as long as slurmctld keeps them (MinJobAge)."""
@@ -247,27 +267,36 @@ class SlurmCluster(Submitter):
     def cause(self, job_id: str, nodes: Sequence[str] = ()) -> Cause:
         """Why a job ended, from Slurm, which drops failed nodes from the job's list; says so where Slurm forgot."""
         try:
-            fields = job_fields(job_id)
+            return _told(job_id, job_fields(job_id), ",".join(nodes))
         except SchedulerError:
             return Cause("failed", f"job {job_id} ended before this run was done; Slurm does not say why (any more)")
-        state, reason = fields.get("JobState", ""), fields.get("Reason", "")
-        if state == "TIMEOUT" or reason == "TimeLimit" or (state == "RUNNING" and _at_its_limit(fields)):
-            limit = fields.get("TimeLimit", "unknown")
-            return Cause("timeout", f"the job's time limit of {limit} was reached (slurm.time, job {job_id})")
-        if state == "NODE_FAIL" or reason == "NodeDown":
-            return _node_failure(job_id, ",".join(nodes) or fields.get("NodeList", ""))
-        if state in _OTHER_ENDS:
-            return Cause("failed", f"{_OTHER_ENDS[state]} (job {job_id})")
-        if state in ("CANCELLED", "COMPLETING"):
-            return Cause("failed", f"cancelled by scancel (job {job_id})")
-        if state == "RUNNING":
-            return Cause("failed", f"the job's driver was ended by a signal from outside Slurm (job {job_id})")
-        code, _, number = fields.get("ExitCode", "unknown").partition(":")
-        how = f"was ended by signal {number}" if number not in ("", "0") else f"ended with exit code {code}"
-        return Cause("failed", f"the driver of job {job_id} {how} before this run was done")
 
 
-def _at_its_limit(fields: dict[str, str]) -> bool:
+def _told(job_id: str, fields: Mapping[str, str], nodes: str) -> Cause:
+    """Why a job ended, or is ending, from what Slurm says of it and from the names of its nodes, as far as known."""
+    state, reason = fields.get("JobState", ""), fields.get("Reason", "")
+    if preempted(fields) and state not in ("TIMEOUT", "NODE_FAIL"):
+        return Cause("failed", f"{_PREEMPTED} (job {job_id})")
+    if state == "TIMEOUT" or reason == "TimeLimit" or (state == "RUNNING" and _at_its_limit(fields)):
+        limit = fields.get("TimeLimit", "unknown")
+        return Cause("timeout", f"the job's time limit of {limit} was reached (slurm.time, job {job_id})")
+    if state == "NODE_FAIL" or reason == "NodeDown":
+        return _node_failure(job_id, nodes or fields.get("NodeList", ""))
+    if state in _OTHER_ENDS:
+        return Cause("failed", f"{_OTHER_ENDS[state]} (job {job_id})")
+    if fields.get("BatchFlag") == "0" and state in ("COMPLETING", "COMPLETED", "FAILED"):
+        how = "cancelled, or given back" if state == "COMPLETING" else "given back"
+        return Cause("failed", f"the allocation was {how} (job {job_id})")
+    if state in ("CANCELLED", "COMPLETING"):
+        return Cause("failed", f"cancelled by scancel (job {job_id})")
+    if state == "RUNNING":
+        return Cause("failed", f"the job's driver was ended by a signal from outside Slurm (job {job_id})")
+    code, _, number = fields.get("ExitCode", "unknown").partition(":")
+    how = f"was ended by signal {number}" if number not in ("", "0") else f"ended with exit code {code}"
+    return Cause("failed", f"the driver of job {job_id} {how} before this run was done")
+
+
+def _at_its_limit(fields: Mapping[str, str]) -> bool:
     """Whether the warning before the time limit (`sbatch --signal`) has just come."""
     limit, spent = fields.get("TimeLimit", ""), fields.get("RunTime", "")
     if not (_SPAN.fullmatch(limit) and _SPAN.fullmatch(spent)):

@@ -14,6 +14,7 @@ A crash at any instant leaves each file whole or plainly incomplete: whole files
 at most at the end. Every attempt has a folder of its own, so nothing of two attempts can mix.
 """
 
+from vitscale.base.files import is_stream
 from vitscale.store.reading import (
     RunIndex,
     folder_of,
@@ -30,6 +31,7 @@ __all__ = [
     "RankLog",
     "RunIndex",
     "folder_of",
+    "is_stream",
     "load",
     "locked",
     "new_run_folder",

@@ -15,7 +15,6 @@ import hashlib
 import io
 import itertools
 import json
-import os
 import re
 import tarfile
 import zlib
@@ -26,6 +25,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from vitscale.base.files import whole_file
 from vitscale.errors import StoreError, shown
 from vitscale.store.lines import first_reason
 from vitscale.store.packs import RUN_FOLDER, rewritten, undecodable
@@ -58,7 +58,7 @@ def write_bundle(
 
     Args:
         results: the folder.
-        path: the file, which is replaced.
+        path: the file, which is replaced; its folder is made where missing.
         redact: whether names, paths, addresses and variables get stand-ins (`Redactor`).
         beside: an answer about the results, as JSON: answer.json.
 
@@ -68,12 +68,11 @@ def write_bundle(
     Raises:
         StoreError: it cannot be read or written.
     """
-    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
     files = {str(file.relative_to(results)): file for file in _files(results)}
     digests: dict[str, str] = {}
     try:
         with (
-            draft.open("wb") as raw,
+            whole_file(path, make_folder=True) as raw,
             gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed,
             tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
         ):
@@ -87,12 +86,9 @@ def write_bundle(
                     archive.addfile(entry)
             manifest = {"vitscale": "export", "version": 1, "redacted": redact, "sha256": digests}
             _add(archive, "manifest.json", json.dumps(manifest, indent=1).encode())
-        draft.replace(path)
     except OSError as error:
         what = f"{shown(str(error.filename or path))} cannot be bundled: {error.strerror or error}"
         raise StoreError(what, next_step="Give another file with -o") from None
-    finally:
-        draft.unlink(missing_ok=True)
     return digests
 
 

@@ -379,6 +379,9 @@ def read_check(path: Path) -> CheckRecord:
             raise ValueError(f"larger than {_LARGEST_BYTES >> 20} MiB")
         text = path.read_text(encoding="utf-8")
         content = refuse_wild_numbers(json.loads(text))
+        if isinstance(content, dict) and "trials" in content:
+            what = f"{path} is the record of a study, and of no check"
+            raise StoreError(what, next_step="Give a file of RESULTS/checks, which vitscale check writes")
         if isinstance(content, dict) and isinstance(content.get("format"), int) and content["format"] > FORMAT:
             what = f"{path} has check format {content['format']}, newer than this vitscale's {FORMAT}"
             raise StoreError(what, next_step="Update vitscale to read it")

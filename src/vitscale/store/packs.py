@@ -31,11 +31,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import TypeAdapter
 
+from vitscale.base.files import sync_folder
 from vitscale.errors import StoreError
 from vitscale.store.lines import COLUMNS, STEP_PREFIX, WINDOWS, RankLine, Steps, first_reason, refuse_wild_numbers
 from vitscale.store.records import RankRecord
 from vitscale.store.results import Outcome, Run, RunHeader
-from vitscale.store.writing import sync_folder, write_whole
+from vitscale.store.writing import write_whole
 from vitscale.trial.trial import Trial
 
 if TYPE_CHECKING:

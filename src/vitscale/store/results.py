@@ -53,6 +53,8 @@ class Imported(Record):
     """Ranks that the files tell of; not the whole world where they are one rank's log."""
     of_the_run: bool = False
     """The times are the whole run's, not those of one rank; they stand under rank 0."""
+    batch_told: bool | None = None
+    """Whether anybody told the trial's micro-batch, which is 1 otherwise; None: an older version did not record it."""
 
 
 class StudyImport(Record):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from vitscale.base.files import file_lock
+from vitscale.base.files import file_lock, sync_folder, whole_file
 from vitscale.errors import StoreError, shown
 from vitscale.store.lines import RankLine
 from vitscale.store.records import ErrorLine
@@ -21,28 +21,10 @@ _LAST_WORD_BYTES = 64 * 1024
 _FLUSH_SECONDS = 0.2
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Replaces `path` by `content`, text as UTF-8: after a crash it holds the old content or the new, never a mix."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
-    try:
-        with draft.open("wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Forces the names in a folder to disk."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def write_whole(path: Path, content: str | bytes, *, make_folder: bool = False) -> None:
+    """Replaces `path` by `content`, text as UTF-8, as `whole_file` does."""
+    with whole_file(path, make_folder=make_folder) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager

@@ -38,7 +38,8 @@ class StudyFile:
         self.text = text
         self.overrides = tuple(overrides)
         over = overridden(overrides)
-        self.raw = _overlaid(_overlaid(_toml(path, text), overlay or {}), over)
+        raw = _overlaid(_toml(path, text), overlay or {}, "site file or command line")
+        self.raw = _overlaid(_without_other_length(raw, over), over, _COMMAND_LINE)
         self._decided = {
             f"{section}.{key}": by
             for sections, by in ((overlay or {}, "--{key} or the site file"), (over, "the command line"))
@@ -165,20 +166,32 @@ class StudyFile:
         return RequestError(f"{shown(str(self.path))}: {what}", valid=valid or [], next_step=next_step)
 
 
-def _overlaid(raw: dict[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
+_COMMAND_LINE = "command line"
+
+
+def _without_other_length(raw: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """A study without its own length in epochs where the command line gives one in steps, and the reverse."""
+    for (section, key), (other, its) in itertools.permutations((("train", "epochs"), ("measure", "steps"))):
+        own = raw.get(other)
+        if key in over.get(section, {}) and its not in over.get(other, {}) and isinstance(own, dict):
+            raw = raw | {other: {name: value for name, value in own.items() if name != its}}
+    return raw
+
+
+def _overlaid(raw: dict[str, Any], overlay: Mapping[str, Any], source: str) -> dict[str, Any]:
     for name, section in overlay.items():
         if not isinstance(section, Mapping):
             raw[name] = section
             continue
         if name in SECTIONS:  # [sweep] has rules of its own
-            _check_by_itself(name, section)
+            _check_by_itself(name, section, source)
         own = raw.get(name, {})
         if isinstance(own, dict):  # anything else is refused later
             raw[name] = own | dict(section)
     return raw
 
 
-def _check_by_itself(name: str, section: Mapping[str, Any]) -> None:
+def _check_by_itself(name: str, section: Mapping[str, Any], source: str) -> None:
     """Checks a section that is put over a study by itself, so that nobody looks for its mistakes in the study file.
 
     Keys that it lacks may stand in the study file.
@@ -193,7 +206,8 @@ def _check_by_itself(name: str, section: Mapping[str, Any]) -> None:
         for problem in problems:
             problem["loc"] = (name, *problem["loc"])
         if problems:
-            raise RequestError(f"site file or command line{_messages(problems)}") from None
+            told = _messages(problems, by_hand=source == _COMMAND_LINE)
+            raise RequestError(f"{source}{told}") from None
 
 
 def _toml(path: Path, text: str) -> dict[str, Any]:
@@ -230,8 +244,11 @@ def _validated(path: Path, raw: Mapping[str, Any], text: str = "") -> Study:
     return study
 
 
-def _messages(problems: Sequence[ErrorDetails], text: str = "") -> str:
-    """What is wrong, with its line in `text`; several mistakes are listed one per line, at most five."""
+def _messages(problems: Sequence[ErrorDetails], text: str = "", *, by_hand: bool = False) -> str:
+    """What is wrong, with its line in `text`; several mistakes are listed one per line, at most five.
+
+    `by_hand`: the values are of the command line.
+    """
     listed: set[str] = set()
     # pydantic counts only valid items, so a list with wrong ones may seem too short: only the wrong ones are told.
     problems = [
@@ -239,7 +256,7 @@ def _messages(problems: Sequence[ErrorDetails], text: str = "") -> str:
         for problem in problems
         if problem["type"] != "too_short" or not any(other["loc"][:-1] == problem["loc"] for other in problems)
     ]
-    told = [(_line_of(text, problem["loc"]), _message(problem, listed)) for problem in problems[:5]]
+    told = [(_line_of(text, problem["loc"]), _message(problem, listed, by_hand=by_hand)) for problem in problems[:5]]
     if len(told) == 1:
         return "".join(f", {line}: {message}" if line else f": {message}" for line, message in told)
     lines = [f"\n  {line}{': ' if line else ''}{message}" for line, message in told]
@@ -260,7 +277,7 @@ def _line_of(text: str, where: Sequence[int | str]) -> str:
     return f"line {heading}" if heading else ""
 
 
-def _message(problem: ErrorDetails, listed: set[str]) -> str:
+def _message(problem: ErrorDetails, listed: set[str], *, by_hand: bool) -> str:
     """Words one problem: an unknown key with the valid ones and where it belongs, or a wrong value.
 
     A section's keys are listed only once; `listed` holds the sections whose keys have been.
@@ -294,6 +311,12 @@ def _message(problem: ErrorDetails, listed: set[str]) -> str:
     if section == "sweep" and problem["type"] == "list_type" and isinstance(problem["input"], dict):
         return wrong_value(problem, next_step='Write a field in quotes, as "train.engine" = ["ddp", "fsdp2"]')
     correct = f"Correct it in [{section}]" if section else "Correct it at the top"
+    if by_hand:
+        correct = "Correct it on the command line"
+        if problem["type"] in ("list_type", "tuple_type") and isinstance(problem["input"], str | int):
+            parts = [part.strip() for part in str(problem["input"]).split(",")]
+            listed_values = ", ".join(part if part.isdecimal() else f'"{part}"' for part in parts)
+            correct = f"Write '{section}.{last}=[{listed_values}]'"
     return wrong_value(problem, next_step=meant_value(f"{section}.{last}", problem["input"]) or correct)
 
 
@@ -376,14 +399,18 @@ def overlay(site: Path | None, *, launcher: str | None, scheduler: str | None, h
     """Merges what the site file and the command line put over a study; the command line wins.
 
     Raises:
-        RequestError: the site file cannot be read, is not TOML or has other sections.
+        RequestError: the site file cannot be read, is not TOML, or has other sections or wrong values; so has the
+            command line.
     """
     sections: dict[str, dict[str, Any]] = read_site(site) if site is not None else {}
+    for name, section in sections.items():
+        _check_by_itself(name, section, f"site file {shown(str(site))}")
     given = {"launcher": launcher, "scheduler": scheduler, "hostfile": str(hostfile.absolute()) if hostfile else None}
     chosen: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     if scheduler in ("local", "slurm") and hostfile is None:
         chosen["hostfile"] = None  # removes the study's or the site's hostfile, which has no meaning here
     if chosen:
+        _check_by_itself("launch", chosen, _COMMAND_LINE)
         sections["launch"] = sections.get("launch", {}) | chosen
     return sections
 

@@ -53,8 +53,11 @@ class _Known(_Part):
     train_micro_batch_size_per_gpu: int | None = Field(default=None, ge=1)
     gradient_accumulation_steps: int | None = Field(default=None, ge=1)
     gradient_clipping: float | None = Field(default=None, ge=0.0)
+    communication_data_type: str | None = None
     zero_optimization: _Zero = _Zero()
-    bf16: _Switch = _Switch()
+    bf16: _Switch | None = None
+    bfloat16: _Switch = _Switch()
+    """What `bf16` was called; DeepSpeed reads it where there is no `bf16` (`get_bfloat16_config`)."""
     fp16: _Switch = _Switch()
     torch_autocast: _Switch = _Switch()
     optimizer: _Optimizer | None = None
@@ -160,6 +163,7 @@ def fixed_fields(config: dict[str, Any]) -> dict[str, Any]:
         "train.gradient_clipping": known.gradient_clipping,
         "train.zero_stage": known.zero_optimization.stage,
         "train.precision": _precision(known),
+        "train.gradient_dtype": known.communication_data_type and known.communication_data_type.lower(),
     }
     if known.optimizer is not None:
         params = known.optimizer.params
@@ -171,7 +175,7 @@ def fixed_fields(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _precision(known: _Known) -> str | None:
-    switches = {"bf16-params": known.bf16, "fp16": known.fp16, "bf16": known.torch_autocast}
+    switches = {"bf16-params": known.bf16 or known.bfloat16, "fp16": known.fp16, "bf16": known.torch_autocast}
     enabled = [precision for precision, switch in switches.items() if switch.enabled]
     if len(enabled) > 1:
         what = f"the DeepSpeed configuration enables {' and '.join(enabled)} at once"
@@ -213,14 +217,19 @@ def contradictions(config: dict[str, Any], study_values: Mapping[str, Any]) -> l
 
 
 _ALSO_A_KEY: dict[str, tuple[str, ...]] = {
-    "train.offload": ("zero_optimization.offload_optimizer", "zero_optimization.offload_param"),
+    "train.offload": (
+        "zero_optimization.offload_optimizer",
+        "zero_optimization.offload_param",
+        "zero_optimization.cpu_offload",
+        "zero_optimization.cpu_offload_param",
+    ),
     "train.overlap_comm": ("zero_optimization.overlap_comm",),
     "train.bucket_mib": ("zero_optimization.reduce_bucket_size",),
     "train.gather_bucket_mib": (
         "zero_optimization.allgather_bucket_size",
         "zero_optimization.stage3_prefetch_bucket_size",
+        "zero_optimization.prefetch_bucket_size",
     ),
-    "train.gradient_dtype": ("communication_data_type",),
     "train.learning_rate_warmup_steps": ("scheduler",),
     "train.learning_rate_scaling": ("scheduler",),
 }

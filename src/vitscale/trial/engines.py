@@ -202,7 +202,8 @@ def _deepspeed(train: TrainSpec) -> Iterator[Refusal]:
         yield Refusal(
             f"train.gradient_dtype = {shown(train.gradient_dtype)} has no effect under DeepSpeed with precision = "
             f"'bf16' at zero_stage = {stage}: its autocast decides, and sends linear layers in bf16, the rest in fp32",
-            "Remove it, or use precision = 'fp32' or 'bf16-params', or zero_stage = 0",
+            "Remove it (communication_data_type in a DeepSpeed file), or use precision = 'fp32' or 'bf16-params', or "
+            "zero_stage = 0",
         )
     if train.offload == "parameters" and stage != 3:
         yield Refusal(

@@ -25,14 +25,17 @@ _DATA_BOUND = 0.1
 
 
 def unstable(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Runs whose epoch times have a standard deviation above 5 %, and steps whose middle half spans more than 20 %."""
+    """Runs whose times have a standard deviation above 5 %, and steps whose middle half spans more than 20 %."""
     if runs := worst(measured, _spread_of_runs, _RUNS_DIFFER):
+        times = "epoch" if runs.trial.epoch_costs else "step"
         yield warning(
             "unstable",
-            f"unstable: the epoch times of {count(runs.trials)} differ from run to run by more than "
+            f"unstable: the {times} times of {count(runs.trials)} differ from run to run by more than "
             f"{percent(_RUNS_DIFFER)} (standard deviation; {percent(runs.value)} in {name(runs.trial)})",
-            "Stop what else runs on the machine, or give the study nodes of its own; measure.target_ci adds runs until "
-            "the interval is narrow enough.",
+            "Look for what differed between the imported runs, or read each trial's time with its interval."
+            if imported(runs.trials)
+            else "Stop what else runs on the machine, or give the study nodes of its own; measure.target_ci adds runs "
+            "until the interval is narrow enough.",
             runs.trials,
         )
     if steps := worst(measured, lambda trial: trial.median_of(lambda run: run.step_spread), _STEPS_DIFFER):
@@ -72,10 +75,12 @@ def slow_steps(measured: Sequence[TrialResult]) -> Iterable[Finding]:
 
 
 def _spread_of_runs(trial: TrialResult) -> float | None:
-    """The standard deviation of the logarithms, which is the relative one where it is small."""
-    if len(trial.epoch_costs) < FEWEST_REPEATS:
+    """The standard deviation of the logarithms, which is the relative one where it is small; of the mean steps where
+    no run tells its epoch."""
+    costs = trial.epoch_costs or [run.step_seconds for run in trial.runs if run.step_seconds is not None]
+    if len(costs) < FEWEST_REPEATS:
         return None
-    return statistics.stdev(math.log(seconds) for seconds in trial.epoch_costs)
+    return statistics.stdev(math.log(seconds) for seconds in costs)
 
 
 def warming_up(measured: Sequence[TrialResult]) -> Iterable[Finding]:
@@ -183,12 +188,17 @@ def data_bound(measured: Sequence[TrialResult]) -> Iterable[Finding]:
         reads = f"; its loader reads {rate:,.0f} images/s a rank" if rate is not None else ""
         reads += f" from {data.source}" if rate is not None and data.source is not None else ""
         decoded = ', or data.source = "cache"' if data.source == "jpeg" else ""
+        others = imported(hungry.trials)  # no file tells their workers
+        workers = "" if others else f", with data.workers = {data.workers}{reads}"
         yield warning(
             "data-bound",
             f"data-bound: {count(hungry.trials)} wait for data for more than {percent(_DATA_BOUND)} of a step "
-            f"({percent(hungry.value)} in {name(hungry.trial)}, with data.workers = {data.workers}{reads})",
-            f"Set data.workers = {2 * data.workers or 2} or more, as far as there are cores for them{decoded}: until "
-            "then the figures say how the loader scales.",
+            f"({percent(hungry.value)} in {name(hungry.trial)}{workers})",
+            "Look at the loader of that training: its workers and their cores, what it reads, and what it decodes; "
+            "these figures say how the loader scales."
+            if others
+            else f"Set data.workers = {2 * data.workers or 2} or more, as far as there are cores for them{decoded}: "
+            "until then the figures say how the loader scales.",
             hungry.trials,
         )
 

@@ -49,6 +49,7 @@ RULES: tuple[Rule, ...] = (
     optimizer.adam_is_adamw,
     optimizer.scheduler_type,
     parts.scaling_before_reduction,
+    parts.refused_values,
     parts.keys_without_effect_at_this_stage,
     parts.old_form_of_zero,
     parts.parts_that_need_the_program,
@@ -107,6 +108,8 @@ _ALWAYS_SETTLED = (*BATCH_KEYS, "gradient_clipping", "timers.throughput", "steps
 """Keys that vitscale's engine writes into every configuration, so that no file leaves them open."""
 
 _SWITCHES = {"bf16": "torch_autocast", "bf16-params": "bf16", "fp16": "fp16"}
+_PRECISIONS = {"fp32": "fp32", "bf16": "autocast", "bf16-params": "bf16", "fp16": "fp16"}
+"""A study's precision -> that of `View.precision`."""
 
 
 def findings_of(trials: Mapping[str, Trial]) -> tuple[Finding, ...]:
@@ -130,6 +133,7 @@ def _setting(trial: Trial) -> Setting:
         deepspeed=version,
         installed=version is not None,
         stage=trial.train.zero_stage,
+        precision=_PRECISIONS[trial.train.precision],
         settled=frozenset(_settled(trial.train)),
     )
 

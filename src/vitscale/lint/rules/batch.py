@@ -30,7 +30,15 @@ def batch_arithmetic(view: View) -> Iterator[Finding]:
 
 def _closes(view: View, sizes: dict[str, int]) -> Iterator[Finding]:
     total, micro, accumulation = sizes.get(GLOBAL), sizes.get(MICRO), sizes.get(ACCUMULATION)
-    gpus = view.setting.gpus
+    gpus, shared = view.setting.gpus, int(view.number("sequence_parallel_size", 1) or 1)
+    of_gpus = "GPUs"
+    if shared > 1:  # those that share a sequence train the same images
+        of_gpus = f"groups of {shared:,} GPUs that share sequences"
+        if gpus is not None and gpus % shared:
+            message = f"{gpus:,} GPUs are no multiple of it"
+            yield _finding(view, "error", "sequence_parallel_size", message, "Take a divisor of the number of GPUs")
+            return
+        gpus = None if gpus is None else gpus // shared
     if total is None:
         if micro is None:
             yield _finding(
@@ -47,19 +55,20 @@ def _closes(view: View, sizes: dict[str, int]) -> Iterator[Finding]:
         )  # fmt: skip
     elif gpus is not None and total % (per_gpu * gpus):
         yield _finding(
-            view, "error", GLOBAL, f"{total:,} is no multiple of {product} on {gpus:,} GPUs ({per_gpu * gpus:,})",
+            view, "error", GLOBAL, f"{total:,} is no multiple of {product} on {gpus:,} {of_gpus} ({per_gpu * gpus:,})",
             f"Take a multiple of {per_gpu * gpus:,}, or leave {GLOBAL} out: it follows from the others",
         )  # fmt: skip
     elif micro is not None and accumulation is not None:
         if gpus is not None and total != per_gpu * gpus:
             yield _finding(
                 view, "error", GLOBAL,
-                f"{total:,} is not {product} x {gpus:,} GPUs = {per_gpu * gpus:,}; it closes on {total // per_gpu:,}",
+                f"{total:,} is not {product} x {gpus:,} {of_gpus} = {per_gpu * gpus:,}; it closes on "
+                f"{total // per_gpu:,}",
                 f"Leave {GLOBAL} or {ACCUMULATION} out: it follows from the others",
             )  # fmt: skip
         elif gpus is None:
             yield _finding(
-                view, "note", GLOBAL, f"With {product} the file runs on exactly {total // per_gpu:,} GPUs",
+                view, "note", GLOBAL, f"With {product} the file runs on exactly {total // per_gpu:,} {of_gpus}",
                 f"Leave {GLOBAL} out to run on any number, or say --gpus",
             )  # fmt: skip
 

@@ -58,8 +58,10 @@ def _keys(view: View, part: dict[str, Any], above: str) -> Iterator[tuple[str, s
 
 def _judged(view: View, key: str, name: str, part: str) -> Iterator[Finding]:
     release = view.release
-    fact = release.fact(key)
+    fact = None if "." in name else release.fact(key)
     refuses = release.fact(part) == "strict"
+    if key == "data_parallel_size" and release.fact("sequence_parallel_size") is not None:
+        return  # deepspeed/__init__.py, outside what the table is made from, makes a mesh of both
     source = view.source(_file_of(part))
     if fact == "refused":
         message = f"DeepSpeed {release.version} has this no more, and refuses a file that holds it"
@@ -69,17 +71,24 @@ def _judged(view: View, key: str, name: str, part: str) -> Iterator[Finding]:
         new = fact.partition(": ")[2]
         successor = f"{part}.{new}"
         message, fix = f"DeepSpeed warns that this key is deprecated in favour of {new}", f"Use {successor}"
-        if view.has(successor):
+        if view.has(successor) or view.has(f"{part}.stage3_{new}"):
             message = f"DeepSpeed refuses this deprecated key together with {new}"
             yield finding("deprecated-key", "error", key, message, "Remove it", source)
         else:
             yield finding("deprecated-key", "warning", key, message, fix, source)
+    elif refuses and name.startswith("stage3_") and view.has(other := f"{part}.{name.removeprefix('stage3_')}"):
+        message = f"It is another name of {other}, and DeepSpeed refuses a file with both"
+        yield finding("two-names", "error", key, message, "Remove one of them", source)
     elif fact is None and release.fact(part) != "open" and not (not refuses and name.lower().startswith(_COMMENTS)):
         yield _unknown(view, key, name, part, refuses=refuses, source=source)
 
 
 def _unknown(view: View, key: str, name: str, part: str, *, refuses: bool, source: str) -> Finding:
     release = view.release
+    if "." in name and release.fact(key) is not None:
+        message = f"DeepSpeed {release.version} knows no names with dots, and ignores this one without a word"
+        first, _, rest = name.partition(".")
+        return finding("unknown-key", "error", key, message, f'Nest it: {{"{first}": {{"{rest}": ...}}}}', source)
     done = (
         f"DeepSpeed {release.version} refuses a file with it"
         if refuses

@@ -23,15 +23,20 @@ _DEVICES = ("cpu", "nvme")
 
 
 def _buffer_bytes(view: View) -> int:
-    """Fewest bytes that an element of a bucket's buffer takes.
+    """Bytes that a buffer takes for each element of a bucket.
 
-    At stages 1 and 2 an element has the type of the weights (which autocast leaves in fp32), whatever is sent. At stage
-    3 it has the type in which gradients are sent. See `setup_buckets` in stage_1_and_2.py and `ipg_buckets` in
-    stage3.py of 0.19.8.
+    At stages 1 and 2 an element has the type of the weights (which autocast leaves in fp32), whatever is sent, or at
+    stage 1 that in which gradients are accumulated. At stage 3 it has the type in which gradients are sent. Under
+    autocast there is a buffer for each type in which weights are used: fp32 (norms) and 16 bits. See `setup_buckets` in
+    stage_1_and_2.py and `ipg_buckets` in stage3.py of 0.19.8.
     """
+    if view.precision == "autocast":
+        return 2 + 4 if view.stage == 3 else 4 + 4
+    if view.stage == 1 and view.accumulates is not None:
+        return 4 if view.accumulates == "fp32" else 2
     if view.stage == 3 and view.text("communication_data_type") is not None:
         return 4 if (view.text("communication_data_type") or "").lower() == "fp32" else 2
-    return 4 if view.precision == "fp32" or (view.precision == "autocast" and view.stage != 3) else 2
+    return 4 if view.precision == "fp32" else 2
 
 
 def bucket_memory(view: View) -> Iterator[Finding]:
@@ -46,9 +51,9 @@ def bucket_memory(view: View) -> Iterator[Finding]:
     if taken > states:
         yield finding(
             "bucket-memory", "warning", "zero_optimization.reduce_bucket_size",
-            f"{buffers} buffer{'s' * (buffers > 1)} of {bucket:,.0f} elements x {_buffer_bytes(view)} bytes take "
-            f"{size(taken)} on each GPU, more than all states of the model (16 bytes x {parameters:,} parameters = "
-            f"{size(states)})",
+            f"{buffers} buffer{'s' * (buffers > 1)} of {bucket:,.0f} elements x {_buffer_bytes(view)} bytes"
+            f"{' (fp32 and 16 bits)' if view.precision == 'autocast' else ''} take {size(taken)} on each GPU, more "
+            f"than all states of the model (16 bytes x {parameters:,} parameters = {size(states)})",
             f"Set reduce_bucket_size to about a tenth of the model: {good_bucket(parameters):,}",
             view.source("runtime/zero/stage3.py (ipg_buckets)" if stage == 3 else
                         "runtime/zero/stage_1_and_2.py (setup_buckets)"),
@@ -70,16 +75,20 @@ def offload_that_cannot_pay(view: View) -> Iterator[Finding]:
         return
     gpus = view.setting.gpus or 1
     shared = f" / {gpus:,} GPUs" if gpus > 1 else ""
+    weights = 2 if view.precision in ("bf16", "fp16") else 4
     for part, each, what, cost in (
         ("offload_optimizer", 12, "optimizer states", "the gradients go to the host and the new weights come back in "
          "every step, and the processor computes Adam"),
-        ("offload_param", 4, "parameters", "every layer waits for its weights from the host, in forward and backward"),
+        ("offload_param", weights, "parameters", "every layer waits for its weights from the host, in forward and "
+         "backward"),
     ):  # fmt: skip
-        freed = each * parameters / gpus
+        ratio = view.number(f"zero_optimization.{part}.ratio", 1)
+        freed = each * parameters / gpus * (1 if ratio is None else min(max(ratio, 0), 1))
+        partly = f" x {ratio:g}" if ratio is not None and ratio < 1 else ""
         if _offloads(view, part) and (part == "offload_optimizer" or stage == 3) and freed < _LITTLE * _SMALL_GPU_BYTES:
             yield finding(
                 "offload-cannot-pay", "warning", f"zero_optimization.{part}",
-                f"It frees {each} bytes x {parameters:,} parameters{shared} = {size(freed)} of {what} per GPU, "
+                f"It frees {each} bytes x {parameters:,} parameters{shared}{partly} = {size(freed)} of {what} per GPU, "
                 f"{100 * freed / _SMALL_GPU_BYTES:.1f} % of even a 16 GiB GPU; for that {cost}",
                 f"Remove {part}; to save memory checkpoint activations, which need far more in a model of this size",
                 _ZERO_PAPER,
@@ -97,6 +106,12 @@ def offload_without_effect(view: View) -> Iterator[Finding]:
     if stage is None:
         return
     source = view.source("runtime/zero/config.py")
+    if stage in (1, 2) and _offloads(view, "offload_optimizer") == "nvme":
+        then = "nothing is offloaded" if sends_by_itself(view) else "the states go to the host's memory instead"
+        message = f"nvme is for stage 3: at stage {stage} {then}, and nothing is written to nvme_path"
+        fix = 'Write "device": "cpu" if that is meant, or take stage 3'
+        where = view.source("runtime/zero/stage_1_and_2.py")
+        yield finding("offload-without-effect", "warning", f"{zero}.offload_optimizer.device", message, fix, where)
     if stage < 3 and _offloads(view, "offload_param"):
         message = f"offload_param is for stage 3 alone: at stage {stage} the parameters stay on the GPU"
         yield finding("offload-without-effect", "warning", f"{zero}.offload_param", message, "Remove it", source)
@@ -135,19 +150,23 @@ def stage_that_saves_little(view: View) -> Iterator[Finding]:
 
 
 def parameters_gathered_once(view: View) -> Iterator[Finding]:
-    """Stage 3 on a model below its thresholds, which keeps every gathered parameter."""
+    """Stage 3 on a model so small that each gathered parameter stays until backward has used it.
+
+    Whether it is released is decided by the parameters that are gone through until then, at most twice the model
+    (`__params_to_release`); max_live_parameters limits fetching ahead alone.
+    """
     parameters = view.setting.parameters
     if parameters is None or view.stage != 3:
         return
-    limits = [
-        view.number(view.zero(f"stage3_{name}", name), 1e9) for name in ("max_live_parameters", "max_reuse_distance")
-    ]
-    if all(limit is not None and limit >= parameters for limit in limits):
+    key = view.zero("stage3_max_reuse_distance", "max_reuse_distance")
+    distance = view.number(key, 1e9)
+    if distance is not None and distance >= 2 * parameters:
         yield finding(
-            "parameters-gathered-once", "note", "zero_optimization.stage3_max_live_parameters",
-            f"The model's {parameters:,} parameters are below max_live_parameters and max_reuse_distance: what forward "
-            "gathers stays until backward has used it. So every GPU holds the whole model in each step, and stage 3 "
-            "frees little more than stage 2",
-            "To free parameters at once set both to 0, which gathers them a second time in backward",
+            "parameters-gathered-once", "note", key,
+            f"Twice the model's {parameters:,} parameters, the way through forward and back, are no more than "
+            "max_reuse_distance: what forward gathers stays until backward has used it. So every GPU holds the whole "
+            "model in each step, and stage 3 frees little more than stage 2",
+            "To free parameters at once set max_reuse_distance and prefetch_bucket_size to 0, which gathers them a "
+            "second time in backward",
             view.source("runtime/zero/partitioned_param_coordinator.py"),
         )  # fmt: skip

@@ -22,6 +22,14 @@ _TORCH_SCHEDULERS = (
 
 _WITH_ZERO = ("adam", "adamw", "adagrad", "lion", "muon")
 """ZERO_SUPPORTED_OPTIMIZERS of deepspeed/runtime/zero/utils.py."""
+_CLASSES = ("fusedadam", "deepspeedcpuadam", "cpuadam", "zenflowcpuadam")
+"""Classes, in small letters, of which DeepSpeed takes one by itself where a file says Adam or AdamW."""
+_NEEDED = {
+    "WarmupDecayLR": ("total_num_steps",),
+    "WarmupCosineLR": ("total_num_steps",),
+    "OneCycle": ("cycle_min_lr", "cycle_max_lr"),
+}
+"""Schedules of DeepSpeed -> the parameters without which they cannot start: deepspeed/runtime/lr_schedules.py."""
 _COMPRESSED = ("onebitadam", "onebitlamb", "zerooneadam")
 
 
@@ -60,7 +68,10 @@ def optimizer_type(view: View) -> Iterator[Finding]:
     lower = name.lower()
     if lower not in known and name not in _TORCH_OPTIMIZERS:
         once = view.release.once_named("optimizers", lower)
-        if once is not None:
+        if lower in _CLASSES:
+            message = f"{shown(name)} is the name of a class: DeepSpeed takes it by itself for AdamW where it suits"
+            fix = "Write AdamW"
+        elif once is not None:
             message = f"DeepSpeed {view.release.version} has no {shown(name)}; other releases have it ({once})"
             fix = "Run such a release, or take AdamW"
         else:
@@ -108,6 +119,13 @@ def scheduler_type(view: View) -> Iterator[Finding]:
             "scheduler-type", "error", "scheduler.type",
             f"Neither DeepSpeed {view.release.version} nor torch.optim.lr_scheduler has {shown(name)}",
             f"Write {close[0]}" if close else f"One of {', '.join(known)}", source,
+        )  # fmt: skip
+    elif not view.open("scheduler.params") and (
+        lacking := [key for key in _NEEDED.get(name, ()) if not view.has(f"scheduler.params.{key}")]
+    ):
+        yield finding(
+            "scheduler-type", "error", "scheduler.params", f"{name} cannot start without {' and '.join(lacking)}",
+            f"Give {' and '.join(lacking)}", view.source("runtime/lr_schedules.py"),
         )  # fmt: skip
     elif not view.has("scheduler.params"):
         yield finding(

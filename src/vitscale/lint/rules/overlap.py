@@ -24,11 +24,11 @@ def overlaps(view: View) -> bool | None:
 
 def sends_by_itself(view: View) -> bool:
     """Whether the optimizer is BF16_Optimizer, which has buckets of its own."""
-    offloads = view.text("zero_optimization.offload_optimizer.device") in ("cpu", "nvme")
+    offloads = view.text("zero_optimization.offload_optimizer.device") == "cpu"  # with nvme it is this optimizer too
     return (
         view.stage == 1
-        and view.on("bf16.enabled")
-        and view.text("data_types.grad_accum_dtype") in ("fp32", "float32")
+        and view.precision == "bf16"
+        and view.accumulates == "fp32"
         and not (offloads or view.on("zero_optimization.cpu_offload"))
     )
 

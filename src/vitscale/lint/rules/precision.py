@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vitscale.errors import shown
-from vitscale.lint.view import View, finding
+from vitscale.lint.view import DTYPES, View, finding
 from vitscale.present.document import Finding
 
 _FP16_LARGEST = 65504
+_OFFLOADED = "zero_optimization.offload_optimizer"
 _TF32 = "https://pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices"
-_TYPES = {"fp32": "fp32", "float32": "fp32", "float": "fp32", "fp16": "fp16", "float16": "fp16", "half": "fp16"}
-_TYPES |= {"bf16": "bf16", "bfloat16": "bf16"}
 
 
 def no_reduced_precision(view: View) -> Iterator[Finding]:
@@ -20,7 +19,7 @@ def no_reduced_precision(view: View) -> Iterator[Finding]:
         return
     said = next((f"{part}.enabled" for part in ("bf16", "fp16", "torch_autocast") if view.has(f"{part}.enabled")), "")
     switch = '"torch_autocast": {"enabled": true, "dtype": "bfloat16"}'
-    if view.release.fact("torch_autocast") is None:
+    if view.release.fact("torch_autocast") is None or view.on("zero_optimization.zero_quantized_weights"):
         switch = '"bf16": {"enabled": true}'
     yield finding(
         "no-reduced-precision", "warning", said,
@@ -34,7 +33,7 @@ def no_reduced_precision(view: View) -> Iterator[Finding]:
 
 def several_precisions(view: View) -> Iterator[Finding]:
     """fp16 and bf16 at once, or autocast on top of one of them."""
-    bf16 = view.on("bf16.enabled") or view.on("bfloat16.enabled")
+    bf16 = view.on(f"{view.bf16}.enabled")
     fp16, autocast = view.on("fp16.enabled"), view.on("torch_autocast.enabled")
     if bf16 and fp16:
         yield finding(
@@ -43,22 +42,23 @@ def several_precisions(view: View) -> Iterator[Finding]:
         )  # fmt: skip
     elif autocast and (bf16 or fp16):
         kept = "bf16" if bf16 else "fp16"
+        part = view.bf16 if bf16 else "fp16"
         yield finding(
             "several-precisions", "warning", "torch_autocast.enabled",
-            f"{kept}.enabled turns the weights into {kept} already; autocast finds little left to cast",
-            f"Enable one: torch_autocast keeps fp32 weights, {kept}.enabled does not",
+            f"{part}.enabled turns the weights into {kept} already; autocast finds little left to cast",
+            f"Enable one: torch_autocast keeps fp32 weights, {part}.enabled does not",
             view.source("runtime/torch_autocast.py"),
         )  # fmt: skip
 
 
 def bf16_is_not_autocast(view: View) -> Iterator[Finding]:
     """`bf16.enabled`, which is not the same as PyTorch's autocast."""
-    if view.precision == "bf16" and not view.on("torch_autocast.enabled"):
+    if view.on(f"{view.bf16}.enabled") and not view.on("torch_autocast.enabled"):
         instead = ", which is torch_autocast here" if view.release.fact("torch_autocast") is not None else ""
         yield finding(
-            "bf16-is-not-autocast", "note", "bf16.enabled",
-            "bf16.enabled turns weights and gradients into bf16 (the optimizer keeps fp32 copies), so that every "
-            "operation computes in bf16: norms and softmax too, which torch.autocast computes in fp32",
+            "bf16-is-not-autocast", "note", f"{view.bf16}.enabled",
+            f"{view.bf16}.enabled turns weights and gradients into bf16 (the optimizer keeps fp32 copies), so that "
+            "every operation computes in bf16: norms and softmax too, which torch.autocast computes in fp32",
             f"Do not take its curves for those of autocast{instead}", view.source("runtime/engine.py"),
         )  # fmt: skip
 
@@ -69,7 +69,11 @@ def loss_scale(view: View) -> Iterator[Finding]:
         return
     source = view.source("runtime/fp16/loss_scaler.py")
     fixed, power = view.number("fp16.loss_scale", 0), view.number("fp16.initial_scale_power", 16)
-    hysteresis, window = view.number("fp16.hysteresis", 2), view.number("fp16.loss_scale_window", 1000)
+    # Both optimizers of stage 0 halve the scale at once (_update_scale in fp16/fused_optimizer.py).
+    hysteresis, window = (
+        1 if view.stage == 0 else view.number("fp16.hysteresis", 2),
+        view.number("fp16.loss_scale_window", 1000),
+    )
     if isinstance(view.value("fp16.loss_scale"), bool) or (fixed is not None and fixed < 0):
         yield finding(
             "fp16-loss-scale", "error", "fp16.loss_scale",
@@ -118,7 +122,15 @@ def communication_type(view: View) -> Iterator[Finding]:
     if sent is None:
         return
     kind = sent.lower()
-    if kind not in ("fp32", "fp16", "bf16"):
+    cast = DTYPES.get(view.text("torch_autocast.dtype") or "bf16")
+    if view.precision == "autocast" and view.stage and kind in ("fp32", "fp16", "bf16") and kind != cast:
+        yield finding(
+            "communication-type", "warning", key,
+            f"Without effect: under torch_autocast stage {view.stage} sends each gradient in the type in which its "
+            "weight is used, whatever is written here",
+            "Remove it", f"{view.source('runtime/base_optimizer.py')} (get_param_comm_dtype)",
+        )  # fmt: skip
+    elif kind not in ("fp32", "fp16", "bf16"):
         yield finding(
             "communication-type", "error", key, f"DeepSpeed does not know {shown(sent)}", "Write fp32, fp16 or bf16",
             view.source("runtime/config.py"),
@@ -144,7 +156,7 @@ def accumulation_type(view: View) -> Iterator[Finding]:
     written = view.text(key)
     if written is None or view.stage != 0:
         return
-    kind = _TYPES.get(written.removeprefix("torch."))
+    kind = view.accumulates
     model = "fp32" if view.precision == "autocast" else view.precision
     if kind is None:
         yield finding(
@@ -162,12 +174,16 @@ def accumulation_type(view: View) -> Iterator[Finding]:
 def low_precision_states(view: View) -> Iterator[Finding]:
     """Master weights and optimizer states in 16 bits without the settings that they need."""
     masters = ("bf16.bf16_master_weights_and_grads", "fp16.fp16_master_weights_and_grads")
-    for key in (*masters, "bf16.bf16_optimizer_states"):
+    states = "bf16.bf16_optimizer_states"
+    on_the_cpu = view.text(f"{_OFFLOADED}.device") == "cpu" or view.on("zero_optimization.cpu_offload")
+    for key in (*masters, states):
         missing = ""
         if view.stage == 0:
             missing = "a ZeRO stage from 1 on"
         elif key not in masters and not view.on(masters[0]):
             missing = masters[0]
+        elif key in masters and not (on_the_cpu or view.open(_OFFLOADED) or (key == masters[0] and view.on(states))):
+            missing = f'"device": "cpu" in {_OFFLOADED}'
         if view.on(key) and missing:
             yield finding(
                 "low-precision-states", "error", key, f"DeepSpeed refuses it without {missing}",

@@ -153,6 +153,23 @@ def _as_number(value: object, kind: str) -> float | None:
     return min(max(value, -_LARGEST_WHOLE), _LARGEST_WHOLE) if isinstance(value, int) else None
 
 
+_NOT_FILLED_IN = ("wall_clock_breakdown", "steps_per_print", "communication_data_type", "flops_profiler")
+"""What the Hugging Face Trainer leaves as it is: `fill_match` in transformers/integrations/deepspeed.py."""
+
+
+def _left_open(part: dict[str, Any]) -> list[str]:
+    """Dotted names of a part's values that are "auto", at any depth."""
+    inside = [name for name, value in part.items() if value == "auto"]
+    deeper = [(name, _left_open(value)) for name, value in part.items() if isinstance(value, dict)]
+    return inside + [f"{name}.{rest}" for name, names in deeper for rest in names]
+
+
+def _integrated(keys: list[str]) -> str:
+    never = [key for key in keys if key.partition(".")[0] in _NOT_FILLED_IN]
+    most = "The Hugging Face Trainer and Accelerate fill in what they have an argument for"
+    return f"{most}, which {' and '.join(never[:2])} is not among" if never else most
+
+
 def values_left_to_an_integration(view: View) -> Iterator[Finding]:
     """Values "auto", which the Hugging Face Trainer and Accelerate fill in, but not DeepSpeed itself."""
     keys = [name for name, value in view.config.items() if value == "auto" and name not in view.setting.settled]
@@ -160,8 +177,7 @@ def values_left_to_an_integration(view: View) -> Iterator[Finding]:
         f"{name}.{inside}"
         for name, part in view.config.items()
         if isinstance(part, dict)
-        for inside, value in part.items()
-        if value == "auto"
+        for inside in _left_open(part)
     ]
     if keys or inner:
         known = [key for key in (*keys, *inner) if view.release.fact(key) is not None]
@@ -169,9 +185,8 @@ def values_left_to_an_integration(view: View) -> Iterator[Finding]:
         if known:
             yield finding(
                 "auto-value", "note", known[0] if len(known) == 1 else "",
-                f'"auto" stands at {several}. The Hugging Face Trainer and Accelerate fill that in; without them '
-                "DeepSpeed fails on it at the top level, and takes its own default inside of parts such as "
-                "zero_optimization",
+                f'"auto" stands at {several}. {_integrated(known)}; DeepSpeed itself takes "auto" for its default in '
+                "zero_optimization, bf16 and fp16, and elsewhere fails on it or takes it for true",
                 "Without that integration write the values out",
                 "https://huggingface.co/docs/transformers/main/en/deepspeed and "
                 + view.source("runtime/config_utils.py"),

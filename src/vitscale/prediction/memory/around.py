@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from vitscale.prediction.memory.holding import Holding, Parts, added, communicated_bytes, shard, weight_bytes
 from vitscale.prediction.memory.in_stages import InTurn
-from vitscale.prediction.memory.zero import zero_settings
+from vitscale.prediction.memory.zero import traversal, zero_settings
 from vitscale.trial.model_counts import Module
 from vitscale.trial.trial import Trial
 
@@ -133,16 +133,26 @@ def _zero_3(trial: Trial, parts: Sequence[Part]) -> tuple[list[Parts], list[Part
     upto, rest = list(accumulate(large)), sum(large)
     lasting = sum(part.elements for part in parts) - rest
     largest = max((n for part in parts for n in part.tensors), default=0)
-    ahead = settings.prefetch_bucket + largest
+    ahead = min(settings.prefetch_bucket, settings.max_live) + largest
     forward: list[Parts] = []
     backward: list[Parts] = []
-    for number, own in enumerate(large):
+    order = tuple((module, part.block) for part in parts for module in part.modules)
+    went = traversal(order, settings, train.activation_checkpointing)
+    on_cpu = train.device == "cpu"
+    if went.gathered_twice * bool(each) > min(rest, ahead):
+        ends = list(accumulate(len(part.modules) for part in parts))
+        for part, end in zip(parts, ends, strict=True):
+            own = slice(max(0, min(end - len(part.modules), len(order) - 1)), max(end, 1))
+            there, asked, again = (max(of[own]) for of in (went.forward, went.coming, went.backward))
+            forward.append({"gathered weights": (lasting + there) * each, "gloo's copies": on_cpu * asked * each})
+            backward.append({"gathered weights": (lasting + again) * each})
+        return forward, backward
+    for number in range(len(large)):
         left = min(rest - upto[number], ahead)
-        kept = upto[number] if rest <= settings.max_kept else own
-        copied = left * each if train.device == "cpu" and left < rest else 0
-        arriving = {"gathered weights": (lasting + kept + 2 * left) * each, "gloo's copies": copied}
-        forward.append(arriving)
-        backward.append({"gathered weights": (lasting + kept) * each} if rest <= settings.max_kept else arriving)
+        copied = left * each if on_cpu and left < rest else 0
+        kept = lasting + upto[number]
+        forward.append({"gathered weights": (kept + 2 * left) * each, "gloo's copies": copied})
+        backward.append({"gathered weights": kept * each})
     return forward, backward
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from vitscale.prediction.memory import holding
 from vitscale.trial.model_cost import ParameterShapes
-from vitscale.trial.model_counts import Block
+from vitscale.trial.model_counts import Block, Module
 from vitscale.trial.trial import TrainSpec, Trial
 
 
@@ -20,29 +20,40 @@ class ZeroSettings(NamedTuple):
     reduce_bucket: int
     prefetch_bucket: int
     persistence_threshold: int
-    max_kept: int
+    max_live: int
+    max_reuse: int
     overlap: bool
 
 
 def zero_settings(train: TrainSpec) -> ZeroSettings:
-    """The study's settings, or else those of the user's file, or else DeepSpeed's defaults."""
+    """The study's settings, or else those of the user's file, or else DeepSpeed's defaults.
+
+    DeepSpeed takes the keys of stage 3 with `stage3_` before them and without (`populate_by_name`).
+    """
     zero = section(train.deepspeed_config, "zero_optimization")
 
     def elements(key: str, default: int) -> int:
-        value = zero.get(key)
-        return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else default
+        value = as_number(zero.get(f"stage3_{key}", zero.get(key)))
+        return default if value is None else int(value)
 
     reduce_bucket = elements("reduce_bucket_size", 500_000_000)
-    prefetch = elements("stage3_prefetch_bucket_size", 50_000_000)
+    prefetch = elements("prefetch_bucket_size", 50_000_000)
     if train.bucket_mib is not None:
         reduce_bucket = train.bucket_mib * 2**20 // holding.communicated_bytes(train)
     if train.gather_bucket_mib is not None:
         prefetch = train.gather_bucket_mib * 2**20 // holding.weight_bytes(train)
-    overlap = zero.get("overlap_comm") is True if train.overlap_comm is None else train.overlap_comm
-    live = elements("stage3_max_live_parameters", 10**9)
-    reuse = elements("stage3_max_reuse_distance", 10**9)
-    threshold = elements("stage3_param_persistence_threshold", 100_000)
-    return ZeroSettings(reduce_bucket, prefetch, threshold, min(live, reuse), overlap)
+    overlap = as_flag(zero.get("overlap_comm")) is True if train.overlap_comm is None else train.overlap_comm
+    live, reuse = elements("max_live_parameters", 10**9), elements("max_reuse_distance", 10**9)
+    threshold = elements("param_persistence_threshold", 100_000)
+    return ZeroSettings(reduce_bucket, prefetch, threshold, live, reuse, overlap)
+
+
+_SWITCHES = (
+    "cpu_offload", "cpu_offload_param", "zero_quantized_weights", "zero_quantized_nontrainable_weights",
+    "zero_quantized_gradients",
+)  # fmt: skip
+_GROUPS = ("zero_hpz_partition_size", "mics_shard_size")
+_NO_GROUPS = (None, 0, 1, -1)
 
 
 def modelled(train: TrainSpec) -> bool:
@@ -50,7 +61,28 @@ def modelled(train: TrainSpec) -> bool:
     config = train.deepspeed_config or {}
     zero = section(config, "zero_optimization")
     offloads = any(section(zero, key).get("device", "none") != "none" for key in ("offload_optimizer", "offload_param"))
-    return not offloads and zero.get("contiguous_gradients") is not False and "data_types" not in config
+    switched = any(as_flag(zero.get(key)) for key in _SWITCHES) or zero.get("zenflow") not in (None, "auto")
+    grouped = any(as_number(zero.get(key)) not in _NO_GROUPS for key in _GROUPS)
+    scattered = as_flag(zero.get("contiguous_gradients")) is False
+    return not (offloads or switched or grouped or scattered or "data_types" in config)
+
+
+def as_flag(value: object) -> bool | None:
+    """The boolean that pydantic, and so DeepSpeed, makes of `value`; None where it refuses."""
+    if isinstance(value, str):
+        return {**dict.fromkeys(_TRUE, True), **dict.fromkeys(_FALSE, False)}.get(value.lower())
+    return bool(value) if isinstance(value, bool | int | float) and value in (0, 1) else None
+
+
+_TRUE, _FALSE = ("true", "t", "yes", "y", "on", "1"), ("false", "f", "no", "n", "off", "0")
+"""Words of https://docs.pydantic.dev/latest/concepts/conversion_table/"""
+
+
+def as_number(value: object) -> int | float | None:
+    """The number that pydantic makes of `value`, of an integer in quotes too; None where there is none."""
+    if isinstance(value, str) and value.strip().removeprefix("-").isdecimal():
+        return int(value)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def section(config: Mapping[str, Any] | None, key: str) -> dict[str, Any]:
@@ -156,10 +188,10 @@ def _stage_3(trial: Trial, shapes: ParameterShapes) -> holding.Holding:
 
     It follows runtime/zero/stage3.py, partition_parameters.py and partitioned_param_coordinator.py, and holds more than
     the paper counts. fp32 masters and a bucket are there as at the other stages. Gathered weights of up to 1e5 elements
-    each stay (`stage3_param_persistence_threshold`). All others stay from forward to their backward as long as the
-    model is smaller than `stage3_max_live_parameters` and `stage3_max_reuse_distance`, both 1e9. Weights arrive in a
-    flat buffer, out of which they are copied. In the step this rank's gradients are there once more. One rank gathers
-    nothing.
+    each stay (`stage3_param_persistence_threshold`). All others stay from forward to their backward where
+    `traversal` gathers none a second time, as in a model of less than half of `stage3_max_reuse_distance` (1e9).
+    Weights arrive in a flat buffer, out of which they are copied. In the step this rank's gradients are there once
+    more. One rank gathers nothing.
     """
     train, ranks, count = trial.train, trial.world.size, holding.sizes(shapes)
     settings = zero_settings(train)
@@ -171,11 +203,23 @@ def _stage_3(trial: Trial, shapes: ParameterShapes) -> holding.Holding:
     of_block, of_all = _gathered(shapes, settings.persistence_threshold)
     rest_of_block, rest = of_block * each * gathers, of_all * each * gathers
     lasting = {"gathered weights": count.all * each - rest if gathers else 0}
-    kept = rest <= settings.max_kept * each
-    arriving = min(rest, (settings.prefetch_bucket + count.largest_of_block) * each)
+    arriving = min(rest, (min(settings.prefetch_bucket, settings.max_live) + count.largest_of_block) * each)
     filled = _filled(count, settings)
-    copied = arriving if train.device == "cpu" and kept and arriving < rest else 0
-    fetched = rest if kept else rest_of_block
+    copied = arriving if train.device == "cpu" and arriving < rest else 0
+    forward = {"gathered weights": rest + arriving, "gloo's copies": copied}
+    forward_end = {"gathered weights": rest}
+    gathered_blocks = tuple(left * rest_of_block for left in range(shapes.blocks[1].repeats + 1))
+    order = in_forward(shapes)
+    went = traversal(order, settings, train.activation_checkpointing)
+    if went.gathered_twice * each * gathers > arriving:  # else it is no more than what is on its way anyway
+        at = [number for _, number in order]
+        most = {number: max(went.forward[n] for n in range(len(at)) if at[n] == number) for number in set(at)}
+        again = {number: max(went.backward[n] for n in range(len(at)) if at[n] == number) for number in set(at)}
+        last = max(at)
+        own = max(went.coming[n] for n in range(len(at)) if at[n] == last) if train.device == "cpu" else 0
+        forward = {"gathered weights": most[last] * each, "gloo's copies": own * each}
+        forward_end = {"gathered weights": most[-1] * each}
+        gathered_blocks = tuple(again[number] * each for number in range(last + 1))
     flush = {"temporaries": scattered, "gloo's copies": scattered if train.device == "cpu" else 0}
     matrices = holding.shard(max(map(sum, _groups(shapes))), ranks)
     return holding.Holding(
@@ -188,15 +232,173 @@ def _stage_3(trial: Trial, shapes: ParameterShapes) -> holding.Holding:
         | _states(trial, count, ranks),
         gradient_bytes=0,
         new_gradient_bytes=each,
-        forward=holding.added(lasting, {"gathered weights": fetched + arriving, "gloo's copies": copied}),
-        forward_end=holding.added(lasting, {"gathered weights": fetched}),
-        backward=lasting if kept else holding.added(lasting, {"gathered weights": fetched + arriving}),
-        gathered_blocks=tuple(left * rest_of_block for left in range(shapes.blocks[1].repeats + 1)) if kept else (),
+        forward=holding.added(lasting, forward),
+        forward_end=holding.added(lasting, forward_end),
+        backward=lasting,
+        gathered_blocks=gathered_blocks,
         bucket=settings.reduce_bucket,
         flush=flush,
         exchange=holding.added(lasting, {part: filled * each for part, each in flush.items()}),
         step={"temporaries": matrices * (each + (4 if each == 2 else 0))},
     )
+
+
+class Fetch(NamedTuple):
+    """An all-gather of ZeRO-3's weights, or two where some of them travel in 16 bits and some in 32."""
+
+    in_forward: bool
+    at: int
+    """The module that asks for it, for itself or for modules that come later."""
+    needed_in_forward: bool
+    needed: int
+    """The module that waits for it first."""
+    tensors: tuple[tuple[int, int], ...]
+    """Module and index among its tensors."""
+
+
+class Traversal(NamedTuple):
+    """What ZeRO-3 gathers in a micro-step; all but fetches as elements, small weights that stay left out."""
+
+    fetches: tuple[Fetch, ...]
+    forward: tuple[int, ...]
+    """The most that is gathered or on its way in each module's forward, buffers included."""
+    backward: tuple[int, ...]
+    coming: tuple[int, ...]
+    """The most that each module asks for ahead in forward, of which gloo has a copy while it comes."""
+    gathered_twice: int
+    """What is released after it was used, and gathered again."""
+
+
+Order = tuple[tuple[Module, int], ...]
+"""Modules in the order of forward, each with the number of its wrapped block, from 1 on; outside blocks 0 before them
+and -1 behind them."""
+
+
+@lru_cache(maxsize=256)
+def in_forward(shapes: ParameterShapes) -> Order:
+    """A model's modules in the order of forward."""
+    rows: list[tuple[Module, int]] = []
+    number = 0
+    for block in shapes.each():
+        number += block.wrapped
+        rows += [(module, number if block.wrapped else -1 if number else 0) for module in block.in_forward]
+    return tuple(rows)
+
+
+@lru_cache(maxsize=1024)
+def traversal(order: Order, settings: ZeroSettings, checkpointing: bool) -> Traversal:
+    """Goes through forward and backward as runtime/zero/partitioned_param_coordinator.py of DeepSpeed 0.19 does.
+
+    At each module `fetch_sub_module` gathers what the module lacks, and then `stage3_prefetch_bucket_size` elements of
+    what comes next, as long as fewer than `stage3_max_live_parameters` are gathered. The module is released
+    (`__params_to_release`) unless fewer than `stage3_max_reuse_distance` elements are gone through until it is used
+    again, on the way through the rest of forward and back; or unless that use was passed over by fetching ahead.
+    With large buckets that saves all modules but the first few, because it is done at every module, those without
+    weights included: there is one around each block, each attention and each MLP, here before a block and behind a
+    norm. Of a block that is computed again the last module is still there when its backward begins, because torch
+    stops there.
+    """
+    sizes = [[math.prod(shape) for shape in module.tensors] for module, _ in order]
+    steps = _steps(order, checkpointing)
+    uses: list[list[int]] = [[] for _ in order]
+    for step, (module, own, _) in enumerate(steps):
+        uses[module] += [step] * own
+    through = [0, *accumulate(sum(sizes[module]) if own else 0 for module, own, _ in steps)]
+    queue = [(module, i) for module, own, _ in steps if own for i in range(len(sizes[module]))]
+    used_at = [step for step, (module, own, _) in enumerate(steps) if own for _ in sizes[module]]
+    front = live = 0
+    seen: dict[tuple[int, int], int] = {}  # the latest use that fetching ahead has passed over
+    there: dict[tuple[int, int], int] = {}  # the fetch that brought it
+    fetched: list[tuple[int, list[tuple[int, int]]]] = []
+    until: dict[tuple[tuple[int, int], int], int] = {}
+    for step, (module, own, stopped) in enumerate(steps):
+        needs = [(module, i) for i in range(len(sizes[module]))] if own else []
+        missing = [(n, i) for n, i in needs if sizes[n][i] > settings.persistence_threshold and (n, i) not in there]
+        live += sum(sizes[n][i] for n, i in missing)
+        there |= dict.fromkeys(missing, len(fetched))
+        fetched += [(step, missing)] * bool(missing)
+        for _ in range(sum(seen.get(tensor, -1) < step for tensor in needs)):
+            seen[queue[front]] = used_at[front]
+            front += 1
+        ahead: list[tuple[int, int]] = []
+        limit, amount = min(settings.max_live - live, settings.prefetch_bucket), 0
+        while front < len(queue) and amount < limit:
+            n, i = tensor = queue[front]
+            seen[tensor] = used_at[front]
+            front += 1
+            if sizes[n][i] > settings.persistence_threshold and tensor not in there:
+                there[tensor] = len(fetched)
+                ahead.append(tensor)
+                amount += sizes[n][i]
+        live += amount
+        fetched += [(step, ahead)] * bool(ahead)
+        again = next((use for use in uses[module] if use > step), None)
+        if not stopped and (again is None or through[again] - through[step + 1] >= settings.max_reuse):
+            for n, i in needs:
+                if (n, i) in there and seen[n, i] <= step + 1:
+                    until[(n, i), there.pop((n, i))] = step
+                    live -= sizes[n][i]
+    return _summed(order, steps, uses, fetched, until)
+
+
+_Steps = list[tuple[int, bool, bool]]
+
+
+def _steps(order: Order, checkpointing: bool) -> _Steps:
+    """Modules as forward and backward come to them: number, whether it is itself, and not one of no weights beside it,
+    and whether torch stops in it, as it does in a block that is computed again."""
+    blocks: list[tuple[int, _Steps]] = []
+    for index, (module, number) in enumerate(order):
+        if not blocks or blocks[-1][0] != number:
+            blocks.append((number, [(index, False, False)]))
+        norm = all(len(shape) == 1 for shape in module.tensors)
+        blocks[-1][1].extend([(index, True, False)] + [(index, False, False)] * norm)
+    steps = [step for _, own in blocks for step in own]
+    for number, own in reversed(blocks):
+        if checkpointing and number > 0:
+            steps += [*own[:-1], (*own[-1][:2], True)]
+        steps += reversed(own)
+    return steps
+
+
+def _summed(
+    order: Order,
+    steps: _Steps,
+    uses: list[list[int]],
+    fetched: list[tuple[int, list[tuple[int, int]]]],
+    until: Mapping[tuple[tuple[int, int], int], int],
+) -> Traversal:
+    """What is there at each step: a tensor that comes with others lies in their buffer first, and then beside it."""
+    there, coming = [0] * (len(steps) + 1), [0] * (len(steps) + 1)
+    ends = len(_steps(order, checkpointing=False)) // 2
+
+    def add(to: list[int], elements: int, first: int, last: int) -> None:
+        to[first] += elements
+        to[last + 1] -= elements
+
+    fetches, amounts = [], []
+    for number, (at, tensors) in enumerate(fetched):
+        waits = [next(use for use in uses[module] if use >= at) for module, _ in tensors]
+        elements = [math.prod(order[module][0].tensors[i]) for module, i in tensors]
+        amounts.append(elements)
+        copied = min(waits) if len(tensors) > 1 else at
+        if len(tensors) > 1:
+            add(there, sum(elements), at, max(waits))
+        add(coming, sum(elements), at, min(at, min(waits) - 1))
+        for tensor, own in zip(tensors, elements, strict=True):
+            add(there, own, copied, until.get((tensor, number), len(steps) - 1))
+        first = min(waits)
+        fetches.append(Fetch(at < ends, steps[at][0], first < ends, steps[first][0], tuple(tensors)))
+    forward, backward, ahead = ([0] * len(order) for _ in range(3))
+    both = zip(accumulate(there), accumulate(coming), strict=True)
+    for step, ((module, _, _), (gathered, asked)) in enumerate(zip(steps, both, strict=False)):
+        most = forward if step < ends else backward
+        most[module] = max(most[module], gathered)
+        if step < ends:
+            ahead[module] = max(ahead[module], asked)
+    every = {tensor for _, own in fetched for tensor in own}
+    twice = sum(sum(own) for own in amounts) - sum(math.prod(order[n][0].tensors[i]) for n, i in every)
+    return Traversal(tuple(fetches), tuple(forward), tuple(backward), tuple(ahead), twice)
 
 
 @lru_cache(maxsize=256)

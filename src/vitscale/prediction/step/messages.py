@@ -247,7 +247,7 @@ def _without_offload(train: TrainSpec) -> TrainSpec:
     config = dict(train.deepspeed_config or {})
     zero = config.get("zero_optimization")
     if isinstance(zero, dict):
-        config["zero_optimization"] = {key: value for key, value in zero.items() if not key.startswith("offload_")}
+        config["zero_optimization"] = {key: value for key, value in zero.items() if "offload" not in key}
     return train.model_copy(update={"deepspeed_config": config})
 
 

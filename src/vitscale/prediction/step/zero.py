@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from vitscale.prediction.memory import zero
 from vitscale.prediction.memory.holding import communicated_bytes, sizes, weight_bytes
-from vitscale.prediction.memory.zero import ZeroSettings, section, zero_settings
 from vitscale.prediction.step.gradients import Tensor, flushed_before_full, of_backward, tensors
 from vitscale.prediction.step.messages import Message, Phase
 from vitscale.trial.model_cost import ParameterShapes
@@ -14,8 +14,6 @@ from vitscale.trial.trial import TrainSpec, Trial
 
 _FLATTENED_AT_MOST = 500_000_000
 """Elements that stage 0 sends at a time (`allreduce_gradients` in runtime/engine.py of DeepSpeed 0.19)."""
-_GATHERED_AT_MOST = 500_000_000
-"""`allgather_bucket_size`, in elements, at its default."""
 
 
 def deepspeed(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
@@ -39,7 +37,7 @@ def _stages_1_and_2(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...
     larger than most vision transformers, so that nothing is left to hide it.
     """
     train, ranks = trial.train, trial.world.size
-    settings = zero_settings(train)
+    settings = zero.zero_settings(train)
     overlap, every = settings.overlap, train.zero_stage == 2
     phase: Phase = "backward" if every or overlap else "after"
     reduced = _reduced("all_reduce", train, tensors(shapes), settings, phase, overlap, every)
@@ -53,19 +51,18 @@ def _stages_1_and_2(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...
 
 
 def _gathered_after(trial: Trial, shapes: ParameterShapes, each: int) -> list[Message]:
-    """All-gathers of updated weights, with weight decay and without; each group is padded to 2 elements per rank."""
-    train, unit = trial.train, 2 * trial.world.size
-    limit = section(train.deepspeed_config, "zero_optimization").get("allgather_bucket_size", _GATHERED_AT_MOST)
-    if train.gather_bucket_mib is not None:
-        limit = train.gather_bucket_mib * 2**20 // each
-    limit = int(limit) if isinstance(limit, int | float) and limit >= 1 else _GATHERED_AT_MOST
+    """All-gathers of updated weights, with weight decay and without; each group is padded to 2 elements per rank.
+
+    Each group goes in one call, whatever `allgather_bucket_size` says: DeepSpeed reads that only where torch has no
+    `all_gather_into_tensor` (`all_gather_dp_groups` in runtime/utils.py).
+    """
+    unit = 2 * trial.world.size
     gathers = []
     everything = tensors(shapes)
     for decayed in (True, False):
         elements = sum(tensor.elements for tensor in everything if (len(tensor.shape) > 1) is decayed)
         padded = -(-elements // unit) * unit
-        pieces = max(1, padded // limit)
-        gathers.append(Message("all_gather", padded * each / pieces, pieces, "after", None, False))
+        gathers.append(Message("all_gather", padded * each, 1, "after", None, False))
     return gathers
 
 
@@ -73,32 +70,27 @@ def _stage_3(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
     """All-gathers of what no rank keeps, in every forward; reduce-scatters in every backward.
 
     Tensors up to `stage3_param_persistence_threshold` are gathered once, one by one, after the step. The others are
-    fetched `stage3_prefetch_bucket_size` ahead of their use. Backward finds them still there, unless they exceed
-    `stage3_max_live_parameters` or `stage3_max_reuse_distance`; then it gathers them anew.
+    fetched `stage3_prefetch_bucket_size` ahead of their use. Backward finds them still there, unless the way through
+    the rest of forward and back to them exceeds `stage3_max_reuse_distance`; then it gathers them anew (`traversal`).
     """
     train, ranks = trial.train, trial.world.size
-    settings = zero_settings(train)
+    settings = zero.zero_settings(train)
     # Each tensor is cut into equal parts, and padded for that.
     everything = [tensor._replace(elements=-(-tensor.elements // ranks) * ranks) for tensor in tensors(shapes)]
-    rest = [tensor for tensor in everything if tensor.elements > settings.persistence_threshold]
     kept = [tensor for tensor in everything if tensor.elements <= settings.persistence_threshold]
     each = weight_bytes(train)
 
     def gathered_bytes(tensor: Tensor) -> int:
         return 2 if train.precision == "bf16" and tensor.cast else each
 
-    messages = []
-    if sum(tensor.elements for tensor in rest) <= settings.max_kept:
-        messages += _fetched(rest, settings, gathered_bytes, "forward")
-    else:
-        for phase in ("forward", "backward"):
-            messages += _fetched(rest, settings, gathered_bytes, phase)
+    went = zero.traversal(zero.in_forward(shapes), settings, train.activation_checkpointing)
+    messages = _fetched(went, everything, gathered_bytes)
     # Overlap is the default of stage 3 alone (`overlap_comm_valid` in runtime/zero/config.py).
     # On a CPU there is no second stream: a bucket's exchange holds backward up all the same (docs/calibration-lab.md).
     chosen = (
         train.overlap_comm
         if train.overlap_comm is not None
-        else section(train.deepspeed_config, "zero_optimization").get("overlap_comm")
+        else zero.as_flag(zero.section(train.deepspeed_config, "zero_optimization").get("overlap_comm"))
     )
     overlap = chosen is not False and train.device == "cuda"
     messages += _reduced("reduce_scatter", train, everything, settings, "backward", overlap, True)
@@ -110,33 +102,36 @@ def _stage_3(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
 
 
 def _fetched(
-    rest: Sequence[Tensor], settings: ZeroSettings, gathered_bytes: Callable[[Tensor], int], phase: Phase
+    went: zero.Traversal, everything: Sequence[Tensor], gathered_bytes: Callable[[Tensor], int]
 ) -> list[Message]:
-    """Gathers of weights ahead of their use: each piece while the one before is computed; nothing hides the first.
+    """Gathers of weights, each while what comes before their use is computed.
 
-    Weights of a piece that travel in 16 bits and in 32 bits go one after the other.
-
-    Where fewer may be kept than would be fetched ahead, none are: each module's weights are gathered when it begins.
+    Weights of a piece that travel in 16 bits and in 32 bits go one after the other. What forward fetches for backward
+    counts with backward.
     """
-    ahead = settings.max_kept >= settings.prefetch_bucket
-    if not ahead:
-        amount = sum(tensor.elements * gathered_bytes(tensor) for tensor in rest)
-        modules = len({tensor.module for tensor in rest})
-        return [Message("all_gather", amount / modules, modules, phase, None, True)]
-    order = rest if phase == "forward" else rest[::-1]
+    of_module: dict[int, list[Tensor]] = {}
+    for tensor in everything:
+        of_module.setdefault(tensor.module, []).append(tensor)
+
+    def reached(module: int, *, forward: bool) -> float:
+        first = of_module[module][0]
+        return first.begins if forward else 1.0 - first.ends
+
     gathers: list[Message] = []
-    started = 0.0
-    piece: list[Tensor] = []
-    for index, tensor in enumerate(order):
-        piece.append(tensor)
-        if sum(each.elements for each in piece) < settings.prefetch_bucket and index + 1 < len(order):
-            continue
-        needed = piece[0].begins if phase == "forward" else 1.0 - piece[0].ends
-        kinds = {gathered_bytes(each) for each in piece}
-        amount = sum(each.elements * gathered_bytes(each) for each in piece)
-        ready = started if gathers else needed
-        gathers.append(Message("all_gather", amount / len(kinds), len(kinds), phase, ready, True, needed))
-        started, piece = needed, []
+    for fetch in sorted(went.fetches, key=lambda fetch: not fetch.needed_in_forward):
+        sizes: dict[int, int] = {}
+        for module, index in fetch.tensors:
+            own = of_module[module]
+            # `tensors` has those of norms and convolutions the other way round.
+            tensor = own[index] if len(own[0].shape) > 1 else own[::-1][index]
+            each = gathered_bytes(tensor)
+            sizes[each] = sizes.get(each, 0) + tensor.elements * each
+        forward = fetch.needed_in_forward
+        ready = reached(fetch.at, forward=forward) if forward is fetch.in_forward else 0.0
+        needed = reached(fetch.needed, forward=forward)
+        amount = sum(sizes.values()) / len(sizes)
+        phase: Phase = "forward" if forward else "backward"
+        gathers.append(Message("all_gather", amount, len(sizes), phase, min(ready, needed), True, needed))
     return gathers
 
 
@@ -144,7 +139,7 @@ def _reduced(
     operation: str,
     train: TrainSpec,
     everything: Sequence[Tensor],
-    settings: ZeroSettings,
+    settings: zero.ZeroSettings,
     phase: Phase,
     overlap: bool,
     every: bool,
@@ -169,4 +164,5 @@ def _scalars(calls: int, size: int) -> Message:
 
 def _to_owners(train: TrainSpec) -> bool:
     """Whether each gradient is reduced to the one rank that needs it, as the paper has it."""
-    return section(train.deepspeed_config, "zero_optimization").get("use_multi_rank_bucket_allreduce") is False
+    asked = zero.section(train.deepspeed_config, "zero_optimization")
+    return zero.as_flag(asked.get("use_multi_rank_bucket_allreduce")) is False

@@ -11,8 +11,9 @@ from vitscale.errors import RequestError, shown, unknown
 from vitscale.prediction.configurations import Candidate
 from vitscale.present import units
 from vitscale.present.document import Figure, View
-from vitscale.present.drawing import picture, write_bytes
+from vitscale.present.drawing import picture
 from vitscale.report.charts.axes import DASHED, IDEAL_COLOUR, Plot, Row, Spec, colour_of, quantity, shape_of, tooltip
+from vitscale.store import write_whole
 
 _MOST_ENGINES = 7
 """Number of engines that are drawn, measured ones first: nobody tells apart more curves than there are shapes."""
@@ -134,7 +135,7 @@ def write_advice_chart(advice: Advice, path: Path) -> None:
     if chart is None:
         raise RequestError("there is nothing to draw: no configuration's time is known")
     try:
-        write_bytes(path, picture(chart.views[0], kind))
+        write_whole(path, picture(chart.views[0], kind), make_folder=True)
     except OSError as error:
         raise RequestError(f"the chart cannot be written to {shown(str(path))}: {error.strerror or error}") from error
 

@@ -178,10 +178,10 @@ def _view(number: int, timeline: Timeline, step: int, order: int, left_out: Sequ
     return View(
         f"timeline-{number}" + (f"-step-{step}" if order else ""),
         {
-            "trial": Choice(str(number), f"{timeline.label}, repeat {timeline.repeat}"),
+            "trial": Choice(str(number), f"{timeline.label}, repeat {timeline.repeat + 1}"),
             "step": Choice(str(order), f"step {step}"),
         },
-        f"What each rank did when: {timeline.label}, repeat {timeline.repeat}, step {step}",
+        f"What each rank did when: {timeline.label}, repeat {timeline.repeat + 1}, step {step}",
         how,
         plot.spec(summary, {"step": _LANE.get(len(timeline.ranks), 20)}),
         {"rank": "rank", "part": "part", "shown": "time"},

@@ -14,7 +14,7 @@ from vitscale.analysis.time.run_waterfall import run_waterfalls
 from vitscale.errors import RequestError, shown, unknown
 from vitscale.present.data import envelope
 from vitscale.present.document import Block, Bullets, Code, Document, Figure, Paragraph, Section, Table, View
-from vitscale.present.drawing import FIGURE_FORMATS, draw
+from vitscale.present.drawing import FIGURE_FORMATS, pictures
 from vitscale.present.html import to_html
 from vitscale.report.charts.axes import Plot, quantity
 from vitscale.report.charts.resources import RESOURCES, resource_chart
@@ -111,11 +111,11 @@ def _write(study: PublishedStudy, material: Material, folder: Path, formats: Seq
         path = folder if one_file else folder / f"like-{study.name}.{kind}"
         write_whole(path, text)
         written.append(path)
-    pictures = [kind for kind in formats if kind in FIGURE_FORMATS]
-    return [
-        *written,
-        *(draw([view for drawing in drawn for view in drawing.figure.views], folder, pictures) if pictures else []),
-    ]
+    views = [view for drawing in drawn for view in drawing.figure.views]
+    for name, content in pictures(views, [kind for kind in formats if kind in FIGURE_FORMATS]):
+        written.append(folder / name)
+        write_whole(written[-1], content)
+    return written
 
 
 def _texts(study: PublishedStudy, material: Material, formats: Sequence[str]) -> tuple[dict[str, str], list[Drawn]]:

@@ -88,7 +88,8 @@ def test_several_forms_go_into_the_folder_that_is_named(tmp_path: Path) -> None:
 
 def test_a_chart_of_another_package_takes_no_picture_s_place(monkeypatch: pytest.MonkeyPatch) -> None:
     def figure(name: str, *views: str) -> Figure:
-        return Figure(name, "Theirs", tuple(View(view, {}, "Theirs", "", {}, {}, "") for view in views))
+        rows = {"datasets": {"rows": []}}
+        return Figure(name, "Theirs", tuple(View(view, {}, "Theirs", "", rows, {}, "") for view in views))
 
     rich = Reported(analyse(rich_study()))
     ours = charts(rich.analysis)["scaling"]

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,7 +89,7 @@ def test_several_forms_go_into_the_folder_that_is_named(tmp_path: Path) -> None:
 
 def test_a_chart_of_another_package_takes_no_picture_s_place(monkeypatch: pytest.MonkeyPatch) -> None:
     def figure(name: str, *views: str) -> Figure:
-        rows = {"datasets": {"rows": []}}
+        rows: dict[str, Any] = {"datasets": {"rows": []}}
         return Figure(name, "Theirs", tuple(View(view, {}, "Theirs", "", rows, {}, "") for view in views))
 
     rich = Reported(analyse(rich_study()))

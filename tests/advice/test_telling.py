@@ -58,6 +58,7 @@ def test_no_answer_says_by_how_much_and_which_limit_alone_can_be_met() -> None:
     assert "The deadline would have to be 40 % larger." in text
     assert "The budget would have to be 16.7 % larger." in text
     assert "The deadline alone: ddp, 10 ranks" in text
+    assert "31.7 min, 5.28 GPU-hours (extrapolated)." in text
     assert "The budget alone: ddp, 2 ranks" in text
     assert "The deadline would have to be 145 times as large." in printed(
         advised(replace(ASKED, deadline_seconds=10.0))
@@ -148,6 +149,14 @@ def test_a_chart_of_another_kind_or_place_is_refused(tmp_path: Path) -> None:
     (tmp_path / "no").write_text("a file")
     with pytest.raises(RequestError, match="cannot be written"):
         write_advice_chart(advised(), tmp_path / "no" / "chart.svg")
+
+
+def test_a_limit_that_alone_can_be_met_says_where_the_model_does_not_fit() -> None:
+    advice = advised(replace(ASKED, deadline_seconds=2000.0, budget=12_000 / 3600))
+    unfit = {limit: replace(option, label="does not fit") for limit, option in advice.alone.items()}
+    text = printed(replace(advice, alone=unfit), width=200)
+    assert [line for line in text.splitlines() if " alone: " in line and not line.endswith(" (does not fit).")] == []
+    assert text.count("(does not fit).") == 2
 
 
 def test_large_batches_that_alone_meet_the_limits_come_first() -> None:

@@ -13,7 +13,7 @@ from evidence_factory import MEASURED, UNKNOWN, make_evidence, make_point
 from vitscale.errors import RequestError
 from vitscale.prediction import workloads
 from vitscale.prediction.configurations import Candidate
-from vitscale.prediction.evaluating import ROUGH
+from vitscale.prediction.evaluating import ROUGH, evaluate
 from vitscale.prediction.evidence import Evidence, Series, StepParts
 from vitscale.prediction.fitting import DRAWS, fit
 from vitscale.prediction.gpu_types import gpu_type
@@ -88,6 +88,23 @@ def test_what_was_measured_is_answered_from_its_own_runs() -> None:
         )
     )  # fmt: skip
     assert future / mean == pytest.approx(math.sqrt(3), rel=0.15)
+
+
+def test_what_was_measured_once_is_no_less_sure_than_its_neighbours_that_nobody_ran() -> None:
+    """Steps of a known curve, one run each: the fit has five runs, and a configuration alone has one of them."""
+    steps = {1: 0.2, 2: 0.206, 4: 0.212, 8: 0.218, 16: 0.224}
+    points = tuple(make_point(n, step, engine="unknown", model=None) for n, step in steps.items())
+    fitted = fit(make_evidence(points, UNKNOWN))
+    asked = Candidate.of(points[3].trial)
+    own, of_model = (
+        evaluate(variant(fitted.series["ddp"], {}), [asked], measured=measured) for measured in (points, ())
+    )
+    assert (own.labels, own.step.value[0]) == (("measured",), pytest.approx(steps[8]))
+    for of_own, of_fit, truth in ((own.step, of_model.step, steps[8]), (own.speed, of_model.speed, 0.2 / steps[8])):
+        assert of_own.low[0] >= min(of_own.value[0], of_fit.low[0])
+        assert of_own.high[0] <= max(of_own.value[0], of_fit.high[0])
+        assert of_own.low[0] < truth < of_own.high[0]
+    assert own.step.future_high[0] <= max(own.step.value[0], of_model.step.future_high[0])
 
 
 def test_a_batch_beyond_the_largest_measured_one_is_extrapolated() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -374,6 +375,29 @@ def test_intervals_hold_each_other_and_their_figure(hosts: int, per_host: int) -
                 <= figure.future_ends[1]
                 < math.inf
             )
+
+
+NOISE = (0.006, -0.009, 0.004, 0.011, -0.007)
+"""Of one run on 1, 2, 4, 8 and 16 ranks, in logarithms."""
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param(lambda n: 0.0, id="constant"),
+        pytest.param(lambda n: 0.2 * (n - 1) / n, id="a ring over all ranks"),
+        pytest.param(lambda n: 0.15 * (min(n, 8) - 1) / 8, id="inside hosts alone"),
+        pytest.param(lambda n: 0.04 * math.log2(n), id="a logarithm"),
+        pytest.param(lambda n: 0.05 * (min(n, 8) - 1) / 8 + (0.4 * (1 - 8 / n) if n > 8 else 0.0), id="hosts"),
+    ],
+)
+def test_a_curve_that_stops_growing_lies_within_as_well_as_one_that_goes_on(more: Callable[[int], float]) -> None:
+    """All that may lengthen a step is above nothing; low ends must reach a step that nothing lengthens further."""
+    runs = [0.3 * (1 + more(n)) * math.exp(off) for n, off in zip((1, 2, 4, 8, 16), NOISE, strict=True)]
+    points = [make_point(n, s, model=None, engine="unknown") for n, s in zip((1, 2, 4, 8, 16), runs, strict=True)]
+    for found in predict(fit(make_evidence(points, UNKNOWN)), Question((32, 64, 128))):
+        low, high = found.step_seconds.ends
+        assert low < 0.3 * (1 + more(found.gpus)) < high
 
 
 @settings(max_examples=8, deadline=None)

@@ -110,7 +110,7 @@ def _alone(advice: Advice) -> Iterator[str]:
     if len(advice.alone) + len(advice.never) < 2:
         return
     for limit, option in advice.alone.items():
-        yield f"The {limit} alone: {sentences.in_short(option)}, {sentences.amounts(option)}."
+        yield f"The {limit} alone: {sentences.in_short(option)}, {sentences.amounts(option)} ({option.label})."
     for limit in advice.never:
         without = "" if advice.asked.large_batch else " without large-batch training"
         yield f"The {limit} alone: nothing meets it{without}."

@@ -127,27 +127,35 @@ class _Draws:
         self, candidates: Sequence[Candidate], with_parts: bool
     ) -> tuple[Estimates, Estimates, dict[str, Estimates]]:
         """(seconds of a step, the base's seconds over these, the parts)."""
-        mean, parts = self._mean(candidates, self.asked.model, self.draws)
+        of_model, parts = self._mean(candidates, self.asked.model, self.draws)
+        mean = self._with_own_runs(candidates, of_model)
         if len(self.job_spread) <= ROUGH:
             unknown = np.full(len(candidates), np.nan)
             middles = Estimates(sampling.medians(mean), unknown, unknown, unknown, unknown)
             return middles, Estimates(unknown, unknown, unknown, unknown, unknown), {}
         bases = [candidate.alone for candidate in candidates] if self.base is None else [self.base]
         distinct = {base: n for n, base in enumerate(dict.fromkeys(bases))}
-        of_base = self._mean(list(distinct), *self._of_base())[0][:, [distinct[base] for base in bases]]
+        base_of_model = self._mean(list(distinct), *self._of_base())[0]
         if self.base is None:  # a rank's share of the images that its model takes, against one rank's own
-            of_base = of_base / self.asked.model.parallel.ranks_per_model
+            base_of_model = base_of_model / self.asked.model.parallel.ranks_per_model
+        of_base = self._with_own_runs(list(distinct), base_of_model)
+        base_of_model, of_base = (each[:, [distinct[base] for base in bases]] for each in (base_of_model, of_base))
         future = self._future(mean, self.jobs)
         # A future run's speed is wanted only where parts are.
         speed = _estimates(of_base / mean, self._future(of_base, self.jobs_of_base) / future if with_parts else None)
+        pairs = zip(candidates, bases * len(candidates), strict=False)
+        if own := [n for n, pair in enumerate(pairs) if not self.measured.keys().isdisjoint(pair)]:
+            _narrow(speed, own, _estimates((base_of_model / of_model)[:, own]), a_run_too=False)
         itself = np.array(
             [candidate == base for candidate, base in zip(candidates, bases * len(candidates), strict=False)]
         )
         speed = Estimates(*(np.where(itself, 1.0, getattr(speed, field.name)) for field in fields(speed)))
         step = _estimates(mean, future)
-        for n, own in self._measured(candidates):
+        for n, of_runs in self._measured(candidates):
             for field in fields(step):
-                getattr(step, field.name)[n] = getattr(own, field.name)
+                getattr(step, field.name)[n] = getattr(of_runs, field.name)
+        if own := [n for n, _ in self._measured(candidates)]:
+            _narrow(step, own, _estimates(of_model[:, own], self._future(of_model[:, own], self.jobs)))
         # Parts of a future run are taken to be those of the mean.
         return step, speed, {name: _estimates(part) for name, part in parts.items()} if with_parts else {}
 
@@ -169,15 +177,20 @@ class _Draws:
         if fitted.widening > 1:
             middle = sampling.medians(mean)
             mean = middle * (mean / middle) ** fitted.widening
-        for n, own in self._measured(candidates):
-            low, high = own.ends
-            spread = math.log(high / low) / (2 * REACH)
-            mean[:, [n]] = own.value * np.exp(spread * self.of_runs[candidates[n]])
         parts = {
             "compute": times.compute + times.optimizer, "wait": times.wait, "wire": times.wire, "norm": times.norm,
             "bubble": times.bubble,
         }  # fmt: skip
         return mean, parts
+
+    def _with_own_runs(self, candidates: Sequence[Candidate], of_model: Array) -> Array:
+        """The mean of `_mean`, but from their own runs for those that are answered from these."""
+        mean = of_model.copy() if self.measured else of_model
+        for n, own in self._measured(candidates):
+            low, high = own.ends
+            spread = math.log(high / low) / (2 * REACH)
+            mean[:, [n]] = own.value * np.exp(spread * self.of_runs[candidates[n]])
+        return mean
 
     def _measured(self, candidates: Sequence[Candidate]) -> Iterator[tuple[int, Estimate]]:
         """(place, seconds of a step) of those that are answered from their own runs."""
@@ -217,6 +230,19 @@ def _estimates(mean: Array, future: Array | None = None) -> Estimates:
         return Estimates(middle, low, high, low, high)
     future_low, future_high = sampling.quantiles(future, _TAIL, 1 - _TAIL)
     return Estimates(middle, low, high, np.minimum(low, future_low), np.maximum(high, future_high))
+
+
+def _narrow(estimates: Estimates, places: Sequence[int], of_model: Estimates, a_run_too: bool = True) -> None:
+    """Takes ends in these places no further than the model's, whose fit has the same runs in it and all others too.
+
+    A configuration that was run once would else be less surely known than one beside it that nobody ran. The middle
+    stays where it was measured, and within.
+    """
+    middle = estimates.value[places]
+    for side, outer, inner in (("low", np.maximum, np.minimum), ("high", np.minimum, np.maximum)):
+        for name in (side, f"future_{side}") if a_run_too else (side,):
+            ends = getattr(estimates, name)
+            ends[places] = outer(ends[places], inner(middle, getattr(of_model, name)))
 
 
 def worlds_of(fitted: FittedSeries, candidates: Sequence[Candidate]) -> Worlds:

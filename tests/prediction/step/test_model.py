@@ -16,6 +16,7 @@ from vitscale.prediction.step.messages import Message
 from vitscale.prediction.step.model import Draws, Loading, StepModel, StepTimes, Worlds
 
 NOTHING = math.log(1e-12)
+ALL_OF_IT = 40.0
 BYTES = 1e9
 """Of the one all-reduce that the engine below sends."""
 
@@ -43,7 +44,8 @@ def draws(**logs: float) -> Draws:
         "tree advantage",
         "either way",
     }
-    given = {name.replace(" ", "_"): 0.0 if name in neutral else NOTHING for name in NAMES} | logs
+    given = {name.replace(" ", "_"): 0.0 if name in neutral else NOTHING for name in NAMES}
+    given = given | {"further_growth": ALL_OF_IT} | logs
     return {name: np.array([[given[name.replace(" ", "_")]]]) for name in NAMES}
 
 
@@ -180,6 +182,22 @@ def test_what_nobody_knows_the_bytes_of_grows_as_a_ring_does() -> None:
     assert parts(model(None).times(grown, at(8))) == near({"wire": 0.09 * 2 * 7 / 8 * 1.2})
     each = draws(**shares, share_of_each_rank=math.log(0.01))
     assert parts(model(None).times(each, at(4))) == near({"wire": 0.135 + 0.03})
+
+
+def test_of_what_lengthens_a_step_further_there_may_be_half_or_nothing() -> None:
+    """A ring's bytes stay, 0.09 * 2 * 3/4. Between two hosts 0.2 times the root of 0.09 is added, and three
+    hundredths for 3 ranks more. Known messages have all of it."""
+    growing = {"transfer_share": math.log(0.09), "across_share": math.log(0.2), "share_of_each_rank": math.log(0.01)}
+    for share, wire in ((ALL_OF_IT, 0.225), (0.0, 0.18), (-ALL_OF_IT, 0.135)):
+        asked = draws(**growing, slower_inside=math.log(0.01), devices=math.log(0.05), further_growth=share)
+        found, beyond = model(None).times(asked, at(4, per_node=2)), at(2, per_node=2)
+        part = (wire - 0.135) / 0.09
+        assert parts(found) == near({"wire": wire, "wait": parts(found)["wait"]})
+        whole = parts(model(None).times({**asked, "further growth": np.array([[ALL_OF_IT]])}, at(4)))["wait"]
+        assert parts(found)["wait"] == pytest.approx(part * whole, abs=1e-9)
+        left_out = model(None).left_out(asked, at(4, per_node=4), beyond)[0, 0]
+        assert math.log(left_out) == pytest.approx(0.01 * part, abs=1e-9)
+        assert model(()).left_out(asked, at(4, per_node=4), beyond)[0, 0] == pytest.approx(math.exp(0.01))
 
 
 @pytest.mark.parametrize(("advantage", "factor"), [(30.0, 1.5), (0.0, 1.25), (-30.0, 1.0)])

@@ -18,7 +18,8 @@ Where an engine's messages are unknown, its transfers are shares of one micro-st
 ring's bytes do, by 2(N-1)/N over N ranks. Another is added between n hosts; it grows by up to 2(n-1)/n, and is larger
 the more passes inside hosts. Both grow a little with each doubling of ranks, for latency and for what computing can no
 longer hide (Ernest's logarithm; Venkataraman et al., NSDI 2016). The last share is added once for each further rank, as
-Amdahl's serial part is to a step of like batches (AFIPS 1967). `left_out` is for what no part covers.
+Amdahl's serial part is to a step of like batches (AFIPS 1967). `left_out` is for what no part covers. Of all but the
+first share, and of waiting, there may be little or nothing: "further growth" says how much.
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ class StepModel:
         exposed, hidden, filling = self._transfers(draws, worlds, micro_step, calls)
         # Hidden transfers slow backward down: they take memory bandwidth, cores and multiprocessors from it.
         compute = micro_step * worlds.grad_accum + np.exp(draws["contention"]) * hidden
-        spread = np.hypot(np.exp(draws["devices"]), np.exp(draws["jitter"]))
+        spread = np.hypot(np.exp(draws["devices"]), np.exp(draws["jitter"])) * self._further(draws)
         late = worlds.slowdown * (1 + spread * worlds.slowest) - 1
         late += np.exp(draws["lateness"]) * worlds.slowest / _SLOWER_OF_TWO
         replicas = worlds.ranks * (self.parallel.sequence / self.parallel.ranks_per_model)
@@ -190,7 +191,8 @@ class StepModel:
         across = np.minimum(doublings, np.log2(np.maximum(1.0, hosts / first)))
         inside = doublings - np.minimum(doublings, np.log2(np.maximum(1.0, hosts / most_hosts)))
         slower = np.exp(draws["slower inside"]) * inside + np.exp(draws["slower across"]) * across
-        factor: Array = np.exp(np.minimum(slower, _MOST_LEFT_OUT) + draws["either way"] * doublings)
+        slower = np.minimum(slower * self._further(draws), _MOST_LEFT_OUT)
+        factor: Array = np.exp(slower + draws["either way"] * doublings)
         return factor
 
     def _data_wait(self, worlds: Worlds, rest: Array) -> Array:
@@ -294,15 +296,20 @@ class StepModel:
         per_node = np.clip(np.floor(local / stride), 1.0, ranks)
         return ranks, per_node, np.where(ranks > per_node, np.maximum(1.0, np.floor(local / per_node)), 1.0)
 
+    def _further(self, draws: Draws) -> Array | float:
+        """How much there is of what makes steps longer as ranks join, beyond a ring's bytes; 1 for known messages."""
+        return 1.0 if self.messages is not None else _share(draws["further growth"])
+
     def _as_a_ring(self, draws: Draws, worlds: Worlds) -> Array:
         """Shares of the reference micro-step's compute, because what is sent does not grow with the images."""
         ranks, hosts = worlds.ranks, _hosts(worlds)
         inside = np.exp(draws["transfer share"])
         # From two hosts to many, a ring over hosts doubles what each sends; a ring over all ranks hardly sends more.
         among_hosts = np.where(hosts > 1, 1 + _share(draws["tree advantage"]) * (1 - 2 / hosts), 0.0)
-        across = np.exp(draws["across share"]) * inside**ALIKE_ACROSS * among_hosts
-        growth = 1 + np.exp(draws["growth"]) * np.log2(np.maximum(1.0, ranks / 2))
-        of_each = np.exp(draws["share of each rank"]) * (ranks - 1)
+        further = self._further(draws)
+        across = further * np.exp(draws["across share"]) * inside**ALIKE_ACROSS * among_hosts
+        growth = 1 + further * np.exp(draws["growth"]) * np.log2(np.maximum(1.0, ranks / 2))
+        of_each = further * np.exp(draws["share of each rank"]) * (ranks - 1)
         wire: Array = np.exp(draws["compute"]) * ((inside * 2 * (ranks - 1) / ranks + across) * growth + of_each)
         return wire
 

@@ -789,3 +789,43 @@ def test_a_rate_without_a_batch_is_predicted_as_a_rate(tmp_path: Path) -> None:
 
 def test_what_a_caption_says_is_quoted_whole() -> None:
     assert speed_told(["Step time (ms) by GPU"]) == Heading("step time (ms)", "step_seconds", 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("heading", "of_rows", "curves"),
+    [
+        ("batch size", ("64", "128", "256", "1024"), 1),  # grows with the GPUs; the last row is a second run on 4
+        ("config", ("ddp-1", "ddp-2", "ddp-4", "ddp-4b"), 1),
+        ("steps", ("100", "100", "100", "200"), 1),
+        ("backbone", ("ViT-B", "ViT-B", "ViT-B", "ViT-L"), 2),
+    ],
+)
+def test_what_grows_with_the_gpus_or_names_each_row_tells_no_curves_apart(
+    tmp_path: Path, heading: str, of_rows: tuple[str, ...], curves: int
+) -> None:
+    measured = zip((1, 2, 4, 4), of_rows, (100, 200, 400, 390), strict=True)
+    text = f"gpus,{heading},img/s\n" + "".join(f"{gpus},{cell},{rate}\n" for gpus, cell, rate in measured)
+    contents = read([table(tmp_path, text)], Options())
+    assert len({run.setting.series for run in contents.runs}) == curves
+    assert any("taken for its repeats" in note for note in contents.notes) == (heading in ("batch size", "config"))
+
+
+def test_a_heading_s_last_word_says_what_it_is(tmp_path: Path) -> None:
+    """ "Node type" and "scaling" tell how it ran; "job" does not, nor what a run took."""
+    for heading, curves in (("node type", 2), ("scaling", 2), ("job", 1), ("loss", 1)):
+        rows = "".join(
+            f"{gpus},{cell},{gpus * rate}\n" for gpus in (1, 2, 4) for cell, rate in (("a", 100), ("b", 300))
+        )
+        contents = read([table(tmp_path, f"gpus,{heading},img/s\n{rows}")], Options())
+        assert len({run.setting.series for run in contents.runs}) == curves, heading
+
+
+def test_steps_a_second_beside_the_seconds_of_a_step_are_no_second_curve(tmp_path: Path) -> None:
+    contents = read([table(tmp_path, "gpus,Iterations/s,Step time (s)\n1,2.0,0.5\n2,1.9,0.526\n")], Options())
+    assert [(run.setting.gpus, run.setting.series) for run in contents.runs] == [(1, None), (2, None)]
+
+
+def test_a_row_that_lacks_its_figures_is_no_name_of_those_below(tmp_path: Path) -> None:
+    contents = read([table(tmp_path, "gpus,img/s,loss\n1,100,2.1\nOOM at 2 GPUs,,\n4,380,2.2\n")], Options())
+    assert [(run.setting.gpus, run.setting.series) for run in contents.runs] == [(1, None), (4, None)]
+    assert len(contents.problems) == 1

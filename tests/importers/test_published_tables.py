@@ -157,6 +157,23 @@ def test_ranks_in_columns_are_no_counts(tmp_path: Path) -> None:
         guess([document(tmp_path, text)])
 
 
+def test_sizes_in_brackets_and_captions_of_a_rate_and_more_leave_no_row_out(tmp_path: Path) -> None:
+    """ "Swin (S)" is no time in seconds; what a caption says behind its unit takes that from no cell."""
+    text = "Training throughput in images/s and scaling efficiency\n\n| model | 1 GPU | 8 GPUs |\n|--|--|--|\n"
+    text += "| Swin (T) | 60 | 440 |\n| Swin (S) | 50 | 350 |\n| ViT (H) | 10 | 70 |\n"
+    found = imported(tmp_path, [document(tmp_path, text)], "csv")
+    assert sorted(rates_of(found).values(), key=str) == [
+        {1: 10.0, 8: pytest.approx(70)}, {1: 50.0, 8: pytest.approx(350)}, {1: 60.0, 8: pytest.approx(440)},
+    ]  # fmt: skip
+
+
+def test_a_title_of_training_outweighs_a_sentence_on_inference(tmp_path: Path) -> None:
+    text = "# Training throughput\n\nFor inference see below.\n\n"
+    text += "| GPUs | Images/sec |\n|--|--|\n| 1 | 400 |\n| 8 | 3100 |\n"
+    found = imported(tmp_path, [document(tmp_path, text)], "csv")
+    assert list(rates_of(found).values()) == [{1: pytest.approx(400), 8: pytest.approx(3100)}]
+
+
 TABLE = "| GPUs | Images/sec |\n|--|--|\n| 1 | {} |\n| 8 | {} |\n\n"
 
 

@@ -10,6 +10,7 @@ import pytest
 from importers.logs import imported
 from vitscale.analysis.trials import TrialResult
 from vitscale.errors import RequestError, StoreError
+from vitscale.importers import contents
 from vitscale.importers.contents import Options
 from vitscale.importers.importing import guess, import_logs
 
@@ -250,3 +251,12 @@ def test_where_every_line_holds_its_epochs_beginning_only_the_first_is_set_aside
     found = imported(tmp_path, [log(tmp_path, lines)], "train-log", gpus=8, micro_batch=128)
     (trial,) = found.trials.values()
     assert trial.runs[0].timed_steps == 4
+
+
+def test_a_log_that_begins_with_a_progress_bar_keeps_its_lines(tmp_path: Path) -> None:
+    """The bar's carriage returns fill more than what is looked at first, and end no line."""
+    path = tmp_path / "log.txt"
+    path.write_bytes(b"".join(b"\r%06d it/s" % number for number in range(10_000)) + b"\nfirst\nsecond\n")
+    assert [text for _, text, _ in contents.lines(path)][-2:] == ["first", "second"]
+    path.write_bytes(b"first\rsecond\r")
+    assert [text for _, text, _ in contents.lines(path)] == ["first", "second"]

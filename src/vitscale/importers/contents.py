@@ -55,8 +55,10 @@ def lines(path: Path) -> Iterator[tuple[int, str, bool]]:
     try:
         with path.open("rb") as file:
             start = file.read(LONGEST_LINE)
+            blocks = iter(lambda: file.read(1 << 20), b"")
+            returns = b"\r" in start and not (b"\n" in start or any(b"\n" in block for block in blocks))
         encoding = "utf-16" if start.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8"
-        end = "\n" if b"\n" in start or b"\r" not in start else "\r"
+        end = "\r" if returns else "\n"  # a log may begin with a progress bar, which ends no line
         with path.open(encoding=encoding, errors="replace", newline=end) as file:
             number = 0
             while text := file.readline(LONGEST_LINE):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 OF_A_SETTING = (
     *("gpus", "nodes", "gpus_per_node", "layout", "micro_batch", "grad_accum", "global_batch", "fraction", "dataset"),
@@ -56,6 +56,9 @@ class Heading:
         steps = [at for at, heading in enumerate(headings) if heading.column == "step"]
         for at in sorted(steps, key=lambda at: not words[at].startswith("global"))[1:]:
             headings[at] = cls(texts[at], "")  # steps of an epoch beside those of the run
+        if any(heading.column == "step_seconds" and not heading.inverse for heading in headings):
+            # Steps a second beside the seconds of a step are the same once more.
+            headings = [replace(own, column="", inverse=False) if own.inverse else own for own in headings]
         return tuple(headings)
 
     @property
@@ -64,9 +67,19 @@ class Heading:
         return _SETTINGS.fullmatch(self._words) is not None
 
     @property
+    def is_a_model(self) -> bool:
+        """Whether it is the name of what is trained, which differs from row to row where nothing else does."""
+        return _MODELS.fullmatch(self._words) is not None
+
+    @property
     def of_a_repeat(self) -> bool:
         """Whether it is that of a result, a moment, a place or a number of a run, in which true repeats differ."""
-        return not self.is_set and (_COMPARED.search(self._words) or _RESULTS.search(self._words)) is not None
+        if self.is_set:
+            return False
+        name = _SPACES.sub(" ", _IN_BRACKETS.sub("", self._words))  # "Node type" is a type, and no node
+        told = (match for pattern in (_RESULTS, _COMPARED) for match in pattern.finditer(name))
+        of_its_end = any(match.end() == len(name) and match[0] not in _WAYS for match in told)
+        return of_its_end or _COMPARED.search(self._words[len(name) :]) is not None
 
     def holds_no(self, speed: Heading | None) -> bool:
         """Whether the row of this name holds something else than the speeds that its caption or its columns tell."""
@@ -79,7 +92,8 @@ class Heading:
 
     @property
     def _words(self) -> str:
-        return _SPACES.sub(" ", self.text.lower().strip("*`")).strip()
+        sized = re.sub(r"[(\[][SBTLH][)\]]", "", self.text)  # "Swin (S)" is small, and no time in seconds
+        return _SPACES.sub(" ", sized.lower().strip("*`")).strip()
 
 
 SPEEDS = (
@@ -173,12 +187,20 @@ _SETTINGS = re.compile(
     r"(?: (?:name|type|speed))?(?: ?[(\[][^)\]]*[)\]])?"
 )
 """Headings of what a user sets, which tells rows apart whatever stands below it."""
+_IN_BRACKETS = re.compile(r" ?[(\[][^)\]]*[)\]]$")
+_WAYS = ("scaling", "linear", "relative", "lr", "learning rate")
+"""Words that may tell how something was run, and no result."""
+_MODELS = re.compile(
+    r"(?:[\w-]+ )?(?:models?|backbones?|arch|architectures?|networks?|methods?|resolutions?|depth|width"
+    r"|(?:image|img|input|crop|patch|hidden|model) sizes?)(?: (?:name|type))?(?: ?[(\[][^)\]]*[)\]])?"
+)
 _RESULTS = re.compile(
     r"\b(?:acc|top ?[15]|error|score|perplexity|miou|mem|gi?b|mi?b|w|joules?|k?wh|util|flops?|mean|avg|average|median"
     r"|min|max|std|stddev|stdev|sem|var|p\d\d|ci|times?|elapsed|duration|latency|throughput|rate|seconds?|secs?|s|ms|minutes"
     r"|h|tokens|grad norm|temp|temperature|clock|ids?|uuid|index|idx|row|date|day|week|month|year|timestamp|started"
     r"|finished|begin|end|start|when|seed|repeat|repetition|rep|replicate|trial|attempt|try|job|node|host|hostname"
-    r"|node ?list|commit|sha|hash|url|log|file|path)\b|^(?:speed|number|no\.?|#)$"
+    r"|node ?list|commit|sha|hash|url|log|file|path|steps|epochs|iterations?|iters?|warm-?up|rounds?|port|pid|images"
+    r"|samples|fan)\b|^(?:speed|number|no\.?|#|device|worker|process|local rank)$"
 )
 _THOUSANDS, _VALUE = re.compile(rf"{_THOUSAND} ?$"), re.compile(r"(?<![\w.,/-])\d+(?:[.,]\d+)* ?$")
 _OF_HOST = re.compile(rf"{_ALONE}\bper[ -]{_HOST}\b"), re.compile(rf"{_PER}{_HOST}\b")
@@ -237,14 +259,11 @@ class Count:
 
 
 def not_of_training(texts: Iterable[str]) -> str:
-    """The nearest of a table's captions and headings that says what was run, where that is no training; else empty."""
-    for text in texts:
-        words = text[:_LONGEST].lower()
-        if _TRAINING.search(words):
-            break
-        if NO_TRAINING.search(words):
-            return text[:_LONGEST]
-    return ""
+    """The nearest of a table's captions and headings that tells of no training; empty where one tells of training."""
+    near = [text[:_LONGEST] for text in texts]
+    if any(_TRAINING.search(text.lower()) for text in near):
+        return ""
+    return next((text for text in near if NO_TRAINING.search(text.lower())), "")
 
 
 def speed_told(texts: Iterable[str]) -> Heading | None:
@@ -254,8 +273,10 @@ def speed_told(texts: Iterable[str]) -> Heading | None:
         words = _SPACES.sub(" ", text[:_LONGEST].lower())
         if NO_TRAINING.search(words):
             continue
-        if _NO_SPEED.search(words):
-            break  # "Peak memory at 5,800 images/s": the cells may be either, whatever a text further away says
+        if (other := _NO_SPEED.search(words)) is not None:
+            unit = _RATE_TOLD.search(words) or _TIME_TOLD.search(words)
+            if unit is None or other.start() < unit.start() or _VALUE.search(words[: unit.start()]):
+                break  # "Peak memory at 5,800 images/s": the cells may be either, whatever a text further away says
         for match in _RATE_TOLD.finditer(words):
             before = words[: match.start()]
             if _THOUSANDS.search(before):

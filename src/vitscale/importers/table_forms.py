@@ -80,7 +80,9 @@ def _filled(grid: Grid) -> tuple[Grid, tuple[str, ...]]:
         grid = replace(grid, head=(*grid.head, "series"), body=tuple(body))
         told.append("rows with a name alone are taken for the series of the rows below them")
     for at, text in enumerate(grid.head[: len(columns)]):
-        named = columns[at] in _NAMES or (columns[at] not in OWN and not _REMARKS.search(text.lower()))
+        named = columns[at] in _NAMES or (
+            columns[at] not in OWN and not _REMARKS.search(text.lower()) and (at == 0 or Heading.of(text).is_set)
+        )
         if named and _are_merged([cells[at] for _, cells in grid.body if len(cells) == len(grid.head)]):
             above, body = "", []
             for line, cells in grid.body:
@@ -104,7 +106,7 @@ def _are_sections(sections: Sequence[str], rows: Sequence[Sequence[str]]) -> boo
     lasts = [number for number in at if number + 1 == len(rows) or sections[number + 1]]
     firsts = [cells[0] for section, cells in zip(sections, rows, strict=True) if not section and cells]
     if all(not cell or _NUMBER.fullmatch(cell) for cell in firsts):
-        return bool(firsts and at) and not lasts
+        return bool(firsts and at) and at[0] == 0 and not lasts
     return len(at) > 1 and at[0] == 0 and not lasts
 
 
@@ -279,9 +281,9 @@ def _tells_apart(heading: Heading, cells: Sequence[tuple[str, str]]) -> bool:
     at_counts = _at_counts(cells)
     if len(at_counts) > _MOST_SERIES or any(map(_OF_A_REPEAT.search, at_counts)):
         return False
-    if heading.is_set:
-        return True
     again = [len(counts) > 1 for counts in at_counts.values()]
+    if heading.is_set:  # what grows with the GPUs, or names each row, tells no curves apart
+        return heading.is_a_model or any(again) or len({count for count, _ in cells}) == 1
     if not any(_NUMBER.fullmatch(cell) for cell in at_counts):
         return not heading.text or (any(again) and len(at_counts) < len(cells))
     numbers = sorted(int(cell) for cell in at_counts if cell.isdecimal() and len(cell) < 10)

@@ -309,7 +309,7 @@ def test_the_arithmetic_stands_in_the_message() -> None:
     """By hand: 2 x 5e8 x (4 + 4) bytes; 16 x 86,567,656; 12 x 86,567,656 / 8; of 16 x 2^30; GiB are 2^30."""
     config = QUIET | zero(stage=2, reduce_bucket_size=5e8, offload_optimizer={"device": "cpu"})
     said = message_of("bucket-memory", config, parameters=B16)
-    assert "2 buffers of 500,000,000 elements x 8 bytes (fp32 and 16 bits) take 7.45 GiB" in said
+    assert "2 buffers of 500,000,000 elements x 8 bytes (4 for each of the two types sent) take 7.45 GiB" in said
     half = config | {"torch_autocast": {}, "bf16": {"enabled": True}}
     assert "x 2 bytes take 1.86 GiB" in message_of("bucket-memory", half, parameters=B16)
     third = QUIET | zero(stage=3, reduce_bucket_size=1e9)

@@ -138,7 +138,7 @@ class Header:
     left_out: tuple[str, ...] = ()
     """Sentences on tables of the file that are not taken."""
     commas: tuple[tuple[str, str], ...] = ()
-    """(What a comma in a number is, a number with one) of each column (`_commas`)."""
+    """(What a comma in a number is, a number with one) of each column (`_with_commas`)."""
 
     @property
     def columns(self) -> tuple[str, ...]:

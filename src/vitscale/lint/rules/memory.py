@@ -47,12 +47,13 @@ def bucket_memory(view: View) -> Iterator[Finding]:
     if view.flag("zero_optimization.contiguous_gradients", True) is not True:
         return
     buffers = 2 if stage < 3 and overlaps(view) else 1
+    each = " (fp32 and 16 bits)" if stage == 3 else " (4 for each of the two types sent)"
     taken, states = buffers * bucket * _buffer_bytes(view), STATE_BYTES * parameters
     if taken > states:
         yield finding(
             "bucket-memory", "warning", "zero_optimization.reduce_bucket_size",
             f"{buffers} buffer{'s' * (buffers > 1)} of {bucket:,.0f} elements x {_buffer_bytes(view)} bytes"
-            f"{' (fp32 and 16 bits)' if view.precision == 'autocast' else ''} take {size(taken)} on each GPU, more "
+            f"{each if view.precision == 'autocast' else ''} take {size(taken)} on each GPU, more "
             f"than all states of the model (16 bytes x {parameters:,} parameters = {size(states)})",
             f"Set reduce_bucket_size to about a tenth of the model: {good_bucket(parameters):,}",
             view.source("runtime/zero/stage3.py (ipg_buckets)" if stage == 3 else

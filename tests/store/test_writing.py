@@ -5,6 +5,7 @@ import errno
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +62,21 @@ def test_what_was_there_stays_when_writing_fails(
         with pytest.raises((OSError, KeyboardInterrupt)):
             write_whole(path, "after")
     assert path.read_text() == "before"
+    assert names(tmp_path) == ["file.json"]
+
+
+def test_a_file_is_written_where_its_folder_cannot_be_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a folder of mode 0300, or on some mounts."""
+    sync = os.fsync
+
+    def of_files_alone(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", of_files_alone)
+    write_whole(tmp_path / "file.json", "content")
+    assert (tmp_path / "file.json").read_text() == "content"
     assert names(tmp_path) == ["file.json"]
 
 

@@ -106,7 +106,8 @@ def whole_file(path: Path, *, make_folder: bool = False) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         draft.replace(target)
-        sync_folder(target.parent)
+        with suppress(OSError):  # a folder may not be readable, nor every file system sync one; the file is whole
+            sync_folder(target.parent)
     except BaseException as error:
         with suppress(OSError):
             draft.unlink()

@@ -120,6 +120,25 @@ def test_a_name_of_an_open_file_is_that_file(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "before, after"
 
 
+def test_a_link_to_a_name_of_an_open_file_is_that_file_too(tmp_path: Path) -> None:
+    """As one to /dev/stdout in a log: the file behind it must keep what others wrote."""
+    link, further, standard, endless = (tmp_path / name for name in ("link", "further", "standard", "endless"))
+    with (tmp_path / "file").open("wb") as file:
+        file.write(b"before, ")
+        file.flush()
+        link.symlink_to(f"/proc/self/fd/{file.fileno()}")
+        further.symlink_to("link")
+        write_whole(further, "after")
+        assert is_stream(link)
+    assert (tmp_path / "file").read_text() == "before, after"
+    standard.symlink_to("/dev/stdout")
+    assert is_stream(standard)
+    endless.symlink_to("endless")
+    assert not is_stream(tmp_path / "file")
+    with contextlib.suppress(OSError, RuntimeError):  # Path.exists of some versions
+        assert not is_stream(endless)
+
+
 def test_an_error_names_the_file_and_no_draft(tmp_path: Path) -> None:
     (tmp_path / "folder.md").mkdir()
     for path in (tmp_path / "folder.md", tmp_path / "none" / "file.md"):

@@ -68,11 +68,25 @@ def beside(file: Path, named: str) -> Path:
     return path if path.is_absolute() else (file.parent / path).absolute()
 
 
+_MOST_LINKS = 40
+"""The kernel follows no more."""
+
+
 def is_stream(path: Path) -> bool:
-    """Whether a name stands for a device, a pipe, a socket, or a file that a process has open (/dev/stdout)."""
-    folder = os.path.realpath(path.parent)
-    opened = folder.startswith("/proc/") or (folder == "/dev" and path.name in ("stdin", "stdout", "stderr"))
-    return opened or (path.exists() and not path.is_file() and not path.is_dir())
+    """Whether a name stands for a device, a pipe, a socket, or a file that a process has open (/dev/stdout).
+
+    So does a link to such a name, through any number of links.
+    """
+    name = path
+    for _ in range(_MOST_LINKS):
+        folder = os.path.realpath(name.parent)
+        standard = folder == "/dev" and name.name in ("stdin", "stdout", "stderr")
+        if standard or folder == "/dev/fd" or folder.startswith("/proc/"):
+            return True
+        if not os.path.islink(name):
+            break
+        name = Path(folder, os.readlink(name))
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 @contextmanager

@@ -83,9 +83,9 @@ def is_stream(path: Path) -> bool:
         standard = folder == "/dev" and name.name in ("stdin", "stdout", "stderr")
         if standard or folder == "/dev/fd" or folder.startswith("/proc/"):
             return True
-        if not os.path.islink(name):
+        if not name.is_symlink():
             break
-        name = Path(folder, os.readlink(name))
+        name = Path(folder, name.readlink())
     return path.exists() and not path.is_file() and not path.is_dir()
 
 

@@ -52,7 +52,7 @@ def test_unlike_repeats_are_named() -> None:
     runs = [steady_run(trial, s, r) for r, s in enumerate(THREE)]
     runs.append(steady_run(trial, 0.1, 3, environments=[make_environment(versions={"torch": "2.12.0"})]))
     found = verdict(make_results([(make_curve([trial]), [trial])], runs), "unlike-runs")
-    assert "torch: 2.13.0 against 2.12.0" in found.message
+    assert "repeat 4: torch: 2.13.0 against 2.12.0" in found.message
 
 
 @pytest.mark.parametrize(("samples", "told"), [(10_500, False), (10_501, True)])

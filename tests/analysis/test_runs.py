@@ -173,7 +173,7 @@ def test_steps_are_matched_by_number_not_by_place() -> None:
 def test_without_one_ranks_record_nothing_is_claimed() -> None:
     found = run_figures(make_run(TWO_RANKS, [make_rank(TWO_RANKS, 0, RANK_0, warmup=1)]))
     assert (found.step_seconds, found.images_per_second) == (None, None)
-    assert any("no record of rank 1" in note for note in found.notes)
+    assert any("repeat 1: no record of rank 1" in note for note in found.notes)
 
 
 def test_a_run_of_warm_up_alone_has_no_figures() -> None:

@@ -114,7 +114,7 @@ def test_of_stages_the_rank_that_sends_most_is_told_and_each_must_send_the_same_
     other = run_with([[sent(sends, step=8), sent(receives)]] + [[sent(sends, step=8), sent(sends)]] * 2)
     unlike = traffic([other], [run_figures(other)], unlike=True)
     assert unlike is not None
-    assert "rank 0 in step 8 of repeat 0 and rank 0 in step 9 of repeat 0 differ" in unlike.reason
+    assert "rank 0 in step 8 of repeat 1 and rank 0 in step 9 of repeat 1 differ" in unlike.reason
 
 
 @pytest.mark.parametrize("unknown", [one("window_put"), one(dtype="float4"), one("gather")])
@@ -135,7 +135,7 @@ def test_a_reduce_of_gloo_is_asked_for_in_known_bytes_and_sent_in_unknown_ones()
 def test_ranks_that_differ_are_named_and_not_averaged() -> None:
     found = told(run_with([[sent(one(), one())], [sent(one())]]))
     assert found.reason == (
-        "rank 0 in step 9 of repeat 0 and rank 1 in step 9 of repeat 0 differ: "
+        "rank 0 in step 9 of repeat 1 and rank 1 in step 9 of repeat 1 differ: "
         "2 against 1 all_reduce of 1,000,000 float32"
     )
     assert (found.sent, found.calls, found.logical_bytes, found.physical_bytes) == ((), None, None, None)
@@ -143,9 +143,9 @@ def test_ranks_that_differ_are_named_and_not_averaged() -> None:
 
 def test_steps_and_runs_that_differ_are_named_too() -> None:
     steps = told(run_with([[sent(one(), step=8), sent(one(dtype="bfloat16"), step=9)]] * 2))
-    assert "rank 0 in step 8 of repeat 0 and rank 0 in step 9 of repeat 0 differ" in steps.reason
+    assert "rank 0 in step 8 of repeat 1 and rank 0 in step 9 of repeat 1 differ" in steps.reason
     runs = told(run_with([[sent(one())]] * 2), run_with([[sent(one("broadcast"))]] * 2, repeat=1))
-    assert "rank 0 in step 9 of repeat 0 and rank 0 in step 9 of repeat 1 differ" in runs.reason
+    assert "rank 0 in step 9 of repeat 1 and rank 0 in step 9 of repeat 2 differ" in runs.reason
 
 
 def test_groups_of_some_ranks_may_have_names_of_their_own_and_orders_may_differ() -> None:

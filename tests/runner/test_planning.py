@@ -251,6 +251,17 @@ def test_other_trials_under_the_same_name_are_refused(tmp_path: Path, record: St
     refused(folder, by_option, "under the name 'example' (launch.launcher was local and is srun)")
 
 
+def test_where_studies_are_alike_the_training_of_their_trials_tells(tmp_path: Path, record: StudyRecord) -> None:
+    """Since a field is taken from the DeepSpeed file that the study names, its trials are others than they were."""
+    folder = begun(tmp_path / "results", record)
+    others = {
+        f"{number:012x}": trial.model_copy(update={"train": trial.train.model_copy(update={"gradient_dtype": "fp32"})})
+        for number, trial in enumerate(record.trials.values())
+    }
+    now = record.model_copy(update={"trials": others})
+    refused(folder, now, "under the name 'example' (train.gradient_dtype was not given and is 'fp32')")
+
+
 @pytest.mark.parametrize(
     ("before", "changes"),
     [

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -99,3 +101,29 @@ def test_no_run_begins_once_the_lock_was_deleted(tmp_path: Path, drives: Callabl
     with pytest.raises(StoreError, match=r"the file 'lock' of .* was deleted: another `vitscale run` may be writing"):
         drives(body, study(tmp_path, 8, [1], hosts=1, repeats=1))
     assert begun == [0]
+
+
+def test_a_lock_of_the_same_number_on_another_file_system_is_another(
+    tmp_path: Path, drives: Callable[..., Report], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So is one that was put in place before the driver looked at it."""
+    lock, look = tmp_path / "results" / "lock", os.stat
+
+    def elsewhere(path: Any, **options: Any) -> os.stat_result:
+        told = look(path, **options)
+        return os.stat_result((*told[:2], told.st_dev + 1, *told[3:])) if path == lock else told
+
+    monkeypatch.setattr(os, "stat", elsewhere)
+    with pytest.raises(StoreError, match=r"the file 'lock' of .* was deleted"):
+        drives(lambda *_: completed(), study(tmp_path, 8, [1], hosts=1, repeats=1))
+
+
+def test_where_the_results_folder_is_gone_no_lock_is_said_to_be_deleted(
+    tmp_path: Path, drives: Callable[..., Report]
+) -> None:
+    def body(*_: Any) -> Outcome:
+        (tmp_path / "results").rename(tmp_path / "moved")
+        return completed()
+
+    with pytest.raises(StoreError, match=r"results folder .* is gone: it was moved or deleted"):
+        drives(body, study(tmp_path, 8, [1], hosts=1, repeats=1))

@@ -5,6 +5,7 @@ import errno
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -64,6 +65,21 @@ def test_what_was_there_stays_when_writing_fails(
     assert names(tmp_path) == ["file.json"]
 
 
+def test_a_file_is_written_where_its_folder_cannot_be_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a folder of mode 0300, or on some mounts."""
+    sync = os.fsync
+
+    def of_files_alone(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", of_files_alone)
+    write_whole(tmp_path / "file.json", "content")
+    assert (tmp_path / "file.json").read_text() == "content"
+    assert names(tmp_path) == ["file.json"]
+
+
 def test_what_a_link_leads_to_is_replaced_and_the_link_stays(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     real, link, ahead = tmp_path / "real" / "real.md", tmp_path / "link.md", tmp_path / "ahead.md"
@@ -102,6 +118,25 @@ def test_a_name_of_an_open_file_is_that_file(tmp_path: Path) -> None:
         assert is_stream(path)
         assert os.fstat(file.fileno()).st_nlink == 1
     assert (tmp_path / "file").read_text() == "before, after"
+
+
+def test_a_link_to_a_name_of_an_open_file_is_that_file_too(tmp_path: Path) -> None:
+    """As one to /dev/stdout in a log: the file behind it must keep what others wrote."""
+    link, further, standard, endless = (tmp_path / name for name in ("link", "further", "standard", "endless"))
+    with (tmp_path / "file").open("wb") as file:
+        file.write(b"before, ")
+        file.flush()
+        link.symlink_to(f"/proc/self/fd/{file.fileno()}")
+        further.symlink_to("link")
+        write_whole(further, "after")
+        assert is_stream(link)
+    assert (tmp_path / "file").read_text() == "before, after"
+    standard.symlink_to("/dev/stdout")
+    assert is_stream(standard)
+    endless.symlink_to("endless")
+    assert not is_stream(tmp_path / "file")
+    with contextlib.suppress(OSError, RuntimeError):  # Path.exists of some versions
+        assert not is_stream(endless)
 
 
 def test_an_error_names_the_file_and_no_draft(tmp_path: Path) -> None:

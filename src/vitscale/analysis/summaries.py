@@ -52,7 +52,7 @@ def summarise(
     used, together = [completed[index] for index in alike], set(alike)
     around = environments[alike[0]] if used else None
     left_out = [
-        f"repeat {run.header.repeat}: {'; '.join(differences(around, environment))}"
+        f"repeat {run.header.repeat + 1}: {'; '.join(differences(around, environment))}"
         for index, (run, environment) in enumerate(zip(completed, environments, strict=True))
         if index not in together
     ]

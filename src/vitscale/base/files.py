@@ -68,11 +68,25 @@ def beside(file: Path, named: str) -> Path:
     return path if path.is_absolute() else (file.parent / path).absolute()
 
 
+_MOST_LINKS = 40
+"""The kernel follows no more."""
+
+
 def is_stream(path: Path) -> bool:
-    """Whether a name stands for a device, a pipe, a socket, or a file that a process has open (/dev/stdout)."""
-    folder = os.path.realpath(path.parent)
-    opened = folder.startswith("/proc/") or (folder == "/dev" and path.name in ("stdin", "stdout", "stderr"))
-    return opened or (path.exists() and not path.is_file() and not path.is_dir())
+    """Whether a name stands for a device, a pipe, a socket, or a file that a process has open (/dev/stdout).
+
+    So does a link to such a name, through any number of links.
+    """
+    name = path
+    for _ in range(_MOST_LINKS):
+        folder = os.path.realpath(name.parent)
+        standard = folder == "/dev" and name.name in ("stdin", "stdout", "stderr")
+        if standard or folder == "/dev/fd" or folder.startswith("/proc/"):
+            return True
+        if not name.is_symlink():
+            break
+        name = Path(folder, name.readlink())
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 @contextmanager
@@ -106,7 +120,8 @@ def whole_file(path: Path, *, make_folder: bool = False) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         draft.replace(target)
-        sync_folder(target.parent)
+        with suppress(OSError):  # a folder may not be readable, nor every file system sync one; the file is whole
+            sync_folder(target.parent)
     except BaseException as error:
         with suppress(OSError):
             draft.unlink()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import signal
 import threading
 from collections.abc import Iterator, Mapping
@@ -73,8 +74,8 @@ def run(plan: Plan, results: Path, options: Options, console: Console) -> Report
     made = [folder for folder in (results, *results.parents) if not folder.exists()]
     try:
         results.mkdir(parents=True, exist_ok=True)
-        with locked(results), _signals_interrupt():
-            lock = (results / "lock").stat()
+        with locked(results) as lock, _signals_interrupt():
+            _refuse_deleted_lock(results, lock)
             # Check again under the lock: another driver may just have begun here.
             check_folder(results, plan.record, allow_version_change=options.allow_version_change)
             _decode_data(plan, results, made, console)
@@ -90,7 +91,7 @@ def run(plan: Plan, results: Path, options: Options, console: Console) -> Report
                         from vitscale.runner.batch_jobs import refuse_live_jobs
 
                         refuse_live_jobs(results)
-                    return _run_outstanding(plan, placement, results, options, console, lock.st_ino)
+                    return _run_outstanding(plan, placement, results, options, console, lock)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFullError(
@@ -139,16 +140,25 @@ def _decode_data(plan: Plan, results: Path, made: list[Path], console: Console) 
         raise
 
 
-def _refuse_deleted_lock(results: Path, inode: int) -> None:
+def _refuse_deleted_lock(results: Path, lock: int) -> None:
     """Refuses to begin another run where somebody has removed the lock: another driver may hold a new one.
 
+    Args:
+        results: folder of the results.
+        lock: descriptor of the lock that this driver holds.
+
     Raises:
-        StoreError: the lock is another file than the one that this driver holds, or none.
+        StoreError: the lock in the folder is another file, or there is none, or no folder.
     """
     try:
-        kept = (results / "lock").stat().st_ino == inode
+        kept = os.path.samestat(os.fstat(lock), (results / "lock").stat())
     except FileNotFoundError:
         kept = False
+    if not kept and not results.exists():
+        raise StoreError(
+            f"results folder {shown(str(results))} is gone: it was moved or deleted during the study",
+            next_step="Put it back where it was, and run the same command again",
+        )
     if not kept:
         raise StoreError(
             f"the file 'lock' of {shown(str(results))} was deleted: another `vitscale run` may be writing there now",
@@ -157,7 +167,7 @@ def _refuse_deleted_lock(results: Path, inode: int) -> None:
 
 
 def _run_outstanding(
-    plan: Plan, placement: Placement, results: Path, options: Options, console: Console, lock_inode: int
+    plan: Plan, placement: Placement, results: Path, options: Options, console: Console, lock: int
 ) -> Report:
     # We hold the lock, so drivers of interrupted runs are gone: the disk space they reserved is freed.
     finish_removing(results)
@@ -222,7 +232,7 @@ def _run_outstanding(
                 task, where = begins
                 if ended := spent.refusal(task.trial_id, [other.trial_id for other in lineup.under_way]):
                     break
-                _refuse_deleted_lock(results, lock_inode)
+                _refuse_deleted_lock(results, lock)
                 lineup.begin(task, where)
                 progress.expect(max(0, len(todo) - done), added.most())
                 attempt = index.attempts.get((task.trial_id, task.repeat), -1) + 1

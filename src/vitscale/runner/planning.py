@@ -340,7 +340,23 @@ def _differing(before: StudyRecord, now: StudyRecord) -> str:
     if "launch.launcher" not in fields and launchers[0] != launchers[1]:  # it may come from the command line
         words = [" and ".join(sorted(names)) for names in launchers]
         told.insert(0, f"launch.launcher was {words[0]} and is {words[1]}")
+    # What the studies do not say may come from a file that they name, which an earlier version read otherwise.
+    told = told or _differing_training(before, now)
     return f" ({listed(told, most=_MOST_DIFFERING)})" if told else ""
+
+
+def _differing_training(before: StudyRecord, now: StudyRecord) -> list[str]:
+    """Fields of `train` that have other values in the trials of one record than in those of the other."""
+    was, is_now = (
+        [dotted(trial.train.model_dump(mode="json"), "train.") for trial in study.trials.values()]
+        for study in (before, now)
+    )
+    told = []
+    for field in dict.fromkeys(field for train in (*was, *is_now) for field in train):
+        values = [sorted({_value(train.get(field)) for train in trains}) for trains in (was, is_now)]
+        if values[0] != values[1]:
+            told.append(f"{field} was {' and '.join(values[0])} and is {' and '.join(values[1])}")
+    return told
 
 
 def _value(value: object) -> str:

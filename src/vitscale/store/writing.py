@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vitscale.base.files import file_lock, sync_folder, whole_file
@@ -28,8 +27,11 @@ def write_whole(path: Path, content: str | bytes, *, make_folder: bool = False) 
 
 
 @contextmanager
-def locked(results: Path) -> Iterator[None]:
+def locked(results: Path) -> Iterator[int]:
     """Holds the folder's kernel lock; a second driver is refused. The lock goes with the process, even on SIGKILL.
+
+    Yields:
+        The descriptor of the lock file.
 
     Raises:
         StoreError: another `vitscale run` holds it.
@@ -45,7 +47,7 @@ def locked(results: Path) -> Iterator[None]:
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
-        yield
+        yield file.fileno()
 
 
 def write_study(results: Path, study: StudyRecord) -> None:
@@ -148,7 +150,7 @@ class RankLog:
         # Messages name paths, which may hold bytes that are no UTF-8 (lone surrogates in Python).
         text = {key: _writable(value) for key, value in error if isinstance(value, str)}
         line = error.model_copy(update=text).model_dump_json()
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self._reserve.unlink(missing_ok=True)
             self._append(f"{newline}{line}\n".encode())
             os.fsync(self._file)

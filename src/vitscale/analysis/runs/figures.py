@@ -252,7 +252,7 @@ def _of_run(
     light: int,
 ) -> RunFigures:
     header = run.header
-    name = f"{header.trial_id} repeat {header.repeat}"
+    name = f"{header.trial_id} repeat {header.repeat + 1}"
     notes = _lacking(run, len(steps))
     steady, timed, tails = own.steady, own.timed, own.tails
     passed: float = sum(elapsed[steady].tolist())

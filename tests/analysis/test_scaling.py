@@ -254,7 +254,7 @@ def test_repeats_from_unlike_machines_are_not_combined() -> None:
     (found,) = analyse(results).trials.values()
     assert found.step_seconds is not None
     assert found.step_seconds.value == pytest.approx(0.1)
-    assert found.left_out == ("repeat 2: device: Example CPU against Other CPU",)
+    assert found.left_out == ("repeat 3: device: Example CPU against Other CPU",)
     (combined,) = analyse(results, combine_unlike=True).trials.values()
     assert len(combined.runs) == 3
 

@@ -215,11 +215,12 @@ def test_what_a_script_sets_no_variable_of_the_shell_overrides(
 
 
 def test_sbatch_does_not_see_what_would_override_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "sbatch").write_text("#!/bin/sh\nenv | grep ^SBATCH_ >&2\nexit 1\n")
+    (tmp_path / "sbatch").write_text("#!/bin/sh\nenv | grep -E '^(SBATCH_|SLURM_TIME)' >&2\nexit 1\n")
     (tmp_path / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     for name in ("PARTITION", "TIMELIMIT", "ACCOUNT", "WAIT"):
         monkeypatch.setenv(f"SBATCH_{name}", "mine")
+    monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")  # in which times could not be compared
     script = tmp_path / "job.sh"
     script.write_text(batch_script(SlurmSection(partition="low", time="30"), job()))
     with pytest.raises(SchedulerError) as caught:

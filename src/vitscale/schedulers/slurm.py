@@ -36,8 +36,9 @@ _SILENCE = re.compile(
     re.IGNORECASE,
 )
 """What Slurm's commands say while slurmctld is down, restarting or overloaded, which passes."""
-_FILTERS = ("SQUEUE_", "SCANCEL_", "SINFO_")
-"""Prefixes of variables that are dropped: a user's defaults for looking at the queue would hide jobs."""
+_FILTERS = ("SQUEUE_", "SCANCEL_", "SINFO_", "SLURM_TIME_FORMAT")
+"""Prefixes of variables that are dropped: a user's defaults for looking at the queue would hide jobs, and times in
+another form could not be compared."""
 _OURS_ALONE = ("SBATCH_ARRAY_INX", "SBATCH_CLUSTERS", "SBATCH_REQUEUE", "SBATCH_WAIT")
 """Variables that are dropped whatever the script says: with them a job is not what it is taken for."""
 

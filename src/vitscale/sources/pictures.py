@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 EXTENSIONS = {
     ".jpg": "JPEG",
     ".jpeg": "JPEG",
+    ".jpe": "JPEG",
+    ".jfif": "JPEG",
     ".png": "PNG",
     ".bmp": "BMP",
     ".webp": "WEBP",

@@ -237,6 +237,7 @@ def listing_of(
         held_out = encoded.some(held_out_ids), labels[held_out_ids]
         encoded, labels = encoded.some(train_ids), labels[train_ids]
     stored = "" if (spec.channels, spec.dtype) == (3, "uint8") else f"-{spec.channels}-{spec.dtype}"
+    stored += "" if spec.dtype == "uint8" else "-2"  # until 0.1.0 pictures of 16 bits were decoded to 8
     return Listing(
         classes=tuple(os.fsencode(name).decode(errors="replace") for name in classes),
         train=FileSplit(encoded, labels, shape),

@@ -245,7 +245,7 @@ def test_lost_and_cut_files_are_refused_before_ranks_start(tmp_path: Path) -> No
     with pytest.raises(RequestError, match=f"{second.name} is not there"):
         user_model.weights_digest(spec)
     (tmp_path / "model.safetensors.index.json").unlink()
-    with pytest.raises(RequestError, match="model.safetensors is not there"):
+    with pytest.raises(RequestError, match=r"model\.safetensors is not there"):
         user_model.weights_digest(spec)
 
 

@@ -280,5 +280,5 @@ def test_links_within_the_folder_and_to_it_are_followed(plain: Path, tmp_path: P
     (plain / "wolf" / "ants").symlink_to(plain / "ant")
     assert sources.check(spec(tmp_path / "link")).train_samples == 32  # three quarters of 17 + 8 + 17
     (plain / "ant" / "self").symlink_to(plain / "ant")
-    with pytest.raises(RequestError, match="the link '.*ant/self/self' leads to '.*ant', as another or itself does"):
+    with pytest.raises(RequestError, match=r"the link '.*ant/self/self' leads to '.*ant', as another or itself does"):
         sources.check(spec(tmp_path / "link"))

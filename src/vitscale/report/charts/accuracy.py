@@ -102,9 +102,7 @@ def _training_view(mode: Mode, name: str, x_title: str, gpus: int, rows: list[ax
             "ranks": Choice(str(gpus), units.ranks(gpus)),
         },
         f"{name[:1].upper()}{name[1:]} by {x_title}, {mode}, {units.ranks(gpus)}",
-        "; ".join(
-            ["solid: train, dashed: held-out"] * (len(splits) > 1) + ["last: a part of an epoch"] * unfinished
-        ),
+        "; ".join(["solid: train, dashed: held-out"] * (len(splits) > 1) + ["last: a part of an epoch"] * unfinished),
         plot.spec(summary, 220),
         {"series": "curve", "split": "data", "x": x_title, "shown": name},
         summary,

@@ -55,6 +55,18 @@ def test_the_outermost_list_of_like_modules_holds_the_blocks() -> None:
     assert list(blocks_of(model)) == list(model.stages)
 
 
+def test_blocks_lie_in_several_lists_where_modules_of_other_classes_are_between_them() -> None:
+    """As in MobileViT and in ResNets of torchvision; the last stage alone would leave most activations kept."""
+    block = nn.TransformerEncoderLayer
+    stages = [nn.Sequential(*(block(4, 1, 8) for _ in range(count))) for count in (2, 4, 3)]
+    model = nn.Sequential(stages[0], nn.Linear(4, 4), stages[1], nn.Linear(4, 4), stages[2])
+    assert list(blocks_of(model)) == [layer for stage in stages for layer in stage]
+    nested = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(2)))
+    assert list(blocks_of(nn.Sequential(nested, nn.ReLU()))) == list(nested)
+    deep = nn.ModuleList(nn.Sequential(nn.Sequential(nn.ReLU()), nn.Sequential(nn.Linear(4, 4))) for _ in range(2))
+    assert list(blocks_of(deep)) == list(deep)  # and not what lies in them
+
+
 class Pairs(nn.Module):
     """Layers as vit-pytorch keeps them: a list of lists, of which forward calls the modules alone."""
 

@@ -134,6 +134,17 @@ def test_weights_of_a_local_norm_have_a_gradient_where_no_image_counts() -> None
     assert norm.num_batches_tracked == 0
 
 
+@pytest.mark.parametrize("synchronised", [True, False])
+def test_one_image_pooled_to_one_pixel_is_refused_with_what_to_do(synchronised: bool) -> None:
+    """The second is padding."""
+    norm = BatchNorm(nn.BatchNorm2d(CHANNELS), synchronised=synchronised)
+    norm.real = 1
+    with pytest.raises(RequestError, match=r"one value has no variance\. Set train.micro_batch = 2 or more"):
+        norm(torch.randn(2, CHANNELS, 1, 1))
+    assert norm(torch.randn(2, CHANNELS, 2, 1)).isfinite().all()
+    assert norm.eval()(torch.randn(1, CHANNELS, 1, 1)).isfinite().all()
+
+
 def test_every_norm_of_a_model_is_replaced_and_its_names_stay() -> None:
     model = nn.Sequential(nn.Conv2d(3, CHANNELS, 1), nn.Sequential(nn.BatchNorm2d(CHANNELS), nn.ReLU()))
     before = {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}

@@ -230,6 +230,38 @@ def test_what_may_run_code_is_not_read(tmp_path: Path) -> None:
         build(spec)
 
 
+def test_lost_and_cut_files_are_refused_before_ranks_start(tmp_path: Path) -> None:
+    config = transformers.ViTConfig(**TINY)
+    transformers.ViTForImageClassification(config).save_pretrained(tmp_path, max_shard_size="40KB")
+    spec = ModelSpec(hf=str(tmp_path), weights=str(tmp_path), image_size=64)
+    assert len(user_model.weights_digest(spec) or "") == 64
+    second = sorted(tmp_path.glob("model-*.safetensors"))[1]
+    whole = second.read_bytes()
+    for content in (whole[:-1], whole[:100], b"", b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\n"):
+        second.write_bytes(content)
+        with pytest.raises(RequestError, match=rf"{second.name} is cut off, or no such file .* Get it again"):
+            user_model.weights_digest(spec)
+    second.unlink()
+    with pytest.raises(RequestError, match=f"{second.name} is not there"):
+        user_model.weights_digest(spec)
+    (tmp_path / "model.safetensors.index.json").unlink()
+    with pytest.raises(RequestError, match=r"model\.safetensors is not there"):
+        user_model.weights_digest(spec)
+
+
+@pytest.mark.parametrize("kind", ["DPT", "MobileViT"])
+def test_heads_of_other_names_start_anew_for_other_classes_too(tmp_path: Path, kind: str) -> None:
+    small = {"backbone_out_indices": [0, 1, 1, 1], "neck_hidden_sizes": [8] * 4, "fusion_hidden_size": 8}
+    mobile = {"image_size": 64, "hidden_sizes": [8, 8, 8], "neck_hidden_sizes": [8] * 7, "aspp_out_channels": 8}
+    config = getattr(transformers, f"{kind}Config")(**TINY | small if kind == "DPT" else mobile, num_labels=7)
+    source = saved(getattr(transformers, f"{kind}ForSemanticSegmentation")(config), tmp_path / kind)
+    spec = ModelSpec(task="segmentation", hf=source, weights=source, image_size=64)
+    theirs, own = load_file(Path(source) / "model.safetensors"), build(resolve(spec, 5)).state_dict()
+    unlike = {name for name, tensor in own.items() if name in theirs and not torch.equal(tensor, theirs[name])}
+    assert unlike == {name for name in own if name in theirs and own[name].shape != theirs[name].shape}
+    assert {len(own[name]) for name in unlike} == {5}
+
+
 def test_weights_are_known_by_their_content_and_not_by_their_place(tmp_path: Path) -> None:
     source = Path(swin(tmp_path))
     copy = tmp_path / "elsewhere"

@@ -137,6 +137,14 @@ def test_a_part_of_an_epoch_is_no_end_that_tables_and_json_tell_apart() -> None:
     assert [row["held_out_accuracy"] for row in run_rows(analysis)] == [0.5, 0.35]
     losses = [trial["loss"] for trial in json.loads(to_json(analysis))["trials"]]
     assert [row["loss"] for row in run_rows(analysis)] == losses
+    drawn = accuracy_data.by_epoch(analysis, analysis.curves, "accuracy")
+    held_out = [row["shown"] for row in drawn if row["split"] == "held-out"]
+    assert held_out == ["0.35", "0.5", "0.65, the epoch unfinished", "0.35, the epoch unfinished"]
+    training = accuracy_data.training_chart(analysis, analysis.curves)
+    assert training is not None
+    view = next(view for view in training.views if view.name.endswith("accuracy-1"))
+    assert view.summary == "Held-out accuracy at epoch 3, which is unfinished in some runs, on 1 rank: 0.65."
+    assert view.subtitle == "solid: train, dashed: held-out; last: a part of an epoch"
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,17 @@ def test_grey_of_other_bits_is_refused() -> None:
             decode_labels(image)
 
 
+def test_a_cache_of_multiplied_labels_is_not_read(root: Path, cache: Path) -> None:
+    """Version 0.1.0 decoded grey of fewer bits, and its entries had this name without the 2."""
+    masks = sources.load(spec(root, source="cache")).train.labels[np.arange(4)]
+    entry = next(path for path in cache.iterdir() if path.is_dir())
+    images = np.load(entry / "train_images.npy", mmap_mode="r+")
+    images[..., 3] = 7
+    del images
+    entry.rename(cache / entry.name.replace("ade20k-2-", "ade20k-"))
+    np.testing.assert_array_equal(sources.load(spec(root, source="cache")).train.labels[np.arange(4)], masks)
+
+
 def break_all(root: Path) -> dict[str, str]:
     """Another scene for each thing that can be wrong; name -> what is said of it."""
     rng = np.random.default_rng(0)

@@ -72,6 +72,36 @@ def test_named_classes_and_a_split_by_share(both: Path, tmp_path: Path) -> None:
     assert (one.train_samples, one.held_out_samples) == (9, 3)
 
 
+def test_labels_keep_their_order_and_their_names_in_each_split(tmp_path: Path) -> None:
+    """Numbers without names are in their own order; a class that the training lacks moves no other; a held-out split
+    that numbers its classes in another way is read by its own names."""
+    numbers = table(TRAIN).cast_column("kind", datasets.Value("int64"))
+    numbers = numbers.map(lambda row: {"kind": row["kind"] * 5})
+    numbers.save_to_disk(str(tmp_path / "numbers"))
+    assert sources.check(spec(tmp_path / "numbers", columns=("picture", "kind"))).classes == ("0", "5", "10")
+    some = table([each for each in TRAIN if each[0] != 1])
+    turned = table([(2, 7), (0, 8)]).cast_column("kind", datasets.Value("int64"))
+    turned = turned.cast_column("kind", datasets.ClassLabel(names=["cow", "ant", "zebra"]))
+    datasets.DatasetDict({"train": some, "test": turned}).save_to_disk(str(tmp_path / "some"))
+    dataset = sources.load(spec(tmp_path / "some"))
+    assert dataset.summary.classes == ("zebra", "cow")
+    assert seen(dataset.held_out) == {(0, 2, 7), (1, 0, 8)}
+
+
+def test_a_held_out_split_with_other_classes_or_none_is_refused(tmp_path: Path) -> None:
+    """Its images were left out unsaid; those of named classes may be."""
+    some = table([each for each in TRAIN if each[0] != 1])
+    datasets.DatasetDict({"train": some, "test": table(TEST)}).save_to_disk(str(tmp_path / "other"))
+    with pytest.raises(RequestError, match="holds out the class 'ant', which is not among the training classes"):
+        sources.check(spec(tmp_path / "other"))
+    assert sources.check(spec(tmp_path / "other", classes=("cow", "zebra"))).held_out_samples == 2
+    datasets.DatasetDict({"train": table(TRAIN), "test": table(TEST).remove_columns("kind")}).save_to_disk(
+        str(tmp_path / "none")
+    )
+    with pytest.raises(RequestError, match=r"has no column 'kind'\. Valid: picture"):
+        sources.check(spec(tmp_path / "none"))
+
+
 @pytest.mark.parametrize(("hf", "asked"), [("me/tiny", ("me/tiny", None)), ("me/tiny:small", ("me/tiny", "small"))])
 def test_a_name_of_the_hub_and_its_configuration(
     hf: str, asked: tuple[str, str | None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

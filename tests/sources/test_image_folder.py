@@ -52,18 +52,24 @@ def test_classes_are_sorted_and_split_by_share(plain: Path) -> None:
     assert sources.check(spec(plain)) == dataset.summary
 
 
-@pytest.mark.parametrize("name", ["val", "valid", "validation", "test"])
-def test_its_own_split_is_used(divided: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("train", "name"),
+    [*(("train", name) for name in ("val", "valid", "validation", "test", "testing", "Val")),
+     ("Train", "Test"), ("training", "validation")],
+)  # fmt: skip
+def test_its_own_split_is_used(divided: Path, train: str, name: str) -> None:
+    (divided / "train").rename(divided / train)
     (divided / "val").rename(divided / name)
     dataset = sources.load(spec(divided))
     assert seen(dataset.train) == {(label, red, n) for label, red in ((0, 100), (1, 200)) for n in range(6)}
     assert seen(dataset.held_out) == {(label, red, n) for label, red in ((0, 100), (1, 200)) for n in range(3)}
 
 
-def test_a_class_may_be_called_train(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["train", "training", "training/alone"])
+def test_a_class_may_be_called_train(tmp_path: Path, name: str) -> None:
     fill(tmp_path / "plane", 4, 10)
-    fill(tmp_path / "train", 4, 20)
-    assert sources.check(spec(tmp_path)).classes == ("plane", "train")
+    fill(tmp_path / name, 4, 20)
+    assert sources.check(spec(tmp_path)).classes == ("plane", name.partition("/")[0])
 
 
 def test_images_at_any_depth_and_of_any_case_but_nothing_else(plain: Path) -> None:
@@ -72,6 +78,7 @@ def test_images_at_any_depth_and_of_any_case_but_nothing_else(plain: Path) -> No
     (plain / "ant" / "notes.txt").write_text("not an image")
     (plain / "ant" / ".hidden.png").write_text("not an image")
     (plain / ".cache").mkdir()
+    fill(plain / "ant" / ".ipynb_checkpoints", 4, 100)
     (plain / "README").write_text("not a class")
     (plain / "ant" / "dangling").symlink_to("/nowhere")
     assert seen(sources.load(spec(plain)).train) | seen(sources.load(spec(plain)).held_out) >= {(0, 100, 0)}
@@ -270,3 +277,8 @@ def test_links_within_the_folder_and_to_it_are_followed(plain: Path, tmp_path: P
     (plain / "ant" / "again.png").symlink_to(plain / "ant" / "00.png")
     (tmp_path / "link").symlink_to(plain)
     assert sources.check(spec(tmp_path / "link")).train_samples == 19
+    (plain / "wolf" / "ants").symlink_to(plain / "ant")
+    assert sources.check(spec(tmp_path / "link")).train_samples == 32  # three quarters of 17 + 8 + 17
+    (plain / "ant" / "self").symlink_to(plain / "ant")
+    with pytest.raises(RequestError, match=r"the link '.*ant/self/self' leads to '.*ant', as another or itself does"):
+        sources.check(spec(tmp_path / "link"))

@@ -20,7 +20,10 @@ from PIL import Image
 from image_files import photograph
 from vitscale.errors import RequestError
 from vitscale.sources import pictures
+from vitscale.sources.arrays import ArrayShape
 from vitscale.sources.cache import in_threads
+from vitscale.sources.decoding import decode_image
+from vitscale.sources.image_folder import Files
 from vitscale.sources.pictures import EXTENSIONS, decode_square, verify_picture
 
 
@@ -108,6 +111,20 @@ def test_a_grey_map_of_16_bits_keeps_its_upper_eight(tmp_path: Path) -> None:
     path.write_bytes(b"P5 9 9 65535\n" + bytes([0x40, 0x10]) * 81)
     assert (decode_square(str(path), 4) == 0x40).all()
     assert (decode_square(str(path), 4, channels=1) == 0x40).all()
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "float32"])
+def test_a_set_of_16_bits_keeps_those_of_grey_pictures_and_refuses_those_of_colours(tmp_path: Path, dtype: Any) -> None:
+    """A png and a map of 1,000 (3 in its upper 8 bits), and a picture of 8 bits."""
+    Image.fromarray(np.full((9, 9), 1000, np.uint16)).save(tmp_path / "0.png")
+    (tmp_path / "1.pgm").write_bytes(b"P5 9 9 65535\n" + bytes([0x03, 0xE8]) * 81)
+    Image.new("RGB", (9, 9), (7, 7, 7)).save(tmp_path / "2.jpg")
+    files = Files(tuple(str(tmp_path / name) for name in ("0.png", "1.pgm", "2.jpg")), np.zeros(3, np.int64))
+    grey = [decode_image(files, number, ArrayShape(4, 1, dtype)) for number in range(3)]
+    assert [(image.dtype, *np.unique(image)) for image in grey] == [(np.dtype(dtype), n) for n in (1000, 1000, 7)]
+    assert (decode_image(files, 2, ArrayShape(4, 3, dtype)) == 7).all()
+    with pytest.raises(RequestError, match=r"of its 16 bits 8 would be lost in 3 channels: store it as TIFF or \.npy"):
+        decode_image(files, 0, ArrayShape(4, 3, dtype))
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.float32])

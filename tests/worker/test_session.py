@@ -103,6 +103,20 @@ def test_what_is_dropped_out_differs_between_ranks_but_not_between_those_with_th
         assert torch.equal(own, torch.rand(4, generator=torch.Generator().manual_seed(trial.train.seed + seed)))
 
 
+def test_a_copy_with_other_times_is_told_apart_from_data_that_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host whose copy of an image folder was made by `cp -r` has the same images and another fingerprint."""
+    monkeypatch.setattr("vitscale.worker.session.gc.freeze", lambda: None)
+    for name in ("_set_thread_pools", "keep_freed_memory", "preload"):
+        monkeypatch.setattr(session, name, lambda *_: None)
+    dataset = SimpleNamespace(summary=SimpleNamespace(fingerprint="0ther"))
+    monkeypatch.setattr("vitscale.worker.session.sources.load", lambda _: dataset)
+    log: Any = SimpleNamespace(write=lambda _: None)
+    with pytest.raises(
+        RuntimeError, match=r"fingerprint is 0ther, .* this host's copy has other times of change \(cp -a"
+    ):
+        session.train(steady_run(make_trial("ddp", 2), 0.1).header, RankInfo(0, 2, 0, None), log, 0.0)
+
+
 STEPS_OF_64_MIB = """
 import ctypes
 import resource

@@ -328,10 +328,12 @@ _HEADS = (named.DECODE_HEAD, named.AUXILIARY_HEAD, "neck", "head", "segmentation
 
 
 def blocks_of(model: nn.Module) -> Sequence[nn.Module]:
-    """The model's repeated blocks: the modules of the list of like ones, outside heads, that holds the most parameters.
+    """The model's repeated blocks: the modules of the list of like ones, outside heads, that holds the most parameters,
+    and those of their class in other such lists.
 
-    In a vision transformer these are its layers, in a Swin transformer its stages. The convolutions of a decoder's head
-    are none, though they may outweigh all layers of a small one. Empty where no list holds two modules of one class.
+    In a vision transformer these are its layers, in a Swin transformer its stages, in a MobileViT the layers of all its
+    stages. The convolutions of a decoder's head are none, though they may outweigh all layers of a small one. Empty
+    where no list holds two modules of one class.
     """
     heads = [getattr(model, name, None) for name in _HEADS]
     in_heads = {module for head in heads if isinstance(head, nn.Module) for module in head.modules()}
@@ -344,7 +346,10 @@ def blocks_of(model: nn.Module) -> Sequence[nn.Module]:
         and len({type(child) for child in children}) == 1
     ]
     # Among equals the first is the outermost.
-    return max(lists, key=lambda children: sum(map(_size, children)), default=[])
+    largest = max(lists, key=lambda children: sum(map(_size, children)), default=[])
+    alike = dict.fromkeys(child for children in lists for child in children if type(child) is type(largest[0]))
+    inside = {module for block in alike for module in block.modules() if module is not block}
+    return [block for block in alike if block not in inside]
 
 
 def _called(container: nn.Module) -> Iterator[nn.Module]:

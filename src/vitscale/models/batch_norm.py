@@ -45,13 +45,21 @@ class BatchNorm(_BatchNorm):
 
     @override
     def forward(self, input: Tensor) -> Tensor:
-        """Normalises [b, C, ...]; the shape stays."""
+        """Normalises [b, C, ...]; the shape stays.
+
+        Raises:
+            RequestError: it is over one value of each channel, in training.
+        """
         if not self.training:
             return super().forward(input)
         images = input[: self.real]
         if (self.synchronised or self.group is not None) and dist.is_initialized():
             normed = self._over_ranks(images)
         elif len(images):
+            if images.numel() == images.shape[1]:
+                what = "a batch norm is over one image of one pixel, as behind a pooling, and one value has no variance"
+                advice = "Set train.micro_batch = 2 or more; train.drop_last = true where an epoch's last step is that"
+                raise RequestError(what, next_step=advice)
             normed = super().forward(images)
         elif self.affine:
             # No image, but weight and bias need a gradient in every micro-batch: it is 0.

@@ -177,7 +177,7 @@ def _refused(spec: ModelSpec, what: str, error: Exception) -> RequestError:
 
 _BODIES = ("backbone", "vit", "swinv2")
 """Names that models have for the same body, at the front of their tensors' names."""
-_HEADS = ("classifier", "decode_head", "auxiliary_head")
+_HEADS = ("classifier", "decode_head", "auxiliary_head", "segmentation_head", "head", "dist_head")
 """Names of heads, which are trained anew for other classes: where the shape differs they keep their random weights."""
 _DISTANCES = "relative_coords_table"
 """Buffer of Swin V2's attention."""

@@ -59,7 +59,8 @@ def list_ade20k(spec: DataSpec) -> Listing:
         train=splits[0],
         held_out=splits[1],
         fingerprint=fingerprint,
-        key=f"ade20k-{fingerprint[:24]}-{spec.source_size}-{len(names)}",
+        # 2: entries of version 0.1.0 may hold labels that Pillow multiplied, see `pictures.decode_labels`.
+        key=f"ade20k-2-{fingerprint[:24]}-{spec.source_size}-{len(names)}",
         task="segmentation",
     )
 

@@ -45,7 +45,8 @@ def decode_image(encoded: Encoded, number: int, shape: ArrayShape) -> Images:
         with spending("both"):
             return decode_array(content, shape, encoded.part(number), name)
     _refuse_channels(name, shape)
-    return decode_square(content, shape.side, shape.channels, name).astype(shape.dtype, copy=False)
+    pixels = decode_square(content, shape.side, shape.channels, name, deep=shape.dtype != "uint8")
+    return (np.rint(pixels) if shape.dtype == "uint16" else pixels).astype(shape.dtype, copy=False)
 
 
 def problems_of(encoded: Encoded, shape: ArrayShape, *, wholly: bool) -> Problems:

@@ -66,12 +66,12 @@ def list_hf(spec: DataSpec) -> Listing:
     train = splits.get("train") or next(iter(splits.values()))
     held_out = next((splits[name] for name in HELD_OUT_NAMES if name in splits and splits[name] is not train), None)
     image, label = spec.columns or _columns(spec, train.features)
-    if unknown := [name for name in (image, label) if name not in train.features]:
-        raise RequestError(f"data.hf {shown(spec.hf)} has no column {shown(unknown[0])}", valid=sorted(train.features))
-    names: list[str] | None = getattr(train.features[label], "names", None)
 
     def read(table: Any) -> tuple[list[str], Any]:
-        values = table[label][:]
+        if unknown := [name for name in (image, label) if name not in table.features]:
+            what = f"data.hf {shown(spec.hf)} has no column {shown(unknown[0])}"
+            raise RequestError(what, valid=sorted(table.features))
+        values, names = table[label][:], getattr(table.features[label], "names", None)
         if names is not None:
             values = [names[value] if isinstance(value, int) and 0 <= value < len(names) else None for value in values]
         if None in values:
@@ -79,13 +79,18 @@ def list_hf(spec: DataSpec) -> Listing:
         return [str(value) for value in values], table.cast_column(image, _library().Image(decode=False))
 
     labels, table = read(train)
-    present = names if names is not None and set(names) == set(labels) else sorted(set(labels))
-    classes = chosen_classes(spec, present, str(spec.hf))
-    if names is not None and isinstance(spec.classes, int):
-        classes = present  # in the order of the labels
+    present, names = {*labels}, getattr(train.features[label], "names", None)
+    classes = chosen_classes(spec, [*present], str(spec.hf))
+    if isinstance(spec.classes, int) and names is not None:  # in the order of the labels
+        classes = [name for name in names if name in present]
+    elif all(name.isdecimal() for name in classes):
+        classes.sort(key=int)
     number = {name: position for position, name in enumerate(classes)}
 
     def chosen(labels: list[str], table: Any) -> tuple[Rows, Labels]:
+        if isinstance(spec.classes, int) and (stray := sorted({*labels} - number.keys())):
+            what = f"data.hf {shown(spec.hf)} holds out the class {shown(stray[0])}, which is not among the training"
+            raise RequestError(f"{what} classes", next_step="Remove its rows, or name classes by data.classes")
         rows = np.array([row for row, name in enumerate(labels) if name in number], dtype=np.int64)
         return Rows(table, image, str(spec.hf), rows), np.array([number[labels[row]] for row in rows], dtype=np.int64)
 

@@ -19,8 +19,8 @@ from vitscale.sources.image_set import ImageSet, Listing, chosen_classes, listin
 from vitscale.sources.pictures import EXTENSIONS
 from vitscale.trial.trial import DataSpec
 
-HELD_OUT_NAMES = ("val", "valid", "validation", "test")
-"""Names of a held-out split beside "train"; the first that exists is taken."""
+HELD_OUT_NAMES = ("val", "valid", "validation", "test", "testing")
+"""Names of a held-out split beside the training split; the first that exists is taken."""
 _HOW = "Make a folder of images for each class: ROOT/CLASS/*.jpg, or ROOT/train/CLASS/* and ROOT/val/CLASS/*"
 _READ = frozenset((*EXTENSIONS, *ARRAY_EXTENSIONS))
 _VOLUMES = (".h5", ".hdf5")
@@ -85,7 +85,8 @@ def split_folders(spec: DataSpec, how: str, is_split: Callable[[Path], bool]) ->
     Args:
         spec: names the root.
         how: how the set is laid out, for messages.
-        is_split: whether a folder called "train" is the training split; it may also be a class of that name.
+        is_split: whether a folder called "train", in capitals or not, is the training split; it may also be a class of
+            that name, as may "training", which is a split only beside a held-out one.
 
     Raises:
         RequestError: there is no root, or it is no folder.
@@ -96,10 +97,11 @@ def split_folders(spec: DataSpec, how: str, is_split: Callable[[Path], bool]) ->
     if kind_of(root) != "folder":
         there = "is not a folder" if kind_of(root) else "does not exist"
         raise RequestError(f"data.root {shown(str(root))} {there}", next_step=how)
-    train = root / "train"
-    if kind_of(train) != "folder" or not is_split(train):
+    folders = {entry.name.lower(): Path(entry.path) for entry in sorted(_entries(root), key=lambda each: each.name)}
+    own = [folders[name] for name in HELD_OUT_NAMES if name in folders]
+    train = folders.get("train") or (folders.get("training") if own else None)
+    if train is None or not is_split(train):
         return root, None
-    own = [root / name for name in HELD_OUT_NAMES if kind_of(root / name) == "folder"]
     return train, own[0] if own else None
 
 
@@ -110,13 +112,22 @@ def fingerprint_of(*parts: Sequence[str]) -> str:
 
 
 def files_under(folder: Path, root: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """Yields every file at any depth, except hidden ones, with its status.
+    """Yields every file at any depth with its status, except hidden ones and those of hidden folders.
 
     Raises:
-        RequestError: one cannot be read, or a link leads out of `root`, a real path.
+        RequestError: one cannot be read, or a link leads out of `root`, a real path, or to a folder a second time.
     """
+    entered: set[str] = set()
     try:
-        for parent, _, names in os.walk(folder, onerror=_raise):
+        for parent, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            for path in (f"{parent}/{name}" for name in folders):
+                if os.path.islink(path):  # noqa: PTH114  a million of them
+                    refuse_link_out(path, root)
+                    if (target := os.path.realpath(path)) in entered:  # perhaps without an end
+                        what = f"the link {shown(path)} leads to {shown(target)}, as another or itself does"
+                        raise RequestError(what, next_step="Remove it")
+                    entered.add(target)
             for name in names:
                 path = f"{parent}/{name}"
                 if name.startswith("."):

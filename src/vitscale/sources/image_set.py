@@ -193,6 +193,10 @@ class ImageSet:
     def _listing(self, spec: DataSpec, cache_root: Path) -> Listing:
         base.refuse_other_keys(spec, self._keys)
         listing = self._list_images(spec)
+        if spec.source_size == DataSpec.model_fields["source_size"].default:
+            small = f"images are stored at {spec.source_size} pixels a side, the default of data.source_size"
+            advice = "set it to model.image_size or more, unless they are that small"
+            listing = replace(listing, notes=(*listing.notes, f"{small}: {advice}"))
         if spec.skip_broken:
             problems = _remembered(cache_root / f"{listing.key}.broken.json", listing)
             refuse_broken(
@@ -237,6 +241,7 @@ def listing_of(
         held_out = encoded.some(held_out_ids), labels[held_out_ids]
         encoded, labels = encoded.some(train_ids), labels[train_ids]
     stored = "" if (spec.channels, spec.dtype) == (3, "uint8") else f"-{spec.channels}-{spec.dtype}"
+    stored += "" if spec.dtype == "uint8" else "-2"  # until 0.1.0 pictures of 16 bits were decoded to 8
     return Listing(
         classes=tuple(os.fsencode(name).decode(errors="replace") for name in classes),
         train=FileSplit(encoded, labels, shape),

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 EXTENSIONS = {
     ".jpg": "JPEG",
     ".jpeg": "JPEG",
+    ".jpe": "JPEG",
+    ".jfif": "JPEG",
     ".png": "PNG",
     ".bmp": "BMP",
     ".webp": "WEBP",
@@ -58,7 +60,7 @@ def verify_picture(content: Content, name: str = "") -> tuple[int, int]:
         return image.width, image.height
 
 
-def decode_square(content: Content, side: int, channels: int = 3, name: str = "") -> Images:
+def decode_square(content: Content, side: int, channels: int = 3, name: str = "", *, deep: bool = False) -> Images:
     """Pixels uint8 `[side, side, channels]`: the centre square, scaled with an antialiasing bilinear filter.
 
     The same as scaling the short side to `side` and cropping the centre, without the scaled long side in memory.
@@ -68,12 +70,14 @@ def decode_square(content: Content, side: int, channels: int = 3, name: str = ""
         side: side of the square in pixels.
         channels: 1 (grey) or 3 (RGB).
         name: name of the file in messages; by default its path.
+        deep: whether grey of 16 bits keeps them, as float32, instead of its upper 8.
 
     Raises:
-        RequestError: it is broken.
+        RequestError: it is broken, or `deep` and in colours of 16 bits.
     """
     with _stored(content) as stored:
-        return _square(_decoded(stored, lambda *_: (side, side), channels, _name(name, content))[0], side, channels)
+        image, _ = _decoded(stored, lambda *_: (side, side), channels, _name(name, content), deep=deep)
+        return _square(image, side, channels)
 
 
 def decode_within(content: Content, side: int, name: str = "") -> tuple[Images, tuple[int, int]]:
@@ -151,7 +155,9 @@ _Target = Callable[[int, int], tuple[int, int]]
 """Width and height of a picture -> those at which it is wanted."""
 
 
-def _decoded(content: Content, target: _Target, channels: int, name: str) -> tuple[Image, tuple[int, int]]:
+def _decoded(
+    content: Content, target: _Target, channels: int, name: str, *, deep: bool = False
+) -> tuple[Image, tuple[int, int]]:
     """A picture, decoded no larger than `target` needs, and its own width and height."""
     if (decoded := _jpeg(content, target, channels)) is not None:
         return _pillow().fromarray(decoded[0]), decoded[1]
@@ -159,6 +165,10 @@ def _decoded(content: Content, target: _Target, channels: int, name: str) -> tup
         own = image.size
         # Lets JPEG decode at a half, a quarter, ... as long as that is large enough.
         image.draft("L" if channels == 1 else "RGB", target(*own))
+        if deep and channels == 1 and _wide(image):
+            return _pillow().fromarray(np.asarray(image).astype(np.float32)), own
+        if deep and any(";16" in str(mode) for *_, mode in getattr(image, "tile", ())):
+            raise ValueError(f"of its 16 bits 8 would be lost in {channels} channels: store it as TIFF or .npy")
         return _grey(image) if channels == 1 else _rgb(image), own
 
 
@@ -233,13 +243,17 @@ def _grey(image: Image) -> Image:
     return _rgb(image).getchannel(0) if image.mode.startswith(("I", "F")) else image.convert("L")
 
 
+def _wide(image: Image) -> bool:
+    """Whether it is grey of 16 bits."""
+    return image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM")
+
+
 def _rgb(image: Image) -> Image:
     from PIL import Image
 
-    wide = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM")
-    if image.mode in ("I", "F") and not wide:  # Pillow would clip values above 255, and show fractions as black
+    if image.mode in ("I", "F") and not _wide(image):  # Pillow would clip values above 255, and show fractions as black
         raise ValueError(f"it holds {'whole numbers' if image.mode == 'I' else 'fractions'} of 32 bits, no colours")
-    if wide:  # Pillow would clip 16-bit grey to white
+    if _wide(image):  # Pillow would clip 16-bit grey to white
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")

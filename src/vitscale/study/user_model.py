@@ -41,7 +41,8 @@ def weights_digest(model: ModelSpec) -> str | None:
     """SHA-256 of a located model's pretrained weights: of its config.json and all its safetensors files.
 
     Raises:
-        RequestError: they are not there, or not in safetensors: other formats may run code when they are read.
+        RequestError: they are not there, not whole, or not in safetensors: other formats may run code when they are
+            read.
     """
     if model.weights is None:
         return None
@@ -54,11 +55,32 @@ def weights_digest(model: ModelSpec) -> str | None:
             f"model.weights {shown(model.weights)} has no {'config.json' if files else 'file *.safetensors'}",
             next_step="Give a folder that `save_pretrained` of transformers wrote, or a name of the hub",
         )
+    _refuse_lost_or_cut(model.weights, folder)
     digest = hashlib.sha256()
     for path in (folder / "config.json", *files):
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
+
+
+def _refuse_lost_or_cut(weights: str, folder: Path) -> None:
+    """Refuses files that every rank would fail on: a shard that is not there, a download that broke off."""
+    index, needed = folder / f"{_WEIGHTS}.index.json", {_WEIGHTS}
+    if index.is_file() and not (folder / _WEIGHTS).is_file():
+        text = read_text(index, "the index of model.weights", next_step="Get it again")
+        needed = {*re.findall(r':\s*"([^"/]+\.safetensors)"', text)}
+    for path in (folder / name for name in sorted(needed)):
+        what = "is not there"
+        if path.is_file():
+            with path.open("rb") as file:
+                # Size of the header, header, tensors; it tells where each of them ends.
+                size = int.from_bytes(file.read(8), "little")
+                header = file.read(min(size, path.stat().st_size)).decode(errors="replace")
+            ends = map(int, re.findall(r'"data_offsets":\s*\[\s*\d+\s*,\s*(\d+)', header))
+            if 8 + size + max(ends, default=0) == path.stat().st_size:
+                continue
+            what = "is cut off, or no such file (a pointer of Git LFS is none)"
+        raise RequestError(f"model.weights {shown(weights)}: {path.name} {what}", next_step="Get it again")
 
 
 def check(study_path: Path, model: ModelSpec) -> str | None:

@@ -48,7 +48,7 @@ def train(
         mpi_discovery_port: lets DeepSpeed find the ranks itself, and meet at this port.
 
     Raises:
-        RuntimeError: the data has changed since the study was started.
+        RuntimeError: the data is not what the study was started with.
     """
     trial = header.trial
     seed = trial.train.seed if header.seed is None else header.seed
@@ -65,8 +65,9 @@ def train(
     dataset = sources.load(trial.data)
     if dataset.summary.fingerprint != header.dataset_fingerprint:
         raise RuntimeError(
-            f"the data has changed since the study was started: its fingerprint is {dataset.summary.fingerprint}, "
-            f"and was {header.dataset_fingerprint}"
+            f"the data here is not what the study was started with: its fingerprint is {dataset.summary.fingerprint}, "
+            f"and was {header.dataset_fingerprint}. Files have changed, or this host's copy has other times of change "
+            "(cp -a and rsync -a keep them)"
         )
     laps.end("data")
 

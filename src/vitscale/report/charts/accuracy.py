@@ -14,6 +14,7 @@ from vitscale.trial.trial import Mode
 
 AT_THE_END = "at the end of training"
 _AFTER_WHOLE_EPOCHS = "after the last whole epoch"
+_UNFINISHED = ", the epoch unfinished"
 _DOTTED = [2, 3]
 _FURTHEST_NOISE = 8
 """A noise scale further than this factor from the batches is only told in words: drawn, it would squeeze them."""
@@ -41,6 +42,7 @@ def by_epoch(analysis: Analysis, curves: Sequence[CurveResult], figure: str) -> 
             trial = analysis.trials[point.trial_id]
             for epoch in trial.epochs:
                 some = f" ({epoch.runs} of {len(trial.runs)} runs)" if epoch.runs < len(trial.runs) else ""
+                some += "" if epoch.complete else _UNFINISHED
                 for split, prefix in (("train", "train"), ("held-out", "held_out")):
                     value = getattr(epoch, f"{prefix}_{figure}")
                     if value is not None:
@@ -87,7 +89,9 @@ def _training_view(mode: Mode, name: str, x_title: str, gpus: int, rows: list[ax
     last = [row for row in rows if row["x"] == last_x and row["split"] == splits[-1]]
     values = sorted(row["value"] for row in last)
     spread = f"{values[0]:.4g}" + (f" to {values[-1]:.4g}" if len(values) > 1 else "") if values else units.UNKNOWN
-    summary = f"{splits[-1]} {name} at {x_title} {last_x} on {units.ranks(gpus)}: {spread}."
+    unfinished = any(row["shown"].endswith(_UNFINISHED) for row in rows)
+    at = f"{x_title} {last_x}{', which is unfinished in some runs,' if unfinished else ''}"
+    summary = f"{splits[-1]} {name} at {at} on {units.ranks(gpus)}: {spread}."
     summary = summary[:1].upper() + summary[1:]
     kind = "" if x_title == "epoch" else "-by-step"
     return View(
@@ -98,7 +102,7 @@ def _training_view(mode: Mode, name: str, x_title: str, gpus: int, rows: list[ax
             "ranks": Choice(str(gpus), units.ranks(gpus)),
         },
         f"{name[:1].upper()}{name[1:]} by {x_title}, {mode}, {units.ranks(gpus)}",
-        "solid: train, dashed: held-out" if len(splits) > 1 else "",
+        "; ".join(["solid: train, dashed: held-out"] * (len(splits) > 1) + ["last: a part of an epoch"] * unfinished),
         plot.spec(summary, 220),
         {"series": "curve", "split": "data", "x": x_title, "shown": name},
         summary,

@@ -138,6 +138,18 @@ def test_curves_without_room_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.views[0].summary.endswith(left_out)
 
 
+def test_a_rank_without_an_explained_step_has_no_lane_and_is_counted() -> None:
+    """A script's own traces may be of some ranks."""
+    trial = make_trial("script", 3, script="train.py", micro_batch=16)
+    run = run_of(trial)
+    ranks = [rank.model_copy(update={"steps": (), "explained": rank.explained[:1]}) for rank in run.ranks]
+    ranks[1] = ranks[1].model_copy(update={"explained": ()})
+    ((drawn,), _) = timelines(
+        analyse(make_results([(make_curve([trial]), [trial])], [run.model_copy(update={"ranks": tuple(ranks)})]))
+    )
+    assert (drawn.ranks, drawn.notes) == ((0, 2), ("2 of the 3 ranks are drawn",))
+
+
 def test_without_an_explained_step_there_is_no_timeline() -> None:
     assert timeline_chart(analyse(one_curve({1: [0.1], 2: [0.1]}))) is None
 

@@ -69,7 +69,7 @@ def _timeline(analysis: Analysis, trial: TrialResult, run: Run, budget: int) -> 
     explained = _sound_steps(run)
     steps = _spread(explained, _STEPS)
     straggler = trial.breakdown.straggler if trial.breakdown else None
-    ranks = _spread(sorted(rank.rank for rank in run.ranks), _MOST_LANES)
+    ranks = _spread(sorted(rank.rank for rank in run.ranks if rank.explained), _MOST_LANES)
     if straggler is not None and straggler.rank not in ranks:
         ranks = sorted([*ranks[:-1], straggler.rank])
     parts = {step: {rank: own for rank, own in lanes(run, step).items() if rank in ranks} for step in steps}

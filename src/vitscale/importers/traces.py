@@ -270,7 +270,10 @@ def _passes(trace: Trace, steps: trace_figures.Steps) -> tuple[int | None, int]:
 
 
 def _is_of_images(product: Product) -> bool:
-    return product.name == "aten::convolution" and len(product.shapes[0]) == 4 and product.shapes[0][1] <= 4
+    """Whether it is a model's first convolution; one of each channel, or to no more channels, is a blur or the like."""
+    if product.name != "aten::convolution" or not len(product.shapes[0]) == len(product.shapes[1]) == 4:
+        return False
+    return product.shapes[0][1] <= 4 and product.shapes[1][0] > product.shapes[0][1] == product.shapes[1][1]
 
 
 def _passes_of(step: Sequence[tuple[Product, int, int]]) -> tuple[int | None, int]:

@@ -240,6 +240,18 @@ def test_a_trace_without_steps_predicts_nothing(tmp_path: Path) -> None:
         assert "torch.profiler.schedule" in str(answer.exception)
 
 
+def test_lost_kernels_are_said_where_idle_time_is(tmp_path: Path) -> None:
+    """Two of the last of three steps' four kernels; of its first step a trace tells no parts."""
+    job = passing(*["FBU"] * 4)
+    ran_last = [event for event in job["traceEvents"] if event["cat"] == "kernel"][-2:]
+    job["traceEvents"] = [event for event in job["traceEvents"] if event not in ran_last]
+    told = import_told([write(tmp_path, "a.json.gz", job)], tmp_path / "results")
+    assert told["problems"] == [
+        "a.json.gz: in 1 of 3 steps the device may have idled less than is told: the profiler lost 2 of 4 launched "
+        "kernels and copies (50 %)"
+    ]
+
+
 def test_work_of_no_phase_is_other_and_marks_are_advised(tmp_path: Path) -> None:
     import_logs([write(tmp_path, "a.json.gz", passing(*["FBU"] * 4))], "trace", Options(), tmp_path / "results")
     advice = {finding.kind: finding.advice for finding in analyse(load(tmp_path / "results")).findings}

@@ -438,3 +438,6 @@ def _problems_of(job: Sequence[tuple[int, RankTrace]]) -> Iterable[str]:
     for _, rank in job:
         if rank.unknown:
             yield f"{rank.file.name}: left out {listed([f'{count:,} {what}' for what, count in rank.unknown.items()])}"
+        if lost := [why for line in rank.lines if (why := line.unknown.get(kernels.COMMUNICATION))]:
+            steps = f"{len(lost)} of {len(rank.lines)} steps"
+            yield f"{rank.file.name}: in {steps} the device may have idled less than is told: {lost[0]}"

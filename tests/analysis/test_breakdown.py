@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from results_factory import NOT_TOLD_APART, explained_line, explained_run, make_rank, make_run, make_trial, steady_run
 from vitscale.analysis.runs.figures import run_figures
 from vitscale.analysis.time.breakdown import Breakdown, breakdown, combined
-from vitscale.store.records import PARTS
+from vitscale.store.records import COMMUNICATION, PARTS
 from vitscale.store.results import Run
 
 FAST: dict[str, Any] = {
@@ -194,6 +194,54 @@ def test_steps_before_the_run_was_warm_are_left_out() -> None:
     assert found.steps == 1
     assert found.typical.parts["forward"] == pytest.approx(0.04)
     assert breakdown(run, steady_from=8) is None
+
+
+def lossy(run: Run, steps: int) -> Run:
+    """`run` whose rank 1 lost events of the first explained steps."""
+    lost = dict.fromkeys(("forward", "wait", "wire", COMMUNICATION), "the profiler lost 9 of 900")
+    lines = list(run.ranks[1].explained)
+    lines[:steps] = [line.model_copy(update={"unknown": {**line.unknown, **lost}}) for line in lines[:steps]]
+    other = run.ranks[1].model_copy(update={"explained": tuple(lines)})
+    return run.model_copy(update={"ranks": (run.ranks[0], other)})
+
+
+def test_a_step_with_lost_events_is_left_out_of_the_mean_and_counted() -> None:
+    run = explained_run(make_trial(gpus=2, epochs=4), [FAST, SLOW])
+    whole, found = breakdown(run), breakdown(lossy(run, 1))
+    assert whole is not None
+    assert found is not None
+    assert (found.steps, found.left_out) == (whole.steps - 1, ("the profiler lost 9 of 900",))
+    assert found.ranks[1].parts == pytest.approx(whole.ranks[1].parts)
+    assert found.reasons == whole.reasons
+    assert found.straggler == whole.straggler
+    none_whole = breakdown(lossy(run, whole.steps))
+    assert none_whole is not None
+    assert (none_whole.steps, none_whole.left_out) == (whole.steps, ())
+    assert none_whole.ranks[1].parts["forward"] is None
+
+
+def test_a_run_with_lost_events_in_every_step_is_left_out_of_the_trials_mean() -> None:
+    run = explained_run(make_trial(gpus=2, epochs=4), [FAST, SLOW])
+    whole, lost = breakdown(run), breakdown(lossy(run, 99))
+    assert whole is not None
+    found = combined([whole, lost])
+    assert found is not None
+    assert (found.steps, len(found.left_out)) == (whole.steps, whole.steps)
+    assert found.ranks[1].parts == pytest.approx(whole.ranks[1].parts)
+    assert [used is not None for used in found.by_run] == [True, False]
+
+
+def test_steps_of_unlike_kinds_are_not_chosen_by_what_is_known_of_them() -> None:
+    """Where wait and wire are mixed in most steps, a step without any transfer does not stand for all."""
+    run = explained_run(make_trial(gpus=2, epochs=4), [FAST | {"told_apart": False}] * 2)
+    ranks = []
+    for rank in run.ranks:
+        alone = explained_line(rank.explained[0].step, 0, forward=0.04, backward=0.08)
+        bare = alone.model_copy(update={"collectives": (), "idle": ()})
+        ranks.append(rank.model_copy(update={"explained": (bare, *rank.explained[1:])}))
+    found = breakdown(run.model_copy(update={"ranks": tuple(ranks)}))
+    assert found is not None
+    assert (found.steps, found.left_out, found.ranks[0].parts["wait"]) == (len(run.ranks[0].explained), (), None)
 
 
 def test_runs_are_combined_by_their_mean() -> None:

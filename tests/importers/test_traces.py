@@ -223,18 +223,39 @@ def test_predictions_from_traces_say_so_and_what_they_lack(tmp_path: Path) -> No
 
 
 def test_a_trace_without_steps_predicts_nothing(tmp_path: Path) -> None:
-    """Nor does one without operators tell which part of it was forward."""
+    """Nor does one without operators tell which part of it was forward: not that none was."""
     results, job = tmp_path / "results", job_of(ALEXNET)
     job["traceEvents"] = [event for event in job["traceEvents"] if event.get("cat") != "cpu_op"]
     import_logs([write(tmp_path, "bare.json.gz", job)], "trace", Options(), results)
-    advice = {finding.kind: finding.advice for finding in analyse(load(results)).findings}
+    analysis = analyse(load(results))
+    advice = {finding.kind: finding.advice for finding in analysis.findings}
     assert advice["baseline-missing"].startswith("Import them with --train-samples;")
-    assert "traces whose steps are marked tell more" in advice["unaccounted-time"]
+    (trial,) = analysis.trials.values()
+    assert trial.breakdown is not None
+    assert [trial.breakdown.typical.parts[part] for part in ("forward", "backward", "optimizer")] == [None] * 3
     for verb in (["predict", "--gpus", "4"], ["advise"]):
         answer = CliRunner().invoke(app, [verb[0], str(results), *verb[1:]])
         assert isinstance(answer.exception, RequestError)
         assert "tell of no step how long it took" in str(answer.exception)
         assert "torch.profiler.schedule" in str(answer.exception)
+
+
+def test_lost_kernels_are_said_where_idle_time_is(tmp_path: Path) -> None:
+    """Two of the last of three steps' four kernels; of its first step a trace tells no parts."""
+    job = passing(*["FBU"] * 4)
+    ran_last = [event for event in job["traceEvents"] if event["cat"] == "kernel"][-2:]
+    job["traceEvents"] = [event for event in job["traceEvents"] if event not in ran_last]
+    told = import_told([write(tmp_path, "a.json.gz", job)], tmp_path / "results")
+    assert told["problems"] == [
+        "a.json.gz: in 1 of 3 steps the device may have idled less than is told: the profiler lost 2 of 4 launched "
+        "kernels and copies (50 %)"
+    ]
+
+
+def test_work_of_no_phase_is_other_and_marks_are_advised(tmp_path: Path) -> None:
+    import_logs([write(tmp_path, "a.json.gz", passing(*["FBU"] * 4))], "trace", Options(), tmp_path / "results")
+    advice = {finding.kind: finding.advice for finding in analyse(load(tmp_path / "results")).findings}
+    assert "traces whose steps are marked tell more" in advice["unaccounted-time"]
 
 
 LATE_BY_US = 2000
@@ -456,8 +477,8 @@ def convolution(at: float, images: int, channels: int, width: int) -> dict[str, 
 def passing(*steps: str) -> dict[str, Any]:
     """Steps of 10 ms, in letters.
 
-    F is a first layer of 32 images in colour (f: of 16), S what a loss makes of each of their colours, B a backward
-    pass, R one in which the first layer runs again, U an update.
+    F is a first layer of 32 images in colour (f: of 16), S what a loss makes of each of their colours, A a blur of 4
+    of the images, B a backward pass, R one in which the first layer runs again, U an update.
     """
     events = []
     for number, letters in enumerate(steps):
@@ -467,6 +488,10 @@ def passing(*steps: str) -> dict[str, Any]:
             at = start + 500 * place
             if letter in "FfS":
                 events.append(convolution(at, *{"F": (32, 3, 7), "f": (16, 3, 7), "S": (96, 1, 11)}[letter]))
+            elif letter == "A":
+                blur = convolution(at, 4, 3, 23)
+                blur["args"]["Input Dims"][1] = [3, 1, 23, 23]
+                events.append(blur)
             elif letter in "BR":
                 function = "autograd::engine::evaluate_function: ConvolutionBackward0"
                 events += [ran("cpu_op", function, at, at + 150), ran("cpu_op", function, at + 160, at + 300)]
@@ -482,12 +507,13 @@ def passing(*steps: str) -> dict[str, Any]:
     ("step", "passes"),
     [
         ("FBU", 1), ("FBFBFBFBU", 4), ("FRU", 1), ("FRFRU", 2), ("FSBU", 1), ("FSBFSBU", 2), ("F", 1), ("FBUU", 1),
+        ("AFBU", 1), ("AFBAFBU", 2),
     ],
 )  # fmt: skip
 def test_images_of_a_step_are_those_of_all_passes_whose_gradients_add_up(
     step: str, passes: int, tmp_path: Path
 ) -> None:
-    """Not what checkpointing computes again, and not what a loss makes of the images."""
+    """Not what checkpointing computes again, what a loss makes of the images, or what augments some of them."""
     told = import_told([write(tmp_path, "a.json.gz", passing(*[step] * 4))], tmp_path / "results")
     (row,) = trial_rows(analyse(load(tmp_path / "results")))
     fields = ("micro_batch", "grad_accum", "global_batch", "images_per_second")

@@ -17,7 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from explained_factory import batch_study
+from explained_factory import batch_study, run_of
+from results_factory import make_curve, make_results, make_trial
 from vitscale.analysis import analyse
 from vitscale.analysis.time.breakdown import Straggler, breakdown
 from vitscale.analysis.time.exposure import clocks_ahead
@@ -113,6 +114,28 @@ def test_reading_back_gives_the_records(
     about, ranks = read_step_trace(path)
     assert about == {"form": 1, **ABOUT}
     assert ranks == {rank: [of_step[rank] for of_step in numbered] for rank in (0, 1)}
+
+
+def test_a_stretch_of_unknown_phases_is_not_drawn_as_forward(tmp_path: Path) -> None:
+    """One phase stands for all three; a kernel that was lost in forward leaves the phase known."""
+    untold = dict.fromkeys(("forward", "backward", "optimizer"), "a graph")
+    for unknown, drawn in ((untold, ["unknown", "unknown"]), ({"forward": "lost"}, ["forward", "optimizer"])):
+        own = line(unknown=unknown)
+        path = tmp_path / "t.json"
+        path.write_bytes(step_trace(ABOUT, [[RankStep(0, own, {}, 0.0)]]))
+        assert [event["name"] for event in events_of(path.read_bytes()) if event.get("cat") == "phase"] == drawn
+        assert read_step_trace(path)[1] == {0: [own]}
+
+
+def test_ranks_without_an_explained_step_are_not_in_a_trace(tmp_path: Path) -> None:
+    """A script's own traces may be of some ranks."""
+    trial = make_trial("script", 3, script="train.py", micro_batch=16)
+    run = run_of(trial)
+    ranks = [rank.model_copy(update={"steps": (), "explained": rank.explained[:1]}) for rank in run.ranks]
+    ranks[1] = ranks[1].model_copy(update={"explained": ()})
+    results = make_results([(make_curve([trial]), [trial])], [run.model_copy(update={"ranks": tuple(ranks)})])
+    (path,) = exported(results, tmp_path / "out")
+    assert list(read_step_trace(path)[1]) == [0, 2]
 
 
 def exported(results: Any, folder: Path) -> list[Path]:

@@ -25,6 +25,8 @@ from vitscale.profiles.trace_file import Trace, product_flops, read_trace
 from vitscale.profiles.trace_json import is_trace
 
 ALL = (A100, ALEXNET, MI300X, V100)
+LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+BACKWARD = "autograd::engine::evaluate_function: AddBackward0"
 
 
 def written(folder: Path, content: Any, name: str = "rank0.json") -> Path:
@@ -245,6 +247,15 @@ def test_flops_by_hand(name: str, shapes: list[list[int]], concrete: list[object
         ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native>", "optimizer"),
         ("Memset (Device)", "memset"),
         ("__amd_rocclr_copyBuffer", "copy"),
+        ("void flashinfer::norm::RMSNormKernel<8u, __half>(__half*)", "norm"),
+        ("void flashinfer::activation::act_and_mul_kernel<__half, silu>", "elementwise"),
+        ("void flashinfer::BatchPrefillWithPagedKVCacheKernel<128>", "attention"),
+        ("void transformer_engine::normalization::ln_fwd_tuned_kernel<float>", "norm"),
+        ("_attn_fwd", "attention"),
+        ("triton_tem_fused_flex_attention_3", "attention"),
+        ("triton_poi_fused__scaled_dot_product_flash_attention_clone_3", "elementwise"),
+        ("triton_poi_fused_convolution_5", "elementwise"),
+        ("triton_red_fused_convolution_backward_sum_2", "reduction"),
         ("of_nobody", "unknown"),
     ],
 )
@@ -451,6 +462,7 @@ def trained(
     nccl: bool = False,
 ) -> None:
     """A step of 1,000: forward 100, backward 200, copies of 10 each, clipping 20, update 30, mean weights 40."""
+    hand.mark(LOADER, at + 1, at + 5)
     if forward:
         hand.mark(forward, at + 10, at + 100)
     hand.mark("aten::linear", at + 10, at + 100)
@@ -502,6 +514,7 @@ def test_phases_inside_a_graph_are_unknown(updates: bool, tmp_path: Path) -> Non
     hand = Hand()
     for at in (1000, 2000, 3000):
         hand.mark(f"ProfilerStep#{at}", at, at + 1000)
+        hand.mark(LOADER, at + 1, at + 5)
         hand.mark("aten::copy_", at + 10, at + 20)
         hand.run(at + 30, 300, call="cudaGraphLaunch")
         if updates:
@@ -512,6 +525,58 @@ def test_phases_inside_a_graph_are_unknown(updates: bool, tmp_path: Path) -> Non
     assert busy == {"forward": 330 if updates else 300}
     why = "an update is marked, but nothing tells where backward was" if updates else "a CUDA graph was launched"
     assert all(said.startswith(why) for said in unknown.values())
+
+
+def test_without_operators_of_the_host_no_phase_is_known(tmp_path: Path) -> None:
+    """A profile of ProfilerActivity.CUDA alone: forward 100, backward 200, update 50, and no loader that is marked."""
+    hand = Hand()
+    for at in range(1000, 6000, 1000):
+        for begin, lasts, name in ((20, 100, "fwd"), (140, 200, "bwd"), (350, 50, "multi_tensor_apply")):
+            hand.run(at + begin, lasts, name)
+    busy, unknown = hand.phases(tmp_path)
+    assert busy == {"forward": 350}  # stands for all three, so that gaps are known
+    assert set(unknown) == {"data_wait", "forward", "backward", "optimizer"}
+    assert unknown["backward"].startswith("the host's operators are not recorded")
+
+
+def test_an_update_that_is_not_marked_is_unknown_and_not_0(tmp_path: Path) -> None:
+    hand = Hand()
+    for at in (1000, 2000, 3000):
+        hand.mark(f"ProfilerStep#{at}", at, at + 1000)
+        hand.mark(LOADER, at + 1, at + 5)
+        hand.run(at + 20, 100)
+        hand.mark(BACKWARD, at + 130, at + 200, 11)
+        hand.run(at + 140, 200)
+        hand.run(at + 350, 50, "multi_tensor_apply")
+    busy, unknown = hand.phases(tmp_path)
+    assert (busy, set(unknown)) == ({"forward": 100, "backward": 200}, {"optimizer"})
+
+
+def test_a_step_that_only_evaluates_is_forward_beside_others_that_train(tmp_path: Path) -> None:
+    hand = Hand()
+    for at in (1000, 2000, 3000):
+        hand.mark(f"ProfilerStep#{at}", at, at + 1000)
+        if at < 3000:
+            trained(hand, at)
+        else:
+            hand.run(at + 20, 100)
+    assert hand.phases(tmp_path) == ({"forward": 100}, {})
+
+
+def test_what_fsdp2_reduces_last_is_of_backward(tmp_path: Path) -> None:
+    """The root's gradients: its inputs are images, so that no backward function of torch's reduces them."""
+    hand = Hand()
+    for at in (1000, 2000, 3000):
+        hand.mark(f"ProfilerStep#{at}", at, at + 1000)
+        hand.mark(LOADER, at + 1, at + 5)
+        hand.run(at + 20, 100)
+        hand.mark(BACKWARD, at + 130, at + 200, 11)
+        hand.run(at + 140, 200)
+        hand.mark("FSDP::root_post_backward_callback", at + 205, at + 245, 11)
+        hand.run(at + 210, 60, "chunk_cat_cuda_kernel")
+        hand.mark("Optimizer.step#AdamW.step", at + 260, at + 290)
+        hand.run(at + 270, 30, "multi_tensor_apply")
+    assert hand.phases(tmp_path) == ({"forward": 100, "backward": 260, "optimizer": 30}, {})
 
 
 def test_a_step_of_two_updates_is_one_and_of_two_passes_two(tmp_path: Path) -> None:

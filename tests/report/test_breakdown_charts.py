@@ -117,6 +117,20 @@ def test_unknown_parts_are_absent_and_each_reason_is_said_once() -> None:
     ]
 
 
+def test_the_share_of_unknown_parts_is_said() -> None:
+    """Forward is 16 of 77 ms."""
+    trial = make_trial("ddp", 2, micro_batch=16)
+    run = run_of(trial)
+    ranks = tuple(
+        rank.model_copy(
+            update={"explained": tuple(own.model_copy(update={"unknown": {"forward": ""}}) for own in rank.explained)}
+        )
+        for rank in run.ranks
+    )
+    view, *_ = drawn(make_results([(make_curve([trial]), [trial])], [run.model_copy(update={"ranks": ranks})]))
+    assert view.summary.endswith("77.0 ms a step: backward 42 %, exposed wait 16 %, exposed wire 13 %, unknown 21 %.")
+
+
 def test_curves_that_differ_in_more_than_batch_size_never_share_a_bar() -> None:
     """Two curves with one name, one batch and one rank count: without a number they would be drawn over each other."""
     trials = [make_trial("ddp", 2, micro_batch=16, learning_rate=rate) for rate in (0.1, 0.2)]

@@ -225,6 +225,7 @@ def test_the_breakdown_of_a_trial_known_by_hand() -> None:
     told = {key: value for key, value in found["breakdown"].items() if key != "ranks"}
     assert told == {
         "steps": 8,
+        "steps_left_out": 0,
         "typical_rank": 0,
         "wait_known": True,
         "reasons": {"h2d": "the device is the host", "launch_gaps": "a host launches no kernels"},

@@ -13,7 +13,7 @@ from vitscale.analysis import Analysis, analyse
 from vitscale.present.document import Table
 from vitscale.present.estimate import Estimate
 from vitscale.report.detail_tables import accuracy_table, four_figures, parts_table, resource_table
-from vitscale.store.records import CheckpointLine
+from vitscale.store.records import COMMUNICATION, CheckpointLine
 from vitscale.trial.parallel import ParallelSpec
 
 DASH = "\N{EN DASH}"
@@ -117,6 +117,29 @@ def test_parts_are_in_milliseconds_and_unknown_ones_have_no_column() -> None:
         "Unknown in 2 of 2 trials: copy to device: the device is the host.",
         "Unknown in 2 of 2 trials: launch gaps: a host launches no kernels.",
     )
+
+
+def test_what_is_not_in_the_parts_is_told() -> None:
+    """Steps with lost events, a repeat of which a rank explained nothing, a rank of which a script left no trace."""
+    trial, script = make_trial("ddp", 2, micro_batch=16), make_trial("script", 3, script="train.py", micro_batch=16)
+    run, again = run_of(trial), run_of(trial, repeat=1)
+    lost = run.ranks[0].explained[0]
+    lost = lost.model_copy(update={"unknown": {**lost.unknown, COMMUNICATION: "", "wait": "9 kernels were lost"}})
+    first = run.ranks[0].model_copy(update={"explained": (lost, *run.ranks[0].explained[1:])})
+    run = run.model_copy(update={"ranks": (first, run.ranks[1])})
+    torn = again.model_copy(update={"ranks": (again.ranks[0], again.ranks[1].model_copy(update={"explained": ()}))})
+    traced = run_of(script)
+    bare = [rank.model_copy(update={"steps": (), "explained": rank.explained[:1]}) for rank in traced.ranks]
+    bare[1] = bare[1].model_copy(update={"explained": ()})
+    traced = traced.model_copy(update={"ranks": tuple(bare)})
+    curves = [(make_curve([each]), [each]) for each in (trial, script)]
+    table = parts_table(analyse(make_results(curves, [run, torn, traced], repeats=2)))
+    assert table is not None
+    ours, scripts = (note.partition(": not in the parts: ")[2] for note in table.notes if "not in the parts" in note)
+    assert ours == (
+        "1 of 8 explained steps (9 kernels were lost); repeat 2 (no step of which all of these ranks tell the parts)."
+    )
+    assert scripts == "rank 1 (without an explained step in every repeat)."
 
 
 def test_what_synchronised_norms_exchange_has_a_column_where_there_is_any() -> None:

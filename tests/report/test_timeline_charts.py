@@ -39,6 +39,20 @@ def test_the_lanes_of_two_ranks_by_hand() -> None:
     )
 
 
+def test_a_step_of_unknown_parts_is_as_long_as_it_was_and_says_how_much_of_it_they_are() -> None:
+    """The update and what follows it, the last 5 of 55 ms, are unknown: nothing of it is too short to be drawn."""
+    trial = make_trial("ddp", 1, micro_batch=16)
+    run = run_of(trial)
+    (rank,) = run.ranks
+    lines = [own.model_copy(update={"unknown": {"optimizer": "lost", "other": "lost"}}) for own in rank.explained]
+    run = run.model_copy(update={"ranks": (rank.model_copy(update={"explained": tuple(lines)}),)})
+    ((drawn,), _) = timelines(analyse(make_results([(make_curve([trial]), [trial])], [run])))
+    assert drawn.text[0].endswith(
+        "rank 0: 55.0 ms: data wait 2.00 ms, forward 16.0 ms, backward 32.0 ms, unknown 5.00 ms"
+    )
+    assert not any("too short" in note for note in drawn.notes)
+
+
 def test_the_first_a_middle_and_the_last_explained_step_are_drawn_and_the_others_counted() -> None:
     results = batch_study([16], [2])
     explained = [line.step + 1 for line in results.runs[0].ranks[0].explained]
@@ -136,6 +150,18 @@ def test_curves_without_room_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found is not None
     left_out = "No room for the timelines of: ddp, micro_batch 64, 2 ranks."
     assert found.views[0].summary.endswith(left_out)
+
+
+def test_a_rank_without_an_explained_step_has_no_lane_and_is_counted() -> None:
+    """A script's own traces may be of some ranks."""
+    trial = make_trial("script", 3, script="train.py", micro_batch=16)
+    run = run_of(trial)
+    ranks = [rank.model_copy(update={"steps": (), "explained": rank.explained[:1]}) for rank in run.ranks]
+    ranks[1] = ranks[1].model_copy(update={"explained": ()})
+    ((drawn,), _) = timelines(
+        analyse(make_results([(make_curve([trial]), [trial])], [run.model_copy(update={"ranks": tuple(ranks)})]))
+    )
+    assert (drawn.ranks, drawn.notes) == ((0, 2), ("2 of the 3 ranks are drawn",))
 
 
 def test_without_an_explained_step_there_is_no_timeline() -> None:

@@ -270,7 +270,10 @@ def _passes(trace: Trace, steps: trace_figures.Steps) -> tuple[int | None, int]:
 
 
 def _is_of_images(product: Product) -> bool:
-    return product.name == "aten::convolution" and len(product.shapes[0]) == 4 and product.shapes[0][1] <= 4
+    """Whether it is a model's first convolution; one of each channel, or to no more channels, is a blur or the like."""
+    if product.name != "aten::convolution" or not len(product.shapes[0]) == len(product.shapes[1]) == 4:
+        return False
+    return product.shapes[0][1] <= 4 and product.shapes[1][0] > product.shapes[0][1] == product.shapes[1][1]
 
 
 def _passes_of(step: Sequence[tuple[Product, int, int]]) -> tuple[int | None, int]:
@@ -435,3 +438,6 @@ def _problems_of(job: Sequence[tuple[int, RankTrace]]) -> Iterable[str]:
     for _, rank in job:
         if rank.unknown:
             yield f"{rank.file.name}: left out {listed([f'{count:,} {what}' for what, count in rank.unknown.items()])}"
+        if lost := [why for line in rank.lines if (why := line.unknown.get(kernels.COMMUNICATION))]:
+            steps = f"{len(lost)} of {len(rank.lines)} steps"
+            yield f"{rank.file.name}: in {steps} the device may have idled less than is told: {lost[0]}"

@@ -68,16 +68,26 @@ def operation_of_kernel(name: str) -> str:
 
 
 COMMUNICATION, COPY, UNKNOWN = "communication", "copy", "unknown"
+_NO_PRODUCT = r"^(?!triton_(?:poi|red|per|for)_).*"
+"""torch.compile's names tell all that a kernel is made of, but one of these kinds holds no product or attention."""
 _KINDS = (
     (COPY, r"^__amd_rocclr_copy"),  # before ROCm 7.2 copies were kernels
     ("memset", r"^__amd_rocclr_fill"),
-    ("attention", r"flash|fmha|mha_|attention|\battn|sdpa"),
-    ("norm", r"(layer|batch|group|rms|instance)_?norm|bn_(fw|bw)|batchnorm|bnorm|rowwisemoments|gammabeta|welford"),
+    (
+        "attention",
+        _NO_PRODUCT + r"(flash(?!infer)|flashinfer\W.*(prefill|decode)|fmha|mha_|attention|(?<![a-z])attn|sdpa)",
+    ),
+    (
+        "norm",
+        r"(layer|batch|group|rms|instance)_?norm|bn_(fw|bw)|bnorm|normalization|\bln_(fwd|bwd)|rowwisemoments"
+        r"|gammabeta|welford",
+    ),
     ("optimizer", r"multi_tensor|adam|lamb_|fused_sgd|foreach"),
     (
         "matrix product",
-        r"gemm|gemv|cublas|nvjet|cutlass|xmma|hmma|cijk_|tensile|wgrad|dgrad|conv(?!ert)|winograd|implicit|matmul"
-        r"|splitk|fprop|(?<!sub)tensorop|scudnn|computeoffsets|triton_(mm|bmm|tem)|dot_kernel|naive_conv|igemm|miopensp3|fft|ck::kernel",
+        _NO_PRODUCT
+        + r"(gemm|gemv|cublas|nvjet|cutlass|xmma|hmma|cijk_|tensile|wgrad|dgrad|conv(?!ert)|winograd|implicit|matmul"
+        r"|splitk|fprop|(?<!sub)tensorop|scudnn|computeoffsets|triton_(mm|bmm|tem)|dot_kernel|naive_conv|igemm|miopensp3|fft|ck::kernel)",
     ),
     ("softmax and loss", r"softmax|nll_?loss|cross_entropy|mse_loss"),
     ("pooling", r"pool"),

@@ -92,7 +92,9 @@ def _events_of(own: RankStep) -> Iterator[tuple[str, str, Interval, dict[str, An
     yield "step", f"step {line.step + 1}", (0.0, line.seconds), more
     for part, spans in own.parts.items():
         yield from (("time", part, span, {}) for span in spans)
-    yield from (("phase", name, (start, end), {}) for name, start, end in line.phases)
+    untold = {"forward", "backward", "optimizer"} <= line.unknown.keys()  # one phase then stands for all
+    for name, start, end in line.phases:
+        yield "phase", "unknown" if untold else name, (start, end), {"phase": name} if untold else {}
     for track, spans in (("idle", line.idle), ("copy", line.copies), ("loader", line.host_data)):
         yield from ((track, track, span, {}) for span in spans)
     for index, (communicator, operation, start, end) in enumerate(line.collectives):
@@ -196,7 +198,7 @@ def _line(
         block=told["block"],
         device=told["device"],
         seconds=seconds,
-        phases=tuple((phase, start, end) for phase, start, end, _ in tracks["phase"]),  # type: ignore[misc]  # validated
+        phases=tuple((own.get("phase", name), start, end) for name, start, end, own in tracks["phase"]),
         idle=tuple((start, end) for _, start, end, _ in tracks["idle"]),
         collectives=tuple((str(own["communicator"]), op, start, end) for op, start, end, own in tracks["collective"]),
         norms=tuple(index for index, (_, _, _, own) in enumerate(tracks["collective"]) if own.get("norm")),

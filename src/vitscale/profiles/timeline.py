@@ -54,7 +54,7 @@ STEP = "vitscale.step"
 """Annotation of a whole step. A phase's has the phase's name in place of "step"."""
 PHASE_PREFIX = "vitscale."
 UNTOLD_PHASES = "vitscale.untold "
-"""Annotation of a stretch in which forward, backward and optimizer cannot be told apart, followed by the reason."""
+"""Annotation of a stretch of which parts are unknown, followed by these (commas between), a blank, the reason."""
 ALIKE = "nccl-"
 """Beginning of a communicator's name that is the same on all its ranks, and of no other communicator."""
 
@@ -397,12 +397,9 @@ class _Annotations:
         return [phase for _, phase in _between(self._phases, step)]
 
     def untold(self, step: _Span) -> dict[str, str]:
-        """The phases of a step that its annotations cannot tell, and why."""
-        return {
-            part: span.name.removeprefix(UNTOLD_PHASES)
-            for _, span in _between(self._untold, step)
-            for part in ("forward", "backward", "optimizer")
-        }
+        """The parts of a step that its annotations cannot tell, and why."""
+        said = (span.name.removeprefix(UNTOLD_PHASES).partition(" ") for _, span in _between(self._untold, step))
+        return {part: why for parts, _, why in said for part in parts.split(",")}
 
 
 def _phase(span: _Span) -> PhaseName:

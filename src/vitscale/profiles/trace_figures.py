@@ -30,6 +30,8 @@ from vitscale.store.records import Collective, TrafficLine
 _STEP = re.compile(r"ProfilerStep[#*](\d*)$")
 _OPTIMIZER = re.compile(r"Optimizer\.step#|## optimizer ##$")
 _FORWARD = re.compile(r"(\w*DataParallel|DeepSpeedEngine)\.forward$|## forward ##$")
+_AFTER_BACKWARD = re.compile(r"FSDP::root_post_backward_callback")
+"""Ranges of work that belongs to backward, though it follows the last of its functions."""
 _DATA = re.compile(r"enumerate\(DataLoader\)#|\[pl\]\[profile\]\[_\w*\]\.train_dataloader_next")
 UNTOLD = "not at all: none is marked, no optimizer named, and nothing repeats, so the whole trace stands as one"
 _PERIODIC = 0.95
@@ -43,6 +45,9 @@ _ONE_BACKWARD = 0.02
 """Share of a step: a shorter pause between two backward functions lies within one pass."""
 _IN_A_GRAPH = "a CUDA graph was launched outside of all ranges: what it runs is not told apart by phase"
 _NO_BACKWARD = "an update is marked, but nothing tells where backward was (a compiled graph may hold it)"
+_NO_OPERATORS = "the host's operators are not recorded (ProfilerActivity.CPU): nothing tells the phase of a kernel"
+_NO_UPDATE = "no update is marked (Optimizer.step): what runs after backward stands as other"
+_NO_LOADER = "no DataLoader is marked: waiting for data stands in launch gaps and other"
 
 
 @dataclass(frozen=True)
@@ -170,9 +175,9 @@ def _chained(ids: np.ndarray[Any, np.dtype[np.int64]], number: int) -> list[int]
 def _phases(trace: Trace, spans: Sequence[tuple[int, int]]) -> Iterable[Event]:
     """Yields each step's phases: backward by its functions, the others by ranges and by what lies between them."""
     updates, forwards, data = (_named(trace, pattern) for pattern in (_OPTIMIZER, _FORWARD, _DATA))
-    functions = union((float(e.start_ns), float(e.end_ns)) for e in trace.events if e.kind == "operator")
+    functions = [(float(e.start_ns), float(e.end_ns)) for e in trace.events if e.kind == "operator"]
+    functions = union([*functions, *_named(trace, _AFTER_BACKWARD)])
     graphs = sorted(e.start_ns for e in trace.events if e.kind == "launch" and "GraphLaunch" in e.name)
-    infers = trace.operators > 0 and not functions and not updates
     launched = _Launched(trace)
     for start, end in spans:
         inside: Interval = (start, end)
@@ -182,12 +187,20 @@ def _phases(trace: Trace, spans: Sequence[tuple[int, int]]) -> Iterable[Event]:
         told = _outside(intersection(forwards, [inside]), [*backward, *update], inside)
         waits = _outside(intersection(data, [inside]), [*backward, *update], inside)
         in_graphs = graphs[bisect_left(graphs, start) : bisect_left(graphs, end)]
-        if backward or not (update or any(not intersection(told, [(at, at + 1.0)]) for at in in_graphs)):
-            phases = {"forward": told or [inside]} if infers else _filled(inside, told, backward, update, launched)
+        untold = {} if data else {"data_wait": _NO_LOADER}
+        if backward:
+            phases = _filled(inside, told, backward, update, launched)
+            untold |= {} if updates else {"optimizer": _NO_UPDATE}
+        elif trace.operators and not update and all(intersection(told, [(at, at + 1.0)]) for at in in_graphs):
+            phases = {"forward": told or [inside]}
         else:
-            yield Event("annotation", UNTOLD_PHASES + (_NO_BACKWARD if update else _IN_A_GRAPH), start, end, 0)
+            why = _NO_BACKWARD if update else _IN_A_GRAPH if trace.operators else _NO_OPERATORS
+            untold |= {"forward,backward,optimizer": why}
             # One phase stands for all of them, so that gaps between launches are known.
             phases = {"forward": [(start, update[-1][1] if update else end)]}
+        yield from (
+            Event("annotation", f"{UNTOLD_PHASES}{parts} {why}", start, end, 0) for parts, why in untold.items()
+        )
         phases["forward"] = _outside(phases["forward"], waits, inside)
         for name, some in {"data": waits, **phases}.items():
             yield from (Event("annotation", PHASE_PREFIX + name, math.ceil(a), math.ceil(b), 0) for a, b in some)

@@ -33,7 +33,8 @@ Versions of the JSON:
      In CSV `modes` has every batch policy of a trial, a blank between. Parts of a step have `bubble`, and predictions
      `bubble_seconds`: waiting for stages of other ranks.
      Nothing else of version 7 has changed. Added since: `rest_seconds` of predictions, what no other part has; `runs`
-     of an epoch, of how many runs it is the mean; `ended_early` of `run` and `train`.
+     of an epoch, of how many runs it is the mean; `ended_early` of `run` and `train`; `steps_left_out` of a breakdown,
+     explained steps of which the profiler lost events.
 
 Unknown is null (an empty cell in CSV), never 0 and never NaN. Times are seconds, sizes bytes, shares in [0, 1].
 """

@@ -87,6 +87,7 @@ def _parts(breakdown: Breakdown, rank: RankParts) -> Object:
 def _breakdown(breakdown: Breakdown) -> Object:
     return {
         "steps": breakdown.steps,
+        "steps_left_out": len(breakdown.left_out),
         "typical_rank": breakdown.typical.rank,
         "wait_known": breakdown.wait_known,
         "ranks": [

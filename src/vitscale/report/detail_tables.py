@@ -55,9 +55,27 @@ def parts_table(analysis: Analysis) -> Table | None:
         for part, name in PART_NAMES.items()
         if part not in ("norm", "bubble") or any(breakdown.typical.parts[part] for breakdown in breakdowns)
     ]
-    notes = [*unknown_parts([breakdown.reasons for breakdown in breakdowns]), *map(_bubble, analysis.trials.values())]
+    notes = [
+        *unknown_parts([breakdown.reasons for breakdown in breakdowns]),
+        *(of_trial(trial) for of_trial in (_left_out, _bubble) for trial in analysis.trials.values()),
+    ]
     title = "Parts of an explained step, in milliseconds"
     return grouped_table(analysis, title, columns, _breakdown, notes=list(filter(None, notes)))
+
+
+def _left_out(trial: TrialResult) -> str:
+    """The explained steps, repeats and ranks that are not in a trial's parts; empty where all are."""
+    if (own := trial.breakdown) is None:
+        return ""
+    repeats = [run.header.repeat + 1 for run, used in zip(trial.records, own.by_run, strict=True) if used is None]
+    ranks = sorted(set(range(trial.trial.world.size)) - {rank.rank for rank in own.ranks})
+    steps = f"{len(own.left_out)} of {own.steps + len(own.left_out)} explained steps"
+    said = [
+        f"{steps} ({'; '.join(dict.fromkeys(own.left_out))})" if own.left_out else "",
+        f"repeat {units.listed(repeats)} (no step of which all of these ranks tell the parts)" if repeats else "",
+        f"rank {_ranges(ranks)} (without an explained step in every repeat)" if ranks else "",
+    ]
+    return f"{trial.name}: not in the parts: {'; '.join(filter(None, said))}." if any(said) else ""
 
 
 def _bubble(trial: TrialResult) -> str:

@@ -214,7 +214,7 @@ def _write_traces(analysis: Analysis, folder: Path) -> list[Path]:
 def _rank_steps(run: Run, step: int) -> list[RankStep]:
     from vitscale.profiles.step_trace import RankStep
 
-    lines = {rank.rank: next(line for line in rank.explained if line.step == step) for rank in run.ranks}
+    lines = {rank.rank: line for rank in run.ranks for line in rank.explained if line.step == step}
     ahead = dict(zip(lines, clocks_ahead(list(lines.values())), strict=True))
     parts = lanes(run, step)
     return [RankStep(rank, line, parts[rank], ahead[rank]) for rank, line in sorted(lines.items())]

@@ -83,7 +83,7 @@ class Breakdown:
 
     ranks: tuple[RankParts, ...]
     steps: int
-    """Number of explained steps, over all runs."""
+    """Number of explained steps in the mean, over all runs."""
     reasons: Mapping[str, str]
     """Part to why it is unknown."""
     overhead: float | None
@@ -99,6 +99,8 @@ class Breakdown:
     """Number of the typical rank, where it is fixed."""
     attached_overhead: float | None = None
     """How much longer timed steps take after the profiler than before it; None where there are none."""
+    left_out: tuple[str, ...] = ()
+    """What the profiler lost of each explained step that is in no mean, because others are whole."""
 
     @property
     def slowdown(self) -> float:
@@ -172,24 +174,48 @@ def breakdown(run: Run, steady_from: int = 0) -> Breakdown | None:
         return None
     numbers = [rank.rank for rank in step_figures.explained_ranks(run)]
     common = step_figures.common_steps(run, lambda rank: [line for line in rank.explained if line.step >= steady_from])
-    parts: dict[int, list[RankParts]] = {rank: [] for rank in numbers}
-    reasons: dict[str, str] = {}
-    earliness: list[dict[int, float]] = []
-    for of_step in common:
-        lines = sorted(zip(numbers, of_step, strict=True), key=lambda pair: pair[0])
-        exposed = exposures(lines)
-        for (rank, line), exposure in zip(lines, exposed, strict=True):
-            parts[rank].append(_parts(line, exposure))
-            reasons |= {part: why for part, why in line.unknown.items() if part in PARTS}
-            reasons |= {part: exposure.reason for part in EXPOSED if getattr(exposure, part) is None}
-        waits = {exposure.rank: exposure.late_by_seconds for exposure in exposed}
-        earliness.append({rank: seconds for rank, seconds in waits.items() if seconds is not None})
     if not common:
         return None
-    means = tuple(_mean(parts[rank]) for rank in sorted(parts))
+    steps = [_step(sorted(zip(numbers, of_step, strict=True), key=lambda pair: pair[0])) for of_step in common]
+    whole = [step for step in steps if _is_whole(step[0])] or steps
+    reasons = {part: why for _, of_step, _ in whole for part, why in of_step.items()}
+    lossy = [of_step for ranks, of_step, _ in steps if not _is_whole(ranks)] if whole is not steps else []
+    means = tuple(_mean(same) for same in zip(*(ranks for ranks, _, _ in whole), strict=True))
     overhead, attached = _overheads(run, steady_from)
-    straggler = _straggler(means, earliness)
-    return Breakdown(means, len(common), reasons, overhead, straggler, attached_overhead=attached)
+    straggler = _straggler(means, [waits for _, _, waits in whole])
+    return Breakdown(
+        means,
+        len(whole),
+        reasons,
+        overhead,
+        straggler,
+        attached_overhead=attached,
+        left_out=tuple(_loss(own, reasons) for own in lossy),
+    )
+
+
+def _step(lines: Sequence[tuple[int, ExplainedLine]]) -> tuple[list[RankParts], dict[str, str], dict[int, float]]:
+    """(Parts of each rank, why some are unknown, how long each rank waited where this is known) of one step."""
+    reasons: dict[str, str] = {}
+    exposed = exposures(lines)
+    for (_, line), exposure in zip(lines, exposed, strict=True):
+        reasons |= {part: why for part, why in line.unknown.items() if part in PARTS}
+        reasons |= {part: exposure.reason for part in EXPOSED if getattr(exposure, part) is None}
+    waits = {own.rank: own.late_by_seconds for own in exposed if own.late_by_seconds is not None}
+    return [_parts(line, own) for (_, line), own in zip(lines, exposed, strict=True)], reasons, waits
+
+
+def _is_whole(ranks: Sequence[RankParts]) -> bool:
+    """Whether the profiler lost nothing of a step or run; else not even exposed communication is known.
+
+    What a step is made of, such as a CUDA graph, may make other parts unknown: the mean of steps without one would be
+    of another kind of step.
+    """
+    return all(rank.exposed_seconds is not None for rank in ranks)
+
+
+def _loss(reasons: Mapping[str, str], known: Mapping[str, str]) -> str:
+    return next((why for why in reasons.values() if why not in known.values()), "parts of them are unknown")
 
 
 def combined(
@@ -198,17 +224,18 @@ def combined(
     """The mean over the explained observations of one trial; None where none was explained.
 
     Args:
-        by_run: breakdown of each run; their ranks may differ (`_of_same_ranks`).
+        by_run: breakdown of each run; their ranks may differ (`_of_same_ranks`), and some may have lost events.
         clusters: the runs of each observation.
         typical_rank: number of the typical rank, where it is fixed.
     """
     by_run = _of_same_ranks(by_run)
-    explained = [run for run in by_run if run is not None]
-    if not explained:
+    every = [run for run in by_run if run is not None]
+    if not every:
         return None
-    reasons: dict[str, str] = {}
-    for run in explained:
-        reasons |= run.reasons
+    explained = [run for run in every if _is_whole(run.ranks)] or every
+    lossy = [run for run in every if run not in explained]
+    by_run = [None if run in lossy else run for run in by_run]
+    reasons = {part: why for run in explained for part, why in run.reasons.items()}
     each = [[run] for run in range(len(by_run))] if clusters is None else clusters
     together = [[known.ranks for run in own if (known := by_run[run]) is not None] for own in each]
     means = [[_mean(same) for same in zip(*ranks, strict=True)] for ranks in together if ranks]
@@ -224,6 +251,10 @@ def combined(
         clusters=clusters,
         typical_rank=typical_rank,
         attached_overhead=statistics.median(attached) if attached else None,
+        left_out=(
+            *(why for run in every for why in run.left_out),
+            *(_loss(run.reasons, reasons) for run in lossy for _ in range(run.steps)),
+        ),
     )
 
 

@@ -111,6 +111,7 @@ def unknown_parts(reasons_of: Sequence[Mapping[str, str]]) -> list[str]:
 
 _LEAST_LABELLED = 0.06
 """Share of the axis below which a part has no room for its label."""
+_LEAST_UNKNOWN = 0.01
 _LIGHT_PARTS = [PART_NAMES[part] for part in ("forward", "wait", "norm", "data_wait", "other")]
 """Parts with dark labels."""
 _SHARES = "shares"
@@ -203,10 +204,13 @@ def _stacked_view(
 
 
 def _largest_parts(bars: Sequence[Bar]) -> str:
-    """The three longest parts of the bar with the most ranks, as a sentence."""
+    """The three longest parts of the bar with the most ranks, and how much of it is of unknown parts, as a sentence."""
     bar = max(bars, key=lambda bar: bar.gpus)
     longest = sorted(bar.parts.items(), key=lambda item: -item[1])[:3]
-    named = ", ".join(f"{PART_NAMES[part]} {units.percent(seconds / bar.seconds)}" for part, seconds in longest)
+    shares = {PART_NAMES[part]: seconds / bar.seconds for part, seconds in longest}
+    if (rest := 1 - sum(bar.parts.values()) / bar.seconds) >= _LEAST_UNKNOWN:
+        shares["unknown"] = rest
+    named = ", ".join(f"{name} {units.percent(share)}" for name, share in shares.items())
     return f"{bar.family} on {units.ranks(bar.gpus)}: {units.seconds(bar.seconds)} a step: {named}."
 
 

@@ -69,11 +69,13 @@ def _timeline(analysis: Analysis, trial: TrialResult, run: Run, budget: int) -> 
     explained = _sound_steps(run)
     steps = _spread(explained, _STEPS)
     straggler = trial.breakdown.straggler if trial.breakdown else None
-    ranks = _spread(sorted(rank.rank for rank in run.ranks), _MOST_LANES)
+    ranks = _spread(sorted(rank.rank for rank in run.ranks if rank.explained), _MOST_LANES)
     if straggler is not None and straggler.rank not in ranks:
         ranks = sorted([*ranks[:-1], straggler.rank])
     parts = {step: {rank: own for rank, own in lanes(run, step).items() if rank in ranks} for step in steps}
-    whole = {(step, rank): _length(own) for step in steps for rank, own in parts[step].items()}
+    seconds = {(line.step, rank.rank): line.seconds for rank in run.ranks for line in rank.explained}
+    whole = {(step, rank): seconds[step, rank] for step in steps for rank in parts[step]}
+    known = sum(length(spans) for lane in parts.values() for own in lane.values() for spans in own.values())
     unit = units.time_unit(whole.values())
     rows: list[Row] = []
     seen = _LEAST_SEEN * max(whole.values())
@@ -105,12 +107,10 @@ def _timeline(analysis: Analysis, trial: TrialResult, run: Run, budget: int) -> 
         rows=tuple(sorted(kept, key=lambda row: (row["place"], row["rank"], row["start"]))),
         text=tuple(
             f"Step {step + 1}: "
-            + "; ".join(f"rank {rank}: {units.seconds(whole[step, rank])}: {_sums(own)}" for rank, own in lane.items())
+            + "; ".join(f"rank {rank}: {_sums(own, whole[step, rank])}" for rank, own in lane.items())
             for step, lane in parts.items()
         ),
-        notes=_left_out(
-            len(steps), len(explained), len(ranks), len(run.ranks), drawn_seconds / (sum(whole.values()) or 1.0)
-        ),
+        notes=_left_out(len(steps), len(explained), len(ranks), len(run.ranks), drawn_seconds / (known or 1.0)),
     )
 
 
@@ -127,12 +127,12 @@ def _spread(items: Sequence[int], most: int) -> list[int]:
     return [items[round(index * (len(items) - 1) / (most - 1))] for index in range(most)]
 
 
-def _sums(parts: dict[str, list[Interval]]) -> str:
-    return ", ".join(f"{PART_NAMES[part]} {units.seconds(length(parts[part]))}" for part in PART_NAMES if part in parts)
-
-
-def _length(parts: dict[str, list[Interval]]) -> float:
-    return max((end for own in parts.values() for _, end in own), default=0.0)
+def _sums(parts: dict[str, list[Interval]], whole: float) -> str:
+    told = {PART_NAMES[part]: length(parts[part]) for part in PART_NAMES if part in parts}
+    if (rest := whole - sum(told.values())) > _LEAST_SEEN * whole:
+        told["unknown"] = rest
+    sums = ", ".join(f"{name} {units.seconds(seconds)}" for name, seconds in told.items())
+    return f"{units.seconds(whole)}: {sums}"
 
 
 def _left_out(steps: int, explained: int, ranks: int, world: int, share_drawn: float) -> tuple[str, ...]:

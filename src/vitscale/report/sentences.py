@@ -92,7 +92,9 @@ def largest_loss(waterfall: Waterfall) -> str:
         return f"{head}: no single loss of a point or more."
     what = _what(waterfall, worst.name, 1) if worst.name != "other" else _OTHER
     within = f", {bounds}" if (bounds := _bounds(worst, 1).strip(" ()")) else ""
-    return f"{head}: most goes to {what} ({worst.name}: {100 * worst.points:.0f} points{within})."
+    sure = worst.interval is None or worst.interval.low is None or worst.interval.low > 0
+    most = "most goes to" if sure else "most may go to"
+    return f"{head}: {most} {what} ({worst.name}: {100 * worst.points:.0f} points{within})."
 
 
 def _doubt(interval: Estimate | None) -> str:

@@ -168,6 +168,13 @@ def test_what_is_unknown_is_null_and_never_zero() -> None:
         assert {key: trial[key] for key in unknown} == dict.fromkeys(unknown)
 
 
+def test_the_images_of_a_model_that_nobody_names_have_no_size() -> None:
+    trial = make_trial()
+    unnamed = trial.model_copy(update={"model": trial.model.model_copy(update={"name": None})})
+    sizes = [by_gpus(make_results([(make_curve([one]), [one])], [steady_run(one, 0.1)]))[1] for one in (trial, unnamed)]
+    assert [told["image_size"] for told in sizes] == [32, None]
+
+
 def test_no_number_that_json_does_not_know() -> None:
     trial = make_trial()
     run = make_run(trial, [make_rank(trial, 0, [0.1] * 5, losses=[math.nan] * 5)])

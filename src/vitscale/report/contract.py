@@ -33,7 +33,8 @@ Versions of the JSON:
      In CSV `modes` has every batch policy of a trial, a blank between. Parts of a step have `bubble`, and predictions
      `bubble_seconds`: waiting for stages of other ranks.
      Nothing else of version 7 has changed. Added since: `rest_seconds` of predictions, what no other part has; `runs`
-     of an epoch, of how many runs it is the mean; `ended_early` of `run` and `train`.
+     of an epoch, of how many runs it is the mean; `ended_early` of `run` and `train`. `image_size` is null where
+     nobody names the model: a log does not tell it.
 
 Unknown is null (an empty cell in CSV), never 0 and never NaN. Times are seconds, sizes bytes, shares in [0, 1].
 """
@@ -241,7 +242,7 @@ def _trial(analysis: Analysis, result: TrialResult) -> dict[str, Any]:
         "trial": result.trial_id,
         **attributes(result, "outcome", "reason"),
         "model": result.model_name,
-        "image_size": trial.model.image_size,
+        "image_size": None if trial.model.unknown else trial.model.image_size,
         "parameters": model.parameters if model else None,
         "dataset": trial.data.hf or trial.data.name,
         "fraction": trial.data.fraction,

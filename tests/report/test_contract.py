@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,18 @@ def test_the_whole_contract_is_there() -> None:
     for trial in content["trials"]:
         assert set(CONTRACT) <= set(trial)
         assert list(trial) == list(content["trials"][0])
+
+
+def test_the_page_names_every_field_of_a_trial_and_of_a_run_and_no_other() -> None:
+    page = (Path(__file__).parents[2] / "docs/report.md").read_text(encoding="utf-8")
+    table = page[page.index("A trial has these fields") : page.index("Objects explain them:")]
+    rows = re.findall(r"^\| (`.*?) \| (.*) \|$", table, re.MULTILINE)
+    named = {name for field, _ in rows for name in re.findall(r"`([\w.]+)`", field)}
+    analysis = analyse(rich_study())
+    fields = {*trial_rows(analysis)[0]} - {"breakdown", "resources", "convergence", "traffic"}
+    fields = {re.sub(r"_(low|high)$", "", re.sub(r"^swept\..*", "swept.FIELD", field)) for field in fields}
+    assert named == fields
+    assert {*run_rows(analysis)[0]} - {"swept.train.engine", "repeat", "attempt", "log"} <= named
 
 
 def test_the_values_of_a_trial_known_by_hand() -> None:

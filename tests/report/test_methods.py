@@ -97,7 +97,7 @@ def test_environments_are_told_apart_by_what_their_tables_show() -> None:
 
 
 def test_what_a_log_does_not_tell_is_no_statement(tmp_path: Path) -> None:
-    """A table of epochs' seconds tells no image size, no precision and no step; one of images/s tells no data either."""
+    """A table of epochs' seconds tells no image size, no precision and no step; one of images/s no data."""
     table = tmp_path / "epochs.csv"
     table.write_text("gpus,epoch,epoch_seconds,micro_batch,dataset\n1,1,10.0,16,cifar10\n1,2,10.1,16,cifar10\n")
     said = paragraph(imported(tmp_path, [table], "epochs"))

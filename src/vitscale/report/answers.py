@@ -10,7 +10,7 @@ from pathlib import Path
 from vitscale.advice import sentences as advised
 from vitscale.advice.pipeline import Advice
 from vitscale.advice.request import Option
-from vitscale.analysis import Analysis, Factor, TrialResult
+from vitscale.analysis import Analysis, TrialResult, Waterfall
 from vitscale.analysis.summaries import NOT_RUN_YET
 from vitscale.present import document as doc
 from vitscale.present import units
@@ -41,7 +41,7 @@ def how_it_scales(analysis: Analysis, figure: doc.Figure | None) -> doc.Section:
         unsure = " Too few to say who is ahead." if len(runs) > 1 and min(runs) < _ENOUGH_RUNS else ""
         lines.insert(0, f"Fastest measured, {counted(len(fastest.runs), 'run')}: {in_short(analysis, fastest)}{unsure}")
     if not told:
-        lines += _rates(analysis) or ["No curve has two measured rank counts yet, so nothing can be said about scaling."]
+        lines += _rates(analysis) or ["No curve has two measured rank counts, so nothing can be said about scaling."]
     more = len(lines) - _MOST_SERIES
     blocks = [doc.Bullets((*lines[:_MOST_SERIES], *([f"+{more} more, in Every configuration"] if more > 0 else [])))]
     shown = _steps_table(analysis, "What a step goes into") or figure
@@ -61,7 +61,7 @@ def _rates(analysis: Analysis) -> list[str]:
                 if trial.images_per_second
             ]
             lines.append(f"{curve.name}: {', '.join(told)}." if told else "")
-    why = "no two that may be compared" if epochs else "no trial tells an epoch time"
+    why = "no two rank counts of a curve may be compared" if epochs else "no trial tells an epoch time"
     return [*filter(None, lines), f"Speedups are unknown: {why}."] if lines else []
 
 
@@ -149,15 +149,27 @@ def _losses(analysis: Analysis) -> tuple[str, ...]:
     return tuple(line for _, line in lost[:_MOST_SERIES] if line) or (unknown,)
 
 
+_IDLE = {
+    "data_wait": "waiting for data",
+    "bubble": "waiting for the stages of other ranks",
+    "wait": "waiting for the slowest rank",
+    "wire": "the transfer",
+    "norm": "the exchange of synchronised norms",
+    "communication": "exposed communication",
+    "launch_gaps": "launch gaps (an idle device)",
+}
+"""Parts of a step in which nothing is computed, in words."""
+
+
 def _idle(analysis: Analysis, trial: TrialResult | None) -> tuple[float, str]:
     """The share of a step in which nothing is computed, and its parts of 1 % and more in words; empty without any."""
-    if trial is None or trial.breakdown is None or (typical := trial.breakdown.typical).seconds <= 0:
+    if trial is None or trial.breakdown is None or trial.breakdown.typical.seconds <= 0:
         return 0.0, ""
-    parts = {"exposed communication": typical.exposed_seconds} | {
-        words: typical.parts[part]
-        for part, words in (("data_wait", "waiting for data"), ("launch_gaps", "launch gaps (an idle device)"))
+    known, slow = parts_of(trial.breakdown), trial.breakdown.straggler
+    words_of = _IDLE | ({"wait": f"waiting for rank {slow.rank}"} if slow is not None else {})
+    shares = {
+        words: known[part] / trial.breakdown.typical.seconds for part, words in words_of.items() if known.get(part)
     }
-    shares = {words: seconds / typical.seconds for words, seconds in parts.items() if seconds}
     told = [
         f"{units.percent(share)} of a step is {words}"
         for words, share in sorted(shares.items(), key=lambda item: -item[1])
@@ -330,7 +342,7 @@ def summary_table(analysis: Analysis) -> doc.Table:
         cells.append(
             unknown if len(points) < 2 else doc.Cell(units.share(last.efficiency.value if last.efficiency else None))
         )
-        cells.append(doc.Cell(_loss(loss.factors) if loss else units.UNKNOWN))
+        cells.append(doc.Cell(_loss(loss) if loss else units.UNKNOWN))
         groups.setdefault(curve.mode, []).append(tuple(cells))
     columns = (
         doc.Column("curve", words=True), doc.Column("ranks"), doc.Column("runs"),
@@ -382,6 +394,7 @@ def _longest_parts(trial: TrialResult) -> str:
     return ", ".join(f"{units.percent(share)} {PART_NAMES[part]}{waited.get(part, '')}" for share, part in longest)
 
 
-def _loss(factors: Sequence[Factor]) -> str:
-    worst = max(factors, key=lambda factor: factor.points)
-    return f"{100 * worst.points:.0f} % {worst.name}" if worst.points >= 0.01 else units.UNKNOWN
+def _loss(waterfall: Waterfall) -> str:
+    worst, slow = max(waterfall.factors, key=lambda factor: factor.points), waterfall.straggler
+    waited = f" (for rank {slow.rank})" if slow is not None and worst.name == "straggler wait" else ""
+    return f"{100 * worst.points:.0f} % {worst.name}{waited}" if worst.points >= 0.01 else units.UNKNOWN

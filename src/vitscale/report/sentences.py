@@ -61,7 +61,7 @@ def curve_sentence(analysis: Analysis, curve: CurveResult) -> str:
         return f"{where}: {times}x on {ranks(gpus)} against {base} (efficiency {reaches}; {runs})."
     trust = f"efficiency {reaches}; {certainty(efficiency)}"
     if curve.mode == "weak":
-        work = f"{gpus / base:.3g}x the images in {share(1 / efficiency.value)}x the time of {base}"
+        work = f"{gpus / base:,.6g}x the images in {share(1 / efficiency.value)}x the time of {base}"
         return f"{where}: {ranks(gpus)} train {work} ({trust})."
     side = speedup.side_of(1.0)
     if side is None:

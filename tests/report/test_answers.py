@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from explained_factory import batch_study
+from importers.logs import imported
 from prediction_factory import resolved_study
 from report_forms import terminal
-from results_factory import make_curve, make_results, make_trial, rich_study, steady_run
+from results_factory import explained_run, make_curve, make_results, make_trial, one_curve, rich_study, steady_run
 from vitscale.advice.pipeline import advised_from
 from vitscale.advice.request import Request
 from vitscale.analysis import analyse
 from vitscale.prediction.evidence import evidence_of
 from vitscale.prediction.fitting import fit
 from vitscale.present.document import Bullets, Code, Paragraph, Section, Table
-from vitscale.report.answers import best_measured, what_next, what_to_choose, why_not_better
+from vitscale.report.answers import best_measured, how_it_scales, what_next, what_to_choose, why_not_better
 from vitscale.report.charts.scaling import MEASURES
 from vitscale.report.document import charts, report_document
+from vitscale.report.sentences import curve_sentence
 from vitscale.report.tables import trial_label
 from vitscale.store.results import Results
 
@@ -83,7 +86,71 @@ def test_why_not_better_is_told_of_what_one_would_choose_and_then_of_the_largest
     assert (best.trial.train.micro_batch, best.trial.world.size) == (64, 2)
     assert first.text.startswith("ddp, micro_batch 64 on 2 ranks (strong-micro) is at ")
     assert drawn.views[0].title == "From ideal to measured: ddp, micro_batch 64, 2 ranks, strong-micro"
-    assert second.text.startswith("Largest loss of all: ddp, micro_batch 8 on 2 ranks (strong-micro) is at ")
+    assert second.text.startswith("Largest loss at the most ranks: ddp, micro_batch 8 on 2 ranks (strong-micro) is at ")
+
+
+def explained_study(repeats: int = 3, **parts_by_ranks: Sequence[Mapping[str, float]]) -> Results:
+    """One curve: "on_2" to the explained parts of each rank on 2 ranks."""
+    trials = [make_trial("ddp", len(ranks), micro_batch=16) for ranks in parts_by_ranks.values()]
+    runs = [
+        explained_run(trial, ranks, repeat=repeat)
+        for trial, ranks in zip(trials, parts_by_ranks.values(), strict=True)
+        for repeat in range(repeats)
+    ]
+    return make_results([(make_curve(trials), trials)], runs)
+
+
+def why(results: Results) -> list[str]:
+    analysis = analyse(results)
+    section = why_not_better(analysis, charts(analysis).get("waterfall"))
+    return [block.text for block in section.blocks if isinstance(block, Paragraph)]
+
+
+def test_what_the_baseline_loses_already_comes_first() -> None:
+    """Of 250 ms a rank waits 200 for data, alone as well: it scales ideally, and is as slow as its loader."""
+    step = {"data_wait": 0.200, "forward": 0.020, "backward": 0.030}
+    first, second = why(explained_study(on_1=[step], on_2=[step, step]))
+    assert first == (
+        "Most is lost on the baseline already: ddp, 1 rank, micro-batch 16: 80 % of a step is waiting for data."
+    )
+    assert second == "ddp on 2 ranks (strong-micro) is at 100 % of ideal: no single loss of a point or more."
+    wired = step | {"data_wait": 0.001, "wire": 0.050}
+    (only,) = why(explained_study(on_1=[step | {"data_wait": 0.001}], on_2=[wired, wired]))
+    assert only.startswith("ddp on 2 ranks (strong-micro) is at 50 % of ideal: most goes to the transfer (wire: ")
+
+
+def test_who_is_waited_for_is_named_with_a_baseline_and_without() -> None:
+    """Rank 1 computes twice as long: the other waits for 50 of its 102 ms."""
+    quick = {"forward": 0.020, "backward": 0.030, "wait": 0.050, "wire": 0.002}
+    slow = {"forward": 0.040, "backward": 0.060, "wire": 0.002}
+    alone = {"forward": 0.020, "backward": 0.030}
+    told = terminal(analyse(explained_study(a=[alone], b=[quick, slow])))
+    assert any(" % straggler wait (for rank 1)" in line for line in told)
+    assert lines_of(why_not_better(analyse(explained_study(b=[quick, slow])), None)) == [
+        "ddp, 2 ranks, micro-batch 16: 49 % of a step is waiting for rank 1, 2 % of a step is the transfer."
+    ]
+
+
+def test_a_thousand_times_the_images_is_a_number_without_an_exponent() -> None:
+    analysis = analyse(one_curve({1: [0.1] * 3, 2: [0.125] * 3}, mode="weak"))
+    (curve,) = analysis.curves
+    at_1024 = replace(curve, points=(curve.points[0], replace(curve.points[1], gpus=1024)))
+    assert "ddp: 1,024 ranks train 1,024x the images in 1.25x the time of 1 " in curve_sentence(analysis, at_1024)
+
+
+def test_without_epoch_times_it_tells_what_was_measured(tmp_path: Path) -> None:
+    """A table of images/s on 1, 2 and 4 GPUs has three rank counts, and no speedup only for want of an epoch."""
+    table = tmp_path / "speeds.csv"
+    table.write_text("gpus,images_per_second,micro_batch\n1,100,16\n2,195,16\n4,380,16\n")
+    analysis = imported(tmp_path, [table], "csv")
+    assert lines_of(how_it_scales(analysis, None)) == [
+        "micro-batch 16: 100 images/s on 1 rank, 380 images/s on 4 ranks.",
+        "Speedups are unknown: no trial tells an epoch time.",
+    ]
+    assert lines_of(why_not_better(analysis, None)) == ["No curve has a baseline, so what is lost is unknown."]
+    told = terminal(analysis)
+    assert told[0].startswith("- Next: import again with --train-samples: no trial tells an epoch time")
+    assert any(re.fullmatch(r"micro-batch 16 +4 +1 +380( +\N{EN DASH}){3}", line) for line in told)
 
 
 def dropping_study(*trained: tuple[int, int, float]) -> Results:

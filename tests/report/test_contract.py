@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,18 @@ def test_the_whole_contract_is_there() -> None:
         assert list(trial) == list(content["trials"][0])
 
 
+def test_the_page_names_every_field_of_a_trial_and_of_a_run_and_no_other() -> None:
+    page = (Path(__file__).parents[2] / "docs/report.md").read_text(encoding="utf-8")
+    table = page[page.index("A trial has these fields") : page.index("Objects explain them:")]
+    rows = re.findall(r"^\| (`.*?) \| (.*) \|$", table, re.MULTILINE)
+    named = {name for field, _ in rows for name in re.findall(r"`([\w.]+)`", field)}
+    analysis = analyse(rich_study())
+    fields = {*trial_rows(analysis)[0]} - {"breakdown", "resources", "convergence", "traffic"}
+    fields = {re.sub(r"_(low|high)$", "", re.sub(r"^swept\..*", "swept.FIELD", field)) for field in fields}
+    assert named == fields
+    assert {*run_rows(analysis)[0]} - {"swept.train.engine", "repeat", "attempt", "log"} <= named
+
+
 def test_the_values_of_a_trial_known_by_hand() -> None:
     # 1,024 images, micro-batch 8: 128 steps on one rank, 64 on two. Epochs of 12.8 and 8.0 s.
     found = by_gpus(one_curve({1: [0.1], 2: [0.125]}))
@@ -166,6 +179,13 @@ def test_what_is_unknown_is_null_and_never_zero() -> None:
         unknown += ["loss", "accuracy", "held_out_loss", "held_out_accuracy", "peak_bytes"]
         unknown += [*EXPLAINED, "breakdown", "resources", "convergence"]
         assert {key: trial[key] for key in unknown} == dict.fromkeys(unknown)
+
+
+def test_the_images_of_a_model_that_nobody_names_have_no_size() -> None:
+    trial = make_trial()
+    unnamed = trial.model_copy(update={"model": trial.model.model_copy(update={"name": None})})
+    sizes = [by_gpus(make_results([(make_curve([one]), [one])], [steady_run(one, 0.1)]))[1] for one in (trial, unnamed)]
+    assert [told["image_size"] for told in sizes] == [32, None]
 
 
 def test_no_number_that_json_does_not_know() -> None:

@@ -9,7 +9,20 @@ from collections.abc import Iterable, Iterator
 from report_forms import latex, markdown, page
 from results_factory import rich_study
 from vitscale.analysis import analyse
-from vitscale.present.document import Block, Figure, Finding, Section, Table
+from vitscale.present.document import (
+    Block,
+    Bullets,
+    Cell,
+    Code,
+    Column,
+    Document,
+    Figure,
+    Finding,
+    Group,
+    Section,
+    Table,
+)
+from vitscale.present.latex import to_latex
 from vitscale.present.terminal import lines
 from vitscale.report.document import report_document
 
@@ -50,3 +63,14 @@ def test_every_part_of_a_report_stands_in_every_form() -> None:
         }
         assert len(parts) > 35
         assert {name for name in parts if letters(name) not in told} == set(), form
+
+
+def test_latex_has_a_line_before_each_break_and_none_takes_what_follows_for_its_own() -> None:
+    """LaTeX stops at a break after nothing and reads "[model]" behind a break as a length: studies have both."""
+    table = Table((Column("a"),), (Group("", ((Cell("[1]"),), (Cell("*"),))),))
+    lines = ("[model]", "", "* x", "run --a ---b")
+    text = to_latex(Document("", (Code(lines), table, Bullets(("[y] z",)))))
+    assert [line for line in text.splitlines() if line.startswith((r"\mbox", "{", r"\item"))] == [
+        r"\mbox{}{[}model{]}\\", r"\mbox{}\\", r"\mbox{}{*} x\\", r"\mbox{}run -{}-a -{}-{}-b\\",
+        r"{[}1{]} \\", r"{*} \\", r"\item {[}y{]} z",
+    ]  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pydoc
 from pathlib import Path
+from typing import Any
 
 import altair
 import polars
@@ -74,7 +75,9 @@ def test_what_the_page_shows_runs(folder: Path, monkeypatch: pytest.MonkeyPatch)
     code = page.partition("```python\n")[2].partition("```")[0]
     folder.with_name("main").symlink_to(folder)
     monkeypatch.chdir(folder.parent)
-    exec(code, {})  # noqa: S102 - our own page
+    names: dict[str, Any] = {}
+    exec(code, names)  # noqa: S102 - our own page
+    assert {*names["steps"].collect()["warmup"]} == {False}  # as in every time of the report
 
 
 def test_a_notebook_shows_its_tables(folder: Path) -> None:

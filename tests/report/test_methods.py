@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import random
+from pathlib import Path
 
+from importers.logs import imported
 from prediction_factory import resolved_study
 from results_factory import make_curve, make_environment, make_results, make_trial, steady_run
 from vitscale.analysis import Analysis, analyse
@@ -82,7 +84,7 @@ def test_environments_are_told_apart_by_what_their_tables_show() -> None:
     runs = [on_gpus(trial, repeat, clock, watts) for trial, clock, watts in around for repeat in range(3)]
     curves = [(make_curve([trial], train__micro_batch=trial.train.micro_batch), [trial]) for trial in trials]
     analysis = analyse(make_results(curves, runs))
-    assert "2 environments, in full above" in rules(analysis)[9].told
+    assert "2 environments, in full under Environment; the study file is part of the report." in rules(analysis)[9].told
     (section,) = [
         block
         for block in report_document(analysis).blocks
@@ -92,6 +94,21 @@ def test_environments_are_told_apart_by_what_their_tables_show() -> None:
     assert [table.columns[1].name for table in tables] == ["2 trials", "1 trial"]
     limits = [{name.text: value.text for name, value in table.groups[0].rows}["power limit in W"] for table in tables]
     assert limits == ["400", "300"]
+
+
+def test_what_a_log_does_not_tell_is_no_statement(tmp_path: Path) -> None:
+    """A table of epochs' seconds tells no image size, no precision and no step; one of images/s no data."""
+    table = tmp_path / "epochs.csv"
+    table.write_text("gpus,epoch,epoch_seconds,micro_batch,dataset\n1,1,10.0,16,cifar10\n1,2,10.1,16,cifar10\n")
+    said = paragraph(imported(tmp_path, [table], "epochs"))
+    assert said.startswith("a model that is not named on cifar10 in fp32: ")
+    assert "; 1 rank on 1 host; " in said
+    assert "the precision is not told (--precision): fp32 is assumed. Runs of a trial: 1. No step was timed, " in said
+    speeds = tmp_path / "speeds.csv"
+    speeds.write_text("gpus,images_per_second,micro_batch\n1,100,16\n2,195,16\n")
+    said = paragraph(imported(tmp_path / "of", [speeds], "csv"))
+    assert said.startswith("a model that is not named on images that are not named in fp32: ")
+    assert " No step is left out as warm-up; timed steps of a run: 1. " in said
 
 
 def test_one_run_has_no_interval() -> None:

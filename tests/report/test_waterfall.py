@@ -107,6 +107,14 @@ def test_computing_is_called_smaller_work_only_where_the_work_is_smaller(work: f
     assert contributions(one) == (text,)
 
 
+def test_a_loss_that_may_be_none_is_told_as_that() -> None:
+    """Three runs that differ as much as they lose: 10 points of transfer, or anything from a gain of 8 to 29."""
+    one = made(0.85, {"wire": 10, "straggler wait": 5})
+    for low, told in ((-0.08, "most may go to the transfer (wire: 10 points, -8 to 29)"), (0.04, "most goes to")):
+        wire = dataclasses.replace(one.factors[0], interval=Estimate(0.10, low, 0.29))
+        assert told in words.largest_loss(dataclasses.replace(one, factors=(wire, one.factors[1])))
+
+
 def test_more_than_ideal() -> None:
     assert words.waterfall(made(1.04, {"compute scaling": -7, "wire": 3})) == (
         "8 ranks reach 104 % of ideal: 7 points are gained by faster computing; 3 are the transfer."

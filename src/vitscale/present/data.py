@@ -1,7 +1,7 @@
 """The JSON of every verb: one envelope, which names the verb and the version of its form, around the content.
 
-`docs/json.md` has every field. A version grows when a field is renamed, removed or means something else, not when one
-is added.
+`docs/json.md` has every field, and `docs/report.md` those of a trial. A version grows when a field is renamed, removed
+or means something else, not when one is added.
 """
 
 from __future__ import annotations

@@ -11,9 +11,10 @@ _HEADINGS = ("section", "subsection", "subsubsection", "paragraph")
 _ESCAPED = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_", "%": r"\%",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "|": r"\textbar{}", '"': r"\textquotedbl{}", "\N{EN DASH}": "--", "\N{MINUS SIGN}": "$-$",
-    "\N{DEGREE SIGN}": r"\textdegree{}",
+    "|": r"\textbar{}", '"': r"\textquotedbl{}", "\N{EN DASH}": r"\textendash{}", "\N{MINUS SIGN}": "$-$",
+    "\N{DEGREE SIGN}": r"\textdegree{}", "[": "{[}", "]": "{]}", "*": "{*}",
 }  # fmt: skip
+"""In brackets: what a line break before it would take for its own."""
 _WIDTH = 110
 
 
@@ -28,7 +29,8 @@ def to_latex(document: doc.Document) -> str:
 
 def escaped(text: str) -> str:
     """Text in which everything that LaTeX would act on is taken literally."""
-    return "".join(_ESCAPED.get(character, character) for character in doc.plain(text))
+    told = "".join(_ESCAPED.get(character, character) for character in doc.plain(text))
+    return told.replace("--", "-{}-").replace("--", "-{}-")  # two hyphens of an option are no dash, nor are three
 
 
 def _block(block: doc.Block, depth: int) -> Iterator[str]:
@@ -48,10 +50,10 @@ def _block(block: doc.Block, depth: int) -> Iterator[str]:
                 "",
             )
         case doc.Code():
-            # Not verbatim: a user's line could end it.
+            # Not verbatim: a user's line could end it. A break needs something in front of it, on an empty line too.
             yield from (
                 r"\begin{flushleft}\ttfamily",
-                *(rf"{escaped(line)}\\" for line in block.lines),
+                *(rf"\mbox{{}}{escaped(line)}\\" for line in block.lines),
                 r"\end{flushleft}",
                 "",
             )

@@ -84,4 +84,4 @@ def _code(text: str) -> str:
 
 def escaped(text: str) -> str:
     """User text in which everything that Markdown or HTML would act on is taken literally."""
-    return "".join(f"\\{c}" if c in "\\`*_[]#|~" else {"<": "&lt;", "&": "&amp;"}.get(c, c) for c in plain(text))
+    return "".join(f"\\{c}" if c in "\\`*_[]#|~$" else {"<": "&lt;", "&": "&amp;"}.get(c, c) for c in plain(text))

@@ -10,7 +10,7 @@ from pathlib import Path
 from vitscale.advice import sentences as advised
 from vitscale.advice.pipeline import Advice
 from vitscale.advice.request import Option
-from vitscale.analysis import Analysis, Factor, TrialResult
+from vitscale.analysis import Analysis, TrialResult, Waterfall
 from vitscale.analysis.summaries import NOT_RUN_YET
 from vitscale.present import document as doc
 from vitscale.present import units
@@ -21,6 +21,8 @@ from vitscale.report.tables import interval_cell, mode_tables, speedup_cell, tri
 
 _MOST_SERIES = 5
 _ENOUGH_RUNS = 3
+_MUCH_IDLE = 0.1
+"""Share of the baseline's step in which nothing is computed, from which its efficiency of 1 is not left unsaid."""
 
 
 def how_it_scales(analysis: Analysis, figure: doc.Figure | None) -> doc.Section:
@@ -39,11 +41,28 @@ def how_it_scales(analysis: Analysis, figure: doc.Figure | None) -> doc.Section:
         unsure = " Too few to say who is ahead." if len(runs) > 1 and min(runs) < _ENOUGH_RUNS else ""
         lines.insert(0, f"Fastest measured, {counted(len(fastest.runs), 'run')}: {in_short(analysis, fastest)}{unsure}")
     if not told:
-        lines.append("No curve has two measured rank counts yet, so nothing can be said about scaling.")
+        lines += _rates(analysis) or ["No curve has two measured rank counts, so nothing can be said about scaling."]
     more = len(lines) - _MOST_SERIES
     blocks = [doc.Bullets((*lines[:_MOST_SERIES], *([f"+{more} more, in Every configuration"] if more > 0 else [])))]
     shown = _steps_table(analysis, "What a step goes into") or figure
     return doc.Section("How does it scale?", (*blocks, *([shown] if shown else [])))
+
+
+def _rates(analysis: Analysis) -> list[str]:
+    """Why curves with several measured rank counts have no speedup, and the images/s that they reach."""
+    lines, epochs = [], False
+    for curve in analysis.curves:
+        trials = [trial for point in curve.points if (trial := analysis.trials[point.trial_id]).runs]
+        if len(trials) > 1:
+            epochs |= any(trial.epoch_seconds for trial in trials)
+            told = [
+                f"{units.number(trial.images_per_second.value)} images/s on {units.ranks(trial.trial.world.size)}"
+                for trial in (trials[0], trials[-1])
+                if trial.images_per_second
+            ]
+            lines.append(f"{curve.name}: {', '.join(told)}." if told else "")
+    why = "no two rank counts of a curve may be compared" if epochs else "no trial tells an epoch time"
+    return [*filter(None, lines), f"Speedups are unknown: {why}."] if lines else []
 
 
 def best_measured(analysis: Analysis) -> TrialResult | None:
@@ -114,28 +133,49 @@ def why_not_better(analysis: Analysis, figure: doc.Figure | None) -> doc.Section
     front = (of_trial(analysis.waterfalls, best.trial_id) if best else None) or worst
     told = [doc.Paragraph(sentences.largest_loss(front), "strong")]
     if front is not worst:
-        told.append(doc.Paragraph(f"Largest loss of all: {sentences.largest_loss(worst)}"))
+        told.append(doc.Paragraph(f"Largest loss at the most ranks: {sentences.largest_loss(worst)}"))
+    idle, line = _idle(analysis, analysis.trials.get(front.baseline_trial or ""))
+    if idle >= _MUCH_IDLE and idle > max(factor.points for factor in front.factors):
+        told.insert(0, doc.Paragraph(f"Most is lost on the baseline already: {line}", "strong"))
     return doc.Section("Why not better?", (*told, figure))
 
 
 def _losses(analysis: Analysis) -> tuple[str, ...]:
-    """Parts of a step that compute nothing, where no baseline gives an efficiency: for the trials that lose most."""
-    lost = []
-    for trial in analysis.trials.values():
-        if trial.breakdown is not None and (typical := trial.breakdown.typical).seconds > 0:
-            parts = {"exposed communication": typical.exposed_seconds} | {
-                words: typical.parts[part]
-                for part, words in (("data_wait", "waiting for data"), ("launch_gaps", "launch gaps (an idle device)"))
-            }
-            shares = {words: seconds / typical.seconds for words, seconds in parts.items() if seconds}
-            told = [
-                f"{units.percent(share)} of a step is {words}"
-                for words, share in sorted(shares.items(), key=lambda item: -item[1])
-                if share >= 0.01
-            ]
-            lost.append((sum(shares.values()), f"{trial_label(analysis, trial)}: {', '.join(told)}.", bool(told)))
-    lines = [line for _, line, told in sorted(lost, reverse=True) if told][:_MOST_SERIES]
-    return tuple(lines) or ("No trial on more ranks than its baseline has completed.",)
+    """What steps lose where no baseline gives an efficiency: of the trials that lose most, the most first."""
+    lost = sorted((_idle(analysis, trial) for trial in analysis.trials.values()), reverse=True)
+    unknown = "No trial on more ranks than its baseline has completed."
+    if _rates(analysis) and not any(curve.baseline for curve in analysis.curves):
+        unknown = "No curve has a baseline, so what is lost is unknown."
+    return tuple(line for _, line in lost[:_MOST_SERIES] if line) or (unknown,)
+
+
+_IDLE = {
+    "data_wait": "waiting for data",
+    "bubble": "waiting for the stages of other ranks",
+    "wait": "waiting for the slowest rank",
+    "wire": "the transfer",
+    "norm": "the exchange of synchronised norms",
+    "communication": "exposed communication",
+    "launch_gaps": "launch gaps (an idle device)",
+}
+"""Parts of a step in which nothing is computed, in words."""
+
+
+def _idle(analysis: Analysis, trial: TrialResult | None) -> tuple[float, str]:
+    """The share of a step in which nothing is computed, and its parts of 1 % and more in words; empty without any."""
+    if trial is None or trial.breakdown is None or trial.breakdown.typical.seconds <= 0:
+        return 0.0, ""
+    known, slow = parts_of(trial.breakdown), trial.breakdown.straggler
+    words_of = _IDLE | ({"wait": f"waiting for rank {slow.rank}"} if slow is not None else {})
+    shares = {
+        words: known[part] / trial.breakdown.typical.seconds for part, words in words_of.items() if known.get(part)
+    }
+    told = [
+        f"{units.percent(share)} of a step is {words}"
+        for words, share in sorted(shares.items(), key=lambda item: -item[1])
+        if share >= 0.01
+    ]
+    return sum(shares.values()), f"{trial_label(analysis, trial)}: {', '.join(told)}." if told else ""
 
 
 def what_next(analysis: Analysis, advice: Advice | None, results: Path | None) -> doc.Section:
@@ -166,6 +206,9 @@ def what_to_run(analysis: Analysis) -> str:
         return f"{missing[0].message.removeprefix('unfinished: ')}: the same command does only these."
     if some := next((finding.advice for finding in analysis.findings if finding.kind == "some-ranks"), ""):
         return f"{some[:1].lower()}{some[1:]}"
+    timed = [trial for trial in analysis.trials.values() if trial.images_per_second]
+    if _imported(analysis) and timed and not any(trial.epoch_seconds for trial in timed):
+        return "import again with --train-samples: no trial tells an epoch time, so there is no speedup."
     few = [trial for trial in analysis.trials.values() if trial.runs and len(trial.runs) < _ENOUGH_RUNS]
     more = "import 3 of each together" if _imported(analysis) else "set repeats = 3"
     has = "has" if len(few) == 1 else "have"
@@ -265,11 +308,12 @@ def summary_table(analysis: Analysis) -> doc.Table:
     """A row per curve under each policy, at its most ranks: epoch, speedup, efficiency and the largest loss.
 
     Curves of one rank count are left out where others have more: the table of each configuration has them. Where no
-    trial tells an epoch, as in traces, a row is a step and what it goes into.
+    trial tells an epoch, images/s stand in its place; in traces a row is a step and what it goes into.
     """
     if steps := _steps_table(analysis, counts(analysis)):
         return steps
-    epochs = units.time_unit(trial.epoch_seconds.value for trial in analysis.trials.values() if trial.epoch_seconds)
+    timed = [trial.epoch_seconds.value for trial in analysis.trials.values() if trial.epoch_seconds]
+    epochs = units.time_unit(timed)
     losses = {
         (waterfall.curve, waterfall.mode, waterfall.trial_id): waterfall
         for waterfall in analysis.waterfalls
@@ -289,18 +333,20 @@ def summary_table(analysis: Analysis) -> doc.Table:
         trial = analysis.trials[last.trial_id]
         loss = losses.get((curve.name, curve.mode, last.trial_id))
         epoch = trial.epoch_seconds.times(epochs.factor) if trial.epoch_seconds else None
+        pace = epoch if timed else trial.images_per_second
         cells = [doc.Cell(curve.name), doc.Cell(f"{last.gpus:,}"), doc.Cell(f"{len(trial.runs)}")]
-        cells.append(interval_cell(epoch, units.number))
+        cells.append(interval_cell(pace, units.number))
         unknown = doc.Cell(units.UNKNOWN)
         cells.append(unknown if len(points) < 2 else speedup_cell(trial, last))
         # Its interval is the speedup's over the ranks: there is room for only one.
         cells.append(
             unknown if len(points) < 2 else doc.Cell(units.share(last.efficiency.value if last.efficiency else None))
         )
-        cells.append(doc.Cell(_loss(loss.factors) if loss else units.UNKNOWN))
+        cells.append(doc.Cell(_loss(loss) if loss else units.UNKNOWN))
         groups.setdefault(curve.mode, []).append(tuple(cells))
     columns = (
-        doc.Column("curve", words=True), doc.Column("ranks"), doc.Column("runs"), doc.Column("epoch", epochs.sign),
+        doc.Column("curve", words=True), doc.Column("ranks"), doc.Column("runs"),
+        doc.Column("epoch", epochs.sign) if timed else doc.Column("images/s"),
         doc.Column("speedup"), doc.Column("efficiency", narrow="eff."), doc.Column("largest loss", words=True),
     )  # fmt: skip
     (only,) = groups if len(groups) == 1 else ("",)
@@ -348,6 +394,7 @@ def _longest_parts(trial: TrialResult) -> str:
     return ", ".join(f"{units.percent(share)} {PART_NAMES[part]}{waited.get(part, '')}" for share, part in longest)
 
 
-def _loss(factors: Sequence[Factor]) -> str:
-    worst = max(factors, key=lambda factor: factor.points)
-    return f"{100 * worst.points:.0f} % {worst.name}" if worst.points >= 0.01 else units.UNKNOWN
+def _loss(waterfall: Waterfall) -> str:
+    worst, slow = max(waterfall.factors, key=lambda factor: factor.points), waterfall.straggler
+    waited = f" (for rank {slow.rank})" if slow is not None and worst.name == "straggler wait" else ""
+    return f"{100 * worst.points:.0f} % {worst.name}{waited}" if worst.points >= 0.01 else units.UNKNOWN

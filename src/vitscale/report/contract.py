@@ -34,7 +34,8 @@ Versions of the JSON:
      `bubble_seconds`: waiting for stages of other ranks.
      Nothing else of version 7 has changed. Added since: `rest_seconds` of predictions, what no other part has; `runs`
      of an epoch, of how many runs it is the mean; `ended_early` of `run` and `train`; `steps_left_out` of a breakdown,
-     explained steps of which the profiler lost events.
+     explained steps of which the profiler lost events. `image_size` is null where nobody names the model: a log does
+     not tell it.
 
 Unknown is null (an empty cell in CSV), never 0 and never NaN. Times are seconds, sizes bytes, shares in [0, 1].
 """
@@ -242,7 +243,7 @@ def _trial(analysis: Analysis, result: TrialResult) -> dict[str, Any]:
         "trial": result.trial_id,
         **attributes(result, "outcome", "reason"),
         "model": result.model_name,
-        "image_size": trial.model.image_size,
+        "image_size": None if trial.model.unknown else trial.model.image_size,
         "parameters": model.parameters if model else None,
         "dataset": trial.data.hf or trial.data.name,
         "fraction": trial.data.fraction,

@@ -82,17 +82,20 @@ def paragraph(analysis: Analysis) -> str:
     steps = [run.timed_steps for result in measured for run in result.runs]
     warmup = sorted({t.window.warmup_steps for t in trials})
     versions = dict.fromkeys(f"{name} {version}" for environment in around for name, version in environment.versions)
-    imported = analysis.study.imported is not None
+    imported = analysis.study.imported
+    told = "; ".join(("Times come from logs of others", *imported.notes)) if imported else "Each run is new processes"
+    left_out = f"The first {_range(warmup)} steps of a run are warm-up and in no figure"
+    timing = left_out if any(warmup) else "No step is left out as warm-up"
+    timing += f"; timed steps of a run: {_range(steps)}. A run counts as one observation, by its mean step;"
+    if not any(steps):
+        timing = "No step was timed, only whole epochs. A run counts as one observation, by its mean epoch;"
     return " ".join(
         (
             f"{listed(models)} on {listed(data)} in {listed(precisions)}: {listed(engines, 12)};",
-            f"{listed(ranks, 20)} ranks on {listed(hosts)} host{'s' if hosts != [1] else ''};",
+            f"{listed(ranks, 20)} rank{'s' * (ranks != [1])} on {listed(hosts)} host{'s' * (hosts != [1])};",
             f"devices: {listed(devices) if devices else 'not recorded'}; batch policy: {listed(modes)}.",
-            "Times come from logs of others." if imported else "Each run is new processes.",
-            f"Runs of a trial: {_range(len(result.runs) for result in measured)}.",
-            f"The first {_range(warmup)} steps of a run are warm-up and in no figure; timed steps of a run:",
-            f"{_range(steps)}. A run counts as one observation, by its mean step; over runs it is the geometric mean",
-            f"with {_intervals(measured)}.",
+            f"{told}. Runs of a trial: {_range(len(result.runs) for result in measured)}.",
+            f"{timing} over runs it is the geometric mean with {_intervals(measured)}.",
             f"Software: {listed(versions, 30) if versions else 'not recorded'}; figures by vitscale {__version__}.",
         )
     )
@@ -104,10 +107,11 @@ def _model(trial: Trial) -> str:
 
 
 def _data(trial: Trial) -> str:
-    """The data in words. A script's images are as large as it makes them, and may be of an unnamed dataset."""
-    if trial.train.script is None:
-        return f"{trial.data.name} ({counted(trial.model.image_size, 'pixel')} a side)"
-    return "images of its own" if trial.data.name == script.NAME else trial.data.name
+    """The data in words; nobody tells how large images of a script or of an unknown model are."""
+    if trial.data.name == script.NAME:
+        return "images of its own"
+    size = "" if trial.model.unknown or trial.train.script else f" ({counted(trial.model.image_size, 'pixel')} a side)"
+    return f"{trial.data.name if trial.data.name != 'unknown' else 'images that are not named'}{size}"
 
 
 def _measured(analysis: Analysis) -> list[TrialResult]:
@@ -268,7 +272,7 @@ def _setup(analysis: Analysis, measured: Sequence[TrialResult]) -> Judged:
         if (count := sum(map(lacking, measured)))
     ]
     around = {result.environment.without_clock for result in measured if result.environment is not None}
-    told += f" {counted(len(around), 'environment')}, in full above"
+    told += f" {counted(len(around), 'environment')}, in full under Environment"
     told += "; the study file is part of the report." if analysis.study.imported is None else "."
     kept: Kept = "yes" if not missing else "in part" if around else "no"
     return kept, told, listed(missing) if missing else ""

@@ -61,7 +61,7 @@ def curve_sentence(analysis: Analysis, curve: CurveResult) -> str:
         return f"{where}: {times}x on {ranks(gpus)} against {base} (efficiency {reaches}; {runs})."
     trust = f"efficiency {reaches}; {certainty(efficiency)}"
     if curve.mode == "weak":
-        work = f"{gpus / base:.3g}x the images in {share(1 / efficiency.value)}x the time of {base}"
+        work = f"{gpus / base:,.6g}x the images in {share(1 / efficiency.value)}x the time of {base}"
         return f"{where}: {ranks(gpus)} train {work} ({trust})."
     side = speedup.side_of(1.0)
     if side is None:
@@ -92,7 +92,9 @@ def largest_loss(waterfall: Waterfall) -> str:
         return f"{head}: no single loss of a point or more."
     what = _what(waterfall, worst.name, 1) if worst.name != "other" else _OTHER
     within = f", {bounds}" if (bounds := _bounds(worst, 1).strip(" ()")) else ""
-    return f"{head}: most goes to {what} ({worst.name}: {100 * worst.points:.0f} points{within})."
+    sure = worst.interval is None or worst.interval.low is None or worst.interval.low > 0
+    most = "most goes to" if sure else "most may go to"
+    return f"{head}: {most} {what} ({worst.name}: {100 * worst.points:.0f} points{within})."
 
 
 def _doubt(interval: Estimate | None) -> str:

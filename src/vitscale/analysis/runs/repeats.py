@@ -99,12 +99,12 @@ def components(costs: Sequence[Sequence[float]]) -> Components | None:
         costs: positive costs of the runs of each allocation.
 
     Returns:
-        None where fewer than 2 allocations have 2 runs or more.
+        None where there is one allocation, or none has 2 runs.
     """
     logs = [[math.log(cost) for cost in some] for some in costs if some]
-    if sum(len(some) > 1 for some in logs) < 2:
-        return None
     count, runs = len(logs), sum(map(len, logs))
+    if not 1 < count < runs:
+        return None
     mean = statistics.fmean(log for some in logs for log in some)
     squares_between = sum(len(some) * (statistics.fmean(some) - mean) ** 2 for some in logs) / (count - 1)
     apart = (log - own for some in logs for own in [statistics.fmean(some)] for log in some)

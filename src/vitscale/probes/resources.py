@@ -2,7 +2,7 @@
 
 Energy is told by the zeus library: of a rank's GPU (NVML) or its host's processors (RAPL).
 
-Nothing is asked inside a timed step.
+Nothing is asked between timed steps; a thread of its own asks NVML once a second.
 """
 
 from __future__ import annotations
@@ -156,6 +156,8 @@ def _gpu_meter(uuid: str) -> EnergyMeter:
 
     # Not by zeus.device.get_gpus, which takes CUDA_VISIBLE_DEVICES for a list of numbers; it may name UUIDs.
     pynvml.nvmlInit()
+    if uuid.startswith("MIG-"):  # its index is that among the slices of its GPU: under it zeus would read another GPU
+        return EnergyMeter("a slice of a GPU (MIG) does not count its energy apart from the others")
     gpu = NVIDIAGPU(pynvml.nvmlDeviceGetIndex(pynvml.nvmlDeviceGetHandleByUUID(uuid)))
     if not gpu.supports_get_total_energy_consumption():
         return EnergyMeter("this GPU does not count its energy: Volta and later do")

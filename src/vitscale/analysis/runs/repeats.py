@@ -126,17 +126,17 @@ def observations(
     return [some[0] if len(some) == 1 else mean(some) for some in known if some]
 
 
-def over_runs(values: Sequence[float | None], clusters: Clusters) -> Estimate | None:
+def over_runs(values: Sequence[float | None], clusters: Clusters, looked: int = 0) -> Estimate | None:
     """The figure of a trial from one value per run, none negative; None where no run has it.
 
     It is `statistics.interval` of one value per cluster, or `mean_interval` where a run has 0. There are no bounds from
-    fewer than 3 values.
+    fewer than 3 values. `looked`, as for `statistics.interval`: of figures that follow the time of a step.
     """
     positive = all(value is None or value > 0 for value in values)
     known = observations(values, clusters, statistics.geometric_mean if positive else statistics.fmean)
     if not known:
         return None
-    return interval(known, fewest=FEWEST_REPEATS) if positive else mean_interval(known)
+    return interval(known, looked=looked, fewest=FEWEST_REPEATS) if positive else mean_interval(known)
 
 
 TargetStatus = Literal["reached", "open", "stopped", "failed", "untimed"]

@@ -145,11 +145,11 @@ class _RunUse:
 
 
 def resource_figures(
-    runs: Sequence[Run], figures: Sequence[RunFigures], clusters: Clusters = None
+    runs: Sequence[Run], figures: Sequence[RunFigures], clusters: Clusters = None, looked: int = 0
 ) -> ResourceFigures | None:
     """The figures of one trial, from its completed runs and what `run_figures` says of each; None without a run.
 
-    `clusters`: the runs of each observation.
+    `clusters`: the runs of each observation. `looked`: first runs that decided how many there are, as in `over_runs`.
     """
     if not runs:
         return None
@@ -160,7 +160,7 @@ def resource_figures(
     sampled = used if samples else ()
     by_rank = _by_rank(used)
     joules = [use.energy.joules_per_image for use in used]
-    mfu = over_runs([use.compute.mfu for use in used], clusters)
+    mfu = over_runs([use.compute.mfu for use in used], clusters, looked)
     return ResourceFigures(
         by_rank=by_rank,
         peak_rss_bytes=_highest(line.peak_rss_bytes for line in lines),
@@ -198,12 +198,14 @@ def resource_figures(
             )
         ),
         gpu_reason="" if samples else _gpu_reason(lines),
-        joules_per_image=over_runs(joules, clusters),
+        joules_per_image=over_runs(joules, clusters, looked),
         energy_source=next((use.energy.source for use in used if use.energy.source), None),
         energy_reason="" if any(value is not None for value in joules) else used[0].energy.reason,
         matmul_flops_per_second=known_median(use.compute.matmul_flops_per_second for use in used),
-        achieved_flops_per_second=over_runs([use.compute.achieved_flops_per_second for use in used], clusters),
-        share_of_matmul=over_runs([use.compute.share_of_matmul for use in used], clusters),
+        achieved_flops_per_second=over_runs(
+            [use.compute.achieved_flops_per_second for use in used], clusters, looked
+        ),
+        share_of_matmul=over_runs([use.compute.share_of_matmul for use in used], clusters, looked),
         mfu=mfu,
         peak_name=next((use.compute.peak.name for use in used if use.compute.peak), None),
         mfu_reason="" if mfu is not None else used[0].compute.reason,

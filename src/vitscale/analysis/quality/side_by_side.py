@@ -164,6 +164,6 @@ def side_by_side(measured: Sequence[TrialResult], runs: Sequence[Run]) -> Iterab
         yield note(
             "side-by-side",
             f"{said}; no significant difference to steps of the same trials alone: {figures}",
-            f"What these runs share may still slow them: by {percent(max(1.0, *(each.high for each in slowed)) - 1)} at most, by "
-            "that interval.",
+            "What these runs share may still slow them: by "
+            f"{percent(max(1.0, *(each.high for each in slowed)) - 1)} at most, by that interval.",
         )

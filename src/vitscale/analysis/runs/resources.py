@@ -46,7 +46,8 @@ class RankResources:
 
 @dataclass(frozen=True)
 class ResourceFigures:
-    """Medians over a trial's runs; memory is the highest of any run, and intervals are those of `over_runs`.
+    """Medians over a trial's runs, and means of shares of throttling, which one run in three may have; memory is the
+    highest of any run, and intervals are those of `over_runs`.
 
     None where unavailable.
     """
@@ -63,7 +64,8 @@ class ResourceFigures:
     """Processor seconds of all ranks of a host / (seconds x cores that the quota grants), mean over hosts; None without
     a quota."""
     cpu_throttled_share: float | None
-    """Share of time in which the CPU controller held back the worst rank's group, at most 1; None without a quota."""
+    """Share in which the CPU controller held back the threads of the worst rank's host, of the time that they would
+    have computed; None without a quota."""
     gpu_utilisation: float | None
     """Mean over ranks of the share of time in which a kernel ran."""
     sm_clock_mhz: float | None
@@ -106,9 +108,11 @@ class _RankUse:
     rank: int
     all_lines: tuple[ResourcesLine, ...]
     seconds: float
-    """Seconds of the epochs that count; `cpu_seconds`, `throttled_share` and `gpu` cover the same."""
+    """Seconds of the epochs that count; `cpu_seconds`, `held_seconds` and `gpu` cover the same."""
     cpu_seconds: float
-    throttled_share: float | None
+    held_seconds: float | None
+    """Core-seconds for which its host's group was held back."""
+    host: str
     gpu: tuple[GpuSamples, ...]
     threads: int
     peak_bytes: int | None
@@ -136,6 +140,15 @@ class _RunUse:
     of_quota: float | None
     energy: Energy
     compute: Compute
+
+    @property
+    def held_share(self) -> float | None:
+        """`ResourceFigures.cpu_throttled_share`. The kernel adds up over cores, as processor time does."""
+        computed: dict[str, float] = {}
+        for rank in self.ranks:
+            computed[rank.host] = computed.get(rank.host, 0.0) + rank.cpu_seconds
+        held = [(rank.held_seconds, computed[rank.host]) for rank in self.ranks]
+        return _highest(seconds and seconds / (seconds + used) for seconds, used in held)
 
     def mean(self, figure: Callable[[_RankUse], float | None]) -> float | None:
         """Mean over ranks; None where a rank lacks it."""
@@ -169,7 +182,7 @@ def resource_figures(
         cuda_device_bytes=_highest(line.cuda_device_bytes for line in lines),
         cpu_utilisation=_mean_of([rank.cpu_utilisation for rank in by_rank]),
         cpu_utilisation_of_quota=known_median(use.of_quota for use in used),
-        cpu_throttled_share=known_median(_highest(rank.throttled_share for rank in use.ranks) for use in used),
+        cpu_throttled_share=_known_mean(use.held_share for use in used),
         gpu_utilisation=_mean_of([rank.gpu_utilisation for rank in by_rank]),
         sm_clock_mhz=known_median(
             use.mean(lambda r: r.gpu_mean(lambda gpu: gpu.sm_clock_mhz_median)) for use in sampled
@@ -180,11 +193,11 @@ def resource_figures(
         temperature_celsius_max=_highest(gpu.temperature_celsius_max for gpu in samples),
         power_watts=known_median(use.mean(lambda r: r.gpu_mean(lambda gpu: gpu.power_watts_mean)) for use in sampled),
         throttle_reasons=tuple(sorted({reason for gpu in samples for reason in gpu.throttle_reasons})),
-        throttled_share=known_median(
+        throttled_share=_known_mean(
             _highest(rank.gpu_mean(lambda gpu: gpu.throttled_share) for rank in use.ranks) for use in sampled
         ),
         limits=tuple(sorted({limit for gpu in samples for limit in gpu.limits or ()})),
-        limited_share=known_median(
+        limited_share=_known_mean(
             _highest(rank.gpu_mean(lambda gpu: gpu.limited_share) for rank in use.ranks) for use in sampled
         ),
         power_limit_watts=tuple(
@@ -248,15 +261,15 @@ def _rank_use(run: Run, rank: RankRecord, epochs: Collection[int]) -> _RankUse:
     environment = rank.start.environment if rank.start else None
     lines = [line for line in rank.resources if line.epoch in epochs]
     seconds = sum(line.seconds for line in lines)
-    held = [line.cpu_throttled_seconds for line in lines if line.cpu_throttled_seconds is not None]
+    held = [line.cpu_throttled_seconds for line in lines]
     on_gpu = run.header.trial.train.device == "cuda"
     return _RankUse(
         rank=rank.rank,
         all_lines=rank.resources,
         seconds=seconds,
         cpu_seconds=sum(line.cpu_seconds for line in lines),
-        # The kernel sums over cores: several cores held back at once can exceed the time that went by.
-        throttled_share=min(1.0, sum(held) / seconds) if held and len(held) == len(lines) and seconds > 0 else None,
+        held_seconds=None if None in held or not held else sum(filter(None, held)),
+        host=environment.host if environment else "",
         gpu=tuple(_of_format_6(line.gpu) for line in lines if line.gpu is not None),
         threads=(environment.threads if environment else None) or run.header.trial.world.threads_per_rank,
         peak_bytes=_highest(line.cuda_allocated_bytes if on_gpu else line.peak_rss_bytes for line in rank.resources),
@@ -286,6 +299,11 @@ def _mean_of(ranks: Sequence[float | None]) -> float | None:
     """The mean over ranks of what each is over runs; None where a rank's is unknown."""
     known = [value for value in ranks if value is not None]
     return statistics.fmean(known) if known and len(known) == len(ranks) else None
+
+
+def _known_mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
 
 
 def _by_rank(used: Sequence[_RunUse]) -> tuple[RankResources, ...]:

@@ -231,6 +231,15 @@ def test_without_gpu_figures_there_is_a_reason() -> None:
     assert found.gpu_reason == "NVML: Driver Not Loaded"
 
 
+def test_a_figure_that_one_rank_lacks_has_that_ranks_reason() -> None:
+    lost = line(0, gpu_reason="NVML: GPU is lost")
+    found = figures_of(run_of([line(0, gpu=gpu())], [lost], device="cuda"))
+    assert (found.gpu_utilisation, found.gpu_reason) == (None, "NVML: GPU is lost")
+    part = figures_of(run_of([line(0, gpu=gpu(utilisation=None))], device="cuda"))
+    assert (part.gpu_utilisation, part.sm_clock_mhz) == (None, 1900.0)
+    assert part.gpu_reason == "NVML does not tell the utilisation of this GPU, or slice of one"
+
+
 # --- over runs -----------------------------------------------------------------------------------------------------
 
 

@@ -172,6 +172,7 @@ def resource_figures(
     samples = [seen for rank in ranks for seen in rank.gpu]
     sampled = used if samples else ()
     by_rank = _by_rank(used)
+    utilisation = _mean_of([rank.gpu_utilisation for rank in by_rank])
     joules = [use.energy.joules_per_image for use in used]
     mfu = over_runs([use.compute.mfu for use in used], clusters, looked)
     return ResourceFigures(
@@ -183,7 +184,7 @@ def resource_figures(
         cpu_utilisation=_mean_of([rank.cpu_utilisation for rank in by_rank]),
         cpu_utilisation_of_quota=known_median(use.of_quota for use in used),
         cpu_throttled_share=_known_mean(use.held_share for use in used),
-        gpu_utilisation=_mean_of([rank.gpu_utilisation for rank in by_rank]),
+        gpu_utilisation=utilisation,
         sm_clock_mhz=known_median(
             use.mean(lambda r: r.gpu_mean(lambda gpu: gpu.sm_clock_mhz_median)) for use in sampled
         ),
@@ -210,14 +211,12 @@ def resource_figures(
                 }
             )
         ),
-        gpu_reason="" if samples else _gpu_reason(lines),
+        gpu_reason=_gpu_reason(ranks) if utilisation is None else "",
         joules_per_image=over_runs(joules, clusters, looked),
         energy_source=next((use.energy.source for use in used if use.energy.source), None),
         energy_reason="" if any(value is not None for value in joules) else used[0].energy.reason,
         matmul_flops_per_second=known_median(use.compute.matmul_flops_per_second for use in used),
-        achieved_flops_per_second=over_runs(
-            [use.compute.achieved_flops_per_second for use in used], clusters, looked
-        ),
+        achieved_flops_per_second=over_runs([use.compute.achieved_flops_per_second for use in used], clusters, looked),
         share_of_matmul=over_runs([use.compute.share_of_matmul for use in used], clusters, looked),
         mfu=mfu,
         peak_name=next((use.compute.peak.name for use in used if use.compute.peak), None),
@@ -332,7 +331,12 @@ def _of_format_6(samples: GpuSamples) -> GpuSamples:
     return samples.model_copy(update=told | {"throttle_reasons": (), "throttled_share": 0.0})
 
 
-def _gpu_reason(lines: Sequence[ResourcesLine]) -> str:
+def _gpu_reason(ranks: Sequence[_RankUse]) -> str:
+    """Why the utilisation is unknown of those ranks of which it is; of a slice (MIG) NVML tells none."""
+    silent = [rank for rank in ranks if rank.gpu_mean(lambda gpu: gpu.utilisation) is None]
+    if any(rank.gpu for rank in silent):
+        return "NVML does not tell the utilisation of this GPU, or slice of one"
+    lines = [line for rank in silent for line in rank.all_lines]
     if any(line.gpu for line in lines):
         return "no sample lies among timed steps alone"
     return next((line.gpu_reason for line in lines if line.gpu_reason), NOT_RECORDED)

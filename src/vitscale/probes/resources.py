@@ -150,14 +150,14 @@ def energy_meter(gpu_uuid: str | None, local_rank: int, host: str) -> EnergyMete
 
 
 def _gpu_meter(uuid: str) -> EnergyMeter:
+    if uuid.startswith("MIG-"):  # its index is that among the slices of its GPU: under it zeus would read another GPU
+        return EnergyMeter("a slice of a GPU (MIG) does not count its energy apart from the others")
     _import_quietly()
     import pynvml
     from zeus.device.gpu.nvidia import NVIDIAGPU
 
     # Not by zeus.device.get_gpus, which takes CUDA_VISIBLE_DEVICES for a list of numbers; it may name UUIDs.
     pynvml.nvmlInit()
-    if uuid.startswith("MIG-"):  # its index is that among the slices of its GPU: under it zeus would read another GPU
-        return EnergyMeter("a slice of a GPU (MIG) does not count its energy apart from the others")
     gpu = NVIDIAGPU(pynvml.nvmlDeviceGetIndex(pynvml.nvmlDeviceGetHandleByUUID(uuid)))
     if not gpu.supports_get_total_energy_consumption():
         return EnergyMeter("this GPU does not count its energy: Volta and later do")

@@ -164,7 +164,7 @@ def test_a_quota_holds_threads_back_for_a_share_of_the_time_in_which_they_would_
 
 
 def test_one_throttled_run_of_three_is_not_hidden_by_the_others() -> None:
-    hot = {"throttle_reasons": ("thermal (hardware)",), "throttled_share": 0.6}
+    hot: dict[str, Any] = {"throttle_reasons": ("thermal (hardware)",), "throttled_share": 0.6}
     runs = [run_of([line(0, gpu=gpu(**(hot if k == 2 else {})))], device="cuda", repeat=k) for k in range(3)]
     assert figures_of(*runs).throttled_share == pytest.approx(0.2)
     trial = summarise(runs[0].header.trial_id, runs[0].header.trial, runs, combine_unlike=False)

@@ -39,6 +39,8 @@ class FakeNvml:
         self.architecture = pynvml.NVML_DEVICE_ARCH_HOPPER
         self.energy_millijoules = 0
         self.energy_code = pynvml.NVML_SUCCESS
+        self.forbidden: tuple[int, ...] = ()
+        """Indices of GPUs that this process may not talk to; NVML counts them all the same."""
         self.looked = 0
         self.enough = threading.Event()
         """Set once all of `looks` have been answered."""
@@ -72,10 +74,12 @@ class FakeNvml:
 
     def c_nvmlDeviceGetHandleByIndex_v2(self, index: Any, device: Any) -> int:
         number = getattr(index, "value", index)
+        if number in self.forbidden:
+            return int(pynvml.NVML_ERROR_NO_PERMISSION)
         return int(pynvml.NVML_SUCCESS if number in (0, 3) else pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
     def c_nvmlDeviceGetCount_v2(self, count: Any) -> int:
-        count._obj.value = 1
+        count._obj.value = 1 + len(self.forbidden)
         return int(pynvml.NVML_SUCCESS)
 
     def c_nvmlDeviceGetUUID(self, device: Any, text: Any, length: Any) -> int:

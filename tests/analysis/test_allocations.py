@@ -46,8 +46,14 @@ def test_components_by_hand() -> None:
 
 
 def test_unequal_numbers_of_runs_by_hand() -> None:
-    # Logarithms 0, 0, 0.3 | 0.3: the second allocation alone has no spread, so fewer than two have.
-    assert components([[1.0, 1.0, math.exp(0.3)], [math.exp(0.3)]]) is None
+    # Logarithms 0, 0, 0.3 | 0.3: means 0.1 and 0.3, of all 0.15: 3 x 0.05^2 + 0.15^2 = 0.03 between, with 1 degree of
+    # freedom; 0.01 + 0.01 + 0.04 = 0.06 within, with 2. F = 1: p = 1 - sqrt(1 / 3).
+    uneven = components([[1.0, 1.0, math.exp(0.3)], [math.exp(0.3)]])
+    assert uneven is not None
+    assert (uneven.between, uneven.within) == pytest.approx((0.0, math.sqrt(0.03)))
+    assert uneven.p == pytest.approx(1 - math.sqrt(1 / 3))
+    # One run each, or one allocation, tells no two spreads apart.
+    assert components([[1.0], [1.1]]) is components([[1.0, 1.1]]) is None
     # 0, 0.2 | 0.1, 0.1, 0.4: n0 = 5 - 13/5 = 2.4; means 0.1 and 0.2, of all 0.16: 2 x 0.06^2 + 3 x 0.04^2 = 0.012
     # between, 0.02 + 0.06 within with 3 degrees of freedom: less between than within.
     found = components([[1.0, math.exp(0.2)], [math.exp(0.1)] * 2 + [math.exp(0.4)]])
@@ -121,22 +127,35 @@ def test_what_the_intervals_cover_is_said() -> None:
     )
 
 
-@pytest.mark.parametrize(("between", "seed"), [(0.0, 1), (0.05, 2)])
-def test_intervals_over_allocations_hold_the_truth(between: float, seed: int) -> None:
-    """Four allocations of three runs each, which vary by 2 %."""
+@pytest.mark.parametrize(
+    ("runs", "between", "least", "naively", "seed"),
+    [
+        ((3, 3, 3, 3), 0.0, 0.92, 1.0, 1),
+        ((3, 3, 3, 3), 0.05, 0.92, 0.8, 2),
+        ((4, 1, 1, 1), 0.05, 0.9, 0.85, 3),  # an allocation of one run tells of the spread between allocations too
+        ((5, 1), 0.05, 0.84, 0.7, 4),
+        ((5, 1), 0.0, 0.92, 1.0, 5),
+        ((5, 5), 0.02, 0.82, 0.8, 6),  # as far apart as runs inside
+        ((2, 2, 2), 0.02, 0.88, 0.95, 7),
+    ],
+)
+def test_intervals_over_allocations_hold_the_truth(
+    runs: tuple[int, ...], between: float, least: float, naively: float, seed: int
+) -> None:
+    """Allocations of so many runs each, which vary by 2 %."""
     random, held, naive = np.random.default_rng(seed), 0, 0
+    firsts = np.cumsum((0, *runs)).tolist()
+    clusters = tuple(tuple(range(first, first + count)) for first, count in zip(firsts, runs, strict=False))
     for _ in range(600):
-        effects = between * random.standard_normal((4, 1)) + 0.02 * random.standard_normal((4, 3))
-        costs = np.exp(effects).tolist()
+        costs = [
+            np.exp(between * random.standard_normal() + 0.02 * random.standard_normal(count)).tolist() for count in runs
+        ]
         found = components(costs)
         assert found is not None
-        clusters = tuple((3 * k, 3 * k + 1, 3 * k + 2) for k in range(4))
-        each = tuple((k,) for k in range(12))
         values = [cost for some in costs for cost in some]
         for clustered, counts in ((found.clustered, True), (False, False)):
-            one = interval(observations(values, clusters if clustered else each))
+            one = interval(observations(values, clusters if clustered else None))
             holds = (one.low or 0) <= 1 <= (one.high or 0)
             held, naive = held + (counts and holds), naive + (not counts and holds)
-    assert held / 600 > 0.92
-    if between:
-        assert naive / 600 < 0.8
+    assert held / 600 > least
+    assert naive / 600 <= naively

@@ -298,7 +298,7 @@ def gpu_samples(share: float, *reasons: str) -> GpuSamples:
 
 def test_a_cpu_quota_that_holds_ranks_back_is_told_with_how_long() -> None:
     found = verdict(with_use(cpu_throttled_seconds=1.5), "throttled")
-    assert found.message == "throttled: the CPU quota held back 1 trial (up to 15 % of the time)"
+    assert found.message == "throttled: the CPU quota held back 1 trial (up to 7.7 % of their threads' time)"
     assert "larger quota" in found.advice
     assert len(found.about.trials) == 1
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from results_factory import make_environment, make_rank, make_run, make_trial, steady_run
+from vitscale.analysis.quality.placement import throttled
 from vitscale.analysis.runs.figures import run_figures
 from vitscale.analysis.runs.resources import RankResources, resource_figures, timed_spans
 from vitscale.analysis.summaries import summarise
@@ -150,11 +151,25 @@ def test_without_a_quota_its_figures_are_unknown_and_not_zero() -> None:
     assert (found.cpu_utilisation_of_quota, found.cpu_throttled_share) == (None, None)
 
 
-def test_throttling_is_that_of_the_worst_rank_and_at_most_all_of_the_time() -> None:
-    """The kernel adds up over cores: 25 s of 10 s are possible."""
-    held = [[line(0, 10.0, cpu_throttled_seconds=seconds)] for seconds in (1.0, 3.0, 0.0)]
-    assert figures_of(run_of(*held)).cpu_throttled_share == pytest.approx(0.3)
-    assert figures_of(run_of([line(0, 10.0, cpu_throttled_seconds=25.0)])).cpu_throttled_share == 1.0
+def test_a_quota_holds_threads_back_for_a_share_of_the_time_in_which_they_would_compute() -> None:
+    """Busy threads of which each is held back for 3 of 10 s; the kernel adds up over all of a host."""
+    one = [line(0, 10.0, cpu_seconds=14.0, cpu_throttled_seconds=6.0)]  # two threads under 1.4 cores
+    assert figures_of(run_of(one)).cpu_throttled_share == pytest.approx(0.3)
+    both = [line(0, 10.0, cpu_seconds=14.0, cpu_throttled_seconds=12.0)]
+    assert figures_of(run_of(both, both)).cpu_throttled_share == pytest.approx(0.3)
+    apart = run_of(both, one, environments=[{"host": "a"}, {"host": "b"}])
+    assert figures_of(apart).cpu_throttled_share == pytest.approx(12 / 26)  # the worst host's
+    free = [line(0, 10.0, cpu_seconds=0.0, cpu_throttled_seconds=0.0)]
+    assert figures_of(run_of(free)).cpu_throttled_share == 0.0
+
+
+def test_one_throttled_run_of_three_is_not_hidden_by_the_others() -> None:
+    hot: dict[str, Any] = {"throttle_reasons": ("thermal (hardware)",), "throttled_share": 0.6}
+    runs = [run_of([line(0, gpu=gpu(**(hot if k == 2 else {})))], device="cuda", repeat=k) for k in range(3)]
+    assert figures_of(*runs).throttled_share == pytest.approx(0.2)
+    trial = summarise(runs[0].header.trial_id, runs[0].header.trial, runs, combine_unlike=False)
+    (found,) = throttled([trial])
+    assert "GPUs slowed their clocks in 1 trial (thermal (hardware) in 20 % of the samples)" in found.message
 
 
 def test_memory_is_that_of_the_rank_that_needed_most() -> None:
@@ -214,6 +229,15 @@ def test_without_gpu_figures_there_is_a_reason() -> None:
     found = figures_of(run_of([line(0, gpu_reason="NVML: Driver Not Loaded")], device="cuda"))
     assert (found.gpu_utilisation, found.throttled_share, found.throttle_reasons) == (None, None, ())
     assert found.gpu_reason == "NVML: Driver Not Loaded"
+
+
+def test_a_figure_that_one_rank_lacks_has_that_ranks_reason() -> None:
+    lost = line(0, gpu_reason="NVML: GPU is lost")
+    found = figures_of(run_of([line(0, gpu=gpu())], [lost], device="cuda"))
+    assert (found.gpu_utilisation, found.gpu_reason) == (None, "NVML: GPU is lost")
+    part = figures_of(run_of([line(0, gpu=gpu(utilisation=None))], device="cuda"))
+    assert (part.gpu_utilisation, part.sm_clock_mhz) == (None, 1900.0)
+    assert part.gpu_reason == "NVML does not tell the utilisation of this GPU, or slice of one"
 
 
 # --- over runs -----------------------------------------------------------------------------------------------------

@@ -317,6 +317,17 @@ def test_three_runs_against_many_are_the_known_limit(theirs: int, low: float, hi
     assert low < share_that_holds(1.0, (ratio(one, other) for one, other in pairs)) < high
 
 
+@pytest.mark.parametrize(("runs", "low", "high"), [(3, 0.6, 0.68), (5, 0.79, 0.86), (10, 0.92, 0.96)])
+def test_runs_of_two_kinds_are_a_known_limit(runs: int, low: float, high: float) -> None:
+    """Three in ten, by chance, are 10 % slower: of few runs all may be of one kind, and the interval is narrow. Equal
+    trials are called different no more often than others for that."""
+    random, studies = np.random.default_rng(19), (2, 1_000, runs)
+    one, other = (np.exp(0.005 * random.standard_normal(studies)) * 1.1 ** (random.random(studies) < 0.3)).tolist()
+    assert low < share_that_holds(1.1**0.3, map(interval, one)) < high
+    verdicts = Counter(compare(*pair).verdict for pair in zip(one, other, strict=True))
+    assert verdicts["no significant difference"] > 940
+
+
 def test_a_real_difference_is_found() -> None:
     """5 % with run effects of 1 % and 5 runs on each side: two sigma / sqrt(5) of a mean are 0.9 %."""
     pairs = zip(effects(5, 0.01, 5, 500), effects(6, 0.01, 5, 500), strict=True)

@@ -106,6 +106,16 @@ def test_the_runs_that_decided_are_left_out_of_the_reported_spread() -> None:
     assert trial.epoch_seconds is not None
     expected = interval(trial.epoch_costs, looked=3)
     assert (trial.epoch_seconds.low, trial.epoch_seconds.high) == (expected.low, expected.high)
+    # So are they of what follows the time: a rate per rank is as sure as the images/s that it is worked out from.
+    runs = [steady_run(TRIAL, value, k, model={"flops_per_image": 10**9}) for k, value in enumerate(seconds)]
+    alike = summarise(TRIAL.identity(), TRIAL, runs, combine_unlike=False, target_ci=0.04)
+    assert alike.resources is not None
+    assert alike.resources.achieved_flops_per_second is not None
+    assert alike.images_per_second is not None
+    assert alike.resources.achieved_flops_per_second.ends == pytest.approx(alike.images_per_second.times(1e9).ends)
+    assert alike.elapsed_epoch_seconds is not None
+    assert alike.epoch_seconds is not None
+    assert alike.elapsed_epoch_seconds.ends == pytest.approx(alike.epoch_seconds.ends)
     without = analyse(one_curve({1: seconds}, repeats=3))
     assert next(iter(without.trials.values())).epoch_seconds == interval(trial.epoch_costs)
 

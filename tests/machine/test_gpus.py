@@ -85,6 +85,16 @@ def test_nvml_tells_of_a_gpu(device_files: Path, monkeypatch: pytest.MonkeyPatch
     assert gpu_settings("GPU-0") == {}
 
 
+def test_a_jobs_own_gpu_is_seen_though_nvml_counts_others_that_it_may_not_use(
+    device_files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA numbers from 0 those that the job's control group lets it use: here the last of four."""
+    fake = installed(FakeNvml(), monkeypatch)
+    fake.forbidden = (0, 1, 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert [gpu.uuid for gpu in visible_gpus()] == [UUID]
+
+
 def test_signs_of_gpus_that_cannot_be_read_are_an_error(device_files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = installed(FakeNvml(), monkeypatch)
     fake.init_code = pynvml.NVML_ERROR_DRIVER_NOT_LOADED

@@ -249,6 +249,19 @@ def test_a_gpu_that_is_lost_in_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None
     meter.close()
 
 
+def test_a_slice_of_a_gpu_is_not_given_the_energy_of_another_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVML numbers a slice among those of its GPU: the fourth one has the number of the host's fourth GPU."""
+    fake = installed(FakeNvml(), monkeypatch)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda _: "slice")
+    meter = energy_meter(UUID.replace("GPU", "MIG"), 0, "boot-1")
+    meter.begin()
+    fake.energy_millijoules += 700_000
+    reading = meter.end()
+    meter.close()
+    assert reading.joules is None
+    assert reading.reason == "a slice of a GPU (MIG) does not count its energy apart from the others"
+
+
 def test_a_gpu_that_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(FakeNvml(), monkeypatch).architecture = pynvml.NVML_DEVICE_ARCH_PASCAL
     assert reason_of(UUID) == "this GPU does not count its energy: Volta and later do"

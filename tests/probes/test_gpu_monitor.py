@@ -58,6 +58,7 @@ def test_figures_of_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ([(1410, USER_CLOCKS), (1395, USER_CLOCKS | POWER_CAP)], 1410),  # locked, and once below by its power
         ([(345, IDLE), (1410, 0)], 1410),
+        ([(1335, POWER_CAP), (1365, POWER_CAP), (1350, 0)], None),  # at its power limit, but for a moment
         ([(1700, POWER_CAP), (210, IDLE | USER_CLOCKS), (1980, None), (None, 0)], None),
     ],
 )

@@ -165,7 +165,7 @@ class TrialResult:
     allocations: tuple[tuple[int, ...], ...] = ()
     """Places in `runs` of the runs of each allocation, or of the same hosts; empty without runs."""
     components: Components | None = None
-    """The spread between allocations and inside them; None where fewer than 2 of them have 2 runs."""
+    """The spread between allocations and inside them; None where there is one, or none has 2 runs."""
     clock_anomalies: tuple[str, ...] = ()
     """Impossible times in the last run that has any (`quality.measurement.clock_anomalies`)."""
     loader: LoaderFigures = LoaderFigures()

@@ -51,7 +51,7 @@ def visible_gpus() -> tuple[Gpu, ...]:
     try:
         with _nvml() as nvml:
             gpus = _all_gpus(nvml)
-        why = "NVML tells of none"
+        why = "NVML tells of none that this process may use"
     except _NvmlFailed as error:
         gpus, why = (), str(error)
     chosen = select_visible(gpus, visible)
@@ -175,7 +175,12 @@ def _told(nvml: Any, ask: Callable[[], _T]) -> _T | None:
 
 
 def _all_gpus(nvml: Any) -> tuple[Gpu, ...]:
-    return tuple(_gpu(nvml, nvml.nvmlDeviceGetHandleByIndex(n)) for n in range(nvml.nvmlDeviceGetCount()))
+    """The GPUs that this process may talk to; NVML counts those too that a job's devices leave out."""
+    gpus = []
+    for number in range(nvml.nvmlDeviceGetCount()):
+        with contextlib.suppress(nvml.NVMLError_NoPermission):
+            gpus.append(_gpu(nvml, nvml.nvmlDeviceGetHandleByIndex(number)))
+    return tuple(gpus)
 
 
 def _gpu(nvml: Any, handle: Any) -> Gpu:

@@ -172,12 +172,14 @@ def summary(samples: Sequence[Sample]) -> GpuSamples | None:
         return [value for sample in samples if (value := getattr(sample, name)) is not None]
 
     utilisations, clocks, powers = told("utilisation"), told("sm_clock_mhz"), told("power_watts")
+    throttles = [throttling(bits) for bits in told("throttle_bits")]
+    # A GPU that is mostly held back is still slow in the moments in which it is not.
     unheld = [
         sample.sm_clock_mhz
         for sample in samples
         if sample.sm_clock_mhz and sample.throttle_bits is not None and not sample.throttle_bits & ~_CLOCKS_SET
+        if 2 * sum(map(bool, throttles)) <= len(throttles)
     ]
-    throttles = [throttling(bits) for bits in told("throttle_bits")]
     slowed = [[name for name in names if name not in GPU_LIMITS] for names in throttles]
     limited = [[name for name in names if name in GPU_LIMITS] for names in throttles]
     return GpuSamples(

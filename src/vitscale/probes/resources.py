@@ -2,7 +2,7 @@
 
 Energy is told by the zeus library: of a rank's GPU (NVML) or its host's processors (RAPL).
 
-Nothing is asked inside a timed step.
+Nothing is asked between timed steps; a thread of its own asks NVML once a second.
 """
 
 from __future__ import annotations
@@ -150,6 +150,8 @@ def energy_meter(gpu_uuid: str | None, local_rank: int, host: str) -> EnergyMete
 
 
 def _gpu_meter(uuid: str) -> EnergyMeter:
+    if uuid.startswith("MIG-"):  # its index is that among the slices of its GPU: under it zeus would read another GPU
+        return EnergyMeter("a slice of a GPU (MIG) does not count its energy apart from the others")
     _import_quietly()
     import pynvml
     from zeus.device.gpu.nvidia import NVIDIAGPU

@@ -173,7 +173,7 @@ def throttled(measured: Sequence[TrialResult]) -> Iterable[Finding]:
         most = max(share or 0.0 for share in held.values())
         yield warning(
             "throttled",
-            f"throttled: the CPU quota held back {count(held)} (up to {percent(most)} of the time)",
+            f"throttled: the CPU quota held back {count(held)} (up to {percent(most)} of their threads' time)",
             "Use fewer ranks, threads_per_rank or data.workers than the quota has cores, or ask for a larger quota.",
             held,
         )

@@ -163,6 +163,7 @@ def side_by_side(measured: Sequence[TrialResult], runs: Sequence[Run]) -> Iterab
     else:
         yield note(
             "side-by-side",
-            f"{said}; their steps take no other time than those of the same trials alone: {figures}",
-            "Shared storage and switches slowed them by no more than the upper end of that interval.",
+            f"{said}; no significant difference to steps of the same trials alone: {figures}",
+            "What these runs share may still slow them: by "
+            f"{percent(max(1.0, *(each.high for each in slowed)) - 1)} at most, by that interval.",
         )

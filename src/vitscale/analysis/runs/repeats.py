@@ -99,12 +99,12 @@ def components(costs: Sequence[Sequence[float]]) -> Components | None:
         costs: positive costs of the runs of each allocation.
 
     Returns:
-        None where fewer than 2 allocations have 2 runs or more.
+        None where there is one allocation, or none has 2 runs.
     """
     logs = [[math.log(cost) for cost in some] for some in costs if some]
-    if sum(len(some) > 1 for some in logs) < 2:
-        return None
     count, runs = len(logs), sum(map(len, logs))
+    if not 1 < count < runs:
+        return None
     mean = statistics.fmean(log for some in logs for log in some)
     squares_between = sum(len(some) * (statistics.fmean(some) - mean) ** 2 for some in logs) / (count - 1)
     apart = (log - own for some in logs for own in [statistics.fmean(some)] for log in some)
@@ -126,17 +126,17 @@ def observations(
     return [some[0] if len(some) == 1 else mean(some) for some in known if some]
 
 
-def over_runs(values: Sequence[float | None], clusters: Clusters) -> Estimate | None:
+def over_runs(values: Sequence[float | None], clusters: Clusters, looked: int = 0) -> Estimate | None:
     """The figure of a trial from one value per run, none negative; None where no run has it.
 
     It is `statistics.interval` of one value per cluster, or `mean_interval` where a run has 0. There are no bounds from
-    fewer than 3 values.
+    fewer than 3 values. `looked`, as for `statistics.interval`: of figures that follow the time of a step.
     """
     positive = all(value is None or value > 0 for value in values)
     known = observations(values, clusters, statistics.geometric_mean if positive else statistics.fmean)
     if not known:
         return None
-    return interval(known, fewest=FEWEST_REPEATS) if positive else mean_interval(known)
+    return interval(known, looked=looked, fewest=FEWEST_REPEATS) if positive else mean_interval(known)
 
 
 TargetStatus = Literal["reached", "open", "stopped", "failed", "untimed"]

@@ -46,7 +46,8 @@ class RankResources:
 
 @dataclass(frozen=True)
 class ResourceFigures:
-    """Medians over a trial's runs; memory is the highest of any run, and intervals are those of `over_runs`.
+    """Medians over a trial's runs, and means of shares of throttling, which one run in three may have; memory is the
+    highest of any run, and intervals are those of `over_runs`.
 
     None where unavailable.
     """
@@ -63,7 +64,8 @@ class ResourceFigures:
     """Processor seconds of all ranks of a host / (seconds x cores that the quota grants), mean over hosts; None without
     a quota."""
     cpu_throttled_share: float | None
-    """Share of time in which the CPU controller held back the worst rank's group, at most 1; None without a quota."""
+    """Share in which the CPU controller held back the threads of the worst rank's host, of the time that they would
+    have computed; None without a quota."""
     gpu_utilisation: float | None
     """Mean over ranks of the share of time in which a kernel ran."""
     sm_clock_mhz: float | None
@@ -106,9 +108,11 @@ class _RankUse:
     rank: int
     all_lines: tuple[ResourcesLine, ...]
     seconds: float
-    """Seconds of the epochs that count; `cpu_seconds`, `throttled_share` and `gpu` cover the same."""
+    """Seconds of the epochs that count; `cpu_seconds`, `held_seconds` and `gpu` cover the same."""
     cpu_seconds: float
-    throttled_share: float | None
+    held_seconds: float | None
+    """Core-seconds for which its host's group was held back."""
+    host: str
     gpu: tuple[GpuSamples, ...]
     threads: int
     peak_bytes: int | None
@@ -137,6 +141,15 @@ class _RunUse:
     energy: Energy
     compute: Compute
 
+    @property
+    def held_share(self) -> float | None:
+        """`ResourceFigures.cpu_throttled_share`. The kernel adds up over cores, as processor time does."""
+        computed: dict[str, float] = {}
+        for rank in self.ranks:
+            computed[rank.host] = computed.get(rank.host, 0.0) + rank.cpu_seconds
+        held = [(rank.held_seconds, computed[rank.host]) for rank in self.ranks]
+        return _highest(seconds and seconds / (seconds + used) for seconds, used in held)
+
     def mean(self, figure: Callable[[_RankUse], float | None]) -> float | None:
         """Mean over ranks; None where a rank lacks it."""
         values = [figure(rank) for rank in self.ranks]
@@ -145,11 +158,11 @@ class _RunUse:
 
 
 def resource_figures(
-    runs: Sequence[Run], figures: Sequence[RunFigures], clusters: Clusters = None
+    runs: Sequence[Run], figures: Sequence[RunFigures], clusters: Clusters = None, looked: int = 0
 ) -> ResourceFigures | None:
     """The figures of one trial, from its completed runs and what `run_figures` says of each; None without a run.
 
-    `clusters`: the runs of each observation.
+    `clusters`: the runs of each observation. `looked`: first runs that decided how many there are, as in `over_runs`.
     """
     if not runs:
         return None
@@ -159,8 +172,9 @@ def resource_figures(
     samples = [seen for rank in ranks for seen in rank.gpu]
     sampled = used if samples else ()
     by_rank = _by_rank(used)
+    utilisation = _mean_of([rank.gpu_utilisation for rank in by_rank])
     joules = [use.energy.joules_per_image for use in used]
-    mfu = over_runs([use.compute.mfu for use in used], clusters)
+    mfu = over_runs([use.compute.mfu for use in used], clusters, looked)
     return ResourceFigures(
         by_rank=by_rank,
         peak_rss_bytes=_highest(line.peak_rss_bytes for line in lines),
@@ -169,8 +183,8 @@ def resource_figures(
         cuda_device_bytes=_highest(line.cuda_device_bytes for line in lines),
         cpu_utilisation=_mean_of([rank.cpu_utilisation for rank in by_rank]),
         cpu_utilisation_of_quota=known_median(use.of_quota for use in used),
-        cpu_throttled_share=known_median(_highest(rank.throttled_share for rank in use.ranks) for use in used),
-        gpu_utilisation=_mean_of([rank.gpu_utilisation for rank in by_rank]),
+        cpu_throttled_share=_known_mean(use.held_share for use in used),
+        gpu_utilisation=utilisation,
         sm_clock_mhz=known_median(
             use.mean(lambda r: r.gpu_mean(lambda gpu: gpu.sm_clock_mhz_median)) for use in sampled
         ),
@@ -180,11 +194,11 @@ def resource_figures(
         temperature_celsius_max=_highest(gpu.temperature_celsius_max for gpu in samples),
         power_watts=known_median(use.mean(lambda r: r.gpu_mean(lambda gpu: gpu.power_watts_mean)) for use in sampled),
         throttle_reasons=tuple(sorted({reason for gpu in samples for reason in gpu.throttle_reasons})),
-        throttled_share=known_median(
+        throttled_share=_known_mean(
             _highest(rank.gpu_mean(lambda gpu: gpu.throttled_share) for rank in use.ranks) for use in sampled
         ),
         limits=tuple(sorted({limit for gpu in samples for limit in gpu.limits or ()})),
-        limited_share=known_median(
+        limited_share=_known_mean(
             _highest(rank.gpu_mean(lambda gpu: gpu.limited_share) for rank in use.ranks) for use in sampled
         ),
         power_limit_watts=tuple(
@@ -197,13 +211,13 @@ def resource_figures(
                 }
             )
         ),
-        gpu_reason="" if samples else _gpu_reason(lines),
-        joules_per_image=over_runs(joules, clusters),
+        gpu_reason=_gpu_reason(ranks) if utilisation is None else "",
+        joules_per_image=over_runs(joules, clusters, looked),
         energy_source=next((use.energy.source for use in used if use.energy.source), None),
         energy_reason="" if any(value is not None for value in joules) else used[0].energy.reason,
         matmul_flops_per_second=known_median(use.compute.matmul_flops_per_second for use in used),
-        achieved_flops_per_second=over_runs([use.compute.achieved_flops_per_second for use in used], clusters),
-        share_of_matmul=over_runs([use.compute.share_of_matmul for use in used], clusters),
+        achieved_flops_per_second=over_runs([use.compute.achieved_flops_per_second for use in used], clusters, looked),
+        share_of_matmul=over_runs([use.compute.share_of_matmul for use in used], clusters, looked),
         mfu=mfu,
         peak_name=next((use.compute.peak.name for use in used if use.compute.peak), None),
         mfu_reason="" if mfu is not None else used[0].compute.reason,
@@ -246,15 +260,15 @@ def _rank_use(run: Run, rank: RankRecord, epochs: Collection[int]) -> _RankUse:
     environment = rank.start.environment if rank.start else None
     lines = [line for line in rank.resources if line.epoch in epochs]
     seconds = sum(line.seconds for line in lines)
-    held = [line.cpu_throttled_seconds for line in lines if line.cpu_throttled_seconds is not None]
+    held = [line.cpu_throttled_seconds for line in lines]
     on_gpu = run.header.trial.train.device == "cuda"
     return _RankUse(
         rank=rank.rank,
         all_lines=rank.resources,
         seconds=seconds,
         cpu_seconds=sum(line.cpu_seconds for line in lines),
-        # The kernel sums over cores: several cores held back at once can exceed the time that went by.
-        throttled_share=min(1.0, sum(held) / seconds) if held and len(held) == len(lines) and seconds > 0 else None,
+        held_seconds=None if None in held or not held else sum(filter(None, held)),
+        host=environment.host if environment else "",
         gpu=tuple(_of_format_6(line.gpu) for line in lines if line.gpu is not None),
         threads=(environment.threads if environment else None) or run.header.trial.world.threads_per_rank,
         peak_bytes=_highest(line.cuda_allocated_bytes if on_gpu else line.peak_rss_bytes for line in rank.resources),
@@ -286,6 +300,11 @@ def _mean_of(ranks: Sequence[float | None]) -> float | None:
     return statistics.fmean(known) if known and len(known) == len(ranks) else None
 
 
+def _known_mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
 def _by_rank(used: Sequence[_RunUse]) -> tuple[RankResources, ...]:
     of_ranks: dict[int, list[_RankUse]] = {}
     for rank in (rank for use in used for rank in use.ranks):
@@ -312,7 +331,12 @@ def _of_format_6(samples: GpuSamples) -> GpuSamples:
     return samples.model_copy(update=told | {"throttle_reasons": (), "throttled_share": 0.0})
 
 
-def _gpu_reason(lines: Sequence[ResourcesLine]) -> str:
+def _gpu_reason(ranks: Sequence[_RankUse]) -> str:
+    """Why the utilisation is unknown of those ranks of which it is; of a slice (MIG) NVML tells none."""
+    silent = [rank for rank in ranks if rank.gpu_mean(lambda gpu: gpu.utilisation) is None]
+    if any(rank.gpu for rank in silent):
+        return "NVML does not tell the utilisation of this GPU, or slice of one"
+    lines = [line for rank in silent for line in rank.all_lines]
     if any(line.gpu for line in lines):
         return "no sample lies among timed steps alone"
     return next((line.gpu_reason for line in lines if line.gpu_reason), NOT_RECORDED)

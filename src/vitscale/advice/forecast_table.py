@@ -159,7 +159,8 @@ def forecast_table(
         if interruptions is not None:
             nodes = max(1, every[n].gpus // every[n].ranks_per_node)
             own = starts.seconds.value if starts else 0.0
-            alone = np.array([interruptions.wall(float(candidate), nodes, own).wall_seconds for candidate in alone])
+            expected, *bounds = interruptions.of_a_run((float(alone[0]), float(alone[1]), float(alone[2])), nodes, own)
+            alone = np.array([expected.wall_seconds, *bounds])
         training[:, position] = alone
         seconds[:, position] = with_start_up(starts.seconds if starts else None, *map(float, alone))
     labels = list(roughly.labels)

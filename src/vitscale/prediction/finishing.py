@@ -140,7 +140,8 @@ def assumed_failures(nodes: int) -> Assumption:
     every = f"{hours / 24:.3g} days" if hours > 48 else f"{hours:.3g} hours"
     return Assumption(
         part="failures of hosts",
-        taken=f"a host fails every {days:.0f} days, within a factor of {_MTBF_WITHIN:g} either way, so that {hosts} every {every}",
+        taken=f"a host fails every {days:.0f} days, within a factor of {_MTBF_WITHIN:g} either way, "
+        f"so that {hosts} every {every}",
         measurement="the cluster's own record: node-days over the jobs that a host has ended",
     )
 

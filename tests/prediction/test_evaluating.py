@@ -152,6 +152,26 @@ def test_accumulation_shares_one_exchange_among_micro_steps() -> None:
     assert found.speed.value[1] >= found.speed.value[0]
 
 
+def test_with_one_global_batch_efficiency_is_against_one_rank_that_has_all_of_it() -> None:
+    """512 images a step, at most 64 at once, each micro-step of b images 0.05 + 0.25 b / 64 s, and nothing sent: from 8
+    ranks on a rank's own share shrinks, and a sixth of its micro-step does not."""
+    batches = {1: (64, 8), 8: (64, 1), 16: (32, 1), 32: (16, 1)}
+    steps = {gpus: accum * (0.05 + 0.25 * images / 64) for gpus, (images, accum) in batches.items()}
+    points = [
+        make_point(gpus, (steps[gpus], 1.004 * steps[gpus], 0.996 * steps[gpus]), micro_batch=images, grad_accum=accum)
+        for gpus, (images, accum) in batches.items()
+    ]
+    fitted = fit(make_evidence(points, MEASURED, mode="strong-global"))
+    found = evaluate_all(
+        fitted, "ddp", [replace(ddp(gpus, *batches[gpus]), ranks_per_node=min(8, gpus)) for gpus in batches]
+    )
+    for n, gpus in enumerate(batches):
+        (said,) = predict(fitted, Question((gpus,), 8))
+        assert said.efficiency is not None
+        assert found.speed.value[n] == pytest.approx(said.efficiency.value, rel=0.02)
+        assert found.speed.value[n] == pytest.approx(steps[1] / (gpus * steps[gpus]), rel=0.02)
+
+
 def test_an_instance_has_the_network_of_its_own() -> None:
     t4 = tuple(replace(point, devices=("Tesla T4",) * point.gpus) for point in POINTS)
     instances = [Instance(name, gpu_type("T4"), 4, 2.0, declared_link(name)) for name in ("1GbE", "8x200Gb/s")]

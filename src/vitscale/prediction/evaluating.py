@@ -59,8 +59,8 @@ def evaluate(
     Args:
         asked: the series, with what is to differ from it.
         candidates: configurations with the engine, stage and checkpointing of `asked`.
-        base: what `speed` is held against. None: for each configuration one rank with the same share of the batch; where
-            the series keeps its global batch, with all of that, and per image.
+        base: what `speed` is held against. None: for each configuration one rank with the same share of the batch;
+            where the series keeps its global batch, one rank with all of it, image for image.
         with_parts: whether the parts of a step are wanted too.
         with_memory: whether memory is wanted.
         measured: points whose configurations are answered from their own runs, and labelled so.

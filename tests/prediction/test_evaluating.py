@@ -182,6 +182,22 @@ def test_an_instance_has_the_network_of_its_own() -> None:
     assert found.step.value[0] > 2 * found.step.value[1]
 
 
+def test_memory_that_was_said_is_that_of_the_measured_gpu_and_not_of_an_instance_with_another() -> None:
+    """ViT-B/16 at 64 images fits on a T4 of 16 GB and at 512 does not, whatever the measured GPUs are said to have."""
+    v100 = tuple(replace(point, devices=("Tesla V100-SXM2-16GB",) * point.gpus) for point in POINTS)
+    points = tuple(
+        replace(p, trial=p.trial.model_copy(update={"train": p.trial.train.model_copy(update={"precision": "fp16"})}))
+        for p in v100
+    )
+    fitted, instance = fit(make_evidence(points, MEASURED)), Instance("g4", gpu_type("T4"), 1, 0.5)
+    other = [Candidate(1, 1, "ddp", 0, images, 1, instance=instance) for images in (64, 512)]
+    for said in (None, 4 * 10**9, 400 * 10**9):
+        chances = evaluate_all(fitted, "ddp", other, memory_capacity_bytes=said).oom_chance
+        assert [bool(chance > 0.5) for chance in chances] == [False, True]
+    small = evaluate_all(fitted, "ddp", [ddp(1)], memory_capacity_bytes=4 * 10**9)
+    assert small.oom_chance[0] > 0.5
+
+
 def test_none_and_unknown_series() -> None:
     assert evaluate_all(FITTED, "ddp", []).step.value.shape == (0,)
     with pytest.raises(RequestError, match="dpd"):

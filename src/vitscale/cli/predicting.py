@@ -135,6 +135,10 @@ def advise(
     ):  # fmt: skip
         if count is not None and not 1 <= count <= 10**9:
             raise RequestError(f"{flag}: {count} cannot be", valid=["1 or more"])
+    if devices is not None and price is None and (nodes_of is not None or split):
+        flag = "--split" if split else "--nodes-of"
+        step = "Add --price for hosts like the measured ones beside them, or leave it out"
+        raise RequestError(f"{flag} says nothing of the instances of --devices", next_step=step)
     instances: tuple[Instance, ...] = ()
     left_out: tuple[str, ...] = ()
     if devices is not None:

@@ -254,6 +254,17 @@ def test_instances_of_a_price_table_are_chosen_among_by_what_they_cost(
     assert header.split() == ["instance", "ranks", "hosts", "batch", "time", "cost", "eff.", "met", "known"]
 
 
+@pytest.mark.parametrize("options", [("--nodes-of", "4"), ("--split",)])
+def test_what_says_nothing_of_instances_is_refused(
+    advise: Callable[..., Answer], results: Path, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    prices = tmp_path / "prices.csv"
+    prices.write_text("instance,gpu,count,price\none,V100,1,2\n", encoding="utf-8")
+    code, _, err = advise(results, "--devices", str(prices), *options)
+    assert code == 2
+    assert f"{options[0]} says nothing of the instances of --devices. Add --price" in " ".join(err.split())
+
+
 def test_instances_need_a_gpu_that_was_measured(advise: Callable[..., Answer], results: Path, tmp_path: Path) -> None:
     prices = tmp_path / "prices.csv"
     prices.write_text("instance,gpu,count,price\none,V100,1,2\n", encoding="utf-8")

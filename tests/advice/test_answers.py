@@ -259,6 +259,9 @@ def test_failures_and_checkpoints_are_in_the_time() -> None:
     twenty = next(option for option in advice.front if option.gpus == 20)
     assert twenty.seconds.value == pytest.approx(time_to_finish(1450.0, 1, 10.0, 610.0, 3600.0).wall_seconds)
     assert twenty.seconds.value > 1.1 * 1450
+    (_, low, high), steps = often.of_a_run((1450.0, 0.95 * 1450, 1.05 * 1450), 1, 0.0), twenty.training.ends
+    assert twenty.seconds.ends == pytest.approx((low, high))
+    assert low < steps[0] < steps[1] < high  # what measurements can narrow is without luck
     assert advice.interruptions_known
     assert not advised().interruptions_known
 

@@ -9,11 +9,14 @@ import pytest
 
 from advice_factory import ASKED, NO_NOISE, forecaster
 from evidence_factory import make_evidence, make_point
-from vitscale.advice.candidates import candidates, rank_counts
+from vitscale.advice.candidates import candidates, counts_of, rank_counts, rented
 from vitscale.advice.comparable_series import comparable_series
 from vitscale.advice.pipeline import advise
 from vitscale.errors import RequestError
+from vitscale.prediction.configurations import Candidate
 from vitscale.prediction.evidence import Point, Series
+from vitscale.prediction.gpu_types import gpu_type
+from vitscale.prediction.instances import Instance
 from vitscale.prediction.layouts import ranks_per_node
 
 ONE_HOST = [make_point(1, 1.0), make_point(2, 1.0)]
@@ -53,6 +56,40 @@ def test_hosts_of_a_size_that_was_said() -> None:
     assert looked_at(ONE_HOST, gpus=(2, 4, 12), nodes_of=4) == ((2, 2), (4, 4), (12, 4))
     with pytest.raises(RequestError, match="12 ranks do not fill hosts of 8"):
         looked_at(ONE_HOST, gpus=(12,), nodes_of=8)
+
+
+EIGHT, SINGLE = Instance("eight", gpu_type("A100"), 8, 32.0), Instance("single", gpu_type("A100"), 1, 4.0)
+
+
+def test_instances_come_to_the_counts_that_were_asked_for_and_to_no_more() -> None:
+    series = [Series("ddp", "strong-micro", {}, tuple(ONE_HOST))]
+    assert counts_of(EIGHT, series, None, None) == (8, 16)
+    assert counts_of(EIGHT, series, (4, 8, 12, 24), None) == (8, 24)
+    assert counts_of(SINGLE, series, (3, 8), 4) == (3,)
+    assert counts_of(EIGHT, series, None, 4) == ()
+
+
+def test_an_instance_that_is_too_large_is_named_and_where_none_is_left_that_is_said() -> None:
+    own = comparable_series(make_evidence(ONE_HOST), None)
+    looked = rented(own, [EIGHT, SINGLE], (3,), None)
+    assert {candidate.instance for candidate in looked.combinations} == {SINGLE}
+    assert {candidate.gpus for candidate in looked.combinations} == {3}
+    assert looked.refused == {"eight": "no whole number of them has a rank count that was asked for"}
+    with pytest.raises(RequestError, match="no whole number of them"):
+        rented(own, [EIGHT], None, 4)
+
+
+def test_the_knee_of_unlike_instances_is_told_by_what_their_hours_cost() -> None:
+    """H100 take 0.9 of the time at ten times the price: by ranks x time^2 they would be the knee."""
+    dear = Instance("dear", gpu_type("H100"), 1, 40.0)
+
+    def step(candidate: Candidate) -> float:
+        return 0.9 if candidate.instance == dear else 1.0
+
+    asked = replace(ASKED, gpus=(1, 2), ranks_per_node=None, instances=(SINGLE, dear))
+    advice = advise(make_evidence(ONE_HOST), asked, NO_NOISE, forecaster(step))
+    (knee,) = (answer.option for answer in advice.answers if answer.kind == "knee")
+    assert (knee.candidate.instance, knee.gpus) == (SINGLE, 2)
 
 
 def test_no_count_left() -> None:

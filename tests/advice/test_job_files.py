@@ -83,6 +83,7 @@ def test_pods_find_each_other_by_the_names_that_a_jobset_gives_them() -> None:
     [
         ("NVIDIA A100-SXM4-80GB", "A100-80GB"), ("NVIDIA A100-SXM4-40GB", "A100"), ("NVIDIA A10G", "A10G"),
         ("NVIDIA H100 80GB HBM3", "H100"), ("Tesla T4", "T4"), ("NVIDIA L4", "L4"), ("NVIDIA L40S", "L40S"),
+        ("NVIDIA H200", "H200"), ("NVIDIA GH200 480GB", "GH200"), ("NVIDIA GB200", "REPLACE-BY-A-GPU"),
         ("Tesla V100-SXM2-16GB", "V100"), ("Something New", "REPLACE-BY-A-GPU"),
     ],
 )  # fmt: skip

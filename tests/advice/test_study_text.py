@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from advice_factory import ASKED, EPOCHS, advised, forecaster
+from evidence_factory import make_trial
 from study_factory import gpus, summary
 from vitscale import runner
 from vitscale.advice.pipeline import Advice
-from vitscale.advice.study_text import advised_trial, launch_lines, study_text
+from vitscale.advice.study_text import advised_trial, launch_lines, start_line, study_text
 from vitscale.errors import RequestError
 from vitscale.machine.hardware import Machine
 from vitscale.prediction.configurations import Candidate
@@ -185,6 +186,18 @@ def test_the_launch_line_names_hosts_and_ranks() -> None:
         "--master-addr=HOST1 --master-port=29500 --nproc-per-node=4 --max-restarts=0 -m vitscale.worker "
         "RESULTS/runs/TRIAL"
     )
+
+
+def test_the_command_that_starts_a_written_file_names_its_hosts_and_is_one_for_a_shell() -> None:
+    chosen = advised(replace(ASKED, gpus=(8,), ranks_per_node=4)).chosen
+    assert chosen is not None
+    alone = replace(chosen, candidate=replace(chosen.candidate, gpus=4))
+    trial, file = make_trial(8), Path("my study.toml")
+    assert start_line(file, chosen, trial, None) == "vitscale run 'my study.toml' --hostfile HOSTS"
+    of_slurm = trial.model_copy(update={"launcher": "srun"})
+    assert start_line(Path("a.toml"), chosen, of_slurm, None) == "vitscale run a.toml --scheduler slurm"
+    assert start_line(Path("a.toml"), alone, trial, None) == "vitscale run a.toml"
+    assert start_line(file, chosen, trial, "sky launch") == "sky launch 'my study.toml'"
 
 
 def test_a_launcher_that_is_not_here_is_said_to_be_unavailable() -> None:

@@ -10,7 +10,8 @@ from advice_factory import ASKED, advised, evidence, forecaster
 from vitscale.advice.next_measurement import Measurement
 from vitscale.advice.pipeline import Advice, advise
 from vitscale.advice.printing import advice_document, advice_fields
-from vitscale.advice.request import NoiseScale
+from vitscale.advice.request import NoiseScale, of_a_run
+from vitscale.advice.sentences import notes
 from vitscale.errors import RequestError
 from vitscale.present.data import envelope
 from vitscale.present.terminal import lines
@@ -173,4 +174,16 @@ def test_what_is_better_and_less_sure_stands_under_the_answers() -> None:
     text = "\n".join(
         line.plain for line in lines(advice_document(advised(replace(ASKED, deadline_seconds=2939.0)), [], None), 120)
     )
-    assert "Cheapest, if you dare: ddp, 5 ranks" in text
+    dare = next(part for part in text.split("\n- ") if part.startswith("Cheapest, if you dare: ddp, 5 ranks"))
+    assert " ".join(dare.partition("\n\n")[0].split()).endswith(" GPU-hours (extrapolated).")
+
+
+def test_hints_beside_the_answers_say_how_well_they_are_known() -> None:
+    advice = advised(replace(ASKED, large_batch=False, gpus=(1, 2, 4)))
+    option = advice.answers[0].option
+    other = replace(option, label="prior-driven", seconds=of_a_run(1.0, 0.9, 1.1))
+    told = " ".join(notes(replace(advice, other_batch=other, large_batch=other)))
+    assert "would take 1.00 s (prior-driven; what that does to accuracy is unknown). --any-batch" in told
+    assert "would take 1.00 s (prior-driven). --large-batch" in told
+    known = replace(other, same_loss_seconds=2.0)
+    assert "(prior-driven; 2.00 s to the same loss)" in " ".join(notes(replace(advice, other_batch=known)))

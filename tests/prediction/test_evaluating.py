@@ -152,6 +152,26 @@ def test_accumulation_shares_one_exchange_among_micro_steps() -> None:
     assert found.speed.value[1] >= found.speed.value[0]
 
 
+def test_with_one_global_batch_efficiency_is_against_one_rank_that_has_all_of_it() -> None:
+    """512 images a step, at most 64 at once, each micro-step of b images 0.05 + 0.25 b / 64 s, and nothing sent: from 8
+    ranks on a rank's own share shrinks, and a sixth of its micro-step does not."""
+    batches = {1: (64, 8), 8: (64, 1), 16: (32, 1), 32: (16, 1)}
+    steps = {gpus: accum * (0.05 + 0.25 * images / 64) for gpus, (images, accum) in batches.items()}
+    points = [
+        make_point(gpus, (steps[gpus], 1.004 * steps[gpus], 0.996 * steps[gpus]), micro_batch=images, grad_accum=accum)
+        for gpus, (images, accum) in batches.items()
+    ]
+    fitted = fit(make_evidence(points, MEASURED, mode="strong-global"))
+    found = evaluate_all(
+        fitted, "ddp", [replace(ddp(gpus, *batches[gpus]), ranks_per_node=min(8, gpus)) for gpus in batches]
+    )
+    for n, gpus in enumerate(batches):
+        (said,) = predict(fitted, Question((gpus,), 8))
+        assert said.efficiency is not None
+        assert found.speed.value[n] == pytest.approx(said.efficiency.value, rel=0.02)
+        assert found.speed.value[n] == pytest.approx(steps[1] / (gpus * steps[gpus]), rel=0.02)
+
+
 def test_an_instance_has_the_network_of_its_own() -> None:
     t4 = tuple(replace(point, devices=("Tesla T4",) * point.gpus) for point in POINTS)
     instances = [Instance(name, gpu_type("T4"), 4, 2.0, declared_link(name)) for name in ("1GbE", "8x200Gb/s")]
@@ -160,6 +180,22 @@ def test_an_instance_has_the_network_of_its_own() -> None:
 
     assert found.labels == ("extrapolated", "extrapolated", "interpolated")
     assert found.step.value[0] > 2 * found.step.value[1]
+
+
+def test_memory_that_was_said_is_that_of_the_measured_gpu_and_not_of_an_instance_with_another() -> None:
+    """ViT-B/16 at 64 images fits on a T4 of 16 GB and at 512 does not, whatever the measured GPUs are said to have."""
+    v100 = tuple(replace(point, devices=("Tesla V100-SXM2-16GB",) * point.gpus) for point in POINTS)
+    points = tuple(
+        replace(p, trial=p.trial.model_copy(update={"train": p.trial.train.model_copy(update={"precision": "fp16"})}))
+        for p in v100
+    )
+    fitted, instance = fit(make_evidence(points, MEASURED)), Instance("g4", gpu_type("T4"), 1, 0.5)
+    other = [Candidate(1, 1, "ddp", 0, images, 1, instance=instance) for images in (64, 512)]
+    for said in (None, 4 * 10**9, 400 * 10**9):
+        chances = evaluate_all(fitted, "ddp", other, memory_capacity_bytes=said).oom_chance
+        assert [bool(chance > 0.5) for chance in chances] == [False, True]
+    small = evaluate_all(fitted, "ddp", [ddp(1)], memory_capacity_bytes=4 * 10**9)
+    assert small.oom_chance[0] > 0.5
 
 
 def test_none_and_unknown_series() -> None:

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitscale.prediction.finishing import NODE_MTBF_SECONDS, assumed_failures, best_interval, time_to_finish
+from vitscale.prediction.finishing import (
+    NODE_MTBF_SECONDS,
+    Interruptions,
+    assumed_failures,
+    best_interval,
+    time_to_finish,
+)
 
 HOUR, DAY = 3600.0, 86_400.0
 
@@ -39,6 +45,32 @@ def test_the_expected_time_is_that_of_simulated_jobs() -> None:
     assert told.wall_seconds == pytest.approx(np.mean(walls), rel=0.02)
     assert told.failures == pytest.approx(np.mean(walls) / (mtbf / 200), rel=0.02)
     assert told.lost_share == pytest.approx(1 - work / np.mean(walls), abs=0.02)
+
+
+@pytest.mark.parametrize(("hours", "mtbf_hours", "nodes"), [(10, 24, 8), (10, 24, 2), (10, 240, 8), (200, 3840, 64)])
+def test_nine_of_ten_simulated_jobs_lie_in_the_interval_of_one_run(hours: float, mtbf_hours: float, nodes: int) -> None:
+    """Steps differ by 2 % from run to run; 30 s to save and to load, 600 s to notice, 60 s of start-up."""
+    between = Interruptions(30.0, 30.0, mtbf_hours * HOUR, mtbf_assumed=False, assumptions=())
+    work, random = hours * HOUR, np.random.default_rng(74_001)
+    told, low, high = between.of_a_run((work, work * math.exp(-0.0329), work * math.exp(0.0329)), nodes, 60.0)
+    walls = [
+        simulated(work * math.exp(0.02 * normal), mtbf_hours * HOUR / nodes, told.interval_seconds, 30.0, 690.0, seed)
+        for seed, normal in enumerate(random.standard_normal(600))
+    ]
+    assert 0.86 < np.mean([low <= wall <= high for wall in walls]) < 0.94
+    assert 0.03 < np.mean([wall > high for wall in walls]) < 0.08
+
+
+def test_an_assumed_rate_of_failures_widens_the_interval_and_hardly_any_failures_do_not() -> None:
+    known, assumed = (Interruptions(30.0, 30.0, NODE_MTBF_SECONDS, told, ()) for told in (False, True))
+    work = (10 * DAY, 9.9 * DAY, 10.1 * DAY)
+    for nodes in (64, 2048):
+        (_, low, high), (_, least, most) = (each.of_a_run(work, nodes, 60.0) for each in (known, assumed))
+        assert least < low < high < most
+    hour = (HOUR, 0.9 * HOUR, 1.1 * HOUR)
+    expected, low, high = assumed.of_a_run(hour, 8, 60.0)
+    assert expected == assumed.wall(HOUR, 8, 60.0)
+    assert (low, high) == tuple(assumed.wall(seconds, 8, 60.0).wall_seconds for seconds in hour[1:])
 
 
 def test_the_interval_by_hand() -> None:

@@ -25,15 +25,15 @@ def finished(asked: Horizon, *predictions: Prediction, analysis: Analysis | None
 
 def test_all_is_as_the_user_says_and_the_start_comes_first() -> None:
     # 1,000 epochs of 2.176 s on two hosts; a restart takes 600 s, 6 s of start-up and as long as a checkpoint to load.
-    (one,) = finished(Horizon(1000, 5.0, 86_400.0), make_prediction(8, cost_per_epoch=estimate(0.5)))
-    known = time_to_finish(2176.0, 2, 5.0, 611.0, 86_400.0)
+    (one,) = finished(Horizon(1000, 5.0, 8_640_000.0), make_prediction(8, cost_per_epoch=estimate(0.5)))
+    known = time_to_finish(2176.0, 2, 5.0, 611.0, 8_640_000.0)
     assert one.work_seconds == pytest.approx(2176)
     assert one.wall_seconds == pytest.approx(6 + known.wall_seconds)
     assert one.failures == pytest.approx(known.failures)
     assert one.lost_share == pytest.approx(known.lost_share)
     assert one.cost == pytest.approx(0.5 * (6 + known.wall_seconds) / 2.176)
     # A run may be a tenth faster or slower, and so, for other reasons, may its start-up: the squares add up.
-    fast, slow = (time_to_finish(times * 2176, 2, 5.0, 611.0, 86_400.0).wall_seconds for times in (0.9, 1.1))
+    fast, slow = (time_to_finish(times * 2176, 2, 5.0, 611.0, 8_640_000.0).wall_seconds for times in (0.9, 1.1))
     assert one.low == pytest.approx(6 + known.wall_seconds - math.hypot(0.6, known.wall_seconds - fast))
     assert one.high == pytest.approx(6 + known.wall_seconds + math.hypot(0.6, slow - known.wall_seconds))
     assert [assumed.part for assumed in one.assumptions] == ["restarts"]

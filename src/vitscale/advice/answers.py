@@ -152,12 +152,14 @@ _PICKS: dict[Kind, Callable[[Choosing, Mask], int | None]] = {
 def _knee(choosing: Choosing) -> Answer | None:
     """The largest efficiency / time, which is the smallest ranks x time^2. Start-up is paid once, and left out.
 
+    Where a rank's hour costs more on one instance than on another, its price stands for the rank.
+
     Eager, Zahorjan & Lazowska, "Speedup Versus Efficiency in Parallel Systems" (IEEE Transactions on Computers 38(3),
     1989), section 4. Up to there one per cent less time costs less than one per cent more GPU-hours, beyond it more.
     """
     view = choosing.view
     training = view.training[0] + (choosing.seconds - view.seconds)
-    index = best(choosing.preferred, view.gpus * training**2, view.gpus)
+    index = best(choosing.preferred, view.gpus * view.price_per_gpu_hour * training**2, view.gpus)
     if index is None:
         return None
     last = view.gpus[measured_first(view, choosing.shown)].max()  # large batches that are no answer were looked at too

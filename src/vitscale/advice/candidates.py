@@ -71,10 +71,18 @@ def rank_counts(
     return tuple((count, equal_hosts(count, per_node)) for count in sorted(wanted))
 
 
-def counts_of(instance: Instance, series: Sequence[Series], max_gpus: int | None) -> tuple[int, ...]:
-    """Rank counts on whole instances, up to `max_gpus`, else eight times the largest measured one; at least one."""
+def counts_of(
+    instance: Instance, series: Sequence[Series], gpus: tuple[int, ...] | None, max_gpus: int | None
+) -> tuple[int, ...]:
+    """Rank counts on whole instances: those of `gpus`, else up to `max_gpus`.
+
+    Without either they go up to eight times the largest measured count; one instance is then looked at in any case.
+    """
     largest = max(point.gpus for own in series for point in own.points)
-    most = max(instance.gpus, min(MOST_RANKS, BEYOND * largest if max_gpus is None else max_gpus))
+    most = min(MOST_RANKS, max(instance.gpus, BEYOND * largest) if max_gpus is None else max_gpus)
+    if gpus is not None:
+        limit = max(gpus) if max_gpus is None else max_gpus
+        return tuple(sorted({count for count in gpus if count <= limit and count % instance.gpus == 0}))
     hosts = _hosts(most // instance.gpus)
     return tuple(sorted(n * instance.gpus for n in hosts if n & (n - 1) == 0 or instance.gpus > 1))
 
@@ -254,11 +262,13 @@ def _refused(parallel: ParallelSpec, train: TrainSpec, model: ModelSpec) -> bool
     return False
 
 
-def rented(comparable: ComparableSeries, instances: Sequence[Instance], max_gpus: int | None) -> Candidates:
+def rented(
+    comparable: ComparableSeries, instances: Sequence[Instance], gpus: tuple[int, ...] | None, max_gpus: int | None
+) -> Candidates:
     """Candidates on whole instances, with only the engines that were measured and the study's own batches.
 
     Raises:
-        RequestError: none of them trains in the study's precision.
+        RequestError: none of them trains in the study's precision, or comes to the counts asked for.
     """
     ladder, trainable = _micro_batches(comparable), _trainable(comparable)
     refused = {}
@@ -267,20 +277,24 @@ def rented(comparable: ComparableSeries, instances: Sequence[Instance], max_gpus
             gpu.flops_per_second(comparable.trial.train.precision)
         except RequestError as error:
             refused[gpu.name] = str(error)
+    counts = {each: counts_of(each, comparable.members, gpus, max_gpus) for each in instances}
+    for instance in instances:
+        if not counts[instance] and instance.gpu.name not in refused:
+            refused[instance.name] = "no whole number of them has a rank count that was asked for"
     on_instances = [
-        Candidate(gpus, instance.gpus, engine, stage, *batch, checkpointing, instance)
+        Candidate(ranks, instance.gpus, engine, stage, *batch, checkpointing, instance)
         for instance in instances
         if instance.gpu.name not in refused
-        for gpus in counts_of(instance, comparable.members, max_gpus)
+        for ranks in counts[instance]
         for engine, stage in sorted(comparable.engines)
-        if engine != "none" or gpus == 1
+        if engine != "none" or ranks == 1
         for batch in dict.fromkeys(
-            b for share in sorted(shares_of_batch(comparable, gpus)) for b in _kept(share, ladder)
+            b for share in sorted(shares_of_batch(comparable, ranks)) for b in _kept(share, ladder)
         )
         for checkpointing in trainable(*batch)
     ]
     if not on_instances:
-        raise RequestError("no instance can train this", next_step="; ".join(refused.values()))
+        raise RequestError("no instance can train this", next_step="; ".join(dict.fromkeys(refused.values())))
     return Candidates(tuple(on_instances), (True,) * len(on_instances), refused)
 
 

@@ -39,7 +39,8 @@ class ForecastTable:
     time: Array
     """Seconds of the whole work with start-up, and the ends of the 90 % interval of a future run: (3, candidates)."""
     training: Array
-    """The same without start-up: what the knee is looked for in."""
+    """The same without start-up, and in the ends without luck with failures: what the knee is looked for in, and what
+    measurements can narrow."""
     startups: tuple[StartUp | None, ...]
     """Start-up of one run; None: not known, and not in the time."""
     efficiency: Array
@@ -155,13 +156,16 @@ def forecast_table(
     seconds = training.copy()
     for position, (n, starts) in enumerate(zip(indices, startups, strict=True)):
         interruptions = (interrupted or {}).get(series[n])
-        alone = work.epochs * ends[:, position]
+        middle, soonest, latest = map(float, work.epochs * ends[:, position])
+        whole = middle, soonest, latest
+        training[:, position] = whole
         if interruptions is not None:
             nodes = max(1, every[n].gpus // every[n].ranks_per_node)
             own = starts.seconds.value if starts else 0.0
-            alone = np.array([interruptions.wall(float(candidate), nodes, own).wall_seconds for candidate in alone])
-        training[:, position] = alone
-        seconds[:, position] = with_start_up(starts.seconds if starts else None, *map(float, alone))
+            training[:, position] = [interruptions.wall(each, nodes, own).wall_seconds for each in whole]
+            expected, *bounds = interruptions.of_a_run(whole, nodes, own)
+            whole = expected.wall_seconds, bounds[0], bounds[1]
+        seconds[:, position] = with_start_up(starts.seconds if starts else None, *whole)
     labels = list(roughly.labels)
     for n, label in zip(indices, exactly.labels, strict=True):
         labels[n] = label

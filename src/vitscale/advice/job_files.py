@@ -20,7 +20,7 @@ from vitscale.errors import shown, unknown
 from vitscale.trial.trial import Trial
 
 _ACCELERATORS = (
-    (r"B200", "B200"), (r"H200", "H200"), (r"GH200", "GH200"), (r"H100", "H100"), (r"A100.*80 ?G", "A100-80GB"),
+    (r"\bB200", "B200"), (r"\bH200", "H200"), (r"GH200", "GH200"), (r"H100", "H100"), (r"A100.*80 ?G", "A100-80GB"),
     (r"A100", "A100"), (r"A10G", "A10G"), (r"A10\b", "A10"), (r"L40S", "L40S"), (r"L40\b", "L40"), (r"L4\b", "L4"),
     (r"V100.*32 ?G", "V100-32GB"), (r"V100", "V100"), (r"P100", "P100"), (r"T4", "T4"), (r"RTX.*4090", "RTX4090"),
 )  # fmt: skip

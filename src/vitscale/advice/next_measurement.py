@@ -34,7 +34,7 @@ class Measurement:
     """The part of the step that it tells more of."""
     gpu_minutes: float
     spread_before: float
-    """Upper over lower end of the 90 % interval of a future run, start-up aside."""
+    """Upper over lower end of the 90 % interval of a future run, start-up and luck with failures aside."""
     spread_after: float
 
     @property

@@ -114,7 +114,7 @@ def advise(
     if asked.split:
         every = every.beside(of_shared_models(comparable, counts))
     if asked.instances:
-        other = rented(comparable, asked.instances, asked.max_gpus)
+        other = rented(comparable, asked.instances, asked.gpus, asked.max_gpus)
         every = every.beside(other) if asked.price_per_gpu_hour is not None else other
     batches = tuple(
         sorted({point.trial.global_batch for series in comparable.of_the_policy for point in series.points})

@@ -113,7 +113,7 @@ class Option:
     seconds: Estimate
     """Time of the whole work, with start-up."""
     training: Estimate
-    """Time of the work without start-up."""
+    """Time of the work without start-up; its interval is that of the steps, without luck with failures."""
     startup: Estimate | None
     """Start-up of one run on it; None: no run under its launcher measured one, and none is in `seconds`."""
     startup_assumed: Assumption | None

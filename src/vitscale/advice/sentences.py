@@ -121,9 +121,9 @@ def notes(advice: Advice) -> Iterator[str]:
     if advice.other_batch is not None:
         other = advice.other_batch
         same = (
-            f"{units.seconds(other.same_loss_seconds)} to the same loss"
+            f"{other.label}; {units.seconds(other.same_loss_seconds)} to the same loss"
             if other.same_loss_seconds is not None
-            else "what that does to accuracy is unknown"
+            else f"{other.label}; what that does to accuracy is unknown"
         )
         yield (
             f"With another global batch than the study's, {in_short(other)} would take "
@@ -160,7 +160,7 @@ def _large_batches(advice: Advice) -> Iterator[str]:
         other = advice.large_batch
         yield (
             f"Only large-batch training is faster than these answers: {in_short(other)} would take "
-            f"{units.seconds(other.seconds.value)}. --large-batch lets the answers do that."
+            f"{units.seconds(other.seconds.value)} ({other.label}). --large-batch lets the answers do that."
         )
 
 
@@ -210,7 +210,7 @@ def dares(advice: Advice) -> Iterator[str]:
         sure = "" if other.verdict == "meets" else ", which only probably meets the limits"
         yield (
             f"{name}, if you dare: {in_short(other)}{why}{sure}: {time(other.seconds)}, "
-            f"{number(other.gpu_hours.value)} GPU-hours."
+            f"{number(other.gpu_hours.value)} GPU-hours ({other.label})."
         )
 
 

@@ -126,6 +126,13 @@ def toml_value(value: Any) -> str:
     return text.replace("\x7f", "\\u007f")
 
 
+def start_line(file: Path, option: Option, trial: Trial, start: str | None) -> str:
+    """The command that starts a written file: by another format's `start`, or a study's, with where hosts are named."""
+    hosts = "--scheduler slurm" if trial.launcher == "srun" else "--hostfile HOSTS"
+    line = f"{start or 'vitscale run'} {shlex.quote(str(file))}"
+    return line if start or option.nodes == 1 else f"{line} {hosts}"
+
+
 _FOLDER = Path("RESULTS/runs/TRIAL")
 _PORT = 29_500
 _SHOWN = 2

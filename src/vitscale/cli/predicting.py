@@ -135,6 +135,10 @@ def advise(
     ):  # fmt: skip
         if count is not None and not 1 <= count <= 10**9:
             raise RequestError(f"{flag}: {count} cannot be", valid=["1 or more"])
+    if devices is not None and price is None and (nodes_of is not None or split):
+        flag = "--split" if split else "--nodes-of"
+        step = "Add --price for hosts like the measured ones beside them, or leave it out"
+        raise RequestError(f"{flag} says nothing of the instances of --devices", next_step=step)
     instances: tuple[Instance, ...] = ()
     left_out: tuple[str, ...] = ()
     if devices is not None:
@@ -194,7 +198,7 @@ def _answer(
     from vitscale import analysis
     from vitscale.advice.pipeline import advised_from
     from vitscale.advice.printing import advice_document, advice_fields
-    from vitscale.advice.study_text import advised_trial, launch_lines, study_text
+    from vitscale.advice.study_text import advised_trial, launch_lines, start_line, study_text
     from vitscale.prediction.answering import Changes, told
     from vitscale.prediction.evidence import evidence_of
     from vitscale.prediction.fitting import fit
@@ -214,18 +218,18 @@ def _answer(
                 raise
             launch = [f"unavailable: {error}"]
     if output is not None:
-        written, start = study, "vitscale run"
+        written, verb = study, None
         if study is not None and option is not None and output_format != "study":
             from vitscale.advice.job_files import JOB_FORMATS, job_text
 
             around = [result.environment for result in analysed.trials.values() if result.environment is not None]
             devices = tuple(dict.fromkeys(device for environment in around for device in environment.devices))
-            start = JOB_FORMATS[output_format].start
+            verb = JOB_FORMATS[output_format].start
             written = job_text(output_format, study, option, advice.trials[option.series], devices)
-        if written is None:
+        if written is None or option is None:
             raise RequestError(f"{shown(str(output))} is not written: there is no answer to write")
         base.write_new(output, written)
-        start += f" {output}"
+        start = start_line(output, option, advice.trials[option.series], verb)
     if chart is not None:
         from vitscale.report.charts.advice import write_advice_chart
 

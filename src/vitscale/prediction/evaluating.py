@@ -59,7 +59,8 @@ def evaluate(
     Args:
         asked: the series, with what is to differ from it.
         candidates: configurations with the engine, stage and checkpointing of `asked`.
-        base: what `speed` is held against. None: for each configuration one rank of the same batch.
+        base: what `speed` is held against. None: for each configuration one rank with the same share of the batch;
+            where the series keeps its global batch, one rank with all of it, image for image.
         with_parts: whether the parts of a step are wanted too.
         with_memory: whether memory is wanted.
         measured: points whose configurations are answered from their own runs, and labelled so.
@@ -133,13 +134,15 @@ class _Draws:
             unknown = np.full(len(candidates), np.nan)
             middles = Estimates(sampling.medians(mean), unknown, unknown, unknown, unknown)
             return middles, Estimates(unknown, unknown, unknown, unknown, unknown), {}
-        bases = [candidate.alone for candidate in candidates] if self.base is None else [self.base]
+        bases = [self._alone(candidate) for candidate in candidates] if self.base is None else [self.base]
         distinct = {base: n for n, base in enumerate(dict.fromkeys(bases))}
         base_of_model = self._mean(list(distinct), *self._of_base())[0]
-        if self.base is None:  # a rank's share of the images that its model takes, against one rank's own
-            base_of_model = base_of_model / self.asked.model.parallel.ranks_per_model
         of_base = self._with_own_runs(list(distinct), base_of_model)
         base_of_model, of_base = (each[:, [distinct[base] for base in bases]] for each in (base_of_model, of_base))
+        if self.base is None:  # a rank's share of the images, against one rank's own
+            more = [candidate.gpus * base.global_batch / candidate.global_batch
+                    for candidate, base in zip(candidates, bases, strict=True)]  # fmt: skip
+            base_of_model, of_base = base_of_model / more, of_base / more
         future = self._future(mean, self.jobs)
         # A future run's speed is wanted only where parts are.
         speed = _estimates(of_base / mean, self._future(of_base, self.jobs_of_base) / future if with_parts else None)
@@ -158,6 +161,16 @@ class _Draws:
             _narrow(step, own, _estimates(of_model[:, own], self._future(of_model[:, own], self.jobs)))
         # Parts of a future run are taken to be those of the mean.
         return step, speed, {name: _estimates(part) for name, part in parts.items()} if with_parts else {}
+
+    def _alone(self, candidate: Candidate) -> Candidate:
+        """One rank for itself: with the candidate's share, or with its whole batch where the series keeps that."""
+        fitted = self.asked.fitted
+        if fitted.series.mode != "strong-global":
+            return candidate.alone
+        most = max(candidate.micro_batch, *(largest_micro_batch(point.trial.train) for point in fitted.series.points))
+        whole = candidate.global_batch
+        micro_batch = next(images for images in range(min(most, whole), 0, -1) if whole % images == 0)
+        return replace(candidate.alone, micro_batch=micro_batch, grad_accum=whole // micro_batch)
 
     def _of_base(self) -> tuple[StepModel, Draws]:
         """Model and draws for the base's step: where ranks share a model, one rank as base has all of it."""

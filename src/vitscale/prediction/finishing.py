@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vitscale.analysis import Analysis
 from vitscale.analysis.trials import CheckpointCost
 from vitscale.errors import RequestError, check_within
 from vitscale.prediction.evidence import Evidence, Series
-from vitscale.prediction.results import Assumption, Prediction
+from vitscale.prediction.results import REACH, Assumption, Prediction
 from vitscale.present.estimate import Estimate
 from vitscale.trial import model_cost
 from vitscale.trial.trial import Trial
@@ -30,6 +30,8 @@ NODE_MTBF_SECONDS = 160 * _DAY
   2410.21680): 6.50 failures per thousand node-days on one A100 cluster and 2.34 on another: 154 and 427 days. Jobs of
   1,024 GPUs, 128 hosts, on the first of them lasted 7.9 hours in the mean: 42 days.
 """
+_MTBF_WITHIN = 3.0
+"""Factor either way within which that is taken to lie."""
 _LARGEST_EXPONENT = 600.0
 """e^709 is the largest that a float holds."""
 
@@ -99,6 +101,38 @@ def best_interval(checkpoint_seconds: float, between_failures_seconds: float) ->
     return max(0.0, math.sqrt(2 * delta * between) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - delta)
 
 
+_HARDLY_ANY, _MANY = 0.005, 100.0
+"""Expected failures below which no end of a 90 % interval tells of them, and above which their number is normal."""
+
+
+def _with_failures(share: float, steps: float, of_each: float, spread: float, expected: float) -> float:
+    """What such a share of jobs take at most, less the mean of all: normal steps, and failures as Poisson has them.
+
+    Args:
+        share: of jobs.
+        steps: standard deviation of what the steps take.
+        of_each: what a failure costs in the mean, and `spread` its standard deviation.
+        spread: a failure comes at any time of the piece of work that is done again.
+        expected: number of failures.
+    """
+    if expected > _MANY:
+        deviation = math.hypot(steps, math.sqrt(expected) * math.hypot(of_each, spread))
+        return math.copysign(REACH, share - 0.5) * deviation
+    chances = [math.exp(-expected)]
+    while sum(chances) < 1 - 1e-4:
+        chances.append(chances[-1] * expected / len(chances))
+    apart = [(math.sqrt(2) * max(1e-9, math.hypot(steps, spread * math.sqrt(count)))) for count in range(len(chances))]
+    low, high = -expected * of_each - 6 * apart[0], len(chances) * of_each + 6 * apart[-1]
+    for _ in range(40):
+        middle = (low + high) / 2
+        below = sum(
+            chance * (1 + math.erf((middle - (count - expected) * of_each) / apart[count])) / 2
+            for count, chance in enumerate(chances)
+        )
+        low, high = (middle, high) if below < share else (low, middle)
+    return high
+
+
 def assumed_failures(nodes: int) -> Assumption:
     """What the answer takes for granted about failures, in words."""
     days, hours = NODE_MTBF_SECONDS / _DAY, NODE_MTBF_SECONDS / nodes / 3600
@@ -106,7 +140,8 @@ def assumed_failures(nodes: int) -> Assumption:
     every = f"{hours / 24:.3g} days" if hours > 48 else f"{hours:.3g} hours"
     return Assumption(
         part="failures of hosts",
-        taken=f"a host fails every {days:.0f} days, within a factor of 3 either way, so that {hosts} every {every}",
+        taken=f"a host fails every {days:.0f} days, within a factor of {_MTBF_WITHIN:g} either way, "
+        f"so that {hosts} every {every}",
         measurement="the cluster's own record: node-days over the jobs that a host has ended",
     )
 
@@ -153,7 +188,7 @@ class Finish:
     """Expected wall time."""
     low: float | None
     high: float | None
-    """Wall times if an epoch takes as long as the ends of a future run's 90 % interval; None: it would never end."""
+    """Ends of the 90 % interval of one run, by its epochs and by how many failures it has; None: it would never end."""
     failures: float | None
     """Expected number of failures while it runs."""
     lost_share: float | None
@@ -191,8 +226,43 @@ class Interruptions:
 
     def wall(self, work_seconds: float, nodes: int, startup_seconds: float) -> TimeToFinish:
         """What a job of `work_seconds` takes on `nodes` hosts, without its own start-up."""
-        restart = _NOTICED_SECONDS + startup_seconds + self.load_seconds
+        restart = self._restart_seconds(startup_seconds)
         return time_to_finish(work_seconds, nodes, self.checkpoint_seconds, restart, self.node_mtbf_seconds)
+
+    def of_a_run(
+        self, work: tuple[float, float, float], nodes: int, startup_seconds: float
+    ) -> tuple[TimeToFinish, float, float]:
+        """What a job takes in the mean, and the ends of the interval of one run in wall seconds.
+
+        Its steps, its luck with failures, and how often hosts fail where that is assumed are independent: the squares
+        of what each moves an end by add up.
+
+        Args:
+            work: seconds that the job takes without failures and checkpoints, and the ends of one run's interval.
+            nodes: hosts.
+            startup_seconds: of each restart.
+        """
+        expected, *steps = (self.wall(seconds, nodes, startup_seconds) for seconds in work)
+        whole, (low, high) = expected.wall_seconds, (bound.wall_seconds for bound in steps)
+        if not math.isfinite(whole) or expected.failures < _HARDLY_ANY:
+            return expected, low, high
+        piece = expected.interval_seconds + self.checkpoint_seconds
+        costs = self._restart_seconds(startup_seconds) + piece / 2, piece / math.sqrt(12)
+        low, high = (
+            whole + _with_failures(share, abs(bound - whole) / REACH, *costs, expected.failures)
+            for share, bound in ((0.05, low), (0.95, high))
+        )
+        if self.mtbf_assumed:
+            rare, often = (
+                replace(self, node_mtbf_seconds=times * self.node_mtbf_seconds).wall(work[0], nodes, startup_seconds)
+                for times in (_MTBF_WITHIN, 1 / _MTBF_WITHIN)
+            )
+            low = whole - math.hypot(whole - low, whole - rare.wall_seconds)
+            high = whole + math.hypot(high - whole, often.wall_seconds - whole)
+        return expected, low, high
+
+    def _restart_seconds(self, startup_seconds: float) -> float:
+        return _NOTICED_SECONDS + startup_seconds + self.load_seconds
 
     def assumed(self, nodes: int) -> tuple[Assumption, ...]:
         """What is taken for granted on `nodes` hosts."""
@@ -270,17 +340,16 @@ def _finish(asked: Horizon, prediction: Prediction, timed: CheckpointCost | None
         reason = prediction.reasons.get("epoch_seconds", "") if prediction.epoch_seconds is None else ""
         return _unavailable(asked, reason or "the size of a checkpoint of this model is not known")
     starts, epoch = prediction.startup_seconds, prediction.epoch_seconds
-    middle, low, high = (
-        between.wall(asked.epochs * seconds, prediction.nodes, starts.value if starts else 0.0)
-        for seconds in (epoch.value, *epoch.future_ends)
-    )
+    soonest, latest = epoch.future_ends
+    work = asked.epochs * epoch.value, asked.epochs * soonest, asked.epochs * latest
+    middle, low, high = between.of_a_run(work, prediction.nodes, starts.value if starts else 0.0)
     ends = math.isfinite(middle.wall_seconds)
-    wall, least, most = with_start_up(starts, middle.wall_seconds, low.wall_seconds, high.wall_seconds)
+    wall, least, most = with_start_up(starts, middle.wall_seconds, low, high)
     return Finish(
         epochs=asked.epochs,
         work_seconds=asked.epochs * epoch.value,
         wall_seconds=_finite(wall),
-        low=_finite(least) if ends else _finite(low.wall_seconds),
+        low=_finite(least if ends else low),
         high=_finite(most),
         failures=_finite(middle.failures),
         lost_share=middle.lost_share if ends else None,

@@ -35,7 +35,8 @@ def evaluate_all(
 ) -> Evaluated:
     """Evaluates configurations of any engine, each from a series of the same workload that measured its engine, if any.
 
-    Configurations that were measured are answered from their own runs.
+    Configurations that were measured are answered from their own runs. `memory_capacity_bytes` is that of the measured
+    type of GPU.
 
     Raises:
         RequestError: there is no such series, or an engine refuses the series' options.
@@ -74,7 +75,7 @@ def evaluate_all(
             measured=points,
             micro_batches=frozenset(largest_micro_batch(point.trial.train) for point in points),
             hosts_assumed=hosts_assumed,
-            memory_capacity_bytes=memory_capacity_bytes,
+            memory_capacity_bytes=memory_capacity_bytes if asked.gpu is None else None,  # another type has its own
             draws=draws,
         )
         return replace(evaluated, candidates=())  # known here: they need not travel

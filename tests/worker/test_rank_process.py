@@ -121,8 +121,22 @@ def test_the_host_s_gpus_are_asked_for_where_a_rank_sees_fewer_than_there_are_ra
     monkeypatch.setattr(rank_process, "host_gpus", lambda: gpus([0, 1]))
     monkeypatch.setattr(rank_process, "share_of_cores", lambda *told: given.extend(told))
     monkeypatch.setenv("OMP_NUM_THREADS", "")  # taken back
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "")
     rank_process.pin(RankInfo(1, 2, 1, None), World(ranks_per_node=2, threads_per_rank=1), "cuda")
     assert (given[4], given[6]) == (seen, [0, 1] if asked else [])
+
+
+@pytest.mark.parametrize(("said", "order"), [(None, "PCI_BUS_ID"), ("FASTEST_FIRST", "FASTEST_FIRST")])
+def test_cuda_numbers_gpus_as_nvml_does_unless_told(
+    monkeypatch: pytest.MonkeyPatch, said: str | None, order: str
+) -> None:
+    monkeypatch.setattr(rank_process, "bound_by_launcher", lambda: True)
+    monkeypatch.setenv("OMP_NUM_THREADS", "")  # taken back
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", said or "")
+    if said is None:
+        monkeypatch.delenv("CUDA_DEVICE_ORDER")
+    rank_process.pin(RankInfo(0, 1, 0, None), World(ranks_per_node=1, threads_per_rank=1), "cpu")
+    assert os.environ["CUDA_DEVICE_ORDER"] == order
 
 
 # --- real processes ------------------------------------------------------------------------------------------------

@@ -105,6 +105,8 @@ def pin(own: RankInfo, world: World, device: Device) -> None:
     cores do not suffice (oversubscription).
     """
     os.environ["OMP_NUM_THREADS"] = str(world.threads_per_rank)
+    # CUDA numbers GPUs by their speed unless told, NVML by their bus: among unlike ones these would be different GPUs.
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     if bound_by_launcher():
         return
     nodes: list[int | None] = []

@@ -198,6 +198,8 @@ def _settled(
         kept["accelerate_backend"] = "ddp"
     if config is not None and "train.optimizer" in deepspeed_config.fixed_fields(config):
         kept["optimizer"] = "deepspeed_config"
+    if config is not None and precision == "bf16" and kept["zero_stage"] and "train.gradient_dtype" not in by_hand:
+        kept["gradient_dtype"] = None  # the file's has no effect under DeepSpeed's autocast, as the linter says
     located = user_model.located(path, study.model)
     # Whatever the number of classes, all else must be right.
     model = located if located.unknown and digest else model_spec.resolve(located, 1)

@@ -138,6 +138,9 @@ class StudyFile:
         for field in sorted(self.swept_fields & self._decided.keys()):
             by = self._decided[field].format(key=field.partition(".")[2])
             raise self._error(f"sweep.'{field}' varies what {by} decides", next_step="Remove one of the two")
+        if "train.epochs" in self.swept_fields and "measure.steps" in self._decided:
+            what = "sweep.'train.epochs' varies a run's length, which measure.steps on the command line decides"
+            raise self._error(what, next_step="Remove one of the two")
 
     def _check_repeats(self) -> None:
         """Requires room in `max_repeats` for the runs that `target_ci` adds, and a target for `max_repeats`."""
@@ -173,7 +176,8 @@ def _without_other_length(raw: dict[str, Any], over: Mapping[str, Any]) -> dict[
     """A study without its own length in epochs where the command line gives one in steps, and the reverse."""
     for (section, key), (other, its) in itertools.permutations((("train", "epochs"), ("measure", "steps"))):
         own = raw.get(other)
-        if key in over.get(section, {}) and its not in over.get(other, {}) and isinstance(own, dict):
+        given = key in over.get(section, {}) or f"{section}.{key}" in over.get("sweep", {})
+        if given and its not in over.get(other, {}) and isinstance(own, dict):
             raw = raw | {other: {name: value for name, value in own.items() if name != its}}
     return raw
 

@@ -294,7 +294,7 @@ def _choices_of(key: str, values: Sequence[Any]) -> list[Choice]:
         what, hint = f"{named} is no field that can be swept", nearest(key, SWEEPABLE)
         if meant is not None and meant[0] in SWEEPABLE:
             raise RequestError(what, next_step=f'Write "{meant[0]}" = [...]')
-        if key == "scaling.gpus":
+        if key in ("gpus", "scaling.gpus"):
             raise RequestError(what, next_step="It is a list already: write gpus = [1, 2, 4] in [scaling]")
         raise RequestError(what, valid=valid, hint=hint)
     if not values:

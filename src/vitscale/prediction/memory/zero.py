@@ -34,7 +34,7 @@ def zero_settings(train: TrainSpec) -> ZeroSettings:
 
     def elements(key: str, default: int) -> int:
         value = as_number(zero.get(f"stage3_{key}", zero.get(key)))
-        return default if value is None else int(value)
+        return default if value is None else min(int(value), 10**15)  # no more than what arrays can count in bytes
 
     reduce_bucket = elements("reduce_bucket_size", 500_000_000)
     prefetch = elements("prefetch_bucket_size", 50_000_000)
@@ -64,7 +64,8 @@ def modelled(train: TrainSpec) -> bool:
     switched = any(flag(train, key) for key in _SWITCHES) or zero.get("zenflow") not in (None, "auto")
     grouped = any(as_number(zero.get(key)) not in _NO_GROUPS for key in _GROUPS)
     scattered = flag(train, "contiguous_gradients") is False
-    return not (offloads or switched or grouped or scattered or "data_types" in config)
+    masters = any(as_flag(section(config, of).get(f"{of}_master_weights_and_grads")) for of in ("bf16", "fp16"))
+    return not (offloads or switched or grouped or scattered or masters or "data_types" in config)
 
 
 def flag(train: TrainSpec, key: str) -> bool | None:

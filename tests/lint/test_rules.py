@@ -38,6 +38,7 @@ def test_nothing_is_found_where_nothing_is_wrong() -> None:
         # keys
         ({"train_micro_batch_size_per_gpus": 1}, "unknown-key", "error", "train_micro_batch_size_per_gpus"),
         ({"my_own_note": 1}, "unknown-key", "warning", "my_own_note"),
+        (zero(stage=3, aio={"block_size": 262144}), "unknown-key", "error", "zero_optimization.aio"),
         ({"fp16": {"enable": False}}, "unknown-key", "error", "fp16.enable"),
         ({"torch_autocast": {"enabled": True, "dtyp": "x"}}, "unknown-key", "error", "torch_autocast.dtyp"),
         (zero(xyzzy=1), "unknown-key", "error", "zero_optimization.xyzzy"),
@@ -436,6 +437,12 @@ TOTAL = "train_batch_size"
 )
 def test_batch_sizes_close_or_not(sizes: dict[str, Any], expected: set[tuple[str, str]]) -> None:
     assert batch(**sizes) == expected
+
+
+def test_a_short_name_is_told_its_place_too() -> None:
+    """NVMe settings stand inside `zero_optimization` in many files of the web."""
+    (said,) = [f for f in lint(QUIET | zero(stage=3, aio={}), Setting()) if f.kind == "unknown-key"]
+    assert said.advice == "It is known as aio: write it there if that is meant"
 
 
 def test_switches_of_0_and_1_and_numbers_in_quotes_are_what_deepspeed_makes_of_them() -> None:

@@ -163,6 +163,7 @@ def test_a_key_in_the_wrong_section_is_sent_to_the_right_one(tmp_path: Path) -> 
         ("measure", "repeats", [3], "should be a whole number. Correct it in [measure]."),
         ("train", "offload", "cpu", """'optimizer' or 'parameters'. Write offload = "optimizer" (its states"""),
         ("train", "offload", True, 'Write offload = "optimizer" (its states lie on the host)'),
+        ("launch", "environment", ["A=1"], "should be a table. Write [launch.environment] on a line of its own"),
         ("train", "drop_last", 1, "train.drop_last is 1, but should be true or false"),
         ("train", "drop_last", "yes", "should be true or false. Write true."),
         ("train", "drop_last", "sometimes", "should be true or false. Correct it in [train]."),

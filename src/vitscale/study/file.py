@@ -312,7 +312,9 @@ def _message(problem: ErrorDetails, listed: set[str], *, where: str) -> str:
         value = '"..."' if last == "name" else "..."
         return wrong_value(problem, next_step=f"Add {last} = {value}" + (f" in [{section}]" if section else ""))
     if problem["type"] in ("model_type", "dict_type"):
-        return wrong_value(problem, next_step=f"Write [{last}] on a line of its own, then one key = value per line")
+        return wrong_value(
+            problem, next_step=f"Write [{'.'.join((*outer, last))}] on a line of its own, then one key = value per line"
+        )
     if section == "sweep" and problem["type"] == "list_type" and isinstance(problem["input"], dict):
         return wrong_value(problem, next_step='Write a field in quotes, as "train.engine" = ["ddp", "fsdp2"]')
     field, value = f"{section}.{last}", problem["input"]

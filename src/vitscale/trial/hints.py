@@ -83,6 +83,7 @@ _VALUES = {
             'Write offload = "optimizer" (its states lie on the host) or "parameters" (weights too)',
         ),
     ),
+    "slurm.time": ((r".*", 'Write minutes ("90") or [days-]hours:minutes:seconds ("1:30:00")'),),
     "scaling.mode": (
         (r"strong", 'Write mode = "strong-micro" (each rank keeps its batch) or "strong-global" (all share one)'),
     ),

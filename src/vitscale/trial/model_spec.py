@@ -181,8 +181,8 @@ def _segmentation(spec: ModelSpec) -> dict[str, object]:
 
 
 _OTHERS_NAMES = re.compile(
-    r"(?:google/|facebook/)?(?:vit|deit)[-_]?(ti|s|b|l|h|tiny|small|base|large|huge)(?:[-_](?:patch)?(14|16)\b.*|[-_]patch"
-    r"(14|16).*)?",
+    r"(?:google/|facebook/)?(?:vit|deit)[-_]?(ti|s|b|l|h|tiny|small|base|large|huge)"
+    r"(?:[-_/]?(?:patch)?(8|14|16|32)(?:\D.*)?)?",
     re.IGNORECASE,
 )
 
@@ -192,7 +192,7 @@ def _meant(name: str) -> str:
     if match := _OTHERS_NAMES.fullmatch(name):
         letter = match[1][0].lower()
         own = next((ours for ours in NAMED_MODELS if ours.startswith(f"vit-{letter}")), None)
-        patch = match[2] or match[3]
+        patch = match[2]
         other_patch = f" with patch_size = {patch}" if own and patch and not own.endswith(patch) else ""
         return f'Write name = "{own}"{other_patch}, or hf = "..." for a configuration of the hub' if own else ""
     return meant_value("model.name", name)

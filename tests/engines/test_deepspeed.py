@@ -41,7 +41,6 @@ def test_deepspeed_is_told_the_mean_of_unequal_shares_so_that_its_batch_sizes_cl
             {"zero_stage": 1, "bucket_mib": 4, "precision": "bf16-params", "gradient_dtype": "fp32"},
             {"reduce_bucket_size": 2**20},
         ),
-        ({"zero_stage": 2, "gather_bucket_mib": 4}, {"allgather_bucket_size": 2**20}),
         ({"zero_stage": 3, "gather_bucket_mib": 4}, {"stage3_prefetch_bucket_size": 2**20}),
         ({"zero_stage": 2, "offload": "optimizer"}, {"offload_optimizer": {"device": "cpu"}}),
         (

@@ -26,6 +26,7 @@ FREE_OF_ERRORS: list[dict[str, Any]] = [
     BATCH | {"fp16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 32}, "communication_data_type": "fp32"},
     BATCH | {"optimizer": {"type": "OneCycle"}, "scheduler": {"type": "WarmupLR", "params": {}}},
     BATCH | {"comms_logger": {"enabled": True}, "timers": {"throughput": {"synchronized": False}}},
+    {"train_batch_size": 4.0, "flops_profiler": {"enabled": 1}, "wall_clock_breakdown": 0, "memory_breakdown": 1},
     BATCH | {"flops_profiler": {"enabled": True}, "aio": {}, "activation_checkpointing": {"profile": True}},
     BATCH | {"tensorboard": {"enabled": False}, "csv_monitor": {}, "wandb": {"team": "x"}, "pipeline": {"stages": 2}},
     BATCH | {"data_types": {"grad_accum_dtype": "fp32"}, "checkpoint": {"tag_validation": "Warn"}},

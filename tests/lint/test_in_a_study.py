@@ -67,6 +67,18 @@ def test_what_the_study_takes_from_the_file_is_held_against_the_file(tmp_path: P
     assert ("communication-type", "communication_data_type") in rules(found)
 
 
+def test_what_the_file_says_of_gradients_is_said_to_have_no_effect_under_autocast(tmp_path: Path) -> None:
+    """At stage 0 it has one."""
+    file = {"communication_data_type": "fp32"}
+    found = planned(tmp_path, file, train={"precision": "bf16", "zero_stage": 2})
+    assert {trial.train.gradient_dtype for trial in found.record.trials.values()} == {None}
+    (said,) = [f for f in findings_of(found.record.trials) if f.kind == "communication-type"]
+    assert said.severity == "warning"
+    assert said.message.startswith("Without effect: under torch_autocast stage 2 sends each gradient in the type")
+    whole = planned(tmp_path, file, train={"precision": "bf16", "zero_stage": 0})
+    assert {trial.train.gradient_dtype for trial in whole.record.trials.values()} == {"fp32"}
+
+
 def test_trials_without_a_file_have_no_findings(tmp_path: Path) -> None:
     found = plan(write_study(tmp_path), EIGHT_CORES, lambda _: summary())
     assert findings_of(found.record.trials) == ()

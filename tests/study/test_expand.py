@@ -239,6 +239,11 @@ def test_a_model_that_is_neither_is_refused_in_one_message(tmp_path: Path, hf: s
         ({"measure": {"steps": "auto"}}, "and both are given"),
         ({"train": {"epochs": None}, "measure": {"steps": "some"}}, "measure.steps is 'some'"),
         ({"train": {"zero_stage": 2}}, "train.zero_stage = 2 has no meaning under train.engine = 'ddp'"),
+        (
+            {"sweep": {"train.engine": ["deepspeed", "ddp"], "train.zero_stage": [1]}},
+            "Remove it, or set engine = 'deepspeed'. To sweep only what goes together, list tables in [sweep]: "
+            "train = [{ engine = 'ddp', zero_stage = 1 }, ...].",
+        ),
         ({"train": {"micro_batch": None}}, "train.micro_batch is missing"),
         ({"train": {"global_batch": 64}}, "train.global_batch = 64 has no meaning under scaling.mode = 'strong-micro'"),
         ({"scaling": {"fraction_per_gpu": 0.1}}, "scaling.fraction_per_gpu = 0.1 has no meaning under scaling.mode"),

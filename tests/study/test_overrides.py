@@ -80,6 +80,14 @@ def test_a_length_of_the_command_line_takes_the_place_of_the_file_s(tmp_path: Pa
         assert (asked.train.epochs, asked.measure.steps) == length
     both = read(tmp_path, "train.epochs=2", "measure.steps=5", changes=steps).study
     assert (both.train.epochs, both.measure.steps) == (2, 5)
+    swept = read(tmp_path, "sweep.train.epochs=[1, 2]", changes=steps)
+    assert [(point.train.epochs, point.measure.steps) for _, point, _ in swept.points()] == [(1, None), (2, None)]
+
+
+def test_a_length_of_the_command_line_is_named_beside_one_that_the_study_sweeps(tmp_path: Path) -> None:
+    swept: dict[str, dict[str, Any]] = {"train": {"epochs": None}, "sweep": {"train.epochs": [1, 2]}}
+    said = refusal(tmp_path, "measure.steps=5", changes=swept)
+    assert "sweep.'train.epochs' varies a run's length, which measure.steps on the command line decides" in said
 
 
 def test_a_sweep_is_put_over_by_its_own_key(tmp_path: Path) -> None:

@@ -72,6 +72,8 @@ def test_a_script_needs_neither_model_nor_data() -> None:
 
 
 def test_an_editor_is_told_what_the_sources_say() -> None:
+    for section in (SCHEMA, *SCHEMA["$defs"].values()):
+        assert [key for key, value in section["properties"].items() if not {"$ref", "description"} & set(value)] == []
     train = SCHEMA["$defs"]["TrainSection"]["properties"]
     assert train["grad_accum"]["description"] == "Micro-steps per optimizer step."
     assert train["precision"]["description"].startswith("auto: bf16 where")  # the section's own, not its base's

@@ -114,7 +114,7 @@ def test_a_site_file_that_is_not_there_is_named() -> None:
         ('[launch.environment]\n"A B" = "x"', "launch.environment"),
         ('[launch.environment]\nA = "x\\u0000y"', r"launch.environment.A is 'x\x00y', but should be text of the form"),
         ('[slurm]\npython = "x\\u0000y"', r"slurm.python is 'x\x00y', but should be text of the form"),
-        ('[slurm]\ntime = "soon"', "slurm.time is 'soon'"),
+        ('[slurm]\ntime = "soon"', """Write minutes ("90") or [days-]hours:minutes:seconds"""),
         ("[node]\ncores = 0", "node.cores is 0, but should be at least 1"),
     ],
 )

@@ -307,6 +307,9 @@ def test_importing_it_imports_no_torch() -> None:
     [
         ("vit_base_patch16_224", 'name = "vit-b16",'),
         ("vit_b_16", 'name = "vit-b16",'),
+        ("ViT-B/16", 'name = "vit-b16",'),
+        ("ViT-L16", 'name = "vit-l16",'),
+        ("vit-b32", 'name = "vit-b16" with patch_size = 32,'),
         ("google/vit-large-patch16-224", 'name = "vit-l16",'),
         ("deit_tiny_patch16_224", 'name = "vit-ti16",'),
         ("vit_large_patch14_224", 'name = "vit-l16" with patch_size = 14,'),

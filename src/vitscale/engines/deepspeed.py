@@ -82,8 +82,7 @@ def _zero(train: TrainSpec) -> dict[str, Any]:
     if train.bucket_mib is not None:
         zero["reduce_bucket_size"] = train.bucket_mib * 2**20 // _gradient_bytes(train)
     if train.gather_bucket_mib is not None:
-        key = "stage3_prefetch_bucket_size" if train.zero_stage == 3 else "allgather_bucket_size"
-        zero[key] = train.gather_bucket_mib * 2**20 // _weight_bytes(train)
+        zero["stage3_prefetch_bucket_size"] = train.gather_bucket_mib * 2**20 // _weight_bytes(train)
     if train.offload != "none":
         zero["offload_optimizer"] = {"device": "cpu"}
     if train.offload == "parameters":

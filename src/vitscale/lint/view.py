@@ -16,7 +16,7 @@ from typing import Any
 
 from vitscale.errors import RequestError, shown
 from vitscale.present.document import About, Finding, Severity
-from vitscale.trial import model_cost, model_spec
+from vitscale.trial import engines, model_cost, model_spec
 from vitscale.trial.model_spec import NAMED_MODELS, ModelSpec
 
 _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?(?:[.+-][\w.+-]*)?")
@@ -211,11 +211,6 @@ _ABSENT = object()
 _LARGEST = 1e30  # beyond every real value; what is larger no longer divides as a float
 
 
-# https://docs.pydantic.dev/latest/concepts/conversion_table/
-_TRUE = frozenset({"true", "t", "yes", "y", "on", "1"})
-_FALSE = frozenset({"false", "f", "no", "n", "off", "0"})
-
-
 DTYPES = {
     **dict.fromkeys(("fp32", "float32", "float", "torch.float32"), "fp32"),
     **dict.fromkeys(("fp16", "float16", "half", "torch.float16"), "fp16"),
@@ -236,14 +231,6 @@ def finding(rule: str, severity: Severity, key: str, message: str, fix: str, sou
         source: where to look this up: a file of a release of DeepSpeed, its documentation, a paper.
     """
     return Finding(rule, severity, message, fix, About(key=key, source=source))
-
-
-def as_switch(value: object) -> bool | None:
-    """The boolean that pydantic makes of `value`; None where it refuses."""
-    if isinstance(value, str):
-        word = value.lower()
-        return True if word in _TRUE else False if word in _FALSE else None
-    return bool(value) if isinstance(value, (bool, int, float)) and value in (0, 1) else None
 
 
 @dataclass(frozen=True)
@@ -274,12 +261,12 @@ class View:
         return any(name in self.setting.settled or self._at(name) == "auto" for name in above)
 
     def flag(self, key: str, default: bool = False) -> bool | None:
-        """A switch's value; `default` where it is absent."""
+        """A switch's value; `default` where it is absent. Where no model converts it, only 0 and 1 stand for one."""
         value = self._at(key)
         if value is _ABSENT:
             return default
         converts = (self.release.fact(key) or "").startswith("bool")
-        return as_switch(value) if converts else value if isinstance(value, bool) else None
+        return engines.as_flag(value) if converts or isinstance(value, int) else None
 
     def on(self, key: str) -> bool:
         """Whether a switch is there and on."""
@@ -290,6 +277,9 @@ class View:
         value = self._at(key)
         if value is _ABSENT:
             return default
+        kind = (self.release.fact(key) or "").partition(" ")[0]
+        if kind in ("int", "float"):
+            value = engines.as_number(value, kind)
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             return None
         return value if abs(value) < _LARGEST else None

@@ -200,31 +200,29 @@ def tf32_allowed(override: str | None) -> bool | None:
     Args:
         override: NVIDIA_TF32_OVERRIDE: "0" forbids it, any other number demands it, whatever a program sets.
     """
-    if override and override.strip():
-        return override.strip() != "0"
     cudnn = torch.backends.cudnn
-    convolutions = _allowed([_of_cudnn("conv"), cudnn], lambda: cudnn.allow_tf32)
-    told = (products_in_tf32(None), convolutions)
+    convolutions = _allowed(override, [_of_cudnn("conv"), cudnn], lambda: cudnn.allow_tf32)
+    told = (products_in_tf32(override), convolutions)
     return True if True in told else None if None in told else False
 
 
 def products_in_tf32(override: str | None) -> bool | None:
     """The same of matrix products alone."""
-    if override and override.strip():
-        return override.strip() != "0"
     matmul = torch.backends.cuda.matmul
-    return _allowed([matmul], lambda: matmul.allow_tf32)
+    return _allowed(override, [matmul], lambda: matmul.allow_tf32)
 
 
 def _of_cudnn(part: str) -> Any:
     return getattr(torch.backends.cudnn, part, None)
 
 
-def _allowed(backends: Sequence[Any], earlier: Callable[[], bool]) -> bool | None:
-    """Reads the first of these backends, or torch as a whole, that names a precision; else the earlier setting.
+def _allowed(override: str | None, backends: Sequence[Any], earlier: Callable[[], bool]) -> bool | None:
+    """Obeys `override`, else the first of these backends, or torch as a whole, that names a precision, else `earlier`.
 
     Once a program has used the present settings, torch's getters of the earlier ones may raise (torch 2.9 and later).
     """
+    if override and override.strip():
+        return override.strip() != "0"
     named = (getattr(backend, "fp32_precision", "none") for backend in (*backends, torch.backends))
     precision = next((name for name in named if name != "none"), None)
     if precision is not None:

@@ -198,6 +198,8 @@ def _settled(
         kept["accelerate_backend"] = "ddp"
     if config is not None and "train.optimizer" in deepspeed_config.fixed_fields(config):
         kept["optimizer"] = "deepspeed_config"
+    if config is not None and precision == "bf16" and kept["zero_stage"] and "train.gradient_dtype" not in by_hand:
+        kept["gradient_dtype"] = None  # the file's has no effect under DeepSpeed's autocast, as the linter says
     located = user_model.located(path, study.model)
     # Whatever the number of classes, all else must be right.
     model = located if located.unknown and digest else model_spec.resolve(located, 1)
@@ -213,7 +215,7 @@ def _settled(
         shares = resolve.micro_batches_of(study.train, gpus, micro_batch)
         sizes = {"micro_batch": micro_batch, "grad_accum": grad_accum, "micro_batches": shares}
         train = TrainSpec(**kept | sizes)
-        engines.check(train)
+        _check_engine(train, {field: labels[field] for field in study.sweep if field.startswith("train.")})
         _check_references(path, train)
         model_checks.check_split(study.parallel, train, model)
         if study.measure.checkpoint:
@@ -227,6 +229,21 @@ def _settled(
         )
     data = _located(path, study.data)
     return _Settled(labels, study, data, located, tuple(worlds), digest)
+
+
+def _check_engine(train: TrainSpec, swept: dict[str, Any]) -> None:
+    """Checks training against its engine; where all values of several fields are combined, says how some are."""
+    try:
+        engines.check(train)
+    except RequestError as error:
+        if len(swept) < 2:
+            raise
+        values = {
+            field: shown(value) if isinstance(value, str) else str(value).lower() for field, value in swept.items()
+        }
+        table = ", ".join(f"{field.removeprefix('train.')} = {value}" for field, value in values.items())
+        together = f"To sweep only what goes together, list tables in [sweep]: train = [{{ {table} }}, ...]"
+        raise RequestError(str(error), next_step=together) from None
 
 
 def _check_references(path: Path, train: TrainSpec) -> None:

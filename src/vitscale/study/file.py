@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from vitscale.base.files import beside, has_long_keys, read_text
 from vitscale.errors import RequestError, explain, nearest, shown, wrong_value
-from vitscale.study.sections import SECTIONS, Choice, Study, choices
+from vitscale.study.sections import SECTIONS, SWEEPABLE, Choice, Study, choices
 from vitscale.trial.hints import meant_key, meant_value
 from vitscale.trial.trial import Mode
 
@@ -125,7 +125,8 @@ class StudyFile:
                 if section != "sweep" and isinstance(keys, dict)
                 for key in keys
             )
-            yield labels, _validated(self.path, raw), by_hand  # no line is named: a swept value stands on none
+            # No line is named: a swept value stands on none, and all others have been validated.
+            yield labels, _validated(self.path, raw, where="in [sweep]"), by_hand
 
     def _choices(self) -> list[list[Choice]]:
         try:
@@ -138,6 +139,9 @@ class StudyFile:
         for field in sorted(self.swept_fields & self._decided.keys()):
             by = self._decided[field].format(key=field.partition(".")[2])
             raise self._error(f"sweep.'{field}' varies what {by} decides", next_step="Remove one of the two")
+        if "train.epochs" in self.swept_fields and "measure.steps" in self._decided:
+            what = "sweep.'train.epochs' varies a run's length, which measure.steps on the command line decides"
+            raise self._error(what, next_step="Remove one of the two")
 
     def _check_repeats(self) -> None:
         """Requires room in `max_repeats` for the runs that `target_ci` adds, and a target for `max_repeats`."""
@@ -166,14 +170,15 @@ class StudyFile:
         return RequestError(f"{shown(str(self.path))}: {what}", valid=valid or [], next_step=next_step)
 
 
-_COMMAND_LINE = "command line"
+_COMMAND_LINE, _ON_IT = "command line", "on the command line"
 
 
 def _without_other_length(raw: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """A study without its own length in epochs where the command line gives one in steps, and the reverse."""
     for (section, key), (other, its) in itertools.permutations((("train", "epochs"), ("measure", "steps"))):
         own = raw.get(other)
-        if key in over.get(section, {}) and its not in over.get(other, {}) and isinstance(own, dict):
+        given = key in over.get(section, {}) or f"{section}.{key}" in over.get("sweep", {})
+        if given and its not in over.get(other, {}) and isinstance(own, dict):
             raw = raw | {other: {name: value for name, value in own.items() if name != its}}
     return raw
 
@@ -206,7 +211,7 @@ def _check_by_itself(name: str, section: Mapping[str, Any], source: str) -> None
         for problem in problems:
             problem["loc"] = (name, *problem["loc"])
         if problems:
-            told = _messages(problems, by_hand=source == _COMMAND_LINE)
+            told = _messages(problems, where=_ON_IT if source == _COMMAND_LINE else "")
             raise RequestError(f"{source}{told}") from None
 
 
@@ -229,12 +234,12 @@ def _nested_too_deeply(path: Path) -> RequestError:
     )
 
 
-def _validated(path: Path, raw: Mapping[str, Any], text: str = "") -> Study:
+def _validated(path: Path, raw: Mapping[str, Any], text: str = "", where: str = "") -> Study:
     try:
         # Strict: "64" is no number, and 1 is not true.
         study = Study.model_validate(raw, strict=True)
     except ValidationError as error:
-        told = _messages(error.errors(include_url=False), text)
+        told = _messages(error.errors(include_url=False), text, where=where)
         raise RequestError(f"{shown(str(path))}{told}") from None
     if not _NAME.fullmatch(study.name):
         raise RequestError(
@@ -244,10 +249,10 @@ def _validated(path: Path, raw: Mapping[str, Any], text: str = "") -> Study:
     return study
 
 
-def _messages(problems: Sequence[ErrorDetails], text: str = "", *, by_hand: bool = False) -> str:
+def _messages(problems: Sequence[ErrorDetails], text: str = "", *, where: str = "") -> str:
     """What is wrong, with its line in `text`; several mistakes are listed one per line, at most five.
 
-    `by_hand`: the values are of the command line.
+    `where`: where the values stand ("on the command line") if not in their own sections.
     """
     listed: set[str] = set()
     # pydantic counts only valid items, so a list with wrong ones may seem too short: only the wrong ones are told.
@@ -256,7 +261,7 @@ def _messages(problems: Sequence[ErrorDetails], text: str = "", *, by_hand: bool
         for problem in problems
         if problem["type"] != "too_short" or not any(other["loc"][:-1] == problem["loc"] for other in problems)
     ]
-    told = [(_line_of(text, problem["loc"]), _message(problem, listed, by_hand=by_hand)) for problem in problems[:5]]
+    told = [(_line_of(text, problem["loc"]), _message(problem, listed, where=where)) for problem in problems[:5]]
     if len(told) == 1:
         return "".join(f", {line}: {message}" if line else f": {message}" for line, message in told)
     lines = [f"\n  {line}{': ' if line else ''}{message}" for line, message in told]
@@ -277,7 +282,7 @@ def _line_of(text: str, where: Sequence[int | str]) -> str:
     return f"line {heading}" if heading else ""
 
 
-def _message(problem: ErrorDetails, listed: set[str], *, by_hand: bool) -> str:
+def _message(problem: ErrorDetails, listed: set[str], *, where: str) -> str:
     """Words one problem: an unknown key with the valid ones and where it belongs, or a wrong value.
 
     A section's keys are listed only once; `listed` holds the sections whose keys have been.
@@ -289,13 +294,13 @@ def _message(problem: ErrorDetails, listed: set[str], *, by_hand: bool) -> str:
         if meant := meant_key(last):
             (home, _, key), value, remark = meant[0].partition("."), meant[1], meant[2]
             written = f"{key} = {value}" if value else key
-            where = f"[{section}]" if section else "the study"
-            return f"unknown key {shown(last)} in {where}. Write {written} in [{home}]{remark}."
+            at = f"[{section}]" if section else "the study"
+            return f"unknown key {shown(last)} in {at}. Write {written} in [{home}]{remark}."
         homes = [f"[{name}]" for name, model in SECTIONS.items() if last in model.model_fields]
-        where = f"in [{section}]" if section else "at the top level"
+        at = f"in [{section}]" if section else "at the top level"
         hint = nearest(last, valid)
         message = explain(
-            f"unknown key {shown(last)} {where}{f'.{hint}' if hint else ''}",
+            f"unknown key {shown(last)} {at}{f'.{hint}' if hint else ''}",
             valid=[] if section in listed else valid,
             next_step=f"It belongs in {' or '.join(homes)}" if homes else "",
         )
@@ -307,17 +312,23 @@ def _message(problem: ErrorDetails, listed: set[str], *, by_hand: bool) -> str:
         value = '"..."' if last == "name" else "..."
         return wrong_value(problem, next_step=f"Add {last} = {value}" + (f" in [{section}]" if section else ""))
     if problem["type"] in ("model_type", "dict_type"):
-        return wrong_value(problem, next_step=f"Write [{last}] on a line of its own, then one key = value per line")
+        return wrong_value(
+            problem, next_step=f"Write [{'.'.join((*outer, last))}] on a line of its own, then one key = value per line"
+        )
     if section == "sweep" and problem["type"] == "list_type" and isinstance(problem["input"], dict):
         return wrong_value(problem, next_step='Write a field in quotes, as "train.engine" = ["ddp", "fsdp2"]')
-    correct = f"Correct it in [{section}]" if section else "Correct it at the top"
-    if by_hand:
-        correct = "Correct it on the command line"
-        if problem["type"] in ("list_type", "tuple_type") and isinstance(problem["input"], str | int):
-            parts = [part.strip() for part in str(problem["input"]).split(",")]
-            listed_values = ", ".join(part if part.isdecimal() else f'"{part}"' for part in parts)
-            correct = f"Write '{section}.{last}=[{listed_values}]'"
-    return wrong_value(problem, next_step=meant_value(f"{section}.{last}", problem["input"]) or correct)
+    field, value = f"{section}.{last}", problem["input"]
+    correct = f"Correct it {where or (f'in [{section}]' if section else 'at the top')}"
+    listable = problem["type"] in ("list_type", "tuple_type") and isinstance(value, str | int)
+    if listable and len(f"{value}{last}") < 100 and f"{value}{last}".isprintable():
+        parts = [part.strip() for part in str(value).split(",")]
+        values = ", ".join(part if part.isdecimal() else f'"{part}"' for part in parts)
+        key = f'"{last}"' if "." in last else last
+        correct = f"Write '{field}=[{values}]'" if where == _ON_IT else f"Write {key} = [{values}]"
+    elif isinstance(value, list) and field in SWEEPABLE and where in ("", _ON_IT):
+        listed_there = f"'sweep.{field}=[...]'" if where else f'"{field}" = [...] in [sweep]'
+        correct = f"To vary it, write {listed_there}"
+    return wrong_value(problem, next_step=meant_value(field, value) or correct)
 
 
 def overridden(words: Sequence[str]) -> dict[str, Any]:

@@ -67,6 +67,7 @@ class ScalingSection(Spec):
     """[scaling]: the batch policy and the rank counts."""
 
     mode: Mode = "strong-micro"
+    """What stays as ranks are added: the micro-batch, the global batch, or the images of each rank (weak)."""
     gpus: Annotated[RankCounts, Fact(swept=False)] = (1,)
     """Ranks in all, on GPUs or on CPUs."""
     fraction_per_gpu: Annotated[float | None, Fact(swept=False, short="{:g} of the data per GPU")] = Field(
@@ -121,12 +122,17 @@ class SlurmSection(Spec):
     """job: one job for each world, which does its runs in turn. array: one array per world, with one run in each
     element."""
     partition: str | None = None
+    """Partition (queue) of the jobs."""
     account: str | None = None
+    """Account that the jobs are charged to."""
     qos: str | None = None
+    """Quality of service of the jobs."""
     time: str | None = Field(default=None, pattern=r"^(\d+-)?\d{1,6}(:\d{2}){0,2}$")
     """Time limit of each job: minutes, or [days-]hours:minutes:seconds."""
     constraint: str | None = None
+    """Features that the nodes must have."""
     reservation: str | None = None
+    """Reservation whose nodes the jobs take."""
     gpus: Literal["gpus-per-node", "gres", "none"] = "gpus-per-node"
     """How GPUs are asked for: `--gpus-per-node=N`, `--gres=gpu:N`, or not at all."""
     gpu_type: str | None = None
@@ -136,6 +142,7 @@ class SlurmSection(Spec):
     container: str | None = None
     """An image in which the ranks run."""
     container_runtime: Literal["apptainer", "pyxis"] = "apptainer"
+    """What runs `container`: Apptainer, or pyxis as an option of srun."""
     container_mounts: list[str] = Field(default_factory=list)
     """HOST:CONTAINER pairs, besides the results and the working directory."""
     python: WithoutNul | None = None
@@ -150,7 +157,9 @@ class NodeSection(Spec):
     """[node]: one host of the cluster, where it differs from the machine that plans (a login node)."""
 
     cores: int = Field(ge=1, le=100_000)
+    """Processor cores that its ranks may use."""
     gpus: int = Field(default=0, ge=0, le=1024)
+    """Number of its GPUs."""
     fast_bf16: bool = True
     """Whether its processor or its GPUs are faster in bf16 than in fp32."""
 
@@ -171,6 +180,7 @@ class MeasureSection(WindowSpec):
     steps: Annotated[StepCount | Literal["auto"] | None, WrapValidator(_steps_or_auto)] = None  # type: ignore[assignment]  # a trial has the number
     """Optimizer steps after warm-up. "auto": as few as tell a run's mean step (`trial.step_schedule.shortest_run`)."""
     repeats: int = Field(default=3, ge=1, le=1000)
+    """Runs of each trial."""
     target_ci: float | None = Field(default=None, gt=0.0, lt=1.0)
     """Whole runs are added to a trial until the 95 % interval of its epoch time lies within this share of that time."""
     max_repeats: int = Field(default=10, ge=1, le=1000)
@@ -183,6 +193,7 @@ class MeasureSection(WindowSpec):
     hang_seconds: float = Field(default=300.0, gt=0.0)
     """A run in which no rank records anything for this long is ended as `hang`."""
     timeout_seconds: float | None = Field(default=None, gt=0.0)
+    """A run that takes longer is ended as `timeout`; by default none is."""
     order_seed: Seed = 0
     """Seed of the random order of runs."""
     retries: int = Field(default=1, ge=0, le=100)
@@ -193,6 +204,7 @@ class Study(Spec):
     """One study file, or one point of its sweep."""
 
     name: str
+    """Name of the study: 1 to 100 letters, digits, ".", "_" or "-"."""
     model: ModelSpec
     data: DataSpec
     train: TrainSection = TrainSection()
@@ -282,7 +294,7 @@ def _choices_of(key: str, values: Sequence[Any]) -> list[Choice]:
         what, hint = f"{named} is no field that can be swept", nearest(key, SWEEPABLE)
         if meant is not None and meant[0] in SWEEPABLE:
             raise RequestError(what, next_step=f'Write "{meant[0]}" = [...]')
-        if key == "scaling.gpus":
+        if key in ("gpus", "scaling.gpus"):
             raise RequestError(what, next_step="It is a list already: write gpus = [1, 2, 4] in [scaling]")
         raise RequestError(what, valid=valid, hint=hint)
     if not values:

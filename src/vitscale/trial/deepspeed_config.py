@@ -20,6 +20,7 @@ from vitscale.trial.trial import ZeroStage
 
 _DEEPEST = 20
 BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+_MOST_DIGITS = 1000
 
 
 class _Part(BaseModel):
@@ -92,7 +93,7 @@ def parse_json(text: str, named: str) -> dict[str, Any]:
         RequestError: it is no JSON, nested too deeply, or no object.
     """
     try:
-        config = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        config = json.loads(text, object_pairs_hook=_unique, parse_int=_whole, parse_constant=_no_constant)
         _require_plain(config)
     except json.JSONDecodeError as error:
         raise RequestError(f"{named} is not JSON at line {error.lineno}, column {error.colno}: {error.msg}") from None
@@ -112,6 +113,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise ValueError(f"key {shown(key)} stands twice in one object")
         content[key] = value
     return content
+
+
+def _whole(text: str) -> int:
+    if len(text) > _MOST_DIGITS:
+        raise ValueError(f"a whole number in it has {len(text):,} digits")
+    return int(text)
 
 
 def _no_constant(name: str) -> float:
@@ -226,7 +233,6 @@ _ALSO_A_KEY: dict[str, tuple[str, ...]] = {
     "train.overlap_comm": ("zero_optimization.overlap_comm",),
     "train.bucket_mib": ("zero_optimization.reduce_bucket_size",),
     "train.gather_bucket_mib": (
-        "zero_optimization.allgather_bucket_size",
         "zero_optimization.stage3_prefetch_bucket_size",
         "zero_optimization.prefetch_bucket_size",
     ),

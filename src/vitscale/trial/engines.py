@@ -68,7 +68,7 @@ class EngineFacts:
     """ZeRO stages with which `vitscale advise` considers it even if no run used it; (0,) for an engine without."""
 
 
-_FROM_STAGE_1 = ("offload", "overlap_comm", "bucket_mib", "gather_bucket_mib")
+_FROM_STAGE_1 = ("offload", "overlap_comm", "bucket_mib")
 """Options that DeepSpeed takes from stage 1 on. At stage 0 it exchanges whole gradients after backward, in buckets of a
 fixed 5e8 elements (`allreduce_gradients` in deepspeed/runtime/engine.py, 0.19)."""
 
@@ -198,12 +198,14 @@ def _deepspeed(train: TrainSpec) -> Iterator[Refusal]:
             if (value := getattr(train, option)) != TrainSpec.model_fields[option].default:
                 what = f"train.{option} = {shown(value)} has no effect under DeepSpeed at zero_stage = 0"
                 yield Refusal(what, "Remove it, or set zero_stage = 1, 2 or 3")
+    if stage < 3 and train.gather_bucket_mib is not None:  # `all_gather_dp_groups` in runtime/utils.py
+        what = f"train.gather_bucket_mib = {train.gather_bucket_mib} has no effect under DeepSpeed at zero_stage = "
+        yield Refusal(f"{what}{stage}: only stage 3 gathers weights in buckets", "Remove it, or set zero_stage = 3")
     if stage > 0 and train.precision == "bf16" and train.gradient_dtype is not None:
         yield Refusal(
             f"train.gradient_dtype = {shown(train.gradient_dtype)} has no effect under DeepSpeed with precision = "
             f"'bf16' at zero_stage = {stage}: its autocast decides, and sends linear layers in bf16, the rest in fp32",
-            "Remove it (communication_data_type in a DeepSpeed file), or use precision = 'fp32' or 'bf16-params', or "
-            "zero_stage = 0",
+            "Remove it, or use precision = 'fp32' or 'bf16-params', or zero_stage = 0",
         )
     if train.offload == "parameters" and stage != 3:
         yield Refusal(
@@ -290,9 +292,34 @@ def _deepspeed_norms_unknown(train: TrainSpec) -> str | None:
         return "the optimizer exchanges no gradients once it compresses"
     if kind == "muon" and train.zero_stage > 0:
         return "under Muon DeepSpeed takes the norm of the update, not of the gradient"
-    if isinstance(zero, dict) and zero.get("compute_grad_norm") is False and train.zero_stage > 0:
+    if isinstance(zero, dict) and as_flag(zero.get("compute_grad_norm")) is False and train.zero_stage > 0:
         return "the DeepSpeed file sets compute_grad_norm to false"
     return None
+
+
+_TRUE, _FALSE = ("true", "t", "yes", "y", "on", "1"), ("false", "f", "no", "n", "off", "0")
+"""Words of https://docs.pydantic.dev/latest/concepts/conversion_table/"""
+_LARGEST_WHOLE = 2**63
+
+
+def as_flag(value: object) -> bool | None:
+    """The boolean that pydantic, and so DeepSpeed's models, makes of `value`; None where it refuses."""
+    if isinstance(value, str):
+        return True if value.lower() in _TRUE else False if value.lower() in _FALSE else None
+    return bool(value) if isinstance(value, bool | int | float) and value in (0, 1) else None
+
+
+def as_number(value: object, kind: str = "int") -> int | float | None:
+    """The number that pydantic makes of `value` for an "int" or a "float"; None where it refuses."""
+    if isinstance(value, str):
+        whole, _, rest = value.strip().partition(".")
+        try:
+            value = float(value) if kind == "float" else int(whole) if value.isascii() and not rest.strip("0") else None
+        except ValueError:
+            return None
+    if isinstance(value, float):
+        return value if kind == "float" or (value.is_integer() and abs(value) < _LARGEST_WHOLE) else None
+    return min(max(value, -_LARGEST_WHOLE), _LARGEST_WHOLE) if isinstance(value, int) else None
 
 
 def _megatron_unavailable(device: Device) -> str | None:

@@ -77,6 +77,13 @@ _VALUES = {
     ),
     "train.device": ((r"gpu|nvidia|cuda:\d+", 'Write device = "cuda"'),),
     "train.optimizer": ((r"adam|fused_?adam|adamw_.*", 'Write optimizer = "adamw"'),),
+    "train.offload": (
+        (
+            r"cpu|nvme|host|true",
+            'Write offload = "optimizer" (its states lie on the host) or "parameters" (weights too)',
+        ),
+    ),
+    "slurm.time": ((r".*", 'Write minutes ("90") or [days-]hours:minutes:seconds ("1:30:00")'),),
     "scaling.mode": (
         (r"strong", 'Write mode = "strong-micro" (each rank keeps its batch) or "strong-global" (all share one)'),
     ),
@@ -96,6 +103,7 @@ def meant_key(word: str) -> tuple[str, str, str] | None:
 
 def meant_value(field: str, value: object) -> str:
     """What to write for another program's value of a dotted field; empty where the value is unknown."""
+    value = "true" if value is True else value
     if not isinstance(value, str) or len(value) > 100:
         return ""
     for pattern, advice in _VALUES.get(field, ()):

@@ -42,7 +42,9 @@ class ModelSpec(Spec):
     factory: str | None = None
     """ "module:function", called with `num_classes` and `image_size`, and with `channels` where it takes them."""
     image_size: int = Field(default=224, ge=1, le=8192)
+    """Side in pixels of the images that the model sees; others are resized on the device."""
     patch_size: int | None = Field(default=None, ge=1, le=1024)
+    """Side in pixels of a patch; null takes that of the named model."""
     num_classes: int | None = Field(default=None, ge=1, le=10_000_000)
     """Number of classes; null takes the dataset's."""
     channels: Annotated[int, Fact(since=7)] = Field(default=3, ge=1, le=4096)
@@ -52,6 +54,7 @@ class ModelSpec(Spec):
     layers: int | None = Field(default=None, ge=1, le=1000)
     """Number of blocks of a ViT."""
     heads: int | None = Field(default=None, ge=1, le=1024)
+    """Number of attention heads; in Swin that of the first stage."""
     mlp_size: int | None = Field(default=None, ge=1, le=1_000_000)
     """Width inside a ViT's MLP; null takes 4 x hidden_size, as all named models have it."""
     depths: Annotated[Depths | None, Fact(since=7)] = None
@@ -178,8 +181,8 @@ def _segmentation(spec: ModelSpec) -> dict[str, object]:
 
 
 _OTHERS_NAMES = re.compile(
-    r"(?:google/|facebook/)?(?:vit|deit)[-_]?(ti|s|b|l|h|tiny|small|base|large|huge)(?:[-_](?:patch)?(14|16)\b.*|[-_]patch"
-    r"(14|16).*)?",
+    r"(?:google/|facebook/)?(?:vit|deit)[-_]?(ti|s|b|l|h|tiny|small|base|large|huge)"
+    r"(?:[-_/]?(?:patch)?(8|14|16|32)(?:\D.*)?)?",
     re.IGNORECASE,
 )
 
@@ -189,7 +192,7 @@ def _meant(name: str) -> str:
     if match := _OTHERS_NAMES.fullmatch(name):
         letter = match[1][0].lower()
         own = next((ours for ours in NAMED_MODELS if ours.startswith(f"vit-{letter}")), None)
-        patch = match[2] or match[3]
+        patch = match[2]
         other_patch = f" with patch_size = {patch}" if own and patch and not own.endswith(patch) else ""
         return f'Write name = "{own}"{other_patch}, or hf = "..." for a configuration of the hub' if own else ""
     return meant_value("model.name", name)

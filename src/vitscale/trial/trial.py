@@ -85,14 +85,19 @@ class DataSpec(Spec):
     """
 
     name: Annotated[str, Fact(short="{}")]
+    """Dataset: one of vitscale's (`synthetic` makes images, `folder` reads your own), or another package's."""
     hf: Annotated[str | None, Fact(since=7)] = Field(default=None, min_length=1, max_length=4096)
     """A dataset of Hugging Face's library: a folder on disk, or a name on the hub ("NAME", "NAME:CONFIGURATION")."""
     columns: Annotated[Columns | None, Fact(since=7)] = None
     """The columns of images and labels of an `hf` dataset, where it has several."""
     root: Annotated[str | None, Fact(role="location")] = None
+    """Folder of the images, or the archive that holds them; a relative path starts in the study file's folder."""
     download: Annotated[bool, Fact(role="location")] = False
+    """Fetch the archive into `root` where it is not there yet."""
     verify: Annotated[bool, Fact(role="location")] = True
+    """Refuse an archive that has another MD5 than the official one."""
     md5: Annotated[str | None, Fact(role="location")] = None
+    """MD5 that the archive shall have instead of the official one."""
     fraction: float = Field(default=1.0, gt=0.0, le=1.0)
     """Share of the training images that is used."""
     held_out: float = Field(default=0.2, gt=0.0, lt=1.0)
@@ -138,6 +143,7 @@ class TrainFields(Spec):
     """How a trial is trained, applied alike by every engine. A study's [train] may leave some of it open."""
 
     engine: Annotated[str, Fact(role="wrapper")]
+    """What distributes training over the ranks; `none` trains on one rank, unwrapped."""
     precision: Annotated[str, Fact(step_seconds=True, short="{}")]
     device: Annotated[str, Fact(step_seconds=True)]
     micro_batch: Annotated[BatchCount | None, Fact(role="batch")]
@@ -145,7 +151,9 @@ class TrainFields(Spec):
     grad_accum: Annotated[BatchCount, Fact(role="batch")] = 1
     """Micro-steps per optimizer step."""
     epochs: Annotated[EpochCount | None, Fact(role="duration")] = None
+    """Length of a run in epochs, warm-up included; or give `measure.steps`."""
     optimizer: Annotated[str, Fact(step_seconds=True, short="{}")] = "adamw"
+    """Optimizer, computed alike under every engine; the 1-bit ones are DeepSpeed's own, on GPUs."""
     learning_rate: Annotated[float, Fact(role="rate")] = Field(default=1e-3, gt=0.0)
     """Rate after warm-up, at a global batch of `learning_rate_base_batch` unless `learning_rate_scaling` is none."""
     learning_rate_scaling: Annotated[LearningRateScaling, Fact(since=3, role="rate")] = "none"
@@ -153,9 +161,11 @@ class TrainFields(Spec):
     learning_rate_base_batch: Annotated[
         BatchCount, Fact(since=3, role="rate", needs=("learning_rate_scaling", ("linear", "sqrt")))
     ] = 256
+    """Global batch to which `learning_rate` belongs where it is scaled."""
     learning_rate_warmup_steps: Annotated[WarmupCount, Fact(since=3)] = 0
     """Optimizer steps over which the learning rate rises linearly from 1/n of itself; then it is constant."""
     weight_decay: float = Field(default=0.05, ge=0.0)
+    """Weight decay of the optimizer; tensors of one dimension (biases and norms) have none."""
     momentum: Annotated[float, Fact(needs=("optimizer", ("sgd",)))] = Field(default=0.9, ge=0.0, lt=1.0)
     """Momentum of SGD."""
     onebit_freeze_steps: Annotated[WarmupCount, Fact(since=3, needs=("optimizer", ONE_BIT))] = 100
@@ -165,6 +175,7 @@ class TrainFields(Spec):
     accelerate_backend: Annotated[AccelerateBackend | None, Fact(since=3, role="wrapper")] = None
     """The engine by which Accelerate wraps the model; null under every other engine."""
     zero_stage: Annotated[ZeroStage, wrapping(1, "deepspeed")] = 0
+    """What DeepSpeed shards: 0 nothing, 1 the optimizer's states, 2 the gradients too, 3 the weights too."""
     offload: Annotated[Offload, wrapping(3, "deepspeed", "fsdp2", short=OFFLOADED)] = "none"
     """What lies in the host's memory instead of the device's: nothing, the optimizer's states, or the weights too."""
     overlap_comm: Annotated[bool | None, wrapping(3, "deepspeed", "megatron", short=switch("overlap"))] = None
@@ -173,7 +184,7 @@ class TrainFields(Spec):
     """Size of the buckets in which gradients travel, in the dtype in which they travel. Null: the engine's own; for DDP
     25 MiB after a first one of 1 MiB, for DeepSpeed 5e8 elements."""
     gather_bucket_mib: Annotated[BucketMib | None, wrapping(3, "deepspeed", short="{} MiB gather buckets")] = None
-    """Size of the buckets in which weights are gathered (stages 1 and 2) or fetched ahead (stage 3)."""
+    """Size of the buckets in which stage 3 fetches weights ahead; below it they are gathered at once."""
     gradient_dtype: Annotated[
         GradientDtype | None, wrapping(3, "ddp", "fsdp2", "deepspeed", "megatron", short="{} gradients")
     ] = None
@@ -195,11 +206,13 @@ class TrainFields(Spec):
     batch_norm: Annotated[BatchNormScope | None, Fact(since=7, short=NORMS)] = None
     """Images that a batch norm in training is over: the rank's own, or those of all ranks, exchanged in each norm."""
     deepspeed_config: Annotated[Any, wrapping(1, "deepspeed")] = None
+    """Your own DeepSpeed file (JSON), for what [train] has no field for; batch sizes are the study's."""
     script: Annotated[str | None, Fact(since=10, short="{}")] = Field(default=None, min_length=1, max_length=4096)
     """The user's own training script, which each rank runs in place of vitscale's loop (`trial.script`)."""
     arguments: Annotated[tuple[ArgumentWord, ...], Fact(since=10), Field(max_length=1000), FROM_LIST] = ()
     """Words of the command line of `script`, in which "{micro_batch}" stands for the trial's value."""
     drop_last: Annotated[bool, Fact(short=("drop last", "keep last"))] = False
+    """Leave out the images of an epoch that do not fill a whole global batch."""
     target_accuracy: Annotated[Accuracy | None, Fact(since=2, role="duration")] = None
     """Training ends after the first epoch whose held-out accuracy reaches this; `epochs` is then the limit."""
     seed: Seed = 0

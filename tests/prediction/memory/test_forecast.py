@@ -349,6 +349,12 @@ def test_accelerate_takes_what_it_stands_for(stage: int) -> None:
         {"engine": "deepspeed", "optimizer": "onebit-adam"},
         {"engine": "deepspeed", "zero_stage": 2, "offload": "optimizer"},
         {"engine": "deepspeed", "deepspeed_config": {"data_types": {"grad_accum_dtype": "fp32"}}},
+        {
+            "engine": "deepspeed",
+            "zero_stage": 1,
+            "precision": "bf16-params",
+            "deepspeed_config": {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}},
+        },
         *(
             {"engine": "deepspeed", "zero_stage": 2, "deepspeed_config": {"zero_optimization": zero}}
             for zero in (
@@ -368,6 +374,11 @@ def test_accelerate_takes_what_it_stands_for(stage: int) -> None:
 def test_what_is_not_modelled_is_unknown(train: dict[str, Any]) -> None:
     assert forecast(trial(2, **train)) is None
     assert forecast_bytes(trial(2, **train)) is None
+
+
+def test_a_bucket_beyond_all_memory_is_a_number_all_the_same() -> None:
+    for size in (10**400, "9" * 400):
+        assert deepspeed(2, bucket=size).peak_bytes > 10**15  # type: ignore[arg-type]  # as a file may have it
 
 
 def test_a_model_of_the_users_own_is_unknown() -> None:

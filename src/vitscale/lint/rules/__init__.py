@@ -143,7 +143,6 @@ def _settled(train: TrainSpec) -> list[str]:
     zero = {
         "overlap_comm": train.overlap_comm is not None,
         "reduce_bucket_size": train.bucket_mib is not None,
-        "allgather_bucket_size": train.gather_bucket_mib is not None,
         "stage3_prefetch_bucket_size": train.gather_bucket_mib is not None,
         "offload_optimizer": train.offload != "none",
         "offload_param": train.offload == "parameters",

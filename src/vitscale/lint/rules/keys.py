@@ -102,7 +102,7 @@ def _unknown(view: View, key: str, name: str, part: str, *, refuses: bool, sourc
             "Remove it, or run a release that reads it", "tools/make_deepspeed_keys.py, from DeepSpeed's own releases",
         )  # fmt: skip
     near = _nearest(name, release.children(part))
-    places = [known_key for known_key in release.places(name) if known_key != key] if len(name) > 3 else []
+    places = [known_key for known_key in release.places(name) if known_key != key] if len(name) > 2 else []
     if near:
         known_key = f"{part}.{near}" if part else near
         taken = f" (which the file also has: {shown(view.value(known_key))})" if view.has(known_key) else ""

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import operator
-import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from vitscale.errors import shown
-from vitscale.lint.view import View, as_switch, finding
+from vitscale.lint.view import View, finding
 from vitscale.present.document import Finding
+from vitscale.trial import deepspeed_config, engines
 
+_SWITCHES = (
+    *("wall_clock_breakdown", "memory_breakdown", "prescale_gradients", "dump_state", "zero_allow_untested_optimizer"),
+    *("zero_force_ds_cpu_optimizer", "torch_autocast.enabled", "flops_profiler.enabled", "flops_profiler.detailed"),
+    *("activation_checkpointing.partition_activations", "activation_checkpointing.cpu_checkpointing"),
+    *("activation_checkpointing.contiguous_memory_optimization",),
+)
 _READ_AS_THEY_ARE = {
-    "train_batch_size": "int",
-    "train_micro_batch_size_per_gpu": "int",
-    "gradient_accumulation_steps": "int",
-    "steps_per_print": "int",
+    **dict.fromkeys((*deepspeed_config.BATCH_KEYS, "steps_per_print"), "int"),
     "gradient_clipping": "float",
     "gradient_predivide_factor": "float",
-    "wall_clock_breakdown": "bool",
-    "memory_breakdown": "bool",
-    "prescale_gradients": "bool",
-    "dump_state": "bool",
-    "zero_allow_untested_optimizer": "bool",
-    "torch_autocast.enabled": "bool",
-    "flops_profiler.enabled": "bool",
+    **dict.fromkeys(_SWITCHES, "bool"),
     "optimizer.type": "str",
     "scheduler.type": "str",
     "communication_data_type": "str",
@@ -39,8 +36,6 @@ _PARTS = (
     *("zero_optimization.offload_optimizer", "zero_optimization.offload_param", "timers.throughput"),
 )
 
-_WHOLE = re.compile(r"[+-]?\d+(?:\.0*)?")
-_LARGEST_WHOLE = 2**63
 _MAY_BE_NULL = ("bf16", "optimizer.params", "zero_optimization.offload_optimizer", "zero_optimization.offload_param")
 _HELD = ("int", "float", "bool", "str", "one")
 """First words of the facts on keys whose type a pydantic model checks."""
@@ -70,6 +65,12 @@ def wrong_types(view: View) -> Iterator[Finding]:
         value = view.value(key)
         if view.has(key) and value is not None and value != "auto" and not _is(value, kind):
             yield _wrong(view, key, value, kind)
+        elif key in deepspeed_config.BATCH_KEYS and isinstance(value, float):
+            yield finding(
+                "wrong-type", "note", key,
+                f"It is {shown(value)}: DeepSpeed computes with it, but its data loader and its pipelines refuse it",
+                f"Write {value:.0f}", view.source("runtime/engine.py (deepspeed_io)"),
+            )  # fmt: skip
     yield from _in_models(view, view.config, "")
 
 
@@ -90,7 +91,7 @@ def _in_model(view: View, key: str, value: object, fact: str) -> Iterator[Findin
         return
     if fact.startswith("one of "):
         valid = fact.removeprefix("one of ").split(", ")
-        number = _as_number(value, "int") if all(name.isdigit() for name in valid) else None
+        number = engines.as_number(value) if all(name.isdigit() for name in valid) else None
         if (str(value) if number is None else f"{number:g}") not in valid:
             message, fix = f"It is {shown(value)}, but should be one of {', '.join(valid)}", "Write one of these"
             yield finding("wrong-value", "error", key, message, fix, view.source("runtime/config.py"))
@@ -99,7 +100,7 @@ def _in_model(view: View, key: str, value: object, fact: str) -> Iterator[Findin
     if not _converts(value, kind):
         yield _wrong(view, key, value, kind)
         return
-    number = _as_number(value, kind)
+    number = engines.as_number(value, kind)
     for limit in limits if number is not None else ():
         name, _, bound = limit.partition("=")
         holds, words = _LIMITS[name]
@@ -116,41 +117,31 @@ def _may_stand_for_a_part(part: str, value: object) -> bool:
 
 def _wrong(view: View, key: str, value: object, kind: str) -> Finding:
     quoted = isinstance(value, str) and kind in ("int", "float", "bool")
+    taken = ": DeepSpeed takes any text for true, or fails on it" if quoted and key in _SWITCHES else ""
     return finding(
-        "wrong-type", "error", key, f"It is {shown(value)}, but should be {_IN_WORDS[kind]}",
+        "wrong-type", "error", key, f"It is {shown(value)}, but should be {_IN_WORDS[kind]}{taken}",
         f"Write {_IN_WORDS[kind]}" + (" without quotes" if quoted else ""), view.source("runtime/config.py"),
     )  # fmt: skip
 
 
 def _is(value: object, kind: str) -> bool:
+    """Whether DeepSpeed can compute with `value` as it is: with 0 and 1 for switches, and with 4.0 for 4."""
     if kind == "bool":
-        return isinstance(value, bool)
+        return isinstance(value, int) and value in (0, 1)
     if kind == "str":
         return isinstance(value, str)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
-    return kind == "float" or isinstance(value, int)
+    return kind == "float" or engines.as_number(value) is not None
 
 
 def _converts(value: object, kind: str) -> bool:
     """Whether pydantic, unless strict, converts `value` to a `kind`."""
     if kind == "bool":
-        return as_switch(value) is not None
+        return engines.as_flag(value) is not None
     if kind == "str":
         return isinstance(value, str)
-    return _as_number(value, kind) is not None
-
-
-def _as_number(value: object, kind: str) -> float | None:
-    """The number that pydantic makes of `value` for an "int" or a "float"; None where it refuses."""
-    if isinstance(value, str):
-        try:
-            return float(value) if kind == "float" or _WHOLE.fullmatch(value.strip()) else None
-        except ValueError:
-            return None
-    if isinstance(value, float):
-        return value if kind == "float" or (value.is_integer() and abs(value) < _LARGEST_WHOLE) else None
-    return min(max(value, -_LARGEST_WHOLE), _LARGEST_WHOLE) if isinstance(value, int) else None
+    return engines.as_number(value, kind) is not None
 
 
 _NOT_FILLED_IN = ("wall_clock_breakdown", "steps_per_print", "communication_data_type", "flops_profiler")
@@ -180,7 +171,8 @@ def values_left_to_an_integration(view: View) -> Iterator[Finding]:
         for inside in _left_open(part)
     ]
     if keys or inner:
-        known = [key for key in (*keys, *inner) if view.release.fact(key) is not None]
+        of_both = ("optimizer.params.", "scheduler.params.")
+        known = [key for key in (*keys, *inner) if view.release.fact(key) is not None or key.startswith(of_both)]
         several = ", ".join(known[:3]) + (f" and {len(known) - 3} more" if len(known) > 3 else "")
         if known:
             yield finding(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 from vitscale.prediction.memory import holding
+from vitscale.trial.engines import as_flag, as_number
 from vitscale.trial.model_cost import ParameterShapes
 from vitscale.trial.model_counts import Block, Module
 from vitscale.trial.trial import TrainSpec, Trial
@@ -34,7 +34,7 @@ def zero_settings(train: TrainSpec) -> ZeroSettings:
 
     def elements(key: str, default: int) -> int:
         value = as_number(zero.get(f"stage3_{key}", zero.get(key)))
-        return default if value is None else int(value)
+        return default if value is None else min(int(value), 10**15)  # no more than what arrays can count in bytes
 
     reduce_bucket = elements("reduce_bucket_size", 500_000_000)
     prefetch = elements("prefetch_bucket_size", 50_000_000)
@@ -42,7 +42,7 @@ def zero_settings(train: TrainSpec) -> ZeroSettings:
         reduce_bucket = train.bucket_mib * 2**20 // holding.communicated_bytes(train)
     if train.gather_bucket_mib is not None:
         prefetch = train.gather_bucket_mib * 2**20 // holding.weight_bytes(train)
-    overlap = as_flag(zero.get("overlap_comm")) is True if train.overlap_comm is None else train.overlap_comm
+    overlap = flag(train, "overlap_comm") is True if train.overlap_comm is None else train.overlap_comm
     live, reuse = elements("max_live_parameters", 10**9), elements("max_reuse_distance", 10**9)
     threshold = elements("param_persistence_threshold", 100_000)
     return ZeroSettings(reduce_bucket, prefetch, threshold, live, reuse, overlap)
@@ -61,31 +61,19 @@ def modelled(train: TrainSpec) -> bool:
     config = train.deepspeed_config or {}
     zero = section(config, "zero_optimization")
     offloads = any(section(zero, key).get("device", "none") != "none" for key in ("offload_optimizer", "offload_param"))
-    switched = any(as_flag(zero.get(key)) for key in _SWITCHES) or zero.get("zenflow") not in (None, "auto")
+    switched = any(flag(train, key) for key in _SWITCHES) or zero.get("zenflow") not in (None, "auto")
     grouped = any(as_number(zero.get(key)) not in _NO_GROUPS for key in _GROUPS)
-    scattered = as_flag(zero.get("contiguous_gradients")) is False
-    return not (offloads or switched or grouped or scattered or "data_types" in config)
+    scattered = flag(train, "contiguous_gradients") is False
+    masters = any(as_flag(section(config, of).get(f"{of}_master_weights_and_grads")) for of in ("bf16", "fp16"))
+    return not (offloads or switched or grouped or scattered or masters or "data_types" in config)
 
 
-def as_flag(value: object) -> bool | None:
-    """The boolean that pydantic, and so DeepSpeed, makes of `value`; None where it refuses."""
-    if isinstance(value, str):
-        return {**dict.fromkeys(_TRUE, True), **dict.fromkeys(_FALSE, False)}.get(value.lower())
-    return bool(value) if isinstance(value, bool | int | float) and value in (0, 1) else None
+def flag(train: TrainSpec, key: str) -> bool | None:
+    """A switch of `zero_optimization` in the user's file; None where that says nothing of it."""
+    return as_flag(section(train.deepspeed_config, "zero_optimization").get(key))
 
 
-_TRUE, _FALSE = ("true", "t", "yes", "y", "on", "1"), ("false", "f", "no", "n", "off", "0")
-"""Words of https://docs.pydantic.dev/latest/concepts/conversion_table/"""
-
-
-def as_number(value: object) -> int | float | None:
-    """The number that pydantic makes of `value`, of an integer in quotes too; None where there is none."""
-    if isinstance(value, str) and value.strip().removeprefix("-").isdecimal():
-        return int(value)
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def section(config: Mapping[str, Any] | None, key: str) -> dict[str, Any]:
+def section(config: dict[str, Any] | None, key: str) -> dict[str, Any]:
     """A section of a DeepSpeed file; empty where it has none, or something else in its place."""
     value = (config or {}).get(key)
     return value if isinstance(value, dict) else {}
@@ -366,7 +354,7 @@ def _summed(
     steps: _Steps,
     uses: list[list[int]],
     fetched: list[tuple[int, list[tuple[int, int]]]],
-    until: Mapping[tuple[tuple[int, int], int], int],
+    until: dict[tuple[tuple[int, int], int], int],
 ) -> Traversal:
     """What is there at each step: a tensor that comes with others lies in their buffer first, and then beside it."""
     there, coming = [0] * (len(steps) + 1), [0] * (len(steps) + 1)

@@ -87,11 +87,7 @@ def _stage_3(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
     messages = _fetched(went, everything, gathered_bytes)
     # Overlap is the default of stage 3 alone (`overlap_comm_valid` in runtime/zero/config.py).
     # On a CPU there is no second stream: a bucket's exchange holds backward up all the same (docs/calibration-lab.md).
-    chosen = (
-        train.overlap_comm
-        if train.overlap_comm is not None
-        else zero.as_flag(zero.section(train.deepspeed_config, "zero_optimization").get("overlap_comm"))
-    )
+    chosen = zero.flag(train, "overlap_comm") if train.overlap_comm is None else train.overlap_comm
     overlap = chosen is not False and train.device == "cuda"
     messages += _reduced("reduce_scatter", train, everything, settings, "backward", overlap, True)
     messages.append(_scalars(2, 8))
@@ -164,5 +160,4 @@ def _scalars(calls: int, size: int) -> Message:
 
 def _to_owners(train: TrainSpec) -> bool:
     """Whether each gradient is reduced to the one rank that needs it, as the paper has it."""
-    asked = zero.section(train.deepspeed_config, "zero_optimization")
-    return zero.as_flag(asked.get("use_multi_rank_bucket_allreduce")) is False
+    return zero.flag(train, "use_multi_rank_bucket_allreduce") is False

@@ -16,11 +16,15 @@ _ESCAPED = {
 }  # fmt: skip
 """In brackets: what a line break before it would take for its own."""
 _WIDTH = 110
+_LONG = 40
+"""Letters of a cell of words above which its column has lines of its own."""
+_FITTED = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
+"""Sets what follows, to its closing brace, smaller where it is wider than a line."""
 
 
 def to_latex(document: doc.Document) -> str:
-    """The whole document, folded parts too, without a preamble: to be included where booktabs is loaded."""
-    lines = ["% Needs \\usepackage{booktabs} and a font encoding with quotes, such as \\usepackage[T1]{fontenc}."]
+    """The whole document, folded parts too, without a preamble: to be included where booktabs and graphicx are loaded."""
+    lines = ["% Needs \\usepackage{booktabs,graphicx} and a font encoding with quotes, such as \\usepackage[T1]{fontenc}."]
     lines += [rf"\section{{{escaped(document.title)}}}"] if document.title else []
     for block in document.blocks:
         lines += _block(block, 1)
@@ -68,7 +72,7 @@ def _table(table: doc.Table) -> Iterator[str]:
     yield r"\begin{table}"
     if table.title:
         yield rf"\caption{{{escaped(table.title)}}}"
-    yield rf"\begin{{tabular}}{{@{{}}{''.join('l' if column.words else 'r' for column in table.columns)}@{{}}}}"
+    yield from (_FITTED, rf"\begin{{tabular}}{{@{{}}{_alignments(table)}@{{}}}}")
     yield r"\toprule"
     yield _row([escaped(column.heading) for column in table.columns])
     yield r"\midrule"
@@ -80,10 +84,19 @@ def _table(table: doc.Table) -> Iterator[str]:
             yield _row([_cell(cell) for cell in row])
     yield from (
         r"\bottomrule",
-        r"\end{tabular}",
+        r"\end{tabular}}",
         *(rf"\par {escaped(note)}" for note in table.notes),
         r"\end{table}",
         "",
+    )
+
+
+def _alignments(table: doc.Table) -> str:
+    rows = [row for group in table.groups for row in group.rows if not any(cell.spans > 1 for cell in row)]
+    longest = [max((len(str(cell)) for cell in cells), default=0) for cells in zip(*rows, strict=True)]
+    return "".join(
+        "r" if not column.words else "l" if letters <= _LONG else rf"p{{{letters / sum(longest):.2f}\linewidth}}"
+        for column, letters in zip(table.columns, longest or [0] * len(table.columns), strict=True)
     )
 
 

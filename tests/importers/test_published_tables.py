@@ -37,6 +37,16 @@ def rates_of(found: Analysis) -> dict[str, dict[int, float]]:
     return told
 
 
+def test_rows_that_hold_another_speed_are_named(tmp_path: Path) -> None:
+    text = "Throughput (images/s)\n\n| Model | 1 GPU | 8 GPUs |\n|--|--|--|\n| ViT-B | 400 | 3,000 |\n"
+    path = document(tmp_path, f"{text}| ViT-B, lr 1e-3 | 410 | 3,100 |\n| MFU | 0.4 | 0.38 |\n")
+    found = imported(tmp_path, [path], "csv")
+    assert rates_of(found) == {"ViT-B": {1: pytest.approx(400), 8: pytest.approx(3000)}}
+    assert found.study.imported is not None
+    named = "rows are left out that by their name hold another speed or none: 'ViT-B, lr 1e-3', 'MFU'"
+    assert named in found.study.imported.notes
+
+
 FORMS = {
     "a column for each count": "## Throughput (images/sec)\n\n| Model | 1 GPU | 8 GPUs | 16 GPUs (2 nodes) |\n"
     "|---|---|---|---|\n| vit-b16 | 363.5 | 2,860 | **5,510** |\n",

@@ -87,7 +87,7 @@ def _trial_runs(log_contents: LogContents, options: Options) -> tuple[TrialRun, 
         repeats[identity] = repeat + 1
         # An epoch's steps follow from batch and dataset size: an assumed batch must not give a number of them.
         batch_told = micro_batch_of(run, options) is not None
-        samples = train_samples(run.setting, options) if batch_told else None
+        samples = train_samples(run.setting, options) if batch_told or run.of_images else None
         runs.append(TrialRun(run, trial, repeat, samples, batch_told))
     return tuple(runs)
 
@@ -160,7 +160,7 @@ def _questions(curves: Iterable[Curve], runs: Iterable[TrialRun]) -> Iterable[st
 _LOOKED_AT = 20_000
 """Lines to look at: at most some thousands come before the first timed step of a DeepSpeed log."""
 _STATE = re.compile(r'^\s*\{?\s*"(log_history|best_metric|best_model_checkpoint|best_global_step|epoch|global_step)"')
-_TIMERS = re.compile(r"time \(ms\) \|")
+_TIMERS = re.compile(r"time \(ms\) \||, CurrSamplesPerSec=")
 
 
 def guess(paths: Sequence[Path], cells: str | None = None) -> LogFormat | LinkFormat:

@@ -452,6 +452,35 @@ def test_a_time_whose_rate_is_of_its_micro_batch_is_a_micro_steps(tmp_path: Path
     assert any("one micro-step" in note for note in notes_of(found))
 
 
+def test_names_as_trackers_export_them(tmp_path: Path) -> None:
+    text = '"Name","num_gpus","train/images_per_sec","eval/images_per_sec"\n"a","1","400","9"\n"b","8","3000","9"\n'
+    assert curves_of_rates(imported(tmp_path, [table(tmp_path, text)], "csv")) == {
+        "unknown engine": {1: [400.0], 8: [3000.0]}
+    }
+
+
+def test_steps_and_epochs_told_beside_one_another_are_not_shared_out(tmp_path: Path) -> None:
+    text = "gpus,micro_batch,step_seconds,epoch_seconds\n1,8,0.2,100\n2,8,0.2,51\n"
+    found = imported(tmp_path, [table(tmp_path, text)], "csv")
+    assert [(row["step_seconds"], row["epoch_seconds"]) for row in trial_rows(found)] == [
+        (pytest.approx(0.2), 100),
+        (pytest.approx(0.2), 51),
+    ]
+    assert "steps-from-epochs" not in {finding.kind for finding in found.findings}
+
+
+def test_rates_that_differ_from_run_to_run_are_said_to_be_rates(tmp_path: Path) -> None:
+    text = "gpus,images_per_second\n1,400\n1,500\n1,300\n"
+    (unstable,) = [f for f in imported(tmp_path, [table(tmp_path, text)], "csv").findings if f.kind == "unstable"]
+    assert "the images/s of 1 trial differ from run to run" in unstable.message
+
+
+def test_a_table_copied_from_a_page_is_told_what_it_lacks(tmp_path: Path) -> None:
+    path = table(tmp_path, "Table 3: Training on V100.\nGPUs images/s speedup\n1 363 1.0\n8 2860 7.9\n")
+    with pytest.raises(RequestError, match="spaces stand between its columns"):
+        guess([path])
+
+
 def test_names_of_mixed_precision_are_one_series(tmp_path: Path) -> None:
     text = "gpus,precision,images_per_second\n1,Mixed,400\n8,mixed,3000\n16,AMP,5800\n1,tf32,200\n8,TF32,1500\n"
     assert curves_of_rates(imported(tmp_path, [table(tmp_path, text)], "csv")) == {

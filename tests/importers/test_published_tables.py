@@ -47,7 +47,15 @@ def test_rows_that_hold_another_speed_are_named(tmp_path: Path) -> None:
     assert named in found.study.imported.notes
 
 
+def test_a_heading_of_eval_is_no_rate_whatever_its_cells_say(tmp_path: Path) -> None:
+    path = document(tmp_path, "| Setup | Inference throughput |\n|--|--|\n| 1 GPU | 4 img/s |\n| 8 GPUs | 30 img/s |\n")
+    with pytest.raises(RequestError, match="has no column of times; it has 'Setup, Inference throughput'"):
+        guess([path])
+
+
 FORMS = {
+    "counts and units in the cells": "| Setup | Throughput |\n|--|--|\n| 1 GPU | 363.5 img/s |\n"
+    "| 8 GPUs | 2,860 img/s |\n| 16 GPUs (2 nodes) | 5,510 img/s |\n",
     "a column for each count": "## Throughput (images/sec)\n\n| Model | 1 GPU | 8 GPUs | 16 GPUs (2 nodes) |\n"
     "|---|---|---|---|\n| vit-b16 | 363.5 | 2,860 | **5,510** |\n",
     "counts of a GPU type": "Images/s of training:\n\n| 1x V100 | 8x V100 | 16x V100 |\n|--|--|--|\n"

@@ -228,7 +228,7 @@ def test_a_trace_without_steps_predicts_nothing(tmp_path: Path) -> None:
     job["traceEvents"] = [event for event in job["traceEvents"] if event.get("cat") != "cpu_op"]
     import_logs([write(tmp_path, "bare.json.gz", job)], "trace", Options(), results)
     advice = {finding.kind: finding.advice for finding in analyse(load(results)).findings}
-    assert advice["baseline-missing"].startswith("Import them with --train-samples;")
+    assert advice["baseline-missing"].startswith("Import them with --micro-batch;")
     assert "traces whose steps are marked tell more" in advice["unaccounted-time"]
     for verb in (["predict", "--gpus", "4"], ["advise"]):
         answer = CliRunner().invoke(app, [verb[0], str(results), *verb[1:]])

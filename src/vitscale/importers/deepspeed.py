@@ -13,15 +13,7 @@ from pathlib import Path
 
 from vitscale.errors import RequestError, shown
 from vitscale.importers.contents import LogContents, LogRank, LogRun, Options, Problems, Setting, identified, lines
-from vitscale.importers.deepspeed_lines import (
-    MOST_MICRO_STEPS,
-    Broken,
-    Facts,
-    Times,
-    throughput,
-    timers,
-    without_colours,
-)
+from vitscale.importers.deepspeed_lines import MOST_MICRO_STEPS, Broken, Facts, Times, rate_of, timers, without_colours
 from vitscale.present.units import listed
 from vitscale.store.records import ExplainedLine, PhaseName, StepLine
 from vitscale.store.results import ImportedFile
@@ -228,7 +220,7 @@ def _parts(path: Path, told: Problems) -> list[_Part]:
             parts.append(_Part(files))  # started again, into the same file
         part = parts[-1]
         part.facts.take(text)
-        if (printed := throughput(text)) is not None:
+        if (printed := rate_of(text)) is not None:
             part.ranks.setdefault(own, RankTimes()).rates.setdefault(*printed)
         for timer in timers(text):
             if isinstance(timer, Broken):

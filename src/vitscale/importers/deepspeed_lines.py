@@ -96,7 +96,7 @@ def timers(text: str) -> Iterator[Times | Broken]:
 _RATE = re.compile(r"\bglobal_step=(\d{1,9}), RunningAvgSamplesPerSec=[^,]{1,40}, CurrSamplesPerSec=([\d.e+-]{1,30}),")
 
 
-def throughput(text: str) -> tuple[int, float] | None:
+def rate_of(text: str) -> tuple[int, float] | None:
     """(Optimizer step, samples/s of all ranks in it) of a line of the throughput timer; None where it is none.
 
     DeepSpeed prints it on rank 0 every `steps_per_print` steps but the first two, without any setting. Source:

@@ -17,6 +17,7 @@ from vitscale.importers.headings import BATCH, CELLS_OF, OF_A_RUN, OF_A_SETTING,
 from vitscale.trial.trial import Precision
 
 _EMPTY = re.compile(r"[-\u2013\u2014]*|n/?a|oom", re.IGNORECASE)
+_UNIT_OF_RATE = re.compile(r"(?<=\d )[A-Za-z][A-Za-z/. ]*$")
 _NUMBER = re.compile(r"[\d.,]+(?:e[+-]?\d+)?", re.IGNORECASE)
 _SAID = re.compile(
     r"\b(?:training|throughput|speed|performance|time|images?|imgs?|samples?|sequences?|sec(?:ond)?s?|m?s)\b",
@@ -59,7 +60,7 @@ def forms(grid: Grid, cells: str | None = None) -> tuple[Form, ...]:
     """
     grid, filled = _filled(grid)
     speed = Heading.of(cells) if cells else speed_told((grid.caption, grid.title))
-    form = _turned(grid, speed) or _by_count(grid, speed) or Form(Heading.of_all(grid.head), grid.body)
+    form = _turned(grid, speed) or _by_count(grid, speed) or _with_counts(grid)
     form = _of_all_gpus(form)
     return tuple(replace(each, filled=(*filled, *form.filled)) for each in _each_speed(form))
 
@@ -137,8 +138,8 @@ def _of_all_gpus(form: Form) -> Form:
     if len(of_each) < 2 or len(set(map(frozenset, of_each.values()))) > 1:
         return form
     headings = [replace(own, column="global_batch") if at in batches else own for at, own in enumerate(form.headings)]
-    told = f"{headings[batches[0]].text[:100]!r} grows as the GPUs do: it is taken for the batch of all"
-    return replace(form, headings=tuple(headings), filled=(*form.filled, told))
+    why = f"{headings[batches[0]].text[:100]!r} grows as the GPUs do: it is taken for the batch of all"
+    return replace(form, headings=tuple(headings), filled=(*form.filled, why))
 
 
 def _turned(grid: Grid, speed: Heading | None) -> Form | None:
@@ -187,8 +188,26 @@ def _by_count(grid: Grid, speed: Heading | None) -> Form | None:
         if not _EMPTY.fullmatch(row[at])
     )
     named = ", ".join(repr(name[:100]) for name in list(left)[:8]) + ", ..." * (len(left) > 8)
-    told = (f"rows are left out that by their name hold another speed or none: {named}",) if left else ()
-    return Form((*of_counts, *(heading for _, heading in others)), body, filled=told)
+    why = (f"rows are left out that by their name hold another speed or none: {named}",) if left else ()
+    return Form((*of_counts, *(heading for _, heading in others)), body, filled=why)
+
+
+def _with_counts(grid: Grid) -> Form:
+    """The table as it stands; a column all of whose cells count GPUs ("8 GPUs") tells them, and one of whose cells
+    each have the unit of a rate ("400 img/s") tells that, as if it stood in its heading."""
+    headings = list(Heading.of_all(grid.head))
+    rows = [cells for _, cells in grid.body if len(cells) == len(headings)]
+    for at, own in enumerate(headings):
+        cells = [row[at] for row in rows]
+        counts = [Count.of(cell) for cell in cells]
+        columns = {heading.column for heading in headings}
+        if all(count and count.speed is None for count in counts) and len(set(cells)) > 1 and "gpus" not in columns:
+            headings[at] = replace(own, column="gpus")
+        units = {unit[0] if (unit := _UNIT_OF_RATE.search(cell)) else "" for cell in cells}
+        told = Heading.of(f"{own.text} ({units.pop()})" if len(units) == 1 and own.column not in OWN else "")
+        if told.column in SPEEDS and told.column not in columns:
+            headings[at] = replace(told, text=own.text)
+    return Form(tuple(headings), grid.body)
 
 
 def _each_speed(form: Form) -> Iterator[Form]:

@@ -26,7 +26,8 @@ def test_baseline_missing_where_nothing_completed() -> None:
     trial = make_trial()
     results = make_results([(make_curve([trial]), [trial])], [failed_run(trial, "failed", "boom")], repeats=1)
     assert (
-        "no run has completed with an epoch time of ddp (strong-micro)" in verdict(results, "baseline-missing").message
+        "no run has completed with an epoch time or images/s of ddp (strong-micro)"
+        in verdict(results, "baseline-missing").message
     )
 
 

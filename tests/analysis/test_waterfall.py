@@ -349,7 +349,7 @@ def test_what_was_not_explained_has_a_reason() -> None:
 def test_without_a_baseline_or_a_completed_run_there_is_a_reason() -> None:
     trials = [make_trial(gpus=gpus) for gpus in (1, 2)]
     failed = [failed_run(trial, "oom", "rank 0 ran out of memory") for trial in trials]
-    assert reasons(study(trials, failed)) == ["no trial of the curve has completed with an epoch time"] * 2
+    assert reasons(study(trials, failed)) == ["no trial of the curve has completed with an epoch time or images/s"] * 2
     one = study(trials, [explained_run(trials[0], [ONE_RANK]), failed[1]])
     assert reasons(one) == ["rank 0 ran out of memory"]
     assert [(w.efficiency, w.baseline_gpus) for w in one.waterfalls] == [(None, 1)]

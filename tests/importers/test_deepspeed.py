@@ -12,12 +12,50 @@ from vitscale.analysis import Analysis
 from vitscale.analysis.trials import TrialResult
 from vitscale.errors import RequestError, StoreError
 from vitscale.importers.contents import Options
-from vitscale.importers.importing import import_logs
+from vitscale.importers.importing import guess, import_logs
 
 
 def only(found: Analysis) -> TrialResult:
     ((_, trial),) = found.trials.items()
     return trial
+
+
+def rate_lines(rates: dict[int, float]) -> list[str]:
+    """Lines of the throughput timer, step to samples/s, as DeepSpeed prints them without wall_clock_breakdown."""
+    return [
+        f"[2024-05-01 12:00:00,000] [INFO] [timer.py:264:stop] epoch=0/micro_step={4 * step}/global_step={step}, "
+        f"RunningAvgSamplesPerSec=7000.1, CurrSamplesPerSec={rate}, MemAllocated=1.2GB, MaxMemAllocated=3.4GB"
+        for step, rate in rates.items()
+    ]
+
+
+def test_samples_a_second_without_timers_are_steps_of_the_batch_of_all(tmp_path: Path) -> None:
+    """4,096 images of 16 GPUs at 8,192 a second take 0.5 s."""
+    lines = rate_lines({10: 8192.0, 20: 8192.0, 30: 8192.0})
+    lines.append(rate_lines({40: 81.0})[0].partition("1.0")[0])  # cut off
+    path = deepspeed_log(tmp_path / "a.log", lines, world_size=16, micro_batch=64, grad_accum=4)
+    assert guess([path]) == "deepspeed"
+    found = imported(tmp_path, [path], "deepspeed")
+    trial = only(found)
+    assert [trial.runs[0].step_seconds, trial.runs[0].images_per_second] == pytest.approx([0.5, 8192])
+    assert trial.runs[0].timed_steps == 3
+    assert found.study.imported is not None
+    assert any("leave out what lies between two steps" in note for note in found.study.imported.notes)
+    assert not any("cannot be told apart" in note for note in found.study.imported.notes)
+
+
+def test_logs_of_samples_a_second_are_a_curve(tmp_path: Path) -> None:
+    paths = []
+    for gpus, rate in ((8, 4000.0), (16, 7600.0)):
+        paths.append(deepspeed_log(tmp_path / f"{gpus}.log", rate_lines({10: rate}), world_size=gpus))
+    (curve,) = imported(tmp_path, paths, "deepspeed").curves
+    assert [point.speedup.value for point in curve.points if point.speedup] == pytest.approx([1.0, 1.9])
+
+
+def test_timers_count_where_samples_a_second_stand_beside_them(tmp_path: Path) -> None:
+    lines = [*steady(0, 30, period=0.5), *rate_lines({10: 1.0})]
+    trial = only(imported(tmp_path, [deepspeed_log(tmp_path / "a.log", lines)], "deepspeed"))
+    assert trial.runs[0].step_seconds == pytest.approx(0.5, abs=1e-9)
 
 
 def test_a_step_lasts_from_line_to_line(tmp_path: Path) -> None:

@@ -167,6 +167,25 @@ def test_without_the_size_of_the_dataset_epochs_stand_and_steps_are_unknown(tmp_
     assert any("--train-samples" in note for note in found.study.imported.notes)
 
 
+def test_minutes_and_seconds_are_told_by_the_hours_of_their_column(tmp_path: Path) -> None:
+    head = "gpus,epoch,epoch_seconds\n"
+    (tmp_path / "a.csv").write_text(f"{head}8,1,1:02:10\n8,2,59:30\n")
+    ((_, trial),) = imported(tmp_path, [tmp_path / "a.csv"], "epochs").trials.items()
+    assert [epoch.seconds for epoch in trial.epochs] == [3730, 3570]
+    (tmp_path / "b.csv").write_text(f"{head}8,1,62:10\n8,2,59:30\n")
+    with pytest.raises(StoreError, match="'62:10' is no number"):
+        imported(tmp_path / "b", [tmp_path / "b.csv"], "epochs")
+
+
+def test_a_column_is_not_both_taken_and_ignored(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("gpus,run,iteration,epoch_seconds\n8,1,100,200\n8,1,200,201\n")
+    found = imported(tmp_path, [tmp_path / "a.csv"], "epochs")
+    assert found.study.imported is not None
+    assert [n for n in found.study.imported.notes if "iteration" in n] == [
+        "columns that mean nothing here are ignored: iteration"
+    ]
+
+
 def test_layouts_that_tell_nothing_are_one_host_and_noted(tmp_path: Path) -> None:
     rows = epoch_rows(4, [[100.0] * 4], layout="scattered")
     found = imported(tmp_path, [epoch_table(tmp_path / "epochs.csv", rows)], "epochs")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from importers.logs import imported
+from report_forms import terminal
 from vitscale.analysis import Analysis
 from vitscale.errors import RequestError, StoreError
 from vitscale.importers.contents import Options, Problems
@@ -96,9 +97,8 @@ def curves_of_rates(found: Analysis) -> dict[str, dict[int, list[float]]]:
     told: dict[str, dict[int, list[float]]] = {}
     for curve in found.curves:
         for point in curve.points:
-            trial = found.trials[point.trial_id]
-            batch = trial.trial.world.size * trial.trial.train.micro_batch
-            rates = [round(batch / run.step_seconds, 3) for run in trial.runs if run.step_seconds]
+            runs = found.trials[point.trial_id].runs
+            rates = [round(run.images_per_second, 3) for run in runs if run.images_per_second]
             told.setdefault(curve.name, {})[point.gpus] = rates
     return told
 
@@ -338,11 +338,26 @@ def test_what_a_comma_is_follows_from_all_numbers_of_a_column(tmp_path: Path, te
         (("0,945", "0,972"), "commas in 'step time (s)' are decimal ones: 0,945 is 0.945"),
         (("2,855", "998"), "commas in 'step time (s)' may be decimal ones: 2,855 is taken for 2855"),
         (("1,234,567", "2,855"), ""),
+        (("75,00", "9,800"), "commas in 'step time (s)' may be decimal ones: 9,800 is taken for 9800"),
+        (("75,00", "9,50"), "commas in 'step time (s)' are decimal ones: 75,00 is 75.00"),
+        (("400", "3,000"), ""),
     ],
 )
 def test_what_a_comma_was_taken_for_is_told(tmp_path: Path, cells: tuple[str, str], said: str) -> None:
     contents = read([table(tmp_path, f"gpus\tstep time (s)\n1\t{cells[0]}\n2\t{cells[1]}\n")], Options())
     assert [note for note in contents.notes if note.startswith("commas")] == ([said] if said else [])
+
+
+def test_a_slip_makes_no_decimals_of_its_column(tmp_path: Path) -> None:
+    contents = read([table(tmp_path, "gpus\timg/s\n1\t75,00\n8\t9,800\n16\t18,200\n")], Options())
+    assert [8 / run.ranks[0].steps[0].seconds for run in contents.runs[:1]] == pytest.approx([9800])
+    assert [run.setting.gpus for run in contents.runs] == [8, 16]
+    assert "line 2 ('75,00' is no number" in " ".join(contents.problems)
+
+
+def test_in_plain_english_nothing_is_said_of_commas(tmp_path: Path) -> None:
+    path = table(tmp_path, "gpus\timg/s\tspeedup\n8\t2,855\t7.9x\n16\t5,511\t15.2x\n")
+    assert not [note for note in read([path], Options()).notes if "comma" in note]
 
 
 def test_a_point_beside_decimal_commas_that_may_stand_between_thousands_is_refused(tmp_path: Path) -> None:
@@ -377,6 +392,111 @@ def test_without_a_micro_batch_a_rate_stands_and_a_step_is_of_an_image(tmp_path:
     assert trial.step_seconds is not None
     assert trial.images_per_second is None
     assert trial.epoch_seconds is None
+
+
+RATES_ALONE = "GPUs,images/s\n1,400\n8,3000\n16,5800\n32,11000\n"
+
+
+def test_rates_alone_tell_the_speedup_and_no_step(tmp_path: Path) -> None:
+    found = imported(tmp_path, [table(tmp_path, RATES_ALONE)], "csv")
+    told = {row["gpus"]: [row[key] for key in ("speedup", "efficiency", "step_seconds")] for row in trial_rows(found)}
+    assert told == {
+        gpus: [pytest.approx(rate / 400), pytest.approx(rate / 400 / gpus), None]
+        for gpus, rate in ((1, 400), (8, 3000), (16, 5800), (32, 11000))
+    }
+    assert [run["step_seconds"] for row in trial_rows(found) for run in row["runs"]] == [None] * 4
+    assert not {"baseline-missing"} & {finding.kind for finding in found.findings}
+    assert not any("speedup" in note or "images/s, and all" in note for note in notes_of(found))
+    first, second, *rest = terminal(found)
+    assert (first + second).startswith("- Fastest (1 run): unknown engine, 32 ranks, micro-batch not told:")
+    assert second.strip() == "11,000 images/s."
+    assert any(line.split()[-5:-1] == ["1", "11,000", "27.50", "0.86"] for line in rest)
+
+
+def test_rates_alone_tell_the_epoch_of_a_known_dataset(tmp_path: Path) -> None:
+    """1,281,167 images at 11,000 a second, whatever the batch."""
+    found = imported(tmp_path, [table(tmp_path, RATES_ALONE)], "csv", train_samples=1_281_167)
+    epochs = {row["gpus"]: (row["epoch_seconds"], row["speedup"], row["step_seconds"]) for row in trial_rows(found)}
+    assert epochs[32] == (pytest.approx(1_281_167 / 11_000), pytest.approx(27.5), None)
+
+
+def test_epochs_beside_rates_are_the_epochs(tmp_path: Path) -> None:
+    text = "gpus,images_per_second,epoch_seconds\n1,400,3203\n8,3000,430\n"
+    rows_of = trial_rows(imported(tmp_path, [table(tmp_path, text)], "csv"))
+    assert [(row["epoch_seconds"], row["speedup"]) for row in rows_of] == [(3203, 1), (430, pytest.approx(3203 / 430))]
+
+
+def test_steps_of_a_known_batch_tell_the_speedup_without_the_dataset(tmp_path: Path) -> None:
+    text = "gpus,step_seconds,micro_batch\n1,0.20,8\n4,0.25,8\n"
+    assert [row["speedup"] for row in trial_rows(imported(tmp_path, [table(tmp_path, text)], "csv"))] == [
+        1.0,
+        pytest.approx(4 * 0.20 / 0.25),
+    ]
+
+
+def test_a_rate_is_not_compared_with_an_epoch(tmp_path: Path) -> None:
+    text = "gpus,images_per_second,epoch_seconds\n1,400,\n8,,430\n16,5800,\n"
+    found = imported(tmp_path, [table(tmp_path, text)], "csv")
+    assert {row["gpus"]: row["speedup"] for row in trial_rows(found)} == {1: 1, 8: None, 16: pytest.approx(14.5)}
+    assert list(found.curves[0].unlike.values()) == [
+        "8 ranks: one tells the time of an epoch, the other images/s alone"
+    ]
+
+
+def test_a_time_whose_rate_is_of_its_micro_batch_is_a_micro_steps(tmp_path: Path) -> None:
+    """64 images on 1 GPU at 400 a second take 0.16 s; a step of 4 such micro-steps takes 0.64 s."""
+    text = "gpus,micro_batch,grad_accum,step_seconds,images_per_second\n1,64,4,0.16,400\n8,64,4,0.17,3011\n"
+    found = imported(tmp_path, [table(tmp_path, text)], "csv")
+    told = [(row["step_seconds"], row["images_per_second"]) for row in trial_rows(found)]
+    assert told == [pytest.approx((0.64, 400), rel=1e-3), pytest.approx((0.68, 3011), rel=1e-3)]
+    assert any("one micro-step" in note for note in notes_of(found))
+
+
+def test_names_as_trackers_export_them(tmp_path: Path) -> None:
+    text = '"Name","num_gpus","train/images_per_sec","eval/images_per_sec"\n"a","1","400","9"\n"b","8","3000","9"\n'
+    assert curves_of_rates(imported(tmp_path, [table(tmp_path, text)], "csv")) == {
+        "unknown engine": {1: [400.0], 8: [3000.0]}
+    }
+
+
+def test_steps_and_epochs_told_beside_one_another_are_not_shared_out(tmp_path: Path) -> None:
+    text = "gpus,micro_batch,step_seconds,epoch_seconds\n1,8,0.2,100\n2,8,0.2,51\n"
+    found = imported(tmp_path, [table(tmp_path, text)], "csv")
+    assert [(row["step_seconds"], row["epoch_seconds"]) for row in trial_rows(found)] == [
+        (pytest.approx(0.2), 100),
+        (pytest.approx(0.2), 51),
+    ]
+    assert "steps-from-epochs" not in {finding.kind for finding in found.findings}
+
+
+def test_rates_that_differ_from_run_to_run_are_said_to_be_rates(tmp_path: Path) -> None:
+    text = "gpus,images_per_second\n1,400\n1,500\n1,300\n"
+    (unstable,) = [f for f in imported(tmp_path, [table(tmp_path, text)], "csv").findings if f.kind == "unstable"]
+    assert "the images/s of 1 trial differ from run to run" in unstable.message
+
+
+def test_a_table_copied_from_a_page_is_told_what_it_lacks(tmp_path: Path) -> None:
+    path = table(tmp_path, "Table 3: Training on V100.\nGPUs images/s speedup\n1 363 1.0\n8 2860 7.9\n")
+    with pytest.raises(RequestError, match="spaces stand between its columns"):
+        guess([path])
+
+
+def test_names_of_mixed_precision_are_one_series(tmp_path: Path) -> None:
+    text = "gpus,precision,images_per_second\n1,Mixed,400\n8,mixed,3000\n16,AMP,5800\n1,tf32,200\n8,TF32,1500\n"
+    assert curves_of_rates(imported(tmp_path, [table(tmp_path, text)], "csv")) == {
+        "AMP": {1: [400.0], 8: [3000.0], 16: [5800.0]},
+        "TF32": {1: [200.0], 8: [1500.0]},
+    }
+
+
+def test_a_batch_that_grows_with_the_gpus_is_that_of_all(tmp_path: Path) -> None:
+    text = "gpus,Batch size,images_per_second\n1,64,400\n1,128,420\n2,128,780\n2,256,820\n4,256,1500\n4,512,1600\n"
+    found = imported(tmp_path, [table(tmp_path, text)], "csv")
+    assert curves_of_rates(found) == {
+        "micro-batch 64": {1: [400.0], 2: [780.0], 4: [1500.0]},
+        "micro-batch 128": {1: [420.0], 2: [820.0], 4: [1600.0]},
+    }
+    assert "'Batch size' grows as the GPUs do: it is taken for the batch of all" in notes_of(found)
 
 
 def test_a_curve_goes_on_across_hosts_where_each_full_one_takes_as_many(tmp_path: Path) -> None:

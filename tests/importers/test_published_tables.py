@@ -37,7 +37,25 @@ def rates_of(found: Analysis) -> dict[str, dict[int, float]]:
     return told
 
 
+def test_rows_that_hold_another_speed_are_named(tmp_path: Path) -> None:
+    text = "Throughput (images/s)\n\n| Model | 1 GPU | 8 GPUs |\n|--|--|--|\n| ViT-B | 400 | 3,000 |\n"
+    path = document(tmp_path, f"{text}| ViT-B, lr 1e-3 | 410 | 3,100 |\n| MFU | 0.4 | 0.38 |\n")
+    found = imported(tmp_path, [path], "csv")
+    assert rates_of(found) == {"ViT-B": {1: pytest.approx(400), 8: pytest.approx(3000)}}
+    assert found.study.imported is not None
+    named = "rows are left out that by their name hold another speed or none: 'ViT-B, lr 1e-3', 'MFU'"
+    assert named in found.study.imported.notes
+
+
+def test_a_heading_of_eval_is_no_rate_whatever_its_cells_say(tmp_path: Path) -> None:
+    path = document(tmp_path, "| Setup | Inference throughput |\n|--|--|\n| 1 GPU | 4 img/s |\n| 8 GPUs | 30 img/s |\n")
+    with pytest.raises(RequestError, match="has no column of times; it has 'Setup, Inference throughput'"):
+        guess([path])
+
+
 FORMS = {
+    "counts and units in the cells": "| Setup | Throughput |\n|--|--|\n| 1 GPU | 363.5 img/s |\n"
+    "| 8 GPUs | 2,860 img/s |\n| 16 GPUs (2 nodes) | 5,510 img/s |\n",
     "a column for each count": "## Throughput (images/sec)\n\n| Model | 1 GPU | 8 GPUs | 16 GPUs (2 nodes) |\n"
     "|---|---|---|---|\n| vit-b16 | 363.5 | 2,860 | **5,510** |\n",
     "counts of a GPU type": "Images/s of training:\n\n| 1x V100 | 8x V100 | 16x V100 |\n|--|--|--|\n"

@@ -229,7 +229,7 @@ def test_a_trace_without_steps_predicts_nothing(tmp_path: Path) -> None:
     import_logs([write(tmp_path, "bare.json.gz", job)], "trace", Options(), results)
     analysis = analyse(load(results))
     advice = {finding.kind: finding.advice for finding in analysis.findings}
-    assert advice["baseline-missing"].startswith("Import them with --train-samples;")
+    assert advice["baseline-missing"].startswith("Import them with --micro-batch;")
     (trial,) = analysis.trials.values()
     assert trial.breakdown is not None
     assert [trial.breakdown.typical.parts[part] for part in ("forward", "backward", "optimizer")] == [None] * 3

@@ -234,15 +234,13 @@ def scale(curve: Curve, trials: Mapping[str, TrialResult], combine_unlike: bool)
         speedup = efficiency = over_plain = efficiency_over_plain = None
         if base is not None and result.comparable_costs:
             reference = trials[base.trial_id]
-            between = () if combine_unlike else reference.unlike(result)
+            between = reference.unlike(result, combine_unlike)
             if between:
                 unlike[point.trial_id] = f"{point.gpus} ranks: {'; '.join(between)}"
             else:
                 speedup, efficiency = _against(reference, result, curve.mode, point.gpus / base.gpus)
-        if plain is not None and result.comparable_costs:
-            between = () if combine_unlike else plain.unlike(result)
-            if not between:
-                over_plain, efficiency_over_plain = _against(plain, result, curve.mode, point.gpus)
+        if plain is not None and result.comparable_costs and not plain.unlike(result, combine_unlike):
+            over_plain, efficiency_over_plain = _against(plain, result, curve.mode, point.gpus)
         points.append(Point(point.gpus, point.trial_id, speedup, efficiency, over_plain, efficiency_over_plain))
     return CurveResult(
         name=curve_name(curve.labels, trials[ordered[-1].trial_id].trial if ordered else None),

@@ -201,26 +201,35 @@ class TrialResult:
     def comparable_costs(self) -> list[float]:
         """The seconds that each observation needs for all images: the basis of speedups, efficiencies and comparisons.
 
-        They are an epoch's seconds, scaled up for the images that `drop_last` leaves out. Empty where the trial drifts.
+        They are an epoch's seconds, scaled up for the images that `drop_last` leaves out. Where no run tells an epoch,
+        they are those of one image times the share that is trained (`of_rates`). Empty where the trial drifts.
         """
         trained = 1 - self.images_left_out
         return [] if self.drifts else [seconds / trained for seconds in self.observed_costs]
 
     @cached_property
     def observed_costs(self) -> list[float]:
-        """Epoch seconds of each observation: a run, or an allocation with its runs where allocations differ."""
-        return observations([run.epoch_seconds for run in self.runs], self.clusters)
+        """Epoch seconds of each observation: a run, or an allocation with its runs where allocations differ. Where no
+        run tells them, as `comparable_costs`."""
+        share = self.trial.data.fraction
+        rates = [share / run.images_per_second if run.images_per_second else None for run in self.runs]
+        return observations(rates if self.of_rates else [run.epoch_seconds for run in self.runs], self.clusters)
 
     @property
     def observed_steps(self) -> list[float]:
         """Seconds of a whole step of each observation, as `observed_costs`."""
         return observations([run.step_seconds for run in self.runs], self.clusters)
 
-    def unlike(self, other: TrialResult) -> tuple[str, ...]:
+    def unlike(self, other: TrialResult, combine: bool = False) -> tuple[str, ...]:
         """Why the times of two trials must not be compared; empty where no reason is known.
 
-        Reasons are unlike surroundings (`differences`) and, among imports, datasets of markedly unlike size.
+        Reasons are an epoch's time against a rate of images alone and, unless `combine`, unlike surroundings
+        (`differences`) and, among imports, datasets of markedly unlike size.
         """
+        if self.of_rates != other.of_rates:
+            return ("one tells the time of an epoch, the other images/s alone",)
+        if combine:
+            return ()
         ours, theirs = self.train_samples, other.train_samples
         told = differences(self.environment, other.environment)
         if ours is None or theirs is None or max(ours, theirs) <= (1 + _UNLIKE_DATASETS) * min(ours, theirs):
@@ -261,6 +270,11 @@ class TrialResult:
     def epoch_costs(self) -> list[float]:
         """Epoch seconds of each run that tells them."""
         return [run.epoch_seconds for run in self.runs if run.epoch_seconds is not None]
+
+    @property
+    def of_rates(self) -> bool:
+        """Whether its runs tell images/s and no time of an epoch."""
+        return not self.epoch_costs and any(run.images_per_second for run in self.runs)
 
     @property
     def images_left_out(self) -> float:

@@ -115,7 +115,7 @@ def parse_duration(text: str) -> float:
     Raises:
         ValueError: it is none, and why.
     """
-    if (match := _CLOCK.fullmatch(text.strip()[:_LONGEST_TEXT])) is None:
+    if (match := CLOCK.fullmatch(text.strip()[:_LONGEST_TEXT])) is None:
         return parse_seconds(text)
     hours, minutes, seconds = map(float, match.groups())
     return parse_seconds(f"{3600 * hours + 60 * minutes + seconds}")
@@ -157,8 +157,8 @@ def parse_finite(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-_CLOCK = re.compile(r"(\d{1,6}):([0-5]?\d):([0-5]?\d(?:\.\d{1,9})?)")
-"""h:mm:ss; with one colon nobody knows whether hours or minutes are meant."""
+CLOCK = re.compile(r"(\d{1,6}):([0-5]?\d):([0-5]?\d(?:\.\d{1,9})?)")
+"""h:mm:ss; with one colon alone nobody knows whether hours or minutes are meant."""
 _COMMA = re.compile(r"-?\d+,\d+")
 
 
@@ -239,6 +239,12 @@ class LogRun:
     """The times are the run's own, not those of one rank."""
     started_unix_seconds: float = 0.0
     warmup_steps: int = 0
+
+    @property
+    def of_images(self) -> bool:
+        """Whether each of its steps has one image per GPU, as where rates alone are told and nobody tells the batch."""
+        images = {line.images for rank in self.ranks for line in rank.steps}
+        return images == {1}
 
 
 @dataclass(frozen=True)
@@ -370,7 +376,9 @@ def precision(text: str) -> Precision:
 
 
 _SAME = {"float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
-_LOOSE: dict[str, Precision | None] = {"tf32": "fp32", **dict.fromkeys(("amp", "mixed", "mixed precision"))}
+_LOOSE: dict[str, tuple[Precision | None, str]] = {
+    "tf32": ("fp32", "TF32"), **dict.fromkeys(("amp", "mixed", "mixed precision"), (None, "AMP"))
+}  # fmt: skip
 """Names that say how is computed, and what is sent not at all or not alone; they tell series apart."""
 
 
@@ -378,7 +386,7 @@ def precision_of(text: str) -> tuple[Precision | None, str]:
     """(What a cell says of the precision, a name that tells rows of it apart where that is less than all it says)."""
     lower = text.lower()
     if lower in _LOOSE:
-        return _LOOSE[lower], text
+        return _LOOSE[lower]
     return (precision(_SAME.get(lower, lower)) if lower else None), ""
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from vitscale.errors import RequestError, shown
 from vitscale.importers.contents import LogContents, LogRank, LogRun, Options, Problems, Setting, identified, lines
-from vitscale.importers.deepspeed_lines import MOST_MICRO_STEPS, Broken, Facts, Times, timers, without_colours
+from vitscale.importers.deepspeed_lines import MOST_MICRO_STEPS, Broken, Facts, Times, rate_of, timers, without_colours
 from vitscale.present.units import listed
 from vitscale.store.records import ExplainedLine, PhaseName, StepLine
 from vitscale.store.results import ImportedFile
@@ -48,6 +48,8 @@ class RankTimes:
     """Step number to the time of its broken line."""
     micro: list[Times] = field(default_factory=list)
     """Micro-steps of the step that is not over yet."""
+    rates: dict[int, float] = field(default_factory=dict)
+    """Optimizer step to the samples/s of all ranks in it, where the throughput timer printed them."""
 
     def take(self, timer: Times | Broken) -> None:
         """Takes the next line."""
@@ -176,7 +178,7 @@ class _Part:
 
     @property
     def has_steps(self) -> bool:
-        return any(step is not None for rank in self.ranks.values() for step in rank.steps)
+        return any(rank.rates or any(step is not None for step in rank.steps) for rank in self.ranks.values())
 
     @property
     def began(self) -> float | None:
@@ -218,6 +220,8 @@ def _parts(path: Path, told: Problems) -> list[_Part]:
             parts.append(_Part(files))  # started again, into the same file
         part = parts[-1]
         part.facts.take(text)
+        if (printed := rate_of(text)) is not None:
+            part.ranks.setdefault(own, RankTimes()).rates.setdefault(*printed)
         for timer in timers(text):
             if isinstance(timer, Broken):
                 told.line(number, timer.why, "broken" if whole else "cut-off")
@@ -255,6 +259,8 @@ def _run(group: Sequence[_Part], options: Options, number: int) -> tuple[LogRun,
     facts = [part.facts for part in group]
     name = group[0].files[0].name
     ranks = {rank: times for part in group for rank, times in part.ranks.items() if any(times.steps)}
+    of_rates = not ranks  # without wall_clock_breakdown
+    ranks = ranks or {rank: times for part in group for rank, times in part.ranks.items() if times.rates}
     gpus, notes = _gpus(facts, options, name)
     if beyond := [rank for rank in sorted(ranks) if rank >= gpus]:
         notes.append(f"{name} is of {gpus} GPUs: times of rank {listed(beyond)} are left out")
@@ -269,13 +275,21 @@ def _run(group: Sequence[_Part], options: Options, number: int) -> tuple[LogRun,
         if gpus > 1:
             notes.append(f"{name} does not tell on how many hosts its {gpus} GPUs were: one is assumed")
     hosts = {rank: host for f in facts for rank, host in f.hosts.items()}
-    untold = ONE_RANK.format(listed(sorted(ranks))) if len(ranks) < gpus else ""
+    untold = ONE_RANK.format(listed(sorted(ranks))) if len(ranks) < gpus and not of_rates else ""
     images = (micro_batch or options.micro_batch or 0) * accum
     own: list[LogRank] = []
     for rank in sorted(ranks):
         steps, explained = step_lines(ranks[rank], images, accum, untold)
+        if of_rates:
+            each = max(1, images)  # without a batch a step stands for one image per GPU
+            steps = tuple(
+                StepLine(step=step, epoch=0, seconds=gpus * each / rate, images=each, loss=None, warmup=False)
+                for step, rate in sorted(ranks[rank].rates.items())
+            )
         host = hosts.get(rank)
         own.append(LogRank(rank, device=_UNKNOWN_GPU, host=host, steps=steps, explained=explained))
+    if of_rates:
+        notes.append(f"{name} tells samples/s alone (CurrSamplesPerSec), which leave out what lies between two steps")
     if untold:
         notes.append(f"{name} tells of rank {listed(sorted(ranks))} of {gpus}: {untold}")
     setting = Setting(
@@ -295,7 +309,7 @@ def _run(group: Sequence[_Part], options: Options, number: int) -> tuple[LogRun,
         versions={key: value for f in reversed(facts) for key, value in f.versions.items()},
         synchronised=any(f.synchronised for f in facts),
         started_unix_seconds=max(0.0, group[0].began or 0.0),
-        warmup_steps=WARMUP_STEPS,
+        warmup_steps=0 if of_rates else WARMUP_STEPS,
     )
     return run, notes
 

@@ -36,6 +36,7 @@ _PARTS = {
 }
 _MICRO = "_microstep"
 _LONGEST_MS = 1e9
+_MOST_RATE = 1e9
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,23 @@ def timers(text: str) -> Iterator[Times | Broken]:
         line = _read(text[begin.end() : end], int(rank) if rank else None, _unix(stamps[-1]) if stamps else None)
         if line is not None:
             yield line
+
+
+_RATE = re.compile(r"\bglobal_step=(\d{1,9}), RunningAvgSamplesPerSec=[^,]{1,40}, CurrSamplesPerSec=([\d.e+-]{1,30}),")
+
+
+def rate_of(text: str) -> tuple[int, float] | None:
+    """(Optimizer step, samples/s of all ranks in it) of a line of the throughput timer; None where it is none.
+
+    DeepSpeed prints it on rank 0 every `steps_per_print` steps but the first two, without any setting. Source:
+    `ThroughputTimer` in deepspeed/utils/timer.py; its batch is `train_batch_size`.
+    """
+    told = _RATE.search(text) if "CurrSamplesPerSec" in text else None
+    try:
+        rate = float(told[2]) if told else 0.0
+    except ValueError:
+        return None
+    return (int(told[1]), rate) if told and 1e-6 < rate < _MOST_RATE else None
 
 
 def _read(text: str, rank: int | None, unix_seconds: float | None) -> Times | Broken | None:

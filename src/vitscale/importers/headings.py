@@ -37,7 +37,7 @@ class Heading:
         words = _SPACES.sub(" ", lower.strip("*`")).strip()
         if (own := words.replace(" ", "_")) in OWN:
             return cls(text, own)
-        words = _NOTED.sub("", words)
+        words = _SPACE_OF_NAMES.sub("", _NOTED.sub("", words))
         column = next((column for column, pattern in _MEANT.items() if pattern.fullmatch(words)), lower)
         if column == "steps_per_second":
             return cls(text, "step_seconds", inverse=True)
@@ -107,6 +107,8 @@ OF_A_RUN = ("epoch", "step", "rank")
 OWN = {*OF_A_SETTING, *SPEEDS, *OF_A_RUN, "run", "loss", "accuracy"}
 _NOTED = re.compile(r" ?(?:\[[\d*\u2020\u2021]{1,2}\]|[\u00b9\u00b2\u00b3\u2020\u2021*])$")
 """The mark of a footnote."""
+_SPACE_OF_NAMES = re.compile(r"^(?:train|training|perf|performance|throughput|speed)/ ?(?!s(?:ec|econd)?\b|gpu)(?=\w)")
+"""What trackers (wandb, TensorBoard) put before a name, as in "train/images_per_sec"."""
 _SPACES = re.compile(r"[\s_]+")
 _UNITS = {"hh:mm:ss": 1.0, "h:mm:ss": 1.0}  # as `parse_duration` reads them; "h" alone would match before
 _UNITS |= {"ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0, "min": 60.0, "minutes": 60.0, "h": 3600.0, "hours": 3600.0}

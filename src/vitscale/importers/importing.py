@@ -87,7 +87,7 @@ def _trial_runs(log_contents: LogContents, options: Options) -> tuple[TrialRun, 
         repeats[identity] = repeat + 1
         # An epoch's steps follow from batch and dataset size: an assumed batch must not give a number of them.
         batch_told = micro_batch_of(run, options) is not None
-        samples = train_samples(run.setting, options) if batch_told else None
+        samples = train_samples(run.setting, options) if batch_told or run.of_images else None
         runs.append(TrialRun(run, trial, repeat, samples, batch_told))
     return tuple(runs)
 
@@ -160,7 +160,7 @@ def _questions(curves: Iterable[Curve], runs: Iterable[TrialRun]) -> Iterable[st
 _LOOKED_AT = 20_000
 """Lines to look at: at most some thousands come before the first timed step of a DeepSpeed log."""
 _STATE = re.compile(r'^\s*\{?\s*"(log_history|best_metric|best_model_checkpoint|best_global_step|epoch|global_step)"')
-_TIMERS = re.compile(r"time \(ms\) \|")
+_TIMERS = re.compile(r"time \(ms\) \||, CurrSamplesPerSec=")
 
 
 def guess(paths: Sequence[Path], cells: str | None = None) -> LogFormat | LinkFormat:
@@ -205,10 +205,16 @@ def _likely(path: Path) -> str:
     texts = [text for _, (_, text, _) in zip(range(20), contents.lines(path), strict=False) if text.strip()]
     if any("\0" in text for text in texts):
         return ": it is no UTF-8 (UTF-16 needs its mark at the beginning)"
-    if any(Heading.of(cell).column in ("gpus", *SPEEDS) for text in texts for cell in text.split("|") if "|" in text):
+    barred = [text for text in texts if "|" in text]
+    ruled = any(not text.strip(" |:-") for text in barred)
+    if not ruled and any(Heading.of(cell).column in ("gpus", *SPEEDS) for text in barred for cell in text.split("|")):
         return ": a table with bars and no rule (--- | ---) under its names"
     cells = [re.split(r" {2,}|\t", text.strip()) for text in texts]
-    if any(Heading.of(cell).column in ("gpus", *SPEEDS) for row in cells if len(row) > 1 for cell in row):
+    told = [
+        {Heading.of(cell).column for cell in text.split()} for text in texts if "|" not in text
+    ]  # copied from a PDF
+    copied = any("gpus" in columns and columns & {*SPEEDS} for columns in told)
+    if copied or any(Heading.of(cell).column in ("gpus", *SPEEDS) for row in cells if len(row) > 1 for cell in row):
         return ": spaces stand between its columns; use commas, tabs or bars"
     return f": it begins with {shown(texts[0][:80])}" if texts else ": it is empty"
 

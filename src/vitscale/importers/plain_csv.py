@@ -45,6 +45,8 @@ class _Told:
     """As in `_Run.batches`."""
     unlike: str = ""
     """How the rate contradicts the step's time and images."""
+    micro: bool = False
+    """Whether the rate shows that the time was one micro-step's."""
 
 
 def read(paths: Sequence[Path], options: Options) -> LogContents:
@@ -86,6 +88,8 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
                 run.steps += [] if times.step is None else [times.step]
                 run.epochs += [] if times.epoch is None else [times.epoch]
                 run.batches.append(times.batch)
+                if times.micro:
+                    notes["images/s x step time is the batch of one micro-step: the time is taken x grad_accum"] = None
                 unlike += [f"line {row.line}: {times.unlike}"] if times.unlike else []
             notes |= dict.fromkeys((*head.notes(_KNOWN), *naming.notes()))
         problems += told.told()
@@ -142,9 +146,11 @@ def _times(row: Row, setting: Setting) -> _Told:
         # If the batch is not told, a step stands for one image per GPU: the rate is right whatever the batch was.
         return _Told((setting.gpus * max(1, images) / rate, max(1, images)), epoch, None)
     batch = rate * seconds / setting.gpus
-    whole = images or round(batch)
-    if abs(batch - whole) <= batch * (_MEANS_DIFFER + _rounding(row["step_seconds"])):
+    whole, most = images or round(batch), batch * (_MEANS_DIFFER + _rounding(row["step_seconds"]))
+    if abs(batch - whole) <= most:
         return _Told((seconds, whole), epoch, None if images else batch)
+    if images and abs(batch - images / setting.grad_accum) <= most:
+        return _Told((seconds * setting.grad_accum, images), epoch, None, micro=True)
     but = f"and the batch is {images}" if images else "and that is no whole number"
     return _Told((seconds, images), epoch, None, f"{rate:.6g}/s x {seconds:.6g} s are {batch:.4g} images a GPU, {but}")
 

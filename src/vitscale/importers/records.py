@@ -99,10 +99,13 @@ def notes_on(runs: Sequence[LogRun], options: Options) -> Iterable[str]:
         yield "the engine is unknown (--engine names it)"
     if options.precision is None and any(run.setting.precision is None for run in runs):
         yield f"the precision is not told (--precision): {_ASSUMED_PRECISION} is assumed"
-    if any(micro_batch_of(run, options) is None for run in runs):
+    untold = [run for run in runs if micro_batch_of(run, options) is None]
+    if any(run.of_images for run in untold):
+        yield "the micro-batch is not told (--micro-batch): the time of a step is unknown, and how the batch grows"
+    if not all(run.of_images for run in untold):
         yield "the micro-batch is not told (--micro-batch): images/s, and all that follows from it, is unknown"
     if any(not rank.epochs for run in runs for rank in run.ranks[:1] if train_samples(run.setting, options) is None):
-        yield "how many images the dataset has is not told (--train-samples): no epoch times, and no speedup from them"
+        yield "how many images the dataset has is not told (--train-samples): no epoch times"
     unsized = sorted({run.setting.dataset or "(not named)" for run in runs if _unsized(run)})
     if unsized:
         yield (

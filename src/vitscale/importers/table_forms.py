@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from vitscale.importers.grids import Grid, Line
-from vitscale.importers.headings import CELLS_OF, OF_A_RUN, OF_A_SETTING, OWN, SPEEDS, Count, Heading, speed_told
+from vitscale.importers.headings import BATCH, CELLS_OF, OF_A_RUN, OF_A_SETTING, OWN, SPEEDS, Count, Heading, speed_told
 from vitscale.trial.trial import Precision
 
 _EMPTY = re.compile(r"[-\u2013\u2014]*|n/?a|oom", re.IGNORECASE)
+_UNIT_OF_RATE = re.compile(r"(?<=\d )[A-Za-z][A-Za-z/. ]*$")
 _NUMBER = re.compile(r"[\d.,]+(?:e[+-]?\d+)?", re.IGNORECASE)
 _SAID = re.compile(
     r"\b(?:training|throughput|speed|performance|time|images?|imgs?|samples?|sequences?|sec(?:ond)?s?|m?s)\b",
@@ -59,8 +60,9 @@ def forms(grid: Grid, cells: str | None = None) -> tuple[Form, ...]:
     """
     grid, filled = _filled(grid)
     speed = Heading.of(cells) if cells else speed_told((grid.caption, grid.title))
-    form = _turned(grid, speed) or _by_count(grid, speed) or Form(Heading.of_all(grid.head), grid.body)
-    return tuple(replace(each, filled=filled) for each in _each_speed(form))
+    form = _turned(grid, speed) or _by_count(grid, speed) or _with_counts(grid)
+    form = _of_all_gpus(form)
+    return tuple(replace(each, filled=(*filled, *form.filled)) for each in _each_speed(form))
 
 
 def _filled(grid: Grid) -> tuple[Grid, tuple[str, ...]]:
@@ -121,6 +123,25 @@ def _are_merged(cells: Sequence[str]) -> bool:
     )
 
 
+def _of_all_gpus(form: Form) -> Form:
+    """The form with a batch that grows exactly as the GPUs do named as that of all: each GPU's would stay as it is."""
+    columns = [heading.column for heading in form.headings]
+    batches = [at for at, heading in enumerate(form.headings) if re.fullmatch(rf"(?:train[ _])?{BATCH}", columns[at])]
+    if len(batches) != 1 or "gpus" not in columns or {"global_batch", "micro_batch"} & set(columns):
+        return form
+    of_each: dict[int, set[float]] = {}
+    for _, cells in form.body:
+        told = [cells[columns.index("gpus")], cells[batches[0]].replace(",", "")] if len(cells) == len(columns) else []
+        if not told or not all(text.isdecimal() and 0 < len(text) < 10 for text in told) or not int(told[0]):
+            return form
+        of_each.setdefault(int(told[0]), set()).add(int(told[1]) / int(told[0]))
+    if len(of_each) < 2 or len(set(map(frozenset, of_each.values()))) > 1:
+        return form
+    headings = [replace(own, column="global_batch") if at in batches else own for at, own in enumerate(form.headings)]
+    why = f"{headings[batches[0]].text[:100]!r} grows as the GPUs do: it is taken for the batch of all"
+    return replace(form, headings=tuple(headings), filled=(*form.filled, why))
+
+
 def _turned(grid: Grid, speed: Heading | None) -> Form | None:
     """The table turned by a quarter, where its first row has GPU counts."""
     names, *counts = grid.head
@@ -149,6 +170,9 @@ def _by_count(grid: Grid, speed: Heading | None) -> Form | None:
     of_counts = [Heading(", ".join(names), "gpus"), of_cells or Heading(CELLS_OF + names[0], CELLS_OF + names[0])]
     nodes, types = (any(getattr(count, of) for count in counts.values()) for of in ("nodes", "gpu"))
     of_counts += [Heading("nodes", "nodes")] * nodes + [Heading("gpu", "gpu")] * types
+    lines = [(line, row) for line, row in grid.body if len(row) == len(grid.head)]
+    others_of = [[row[at] for at, _ in others if Heading.of(row[at]).holds_no(of_cells)] for _, row in lines]
+    left = dict.fromkeys(name for names in others_of for name in names)
     body = tuple(
         (
             line,
@@ -158,12 +182,32 @@ def _by_count(grid: Grid, speed: Heading | None) -> Form | None:
                 *(row[other] for other, _ in others),
             ),
         )
-        for line, row in grid.body
-        if len(row) == len(grid.head) and not any(Heading.of(row[other]).holds_no(of_cells) for other, _ in others)
+        for (line, row), no_speed in zip(lines, others_of, strict=True)
+        if not no_speed
         for at, count in counts.items()
         if not _EMPTY.fullmatch(row[at])
     )
-    return Form((*of_counts, *(heading for _, heading in others)), body)
+    named = ", ".join(repr(name[:100]) for name in list(left)[:8]) + ", ..." * (len(left) > 8)
+    why = (f"rows are left out that by their name hold another speed or none: {named}",) if left else ()
+    return Form((*of_counts, *(heading for _, heading in others)), body, filled=why)
+
+
+def _with_counts(grid: Grid) -> Form:
+    """The table as it stands; a column all of whose cells count GPUs ("8 GPUs") tells them, and one of whose cells
+    each have the unit of a rate ("400 img/s") tells that, as if it stood in its heading."""
+    headings = list(Heading.of_all(grid.head))
+    rows = [cells for _, cells in grid.body if len(cells) == len(headings)]
+    for at, own in enumerate(headings):
+        cells = [row[at] for row in rows]
+        counts = [Count.of(cell) for cell in cells]
+        columns = {heading.column for heading in headings}
+        if all(count and count.speed is None for count in counts) and len(set(cells)) > 1 and "gpus" not in columns:
+            headings[at] = replace(own, column="gpus")
+        units = {unit[0] if (unit := _UNIT_OF_RATE.search(cell)) else "" for cell in cells}
+        told = Heading.of(f"{own.text} ({units.pop()})" if len(units) == 1 and own.column not in OWN else "")
+        if told.column in SPEEDS and told.column not in columns:
+            headings[at] = replace(told, text=own.text)
+    return Form(tuple(headings), grid.body)
 
 
 def _each_speed(form: Form) -> Iterator[Form]:

@@ -174,7 +174,11 @@ class Header:
         """Notes on how columns were understood, and on those that are not among the `known` ones."""
         yield from (*self.left_out, *self.filled)
         told = [own for own in self.headings if own.column]
-        if read := [f"{shown(own.text)} as {own.column}" for own in told if own.text.lower() != own.column]:
+        if read := [
+            f"{shown(own.text)} as {own.column}"
+            for own in told
+            if own.column in known and own.text.lower() != own.column
+        ]:
             yield f"columns are taken by what they say: {listed(read)}"
         if self.series:
             yield f"the table at line {self.line} is taken for the series {shown(self.series)}"
@@ -216,6 +220,9 @@ _WHOLE = {"gpus", "nodes", "gpus_per_node", "micro_batch", "grad_accum", "global
 _NUMBERS = {*SPEEDS, "fraction", "loss", "accuracy"}
 """Columns of numbers that need not be whole."""
 _SURE = ("points", "decimal")
+_SECONDS = ("step_seconds", "epoch_seconds")
+_ENGLISH = re.compile(r"(?:\d{1,3}(?:,\d{3})*|\d+)\.\d{1,2} ?[x%\u00d7]?|\d{1,3}(?:,\d{3}){2,}")
+"""Numbers that nobody writes who has decimal commas."""
 _LOOKED_AT = 20_000
 """Rows that decide what a comma in their numbers is."""
 _ABOVE, _MOST_ABOVE = re.compile(r"\s*(?:#|$|sep=)", re.IGNORECASE), 100
@@ -375,29 +382,51 @@ def _with_commas(path: Path, head: Header) -> Header:
 
     "decimal": some number has a decimal comma for sure ("0,945", "12,5") and none a decimal point; one such column
     decides for those of its table that may be either. "points": the same, and points stand between thousands
-    ("1.400,5"). "either": "2,855", which may be 2.855. "none": nobody knows. Empty: it stands between thousands.
+    ("1.400,5"). "either": "2,855", which may be 2.855. "none": nobody knows. "clock": some time is h:mm:ss. Empty: it
+    stands between thousands, in other columns too where any of the table has a decimal point ("either" would be a doubt
+    about plain English).
     """
     seen: list[dict[str, str]] = [{} for _ in head.columns]
+    english = False
     for _, (_, cells, _) in zip(range(_LOOKED_AT), _lines(path, head), strict=False):
         for kinds, own, cell in zip(seen, head.headings, cells, strict=False):
-            if own.column in _NUMBERS and ("," in cell or "." in cell):
+            english = english or _ENGLISH.fullmatch(cell) is not None
+            if own.column in _SECONDS and contents.CLOCK.fullmatch(cell):
+                kinds["clock"] = cell
+            if cell.isdecimal():
+                kinds.setdefault("whole", cell)
+            elif own.column in _NUMBERS and ("," in cell or "." in cell):
                 bare = _bare(cell, own)
                 for number in match.groups() if (match := _SPREAD.fullmatch(bare)) else (bare,):
                     if (sign := _sign_in(number)) is not None:
                         kinds.setdefault(sign, number)
-    signs = ["" if "" in kinds else next((sign for sign in (*_SURE, "either") if sign in kinds), "") for kinds in seen]
+                        if sign == "either" and number.endswith("0"):
+                            kinds.setdefault("round", number)
+    for kinds in seen:
+        if "padded" in kinds and "either" not in kinds:
+            kinds.setdefault("decimal", kinds["padded"])
+        elif "padded" in kinds and kinds.keys() & set(_SURE):
+            kinds["none"] = kinds["padded"]  # "75,00", "12,5" and "9,800" come from no one hand
+    order = ("none", "clock", *_SURE, "either")
+    signs = ["" if "" in kinds else next((sign for sign in order if sign in kinds), "") for kinds in seen]
     if "" not in set().union(*seen) and any(sign in _SURE for sign in signs):
         signs = ["decimal" if sign == "either" else sign for sign in signs]
     elif head.separator == ";":
-        signs = [sign if sign in _SURE else "none" for sign in signs]
-    told = [kinds.get(sign) or next(iter(kinds.values()), "") for sign, kinds in zip(signs, seen, strict=True)]
+        signs = [sign if sign in (*_SURE, "clock") else "none" for sign in signs]
+    else:  # "400" and "3,000" are no decimals of one form
+        plain = [english or {"whole", "round"} <= kinds.keys() for kinds in seen]
+        signs = ["" if sign == "either" and sure else sign for sign, sure in zip(signs, plain, strict=True)]
+    told = [kinds.get(sign) or kinds.get("either", "") for sign, kinds in zip(signs, seen, strict=True)]
     return replace(head, commas=tuple(zip(signs, told, strict=True)))
 
 
 def _sign_in(number: str) -> str | None:
     """What a comma is to whoever wrote this number, as in `_with_commas`; None: it does not tell."""
     if _COMMA.fullmatch(number):
-        return "points" if "." in number else "either" if _THOUSANDS.fullmatch(number) else "decimal"
+        if "." in number or _THOUSANDS.fullmatch(number):
+            return "points" if "." in number else "either"
+        # "75,00" is written with as many decimals as all of its column: beside "9,800" it is a slip, and tells nothing.
+        return "padded" if number.endswith("0") and len(number.partition(",")[2]) != 3 else "decimal"
     point = "." in number and not _POINTS.fullmatch(number)
     return "" if point or _THOUSANDS.fullmatch(number) else None
 
@@ -410,6 +439,8 @@ def _plain(cell: str, own: Heading, sign: str) -> str:
     """
     if own.column in _NUMBERS or own.column in _WHOLE:
         cell = _bare(cell, own)
+    if sign == "clock" and cell.count(":") == 1:
+        return f"0:{cell}"  # below an hour, as timers print it
     return _as_number(cell, sign)
 
 

@@ -163,7 +163,10 @@ def gather(analysis: Analysis, network: Network, loader_images_per_second: float
 
 
 def _costs(result: TrialResult) -> tuple[float, ...]:
-    return tuple(run.step_seconds for run in result.runs if run.step_seconds is not None)
+    pairs = [(run.step_seconds, run.images_per_second) for run in result.runs]
+    # Rates without a batch are "steps" of one image per GPU, as the records have them.
+    steps = [result.trial.world.size / rate if step is None and rate else step for step, rate in pairs]
+    return tuple(step for step in steps if step is not None)
 
 
 def _of_its_images(result: TrialResult) -> bool:
@@ -176,7 +179,7 @@ def _of_its_images(result: TrialResult) -> bool:
 def _point(result: TrialResult) -> Point:
     trial = result.trial
     dataset = result.train_samples
-    images = None if dataset is None else samples_used(dataset, trial.data.fraction)
+    images = None if dataset is None or not result.batch_known else samples_used(dataset, trial.data.fraction)
     train, steps = trial.train, None if images is None else trial.steps_per_epoch(images)
     spreads = [run.step_spread for run in result.runs if run.step_spread is not None]
     sent = result.traffic.sent if result.traffic else ()

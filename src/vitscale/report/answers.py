@@ -66,15 +66,20 @@ def _rates(analysis: Analysis) -> list[str]:
 
 
 def best_measured(analysis: Analysis) -> TrialResult | None:
-    """The trial that is fastest for all images, of those that train the largest share of them; None without any."""
-    known = [trial for trial in analysis.trials.values() if trial.epoch_seconds is not None and not trial.drifts]
+    """The trial that is fastest for all images, of those that train the largest share of them; None without any. Where
+    no trial tells an epoch, it is the one of most images/s."""
+    told = [trial for trial in analysis.trials.values() if trial.comparable_costs]
+    known = [trial for trial in told if not trial.of_rates] or told
     most = max((trial.trial.data.fraction for trial in known), default=0.0)
     whole = [trial for trial in known if trial.trial.data.fraction == most]
     return min(whole, key=_epoch_seconds, default=None)
 
 
 def _epoch_seconds(trial: TrialResult) -> float:
-    """Seconds for all images, those that `drop_last` leaves out too: comparisons and speedups are of these."""
+    """Seconds for all images, those that `drop_last` leaves out too: comparisons and speedups are of these. For one
+    image where no run tells an epoch."""
+    if trial.of_rates and trial.images_per_second:
+        return 1 / trial.images_per_second.value
     return trial.epoch_seconds.value / (1 - trial.images_left_out) if trial.epoch_seconds else float("inf")
 
 
@@ -91,15 +96,20 @@ def _gpu_hours(trial: TrialResult) -> float:
 
 def in_short(analysis: Analysis, trial: TrialResult, *more: str) -> str:
     """ "ddp, 2 ranks, micro-batch 32: 3.25 s an epoch (3.12 s to 3.39 s, 3 runs).", `more` in the brackets."""
-    epoch, more = trial.epoch_seconds, (*_for_all_images(trial), *more)
-    if epoch and epoch.low is not None and epoch.high is not None and not epoch.note:
-        more = (f"{units.seconds(epoch.low)} to {units.seconds(epoch.high)}", *more)
+    figure, text = (trial.images_per_second, units.number) if trial.of_rates else (trial.epoch_seconds, units.seconds)
+    more = (*_for_all_images(trial), *more)
+    if figure and figure.low is not None and figure.high is not None and not figure.note:
+        more = (f"{text(figure.low)} to {text(figure.high)}", *more)
     told = f" ({', '.join(more)})" if more else ""
-    return f"{trial_label(analysis, trial)}: {units.seconds(epoch.value if epoch else None)} {_a(trial)}{told}."
+    return f"{trial_label(analysis, trial)}: {_pace(trial)}{told}."
 
 
-def _a(trial: TrialResult) -> str:
-    return "a run" if trial.timed_as_a_whole else "an epoch"
+def _pace(trial: TrialResult) -> str:
+    """ "3.25 s an epoch", or "5,800 images/s" where no run tells an epoch."""
+    if trial.of_rates and trial.images_per_second:
+        return f"{units.number(trial.images_per_second.value)} images/s"
+    seconds = units.seconds(trial.epoch_seconds.value if trial.epoch_seconds else None)
+    return f"{seconds} {'a run' if trial.timed_as_a_whole else 'an epoch'}"
 
 
 def what_to_choose(analysis: Analysis) -> doc.Section:
@@ -107,14 +117,14 @@ def what_to_choose(analysis: Analysis) -> doc.Section:
     fastest = best_measured(analysis)
     if fastest is None:
         completed = any(trial.runs for trial in analysis.trials.values())
-        why = "no trial tells an epoch time" if completed else "no trial has completed"
+        why = "no trial tells an epoch time or images/s" if completed else "no trial has completed"
         return doc.Section("What would I choose?", (doc.Paragraph(f"Nothing: {why}."),))
     alike = [
         trial
         for trial in analysis.trials.values()
         if trial.epoch_seconds and not trial.drifts and trial.trial.data.fraction == fastest.trial.data.fraction
     ]
-    cheapest = min(alike, key=_gpu_hours)
+    cheapest = min(alike, key=_gpu_hours, default=fastest)
     batch = [f"global batch {fastest.trial.global_batch:,}"] if fastest.batch_known else []
     runs = counted(len(fastest.runs), "run")
     lines = [f"Fastest measured: {in_short(analysis, fastest, *batch, runs)}"]
@@ -288,10 +298,10 @@ def terminal_document(analysis: Analysis, last: Sequence[str] = ()) -> doc.Docum
     notes = [finding for finding in analysis.findings if finding.severity != "warning"]
     best, missing = best_measured(analysis), what_to_run(analysis)
     fastest = ""
-    if best is not None and best.epoch_seconds is not None:  # its interval stands in the table
+    if best is not None:  # its interval stands in the table
         name = f"Fastest ({counted(len(best.runs), 'run')}): {trial_label(analysis, best)}"
         of_all = "".join(f", {told}" for told in _for_all_images(best))
-        fastest = f"{name}: {units.seconds(best.epoch_seconds.value)} {_a(best)}{of_all}."
+        fastest = f"{name}: {_pace(best)}{of_all}."
     table = summary_table(analysis)
     blocks: list[doc.Block | None] = [
         bullets((fastest, f"Next: {missing}" if missing else "")),
@@ -312,8 +322,8 @@ def summary_table(analysis: Analysis) -> doc.Table:
     """
     if steps := _steps_table(analysis, counts(analysis)):
         return steps
-    timed = [trial.epoch_seconds.value for trial in analysis.trials.values() if trial.epoch_seconds]
-    epochs = units.time_unit(timed)
+    epochs = units.time_unit(trial.epoch_seconds.value for trial in analysis.trials.values() if trial.epoch_seconds)
+    of_rates = not any(trial.epoch_seconds for trial in analysis.trials.values())
     losses = {
         (waterfall.curve, waterfall.mode, waterfall.trial_id): waterfall
         for waterfall in analysis.waterfalls
@@ -333,9 +343,8 @@ def summary_table(analysis: Analysis) -> doc.Table:
         trial = analysis.trials[last.trial_id]
         loss = losses.get((curve.name, curve.mode, last.trial_id))
         epoch = trial.epoch_seconds.times(epochs.factor) if trial.epoch_seconds else None
-        pace = epoch if timed else trial.images_per_second
         cells = [doc.Cell(curve.name), doc.Cell(f"{last.gpus:,}"), doc.Cell(f"{len(trial.runs)}")]
-        cells.append(interval_cell(pace, units.number))
+        cells.append(interval_cell(trial.images_per_second if of_rates else epoch, units.number))
         unknown = doc.Cell(units.UNKNOWN)
         cells.append(unknown if len(points) < 2 else speedup_cell(trial, last))
         # Its interval is the speedup's over the ranks: there is room for only one.
@@ -346,8 +355,8 @@ def summary_table(analysis: Analysis) -> doc.Table:
         groups.setdefault(curve.mode, []).append(tuple(cells))
     columns = (
         doc.Column("curve", words=True), doc.Column("ranks"), doc.Column("runs"),
-        doc.Column("epoch", epochs.sign) if timed else doc.Column("images/s"),
-        doc.Column("speedup"), doc.Column("efficiency", narrow="eff."), doc.Column("largest loss", words=True),
+        doc.Column("images/s") if of_rates else doc.Column("epoch", epochs.sign), doc.Column("speedup"),
+        doc.Column("efficiency", narrow="eff."), doc.Column("largest loss", words=True),
     )  # fmt: skip
     (only,) = groups if len(groups) == 1 else ("",)
     return doc.Table(
@@ -363,9 +372,10 @@ _NAMED_PARTS = 4
 
 
 def _steps_table(analysis: Analysis, title: str) -> doc.Table | None:
-    """Each trial's step and its longest parts; None where a trial tells an epoch, or none tells its parts."""
+    """Each trial's step and its longest parts; None where some tell an epoch or speedup, or none tells its parts."""
     trials = [trial for trial in analysis.trials.values() if trial.runs]
-    if any(trial.epoch_seconds for trial in trials) or not any(trial.breakdown for trial in trials):
+    scaled = any(point.speedup for curve in analysis.curves for point in curve.points if point != curve.baseline)
+    if scaled or any(trial.epoch_seconds for trial in trials) or not any(trial.breakdown for trial in trials):
         return None
     steps = units.time_unit(trial.step_seconds.value for trial in trials if trial.step_seconds)
     rows = []

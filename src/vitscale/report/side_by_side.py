@@ -95,7 +95,7 @@ def _by_point(analysis: Analysis) -> dict[str, tuple[str, int, str]]:
 def _pair(name: str, curve: str, gpus: int, first: TrialResult, other: TrialResult) -> Pair:
     ours, theirs = first.comparable_costs, other.comparable_costs
     looked = (other.looked, first.looked)
-    known = bool(ours) and bool(theirs)
+    known = bool(ours) and bool(theirs) and not first.unlike(other, combine=True)
     result, slowdown = (compare(theirs, ours, looked), ratio(theirs, ours, looked)) if known else (None, None)
     differs = (*_of_trials(first, other), *_of_environments(first, other))
     return Pair(name, curve, gpus, first, other, differs, result, slowdown)

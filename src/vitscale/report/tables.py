@@ -103,7 +103,7 @@ def _without_baseline(analysis: Analysis, curve: CurveResult) -> str:
         return ""
     drifts = any(analysis.trials[point.trial_id].drifts for point in curve.points)
     if any(analysis.trials[point.trial_id].runs for point in curve.points) and not drifts:
-        return f"{curve.name}: no baseline, for no trial of it tells an epoch time."
+        return f"{curve.name}: no baseline, for no trial of it tells an epoch time or images/s."
     return f"{curve.name}: no baseline, for no trial of it has completed{' without drifting' if drifts else ''}."
 
 

@@ -50,7 +50,9 @@ def imported_results(study: StudyRecord) -> Iterable[Finding]:
 def steps_from_epochs(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Trials whose step times are shares of an epoch."""
     shared_out = [
-        trial for trial in measured if any(run.pace.source == "epochs" and run.step_seconds for run in trial.runs)
+        trial
+        for trial in measured
+        if any(run.pace.source == "epochs" and run.step_seconds and not run.timed_steps for run in trial.runs)
     ]
     if shared_out:
         yield note(

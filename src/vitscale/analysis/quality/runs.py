@@ -27,10 +27,10 @@ _DATA_BOUND = 0.1
 def unstable(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Runs whose times have a standard deviation above 5 %, and steps whose middle half spans more than 20 %."""
     if runs := worst(measured, _spread_of_runs, _RUNS_DIFFER):
-        times = "epoch" if runs.trial.epoch_costs else "step"
+        times = "epoch times" if runs.trial.epoch_costs else "step times" if runs.trial.step_seconds else "images/s"
         yield warning(
             "unstable",
-            f"unstable: the {times} times of {count(runs.trials)} differ from run to run by more than "
+            f"unstable: the {times} of {count(runs.trials)} differ from run to run by more than "
             f"{percent(_RUNS_DIFFER)} (standard deviation; {percent(runs.value)} in {name(runs.trial)})",
             "Look for what differed between the imported runs, or read each trial's time with its interval."
             if imported(runs.trials)
@@ -78,6 +78,7 @@ def _spread_of_runs(trial: TrialResult) -> float | None:
     """The standard deviation of the logarithms, which is the relative one where it is small; of the mean steps where
     no run tells its epoch."""
     costs = trial.epoch_costs or [run.step_seconds for run in trial.runs if run.step_seconds is not None]
+    costs = costs or [run.images_per_second for run in trial.runs if run.images_per_second is not None]
     if len(costs) < FEWEST_REPEATS:
         return None
     return statistics.stdev(math.log(seconds) for seconds in costs)

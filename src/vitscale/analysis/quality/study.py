@@ -115,10 +115,10 @@ def baselines(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> I
     if without := [curve for curve in unmeasured if curve.baseline is None]:
         ids = {point.trial_id for curve in without for point in curve.points}
         untold = all(trial.trial.origin is not None and trial.runs for trial in trials if trial.trial_id in ids)
-        advice = "Import them with --train-samples" if untold else "See why they ended under the failed trials"
+        advice = "Import them with --micro-batch" if untold else "See why they ended under the failed trials"
         yield warning(
             "baseline-missing",
-            f"baseline missing: no run has completed with an epoch time of {names(without)}",
+            f"baseline missing: no run has completed with an epoch time or images/s of {names(without)}",
             f"{advice}; speedup and efficiency need at least one.",
             [point for curve in without for point in curve.points],
         )

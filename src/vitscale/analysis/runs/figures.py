@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import overload
 
 import numpy as np
@@ -275,6 +275,9 @@ def _of_run(
         pace = step_figures.of_steps(run, elapsed[timed], kinds[timed], steps.images[:, timed], model)
     elif step_figures.whole_epochs_alone(run):
         pace = step_figures.of_epochs(header.trial, model, elapsed_epoch)
+    if header.imported is not None and pace.epoch_seconds is None and elapsed_epoch is not None:
+        pace = replace(pace, epoch_seconds=elapsed_epoch, source="epochs")  # a table of epochs beside steps or rates
+    tails = tails if pace.step_seconds is not None else tails[:0]
 
     def share(of: Collection[int]) -> float | None:
         if not of or not len(timed):

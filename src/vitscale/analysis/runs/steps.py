@@ -337,16 +337,21 @@ def of_steps(
     seconds: dict[int, list[float]] = {kind: elapsed[kinds == kind].tolist() for kind in (WHOLE, FIRST, SHORT)}
     mean = {kind: _mean(values) for kind, values in seconds.items() if values}
     trained, count = of_an_epoch(trial, model)
-    if not trained or not count or count == 1:
+    told = run.header.imported
+    of_images = told is not None and told.batch_told is False and bool((images == 1).all())
+    if of_images or not trained or not count or count == 1:
         # If an epoch has one step, this is the whole epoch. In an unknown dataset no step is known as an epoch's last.
         whole = [*seconds[WHOLE], *seconds[FIRST]] or seconds[SHORT]
         step = _mean(whole)
-        if count == 1 and trained:
+        if count == 1 and trained and not of_images:
             return _pace(step, 1.0, None, trained)
         # An imported log may hold some ranks only: the others take as many images, and a step is everybody's.
         of_each = trial.layout.data / len(run.ranks_needed)
         passed = sum(elapsed.tolist())
         rate = of_each * float(images.sum(dtype=np.float64)) / passed if passed > 0 else None
+        if of_images:  # a table of rates without a batch: its "steps" stand for one image per GPU
+            epoch = cost(trained / rate) if trained and rate else None
+            return Pace(None, epoch, cost(rate), "steps", epoch_images=trained)
         return Pace(cost(step), None, cost(rate), "steps")
     share = last_step_share(trial, trained)
     wholes = count if share is None else count - 1

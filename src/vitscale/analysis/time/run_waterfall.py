@@ -50,7 +50,7 @@ def run_parts(trial: TrialResult) -> Mapping[str, float]:
     Raises:
         Unexplained: a part is not known.
     """
-    costs = trial.comparable_costs
+    costs = [] if trial.of_rates else trial.comparable_costs
     if not costs:
         raise of_epoch.Unexplained(trial.reason or "no run has completed with an epoch time")
     started = trial.median_of(lambda run: run.startup_seconds)

@@ -162,9 +162,9 @@ def _waterfall(curve: CurveResult, point: Point, trials: Mapping[str, TrialResul
 def _factors(curve: CurveResult, point: Point, trials: Mapping[str, TrialResult]) -> tuple[Factor, ...]:
     base, trial = curve.baseline, trials[point.trial_id]
     if base is None:
-        raise Unexplained("no trial of the curve has completed with an epoch time")
-    if not trial.epoch_costs:
-        raise Unexplained(trial.reason or "no run has completed with an epoch time")
+        raise Unexplained("no trial of the curve has completed with an epoch time or images/s")
+    if not trial.observed_costs:
+        raise Unexplained(trial.reason or "no run has completed with an epoch time or images/s")
     if trial.drifts:
         raise Unexplained("its loss drifts: it does other work than the baseline")
     if point.efficiency is None:
@@ -331,7 +331,9 @@ def mean_log(result: TrialResult) -> float:
 
 
 def _steps(result: TrialResult) -> float:
-    """K, for all images of an epoch."""
+    """K, for all images of an epoch; for one image times the share that is trained where that is what costs are of."""
+    if result.of_rates and result.batch_known:
+        return result.trial.data.fraction / result.trial.global_batch
     steps = result.effective_steps
     if steps is None:
         raise Unexplained("how many steps an epoch has is unknown")

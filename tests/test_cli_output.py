@@ -127,11 +127,44 @@ def test_a_terminal_that_lacks_letters_gets_all_others(
 def test_a_file_of_another_package_is_not_standard_output(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refused() -> None:
-        raise PermissionError(13, "Permission denied", "/data/x")
+    for file, named in (("/data/x", "'/data/x'"), (b"/data/x", "'/data/x'"), (5, "file descriptor 5")):
 
-    assert ends_with(monkeypatch, refused) == 1
-    assert capsys.readouterr().err == "vitscale: '/data/x' cannot be used: Permission denied\n"
+        def refused(file: str | bytes | int = file) -> None:
+            raise PermissionError(13, "Permission denied", file)
+
+        assert ends_with(monkeypatch, refused) == 1
+        assert capsys.readouterr().err == f"vitscale: {named} cannot be used: Permission denied\n"
+
+
+@pytest.mark.parametrize("verb", ["report", "export", "compare"])
+def test_a_file_that_no_system_has_is_a_wrong_request(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    write_results(one_curve({1: [0.1]}), tmp_path)
+    given = [str(tmp_path)] * (2 if verb == "compare" else 1)
+    monkeypatch.setattr(sys, "argv", ["vitscale", verb, *given, "-o", f"{'x' * 300}.html"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert "(305 characters) cannot be used: File name too long" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("named", ["results/study.json", "link.json", "results/runs/*/outcome.json"])
+def test_a_report_does_not_take_the_place_of_a_record(
+    named: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    write_results(one_curve({1: [0.1]}), tmp_path / "results")
+    (tmp_path / "link.json").symlink_to("results/study.json")
+    (output,) = tmp_path.glob(named)
+    before = output.read_bytes()
+    for more in (["--format", "json"], ["--like", "paper", "--format", "json"]):
+        argv = ["vitscale", "report", str(tmp_path / "results"), "-o", str(output), *more]
+        monkeypatch.setattr(sys, "argv", argv)
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert ended.value.code == 2
+        assert "is a file that results are read from" in " ".join(capsys.readouterr().err.split())
+        assert output.read_bytes() == before
 
 
 def test_tables_are_shown_where_no_page_can_be_written(

@@ -49,6 +49,10 @@ def test_what_is_asked_for_comes_first_and_then_the_study(tmp_path: Path) -> Non
     assert request(with_study, ranks_per_node=None, quick=False).world == trial().world
     asked = request(with_study, ranks_per_node=4, quick=False)
     assert (asked.world.ranks_per_node, asked.world.threads_per_rank) == (4, 2)
+    told = {"launch": {"scheduler": "local", "threads_per_rank": 1}}
+    named = replace(check_target(None, told), scheduler=with_study.scheduler)
+    for target in (named, replace(named, trial=trial())):
+        assert request(target, ranks_per_node=4, quick=False).world.threads_per_rank == 1, "what the study or site says"
     with pytest.raises(RequestError, match="--ranks-per-node is 5000"):
         request(with_study, ranks_per_node=5000, quick=False)
 

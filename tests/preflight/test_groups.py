@@ -122,9 +122,12 @@ def test_a_group_between_hosts_is_told(hosts: int, advice: str) -> None:
 
 
 def test_ranks_that_make_no_groups_are_told() -> None:
-    wanted = request(3, trial=shared(tensor=2))
-    whole = record(*(checked(rank, 3) for rank in range(3)), request=wanted)
-    assert kinds(whole) == ["groups-unchecked"]
+    for ranks, told in ((1, "had 1 rank:"), (3, "had 3 ranks:")):
+        wanted = request(ranks, trial=shared(tensor=2))
+        whole = record(*(checked(rank, ranks) for rank in range(ranks)), request=wanted)
+        (finding,) = judged(whole)
+        assert finding.kind == "groups-unchecked"
+        assert told in finding.message
 
 
 @pytest.mark.parametrize(

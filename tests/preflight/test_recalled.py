@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from check_factory import checked, facts, record
+from check_factory import checked, facts, record, request
 from study_factory import EIGHT_CORES, summary, write_study
 from vitscale.preflight import pace_warnings
 from vitscale.runner import Plan, plan
@@ -34,6 +34,12 @@ def test_a_slow_rank_of_the_last_check_is_told_before_the_study(planned: Plan, t
 
 def test_a_check_of_other_hosts_says_nothing_of_these(planned: Plan, tmp_path: Path) -> None:
     write_check(check_folder(tmp_path / "results"), on("elsewhere"))
+    assert pace_warnings(planned, tmp_path / "results") == []
+
+
+def test_a_check_of_the_gpus_says_nothing_of_a_study_on_the_cores(planned: Plan, tmp_path: Path) -> None:
+    on_gpus = on("node0").model_copy(update={"request": request(device="cuda")})
+    write_check(check_folder(tmp_path / "results"), on_gpus)
     assert pace_warnings(planned, tmp_path / "results") == []
 
 

@@ -23,6 +23,7 @@ def analysis() -> Analysis:
 def test_a_run_as_a_tracker_gets_it(analysis: Analysis) -> None:
     first, second, third = tracked_runs(analysis)
     assert len({first.key, second.key, third.key}) == 3
+    assert [run.name.rpartition(", ")[2] for run in (first, second, third)] == ["repeat 1", "repeat 2", "repeat 1"]
     assert first.parameters["engine"] == "ddp"
     assert first.parameters["gpus"] == "1"
     assert third.parameters["gpus"] == "2"

@@ -547,6 +547,52 @@ def test_a_host_on_which_ssh_begins_nothing_is_named_with_the_last_words(
     assert "ended without a word" in outcome(log, dataclasses.replace(ends, statuses=heard), text=text).reason
 
 
+NO_DAEMON = """\
+{said}
+--------------------------------------------------------------------------
+ORTE was unable to reliably start one or more daemons.
+This usually is caused by:
+
+* not finding the required libraries and/or binaries on
+--------------------------------------------------------------------------
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "elsewhere", "reason", "host"),
+    [
+        ("Host key verification failed.", ("node1",), "on host node1: Host key verification failed.", "node1"),
+        (
+            "bash: orted: command not found",
+            ("node1", "node2"),
+            "on one or more of the hosts node1, node2: bash: orted: command not found",
+            None,
+        ),
+        ("", ("node1",), "on host node1: mpirun does not say why", "node1"),
+    ],
+)
+def test_a_host_on_which_mpirun_begins_nothing_is_named(
+    log: Path, said: str, elsewhere: tuple[str, ...], reason: str, host: str | None
+) -> None:
+    """As Open MPI 4.1.4 prints it below ssh's words, which may name no host."""
+    log.write_text(NO_DAEMON.format(said=said))
+    found = outcome_of(Evidence(ending(255), (), 2, log.parent, elsewhere=elsewhere))
+    assert (found.reason, found.host) == (f"nothing could be started {reason}", host)
+    log.write_text(NO_DAEMON.format(said="ssh: connect to host node9 port 22: Connection refused"))
+    named = outcome_of(Evidence(ending(255), (), 2, log.parent, elsewhere=elsewhere))
+    assert named.host == "node9"
+
+
+def test_a_step_that_slurm_refuses_for_memory_is_no_failure_of_the_trial(log: Path) -> None:
+    """Slurm 22.05 gives a job no further step after its controller was restarted: retries would all end so."""
+    refused = "Unable to create step for job 7: Memory required by task is not available"
+    found = outcome(log, ending(1), text=f"srun: error: {refused}\n")
+    assert (found.external, found.transient) == (True, False)
+    assert refused in found.reason
+    busy = outcome(log, ending(1), text="srun: error: Unable to create step for job 7: Socket timed out\n")
+    assert (busy.external, busy.transient) == (False, True)
+
+
 def test_a_launcher_that_was_killed_is_the_cause_of_its_ranks_end(log: Path) -> None:
     """The kernel ends them with it, by SIGKILL and all at once."""
     ends = ending(-9, statuses=statuses(status(100.5, "ended"), status(100.5, "ended")))

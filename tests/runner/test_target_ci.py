@@ -150,6 +150,9 @@ def test_a_study_packed_as_it_goes_decides_the_same_and_stops_where_a_pack_is_da
     with pytest.raises(StoreError) as by_jobs:
         submit_outstanding(study.plan, submitter, study.results, Console(file=study.said), {}, retry_failed=False)
     assert str(by_jobs.value) == str(caught.value)
+    with pytest.raises(StoreError) as by_dry_run:
+        command_list(study.plan, study.results)
+    assert str(by_dry_run.value) == str(caught.value)
     packs[0].unlink()
     assert study.run().done_now == 4
 

@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 import tarfile
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -216,6 +217,9 @@ def test_a_host_that_is_called_as_a_word_of_the_format_leaves_the_bundle_readabl
         ("cd '/scratch/Ada Doe/x y' && ls", "cd 'PATH-0' && ls"),
         ("mia@login01 ran C:\\Users\\Mia\\x", "USER-0 ran PATH-0"),
         ("commit 4423a906aabbccddeeff00112233445566778899", "commit REVISION-0"),
+        ("the folder /data/Jane Doe/my runs/x is not seen", "the folder PATH-0 is not seen"),
+        ("cd /data/Jane\\ Doe/runs && ls /a", "cd PATH-0 && ls PATH-1"),
+        ('No such file: "/data/Jane\'s set/img.jpg"', 'No such file: "PATH-0"'),
     ],
 )
 def test_what_is_taken_out_of_a_text(text: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,6 +227,19 @@ def test_what_is_taken_out_of_a_text(text: str, told: str, monkeypatch: pytest.M
     redactor.learn("host", ["gpu07.cluster.local"])
     redactor.learn("USER", ["ada"])
     assert redactor.text(text) == told
+
+
+def test_an_option_s_path_is_taken_out_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ["train.py", "--data=/data/Jane Doe/set 1", "epochs=3"]
+    assert nobody(monkeypatch).value(command) == ["train.py", "--data=PATH-0", "epochs=3"]
+
+
+def test_a_word_of_many_letters_takes_no_time_to_look_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an encoded picture in a log: half a minute for 10,000 letters, were each letter a beginning."""
+    words = ("x" * 10_000, "-" * 10_000, "token" * 2000)
+    began = time.process_time()
+    assert all(nobody(monkeypatch).text(word) == word for word in words)
+    assert time.process_time() - began < 10.0
 
 
 def nobody(monkeypatch: pytest.MonkeyPatch) -> Redactor:

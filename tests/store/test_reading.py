@@ -225,6 +225,15 @@ def test_a_study_that_cannot_be_read_is_one_message(small: Path, content: str) -
         load(small)
 
 
+@pytest.mark.parametrize("field", ["repeats", "max_repeats"])
+def test_a_study_of_more_runs_than_any_can_ask_for_is_refused(small: Path, field: str) -> None:
+    """A bundle may be anybody's, and `watch` lists the runs that are left."""
+    study = json.loads((small / "study.json").read_text())
+    (small / "study.json").write_text(json.dumps(study | {field: 10**9}))
+    with pytest.raises(StoreError, match=rf"study\.json cannot be read: {field}: "):
+        load(small)
+
+
 @pytest.mark.parametrize("kind", ["newer", "much newer"])
 def test_a_newer_format_is_refused_by_name(small: Path, kind: str) -> None:
     newer = FORMAT + 1 if kind == "newer" else 10**9

@@ -16,7 +16,6 @@ import typer
 
 from vitscale import __version__
 from vitscale.cli import base
-from vitscale.cli.base import COMPLETE, VERBS, ProgramConsole, silence
 from vitscale.errors import VitscaleError, shown
 
 
@@ -38,9 +37,9 @@ def __getattr__(name: str) -> typer.Typer:
 
 def _program(verb: str = "") -> typer.Typer:
     """The program; where `verb` is one, with that alone: to import and build all takes a twentieth of a second."""
-    for module in [VERBS[verb]] if verb in VERBS else dict.fromkeys(VERBS.values()):
+    for module in [base.VERBS[verb]] if verb in base.VERBS else dict.fromkeys(base.VERBS.values()):
         import_module(f"vitscale.cli.{module}")
-    if verb not in VERBS:
+    if verb not in base.VERBS:
         return base.app
     of_verb = copy.copy(base.app)
     of_verb.registered_commands = [
@@ -66,7 +65,7 @@ def main() -> None:
     _adapt_to_terminal()
     try:
         try:
-            if COMPLETE in os.environ:  # a completing shell calls: typer has scripts for some shells
+            if base.COMPLETE in os.environ:  # a completing shell calls: typer has scripts for some shells
                 from typer import completion
 
                 completion.completion_init()  # type: ignore[attr-defined]  # typer does not say what it offers
@@ -74,17 +73,19 @@ def main() -> None:
         finally:
             sys.stdout.flush()  # here, where a full disk behind it can still be told
     except VitscaleError as error:
-        ProgramConsole(stderr=True).print(f"vitscale: {error}", markup=False, highlight=False, soft_wrap=True)
+        base.ProgramConsole(stderr=True).print(f"vitscale: {error}", markup=False, highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)
     except BrokenPipeError:
-        silence(sys.stdout)
+        base.silence(sys.stdout)
     except OSError as error:
         # Code that reads or writes files has its own messages. What is left is standard output itself, or a file that
         # another package's code could not use.
         if error.filename is None:
             what = "standard output cannot be written"
-            silence(sys.stdout)
+            base.silence(sys.stdout)
         else:
-            what = f"{shown(os.fsdecode(error.filename))} cannot be used"
+            number = isinstance(error.filename, int)
+            named = f"file descriptor {error.filename}" if number else shown(os.fsdecode(error.filename))
+            what = f"{named} cannot be used"
         sys.stderr.write(f"vitscale: {what}: {error.strerror or error}\n")
         sys.exit(1)

@@ -83,7 +83,21 @@ app = typer.Typer(
 
 def option(names: str, metavar: str, words: str) -> Any:
     """An option from its names ("-o --output"), a word for its value (empty: a switch), and its help."""
-    return typer.Option(*names.split(), metavar=metavar or None, help=words)
+    return typer.Option(*names.split(), metavar=metavar or None, help=words, callback=_usable)
+
+
+def _usable(value: Any) -> Any:
+    """An option's value; a path is one that the system takes (no name too long, no folder that may not be entered).
+
+    Raises:
+        RequestError: it does not.
+    """
+    if isinstance(value, Path):
+        try:
+            value.exists()
+        except OSError as error:
+            raise RequestError(f"{shown(str(value))} cannot be used: {error.strerror or error}") from None
+    return value
 
 
 StudyArgument = Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The study file.", show_default=False)]

@@ -59,6 +59,9 @@ def report(
     if json and suffix and _SUFFIXES.get(suffix, "json") != "json":
         what = f"--json and -o {shown(str(output))} are of two formats"
         raise RequestError(what, next_step="Write --format html,json -o FOLDER, or -o FILE.json")
+    if output is not None and _is_record(output):
+        what = f"-o {shown(str(output))} is a file that results are read from"
+        raise RequestError(what, next_step="Name another file with -o, and it stays as it is")
     to_standard_output = output is not None and str(output) == "-"
     listed = "json" if json else formats or _format_of(output)
     wanted = list(dict.fromkeys(part.strip().lower() for part in listed.split(",")))
@@ -111,6 +114,15 @@ def report(
         return
     for path in files:
         console.print(str(path), markup=False, highlight=False, soft_wrap=True)
+
+
+def _is_record(file: Path) -> bool:
+    """Whether a report in place of this file would destroy a results folder."""
+    file = file.resolve()
+    own = {"study.json", "lock", "runs", "packs", "checks", "jobs"}
+    return file.is_file() and any(
+        (folder / "study.json").is_file() and file.relative_to(folder).parts[0] in own for folder in file.parents[:3]
+    )
 
 
 _SUFFIXES = {"": "html", ".html": "html", ".htm": "html", ".md": "md", ".tex": "latex"} | {

@@ -245,7 +245,7 @@ def no_groups(record: CheckRecord) -> Iterable[Finding]:
     if trial is not None and (shared := trial.parallel.ranks_per_model) > 1 and ranks % shared:
         yield note(
             "groups-unchecked",
-            f"{shared} ranks share a model in this study, and {counted(ranks, 'rank')} were checked: what such groups "
+            f"{shared} ranks share a model in this study, and the check had {counted(ranks, 'rank')}: what such groups "
             "exchange was not measured",
             f"Check on a multiple of {shared} ranks (--ranks-per-node, a longer hostfile)",
         )

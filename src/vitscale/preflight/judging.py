@@ -58,8 +58,8 @@ def judged(record: CheckRecord) -> tuple[doc.Finding, ...]:
 def pace_warnings(plan: Plan, results: Path) -> list[str]:
     """A line for each finding that ranks compute at different paces; empty without a check, or where all are alike.
 
-    The check is the newest one of exactly these hosts, in the folder or else among the user's own. Of the hosts that a
-    batch system will choose nothing is known.
+    The check is the newest one of exactly these hosts and this kind of device, in the folder or else among the user's
+    own. Of the hosts that a batch system will choose nothing is known.
 
     Args:
         plan: the study; the hosts of its largest world count.
@@ -69,7 +69,8 @@ def pace_warnings(plan: Plan, results: Path) -> list[str]:
         return []
     largest = max((trial.world for trial in plan.record.trials.values()), key=lambda world: world.size)
     hosts = tuple(host.name for host in plan.scheduler.hosts(largest)) or (socket.gethostname(),)
-    record = latest(results, hosts)
+    devices = {trial.train.device for trial in plan.record.trials.values()}
+    record = latest(results, hosts, lambda checked: checked.request.device in devices)
     if record is None:
         return []
     when = time.strftime("%Y-%m-%d", time.gmtime(record.started_unix_seconds))

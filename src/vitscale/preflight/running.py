@@ -21,7 +21,7 @@ from vitscale.analysis.runs.figures import run_figures
 from vitscale.base.files import beside
 from vitscale.errors import RequestError, StoreError, VitscaleError, printable, shown
 from vitscale.machine.hardware import Machine
-from vitscale.machine.hosts import Host, read_hostfile
+from vitscale.machine.hosts import Host, is_this_machine, read_hostfile
 from vitscale.preflight.fit import fits
 from vitscale.preflight.reach_verdicts import ask
 from vitscale.runner.classify import outcome_of
@@ -122,7 +122,8 @@ def request(target: CheckTarget, *, ranks_per_node: int | None, quick: bool) -> 
     on_each = ranks_per_node or (trial.world.ranks_per_node if trial else None) or _usual_ranks(target, machine)
     same_shape = trial is not None and trial.world.ranks_per_node == on_each
     device: Device = trial.train.device if trial else device_of(target.study, machine)
-    threads = trial.world.threads_per_rank if trial and same_shape else machine.threads_for(on_each, device)
+    threads = trial.world.threads_per_rank if trial and same_shape else target.study.launch.threads_per_rank
+    threads = threads or machine.threads_for(on_each, device)
     precision: Precision = trial.train.precision if trial else "bf16" if machine.fast_bf16(device) else "fp32"
     limits = _QUICK_LIMITS if quick else _LIMITS
     shared = exchanges(trial, target.nodes * on_each) if trial else {}
@@ -303,7 +304,8 @@ def _measure(target: CheckTarget, wanted: checks.CheckRequest, folder: Path) -> 
         return _End(how, _STOPPED[ending.stopped].format(limit=ending.limit_seconds or 0.0))
     # As for a run, launchers and heartbeats tell which rank was lost first, and how.
     ranks = checks.read_checked_ranks(folder, wanted.world.size)
-    outcome = outcome_of(Evidence(ending, ranks, wanted.world.size, folder))
+    away = tuple(host.name for host in target.hosts if not is_this_machine(host.name))
+    outcome = outcome_of(Evidence(ending, ranks, wanted.world.size, folder, elsewhere=away))
     return _End(how, outcome.reason, outcome.rank)
 
 

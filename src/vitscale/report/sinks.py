@@ -62,7 +62,7 @@ def tracked_runs(analysis: Analysis) -> Iterator[TrackedRun]:
             yield TrackedRun(
                 key=key[:16],
                 study=study,
-                name=f"{row['curve']}, {row['gpus']} ranks, repeat {header.repeat}",
+                name=f"{row['curve']}, {row['gpus']} ranks, repeat {header.repeat + 1}",
                 parameters={k: str(v)[:_MOST_CHARACTERS] for k, v in told.items() if k not in _OF_FIGURES},
                 figures={name: float(told[name]) for name in _OF_FIGURES if name in told},
                 curves=_curves(record),

@@ -20,8 +20,8 @@ from vitscale.base.files import file_lock
 from vitscale.errors import StoreError, shown
 from vitscale.runner.evidence import log_tail
 from vitscale.runner.one_run import RunContext, Task, new_attempt, touched
-from vitscale.schedulers import Scheduler, Submitter, made
-from vitscale.schedulers.base import Cause, JobState, SchedulerSilentError
+from vitscale.schedulers import Cause, Scheduler, Submitter, made
+from vitscale.schedulers.base import JobState, SchedulerSilentError
 from vitscale.store import read_study, write_outcome, write_whole
 from vitscale.store.results import Outcome, RunHeader, StudyRecord
 from vitscale.study.sections import LaunchSection, MeasureSection, SlurmSection

@@ -17,7 +17,8 @@ from vitscale.runner.one_run import RunContext, Task
 from vitscale.runner.planning import Plan, Report
 from vitscale.runner.progress import StudyProgress
 from vitscale.runner.todo import AddedRuns, existing_outcomes, outstanding, refuse_damaged, skip_unfit
-from vitscale.schedulers.base import BatchJob, SchedulerError, SchedulerMissingError, Submitter
+from vitscale.schedulers import Submitter
+from vitscale.schedulers.base import BatchJob, SchedulerError, SchedulerMissingError
 from vitscale.store import RunIndex, write_whole
 from vitscale.store.results import Outcome
 from vitscale.trial.trial import World

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Sequence
 
 from vitscale.errors import printable
-from vitscale.runner.evidence import SSH_FAILED, Evidence, Verdict, log_tail, lost_peer, own_cause
+from vitscale.runner.evidence import SSH_FAILED, Evidence, Verdict, last_words, log_tail, lost_peer, own_cause
 from vitscale.runner.watch import position, starved, waited_for
 from vitscale.store.records import FULL_DISK_BYTES, ErrorLine
 from vitscale.store.results import Outcome
@@ -30,6 +30,12 @@ _OWN_WORDS = re.compile(r"^vitscale: ([^\n]{1,300})", re.MULTILINE)
 # What a rank raises where a process that loads its images is gone (torch: dataloader.py and DataLoader.cpp).
 _LOADER_GONE = re.compile(
     r"DataLoader worker \(pid(?: \d+\) is killed by signal: Killed|\(s\) [\d, ]+\) exited unexpectedly)"
+)
+# What mpirun says below the words of ssh or of the shell there, which may name no host (Open MPI 4 and 5).
+_NO_DAEMON = re.compile(r"^(?:ORTE|PRTE) was unable to reliably start one or more daemons", re.MULTILINE)
+# Slurm 22.05 refuses a job's every further step like this once its controller was restarted.
+_NO_STEP = re.compile(
+    r"^srun: error: (Unable to create step [^\n]{0,80}: Memory required by task is not available)", re.M
 )
 _AT_ONCE_SECONDS = 1.0
 """Ranks that a launcher ends because another has failed are gone within a fraction of this time."""
@@ -198,6 +204,17 @@ def _unreached(evidence: Evidence) -> Verdict | None:
         words = ending.last_words or f"exit code {code}"
         passing = _PASSING.search(evidence.tail) is not None
         return Verdict("failed", f"{what}: {words[:300]}", detail=evidence.tail, host=host, transient=passing)
+    if not evidence.reports.unreached and (said := _NO_DAEMON.search(evidence.tail)) is not None and not evidence.ranks:
+        away = evidence.elsewhere
+        words = last_words(evidence.tail[: said.start()].rstrip("-\n")) or "mpirun does not say why"
+        where = f"host {away[0]}" if len(away) == 1 else f"one or more of the hosts {', '.join(away[:8])}"
+        return Verdict(
+            "failed",
+            f"nothing could be started on {where}: {words[:300]}",
+            detail=evidence.tail,
+            host=away[0] if len(away) == 1 else None,
+            transient=_PASSING.search(evidence.tail) is not None,
+        )
     if not evidence.reports.unreached:
         return None
     host, words = evidence.reports.unreached[0]
@@ -251,6 +268,10 @@ def _disk_full(evidence: Evidence) -> Verdict | None:
 def _from_outside(evidence: Evidence) -> Verdict:
     """What can be seen from outside alone: exit codes, and which ranks have not finished."""
     tail, unfinished = evidence.tail, evidence.unfinished
+    if not evidence.ranks and (refused := _NO_STEP.search(tail)) is not None:
+        # Trying again in this allocation uses up the retries, and the trial is not at fault.
+        reason = f"Slurm starts no step in this job: {refused[1]}; the same command in a new allocation goes on"
+        return Verdict("failed", reason, detail=tail, external=True)
     passing = _PASSING.search(tail) is not None
     said = _OWN_WORDS.search(tail)
     if evidence.codes:

@@ -169,6 +169,8 @@ class Evidence:
     folder: Path
     layout: RankLayout | None = None
     """Which ranks share a model."""
+    elsewhere: tuple[str, ...] = ()
+    """Hosts of the run other than the driver's."""
 
     @cached_property
     def tail(self) -> str:

@@ -19,7 +19,7 @@ from vitscale.errors import RequestError, StoreError, VitscaleError
 from vitscale.runner import batch_file
 from vitscale.runner.one_run import RunContext, run_task, skip_reason
 from vitscale.runner.progress import StudyProgress
-from vitscale.schedulers.base import Cause, Placement, Submitter
+from vitscale.schedulers import Cause, Placement, Submitter
 from vitscale.store import RunIndex, read_study
 
 

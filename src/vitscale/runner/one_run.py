@@ -353,7 +353,8 @@ def _attempt(
         # A host's name could not be resolved just now: the other runs need not suffer for it.
         outcome = unstarted("failed", str(error), transient=True)
     else:
-        outcome = outcome_of(Evidence(ending, read_ranks(folder), trial.world.size, folder, trial.layout))
+        away = tuple(host.name for host in spawn.hosts if not is_this_machine(host.name))
+        outcome = outcome_of(Evidence(ending, read_ranks(folder), trial.world.size, folder, trial.layout, away))
         if trial.train.script is not None and outcome.kind == "completed":
             from vitscale.importers.left_behind import take_in
 

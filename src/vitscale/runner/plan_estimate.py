@@ -18,7 +18,7 @@ from vitscale.present.data import estimate_fields
 from vitscale.present.estimate import Estimate
 from vitscale.runner.expectation import ROUGHLY, Expectations, Expected
 from vitscale.runner.planning import Plan
-from vitscale.schedulers.base import Local
+from vitscale.schedulers import Local
 from vitscale.trial.trial import Trial
 
 _ROOM_FOR_ALL_ELSE = 4 * 10**9

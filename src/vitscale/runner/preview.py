@@ -16,7 +16,7 @@ from vitscale.present.units import counted, rough_percent
 from vitscale.runner.one_run import RANK_MODULE, launch_plan
 from vitscale.runner.plan_estimate import NOTHING_KNOWN, PlanEstimate, buckets_note
 from vitscale.runner.planning import Plan, check_folder
-from vitscale.runner.todo import may_be_added, outstanding
+from vitscale.runner.todo import may_be_added, outstanding, refuse_damaged
 from vitscale.schedulers import Submitter
 from vitscale.store import RunIndex
 from vitscale.study.sections import AUTO
@@ -261,7 +261,7 @@ def command_list(plan: Plan, results: Path | None, *, retry_failed: bool = False
         unfit: trials to leave out.
 
     Raises:
-        StoreError: the folder holds something else.
+        StoreError: the folder holds something else, or a damaged pack.
     """
     tasks = list(plan.tasks)
     attempts: Mapping[tuple[str, int], int] = {}
@@ -270,6 +270,7 @@ def command_list(plan: Plan, results: Path | None, *, retry_failed: bool = False
     if results is not None:
         check_folder(results, plan.record, allow_version_change=True)
         index = RunIndex(results)
+        refuse_damaged(results, index)
         attempts = index.attempts
         tasks = outstanding(plan, index, retry_failed=retry_failed)
         again = {(task.trial_id, task.repeat) for task in tasks}

@@ -22,26 +22,36 @@ from vitscale.store.lines import WINDOWS, kinds_of
 from vitscale.store.records import RankRecord, StepLine
 from vitscale.store.results import Outcome, RunHeader, StudyRecord
 
+_PART = r"(?:\\ |\\(?! )|[^\s/:\"',;()\[\]\\])"
+"""A letter of a folder's name, or a blank as shells escape it."""
 _PATTERNS = (
     ("SECRET", re.compile(r"(?<=://)[^\s/@]+(?=@)")),
     ("SECRET", re.compile(r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[a-z]-|AKIA|eyJ)[\w.-]{8,}")),
     (
         "SECRET",
         re.compile(
-            r"(?i)(?:[\w-]*(?:token|secret|passwor[dt]|passwd|api[_-]?key|access[_-]?key|credential)[\w-]*[\"']?\s*[=:]"
-            r"\s*|--[\w-]*(?:token|secret|passw|key|credential)[\w-]*\s+)[\"']?(?P<taken>[^\s\"',;]{4,})"
+            # From the beginning of a word alone: else a word of 10,000 letters would take half a minute.
+            r"(?i)(?<![\w-])(?:[\w-]*(?:token|secret|passwor[dt]|passwd|api[_-]?key|access[_-]?key|credential)"
+            r"[\w-]{0,200}[\"']?\s*[=:]\s*|--[\w-]*(?:token|secret|passw|key|credential)[\w-]{0,200}\s+)[\"']?"
+            r"(?P<taken>[^\s\"',;]{4,})"
         ),
     ),
-    ("ADDRESS", re.compile(r"\b[0-9a-fA-F]{1,4}(?::[0-9a-fA-F]{1,4})*::[0-9a-fA-F]{1,4}(?::[0-9a-fA-F]{1,4})*\b")),
+    ("ADDRESS", re.compile(r"\b[0-9a-fA-F]{1,4}(?::[0-9a-fA-F]{1,4}){0,7}::[0-9a-fA-F]{1,4}(?::[0-9a-fA-F]{1,4})*\b")),
     ("ADDRESS", re.compile(r"\b(?:[0-9a-fA-F]{1,4}:){3,7}[0-9a-fA-F]{1,4}\b")),
     ("ADDRESS", re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.])")),
     ("UUID", re.compile(r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b")),
-    ("MAIL", re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")),
+    ("MAIL", re.compile(r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+")),
     ("USER", re.compile(r"\b(?!USER-\d)[A-Za-z_][\w.-]*@(?!host-\d|cu\d|v?\d)[\w-]+\b")),
     ("REVISION", re.compile(r"\b[0-9a-f]{40}\b")),
-    ("PATH", re.compile(r"(?P<quote>['\"])(?P<taken>(?:~[\w-]*|\.{1,2})?/[^'\"\n]+)(?P=quote)")),
+    ("PATH", re.compile(r"(?P<quote>['\"])(?P<taken>(?:~[\w-]*|\.{1,2})?/(?:(?!(?P=quote))[^\n])+)(?P=quote)")),
     ("PATH", re.compile(r"\b[A-Za-z]:\\[^\s\"':;,]+")),
-    ("PATH", re.compile(r"(?<![\w.])(?:~[\w-]*|\.{1,2})?(?:/[^\s/:\"',;()\[\]]+)+/?")),
+    # Nothing tells where a path with blanks ends: it goes on up to the last slash inside a word, up to three words on.
+    (
+        "PATH",
+        re.compile(
+            rf"(?<![\w.])(?:~[\w-]*|\.{{1,2}})?(?:/{_PART}+)+/?(?:(?: (?![.~]){_PART}+){{1,3}}(?:/{_PART}+)+/?)*"
+        ),
+    ),
 )
 """Kind of what is taken out, and its pattern; where a pattern has a group `taken`, only that group is taken out."""
 _SECRET_NAME = re.compile(r"(?i)token|secret|passw|credential|(?:^|[_-])key")
@@ -50,8 +60,8 @@ _PLAIN = re.compile(r"[A-Za-z_]{1,20}|\d{1,6}|\d\.\d+")
 _TAKEN_WHOLE = ("git_revision", "allocation", "uuid")
 """Fields that get a stand-in as a whole: whether they are set, and which are equal, is all that is kept."""
 _HOST_FIELDS = ("host", "hosts")
-_WHOLE_PATH = re.compile(r"(?:~[\w-]*|\.{1,2})?/[^\n:]*")
-"""A text that is a path and nothing else: its folders may have blanks in their names."""
+_WHOLE_PATH = re.compile(r"([\w.-]+=)?((?:~[\w-]*|\.{1,2})?/[^\n:]*)")
+"""A text that is a path and nothing else, or an option's: its folders may have blanks in their names."""
 _STEP = re.compile(
     rf'\{{"kind":"step"(?:,"(?:{"|".join(StepLine.model_fields)})":(?:[\d.eE+-]+|true|false|null|"(?:{"|".join(WINDOWS)})"))*\}}'
 )
@@ -155,7 +165,9 @@ class Redactor:
         if isinstance(value, str):
             if key not in _HOST_FIELDS and value in _own_words()[1]:
                 return value
-            return self._stand_in("PATH", value) if _WHOLE_PATH.fullmatch(value) else self.text(value)
+            if path := _WHOLE_PATH.fullmatch(value):
+                return self.text(path[1] or "") + self._stand_in("PATH", path[2])
+            return self.text(value)
         if isinstance(value, list | tuple):
             # In a command the name of a secret stands before it: "--token", "abc".
             told_before = ("", *(item if isinstance(item, str) and item.startswith("-") else "" for item in value))

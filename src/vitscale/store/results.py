@@ -163,10 +163,10 @@ class StudyRecord(Record):
     """The study file as it was read."""
     overrides: tuple[str, ...] = ()
     """Settings put over it on the command line, as typed: "train.micro_batch=16"."""
-    repeats: int
+    repeats: int = Field(ge=1, le=1000)
     target_ci: float | None = None
     """Share of an epoch time within which its 95 % interval was to lie; null: as many runs as `repeats`, no more."""
-    max_repeats: int | None = None
+    max_repeats: int | None = Field(default=None, ge=1, le=1000)
     """Most runs of a trial; null without `target_ci`."""
     curves: tuple[Curve, ...]
     trials: dict[str, Trial]

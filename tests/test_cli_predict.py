@@ -54,6 +54,24 @@ def predict(vitscale: Callable[..., Answer]) -> Callable[..., Answer]:
     return lambda folder, *arguments: vitscale("predict", str(folder), *arguments)
 
 
+def test_rates_of_an_untold_batch_are_predicted_as_rates(vitscale: Callable[..., Answer], tmp_path: Path) -> None:
+    """200 images/s a GPU at each count, whatever a step is: no step, and images/s and efficiency of 1."""
+    table = tmp_path / "rates.csv"
+    table.write_text("gpus,images_per_second\n1,200\n2,400\n4,800\n8,1600\n")
+    assert vitscale("import", str(table), "-o", str(tmp_path / "r"))[0] == 0
+    _, out, _ = vitscale("predict", str(tmp_path / "r"), "--gpus", "4", "--json")
+    (fields,) = told(out)
+    assert {name: fields[name] for name in ("step_seconds", "compute_seconds", "wire_seconds_low")} == {
+        "step_seconds": None, "compute_seconds": None, "wire_seconds_low": None,
+    }  # fmt: skip
+    assert fields["images_per_second"] == pytest.approx(800, rel=0.03)
+    assert "--micro-batch" in fields["reasons"]["step_seconds"]
+    _, out, _ = vitscale("predict", str(tmp_path / "r"), "--gpus", "16")
+    heading = out.splitlines()[2]
+    assert "images/s" in heading
+    assert "step" not in heading
+
+
 def told(out: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(out)["predictions"]
     return found

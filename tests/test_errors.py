@@ -31,6 +31,11 @@ def test_unknown_names_the_nearest() -> None:
     )
 
 
+def test_capitals_hide_no_likely_name() -> None:
+    assert nearest("DDP", ["ddp", "deepspeed"]) == " Did you mean 'ddp'?"
+    assert nearest("vit", ["ViT", "deepspeed"]) == " Did you mean 'ViT'?"
+
+
 def test_nothing_near_is_suggested_for_nothing_alike() -> None:
     assert nearest("zzzzzz", ["ddp", "deepspeed"]) == ""
 

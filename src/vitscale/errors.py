@@ -76,9 +76,10 @@ def explain(what: str, *, valid: Iterable[object] = (), next_step: str = "") -> 
 
 
 def nearest(bad: str, valid: Sequence[str]) -> str:
-    """`" Did you mean 'x'?"` for the valid name closest to `bad`, or an empty string."""
-    close = difflib.get_close_matches(bad[:_LONGEST_VALUE], valid, n=1, cutoff=0.6)
-    return f" Did you mean '{close[0]}'?" if close else ""
+    """`" Did you mean 'x'?"` for the valid name closest to `bad`, or an empty string; capitals count for nothing."""
+    names = {name.lower(): name for name in valid}
+    close = difflib.get_close_matches(bad[:_LONGEST_VALUE].lower(), names, n=1, cutoff=0.6)
+    return f" Did you mean '{names[close[0]]}'?" if close else ""
 
 
 def unknown(kind: str, bad: object, valid: Iterable[str], next_step: str = "") -> RequestError:

@@ -25,6 +25,7 @@ def hostfile(folder: Path, text: str | bytes) -> Path:
         ("node1:4\nnode2\n", [Host("node1", 4), Host("node2")]),
         ("  node1\t slots=4  # the first\n\n# all\r\nnode2 slots=4\r\n", [Host("node1", 4), Host("node2", 4)]),
         ("node1 slot=2", [Host("node1", 2)]),
+        ("node1 SLOTS=4", [Host("node1", 4)]),
         ("node1 max_slots=9 slots=2 user=x", [Host("node1", 2)]),
         ("10.0.0.7 slots=1\nfd00::7 slots=1", [Host("10.0.0.7", 1), Host("fd00::7", 1)]),
         ("gpu-3.example.org", [Host("gpu-3.example.org")]),

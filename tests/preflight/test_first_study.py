@@ -40,6 +40,14 @@ def test_one_machine_with_gpus(tmp_path: Path) -> None:
     assert (study.scaling.gpus, study.train.micro_batch, study.measure.repeats) == ((1, 2, 4, 8), 64, 3)
 
 
+@pytest.mark.parametrize("data", ["folder", "hf", "shards", "ade20k"])
+def test_pictures_are_stored_as_large_as_the_model_takes_them(tmp_path: Path, data: str) -> None:
+    """Not at 32 pixels, which is the study file's own default."""
+    where = look_around(None, tmp_path, EIGHT_GPUS)
+    study = StudyFile.checked(tmp_path / "s.toml", first_study("s", where, Wishes(data=data))).study
+    assert (study.model.image_size, study.data.source_size) == (224, 224)
+
+
 def test_hosts_of_a_hostfile_that_lies_there(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("a slots=6\nb slots=6\nc slots=6\n")
     where = look_around(None, tmp_path, EIGHT_CORES)
@@ -97,8 +105,8 @@ def test_open_mpi_is_offered_and_not_chosen(tmp_path: Path, monkeypatch: pytest.
     ("wishes", "section", "values"),
     [
         (Wishes(model="vit-l16"), "model", {"name": "vit-l16", "image_size": 224}),
-        (Wishes(data="folder"), "data", {"name": "folder", "root": "~/data"}),
-        (Wishes(data="folder", root='/a "b"'), "data", {"name": "folder", "root": '/a "b"'}),
+        (Wishes(data="folder"), "data", {"name": "folder", "root": "~/data", "source_size": 32}),
+        (Wishes(data="folder", root='/a "b"'), "data", {"name": "folder", "root": '/a "b"', "source_size": 32}),
         (Wishes(data="ade20k"), "model", {"name": "swinv2-t", "task": "segmentation", "image_size": 64}),
         (Wishes(gpus=(3,)), "scaling", {"mode": "strong-micro", "gpus": [3]}),
         (Wishes(engine="fsdp2"), "train", {"engine": "fsdp2", "micro_batch": 16}),

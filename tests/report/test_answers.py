@@ -138,19 +138,28 @@ def test_a_thousand_times_the_images_is_a_number_without_an_exponent() -> None:
     assert "ddp: 1,024 ranks train 1,024x the images in 1.25x the time of 1 " in curve_sentence(analysis, at_1024)
 
 
-def test_without_epoch_times_it_tells_what_was_measured(tmp_path: Path) -> None:
-    """A table of images/s on 1, 2 and 4 GPUs has three rank counts, and no speedup only for want of an epoch."""
+def test_without_epoch_times_rates_tell_how_it_scales(tmp_path: Path) -> None:
+    """A table of images/s on 1, 2 and 4 GPUs: 380 / 100 is 3.8 times, 0.95 of 4. Steps in seconds alone tell none."""
     table = tmp_path / "speeds.csv"
     table.write_text("gpus,images_per_second,micro_batch\n1,100,16\n2,195,16\n4,380,16\n")
     analysis = imported(tmp_path, [table], "csv")
     assert lines_of(how_it_scales(analysis, None)) == [
-        "micro-batch 16: 100 images/s on 1 rank, 380 images/s on 4 ranks.",
-        "Speedups are unknown: no trial tells an epoch time.",
+        "Fastest measured, 1 run: micro-batch 16, 4 ranks: 380 images/s. Too few to say who is ahead.",
+        "micro-batch 16: 3.80x on 4 ranks against 1 (efficiency 0.95; 1 run).",
     ]
-    assert lines_of(why_not_better(analysis, None)) == ["No curve has a baseline, so what is lost is unknown."]
     told = terminal(analysis)
-    assert told[0].startswith("- Next: import again with --train-samples: no trial tells an epoch time")
-    assert any(re.fullmatch(r"micro-batch 16 +4 +1 +380( +\N{EN DASH}){3}", line) for line in told)
+    assert told[0].startswith("- Fastest (1 run): micro-batch 16, 4 ranks: 380 images/s")
+    assert any(re.fullmatch(r"micro-batch 16 +4 +1 +380 +3\.80 +0\.95 +\N{EN DASH}", line) for line in told)
+
+
+def test_rank_counts_that_may_not_be_compared_are_not_called_unmeasured(tmp_path: Path) -> None:
+    table = tmp_path / "steps.csv"
+    table.write_text("gpus,step_seconds\n1,0.1\n2,0.12\n4,0.13\n")
+    analysis = imported(tmp_path, [table], "csv")
+    assert lines_of(how_it_scales(analysis, None))[-1] == (
+        "Speedups are unknown: no two rank counts of a curve may be compared."
+    )
+    assert lines_of(why_not_better(analysis, None)) == ["No curve has a baseline, so what is lost is unknown."]
 
 
 def dropping_study(*trained: tuple[int, int, float]) -> Results:

@@ -74,3 +74,14 @@ def test_latex_has_a_line_before_each_break_and_none_takes_what_follows_for_its_
         r"\mbox{}{[}model{]}\\", r"\mbox{}\\", r"\mbox{}{*} x\\", r"\mbox{}run -{}-a -{}-{}-b\\",
         r"{[}1{]} \\", r"{*} \\", r"\item {[}y{]} z",
     ]  # fmt: skip
+
+
+def test_latex_tables_keep_within_the_page() -> None:
+    """Columns of 90 letters and of 10 share the line as 0.9 to 0.1; what is still too wide is set smaller."""
+    rows = ((Cell("a" * 90), Cell("b" * 10), Cell("")), (Cell("a"), Cell("b"), Cell("")))
+    columns = (Column("long", words=True), Column("short", words=True), Column("number"))
+    text = to_latex(Document("", (Table(columns, (Group("", rows),)),)))
+    assert r"\begin{tabular}{@{}p{0.90\linewidth}lr@{}}" in text
+    fitted = text.index(r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%")
+    assert fitted < text.index(r"\begin{tabular}") < text.index("\\end{tabular}}")
+    assert text.count("{") == text.count("}")

@@ -132,9 +132,10 @@ def test_a_hugging_face_model_is_refused_by_its_configuration(tmp_path: Path) ->
         "model": dict.fromkeys(MODEL) | {"task": "segmentation", "hf": "hf", "image_size": 64},
         "train": {"micro_batch": 1},
     }
-    hf_spec(tmp_path / "hf", "upernet")
-    with pytest.raises(RequestError, match="one value has no variance"):
-        segmented(tmp_path, changes)
+    for kind in ("upernet", "mobilevit", "mobilenet_v2"):
+        hf_spec(tmp_path / "hf", kind)
+        with pytest.raises(RequestError, match="one value has no variance"):
+            segmented(tmp_path, changes)
     hf_spec(tmp_path / "hf", "upernet", pool_scales=[2, 3])
     assert segmented(tmp_path, changes).trials
     hf_spec(tmp_path / "hf", "segformer")

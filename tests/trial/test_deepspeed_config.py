@@ -38,7 +38,7 @@ def test_a_file_is_returned_as_it_is(tmp_path: Path) -> None:
     ("content", "said"),
     [
         ("", "is empty"),
-        ('{"a": 1,}', "is not JSON at line 1, column 9"),
+        ('{"a": 1,}', "is not JSON at line 1, column "),  # 9, and since Python 3.13 8
         ('{\n "a": 1\n "b": 2}', "is not JSON at line 3, column 2: Expecting ',' delimiter"),
         ("not json", "is not JSON at line 1, column 1"),
         (b"\xff\xfe\x00", "is not text (byte 0 is not UTF-8)"),

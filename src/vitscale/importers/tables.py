@@ -27,7 +27,7 @@ from vitscale.trial.model_cost import counted
 _MOST_IN_BATCH = 1_000_000
 _MOST_COLUMNS = 1000
 _LONGEST_TEXT = 100
-_UNTOLD = re.compile(r"[^\w .,:;+/()-]+")
+_UNTOLD = re.compile(r"[^\w .,:;+/()%-]+")
 
 
 _STAGE = re.compile(r"(?:zero)?[ -]?(?:stage)?[ -]?([0-3])")

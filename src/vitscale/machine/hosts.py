@@ -57,7 +57,7 @@ def _host(words: list[str]) -> Host | None:
         key, equals, value = word.partition("=")
         if not equals:
             return None
-        if key in ("slots", "slot"):
+        if key.lower() in ("slots", "slot"):
             if not (value.isascii() and value.isdigit() and len(value) <= 4):
                 return None
             slots = int(value)

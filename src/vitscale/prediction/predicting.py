@@ -18,7 +18,7 @@ from vitscale.prediction.fitting import DRAWS, Fitted, FittedSeries
 from vitscale.prediction.labels import ACROSS, FIT, FURTHER_HOSTS, HOST_SIZE, INSIDE, MODEL, assumptions
 from vitscale.prediction.layouts import Placement, placement_of
 from vitscale.prediction.parameters import PARTS
-from vitscale.prediction.results import Assumption, Prediction
+from vitscale.prediction.results import STEP_FIELDS, Assumption, Prediction
 from vitscale.prediction.sampling import spread_out_normals
 from vitscale.prediction.start_up import launcher_of, start_up
 from vitscale.prediction.step import of_series
@@ -142,9 +142,12 @@ def _prediction(
         reasons["epoch_seconds"] = "how many images an epoch has is not recorded"
     elif at.images and at.effective_steps and not at.trial.train.drop_last:
         rate = step.into(at.images / at.effective_steps)
-    if not all(point.rate_known for point in fitted.points):
-        rate = None
-        reasons["images_per_second"] = "the micro-batch is not told: import again with --micro-batch"
+    if not all(point.batch_known for point in fitted.points):
+        untold = "the micro-batch is not told: import again with --micro-batch"
+        if all(point.rate_known for point in fitted.points):  # what was fitted is the time of an image of each rank
+            reasons |= dict.fromkeys(STEP_FIELDS, untold)
+        else:
+            rate, reasons["images_per_second"] = None, untold
     if at.images and epoch is None:
         scaling, rate = (None, None), None
         why = f"{at.images:,} images do not fill one batch of {at.trial.global_batch:,}, and drop_last leaves them out"

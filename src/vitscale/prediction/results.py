@@ -43,6 +43,10 @@ class Assumption:
     """The cheapest measurement that would replace it, as a command or a study."""
 
 
+STEP_FIELDS = ("step_seconds", *(f"{part}_seconds" for part in ("compute", "wait", "wire", "norm", "bubble", "rest")))
+"""Fields of a prediction that tell of a step, and of its parts."""
+
+
 @dataclass(frozen=True)
 class Prediction:
     """One series at one rank count. None where unavailable; `reasons` says why, by field."""
@@ -61,6 +65,7 @@ class Prediction:
     """Images of an epoch, all ranks together."""
     steps_per_epoch: int | None
     step_seconds: Estimate
+    """With a reason beside it, it and its parts are those of one image of each rank, and not to be shown."""
     epoch_seconds: Estimate | None
     """Rounded steps x step seconds; the start-up of a run is not in it."""
     images_per_second: Estimate | None

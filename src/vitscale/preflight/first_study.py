@@ -24,6 +24,7 @@ _HOSTFILES = ("hostfile", "hosts", "/job/hostfile")
 """Hostfiles, in the order in which they are looked for; the last is DeepSpeed's default."""
 _MOST_CPU_RANKS = 4
 _OF_PIXELS = ("ade20k", "synthetic-masks")
+_OF_ANY_SIZE = ("ade20k", "folder", "hf", "shards")
 _WITHOUT_FILES = ("digits", "synthetic", "synthetic-masks")
 _GPUS = re.compile(r"\bgpu(?::[\w.-]+)*:(\d+)")
 
@@ -157,8 +158,8 @@ def first_study(name: str, where: Where, wishes: Wishes, repeats: int = 3) -> st
     images: list[Line] = [("name", data, "digits, synthetic, cifar10, cifar100, folder, shards, ...")]
     if wishes.root is not None or data not in _WITHOUT_FILES:
         images += [("root", wishes.root or "~/data", "the archive, or the folder with train/ and val/")]
-    if data.startswith("synthetic"):
-        images += [("source_size", size, "at which images are made")]
+    if data.startswith("synthetic") or data in _OF_ANY_SIZE:
+        images += [("source_size", size, "at which images are made, or stored")]
     train: list[Line] = [
         ("engine", wishes.engine or "ddp", "none, ddp, fsdp2, deepspeed, accelerate, megatron"),
         ("micro_batch", 64 if where.gpus else 16, "images per rank"),

@@ -23,8 +23,10 @@ _FITTED = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
 
 
 def to_latex(document: doc.Document) -> str:
-    """The whole document, folded parts too, without a preamble: to be included where booktabs and graphicx are loaded."""
-    lines = ["% Needs \\usepackage{booktabs,graphicx} and a font encoding with quotes, such as \\usepackage[T1]{fontenc}."]
+    """The whole document, folded parts too, without a preamble: for where booktabs and graphicx are loaded."""
+    lines = [
+        "% Needs \\usepackage{booktabs,graphicx} and a font encoding with quotes, such as \\usepackage[T1]{fontenc}."
+    ]
     lines += [rf"\section{{{escaped(document.title)}}}"] if document.title else []
     for block in document.blocks:
         lines += _block(block, 1)

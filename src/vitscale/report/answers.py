@@ -41,28 +41,22 @@ def how_it_scales(analysis: Analysis, figure: doc.Figure | None) -> doc.Section:
         unsure = " Too few to say who is ahead." if len(runs) > 1 and min(runs) < _ENOUGH_RUNS else ""
         lines.insert(0, f"Fastest measured, {counted(len(fastest.runs), 'run')}: {in_short(analysis, fastest)}{unsure}")
     if not told:
-        lines += _rates(analysis) or ["No curve has two measured rank counts, so nothing can be said about scaling."]
+        lines.append(
+            "Speedups are unknown: no two rank counts of a curve may be compared."
+            if _several_counts(analysis)
+            else "No curve has two measured rank counts, so nothing can be said about scaling."
+        )
     more = len(lines) - _MOST_SERIES
     blocks = [doc.Bullets((*lines[:_MOST_SERIES], *([f"+{more} more, in Every configuration"] if more > 0 else [])))]
     shown = _steps_table(analysis, "What a step goes into") or figure
     return doc.Section("How does it scale?", (*blocks, *([shown] if shown else [])))
 
 
-def _rates(analysis: Analysis) -> list[str]:
-    """Why curves with several measured rank counts have no speedup, and the images/s that they reach."""
-    lines, epochs = [], False
-    for curve in analysis.curves:
-        trials = [trial for point in curve.points if (trial := analysis.trials[point.trial_id]).runs]
-        if len(trials) > 1:
-            epochs |= any(trial.epoch_seconds for trial in trials)
-            told = [
-                f"{units.number(trial.images_per_second.value)} images/s on {units.ranks(trial.trial.world.size)}"
-                for trial in (trials[0], trials[-1])
-                if trial.images_per_second
-            ]
-            lines.append(f"{curve.name}: {', '.join(told)}." if told else "")
-    why = "no two rank counts of a curve may be compared" if epochs else "no trial tells an epoch time"
-    return [*filter(None, lines), f"Speedups are unknown: {why}."] if lines else []
+def _several_counts(analysis: Analysis) -> bool:
+    """Whether a curve has runs of two rank counts or more, comparable or not."""
+    return any(
+        sum(bool(analysis.trials[point.trial_id].runs) for point in curve.points) > 1 for curve in analysis.curves
+    )
 
 
 def best_measured(analysis: Analysis) -> TrialResult | None:
@@ -154,7 +148,7 @@ def _losses(analysis: Analysis) -> tuple[str, ...]:
     """What steps lose where no baseline gives an efficiency: of the trials that lose most, the most first."""
     lost = sorted((_idle(analysis, trial) for trial in analysis.trials.values()), reverse=True)
     unknown = "No trial on more ranks than its baseline has completed."
-    if _rates(analysis) and not any(curve.baseline for curve in analysis.curves):
+    if _several_counts(analysis) and not any(curve.baseline for curve in analysis.curves):
         unknown = "No curve has a baseline, so what is lost is unknown."
     return tuple(line for _, line in lost[:_MOST_SERIES] if line) or (unknown,)
 
@@ -216,9 +210,6 @@ def what_to_run(analysis: Analysis) -> str:
         return f"{missing[0].message.removeprefix('unfinished: ')}: the same command does only these."
     if some := next((finding.advice for finding in analysis.findings if finding.kind == "some-ranks"), ""):
         return f"{some[:1].lower()}{some[1:]}"
-    timed = [trial for trial in analysis.trials.values() if trial.images_per_second]
-    if _imported(analysis) and timed and not any(trial.epoch_seconds for trial in timed):
-        return "import again with --train-samples: no trial tells an epoch time, so there is no speedup."
     few = [trial for trial in analysis.trials.values() if trial.runs and len(trial.runs) < _ENOUGH_RUNS]
     more = "import 3 of each together" if _imported(analysis) else "set repeats = 3"
     has = "has" if len(few) == 1 else "have"

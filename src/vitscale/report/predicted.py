@@ -12,11 +12,13 @@ from vitscale.present.data import attributes
 from vitscale.present.document import Block, Bullets, Cell, Column, Document, Row, Section, Table, table
 from vitscale.present.estimate import Estimate
 from vitscale.report import prediction_table, prediction_words
-from vitscale.report.prediction_table import Object
+from vitscale.report.prediction_table import Object, known
 
 _NEVER = "never"
 _LIKELY_ENOUGH = 0.05
 """Chance of running out of memory from which it is shown unfolded."""
+
+_AS_IT_IS = units.Unit(1.0, "")
 
 Show = Callable[[Prediction], Cell]
 
@@ -89,14 +91,14 @@ def _table(
     return table(named, groups, title=title, notes=notes, folded=folded)
 
 
-def _seconds(estimate: Estimate | None, bounded: bool = True) -> Cell:
-    """A time with the interval of its mean, both in one unit."""
+def _seconds(estimate: Estimate | None, bounded: bool = True, unit: units.Unit | None = None) -> Cell:
+    """A time, or what else is in this unit, with the interval of its mean."""
     if estimate is None:
         return Cell(units.UNKNOWN)
-    unit = units.time_unit([estimate.value])
+    unit = unit or units.time_unit([estimate.value])
     certain = estimate.future_low == estimate.future_high
     bounds = "" if certain or not bounded else units.bounds(estimate.low, estimate.high, unit.text)
-    return Cell(f"{unit.text(estimate.value)} {unit.sign}", bounds)
+    return Cell(f"{unit.text(estimate.value)} {unit.sign}".strip(), bounds)
 
 
 def _if_any(estimate: Estimate | None) -> Cell:
@@ -104,12 +106,12 @@ def _if_any(estimate: Estimate | None) -> Cell:
     return _seconds(estimate if estimate and estimate.value else None, bounded=False)
 
 
-def _one_run(estimate: Estimate | None) -> Cell:
+def _one_run(estimate: Estimate | None, unit: units.Unit | None = None) -> Cell:
     """The interval of one future run."""
     if estimate is None or estimate.future_low == estimate.future_high:
         return Cell(units.UNKNOWN)
-    unit = units.time_unit([estimate.value])
-    return Cell(f"{units.bounds(estimate.future_low, estimate.future_high, unit.text)} {unit.sign}")
+    unit = unit or units.time_unit([estimate.value])
+    return Cell(f"{units.bounds(estimate.future_low, estimate.future_high, unit.text)} {unit.sign}".strip())
 
 
 def _figure(estimate: Estimate | None, form: Callable[[float], str] = units.number) -> Cell:
@@ -117,14 +119,22 @@ def _figure(estimate: Estimate | None, form: Callable[[float], str] = units.numb
 
 
 def _how_long(predictions: Sequence[Prediction]) -> list[tuple[Column, Show]]:
-    """Step and epoch; the intervals are of the epoch, or of the step where the images are unknown."""
+    """Step and epoch; the intervals are of the epoch, or of the step where the images are unknown, or of images/s where
+    the batch is unknown too."""
     epochs = any(prediction.epoch_seconds is not None for prediction in predictions)
-    bounded = "epoch" if epochs else "step"
+    rates = not epochs and all("step_seconds" in prediction.reasons for prediction in predictions)
+    bounded = "epoch" if epochs else "images/s" if rates else "step"
+    unit = _AS_IT_IS if rates else None
+
+    def own(p: Prediction) -> Estimate | None:
+        return p.epoch_seconds if epochs else p.images_per_second if rates else known(p, "step_seconds")
+
     return [
         (Column("hosts"), lambda p: Cell(f"{p.nodes:,}")),
-        (Column("step"), lambda p: _seconds(p.step_seconds, not epochs)),
+        (Column("step"), lambda p: _seconds(known(p, "step_seconds"), not epochs)),
         (Column("epoch"), lambda p: _seconds(p.epoch_seconds)),
-        (Column(f"{bounded}, one run"), lambda p: _one_run(p.epoch_seconds if epochs else p.step_seconds)),
+        (Column("images/s"), lambda p: _seconds(p.images_per_second if rates else None, unit=unit)),
+        (Column(f"{bounded}, one run"), lambda p: _one_run(own(p), unit)),
         (Column("efficiency", narrow="eff."), lambda p: _figure(p.efficiency, units.share)),
         (Column("label", words=True), lambda p: Cell(p.label)),
     ]
@@ -133,12 +143,12 @@ def _how_long(predictions: Sequence[Prediction]) -> list[tuple[Column, Show]]:
 _STEP: list[tuple[Column, Show]] = [
     (Column("images/s"), lambda p: _figure(p.images_per_second)),
     (Column("speedup"), lambda p: _figure(p.speedup)),
-    (Column("compute"), lambda p: _seconds(p.compute_seconds, bounded=False)),
-    (Column("exposed wait"), lambda p: _seconds(p.wait_seconds, bounded=False)),
-    (Column("exposed wire"), lambda p: _seconds(p.wire_seconds, bounded=False)),
-    (Column("synchronised norm", narrow="sync. norm"), lambda p: _if_any(p.norm_seconds)),
-    (Column("bubble"), lambda p: _if_any(p.bubble_seconds)),
-    (Column("the rest"), lambda p: _if_any(p.rest_seconds if prediction_words.tells_rest(p) else None)),
+    (Column("compute"), lambda p: _seconds(known(p, "compute_seconds"), bounded=False)),
+    (Column("exposed wait"), lambda p: _seconds(known(p, "wait_seconds"), bounded=False)),
+    (Column("exposed wire"), lambda p: _seconds(known(p, "wire_seconds"), bounded=False)),
+    (Column("synchronised norm", narrow="sync. norm"), lambda p: _if_any(known(p, "norm_seconds"))),
+    (Column("bubble"), lambda p: _if_any(known(p, "bubble_seconds"))),
+    (Column("the rest"), lambda p: _if_any(known(p, "rest_seconds") if prediction_words.tells_rest(p) else None)),
 ]
 _RESOURCES: list[tuple[Column, Show]] = [
     (Column("memory"), lambda p: Cell(units.size(p.memory_bytes))),

@@ -36,14 +36,14 @@ def prediction_tables(forecast: Forecast) -> tuple[tuple[Table, ...], tuple[str,
 
 def _table(predictions: Sequence[Prediction], forecast: Forecast) -> Table:
     first = predictions[0]
-    known = next((series for series in forecast.evidence.series if series.name == first.series), None)
+    own = next((series for series in forecast.evidence.series if series.name == first.series), None)
     title = prediction_words.title(first.series, first.mode)
-    if changed := prediction_words.changed(first, known) if known else "":
+    if changed := prediction_words.changed(first, own) if own else "":
         title = f"{title}; {changed}"
     columns = dict(
         (
             (Column("ranks"), [Cell(sentences.ranks_on_hosts(prediction.trial.world)) for prediction in predictions]),
-            _seconds("step", [prediction.step_seconds for prediction in predictions]),
+            _seconds("step", [known(prediction, "step_seconds") for prediction in predictions]),
             _seconds("epoch", [prediction.epoch_seconds for prediction in predictions]),
             _figures("images/s", [prediction.images_per_second for prediction in predictions]),
             _figures("speedup", [prediction.speedup for prediction in predictions]),
@@ -64,7 +64,7 @@ def _table(predictions: Sequence[Prediction], forecast: Forecast) -> Table:
     return table(
         tuple(columns),
         list(zip(*columns.values(), strict=True)),
-        title=f"{title}: {prediction_words.measured(known)}" if known else title,
+        title=f"{title}: {prediction_words.measured(own)}" if own else title,
         notes=[note for note in notes if note],
         folded=True,
     )
@@ -72,6 +72,12 @@ def _table(predictions: Sequence[Prediction], forecast: Forecast) -> Table:
 
 _Figures = tuple[Column, list[Cell]]
 """One figure at all rank counts."""
+
+
+def known(predicted: Prediction, field: str) -> Estimate | None:
+    """A figure of a prediction; None where a reason says that it is unavailable."""
+    figure: Estimate | None = None if field in predicted.reasons else getattr(predicted, field)
+    return figure
 
 
 def _memory(sizes: Sequence[int | None]) -> _Figures:
@@ -94,17 +100,17 @@ def _unit(values: Sequence[float]) -> units.Unit:
 def _parts(predictions: Sequence[Prediction]) -> list[_Figures]:
     """What a step is made of, all in one unit, so that the columns compare."""
     parts = {
-        "compute": [prediction.compute_seconds for prediction in predictions],
-        "exposed wait": [prediction.wait_seconds for prediction in predictions],
-        "exposed wire": [prediction.wire_seconds for prediction in predictions],
+        "compute": [known(prediction, "compute_seconds") for prediction in predictions],
+        "exposed wait": [known(prediction, "wait_seconds") for prediction in predictions],
+        "exposed wire": [known(prediction, "wire_seconds") for prediction in predictions],
     }
     rare = {
-        "synchronised norm": [prediction.norm_seconds for prediction in predictions],
-        "bubble": [prediction.bubble_seconds for prediction in predictions],
+        "synchronised norm": [known(prediction, "norm_seconds") for prediction in predictions],
+        "bubble": [known(prediction, "bubble_seconds") for prediction in predictions],
     }
     parts |= {name: part for name, part in rare.items() if any(each is not None and each.value > 0 for each in part)}
     if any(map(prediction_words.tells_rest, predictions)):
-        parts["the rest"] = [prediction.rest_seconds for prediction in predictions]
+        parts["the rest"] = [known(prediction, "rest_seconds") for prediction in predictions]
     unit = _unit([each.value for part in parts.values() for each in part if each is not None and each.value > 0])
     return [_in_unit(name, estimates, unit) for name, estimates in parts.items()]
 
@@ -163,7 +169,7 @@ def prediction(predicted: Prediction) -> Object:
 def _estimates(predicted: Prediction, *names: str) -> dict[str, float | None]:
     """These figures, each with the interval of a future run (`_low`, `_high`) and that of the mean."""
     parts = {"": "value", "_low": "future_low", "_high": "future_high", "_mean_low": "low", "_mean_high": "high"}
-    figures: dict[str, Estimate | None] = {name: getattr(predicted, name) for name in names}
+    figures = {name: known(predicted, name) for name in names}
     return {
         f"{name}{end}": getattr(figure, part) if figure else None
         for name, figure in figures.items()

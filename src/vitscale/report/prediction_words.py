@@ -24,6 +24,7 @@ ASK_FOR_MORE = (
     "`vitscale predict` answers for other rank counts, models, engines and networks; the options named here are its."
 )
 FIELD_NAMES = {
+    "step_seconds": "step time",
     "epoch_seconds": "epoch time",
     "images": "images",
     "steps_per_epoch": "steps per epoch",

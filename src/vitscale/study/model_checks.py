@@ -253,8 +253,8 @@ def check_blocks(trial: Trial) -> None:
             )
 
 
-_POOLING = ("upernet", "beit", "data2vec-vision")
-"""Types of Hugging Face models with UperNet's pooling, which by default pools to 1, 2, 3 and 6 pixels a side."""
+_POOLING = ("upernet", "beit", "data2vec-vision", "mobilevit", "mobilevitv2", "mobilenet_v2")
+"""Types of Hugging Face models whose decoders pool to 1 pixel a side: UperNet's pyramid unless told, and DeepLab's."""
 
 
 def check_labels(trial: Trial, summary: Summary) -> None:
@@ -304,8 +304,8 @@ def _check_batch_norm(trial: Trial, samples: int) -> None:
     several = 2 * trial.parallel.ranks_per_model
     other = f', or train.batch_norm = "synchronised" on {several} ranks or more' if local else ""
     raise RequestError(
-        f"on {counted(trial.world.size, 'rank')} {what} leaves a batch norm over {whose} only one of them, and UperNet "
-        "pools each to a single pixel: one value has no variance",
+        f"on {counted(trial.world.size, 'rank')} {what} leaves a batch norm over {whose} only one of them, and the "
+        "decoder pools each to a single pixel: one value has no variance",
         next_step=remedy + other,
     )
 

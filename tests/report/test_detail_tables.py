@@ -139,7 +139,7 @@ def test_what_is_not_in_the_parts_is_told() -> None:
     assert ours == (
         "1 of 8 explained steps (9 kernels were lost); repeat 2 (no step of which all of these ranks tell the parts)."
     )
-    assert scripts == "rank 1 (without an explained step in every repeat)."
+    assert scripts == "rank 1 (no explained step in one repeat or more)."
 
 
 def test_what_synchronised_norms_exchange_has_a_column_where_there_is_any() -> None:

@@ -277,8 +277,24 @@ def test_links_within_the_folder_and_to_it_are_followed(plain: Path, tmp_path: P
     (plain / "ant" / "again.png").symlink_to(plain / "ant" / "00.png")
     (tmp_path / "link").symlink_to(plain)
     assert sources.check(spec(tmp_path / "link")).train_samples == 19
-    (plain / "wolf" / "ants").symlink_to(plain / "ant")
+    fill(plain / ".store" / "more", 17, 1)
+    (plain / "wolf" / "ants").symlink_to(plain / ".store")
     assert sources.check(spec(tmp_path / "link")).train_samples == 32  # three quarters of 17 + 8 + 17
-    (plain / "ant" / "self").symlink_to(plain / "ant")
-    with pytest.raises(RequestError, match=r"the link '.*ant/self/self' leads to '.*ant', as another or itself does"):
-        sources.check(spec(tmp_path / "link"))
+
+
+@pytest.mark.parametrize("target", ["ant", "ant/deep", ".", "wolf", ".store"])
+def test_no_image_is_read_twice_through_a_link(plain: Path, target: str) -> None:
+    """It may be trained on and held out: its own folder's, one inside or around it, another class's, another link's."""
+    fill(plain / "ant" / "deep", 2, 1)
+    fill(plain / ".store", 2, 1)
+    (plain / "ant" / "again").symlink_to(plain / ".store")
+    (plain / "ant" / "latest").symlink_to(plain / target)
+    with pytest.raises(RequestError, match=r"the link '.*/ant/(again|latest)' leads to '.*', whose images are read"):
+        sources.check(spec(plain))
+
+
+def test_a_class_may_be_called_train_in_capitals(tmp_path: Path) -> None:
+    for name in ("Train", "Bus", "Car"):
+        for kind in ("old", "new"):
+            fill(tmp_path / name / kind, 4, 1)
+    assert sources.check(spec(tmp_path)).classes == ("Bus", "Car", "Train")

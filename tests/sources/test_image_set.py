@@ -153,7 +153,7 @@ def test_all_broken_images_are_named_at_once(images: Path, cache: Path) -> None:
 def test_the_size_by_default_is_told(images: Path) -> None:
     """A study of 224 pixels that does not name it would train on thumbnails, enlarged."""
     (note,) = sources.check(DataSpec(name="folder", root=str(images))).notes
-    assert note.startswith("images are stored at 32 pixels a side, the default of data.source_size: set it to")
+    assert note.startswith("images are stored at 32 pixels a side, the default of data.source_size: a model")
     assert sources.check(spec(images)).notes == ()
 
 

@@ -123,7 +123,8 @@ def test_a_set_of_16_bits_keeps_those_of_grey_pictures_and_refuses_those_of_colo
     grey = [decode_image(files, number, ArrayShape(4, 1, dtype)) for number in range(3)]
     assert [(image.dtype, *np.unique(image)) for image in grey] == [(np.dtype(dtype), n) for n in (1000, 1000, 7)]
     assert (decode_image(files, 2, ArrayShape(4, 3, dtype)) == 7).all()
-    with pytest.raises(RequestError, match=r"of its 16 bits 8 would be lost in 3 channels: store it as TIFF or \.npy"):
+    told = r"has 16 bits, of which 8 would be lost in 3 channels\. Store such images as TIFF or \.npy"
+    with pytest.raises(RequestError, match=told):
         decode_image(files, 0, ArrayShape(4, 3, dtype))
 
 

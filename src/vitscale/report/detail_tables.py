@@ -73,7 +73,7 @@ def _left_out(trial: TrialResult) -> str:
     said = [
         f"{steps} ({'; '.join(dict.fromkeys(own.left_out))})" if own.left_out else "",
         f"repeat {units.listed(repeats)} (no step of which all of these ranks tell the parts)" if repeats else "",
-        f"rank {_ranges(ranks)} (without an explained step in every repeat)" if ranks else "",
+        f"rank{'s' * (len(ranks) > 1)} {_ranges(ranks)} (no explained step in one repeat or more)" if ranks else "",
     ]
     return f"{trial.name}: not in the parts: {'; '.join(filter(None, said))}." if any(said) else ""
 

@@ -88,7 +88,10 @@ def paragraph(analysis: Analysis) -> str:
     timing = left_out if any(warmup) else "No step is left out as warm-up"
     timing += f"; timed steps of a run: {_range(steps)}. A run counts as one observation, by its mean step;"
     if not any(steps):
-        timing = "No step was timed, only whole epochs. A run counts as one observation, by its mean epoch;"
+        what = "only whole epochs" if any(result.epoch_costs for result in measured) else "nor a whole epoch"
+        timing = f"No step was timed, {what}. A run counts as one observation;"
+    elif all(result.of_rates for result in measured):
+        timing = "Runs tell images/s alone. A run counts as one observation, by its rate;"
     return " ".join(
         (
             f"{listed(models)} on {listed(data)} in {listed(precisions)}: {listed(engines, 12)};",

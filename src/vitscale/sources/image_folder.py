@@ -85,8 +85,8 @@ def split_folders(spec: DataSpec, how: str, is_split: Callable[[Path], bool]) ->
     Args:
         spec: names the root.
         how: how the set is laid out, for messages.
-        is_split: whether a folder called "train", in capitals or not, is the training split; it may also be a class of
-            that name, as may "training", which is a split only beside a held-out one.
+        is_split: whether a folder called "train" is the training split; it may also be a class of that name. "Train" or
+            "training" is a split only beside a held-out one.
 
     Raises:
         RequestError: there is no root, or it is no folder.
@@ -97,9 +97,10 @@ def split_folders(spec: DataSpec, how: str, is_split: Callable[[Path], bool]) ->
     if kind_of(root) != "folder":
         there = "is not a folder" if kind_of(root) else "does not exist"
         raise RequestError(f"data.root {shown(str(root))} {there}", next_step=how)
-    folders = {entry.name.lower(): Path(entry.path) for entry in sorted(_entries(root), key=lambda each: each.name)}
+    names = {entry.name: Path(entry.path) for entry in sorted(_entries(root), key=lambda each: each.name)}
+    folders = {name.lower(): path for name, path in names.items()}
     own = [folders[name] for name in HELD_OUT_NAMES if name in folders]
-    train = folders.get("train") or (folders.get("training") if own else None)
+    train = names.get("train") or (folders.get("train") or folders.get("training") if own else None)
     if train is None or not is_split(train):
         return root, None
     return train, own[0] if own else None
@@ -111,21 +112,25 @@ def fingerprint_of(*parts: Sequence[str]) -> str:
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
 
 
-def files_under(folder: Path, root: Path) -> Iterator[tuple[str, os.stat_result]]:
+def files_under(folder: Path, root: Path, beside: Sequence[str] = ()) -> Iterator[tuple[str, os.stat_result]]:
     """Yields every file at any depth with its status, except hidden ones and those of hidden folders.
 
+    `beside`: real paths of folders that are read too.
+
     Raises:
-        RequestError: one cannot be read, or a link leads out of `root`, a real path, or to a folder a second time.
+        RequestError: one cannot be read, or a link leads out of `root`, a real path, or to a folder that is read
+            already, so that an image would be both trained on and held out.
     """
-    entered: set[str] = set()
+    entered = {os.path.realpath(folder), *beside}
     try:
         for parent, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
             folders[:] = [name for name in folders if not name.startswith(".")]
             for path in (f"{parent}/{name}" for name in folders):
                 if os.path.islink(path):  # noqa: PTH114  a million of them
                     refuse_link_out(path, root)
-                    if (target := os.path.realpath(path)) in entered:  # perhaps without an end
-                        what = f"the link {shown(path)} leads to {shown(target)}, as another or itself does"
+                    target = os.path.realpath(path)
+                    if any(os.path.commonpath((target, own)) in (target, own) for own in entered):
+                        what = f"the link {shown(path)} leads to {shown(target)}, whose images are read already"
                         raise RequestError(what, next_step="Remove it")
                     entered.add(target)
             for name in names:
@@ -179,10 +184,11 @@ def _files(folder: Path, present: list[str], classes: list[str], root: Path) -> 
         raise RequestError(what, next_step="Rename or remove that folder")
     number = {name: label for label, name in enumerate(classes)}
     files: list[_File] = []
+    classes_read = [os.path.realpath(folder / name) for name in present]
     for name in present:
         of_class = sorted(
             _File(path, number[name], stamp(path, folder, status))
-            for path, status in files_under(folder / name, root)
+            for path, status in files_under(folder / name, root, classes_read)
             if stat.S_ISREG(status.st_mode) and not path.lower().endswith(".tar")
         )
         if not of_class:

@@ -195,8 +195,8 @@ class ImageSet:
         listing = self._list_images(spec)
         if spec.source_size == DataSpec.model_fields["source_size"].default:
             small = f"images are stored at {spec.source_size} pixels a side, the default of data.source_size"
-            advice = "set it to model.image_size or more, unless they are that small"
-            listing = replace(listing, notes=(*listing.notes, f"{small}: {advice}"))
+            note = f"{small}: a model of larger images sees these enlarged"
+            listing = replace(listing, notes=(*listing.notes, note))
         if spec.skip_broken:
             problems = _remembered(cache_root / f"{listing.key}.broken.json", listing)
             refuse_broken(

@@ -168,7 +168,8 @@ def _decoded(
         if deep and channels == 1 and _wide(image):
             return _pillow().fromarray(np.asarray(image).astype(np.float32)), own
         if deep and any(";16" in str(mode) for *_, mode in getattr(image, "tile", ())):
-            raise ValueError(f"of its 16 bits 8 would be lost in {channels} channels: store it as TIFF or .npy")
+            what = f"the image {name} has 16 bits, of which 8 would be lost in {channels} channels"
+            raise RequestError(what, next_step="Store such images as TIFF or .npy, or set data.dtype = 'uint8'")
         return _grey(image) if channels == 1 else _rgb(image), own
 
 

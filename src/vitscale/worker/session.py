@@ -66,8 +66,8 @@ def train(
     if dataset.summary.fingerprint != header.dataset_fingerprint:
         raise RuntimeError(
             f"the data here is not what the study was started with: its fingerprint is {dataset.summary.fingerprint}, "
-            f"and was {header.dataset_fingerprint}. Files have changed, or this host's copy has other times of change "
-            "(cp -a and rsync -a keep them)"
+            f"and was {header.dataset_fingerprint}. Files have changed, this host's copy has other times of change "
+            "(cp -a and rsync -a keep them), or another version of vitscale reads them in another order"
         )
     laps.end("data")
 

@@ -261,12 +261,15 @@ def _comparable_parts(sides: Mapping[str, TrialResult]) -> list[dict[str, float]
     together = not all(step is None or step.wait_known for step in steps)
     gaps_known = all(step is not None and step.typical.parts["launch_gaps"] is not None for step in steps)
     merged = {} if gaps_known else {"launch_gaps": "other"}
+    for part in ("data_wait", "optimizer"):  # without their marks their time is in the rest
+        if any(step is None or step.typical.parts[part] is None for step in steps):
+            merged[part] = "other"
     if not together and not any(side.trial.train.batch_norm == "synchronised" for side in sides.values()):
         merged["norm"] = "wire"  # adds nothing: there is no synchronised norm
     if not any(side.trial.parallel.pipeline > 1 for side in sides.values()):
         merged["bubble"] = "other"  # likewise
     shares = [side.loader.decoding_share for side in sides.values()]
-    decodes = None not in shares and any(shares)
+    decodes = None not in shares and any(shares) and "data_wait" not in merged
     return [
         _light_parts(side, whose, together, merged, side.loader.decoding_share if decodes else None)
         for whose, side in sides.items()

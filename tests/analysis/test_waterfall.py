@@ -254,18 +254,21 @@ def with_parts(found: Analysis, trial_id: str, parts: Mapping[str, float | None]
     return dataclasses.replace(found, trials={**found.trials, trial_id: changed})
 
 
-def test_launch_gaps_are_a_factor_where_both_sides_know_them_and_else_other() -> None:
+@pytest.mark.parametrize(
+    ("part", "name"), [("launch_gaps", "launch gaps"), ("data_wait", "data wait"), ("optimizer", "optimizer")]
+)
+def test_what_only_marks_tell_is_a_factor_where_both_sides_know_it_and_else_other(part: str, name: str) -> None:
     trials = [make_trial(gpus=gpus) for gpus in (1, 2)]
     found = study(trials, [steady_run(trials[0], 0.08), steady_run(trials[1], 0.1)])
     base, trial = (one.identity() for one in trials)
-    found = with_parts(found, trial, {"forward": 0.08, "launch_gaps": 0.02})
-    both = with_parts(found, base, {"forward": 0.08, "launch_gaps": 0.0})
-    one = with_parts(found, base, {"forward": 0.08, "launch_gaps": None})
+    found = with_parts(found, trial, {"forward": 0.08, part: 0.02})
+    both = with_parts(found, base, {"forward": 0.08, part: 0.0})
+    one = with_parts(found, base, {"forward": 0.08, part: None})
     (known,) = waterfalls(both.curves[0], both.trials)
     (unknown,) = waterfalls(one.curves[0], one.trials)
-    assert costing(known) == pytest.approx({"launch gaps": 0.2})
+    assert costing(known) == pytest.approx({name: 0.2})
     assert costing(unknown) == pytest.approx({"other": 0.2})
-    assert "launch gaps" not in points(unknown)
+    assert name not in points(unknown)
 
 
 def test_on_a_gpu_the_profilers_cost_is_in_the_launch_gaps_and_kernels_keep_their_length() -> None:

@@ -152,6 +152,17 @@ def test_without_epoch_times_rates_tell_how_it_scales(tmp_path: Path) -> None:
     assert any(re.fullmatch(r"micro-batch 16 +4 +1 +380 +3\.80 +0\.95 +\N{EN DASH}", line) for line in told)
 
 
+def test_a_curve_is_against_the_smallest_count_of_the_kind_that_most_tell(tmp_path: Path) -> None:
+    """Three epochs beside one rate: 260 / 140 and 260 / 80 s; with three rates beside one epoch, those."""
+    table = tmp_path / "mixed.csv"
+    table.write_text("gpus,images_per_second,epoch_seconds\n1,100,\n2,,260\n4,,140\n8,,80\n")
+    (curve,) = imported(tmp_path, [table], "csv").curves
+    assert [point.speedup and round(point.speedup.value, 3) for point in curve.points] == [None, 1, 1.857, 3.25]
+    table.write_text("gpus,images_per_second,epoch_seconds\n1,,500\n2,200,\n4,390,\n8,700,\n")
+    (curve,) = imported(tmp_path / "rates", [table], "csv").curves
+    assert [point.speedup and round(point.speedup.value, 3) for point in curve.points] == [None, 1, 1.95, 3.5]
+
+
 def test_rank_counts_that_may_not_be_compared_are_not_called_unmeasured(tmp_path: Path) -> None:
     table = tmp_path / "steps.csv"
     table.write_text("gpus,step_seconds\n1,0.1\n2,0.12\n4,0.13\n")

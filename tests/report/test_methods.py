@@ -108,7 +108,10 @@ def test_what_a_log_does_not_tell_is_no_statement(tmp_path: Path) -> None:
     speeds.write_text("gpus,images_per_second,micro_batch\n1,100,16\n2,195,16\n")
     said = paragraph(imported(tmp_path / "of", [speeds], "csv"))
     assert said.startswith("a model that is not named on images that are not named in fp32: ")
-    assert " No step is left out as warm-up; timed steps of a run: 1. " in said
+    assert " Runs tell images/s alone. A run counts as one observation, by its rate; " in said
+    told = rules(imported(tmp_path / "rules", [speeds], "csv"))
+    assert "micro-batch 16 (strong-micro): 1 rank, 100 images/s" in told[1].told
+    assert "timed steps" not in told[10].told
 
 
 def test_one_run_has_no_interval() -> None:

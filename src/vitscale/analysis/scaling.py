@@ -226,7 +226,10 @@ def by_mode(curves: Iterable[CurveResult]) -> dict[Mode, list[CurveResult]]:
 def scale(curve: Curve, trials: Mapping[str, TrialResult], combine_unlike: bool) -> CurveResult:
     """Works out one curve."""
     ordered = sorted(curve.points, key=lambda point: point.gpus)
-    base = next((point for point in ordered if trials[point.trial_id].comparable_costs), None)
+    told = [point for point in ordered if trials[point.trial_id].comparable_costs]
+    # The two kinds of costs are never compared, so the base is of the kind that most points tell.
+    rates = 2 * sum(trials[point.trial_id].of_rates for point in told) > len(told)
+    base = next((point for point in told if trials[point.trial_id].of_rates == rates), None)
     plain = _plain_twin(curve.mode, trials[ordered[0].trial_id].trial, trials) if ordered else None
     points, unlike = [], {}
     for point in ordered:

@@ -147,10 +147,14 @@ def _base_case(analysis: Analysis, _: Sequence[TrialResult]) -> Judged:
             told.append(f"{curve.name} ({curve.mode}): no base case")
             one_rank = plain = False
             continue
-        epoch = analysis.trials[curve.baseline.trial_id].epoch_seconds
-        absolute = units.seconds(epoch.value if epoch else None)
-        within = f" ({epoch.bounds(units.seconds)})" if epoch and epoch.bounds() else ""
-        told.append(f"{curve.name} ({curve.mode}): {units.ranks(curve.baseline.gpus)}, {absolute}{within} an epoch")
+        base = analysis.trials[curve.baseline.trial_id]
+        epoch, rate = base.epoch_seconds, base.images_per_second
+        absolute = f"{units.seconds(epoch.value if epoch else None)} an epoch"
+        if epoch and epoch.bounds():
+            absolute = f"{units.seconds(epoch.value)} ({epoch.bounds(units.seconds)}) an epoch"
+        elif epoch is None and rate is not None:
+            absolute = f"{units.number(rate.value)} images/s"
+        told.append(f"{curve.name} ({curve.mode}): {units.ranks(curve.baseline.gpus)}, {absolute}")
         one_rank, plain = one_rank and curve.baseline.gpus == 1, plain and curve.plain_trial is not None
     missing = [] if one_rank else ["a base case on one rank"]
     missing += [] if plain else ['the run without a distributed wrapper (engine = "none")']
@@ -172,6 +176,8 @@ def _subsets(analysis: Analysis, measured: Sequence[TrialResult]) -> Judged:
 
 
 def _means(_: Analysis, measured: Sequence[TrialResult]) -> Judged:
+    if all(result.of_rates for result in measured):
+        return "in part", "Rates were told as they are, without the times that they come from.", "the times of steps"
     told = "Step times are averaged arithmetically; a rate is images over that time, never a mean of rates."
     if any(len(result.runs) > 1 for result in measured):
         told += " Times and rates are averaged geometrically over runs, for times are skewed to the right."
@@ -287,6 +293,8 @@ def _technique(analysis: Analysis, measured: Sequence[TrialResult]) -> Judged:
     steps = [run.timed_steps for result in measured for run in result.runs]
     sources = dict.fromkeys(result.epoch_seconds_source for result in measured if result.epoch_seconds_source)
     told = f"{_range(steps)} timed steps a run after warm-up; epoch times from {listed(sources)}; timing synchronises"
+    if all(result.of_rates for result in measured):
+        told = "Runs tell images/s alone, and not over how many steps; timing synchronises"
     told += f" the device in {synchronised[True]} of {counted(len(models), 'run')}."
     if analysis.study.imported is None and not any(result.trial.train.script for result in measured):
         told += " An epoch ends in a barrier, which is in its time; what ranks wait is told without comparing clocks."

@@ -136,7 +136,7 @@ def compared_document(first: str, pairs: Sequence[Pair], limit: float | None, mi
     columns = [Column("curve", words=True), Column("ranks"), Column(f"time / {first}"), Column("verdict", words=True)]
     columns += [Column("limit", words=True)] if limit is not None else []
     notes = (
-        "epoch seconds over those of the first results, with the 95 % interval over runs",
+        "time for the same images over that of the first results, with the 95 % interval over runs",
         "who is slower is said after Holm's correction for all trials compared",
     )
     blocks: list[Any] = [Paragraph(_summary(first, pairs, limit), "strong")]

@@ -337,6 +337,8 @@ def _steps(result: TrialResult) -> float:
     """K, for all images of an epoch; for one image times the share that is trained where that is what costs are of."""
     if result.of_rates and result.batch_known:
         return result.trial.data.fraction / result.trial.global_batch
+    if result.of_rates:
+        raise Unexplained("how many images a step takes is not told")
     steps = result.effective_steps
     if steps is None:
         raise Unexplained("how many steps an epoch has is unknown")

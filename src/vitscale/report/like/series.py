@@ -51,8 +51,10 @@ class Series:
 
     @property
     def base(self) -> Member | None:
-        """The member with the smallest rank count that may be compared."""
-        return next((member for member in self.members if member.trial.comparable_costs), None)
+        """The member with the smallest rank count that may be compared, of the kind of costs that most members tell."""
+        told = [member for member in self.members if member.trial.comparable_costs]
+        rates = 2 * sum(member.trial.of_rates for member in told) > len(told)
+        return next((member for member in told if member.trial.of_rates == rates), None)
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -199,7 +199,8 @@ def test_an_image_damaged_inside_leaves_no_results_folder(run: Callable[..., Ans
     content = bytearray(broken.read_bytes())
     content[60:80] = bytes(20)
     broken.write_bytes(content)
-    study = GOOD.replace('name = "digits"', f'name = "folder"\nroot = "{tmp_path / "data"}"')
+    own = f'name = "folder"\nsource_size = 64\nroot = "{tmp_path / "data"}"'
+    study = GOOD.replace('name = "digits"', own)
     study = study.replace("repeats = 1", "repeats = 1\nwarmup_steps = 0")
     refused(run(study, results="deep/down/results"), "3.png")
 

@@ -73,7 +73,9 @@ def test_nine_of_ten_simulated_jobs_lie_in_the_interval_of_one_run(hours: float,
     assumed=st.booleans(),
 )
 @example(hours=0.5, spread=0.01, mtbf_hours=1000, nodes=64, assumed=False)  # the mean: more than most jobs take
-@example(hours=0.01, spread=0.1, mtbf_hours=24, nodes=256, assumed=False)  # restarts longer than the time between failures
+@example(
+    hours=0.01, spread=0.1, mtbf_hours=24, nodes=256, assumed=False
+)  # restarts longer than the time between failures
 def test_no_run_ends_before_its_work_and_the_mean_lies_in_the_interval(
     hours: float, spread: float, mtbf_hours: float, nodes: int, *, assumed: bool
 ) -> None:

@@ -259,3 +259,8 @@ def test_where_the_gradients_norms_are_unknown_it_says_why_and_no_step_takes_the
     assert norms_unknown(trial) == reason
     assert ("gradients" in windows(trial, 200, 1000)) == (reason is None)
     assert "explained" in windows(trial, 200, 1000)
+
+
+@pytest.mark.parametrize(("text", "number"), [(" 5.00 ", 5), ("1_000", 1000), ("5 .0", None), ("5. 0", None)])
+def test_a_text_is_the_number_that_pydantic_makes_of_it(text: str, number: int | None) -> None:
+    assert engines.as_number(text) == number

@@ -32,8 +32,8 @@ _PATTERNS = (
     (
         "SECRET",
         re.compile(
-            # From the beginning of a word, or a short way on: else a word of 10,000 letters would take half a minute. An
-            # option begins behind a letter too, as after a colour's "\x1b[1m" or an escaped line break.
+            # From the beginning of a word, or a short way on: else a word of 10,000 letters would take half a minute.
+            # An option begins behind a letter too, as after a colour's "\x1b[1m" or an escaped line break.
             r"(?i)(?:(?<![\w-])[\w-]*(?:token|secret|passwor[dt]|passwd|api[_-]?key|access[_-]?key|credential)"
             r"[\w-]{0,200}[\"']?\s*[=:]\s*"
             r"|(?<!-)--[\w-]{0,100}?(?:token|secret|passw|key|credential)[\w-]{0,200}\s+)[\"']?"

@@ -321,12 +321,12 @@ def _message(problem: ErrorDetails, listed: set[str], *, where: str) -> str:
         return wrong_value(problem, next_step='Write a field in quotes, as "train.engine" = ["ddp", "fsdp2"]')
     field, value = f"{section}.{last}", problem["input"]
     correct = f"Correct it {where or (f'in [{section}]' if section else 'at the top')}"
-    if problem["type"] in ("list_type", "tuple_type") and isinstance(value, str | int):
+    if problem["type"] in ("list_type", "tuple_type") and isinstance(value, str | int) and not isinstance(value, bool):
         # Where a list holds words or numbers, commas part them; elsewhere they may belong to the text.
         numbers, words = field in _OF_NUMBERS, section == "sweep" or field == "measure.probes"
         parts = [part.strip() for part in str(value).split(",")] if numbers or words else [str(value)]
         form = _NUMBER if numbers else rf"{_NUMBER}|[A-Za-z][\w./:-]*" if words else r"[^\"'\\]+"
-        if type(value) is not bool and all(re.fullmatch(form, part) and part.isprintable() for part in parts):
+        if all(re.fullmatch(form, part) and part.isprintable() for part in parts):
             bare = _NUMBER if numbers or words else ""
             values = ", ".join(part if re.fullmatch(bare, part) else f'"{part}"' for part in parts)
             key = f'"{last}"' if "." in last else last

@@ -321,7 +321,7 @@ def _message(problem: ErrorDetails, listed: set[str], *, where: str) -> str:
         return wrong_value(problem, next_step='Write a field in quotes, as "train.engine" = ["ddp", "fsdp2"]')
     field, value = f"{section}.{last}", problem["input"]
     correct = f"Correct it {where or (f'in [{section}]' if section else 'at the top')}"
-    if problem["type"] in ("list_type", "tuple_type") and isinstance(value, str | int) and not isinstance(value, bool):
+    if problem["type"] in ("list_type", "tuple_type") and not isinstance(value, bool) and isinstance(value, str | int):
         # Where a list holds words or numbers, commas part them; elsewhere they may belong to the text.
         numbers, words = field in _OF_NUMBERS, section == "sweep" or field == "measure.probes"
         parts = [part.strip() for part in str(value).split(",")] if numbers or words else [str(value)]

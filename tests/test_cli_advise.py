@@ -254,7 +254,7 @@ def test_instances_of_a_price_table_are_chosen_among_by_what_they_cost(
     assert header.split() == ["instance", "ranks", "hosts", "batch", "time", "cost", "eff.", "met", "known"]
 
 
-@pytest.mark.parametrize("options", [("--nodes-of", "4"), ("--split",)])
+@pytest.mark.parametrize("options", [("--nodes-of", "4"), ("--split",), ("--gpu-memory", "1GB")])
 def test_what_says_nothing_of_instances_is_refused(
     advise: Callable[..., Answer], results: Path, tmp_path: Path, options: tuple[str, ...]
 ) -> None:

@@ -167,3 +167,10 @@ def test_uneven_hosts_can_be_asked_about_with_another_split() -> None:
     points[-1] = dataclasses.replace(points[-1], trial=trial, trial_id=trial.identity())
     known = fit(make_evidence(points, MEASURED)).series["ddp"]
     assert variant(known, {"parallel": ParallelSpec(tensor=4)}).trial.world.size == 8
+
+
+def test_a_stage_that_gathers_in_no_buckets_is_asked_about_without_them() -> None:
+    points = [make_point(n, 0.2 + 0.01 * n, engine="deepspeed", zero_stage=1, gather_bucket_mib=8) for n in (1, 2)]
+    known = fit(make_evidence(points, MEASURED)).series["ddp"]
+    for stage, kept in ((1, 8), (2, None), (3, 8)):
+        assert variant(known, {"zero_stage": stage}).trial.train.gather_bucket_mib == kept

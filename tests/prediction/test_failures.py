@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from vitscale.prediction.finishing import (
@@ -47,7 +47,11 @@ def test_the_expected_time_is_that_of_simulated_jobs() -> None:
     assert told.lost_share == pytest.approx(1 - work / np.mean(walls), abs=0.02)
 
 
-@pytest.mark.parametrize(("hours", "mtbf_hours", "nodes"), [(10, 24, 8), (10, 24, 2), (10, 240, 8), (200, 3840, 64)])
+@pytest.mark.parametrize(
+    ("hours", "mtbf_hours", "nodes"),
+    # The last three: two rare ones, and a restart that is as long as the time between failures.
+    [(10, 24, 8), (10, 24, 2), (10, 240, 8), (200, 3840, 64), (5, 1000, 2), (5, 250, 1), (2, 24, 125)],
+)
 def test_nine_of_ten_simulated_jobs_lie_in_the_interval_of_one_run(hours: float, mtbf_hours: float, nodes: int) -> None:
     """Steps differ by 2 % from run to run; 30 s to save and to load, 600 s to notice, 60 s of start-up."""
     between = Interruptions(30.0, 30.0, mtbf_hours * HOUR, mtbf_assumed=False, assumptions=())
@@ -59,6 +63,27 @@ def test_nine_of_ten_simulated_jobs_lie_in_the_interval_of_one_run(hours: float,
     ]
     assert 0.86 < np.mean([low <= wall <= high for wall in walls]) < 0.94
     assert 0.03 < np.mean([wall > high for wall in walls]) < 0.08
+
+
+@given(
+    hours=st.floats(0.01, 1000),
+    spread=st.sampled_from([0.0, 0.001, 0.01, 0.1]),
+    mtbf_hours=st.floats(1, 1e6),
+    nodes=st.sampled_from([1, 8, 64, 1024]),
+    assumed=st.booleans(),
+)
+@example(hours=0.5, spread=0.01, mtbf_hours=1000, nodes=64, assumed=False)  # the mean: more than most jobs take
+@example(
+    hours=0.01, spread=0.1, mtbf_hours=24, nodes=256, assumed=False
+)  # restarts longer than the time between failures
+def test_no_run_ends_before_its_work_and_the_mean_lies_in_the_interval(
+    hours: float, spread: float, mtbf_hours: float, nodes: int, *, assumed: bool
+) -> None:
+    work = hours * HOUR
+    ends = (work, work * (1 - spread), work * (1 + spread))
+    told, low, high = Interruptions(10.0, 10.0, mtbf_hours * HOUR, assumed, ()).of_a_run(ends, nodes, 30.0)
+    if math.isfinite(told.wall_seconds):
+        assert 0 < ends[1] <= low <= told.wall_seconds <= high
 
 
 def test_an_assumed_rate_of_failures_widens_the_interval_and_hardly_any_failures_do_not() -> None:

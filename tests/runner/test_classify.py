@@ -569,6 +569,13 @@ This usually is caused by:
             None,
         ),
         ("", ("node1",), "on host node1: mpirun does not say why", "node1"),
+        ("Killed", (), "on one or more of the hosts: Killed", None),
+        (
+            "Killed",
+            tuple(f"n{number}" for number in range(12)),
+            "on one or more of the hosts n0, n1, n2, n3, n4, n5, n6, n7 and 4 more: Killed",
+            None,
+        ),
     ],
 )
 def test_a_host_on_which_mpirun_begins_nothing_is_named(
@@ -589,6 +596,11 @@ def test_a_step_that_slurm_refuses_for_memory_is_no_failure_of_the_trial(log: Pa
     found = outcome(log, ending(1), text=f"srun: error: {refused}\n")
     assert (found.external, found.transient) == (True, False)
     assert refused in found.reason
+    assert found.reason.endswith("goes on, unless [slurm] options ask for more memory than it has")
+    # Where a step began all the same, its own words are the cause.
+    begun = outcome(log, ending(1), text=f"srun: error: {refused}\nvitscale: n1 does not see the folder\n")
+    assert begun.reason == "no rank started; the launcher ended with exit code 1: n1 does not see the folder"
+    assert not begun.external
     busy = outcome(log, ending(1), text="srun: error: Unable to create step for job 7: Socket timed out\n")
     assert (busy.external, busy.transient) == (False, True)
 

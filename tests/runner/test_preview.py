@@ -405,6 +405,16 @@ def test_swept_values_that_no_column_has_tell_rows_apart(tmp_path: Path) -> None
     assert "learning_rate" not in printed(planned(tmp_path), PlanEstimate(), 160)
 
 
+@pytest.mark.parametrize(("stage", "told"), [(1, True), (3, False)])
+def test_buckets_of_a_stage_that_gathers_in_none_are_said_to_have_no_effect(
+    tmp_path: Path, stage: int, *, told: bool
+) -> None:
+    """A folder that was begun with them goes on, so they are no mistake."""
+    zero = {"train": {"engine": "deepspeed", "zero_stage": stage, "gather_bucket_mib": 4}, "launch": {}}
+    text = printed(planned(tmp_path, zero), PlanEstimate(), 200)
+    assert ("train.gather_bucket_mib has no effect below zero_stage = 3" in text) == told
+
+
 @pytest.mark.parametrize(
     ("zero", "told"),
     [

@@ -135,10 +135,10 @@ def advise(
     ):  # fmt: skip
         if count is not None and not 1 <= count <= 10**9:
             raise RequestError(f"{flag}: {count} cannot be", valid=["1 or more"])
-    if devices is not None and price is None and (nodes_of is not None or split):
-        flag = "--split" if split else "--nodes-of"
+    of_measured = {"--split": split, "--nodes-of": nodes_of, "--gpu-memory": gpu_memory}
+    if devices is not None and price is None and (given := [name for name, value in of_measured.items() if value]):
         step = "Add --price for hosts like the measured ones beside them, or leave it out"
-        raise RequestError(f"{flag} says nothing of the instances of --devices", next_step=step)
+        raise RequestError(f"{given[0]} says nothing of the instances of --devices", next_step=step)
     instances: tuple[Instance, ...] = ()
     left_out: tuple[str, ...] = ()
     if devices is not None:

@@ -94,6 +94,8 @@ def variant(fitted: FittedSeries, changes: Mapping[str, Any]) -> Variant:
     train = base.train.model_copy(update={k: v for k, v in changes.items() if k in _FIELDS})
     if "micro_batch" in changes:
         train = train.model_copy(update={"micro_batches": None})
+    if "zero_stage" in changes and train.zero_stage < 3:  # only stage 3 gathers in buckets
+        train = train.model_copy(update={"gather_bucket_mib": None})
     spec: ModelSpec = changes.get("model", base.model)
     parallel = changes.get("parallel", base.parallel)
     whole = -(-base.world.size // parallel.ranks_per_model) * parallel.ranks_per_model

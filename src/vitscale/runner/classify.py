@@ -207,7 +207,8 @@ def _unreached(evidence: Evidence) -> Verdict | None:
     if not evidence.reports.unreached and (said := _NO_DAEMON.search(evidence.tail)) is not None and not evidence.ranks:
         away = evidence.elsewhere
         words = last_words(evidence.tail[: said.start()].rstrip("-\n")) or "mpirun does not say why"
-        where = f"host {away[0]}" if len(away) == 1 else f"one or more of the hosts {', '.join(away[:8])}"
+        named = f"{', '.join(away[:8])}{f' and {len(away) - 8} more' if len(away) > 8 else ''}"
+        where = f"host {named}" if len(away) == 1 else f"one or more of the hosts {named}".rstrip()
         return Verdict(
             "failed",
             f"nothing could be started on {where}: {words[:300]}",
@@ -268,12 +269,15 @@ def _disk_full(evidence: Evidence) -> Verdict | None:
 def _from_outside(evidence: Evidence) -> Verdict:
     """What can be seen from outside alone: exit codes, and which ranks have not finished."""
     tail, unfinished = evidence.tail, evidence.unfinished
-    if not evidence.ranks and (refused := _NO_STEP.search(tail)) is not None:
-        # Trying again in this allocation uses up the retries, and the trial is not at fault.
-        reason = f"Slurm starts no step in this job: {refused[1]}; the same command in a new allocation goes on"
+    said = _OWN_WORDS.search(tail)
+    if not evidence.ranks and said is None and (refused := _NO_STEP.search(tail)) is not None:
+        # Trying again in this allocation uses up the retries, and most likely the trial is not at fault.
+        reason = (
+            f"Slurm starts no step in this job: {refused[1]}; the same command in a new allocation goes on, "
+            "unless [slurm] options ask for more memory than it has"
+        )
         return Verdict("failed", reason, detail=tail, external=True)
     passing = _PASSING.search(tail) is not None
-    said = _OWN_WORDS.search(tail)
     if evidence.codes:
         rank, code = evidence.codes[0]
         how = f"was ended by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"

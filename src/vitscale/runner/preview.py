@@ -24,6 +24,7 @@ from vitscale.trial import model_cost
 from vitscale.trial.rank_batches import in_words
 from vitscale.trial.trial import TrainSpec, Trial
 
+_NO_BUCKETS = "train.gather_bucket_mib has no effect below zero_stage = 3, which alone gathers weights in buckets"
 _ANY_RUN = Path("RESULTS/runs/TRIAL")
 
 
@@ -46,6 +47,7 @@ def plan_document(plan: Plan, estimate: PlanEstimate = NOTHING_KNOWN) -> doc.Doc
         *([same] if alike else []),
         "memory: forecast peak of one rank's tensors; libraries and fragmentation come on top",
         *filter(None, [buckets_note(trials)]),
+        *([_NO_BUCKETS] if any(t.train.gather_bucket_mib and t.train.zero_stage < 3 for t in trials.values()) else []),
     )
     heading = f"{plan.record.name}: {counted(len(trials), 'trial')}, {_runs(plan, estimate)}"
     commands = sorted({shlex.join(each) for trial in trials.values() for each in commands_of(plan, trial)})

@@ -24,15 +24,19 @@ from vitscale.store.results import Outcome, RunHeader, StudyRecord
 
 _PART = r"(?:\\ |\\(?! )|[^\s/:\"',;()\[\]\\])"
 """A letter of a folder's name, or a blank as shells escape it."""
+_NO_NAME = r"[.~|<>]|&&|->|--?[A-Za-z]|\d+/\d+(?![\w/-])|\w+/s(?=[.,;:)]?(?:\s|$))|(?:and/or|w/o)(?![\w/-])"
+"""How another path, a shell's sign, an option, "1/2", "images/s" and "and/or" begin."""
 _PATTERNS = (
     ("SECRET", re.compile(r"(?<=://)[^\s/@]+(?=@)")),
     ("SECRET", re.compile(r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[a-z]-|AKIA|eyJ)[\w.-]{8,}")),
     (
         "SECRET",
         re.compile(
-            # From the beginning of a word alone: else a word of 10,000 letters would take half a minute.
-            r"(?i)(?<![\w-])(?:[\w-]*(?:token|secret|passwor[dt]|passwd|api[_-]?key|access[_-]?key|credential)"
-            r"[\w-]{0,200}[\"']?\s*[=:]\s*|--[\w-]*(?:token|secret|passw|key|credential)[\w-]{0,200}\s+)[\"']?"
+            # From the beginning of a word, or a short way on: else a word of 10,000 letters would take half a minute.
+            # An option begins behind a letter too, as after a colour's "\x1b[1m" or an escaped line break.
+            r"(?i)(?:(?<![\w-])[\w-]*(?:token|secret|passwor[dt]|passwd|api[_-]?key|access[_-]?key|credential)"
+            r"[\w-]{0,200}[\"']?\s*[=:]\s*"
+            r"|(?<!-)--[\w-]{0,100}?(?:token|secret|passw|key|credential)[\w-]{0,200}\s+)[\"']?"
             r"(?P<taken>[^\s\"',;]{4,})"
         ),
     ),
@@ -45,11 +49,12 @@ _PATTERNS = (
     ("REVISION", re.compile(r"\b[0-9a-f]{40}\b")),
     ("PATH", re.compile(r"(?P<quote>['\"])(?P<taken>(?:~[\w-]*|\.{1,2})?/(?:(?!(?P=quote))[^\n])+)(?P=quote)")),
     ("PATH", re.compile(r"\b[A-Za-z]:\\[^\s\"':;,]+")),
-    # Nothing tells where a path with blanks ends: it goes on up to the last slash inside a word, up to three words on.
+    # Nothing tells where a path with blanks ends: it goes on up to the last slash inside a word, up to three words on,
+    # but not into what is no name (`_NO_NAME`).
     (
         "PATH",
         re.compile(
-            rf"(?<![\w.])(?:~[\w-]*|\.{{1,2}})?(?:/{_PART}+)+/?(?:(?: (?![.~]){_PART}+){{1,3}}(?:/{_PART}+)+/?)*"
+            rf"(?<![\w.])(?:~[\w-]*|\.{{1,2}})?(?:/{_PART}+)+/?(?:(?: (?!{_NO_NAME}){_PART}+){{1,3}}(?:/{_PART}+)+/?)*"
         ),
     ),
 )

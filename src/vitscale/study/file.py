@@ -170,6 +170,8 @@ class StudyFile:
         return RequestError(f"{shown(str(self.path))}: {what}", valid=valid or [], next_step=next_step)
 
 
+_OF_NUMBERS, _NUMBER = ("scaling.gpus", "train.rank_speeds", "model.depths"), "[1-9][0-9]*"
+"""Keys that take lists of numbers, and the form of a whole one."""
 _COMMAND_LINE, _ON_IT = "command line", "on the command line"
 
 
@@ -319,13 +321,18 @@ def _message(problem: ErrorDetails, listed: set[str], *, where: str) -> str:
         return wrong_value(problem, next_step='Write a field in quotes, as "train.engine" = ["ddp", "fsdp2"]')
     field, value = f"{section}.{last}", problem["input"]
     correct = f"Correct it {where or (f'in [{section}]' if section else 'at the top')}"
-    listable = problem["type"] in ("list_type", "tuple_type") and isinstance(value, str | int)
-    if listable and len(f"{value}{last}") < 100 and f"{value}{last}".isprintable():
-        parts = [part.strip() for part in str(value).split(",")]
-        values = ", ".join(part if part.isdecimal() else f'"{part}"' for part in parts)
-        key = f'"{last}"' if "." in last else last
-        correct = f"Write '{field}=[{values}]'" if where == _ON_IT else f"Write {key} = [{values}]"
-    elif isinstance(value, list) and field in SWEEPABLE and where in ("", _ON_IT):
+    if problem["type"] in ("list_type", "tuple_type") and not isinstance(value, bool) and isinstance(value, str | int):
+        # Where a list holds words or numbers, commas part them; elsewhere they may belong to the text.
+        numbers, words = field in _OF_NUMBERS, section == "sweep" or field == "measure.probes"
+        parts = [part.strip() for part in str(value).split(",")] if numbers or words else [str(value)]
+        form = _NUMBER if numbers else rf"{_NUMBER}|[A-Za-z][\w./:-]*" if words else r"[^\"'\\]+"
+        if all(re.fullmatch(form, part) and part.isprintable() for part in parts):
+            bare = _NUMBER if numbers or words else ""
+            values = ", ".join(part if re.fullmatch(bare, part) else f'"{part}"' for part in parts)
+            key = f'"{last}"' if "." in last else last
+            written = f"Write '{field}=[{values}]'" if where == _ON_IT else f"Write {key} = [{values}]"
+            correct = written if len(written) < 120 else correct
+    elif isinstance(value, list) and value and field in SWEEPABLE and field != "data.columns" and where in ("", _ON_IT):
         listed_there = f"'sweep.{field}=[...]'" if where else f'"{field}" = [...] in [sweep]'
         correct = f"To vary it, write {listed_there}"
     return wrong_value(problem, next_step=meant_value(field, value) or correct)

@@ -198,9 +198,6 @@ def _deepspeed(train: TrainSpec) -> Iterator[Refusal]:
             if (value := getattr(train, option)) != TrainSpec.model_fields[option].default:
                 what = f"train.{option} = {shown(value)} has no effect under DeepSpeed at zero_stage = 0"
                 yield Refusal(what, "Remove it, or set zero_stage = 1, 2 or 3")
-    if stage < 3 and train.gather_bucket_mib is not None:  # `all_gather_dp_groups` in runtime/utils.py
-        what = f"train.gather_bucket_mib = {train.gather_bucket_mib} has no effect under DeepSpeed at zero_stage = "
-        yield Refusal(f"{what}{stage}: only stage 3 gathers weights in buckets", "Remove it, or set zero_stage = 3")
     if stage > 0 and train.precision == "bf16" and train.gradient_dtype is not None:
         yield Refusal(
             f"train.gradient_dtype = {shown(train.gradient_dtype)} has no effect under DeepSpeed with precision = "
@@ -313,8 +310,9 @@ def as_number(value: object, kind: str = "int") -> int | float | None:
     """The number that pydantic makes of `value` for an "int" or a "float"; None where it refuses."""
     if isinstance(value, str):
         whole, _, rest = value.strip().partition(".")
+        is_whole = value.isascii() and whole == whole.strip() and not rest.strip("0")
         try:
-            value = float(value) if kind == "float" else int(whole) if value.isascii() and not rest.strip("0") else None
+            value = float(value) if kind == "float" else int(whole) if is_whole else None
         except ValueError:
             return None
     if isinstance(value, float):

@@ -314,6 +314,8 @@ def test_a_comma_that_may_be_a_decimal_one_is_no_number(tmp_path: Path) -> None:
         ("| gpus | step time (s) |\n|--|--|\n| 1 | 0,945 ± 0,003 |\n| 2 | 12,5 |\n", ["0.945", "12.5"]),
         ('gpus,step time (s)\n1,"0,945"\n2,"1,250"\n', ["0.945", "1.250"]),
         ("gpus;step time (s)\n1;0,945\n2;1,250\n", ["0.945", "1.250"]),
+        ("gpus;step time (s)\n1;66,25\n2;35,10\n4;9,800\n", ["66.25", "35.10", "9.800"]),
+        ('gpus,step time (s)\n1,"12,85"\n2,"6,50"\n4,"3,400"\n', ["12.85", "6.50", "3.400"]),
         ("gpus\timages/s\n1\t1.400,5\n2\t2.780\n", ["1400.5", "2780"]),
         ("gpus\timages/s\n1\t985.5\n2\t1,930\n", ["985.5", "1930"]),
         ("gpus\timages/s\n1\t985\n2\t1,930\n", ["985", "1930"]),
@@ -353,6 +355,22 @@ def test_a_slip_makes_no_decimals_of_its_column(tmp_path: Path) -> None:
     assert [8 / run.ranks[0].steps[0].seconds for run in contents.runs[:1]] == pytest.approx([9800])
     assert [run.setting.gpus for run in contents.runs] == [8, 16]
     assert "line 2 ('75,00' is no number" in " ".join(contents.problems)
+
+
+def test_times_with_decimal_commas_may_stand_beside_hours_and_minutes(tmp_path: Path) -> None:
+    text = "gpus;epoch_seconds\n1;1:02:03\n2;1930,5\n4;17:05\n"
+    contents = read([table(tmp_path, text)], Options())
+    assert [run.ranks[0].epochs[0].seconds for run in contents.runs] == [3723, 1930.5, 1025]
+    assert contents.problems == ()
+
+
+@pytest.mark.parametrize(("other", "cells"), [("torch", ("2.1", "2.2")), ("lr", ("0.01", "0.01"))])
+def test_points_of_versions_and_of_what_never_differs_say_nothing_of_commas(
+    tmp_path: Path, other: str, cells: tuple[str, str]
+) -> None:
+    path = table(tmp_path, f"gpus\timg/s\t{other}\n8\t2,855\t{cells[0]}\n16\t5,511\t{cells[1]}\n")
+    said = "commas in 'img/s' may be decimal ones: 2,855 is taken for 2855"
+    assert [note for note in read([path], Options()).notes if "comma" in note] == [said]
 
 
 def test_in_plain_english_nothing_is_said_of_commas(tmp_path: Path) -> None:
@@ -452,6 +470,37 @@ def test_a_time_whose_rate_is_of_its_micro_batch_is_a_micro_steps(tmp_path: Path
     assert any("one micro-step" in note for note in notes_of(found))
 
 
+@pytest.mark.parametrize(
+    "rows_told",
+    [
+        "1,32,4,1.0,128\n4,32,4,1.05,121.9\n8,32,4,1.1,116.4\n",  # rates of each GPU, of which that on 4 fits
+        "4,32,4,1.05,121.9\n",
+        "4,32,4,1.05,121.9\n8,32,2,1,512\n",  # a whole second may be half a one or one and a half
+    ],
+)
+def test_micro_steps_are_those_of_all_rows_or_none(tmp_path: Path, rows_told: str) -> None:
+    text = f"gpus,micro_batch,grad_accum,step_seconds,images_per_second\n{rows_told}"
+    found = imported(tmp_path, [table(tmp_path, text)], "csv")
+    told = [row["step_seconds"] for row in trial_rows(found)]
+    assert told == [float(line.split(",")[3]) for line in rows_told.split()]
+    assert not [note for note in notes_of(found) if "micro-step" in note]
+    (said,) = [note for note in notes_of(found) if "contradict" in note]
+    assert "121.9/s x 1.05 s are 32 images a GPU, and the batch is 128): images/s is ignored" in said
+
+
+def test_epochs_of_a_tracker_are_those_of_one_run(tmp_path: Path) -> None:
+    rows_told = "".join(
+        f"{gpus},{epoch},{seconds + epoch}\n" for gpus, seconds in ((1, 99), (4, 29)) for epoch in (1, 2, 3)
+    )
+    path = table(tmp_path, f"gpus,train/epoch,train/epoch_time (s)\n{rows_told}")
+    assert guess([path]) == "epochs"
+    found = imported(tmp_path, [path], "epochs")
+    assert [[len(run.epochs) for run in trial.runs] for trial in found.trials.values()] == [[3], [3]]
+    assert {row["gpus"]: row["epoch_seconds"] for row in trial_rows(found)} == {1: 101, 4: 31}
+    both = table(tmp_path, "gpus,epoch,train/epoch,epoch_seconds\n1,1,1,100\n")
+    assert headers(both)[0].columns == ("gpus", "epoch", "", "epoch_seconds")
+
+
 def test_names_as_trackers_export_them(tmp_path: Path) -> None:
     text = '"Name","num_gpus","train/images_per_sec","eval/images_per_sec"\n"a","1","400","9"\n"b","8","3000","9"\n'
     assert curves_of_rates(imported(tmp_path, [table(tmp_path, text)], "csv")) == {
@@ -497,6 +546,27 @@ def test_a_batch_that_grows_with_the_gpus_is_that_of_all(tmp_path: Path) -> None
         "micro-batch 128": {1: [420.0], 2: [820.0], 4: [1600.0]},
     }
     assert "'Batch size' grows as the GPUs do: it is taken for the batch of all" in notes_of(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "micro_batch"),
+    [
+        ("gpus,Batch size,images_per_second\n2,1,400\n4,2,780\n8,4,1500\n", None),
+        ("gpus,Batch size,grad_accum,images_per_second\n2,12,4,400\n4,24,4,780\n8,48,4,1500\n", None),
+        ("gpus,Batch size,images_per_second\n2,128,400\n4,256,780\n8,512,1500\n", 128),
+    ],
+)
+def test_a_batch_that_cannot_be_that_of_all_or_is_told_otherwise_is_none(
+    tmp_path: Path, text: str, micro_batch: int | None
+) -> None:
+    found = imported(tmp_path, [table(tmp_path, text)], "csv", micro_batch=micro_batch)
+    assert [(row["gpus"], row["images_per_second"]) for row in trial_rows(found)] == [
+        (2, pytest.approx(400)),
+        (4, pytest.approx(780)),
+        (8, pytest.approx(1500)),
+    ]
+    assert {trial.trial.train.micro_batch for trial in found.trials.values() if trial.batch_known} <= {micro_batch}
+    assert "a batch is each GPU's or that of all: name its column micro_batch or global_batch" in notes_of(found)
 
 
 def test_a_curve_goes_on_across_hosts_where_each_full_one_takes_as_many(tmp_path: Path) -> None:
@@ -635,6 +705,9 @@ def test_on_how_many_hosts_it_ran_is_assumed_and_told(tmp_path: Path, text: str,
         ("gpus,nodes,gpus_per_node", "12,3,8", (12, 3)),
         ("gpus,nodes,gpus_per_node", "8,2,4 (A100)", (8, 2)),
         ("gpus,layout,gpus_per_node", "4,one-gpu-per-node,4", (4, 4)),
+        ("nodes,gpus_per_node", "2,8 GPUs", (16, 2)),
+        ("Nodes,Node type", "2,8xV100", (16, 2)),
+        ("nodes,gpus_per_node", "2,2x4 GPUs", (16, 2)),
         ("nodes,gpus_per_node", "3,", None),
         ("nodes,gpus_per_node", ",8", None),
         ("nodes,gpus_per_node", "2,10000000", None),
@@ -700,6 +773,18 @@ def test_a_report_on_a_table_claims_nothing_that_it_lacks(tmp_path: Path) -> Non
         ("Throughput, 8 GPUs per node (img/s)", "images_per_second"),
         ("Throughput (images/s)", "images_per_second"),
         ("examples/sec", "images_per_second"),
+        ("Throughput/device (img/s)", "images_per_second_per_gpu"),
+        ("Speed / card (images/s)", "images_per_second_per_gpu"),
+        ("speed/worker (img/s)", "images_per_second_per_gpu"),
+        ("perf/rank samples/s", "images_per_second_per_gpu"),
+        ("train/device_images_per_sec", "images_per_second_per_gpu"),
+        ("Throughput/node (images/s)", "images_per_second_per_node"),
+        ("throughput/samples_per_sec", "images_per_second"),
+        ("train/local images/s", ""),
+        ("Each GPU (img/s)", "images_per_second_per_gpu"),
+        ("Throughput, each (img/s)", "images_per_second_per_gpu"),
+        ("Each node (img/s)", "images_per_second_per_node"),
+        ("Each run (img/s)", ""),
         ("Samples/s (global)", "images_per_second"),
         ("samples/s (per GPU)", "images_per_second_per_gpu"),
         ("Images/sec (BF16)", "images_per_second"),

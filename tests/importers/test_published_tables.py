@@ -53,6 +53,41 @@ def test_a_heading_of_eval_is_no_rate_whatever_its_cells_say(tmp_path: Path) -> 
         guess([path])
 
 
+def test_columns_with_units_in_their_cells_are_series(tmp_path: Path) -> None:
+    text = "| GPUs | FP32 | FP16 |\n|--|--|--|\n| 1 | 400 img/s | 900 img/s |\n| 8 | 3,100 img/s | 6,700 img/s |\n"
+    found = imported(tmp_path, [document(tmp_path, text)], "csv")
+    assert sorted(rates_of(found).values(), key=str) == [
+        {1: pytest.approx(400), 8: pytest.approx(3100)},
+        {1: pytest.approx(900), 8: pytest.approx(6700)},
+    ]
+    assert {trial.trial.train.precision for trial in found.trials.values()} == {"fp32", "fp16"}
+
+
+@pytest.mark.parametrize("heading", ["Throughput/device", "Each GPU", "Per device"])
+def test_a_heading_of_each_gpu_is_one_whatever_its_cells_say(tmp_path: Path, heading: str) -> None:
+    text = f"| GPUs | {heading} |\n|--|--|\n| 1 | 100 img/s |\n| 8 | 88 img/s |\n"
+    found = imported(tmp_path, [document(tmp_path, text)], "csv")
+    assert list(rates_of(found).values()) == [pytest.approx({1: 100, 8: 704})]
+
+
+@pytest.mark.parametrize(
+    "head", ["Nodes | GPUs per node | images/s", "Nodes | Instance | images/s", "GPUs per node | Nodes | images/s"]
+)
+def test_gpus_of_a_node_in_cells_are_not_all(tmp_path: Path, head: str) -> None:
+    order = "| {1} | {0} | {2} |\n" if head.startswith("GPUs") else "| {0} | {1} | {2} |\n"
+    cells = [(1, "4 GPUs", 400), (1, "8 GPUs", 780), (2, "8 GPUs", 1500)]
+    rows = "".join(order.format(*row) for row in cells)
+    found = imported(tmp_path, [document(tmp_path, f"| {head} |\n|--|--|--|\n{rows}")], "csv")
+    assert list(rates_of(found).values()) == [pytest.approx({4: 400, 8: 780, 16: 1500})]
+
+
+@pytest.mark.parametrize("head", ["Model | Pretrained on | images/s", "Nodes | GPU | images/s"])
+def test_counts_that_may_be_of_something_else_are_none(tmp_path: Path, head: str) -> None:
+    path = document(tmp_path, f"| {head} |\n|--|--|--|\n| 1 | 8xV100 | 780 |\n| 2 | 4xV100 | 300 |\n")
+    with pytest.raises(RequestError, match="has no column gpus, which counts them"):
+        guess([path])
+
+
 FORMS = {
     "counts and units in the cells": "| Setup | Throughput |\n|--|--|\n| 1 GPU | 363.5 img/s |\n"
     "| 8 GPUs | 2,860 img/s |\n| 16 GPUs (2 nodes) | 5,510 img/s |\n",

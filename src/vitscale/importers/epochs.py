@@ -58,7 +58,7 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
     kept = 0
     for path in paths:
         told = Problems(path.name)
-        for head in headers(path, options.cells):
+        for head in headers(path, options.cells, options.micro_batch):
             for row in rows(path, head, REQUIRED, told):
                 try:
                     setting, values = setting_of(row, options), _values(row)

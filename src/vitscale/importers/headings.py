@@ -37,7 +37,9 @@ class Heading:
         words = _SPACES.sub(" ", lower.strip("*`")).strip()
         if (own := words.replace(" ", "_")) in OWN:
             return cls(text, own)
-        words = _SPACE_OF_NAMES.sub("", _NOTED.sub("", words))
+        words = _SPACE_OF_NAMES.sub("", _OF_ONE.sub(r"\1 per ", _NOTED.sub("", words)))
+        if words in OF_A_RUN:
+            return cls(text, words)
         column = next((column for column, pattern in _MEANT.items() if pattern.fullmatch(words)), lower)
         if column == "steps_per_second":
             return cls(text, "step_seconds", inverse=True)
@@ -53,9 +55,11 @@ class Heading:
             cls(text, text.lower()) if least and each.endswith(" min") else cls.of(text)
             for text, each in zip(texts, words, strict=True)
         ]
-        steps = [at for at, heading in enumerate(headings) if heading.column == "step"]
-        for at in sorted(steps, key=lambda at: not words[at].startswith("global"))[1:]:
-            headings[at] = cls(texts[at], "")  # steps of an epoch beside those of the run
+        for part in ("step", "epoch"):
+            same = [at for at, heading in enumerate(headings) if heading.column == part]
+            for at in sorted(same, key=lambda at: ("/" in words[at], not words[at].startswith("global")))[1:]:
+                if part == "step" or "/" in words[at]:
+                    headings[at] = cls(texts[at], "")  # steps of an epoch beside those of the run, or the same again
         if any(heading.column == "step_seconds" and not heading.inverse for heading in headings):
             # Steps a second beside the seconds of a step are the same once more.
             headings = [replace(own, column="", inverse=False) if own.inverse else own for own in headings]
@@ -105,10 +109,15 @@ _SECONDS = ("step_seconds", "epoch_seconds")
 OF_A_RUN = ("epoch", "step", "rank")
 """Columns whose rows are parts of one run."""
 OWN = {*OF_A_SETTING, *SPEEDS, *OF_A_RUN, "run", "loss", "accuracy"}
+_HOST = r"(?:node|host|machine|server)"
+_PART = rf"(?:gpu|device|rank|card|accelerator|process|worker|{_HOST})"
 _NOTED = re.compile(r" ?(?:\[[\d*\u2020\u2021]{1,2}\]|[\u00b9\u00b2\u00b3\u2020\u2021*])$")
 """The mark of a footnote."""
-_SPACE_OF_NAMES = re.compile(r"^(?:train|training|perf|performance|throughput|speed)/ ?(?!s(?:ec|econd)?\b|gpu)(?=\w)")
+_NAME = "(train|training|perf|performance|throughput|speed)"
+_SPACE_OF_NAMES = re.compile(rf"^{_NAME}/ ?(?!s(?:ec|econd)?\b|gpu|{_PART}s?\b|local\b)(?=\w)")
 """What trackers (wandb, TensorBoard) put before a name, as in "train/images_per_sec"."""
+_OF_ONE = re.compile(rf"^{_NAME} ?/ ?(?={_PART}\b)")
+"""The same where the slash means per, as in "Throughput/device"."""
 _SPACES = re.compile(r"[\s_]+")
 _UNITS = {"hh:mm:ss": 1.0, "h:mm:ss": 1.0}  # as `parse_duration` reads them; "h" alone would match before
 _UNITS |= {"ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0, "min": 60.0, "minutes": 60.0, "h": 3600.0, "hours": 3600.0}
@@ -122,8 +131,8 @@ _OTHER = (
     rf"|expected|speed[ -]?up)\b)(?!.*{_THOUSAND} ?(?:images?|imgs?|samples?|sequences?|examples?)\b)"
 )
 """No time or rate of training as it was measured, in images."""
-_EACH = r"(?:per[ -](?:gpu|device|rank|card|accelerator|process|worker)|single[ -]gpu)"
-_HOST = r"(?:node|host|machine|server)"
+_EACH = r"(?:(?:per|each)[ -](?:gpu|device|rank|card|accelerator|process|worker)|single[ -]gpu)"
+_EACH_HOST = rf"(?:per|each)[ -]{_HOST}"
 _ALONE = r"(?:(?!\d|batch|image|img|sample|sequence|example|process|worker).)*"
 """What may stand before it: "64 images per GPU" tells of no rate."""
 _MEAN = r"mean|median|average|avg\.?"
@@ -140,10 +149,10 @@ _MEANT = {
         "gpus": rf"{_COUNT}(?:gpus?|ranks|devices|accelerators)|world size|gpu count",
         "nodes": rf"{_COUNT}(?:nodes|hosts|machines|servers)",
         "gpus_per_node": rf"{_COUNT}(?:gpus?|ranks|devices|accelerators){_PER}{_HOST}",
-        "images_per_second": rf"(?!.*\b{_EACH}\b)(?!{_ALONE}\bper[ -]{_HOST}\b){_RATE}[\])]?{_REMARK}",
+        "images_per_second": rf"(?!.*\b(?:{_EACH}|each)\b)(?!{_ALONE}\b{_EACH_HOST}\b){_RATE}[\])]?{_REMARK}",
         "images_per_second_per_gpu": rf"{_RATE}{_PER}(?:gpu|device|rank|card|process|worker)[\])]?"
-        rf"|(?={_ALONE}\b{_EACH}\b){_RATE}[\])]?|{_RATE} ?[\[(]{_EACH}[\])]",
-        "images_per_second_per_node": rf"{_RATE}{_PER}{_HOST}[\])]?|(?={_ALONE}\bper[ -]{_HOST}\b){_RATE}[\])]?",
+        rf"|(?={_ALONE}\b(?:{_EACH}|each\b(?! \w))){_RATE}[\])]?|{_RATE} ?[\[(]{_EACH}[\])]",
+        "images_per_second_per_node": rf"{_RATE}{_PER}{_HOST}[\])]?|(?={_ALONE}\b{_EACH_HOST}\b){_RATE}[\])]?",
         "steps_per_second": rf"{_OTHER}{_WHICH}(?:steps?|iterations?|iters?|its?){_A_SECOND}",
         **{
             column: rf"{_WHICH}{what}(?: time)?(?:,? (?:{_MEAN}))?{_IN}(?: (?:{_MEAN}))?"
@@ -205,7 +214,7 @@ _RESULTS = re.compile(
     r"|samples|fan)\b|^(?:speed|number|no\.?|#|device|worker|process|local rank)$"
 )
 _THOUSANDS, _VALUE = re.compile(rf"{_THOUSAND} ?$"), re.compile(r"(?<![\w.,/-])\d+(?:[.,]\d+)* ?$")
-_OF_HOST = re.compile(rf"{_ALONE}\bper[ -]{_HOST}\b"), re.compile(rf"{_PER}{_HOST}\b")
+_OF_HOST = re.compile(rf"{_ALONE}\b{_EACH_HOST}\b"), re.compile(rf"{_PER}{_HOST}\b")
 _EACH_TOLD, _EACH_ALONE = re.compile(rf"\b{_EACH}\b"), re.compile(rf"{_ALONE}\b{_EACH}\b")
 _TYPE = r"((?!x ?\d)[a-z]+\d\w*)"
 _COUNT_TOLD = re.compile(

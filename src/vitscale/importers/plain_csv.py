@@ -45,8 +45,8 @@ class _Told:
     """As in `_Run.batches`."""
     unlike: str = ""
     """How the rate contradicts the step's time and images."""
-    micro: bool = False
-    """Whether the rate shows that the time was one micro-step's."""
+    micro: bool | None = None
+    """Whether the rate fits a time of one micro-step alone; None: there is none beside a time, or no micro-steps."""
 
 
 def read(paths: Sequence[Path], options: Options) -> LogContents:
@@ -62,8 +62,10 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
     for path in paths:
         told = Problems(path.name)
         seen: dict[tuple[str, ...], int] = {}
-        unlike: list[str] = []
-        for head in headers(path, options.cells):
+        unlike: list[tuple[int, str]] = []
+        micro: list[tuple[int, str, _Run, int]] = []
+        whole = False
+        for head in headers(path, options.cells, options.micro_batch):
             if not set(head.columns) & set(SPEEDS):
                 raise RequestError(f"{shown(path.name)} has no column of times{head.unit_lacking}", valid=SPEEDS)
             naming = _Naming(path.name, head)
@@ -88,13 +90,24 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
                 run.steps += [] if times.step is None else [times.step]
                 run.epochs += [] if times.epoch is None else [times.epoch]
                 run.batches.append(times.batch)
+                whole = whole or times.micro is False
                 if times.micro:
-                    notes["images/s x step time is the batch of one micro-step: the time is taken x grad_accum"] = None
-                unlike += [f"line {row.line}: {times.unlike}"] if times.unlike else []
+                    micro.append((row.line, times.unlike, run, len(run.steps) - 1))
+                elif times.unlike:
+                    unlike.append((row.line, times.unlike))
             notes |= dict.fromkeys((*head.notes(_KNOWN), *naming.notes()))
         problems += told.told()
+        # At as many GPUs as micro-steps it may as well be the rate of each GPU.
+        if whole or all(run.setting.gpus == run.setting.grad_accum for *_, run, _ in micro):
+            unlike = sorted([*unlike, *((line, but) for line, but, *_ in micro)])
+        else:
+            for *_, run, at in micro:
+                seconds, images = run.steps[at]
+                run.steps[at] = seconds * run.setting.grad_accum, images
+            notes["images/s x step time is the batch of one micro-step: the time is taken x grad_accum"] = None
         if unlike:
-            rows_of = f"{len(unlike):,} row{'s' * (len(unlike) > 1)} ({unlike[0]})"
+            line, but = unlike[0]
+            rows_of = f"{len(unlike):,} row{'s' * (len(unlike) > 1)} (line {line}: {but})"
             notes[f"images/s and step time contradict each other in {rows_of}: images/s is ignored"] = None
     files = tuple(contents.identified(path) for path in paths)
     batches = _batches(runs.values())
@@ -147,12 +160,12 @@ def _times(row: Row, setting: Setting) -> _Told:
         return _Told((setting.gpus * max(1, images) / rate, max(1, images)), epoch, None)
     batch = rate * seconds / setting.gpus
     whole, most = images or round(batch), batch * (_MEANS_DIFFER + _rounding(row["step_seconds"]))
+    micro = abs(batch - images / setting.grad_accum) <= most if images and setting.grad_accum > 1 else None
     if abs(batch - whole) <= most:
-        return _Told((seconds, whole), epoch, None if images else batch)
-    if images and abs(batch - images / setting.grad_accum) <= most:
-        return _Told((seconds * setting.grad_accum, images), epoch, None, micro=True)
+        return _Told((seconds, whole), epoch, None if images else batch, micro=micro and False)
     but = f"and the batch is {images}" if images else "and that is no whole number"
-    return _Told((seconds, images), epoch, None, f"{rate:.6g}/s x {seconds:.6g} s are {batch:.4g} images a GPU, {but}")
+    but = f"{rate:.6g}/s x {seconds:.6g} s are {batch:.4g} images a GPU, {but}"
+    return _Told((seconds, images), epoch, None, but, micro)
 
 
 def _rate(row: Row, setting: Setting) -> float | None:

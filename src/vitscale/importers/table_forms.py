@@ -33,6 +33,9 @@ _NO_NAME = re.compile(rf"{_NUMBER.pattern}|true|false|yes|no|on|off", re.IGNOREC
 """Cells that say nothing without their heading."""
 _FIRST_RANK = re.compile(r"\b(?:gpu|rank|device|cuda)[ _:#=-]?0\b")
 _NAMES = {"model", "series", "engine", "cluster", "gpu", "dataset", "precision", "layout"}
+_OF_ANOTHER = re.compile(r"\b(?:pre-?train|fine-?tun|baseline|published|reported|original)")
+"""Headings of GPUs on which something else ran."""
+_OF_A_NODE = re.compile(r"\b(?:node|host|machine|server|instance)\b")
 _REMARKS = re.compile(r"\b(?:notes?|comments?|remarks?|status|error)\b")
 _MOST_SERIES, _MOST_SPEEDS = 200, 50
 
@@ -51,17 +54,18 @@ class Form:
     """Sentences on cells that are taken from rows above."""
 
 
-def forms(grid: Grid, cells: str | None = None) -> tuple[Form, ...]:
+def forms(grid: Grid, cells: str | None = None, micro_batch: int | None = None) -> tuple[Form, ...]:
     """The forms of one table: as many as it has speeds side by side.
 
     Args:
         grid: the table.
         cells: name of the speed that its cells are, for a table with a column or row for each GPU count.
+        micro_batch: as in `tables.headers`.
     """
     grid, filled = _filled(grid)
     speed = Heading.of(cells) if cells else speed_told((grid.caption, grid.title))
     form = _turned(grid, speed) or _by_count(grid, speed) or _with_counts(grid)
-    form = _of_all_gpus(form)
+    form = form if micro_batch else _of_all_gpus(form)
     return tuple(replace(each, filled=(*filled, *form.filled)) for each in _each_speed(form))
 
 
@@ -129,12 +133,16 @@ def _of_all_gpus(form: Form) -> Form:
     batches = [at for at, heading in enumerate(form.headings) if re.fullmatch(rf"(?:train[ _])?{BATCH}", columns[at])]
     if len(batches) != 1 or "gpus" not in columns or {"global_batch", "micro_batch"} & set(columns):
         return form
-    of_each: dict[int, set[float]] = {}
+    of_each: dict[int, set[int]] = {}
     for _, cells in form.body:
-        told = [cells[columns.index("gpus")], cells[batches[0]].replace(",", "")] if len(cells) == len(columns) else []
-        if not told or not all(text.isdecimal() and 0 < len(text) < 10 for text in told) or not int(told[0]):
+        row = dict(zip(columns, cells, strict=False))
+        told = [row.get("gpus", ""), row.get(columns[batches[0]], "").replace(",", ""), row.get("grad_accum") or "1"]
+        if not all(text.isdecimal() and len(text) < 10 and int(text) for text in told):
             return form
-        of_each.setdefault(int(told[0]), set()).add(int(told[1]) / int(told[0]))
+        gpus, batch, several = map(int, told)
+        if batch % (gpus * several):
+            return form
+        of_each.setdefault(gpus, set()).add(batch // gpus)
     if len(of_each) < 2 or len(set(map(frozenset, of_each.values()))) > 1:
         return form
     headings = [replace(own, column="global_batch") if at in batches else own for at, own in enumerate(form.headings)]
@@ -194,19 +202,27 @@ def _by_count(grid: Grid, speed: Heading | None) -> Form | None:
 
 def _with_counts(grid: Grid) -> Form:
     """The table as it stands; a column all of whose cells count GPUs ("8 GPUs") tells them, and one of whose cells
-    each have the unit of a rate ("400 img/s") tells that, as if it stood in its heading."""
+    each have the unit of a rate ("400 img/s") tells that, as if it stood in its heading. Beside a column of nodes only
+    GPUs of a "node type" are known for what they are: those of each node."""
     headings = list(Heading.of_all(grid.head))
     rows = [cells for _, cells in grid.body if len(cells) == len(headings)]
+    columns = {heading.column for heading in headings}
+    counting = []
     for at, own in enumerate(headings):
         cells = [row[at] for row in rows]
         counts = [Count.of(cell) for cell in cells]
-        columns = {heading.column for heading in headings}
-        if all(count and count.speed is None for count in counts) and len(set(cells)) > 1 and "gpus" not in columns:
-            headings[at] = replace(own, column="gpus")
+        if own.column not in OWN - {"gpu"} and all(count and count.speed is None for count in counts):
+            counting += [] if _OF_ANOTHER.search(own.text.lower()) else [(own, set(cells), at)]
         units = {unit[0] if (unit := _UNIT_OF_RATE.search(cell)) else "" for cell in cells}
         told = Heading.of(f"{own.text} ({units.pop()})" if len(units) == 1 and own.column not in OWN else "")
         if told.column in SPEEDS and told.column not in columns:
             headings[at] = replace(told, text=own.text)
+    if len(counting) == 1 and "gpus" not in columns:
+        ((own, different, at),) = counting
+        if "nodes" not in columns and len(different) > 1:
+            headings[at] = replace(own, column="gpus")
+        elif {"nodes", "gpus_per_node"} & columns == {"nodes"} and _OF_A_NODE.search(own.text.lower()):
+            headings[at] = replace(own, column="gpus_per_node")
     return Form(tuple(headings), grid.body)
 
 

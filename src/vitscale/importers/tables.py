@@ -139,6 +139,8 @@ class Header:
     """Sentences on tables of the file that are not taken."""
     commas: tuple[tuple[str, str], ...] = ()
     """(What a comma in a number is, a number with one) of each column (`_with_commas`)."""
+    clocks: frozenset[Heading] = frozenset()
+    """Columns of which some time is h:mm:ss."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -228,12 +230,13 @@ _LOOKED_AT = 20_000
 _ABOVE, _MOST_ABOVE = re.compile(r"\s*(?:#|$|sep=)", re.IGNORECASE), 100
 
 
-def headers(path: Path, cells: str | None = None) -> tuple[Header, ...]:
+def headers(path: Path, cells: str | None = None, micro_batch: int | None = None) -> tuple[Header, ...]:
     """The headers of all tables in a file that tell GPU counts and speeds; if none does, of that which comes nearest.
 
     Args:
         path: a CSV file, or a document: Markdown, HTML, LaTeX, JSON records.
         cells: what the cells of a table are that has a column or row for each GPU count: the name of a speed.
+        micro_batch: images per GPU and micro-step, if the user says them: no column is taken for the batch of all then.
 
     Raises:
         StoreError: the file cannot be read.
@@ -246,7 +249,7 @@ def headers(path: Path, cells: str | None = None) -> tuple[Header, ...]:
             filled=form.filled,
         )
         for grid in grids(path)
-        for form in forms(grid, cells)
+        for form in forms(grid, cells, micro_batch)
     ]
     measured = [head for head in tables if head.tells == 2]
     if nearest.tells == 2 and all(head.columns == nearest.columns and not head.filled for head in measured):
@@ -323,6 +326,7 @@ def rows(path: Path, head: Header, required: Sequence[str], problems: Problems) 
     told = {"precision": head.precision} if head.precision else {}
     converted = [own for own in head.headings if own.factor != 1.0 or own.inverse]
     signs = [sign for sign, _ in head.commas] or ["" if head.separator != ";" else "none"] * len(columns)
+    clocked = [own in head.clocks for own in head.headings]
     fewest: int | None = None
     for number, cells, whole in _lines(path, head):
         if len(cells) != len(columns):
@@ -334,12 +338,16 @@ def rows(path: Path, head: Header, required: Sequence[str], problems: Problems) 
             decimals = _decimals(cells[-1])
             fewest = decimals if fewest is None else min(fewest, decimals)
             try:
-                row = dict(zip(columns, map(_plain, cells, head.headings, signs), strict=True)) | told
+                row = dict(zip(columns, map(_plain, cells, head.headings, signs, clocked), strict=True)) | told
             except ValueError as error:
                 problems.line(number, str(error))
                 continue
-            for column, said in _counted(row.get("gpus", "")).items():
-                row[column] = said if column == "gpus" else row.get(column) or said
+            for counts in ("gpus", "gpus_per_node"):
+                for column, said in _counted(row.get(counts, "")).items():
+                    if column == "gpus":
+                        row[counts] = said
+                    elif counts == "gpus" or column != "nodes":
+                        row[column] = row.get(column) or said
             for own in converted:
                 row[own.column] = _in_seconds(row[own.column], own)
             if head.series:
@@ -382,17 +390,19 @@ def _with_commas(path: Path, head: Header) -> Header:
 
     "decimal": some number has a decimal comma for sure ("0,945", "12,5") and none a decimal point; one such column
     decides for those of its table that may be either. "points": the same, and points stand between thousands
-    ("1.400,5"). "either": "2,855", which may be 2.855. "none": nobody knows. "clock": some time is h:mm:ss. Empty: it
-    stands between thousands, in other columns too where any of the table has a decimal point ("either" would be a doubt
-    about plain English).
+    ("1.400,5"). "either": "2,855", which may be 2.855. "none": nobody knows. Empty: it stands between thousands, in
+    other columns too where figures of the table have a decimal point ("either" would be a doubt about plain English).
     """
     seen: list[dict[str, str]] = [{} for _ in head.columns]
-    english = False
+    figures = {own for own in head.headings if own.column in _NUMBERS or own.holds_no(None)}
+    english, clocks, first = False, set(), None
     for _, (_, cells, _) in zip(range(_LOOKED_AT), _lines(path, head), strict=False):
-        for kinds, own, cell in zip(seen, head.headings, cells, strict=False):
-            english = english or _ENGLISH.fullmatch(cell) is not None
+        first = first or cells
+        for kinds, own, above, cell in zip(seen, head.headings, first, cells, strict=False):
+            if own in figures and cell != above:  # a version is no figure, and what never differs may be anything
+                english = english or any(map(_ENGLISH.fullmatch, (above, cell)))
             if own.column in _SECONDS and contents.CLOCK.fullmatch(cell):
-                kinds["clock"] = cell
+                clocks.add(own)
             if cell.isdecimal():
                 kinds.setdefault("whole", cell)
             elif own.column in _NUMBERS and ("," in cell or "." in cell):
@@ -405,19 +415,17 @@ def _with_commas(path: Path, head: Header) -> Header:
     for kinds in seen:
         if "padded" in kinds and "either" not in kinds:
             kinds.setdefault("decimal", kinds["padded"])
-        elif "padded" in kinds and kinds.keys() & set(_SURE):
-            kinds["none"] = kinds["padded"]  # "75,00", "12,5" and "9,800" come from no one hand
-    order = ("none", "clock", *_SURE, "either")
+    order = (*_SURE, "either")
     signs = ["" if "" in kinds else next((sign for sign in order if sign in kinds), "") for kinds in seen]
     if "" not in set().union(*seen) and any(sign in _SURE for sign in signs):
         signs = ["decimal" if sign == "either" else sign for sign in signs]
     elif head.separator == ";":
-        signs = [sign if sign in (*_SURE, "clock") else "none" for sign in signs]
+        signs = [sign if sign in _SURE else "none" for sign in signs]
     else:  # "400" and "3,000" are no decimals of one form
         plain = [english or {"whole", "round"} <= kinds.keys() for kinds in seen]
         signs = ["" if sign == "either" and sure else sign for sign, sure in zip(signs, plain, strict=True)]
     told = [kinds.get(sign) or kinds.get("either", "") for sign, kinds in zip(signs, seen, strict=True)]
-    return replace(head, commas=tuple(zip(signs, told, strict=True)))
+    return replace(head, commas=tuple(zip(signs, told, strict=True)), clocks=frozenset(clocks))
 
 
 def _sign_in(number: str) -> str | None:
@@ -431,7 +439,7 @@ def _sign_in(number: str) -> str | None:
     return "" if point or _THOUSANDS.fullmatch(number) else None
 
 
-def _plain(cell: str, own: Heading, sign: str) -> str:
+def _plain(cell: str, own: Heading, sign: str, clocked: bool) -> str:
     """A cell as a number without its spread, and without signs between thousands; other text as it is.
 
     Raises:
@@ -439,7 +447,7 @@ def _plain(cell: str, own: Heading, sign: str) -> str:
     """
     if own.column in _NUMBERS or own.column in _WHOLE:
         cell = _bare(cell, own)
-    if sign == "clock" and cell.count(":") == 1:
+    if clocked and cell.count(":") == 1:
         return f"0:{cell}"  # below an hour, as timers print it
     return _as_number(cell, sign)
 
@@ -466,7 +474,7 @@ def _bare(cell: str, own: Heading) -> str:
         kind, _, _ = own.column.partition("_")
         if any(
             replace(Heading.of(said), text="") == replace(own, text="")
-            for said in (unit[3], f"{kind} time ({unit[3]})")
+            for said in (unit[3], f"{kind} time ({unit[3]})", f"{own.text} ({unit[3]})")
         ):
             text = unit[1] + (unit[2] or "")
     if _SPACED.fullmatch(text):

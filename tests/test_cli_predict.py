@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -70,6 +71,10 @@ def test_rates_of_an_untold_batch_are_predicted_as_rates(vitscale: Callable[...,
     heading = out.splitlines()[2]
     assert "images/s" in heading
     assert "step" not in heading
+    assert vitscale("report", str(tmp_path / "r"), "--format", "md", "-o", str(tmp_path / "r.md"))[0] == 0
+    page = (tmp_path / "r.md").read_text()
+    assert "Step time, compute" in page, "its predictions are there"
+    assert re.search(r"ms a step|Predicted time", page) is None
 
 
 def told(out: str) -> list[dict[str, Any]]:

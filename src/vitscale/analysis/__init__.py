@@ -25,7 +25,7 @@ from pathlib import Path
 from vitscale.analysis.comparisons import CurveComparison, compare_curves
 from vitscale.analysis.learning.drift import judged
 from vitscale.analysis.quality import findings
-from vitscale.analysis.scaling import CurveResult, Point, by_mode, named_apart, scale
+from vitscale.analysis.scaling import CurveResult, Point, base_of, by_mode, named_apart, scale
 from vitscale.analysis.summaries import summarise, without_one_off
 from vitscale.analysis.time.waterfall import Factor, Waterfall, waterfalls
 from vitscale.analysis.trials import TrialResult
@@ -37,7 +37,7 @@ from vitscale.store.results import Results, Run, StudyRecord
 
 __all__ = [
     "Analysis", "CurveComparison", "CurveResult", "Factor", "Point", "TrialResult", "Waterfall", "analyse",
-    "analyse_folder", "by_mode",
+    "analyse_folder", "base_of", "by_mode",
 ]  # fmt: skip
 
 

@@ -223,13 +223,19 @@ def by_mode(curves: Iterable[CurveResult]) -> dict[Mode, list[CurveResult]]:
     return modes
 
 
+def base_of(ordered: Sequence[TrialResult]) -> TrialResult | None:
+    """The first trial that others may be compared with: one whose costs are of the kind that most of them tell, for an
+    epoch's time is never compared with a rate of images."""
+    told = [trial for trial in ordered if trial.comparable_costs]
+    rates = 2 * sum(trial.of_rates for trial in told) > len(told)
+    return next((trial for trial in told if trial.of_rates == rates), None)
+
+
 def scale(curve: Curve, trials: Mapping[str, TrialResult], combine_unlike: bool) -> CurveResult:
     """Works out one curve."""
     ordered = sorted(curve.points, key=lambda point: point.gpus)
-    told = [point for point in ordered if trials[point.trial_id].comparable_costs]
-    # The two kinds of costs are never compared, so the base is of the kind that most points tell.
-    rates = 2 * sum(trials[point.trial_id].of_rates for point in told) > len(told)
-    base = next((point for point in told if trials[point.trial_id].of_rates == rates), None)
+    first = base_of([trials[point.trial_id] for point in ordered])
+    base = next((point for point in ordered if first is not None and point.trial_id == first.trial_id), None)
     plain = _plain_twin(curve.mode, trials[ordered[0].trial_id].trial, trials) if ordered else None
     points, unlike = [], {}
     for point in ordered:

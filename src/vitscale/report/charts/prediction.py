@@ -142,10 +142,11 @@ _TIMES = ("value", "low", "high", "future_low", "future_high")
 
 
 def prediction_chart(analysis: Analysis, forecast: Forecast) -> Figure | None:
-    """A view for each series with a measured point, by batch policy."""
+    """A view for each series with a measured point, by batch policy, but for those of rates whose step is unknown."""
     by_series: dict[tuple[str, Mode], list[Prediction]] = {}
     for prediction in forecast.predictions:
-        by_series.setdefault((prediction.series, prediction.mode), []).append(prediction)
+        if "step_seconds" not in prediction.reasons:
+            by_series.setdefault((prediction.series, prediction.mode), []).append(prediction)
     drawable = [series for series in forecast.evidence.series if (series.name, series.mode) in by_series][:_MOST]
     numbers: dict[Mode, int] = {}
     views = []

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from vitscale.analysis import Analysis, CurveResult, TrialResult
+from vitscale.analysis import Analysis, CurveResult, TrialResult, base_of
 from vitscale.analysis.statistics import ONE_RUN, ratio
 from vitscale.present.estimate import Estimate
 from vitscale.published import Fact, Layout, published
@@ -52,9 +52,8 @@ class Series:
     @property
     def base(self) -> Member | None:
         """The member with the smallest rank count that may be compared, of the kind of costs that most members tell."""
-        told = [member for member in self.members if member.trial.comparable_costs]
-        rates = 2 * sum(member.trial.of_rates for member in told) > len(told)
-        return next((member for member in told if member.trial.of_rates == rates), None)
+        base = base_of([member.trial for member in self.members])
+        return next((member for member in self.members if member.trial is base), None)
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -252,6 +252,12 @@ def test_links_stay_in_the_folder(root: Path, tmp_path: Path, linked: str) -> No
     assert sources.check(spec(root)).train_samples == 4
 
 
+def test_no_link_joins_the_splits(root: Path) -> None:
+    (root / "images" / "training" / "more").symlink_to(root / "images" / "validation")
+    with pytest.raises(RequestError, match=r"the link '.*more' leads to '.*validation', whose images are read already"):
+        sources.check(spec(root))
+
+
 def test_another_file_or_class_count_is_another_entry_of_the_cache(root: Path, cache: Path) -> None:
     sources.prepare(spec(root))
     sources.prepare(spec(root, classes=6))

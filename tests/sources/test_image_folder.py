@@ -293,6 +293,16 @@ def test_no_image_is_read_twice_through_a_link(plain: Path, target: str) -> None
         sources.check(spec(plain))
 
 
+@pytest.mark.parametrize(("link", "target"), [("val/a/more", "train/a"), ("train/a/more", "val/b")])
+def test_no_link_joins_the_splits(tmp_path: Path, link: str, target: str) -> None:
+    for name in ("train/a", "train/b", "val/a", "val/b"):
+        fill(tmp_path / name, 4, 1)
+    assert sources.check(spec(tmp_path)).train_samples == 8
+    (tmp_path / link).symlink_to(tmp_path / target)
+    with pytest.raises(RequestError, match=r"the link '.*more' leads to '.*', whose images are read already"):
+        sources.check(spec(tmp_path))
+
+
 def test_a_class_may_be_called_train_in_capitals(tmp_path: Path) -> None:
     for name in ("Train", "Bus", "Car"):
         for kind in ("old", "new"):

@@ -123,6 +123,16 @@ def test_a_damaged_shard_is_named(shards: Path, damage: Any, says: str) -> None:
         sources.check(spec(shards))
 
 
+def test_no_link_joins_the_splits(shards: Path) -> None:
+    for split in ("train", "val"):
+        (shards / split).mkdir()
+        (shards / f"{split}-0000.tar").rename(shards / split / "0000.tar")
+    assert sources.check(spec(shards)).train_samples > 0
+    (shards / "val" / "more").symlink_to(shards / "train")
+    with pytest.raises(RequestError, match=r"the link '.*more' leads to '.*train', whose images are read already"):
+        sources.check(spec(shards))
+
+
 def test_a_shard_that_lies_elsewhere_and_none_at_all(shards: Path, tmp_path: Path) -> None:
     (shards / "val-0000.tar").rename(tmp_path / "val-0000.tar")
     (shards / "val-0000.tar").symlink_to(tmp_path / "val-0000.tar")

@@ -72,7 +72,7 @@ def _files(root: Path, kind: str, split: str, extensions: frozenset[str]) -> dic
         raise RequestError(f"{shown(str(folder))} is not a folder", next_step=_HOW)
     refuse_link_out(str(folder), real)
     files: dict[str, _File] = {}
-    for path, status in files_under(folder, real):
+    for path, status in files_under(folder, real, [os.path.realpath(root / kind)]):
         key, extension = os.path.splitext(os.path.relpath(path, folder))  # noqa: PTH122 - a hundred thousand of them
         if not stat.S_ISREG(status.st_mode) or extension.lower() not in extensions:
             continue

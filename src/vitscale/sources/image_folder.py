@@ -69,13 +69,15 @@ def list_folder(spec: DataSpec) -> Listing:
     if not _subfolders(train_root, root):
         return _flat_volumes(spec, train_root, held_out_root)
     names = chosen_classes(spec, _subfolders(train_root, root), str(train_root), "class folders", _HOW)
-    train = _files(train_root, names, names, root)
-    held_out = None
+    splits = [(train_root, names)]
     if held_out_root is not None:
         present = _subfolders(held_out_root, root)
         if not isinstance(spec.classes, int):
             present = [name for name in present if name in set(names)]
-        held_out = _files(held_out_root, present, names, root)
+        splits.append((held_out_root, present))
+    read = [os.path.realpath(split / name) for split, present in splits for name in present]
+    train, *others = (_files(split, present, names, root, read) for split, present in splits)
+    held_out = others[0] if others else None
     return _listing(spec, names, train, held_out, train_root)
 
 
@@ -115,7 +117,7 @@ def fingerprint_of(*parts: Sequence[str]) -> str:
 def files_under(folder: Path, root: Path, beside: Sequence[str] = ()) -> Iterator[tuple[str, os.stat_result]]:
     """Yields every file at any depth with its status, except hidden ones and those of hidden folders.
 
-    `beside`: real paths of folders that are read too.
+    `beside`: real paths of folders that are read too, those of the other split among them.
 
     Raises:
         RequestError: one cannot be read, or a link leads out of `root`, a real path, or to a folder that is read
@@ -177,18 +179,17 @@ def _subfolders(folder: Path, root: Path) -> list[str]:
     return sorted(entry.name for entry in folders)
 
 
-def _files(folder: Path, present: list[str], classes: list[str], root: Path) -> list[_File]:
-    """The images of every class of `folder`, at any depth, sorted by class and path."""
+def _files(folder: Path, present: list[str], classes: list[str], root: Path, read: Sequence[str]) -> list[_File]:
+    """The images of every class of `folder`, at any depth, sorted by class and path. `read`: real paths of them all."""
     if stray := sorted(set(present) - set(classes)):
         what = f"{shown(str(folder))} has the class {shown(stray[0])}, which is not among the training classes"
         raise RequestError(what, next_step="Rename or remove that folder")
     number = {name: label for label, name in enumerate(classes)}
     files: list[_File] = []
-    classes_read = [os.path.realpath(folder / name) for name in present]
     for name in present:
         of_class = sorted(
             _File(path, number[name], stamp(path, folder, status))
-            for path, status in files_under(folder / name, root, classes_read)
+            for path, status in files_under(folder / name, root, read)
             if stat.S_ISREG(status.st_mode) and not path.lower().endswith(".tar")
         )
         if not of_class:

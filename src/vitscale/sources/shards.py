@@ -80,8 +80,9 @@ def list_shards(spec: DataSpec) -> Listing:
     """
     folder, held_out_folder = split_folders(spec, _HOW, lambda _: True)
     root = Path(os.path.realpath(root_of(spec) or folder))
-    train, stamps = _shards(folder, root)
-    held_out, held_out_stamps = _shards(held_out_folder, root) if held_out_folder is not None else ([], [])
+    read = [os.path.realpath(split) for split in (folder, held_out_folder) if split is not None]
+    train, stamps = _shards(folder, root, read)
+    held_out, held_out_stamps = _shards(held_out_folder, root, read) if held_out_folder is not None else ([], [])
     if held_out_folder is None:
         own = [Path(path).name.lower().startswith(HELD_OUT_NAMES) for path in train]
         if any(own) and not all(own):
@@ -107,8 +108,9 @@ def list_shards(spec: DataSpec) -> Listing:
     return listing_of("shards", spec, names, chosen(train, members), own_split, digest, str(folder))
 
 
-def _shards(folder: Path, root: Path) -> tuple[list[str], list[str]]:
-    shards = sorted((path, status) for path, status in files_under(folder, root) if path.lower().endswith(".tar"))
+def _shards(folder: Path, root: Path, read: list[str]) -> tuple[list[str], list[str]]:
+    files = files_under(folder, root, read)
+    shards = sorted((path, status) for path, status in files if path.lower().endswith(".tar"))
     if not shards:
         raise RequestError(f"{shown(str(folder))} holds no shard (*.tar)", next_step=_HOW)
     stamps = [stamp(path, folder, status) for path, status in shards]

@@ -3,6 +3,8 @@
     --layers 12 --size 224 --micro-batch 4 --precision bf16
     --ranks 1 2         of each in turn; one rank computes on all cores, more on a share of them each
     --rounds 5 --steps 5
+    --device cuda       one rank on a GPU; times are then of the device
+    --only NAME ...     these of the contestants
     --write PAGE        puts the table between the marks `training loop` of this page
 
 In each round every contestant trains once, in an order that moves on from round to round, so that a machine's moods
@@ -29,7 +31,7 @@ from typing import Any
 
 from between_marks import write_between
 
-import vitscale
+from vitscale import store
 from vitscale.analysis.statistics import interval
 
 MARK = "training loop"
@@ -59,7 +61,9 @@ name = "synthetic"
 samples = {samples}
 source_size = {size}
 augment = false
+workers = {workers}
 [train]
+device = "{device}"
 engine = "{engine}"
 precision = "{precision}"
 micro_batch = {micro_batch}
@@ -84,6 +88,8 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--only", nargs="+", choices=tuple(CONTESTANTS), default=tuple(CONTESTANTS))
     parser.add_argument("--write", type=Path)
     asked = parser.parse_args()
     lines = ["| ranks | beside | step (s), median | vitscale is as fast, times | goal |", "|---|---|---|---|---|"]
@@ -94,7 +100,7 @@ def main() -> None:
     head = (
         f"`python benchmarks/training_loop.py {words}`: vit-b16 with {asked.layers} layers at {asked.size}, "
         f"{asked.precision}, micro-batch {asked.micro_batch}, {asked.rounds} rounds of {asked.steps} steps, "
-        f"on {os.cpu_count()} cores ({processor()}), torch {installed_torch()}."
+        f"on {where(asked.device)}, torch {installed_torch()}."
     )
     text = "\n".join([head, "", *lines])
     print(text)
@@ -104,10 +110,10 @@ def main() -> None:
 
 def rounds(ranks: int, asked: argparse.Namespace) -> tuple[dict[str, list[float]], dict[str, str]]:
     """(contestant -> the median step of each round, contestant -> why it is unavailable)."""
-    python = environment()
+    python = environment(asked.device)
     steps: dict[str, list[float]] = {}
     unavailable: dict[str, str] = {}
-    names = [OURS, *CONTESTANTS]
+    names = [OURS, *asked.only]
     for number in range(asked.rounds):
         for name in names[number % len(names) :] + names[: number % len(names)]:
             if name in unavailable:
@@ -126,6 +132,7 @@ def ours(ranks: int, asked: argparse.Namespace) -> list[float]:
     study = STUDY.format(
         size=asked.size, layers=asked.layers, micro_batch=asked.micro_batch, ranks=ranks, precision=asked.precision,
         steps=asked.steps, warmup=WARMUP_STEPS, engine="none" if ranks == 1 else "ddp",
+        device=asked.device, workers=8 if asked.device == "cuda" else 0,
         samples=asked.micro_batch * ranks * (asked.steps + WARMUP_STEPS + 1),
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
@@ -135,11 +142,10 @@ def ours(ranks: int, asked: argparse.Namespace) -> list[float]:
         answer = subprocess.run(command, capture_output=True, text=True, check=False)
         if answer.returncode:
             sys.exit(answer.stderr)
-        rows = vitscale.load(results).steps.collect().to_dicts()
+        (run,) = store.load(results).runs
     by_step: dict[int, float] = {}
-    for row in rows:
-        if not row["warmup"]:
-            by_step[row["step"]] = max(by_step.get(row["step"], 0.0), row["seconds"])
+    for line in (line for rank in run.ranks for line in rank.steps if not line.warmup):
+        by_step[line.step] = max(by_step.get(line.step, 0.0), line.seconds)
     return [by_step[step] for step in sorted(by_step)]
 
 
@@ -151,7 +157,10 @@ def peer(python: Path, name: str, ranks: int, asked: argparse.Namespace) -> list
     with a_free_port() as port:
         for rank in range(ranks):
             own = ",".join(map(str, cores[rank * each : (rank + 1) * each] or cores))
-            facts = [name, asked.size, asked.layers, asked.micro_batch, asked.precision, WARMUP_STEPS, asked.steps, own]
+            facts = [
+                name, asked.size, asked.layers, asked.micro_batch, asked.precision, WARMUP_STEPS, asked.steps, own,
+                asked.device,
+            ]  # fmt: skip
             environment = dict(os.environ) | {"OMP_NUM_THREADS": str(each)}
             if ranks > 1:
                 environment |= {
@@ -177,6 +186,8 @@ def table(ranks: int, steps: Mapping[str, Sequence[float]], unavailable: Mapping
     own = steps[OURS]
     rows = [f"| {ranks} | {OURS} | {statistics.median(own):.3f} | | |"]
     for name, (what, goal) in CONTESTANTS.items():
+        if name not in steps and name not in unavailable:
+            continue
         cells = [str(ranks), what]
         if name in unavailable:
             rows.append(f"| {' | '.join([*cells, f'unavailable: {unavailable[name]}', '', ''])} |")
@@ -191,8 +202,10 @@ def table(ranks: int, steps: Mapping[str, Sequence[float]], unavailable: Mapping
     return rows
 
 
-def environment() -> Path:
-    """The interpreter of the peers' environment, made where there is none."""
+def environment(device: str) -> Path:
+    """The interpreter of the peers' environment, made where there is none; on a GPU ours, which must have them."""
+    if device == "cuda":
+        return Path(sys.executable)
     python = ENVIRONMENT / "bin/python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(ENVIRONMENT)], check=True)
@@ -214,6 +227,15 @@ def a_free_port() -> Iterator[str]:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     yield str(port)
+
+
+def where(device: str) -> str:
+    """The processor as the kernel calls it, or the GPU."""
+    if device == "cuda":
+        from vitscale.machine.gpus import host_gpus
+
+        return " and ".join(gpu.name for gpu in host_gpus())
+    return f"{os.cpu_count()} cores ({processor()})"
 
 
 def processor() -> str:

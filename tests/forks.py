@@ -370,6 +370,9 @@ def _fork_scripts(argv: Any, **keywords: Any) -> Any:
     return prepared_here().ask(request, [keywords["stdout"].fileno(), keywords["stderr"].fileno()])
 
 
+_GPUS = [*Path("/dev").glob("nvidia[0-9]*")]
+
+
 def fork_what_is_prepared(argv: Any, **keywords: Any) -> Any:
     """In place of `subprocess.Popen` in a command: the product's prepared process, and ranks that the product starts
     anew on this machine, need not import what another of the same environment has."""
@@ -377,8 +380,8 @@ def fork_what_is_prepared(argv: Any, **keywords: Any) -> Any:
     kind = {"vitscale.worker.prepared": "prepared", "vitscale.processes.local_ranks": "ranks"}.get(
         "".join(command[2:3])
     )
-    if kind is None or _of_libraries(keywords["env"]) != _of_libraries(AT_FIRST):
-        return _popen(argv, **keywords)
+    if kind is None or _of_libraries(keywords["env"]) != _of_libraries(AT_FIRST) or _GPUS:
+        return _popen(argv, **keywords)  # on a GPU, too, ranks start as the product starts them
     output = keywords["stdout"].fileno()
     request = {"kind": kind, "argv": command, "environment": keywords["env"], "cwd": str(keywords["cwd"])}
     return Prepared.of_all("ranks").ask(request, [output, output, *keywords.get("pass_fds", ())])

@@ -1,6 +1,6 @@
 """One contestant of `benchmarks/training_loop.py` on one rank: trains, and prints the seconds of its timed steps.
 
-python inside_training_loop.py NAME SIZE LAYERS MICRO_BATCH PRECISION WARMUP_STEPS STEPS CORES
+python inside_training_loop.py NAME SIZE LAYERS MICRO_BATCH PRECISION WARMUP_STEPS STEPS CORES DEVICE
 
 Under torch's rank variables (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT); of one rank no group is made. All train
 ViT-B/16's shape, with so many layers, by AdamW at a fixed rate on random images, on these cores ("0,1").
@@ -12,9 +12,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -36,11 +37,17 @@ class Job:
     precision: str
     warmup_steps: int
     steps: int
+    device: str
 
     @property
     def ranks(self) -> int:
         """In all."""
         return int(os.environ.get("WORLD_SIZE", "1"))
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether steps are the GPU's."""
+        return self.device == "cuda"
 
     @property
     def batches(self) -> int:
@@ -49,7 +56,7 @@ class Job:
 
     def autocast(self) -> AbstractContextManager[object]:
         """As each loop would enter it."""
-        return torch.autocast("cpu", torch.bfloat16) if self.precision == "bf16" else nullcontext()
+        return torch.autocast(self.device, torch.bfloat16) if self.precision == "bf16" else nullcontext()
 
 
 class Block(nn.Module):
@@ -102,18 +109,41 @@ def images_of(job: Job, size: int | None = None) -> list[tuple[Tensor, Tensor]]:
     """Batches, in memory before the first step."""
     torch.manual_seed(int(os.environ.get("RANK", "0")))
     shape = (job.micro_batch, 3, size or job.size, size or job.size)
-    return [(torch.randn(shape), torch.randint(CLASSES, (job.micro_batch,))) for _ in range(job.batches)]
+    batches = [(torch.randn(shape), torch.randint(CLASSES, (job.micro_batch,))) for _ in range(job.batches)]
+    return [(images.pin_memory(), labels.pin_memory()) for images, labels in batches] if job.on_gpu else batches
 
 
-def timed(job: Job, batches: Iterator[Any], step: Callable[[Any], object]) -> list[float]:
+class Clock:
+    """Reads a host's clock, or on a GPU records events, which are read once all is over: no step waits."""
+
+    def __init__(self, job: Job) -> None:
+        self.on_gpu, self.times = job.on_gpu, list[Any]()
+
+    def mark(self) -> None:
+        """Notes when this is reached."""
+        if self.on_gpu:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self.times.append(event)
+        else:
+            self.times.append(time.perf_counter())
+
+    def seconds(self) -> list[float]:
+        """From each mark to the next."""
+        if self.on_gpu:
+            torch.cuda.synchronize()
+            return [before.elapsed_time(after) / 1000 for before, after in pairwise(self.times)]
+        return [after - before for before, after in pairwise(self.times)]
+
+
+def timed(job: Job, batches: Iterator[Any], step: Callable[[Sequence[Tensor]], object]) -> list[float]:
     """Seconds of each step, from the end of one to the end of the next, its batch included."""
-    seconds, last = [], time.perf_counter()
+    clock = Clock(job)
+    clock.mark()
     for batch in batches:
-        step(batch)
-        now = time.perf_counter()
-        seconds.append(now - last)
-        last = now
-    return seconds
+        step([part.to(job.device, non_blocking=True) for part in batch])
+        clock.mark()
+    return clock.seconds()
 
 
 def adamw(model: nn.Module, *, fused: bool = True) -> torch.optim.Optimizer:
@@ -123,6 +153,7 @@ def adamw(model: nn.Module, *, fused: bool = True) -> torch.optim.Optimizer:
 
 def joined(model: nn.Module, job: Job) -> nn.Module:
     """Under DDP where there are several ranks."""
+    model = model.to(job.device)
     if job.ranks == 1:
         return model
     dist.init_process_group("gloo")
@@ -134,7 +165,7 @@ def plain(job: Job, model: nn.Module, logits_of: Callable[[Any], Tensor] = lambd
     wrapped = joined(model, job)
     optimizer = adamw(wrapped)
 
-    def step(batch: tuple[Tensor, Tensor]) -> None:
+    def step(batch: Sequence[Tensor]) -> None:
         with job.autocast():
             loss = cross_entropy(logits_of(wrapped(batch[0])), batch[1])
         loss.backward()
@@ -160,18 +191,13 @@ def trainer(job: Job) -> list[float]:
 
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
-    class Clock(TrainerCallback):  # type: ignore[misc]  # untyped
-        def __init__(self) -> None:
-            self.seconds: list[float] = []
-            self.last = 0.0
-
+    class Marks(TrainerCallback):  # type: ignore[misc]  # untyped
         def on_step_begin(self, *_: Any, **__: Any) -> None:
-            self.last = self.last or time.perf_counter()
+            if not clock.times:
+                clock.mark()
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            now = time.perf_counter()
-            self.seconds.append(now - self.last)
-            self.last = now
+            clock.mark()
 
     class Images(torch.utils.data.Dataset[dict[str, Tensor]]):
         def __init__(self) -> None:
@@ -184,26 +210,27 @@ def trainer(job: Job) -> list[float]:
         def __getitem__(self, index: int) -> dict[str, Tensor]:
             return self.rows[index % len(self.rows)]
 
-    clock = Clock()
+    clock = Clock(job)
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
-            output_dir=folder, use_cpu=True, bf16=job.precision == "bf16", learning_rate=RATE, weight_decay=DECAY,
+            output_dir=folder, use_cpu=not job.on_gpu, bf16=job.precision == "bf16", learning_rate=RATE,
+            weight_decay=DECAY, dataloader_num_workers=8 if job.on_gpu else 0,
             per_device_train_batch_size=job.micro_batch, max_steps=job.batches, report_to=[], save_strategy="no",
             disable_tqdm=True, ddp_backend="gloo" if job.ranks > 1 else None,
         )  # fmt: skip
-        Trainer(model=of_transformers(job), args=arguments, train_dataset=Images(), callbacks=[clock]).train()
-    return clock.seconds
+        Trainer(model=of_transformers(job), args=arguments, train_dataset=Images(), callbacks=[Marks()]).train()
+    return clock.seconds()
 
 
 def accelerate(job: Job) -> list[float]:
     """A loop through Accelerate."""
     from accelerate import Accelerator
 
-    prepared = Accelerator(cpu=True, mixed_precision="bf16" if job.precision == "bf16" else "no")
-    model = of_transformers(job)
+    prepared = Accelerator(cpu=not job.on_gpu, mixed_precision="bf16" if job.precision == "bf16" else "no")
+    model = of_transformers(job).to(job.device)
     model, optimizer = prepared.prepare(model, adamw(model))
 
-    def step(batch: tuple[Tensor, Tensor]) -> None:
+    def step(batch: Sequence[Tensor]) -> None:
         loss = cross_entropy(model(pixel_values=batch[0]).logits, batch[1])
         prepared.backward(loss)
         optimizer.step()
@@ -218,13 +245,13 @@ def fabric(job: Job) -> list[float]:
 
     strategy = {"strategy": "ddp", "devices": job.ranks} if job.ranks > 1 else {"devices": 1}
     prepared = Fabric(
-        accelerator="cpu", precision="bf16-mixed" if job.precision == "bf16" else "32-true", **strategy
+        accelerator=job.device, precision="bf16-mixed" if job.precision == "bf16" else "32-true", **strategy
     )  # fmt: skip
     prepared.launch()
-    model = of_transformers(job)
+    model = of_transformers(job).to(job.device)
     model, optimizer = prepared.setup(model, adamw(model))
 
-    def step(batch: tuple[Tensor, Tensor]) -> None:
+    def step(batch: Sequence[Tensor]) -> None:
         loss = cross_entropy(model(pixel_values=batch[0]).logits, batch[1])
         prepared.backward(loss)
         optimizer.step()
@@ -257,7 +284,7 @@ def published(job: Job) -> list[float]:
             tensors = [torch.from_numpy(image.copy()).permute(2, 0, 1).float().div(255) for image in large]
             yield torch.stack(tensors).sub(0.5).div(0.5), torch.randint(CLASSES, (job.micro_batch,))
 
-    def step(batch: tuple[Tensor, Tensor]) -> None:
+    def step(batch: Sequence[Tensor]) -> None:
         optimizer.zero_grad()
         logits = model(batch[0]).logits
         loss = cross_entropy(logits, batch[1])
@@ -276,8 +303,8 @@ CONTESTANTS: dict[str, Callable[[Job], list[float]]] = {
 
 def main() -> None:
     """Prints {"step_seconds": [...]} or {"unavailable": reason}."""
-    name, size, layers, micro_batch, precision, warmup_steps, steps, cores = sys.argv[1:]
-    job = Job(int(size), int(layers), int(micro_batch), precision, int(warmup_steps), int(steps))
+    name, size, layers, micro_batch, precision, warmup_steps, steps, cores, device = sys.argv[1:]
+    job = Job(int(size), int(layers), int(micro_batch), precision, int(warmup_steps), int(steps), device)
     os.sched_setaffinity(0, [int(core) for core in cores.split(",")])
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     try:

@@ -22,7 +22,8 @@ from results_factory import (
 from vitscale.analysis import Analysis, Waterfall, analyse
 from vitscale.analysis.statistics import jackknife
 from vitscale.analysis.time.breakdown import Breakdown, RankParts
-from vitscale.analysis.time.waterfall import FACTORS, decompose, unprofiled, waterfalls
+from vitscale.analysis.time.exposure import unprofiled
+from vitscale.analysis.time.waterfall import FACTORS, decompose, waterfalls
 from vitscale.store.records import PARTS, Device
 from vitscale.store.results import Run
 from vitscale.trial.parallel import ParallelSpec

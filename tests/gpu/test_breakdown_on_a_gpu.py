@@ -24,14 +24,15 @@ pytestmark = [
 STUDY = """
 name = "gpu-breakdown"
 [model]
-name = "vit-s16"
+name = "vit-b16"
 [data]
 name = "synthetic"
-samples = 4096
+samples = 8192
 source_size = 224
+workers = 8
 [train]
 precision = "bf16"
-micro_batch = 64
+micro_batch = 128
 [scaling]
 gpus = [1]
 [sweep]
@@ -82,8 +83,9 @@ def test_parts_add_up_and_compute_agrees_with_the_trace(results: Path) -> None:
 
 
 def test_explained_steps_last_as_long_as_light_ones(results: Path) -> None:
+    """Where the GPU decides how long a step is: what the profiler costs the host, which launches kernels, is hidden."""
     for run in store.load(results).runs:
         found = breakdown(run)
         assert found is not None
         assert found.overhead is not None
-        assert found.overhead < 0.25
+        assert found.overhead < 0.1

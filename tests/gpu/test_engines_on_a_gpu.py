@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.torch_version import TorchVersion
 
 from engines import jobs
 from engines.curves import Curve, Job, largest_difference, train
@@ -30,7 +31,7 @@ FP16: Train = jobs.ADAMW | {"precision": "fp16"}
 HALF: dict[str, Train] = {"bf16": jobs.AUTOCAST, "fp16": FP16}
 HALF_ENGINES = ("ddp", "fsdp2")
 ACCELERATE_FSDP2: Train = {"engine": "accelerate", "accelerate_backend": "fsdp2"}
-COMPILED_ENGINES = ("ddp", "fsdp2", "zero-1", "zero-3")
+COMPILED_ENGINES = ("ddp", "fsdp2", "zero-1", *(["zero-3"] if TorchVersion(torch.__version__) >= "2.12" else []))
 
 
 def ranks() -> int:

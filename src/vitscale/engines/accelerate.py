@@ -47,6 +47,8 @@ class AccelerateEngine(Engine):
             self.input_dtype = base.weight_dtype(train)
             model = base.with_options(model.to(device, self.input_dtype), train)
         self.accelerator = accelerator = _accelerator(model, trial, device)
+        # One process on a GPU is not distributed to Accelerate (1.15, `multi_device`): it wraps nothing in DDP.
+        self.bare = train.wrapper == "ddp" and device.type == "cuda" and accelerator.num_processes == 1
         self.wrapped, self.optimizer = accelerator.prepare(model, base.optimizer_of(model, trial))
         self._check_wrapped()
         if self.through_deepspeed:
@@ -89,7 +91,7 @@ class AccelerateEngine(Engine):
     @override
     def rehearse(self, images: Tensor) -> None:
         """Does what the base class says, but without `accumulate`, which would count a micro-step."""
-        by_rank = self.train_spec.wrapper == "ddp" and not self.train_spec.static_graph
+        by_rank = isinstance(self.wrapped, DistributedDataParallel) and not self.train_spec.static_graph
         with self.wrapped.no_sync() if by_rank else nullcontext():
             with self.autocast():
                 logits = logits_of(self.wrapped(images.to(self.input_dtype)))
@@ -132,7 +134,8 @@ class AccelerateEngine(Engine):
     @property
     @override
     def module(self) -> nn.Module:
-        module: nn.Module = self.wrapped if self.train_spec.wrapper == "fsdp2" else self.wrapped.module
+        itself = self.bare or self.train_spec.wrapper == "fsdp2"
+        module: nn.Module = self.wrapped if itself else self.wrapped.module
         return module
 
     def _check_wrapped(self) -> None:
@@ -144,7 +147,7 @@ class AccelerateEngine(Engine):
             wrapped = isinstance(self.wrapped, DeepSpeedEngine)
         else:
             wrapped = isinstance(self.wrapped, FSDPModule if asked == "fsdp2" else DistributedDataParallel)
-        if not wrapped:
+        if not wrapped and not self.bare:
             made = type(self.wrapped).__name__
             raise RuntimeError(f"train.accelerate_backend = '{asked}', but Accelerate made a {made} of the model")
 

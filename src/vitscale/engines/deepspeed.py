@@ -7,8 +7,9 @@ import logging
 import math
 import os
 import warnings
-from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import Any
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -153,7 +154,7 @@ class DeepSpeedEngine(Engine):
         """Imports DeepSpeed, and torch's whole compiler, which its stages import in their first backward, for Muon."""
         quiet_import(train.device)
         if train.zero_stage:
-            with suppress(ImportError):
+            with suppress(ImportError), _known_gpu(train.device):
                 import deepspeed.runtime.zero.muon.original_muon  # noqa: F401 - its seconds count as imports
 
     @override
@@ -232,13 +233,36 @@ def quiet_import(device_type: str) -> Any:
     """
     os.environ["DS_ACCELERATOR"] = device_type
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    import deepspeed
+    with _known_gpu(device_type):
+        import deepspeed
 
     for handler in logging.getLogger("DeepSpeed").handlers:
         handler.setLevel(logging.WARNING)
     # It calls them by names that torch has replaced. Python forgets that it has said so whenever anybody enters
     # `catch_warnings`, so that a run's log would have it for every step.
     warnings.filterwarnings("ignore", message=_OLD_NAMES, category=FutureWarning)
-    # On a CPU DeepSpeed would compile a kernel with g++ (a minute) for shared memory, which only inference uses.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # On a CPU DeepSpeed would compile a kernel with g++ (a minute) for shared memory, which only inference uses. That
+    # is all it looks up here; were it not written whole, looking would try every kernel, and open a GPU.
+    vars(deepspeed.ops)["__compatible_ops__"] = {}
     return deepspeed
+
+
+@contextmanager
+def _known_gpu(device_type: str) -> Iterator[None]:
+    """A context of imports that ask for a GPU: they are told that there is one, and NVML is not initialised.
+
+    Either would start a thread and open the GPU, so that no rank could be a fork. DeepSpeed 0.19 initialises NVML
+    (`CUDA_Accelerator`), and asks torch where it cannot; torch 2.11 asks in its compiler (`_inductor.runtime`).
+    """
+    import pynvml
+
+    def refuse() -> NoReturn:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
+
+    asked, initialise = torch.cuda.is_available, pynvml.nvmlInit
+    if device_type == "cuda":
+        pynvml.nvmlInit, torch.cuda.is_available = refuse, lambda: True
+    try:
+        yield
+    finally:
+        pynvml.nvmlInit, torch.cuda.is_available = initialise, asked

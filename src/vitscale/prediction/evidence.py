@@ -11,7 +11,6 @@ from typing import Any
 from vitscale import store
 from vitscale.analysis import Analysis
 from vitscale.analysis.time.breakdown import Breakdown
-from vitscale.analysis.time.waterfall import unprofiled
 from vitscale.analysis.trials import TrialResult
 from vitscale.errors import RequestError, shown
 from vitscale.prediction.network.checked import network_of
@@ -20,7 +19,6 @@ from vitscale.prediction.shares import slowest_ranks
 from vitscale.prediction.step.messages import messages
 from vitscale.store import checks
 from vitscale.store.checks import CheckRecord
-from vitscale.store.records import COMMUNICATION, EXPOSED, PARTS
 from vitscale.store.results import Run
 from vitscale.trial import model_cost
 from vitscale.trial.model_spec import ModelSpec
@@ -215,7 +213,7 @@ def _parts(breakdown: Breakdown | None, trial: Trial) -> StepParts | None:
     """Parts of the typical rank's step, of stages of one that computes most, without the cost of explaining it; None
     where exposed transfers are unknown, or no such rank was explained.
 
-    That cost is taken off all parts alike where the CPU computes, and off the launch gaps on a GPU.
+    That cost is taken off all parts alike where the CPU computes; on a GPU the breakdown is without it already.
     """
     if breakdown is None:
         return None
@@ -225,19 +223,12 @@ def _parts(breakdown: Breakdown | None, trial: Trial) -> StepParts | None:
         if not own:
             return None
         breakdown = replace(breakdown, ranks=own, typical_rank=None)
-    rank, slower, device = breakdown.typical, breakdown.slowdown, trial.train.device
+    rank = breakdown.typical
     if rank.seconds <= 0 or rank.exposed_seconds is None:
         return None
-    if device == "cuda":
-        measured = {name: rank.parts[name] or 0.0 for name in PARTS if name not in EXPOSED}
-        light = unprofiled(measured | {COMMUNICATION: rank.exposed_seconds}, rank.seconds / slower, device)
-        kept = light[COMMUNICATION] / rank.exposed_seconds if rank.exposed_seconds > 0 else 1.0
-        light |= {name: (rank.parts[name] or 0.0) * kept for name in EXPOSED}
-    else:
-        light = {name: (rank.parts[name] or 0.0) / slower for name in PARTS}
-        light[COMMUNICATION] = rank.exposed_seconds / slower
-    known = {name: None if rank.parts[name] is None else light[name] for name in PARTS}
-    exposed = light[COMMUNICATION]
+    slower = 1.0 if trial.train.device == "cuda" else breakdown.slowdown
+    known = {name: None if own is None else own / slower for name, own in rank.parts.items()}
+    exposed = rank.exposed_seconds / slower
     elsewhere = sum(known[name] or 0.0 for name in ("optimizer", "data_wait", "bubble")) + exposed
     return StepParts(
         compute=max(0.0, rank.seconds / slower - elsewhere),

@@ -9,6 +9,8 @@ first block on (`vitscale.trial.step_schedule`).
 
 from __future__ import annotations
 
+import json
+import re
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -33,6 +35,7 @@ Phase = Callable[[PhaseName], AbstractContextManager[object]]
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
 _GLOO_THREAD = "pt_gloo_runloop"
+_CUDA_CALL = re.compile("(cuda|cu)[A-Z]")
 _GLOO_SECONDS = 1.0
 """Longest wait for gloo's threads: those of a script may always have work."""
 
@@ -158,9 +161,7 @@ def events_of(finished: profile) -> list[timeline.Event]:
 def plain(recorded: Iterable[Any]) -> list[timeline.Event]:
     """Converts Kineto's own events."""
     recorded = list(recorded)
-    calls = {
-        event.correlation_id(): event.extra_meta() for event in recorded if event.name() == timeline.COMMUNICATION_CALL
-    }
+    calls = {e.correlation_id(): _metadata(e) for e in recorded if e.name() == timeline.COMMUNICATION_CALL}
     events = []
     for event in recorded:
         if (kind := _kind(event)) is None:
@@ -182,9 +183,31 @@ def plain(recorded: Iterable[Any]) -> list[timeline.Event]:
 
 
 def _kind(event: Any) -> timeline.Kind | None:
-    kind = timeline.KIND_OF_ACTIVITY.get(event.activity_type())
+    kind = timeline.KIND_OF_ACTIVITY.get(event.activity_type() if hasattr(event, "activity_type") else _activity(event))
     # gloo's asynchronous work is reported beside the operators, from its issue to its completion.
     return "collective" if kind is not None and event.name().startswith(timeline.GLOO) else kind
+
+
+def _activity(event: Any) -> str:
+    """Kineto's name of an event's activity, which torch 2.11 does not tell: by the device, and by what is named so."""
+    name, on_device = event.name(), event.device_type().name != "CPU"
+    if event.is_user_annotation():
+        return "gpu_user_annotation" if on_device else "user_annotation"
+    if on_device:
+        return {"Memcpy": "gpu_memcpy", "Memset": "gpu_memset"}.get(name[:6], "kernel")
+    return "cuda_runtime" if _CUDA_CALL.match(name) else "cpu_op"
+
+
+def _metadata(event: Any) -> dict[str, str]:
+    """What an event of a call of NCCL says of it; torch 2.11 has it as JSON alone, without its braces."""
+    if hasattr(event, "extra_meta"):
+        told: dict[str, str] = event.extra_meta()
+        return told
+    try:
+        fields = json.loads("{" + event.metadata_json().strip("{} ") + "}")
+    except ValueError:
+        return {}
+    return {name: value for name, value in fields.items() if isinstance(value, str)}
 
 
 def finish_device_work(device: torch.device) -> None:

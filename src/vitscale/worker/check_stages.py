@@ -198,7 +198,8 @@ class _Rank:
 
     def measure_compute(self) -> None:
         """Measures this rank's pace while its GPU is watched."""
-        monitor = gpu_monitor(gpu_uuid(self.device))
+        # Looked at in each of the pieces of work, which last less than a second in a quick check.
+        monitor = gpu_monitor(gpu_uuid(self.device), min(1.0, self.request.compute_seconds))
         try:
             self._meet()
             self.log.write(

@@ -57,17 +57,18 @@ def join(
         return None
     size_ring()
     of_device = "nccl" if device.type == "cuda" else "gloo"
+    device_id = device if of_device == "nccl" else None
     backend = backends(device.type, gradients_on_host=gradients_on_host)
     if mpi_discovery_port is not None:
         _discovered_by_deepspeed(backend, mpi_discovery_port)
     elif "MASTER_ADDR" in os.environ:
         if own.rank:
             _await_rank_0(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-        dist.init_process_group(backend, device_id=device if of_device == "nccl" else None)
+        dist.init_process_group(backend, device_id=device_id)
     else:
         # One rank without a launcher meets nobody, so no port is opened. DeepSpeed insists on the variable.
         os.environ.setdefault("LOCAL_RANK", str(own.local_rank))
-        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, device_id=device_id)
     return of_device
 
 

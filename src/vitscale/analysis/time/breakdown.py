@@ -12,8 +12,9 @@
     launch_gaps  the device has nothing to do inside a phase (GPU only)
     other        what is left
 
-Only explained steps count, as they are: their slowdown against the timed steps beside them is `overhead`. On a GPU
-those are attached steps, whose own slowdown against the light ones before is `attached_overhead`.
+Only explained steps count: their slowdown against the timed steps beside them is `overhead`. On a GPU those are
+attached steps, whose own slowdown against the light ones before is `attached_overhead`, and both are taken out of the
+parts: the profiler keeps the host from launching, and a device that is always busy would seem to be idle.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import numpy as np
 from vitscale.analysis.runs import steps as step_figures
 from vitscale.analysis.runs.repeats import Clusters, observations
 from vitscale.analysis.statistics import mean_interval
-from vitscale.analysis.time.exposure import RankExposure, exposures, step_parts
+from vitscale.analysis.time.exposure import RankExposure, exposures, step_parts, unprofiled
 from vitscale.base.time_spans import length
 from vitscale.present.estimate import Estimate
 from vitscale.store.records import COMMUNICATION, EXPOSED, PARTS, ExplainedLine
@@ -48,7 +49,7 @@ class RankParts:
 
     rank: int
     seconds: float
-    """Seconds of the whole step."""
+    """Seconds of the whole step: of an explained one, on a GPU without what explaining adds."""
     parts: Mapping[str, float | None]
     exposed_seconds: float | None
     """Exposed communication, known also where wait and wire cannot be told apart; None where the profile lacks it."""
@@ -183,7 +184,7 @@ def breakdown(run: Run, steady_from: int = 0) -> Breakdown | None:
     means = tuple(_mean(same) for same in zip(*(ranks for ranks, _, _ in whole), strict=True))
     overhead, attached = _overheads(run, steady_from)
     straggler = _straggler(means, [waits for _, _, waits in whole])
-    return Breakdown(
+    explained = Breakdown(
         means,
         len(whole),
         reasons,
@@ -192,6 +193,21 @@ def breakdown(run: Run, steady_from: int = 0) -> Breakdown | None:
         attached_overhead=attached,
         left_out=tuple(_loss(own, reasons) for own in lossy),
     )
+    if run.header.trial.train.device == "cpu":
+        return explained
+    return replace(explained, ranks=tuple(_light(rank, rank.seconds / explained.slowdown) for rank in means))
+
+
+def _light(rank: RankParts, seconds: float) -> RankParts:
+    """A rank's explained step on a GPU as a light one of `seconds`; as it is where gaps or exchanges are unknown."""
+    exposed, parts = rank.exposed_seconds, rank.parts
+    if exposed is None or parts["launch_gaps"] is None or not 0 < seconds < rank.seconds:
+        return rank
+    known = {name: own for name, own in parts.items() if own is not None and name not in EXPOSED}
+    light = unprofiled({**known, COMMUNICATION: exposed}, seconds, "cuda")
+    kept = light.pop(COMMUNICATION) / exposed if exposed > 0 else 1.0
+    light |= {name: own * kept for name in EXPOSED if (own := parts[name]) is not None}
+    return RankParts(rank.rank, seconds, {name: light.get(name) for name in parts}, exposed * kept)
 
 
 def _step(lines: Sequence[tuple[int, ExplainedLine]]) -> tuple[list[RankParts], dict[str, str], dict[int, float]]:

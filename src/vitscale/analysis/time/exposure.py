@@ -26,7 +26,7 @@ from __future__ import annotations
 import bisect
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import sub
 
@@ -242,3 +242,31 @@ def _idle_parts(line: ExplainedLine, exposed: Sequence[Interval], whole: Interva
     idle = intersection(idle, complement(starved, whole))
     inside = union((start, end) for _, start, end in line.phases)
     return {"h2d": copying, "data_wait": starved, "launch_gaps": intersection(idle, inside)}
+
+
+_AS_MEASURED = ("data_wait", "loading", "decoding", "h2d", "bubble", *EXPOSED, COMMUNICATION)
+
+
+def unprofiled(parts: Mapping[str, float], step: float, device: str) -> dict[str, float]:
+    """The parts of an explained step as a light step has them.
+
+    The profiler slows down what the host does, but neither the transfer nor the waiting. So transfer, waiting, data
+    wait and copies stand as measured. Where the host computes, the others are scaled by one factor to fill the step. On
+    a GPU kernels last as long as ever but come later: what an explained step takes beyond the light one is taken out of
+    launch gaps and "other", down to 0, before the others are scaled.
+
+    Args:
+        parts: name to seconds, their sum above 0; COMMUNICATION may stand for wait, wire and norm.
+        step: seconds of the light step, to which the result adds up.
+        device: "cpu" or "cuda", on which the profiler ran.
+    """
+    late = [name for name in ("launch_gaps", "other") if name in parts]
+    excess, idle = sum(parts.values()) - step, sum(parts[name] for name in late)
+    if device == "cuda" and excess > 0 and idle > 0:
+        parts = {**parts, **{name: parts[name] * max(0.0, 1 - excess / idle) for name in late}}
+    fixed = sum(seconds for name, seconds in parts.items() if name in _AS_MEASURED)
+    slowed = sum(seconds for name, seconds in parts.items() if name not in _AS_MEASURED)
+    if slowed > 0 and step >= fixed:
+        factor = (step - fixed) / slowed
+        return {name: seconds * (1.0 if name in _AS_MEASURED else factor) for name, seconds in parts.items()}
+    return {name: seconds * (step / (fixed + slowed)) for name, seconds in parts.items()}

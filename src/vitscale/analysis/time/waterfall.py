@@ -20,11 +20,8 @@ L(a, b) = (a - b) / ln(a / b),
 so nothing is left over, no order has to be chosen, and a part may be zero. The points of a factor,
 (1 - E) * ln f / ln E, add up to 1 - E, and those of the parts are in proportion to the seconds that each adds.
 
-The parts are those of a typical rank (`Breakdown.typical`) on the scale of light steps: the profiler slows down what
-the host does, but neither the transfer nor the waiting. So transfer, waiting, data wait and copies stand as measured.
-Where the host computes, the others are scaled by one factor to fill the step up to S. On a GPU kernels last as long as
-ever but come later: the time that an explained step takes beyond S is taken out of launch gaps and "other", down to 0,
-before the others are scaled.
+The parts are those of a typical rank (`Breakdown.typical`) on the scale of light steps (`exposure.unprofiled`): they
+add up to S.
 
 Where images are decoded while training waits, data wait is two factors, loading and decoding, in the proportion in
 which the loader's threads spent their time (`sources.base.Spent`).
@@ -40,6 +37,7 @@ from dataclasses import dataclass, replace
 from vitscale.analysis.scaling import CurveResult, Point
 from vitscale.analysis.statistics import FEWEST_REPEATS, jackknife
 from vitscale.analysis.time.breakdown import COMPUTE, Straggler
+from vitscale.analysis.time.exposure import unprofiled
 from vitscale.analysis.trials import TrialResult
 from vitscale.present.estimate import Estimate
 from vitscale.store.records import COMMUNICATION, EXPOSED, PARTS
@@ -47,7 +45,6 @@ from vitscale.trial.trial import Mode
 
 STEP_ROUNDING = "step rounding"
 
-_AS_MEASURED = ("data_wait", "loading", "decoding", "h2d", "bubble", *EXPOSED, COMMUNICATION)
 _PARTS_OF_FACTOR: dict[str, tuple[str, ...]] = {
     "compute scaling": COMPUTE,
     "data wait": ("data_wait",),
@@ -301,26 +298,6 @@ def _light_parts(
     step = _believable(_step_seconds(result), f"the light step{whose}", " s")
     _believable(sum(parts.values()), f"the explained step{whose}", " s")
     return unprofiled(parts, step, result.trial.train.device)
-
-
-def unprofiled(parts: Mapping[str, float], step: float, device: str) -> dict[str, float]:
-    """The parts of an explained step as a light step has them: see the module's docstring.
-
-    Args:
-        parts: name to seconds, their sum above 0; COMMUNICATION may stand for wait, wire and norm.
-        step: seconds of the light step, to which the result adds up.
-        device: "cpu" or "cuda", on which the profiler ran.
-    """
-    late = [name for name in ("launch_gaps", "other") if name in parts]
-    excess, idle = sum(parts.values()) - step, sum(parts[name] for name in late)
-    if device == "cuda" and excess > 0 and idle > 0:
-        parts = {**parts, **{name: parts[name] * max(0.0, 1 - excess / idle) for name in late}}
-    fixed = sum(seconds for name, seconds in parts.items() if name in _AS_MEASURED)
-    slowed = sum(seconds for name, seconds in parts.items() if name not in _AS_MEASURED)
-    if slowed > 0 and step >= fixed:
-        factor = (step - fixed) / slowed
-        return {name: seconds * (1.0 if name in _AS_MEASURED else factor) for name, seconds in parts.items()}
-    return {name: seconds * (step / (fixed + slowed)) for name, seconds in parts.items()}
 
 
 def _step_seconds(result: TrialResult) -> float:

@@ -144,9 +144,14 @@ def ddp(trial: Trial, shapes: ParameterShapes) -> Holding:
     distributed.py, reducer.cpp); `gradient_as_bucket_view` makes the gradients views of them, from the backward on that
     exchanges them: those of earlier micro-steps are tensors of their own. Where gradients travel in another dtype than
     they are, each bucket is copied into it (torch/distributed/algorithms/ddp_comm_hooks/default_hooks.py).
+
+    On a GPU those of construction are there in the second step too: calls of NCCL hold what they work on until its
+    watchdog, which looks every tenth of a second, has seen them end (ProcessGroupNCCL.cpp; seen under torch 2.11).
     """
     train = trial.train
     alone = plain(trial, shapes)
+    if train.engine == "accelerate" and train.device == "cuda" and trial.world.size == 1:
+        return alone  # Accelerate does not wrap it
     elements = sizes(shapes).all
     gradients = elements * weight_bytes(train)
     views = train.gradient_as_bucket_view and train.grad_accum == 1
@@ -154,7 +159,7 @@ def ddp(trial: Trial, shapes: ParameterShapes) -> Holding:
     cast = elements * communicated_bytes(train) if train.gradient_dtype not in (None, own) else 0
     of_step = {name: size for name, size in alone.step.items() if name != "gradients"}
     return Holding(
-        steady=added(alone.steady, {"buckets": gradients}),
+        steady=added(alone.steady, {"buckets": gradients * (2 if train.device == "cuda" else 1)}),
         gradient_bytes=0 if views else alone.gradient_bytes,
         new_gradient_bytes=alone.new_gradient_bytes,
         held={} if views else alone.held,

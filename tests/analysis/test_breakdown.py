@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from results_factory import NOT_TOLD_APART, explained_line, explained_run, make_rank, make_run, make_trial, steady_run
 from vitscale.analysis.runs.figures import run_figures
 from vitscale.analysis.time.breakdown import Breakdown, breakdown, combined
-from vitscale.store.records import COMMUNICATION, PARTS
+from vitscale.store.records import COMMUNICATION, PARTS, ExplainedLine
 from vitscale.store.results import Run
 
 FAST: dict[str, Any] = {
@@ -125,6 +125,44 @@ def test_what_an_attached_profiler_costs_is_told_apart_from_explaining_and_is_in
     both = combined([found, found])
     assert both is not None
     assert both.attached_overhead == pytest.approx(0.2)
+
+
+def on_a_gpu(line: ExplainedLine, gap: float) -> ExplainedLine:
+    """The same step, of 0.09 s of work and a gap in forward's launches."""
+    return ExplainedLine(
+        step=line.step,
+        block=line.block,
+        device="cuda",
+        seconds=0.09 + gap,
+        phases=(
+            ("forward", 0.0, 0.035 + gap),
+            ("backward", 0.035 + gap, 0.085 + gap),
+            ("optimizer", 0.085 + gap, 0.09 + gap),
+        ),
+        idle=((0.015, 0.015 + gap),),
+        collectives=(),
+    )
+
+
+@pytest.mark.parametrize("slowdown", [0.0, 0.25, 0.6])
+@pytest.mark.parametrize("attached", [0.0, 0.2])
+def test_on_a_gpu_the_parts_are_those_of_the_steps_that_are_timed(slowdown: float, attached: float) -> None:
+    """Of 100 ms the device is idle for 10. Its kernels last as long under the profiler, which only keeps the host from
+    launching: however much that costs, the gaps are 10 ms, and the step is 100."""
+    seconds = 0.1 * (1 + slowdown) * (1 + attached)
+    trial = make_trial(epochs=4, device="cuda")
+    run = explained_run(trial, [{"forward": seconds / 2, "backward": seconds / 2}], slowdown=slowdown)
+    (rank,) = run.ranks
+    steps = [line.model_copy(update={"seconds": 0.1}) if line.window == "light" else line for line in rank.steps]
+    explained = tuple(on_a_gpu(line, seconds - 0.09) for line in rank.explained)
+    record = rank.model_copy(update={"steps": tuple(steps), "explained": explained})
+    found = breakdown(run.model_copy(update={"ranks": (record,)}))
+    assert found is not None
+    (own,) = found.ranks
+    assert own.seconds == pytest.approx(0.1)
+    assert own.parts == pytest.approx(
+        dict.fromkeys(PARTS, 0.0) | {"forward": 0.035, "backward": 0.05, "optimizer": 0.005, "launch_gaps": 0.01}
+    )
 
 
 def test_on_a_host_no_profiler_stays_attached() -> None:

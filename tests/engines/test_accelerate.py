@@ -46,6 +46,18 @@ def test_accelerate_leaves_fsdp2_s_weights_and_gradients_in_fp32(precision: str)
     assert plugin.mixed_precision_policy.param_dtype in (torch.bfloat16, torch.float16)
 
 
+def test_on_one_gpu_accelerate_wraps_nothing_in_ddp_and_that_is_taken_as_it_is() -> None:
+    """Its one process is not distributed (1.15): a bare model is right there, and wrong with two."""
+    engine: Any = AccelerateEngine.__new__(AccelerateEngine)
+    engine.train_spec = make_trial("accelerate", 1, accelerate_backend="ddp", device="cuda").train
+    engine.wrapped, engine.bare = Model(), True
+    engine._check_wrapped()
+    assert engine.module is engine.evaluated is engine.wrapped
+    engine.bare = False
+    with pytest.raises(RuntimeError, match="'ddp', but Accelerate made a Model of the model"):
+        engine._check_wrapped()
+
+
 @pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("fp32", torch.float32)])
 def test_bf16_is_autocast_over_fp32_weights_under_fsdp2_too(precision: str, dtype: torch.dtype) -> None:
     engine: Any = AccelerateEngine.__new__(AccelerateEngine)

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
+import pynvml
 import pytest
+import torch
 
 from results_factory import make_trial
-from vitscale.engines.deepspeed import configuration
+from vitscale.engines.deepspeed import _known_gpu, configuration, quiet_import
 
 
 def test_the_configuration_says_what_deepspeed_would_choose_otherwise() -> None:
@@ -92,3 +95,20 @@ def test_one_bit_adam_is_deepspeed_s_own_and_begins_to_compress_when_the_study_s
     assert configuration(trial)["optimizer"] == {
         "type": "OneBitAdam", "params": {"lr": 0.5, "weight_decay": 0.25, "freeze_step": 7},
     }  # fmt: skip
+
+
+def test_importing_deepspeed_tries_no_kernel() -> None:
+    """Trying all would run compilers, and on a GPU open the device, so that no rank could be a fork."""
+    assert vars(quiet_import("cpu").ops)["__compatible_ops__"] == {}
+
+
+def test_what_asks_for_a_gpu_while_it_is_imported_is_told_so_and_opens_none() -> None:
+    asked, initialise = torch.cuda.is_available, pynvml.nvmlInit
+    with suppress(ZeroDivisionError), _known_gpu("cuda"):
+        assert torch.cuda.is_available()
+        with pytest.raises(pynvml.NVMLError):
+            pynvml.nvmlInit()
+        _ = 1 / 0  # an import that fails
+    with _known_gpu("cpu"):
+        assert (torch.cuda.is_available, pynvml.nvmlInit) == (asked, initialise)
+    assert (torch.cuda.is_available, pynvml.nvmlInit) == (asked, initialise)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
+import torch
 
 from results_factory import make_rank, make_run, make_trial
 from vitscale.analysis.time.breakdown import breakdown
-from vitscale.probes.steps import plain
+from vitscale.probes.steps import _activity, plain
 from vitscale.profiles.timeline import NO_NCCL, STEP, Event, Kind, steps_on_cpu, steps_on_cuda
 from vitscale.store.records import COMMUNICATION, NORM_MARK, PARTS
 from vitscale.store.results import Run
@@ -406,6 +408,51 @@ class KinetoEvent:
         self.start_ns, self.end_ns, self.device_resource_id = (lambda: 5), (lambda: 9), (lambda: 7)
         self.correlation_id, self.linked_correlation_id = (lambda: correlation), (lambda: linked)
         self.extra_meta = lambda: meta or {}
+
+
+class OldKinetoEvent:
+    """As torch 2.11 has them: an activity is not told, and of a call there is text."""
+
+    def __init__(self, name: str, correlation: int, linked: int = 0, **told: Any) -> None:
+        self.name, self.metadata_json = (lambda: name), (lambda: told.get("metadata", ""))
+        self.start_ns, self.end_ns, self.device_resource_id = (lambda: 5), (lambda: 9), (lambda: 7)
+        self.correlation_id, self.linked_correlation_id = (lambda: correlation), (lambda: linked)
+        self.is_user_annotation = lambda: bool(told.get("annotates"))
+        self.device_type = lambda: getattr(torch._C._autograd.DeviceType, told.get("device", "CPU"))
+
+
+def test_torch_2_11_tells_the_same_events_by_their_device_and_their_names() -> None:
+    call = '"Process Group Name": "0", "Collective name": "_allgather_base", "In msg nelems": 4'
+    found = plain(
+        [
+            OldKinetoEvent("record_param_comms", 33, metadata=call),
+            OldKinetoEvent("record_param_comms", 34, metadata="not JSON"),
+            OldKinetoEvent("ncclDevKernel_Generic", 900, linked=33, device="CUDA"),
+            OldKinetoEvent("ncclDevKernel_Generic", 901, linked=34, device="CUDA"),
+            OldKinetoEvent("cublasLtMatmul", 0),
+            OldKinetoEvent("cudaLaunchKernel", 901),
+            OldKinetoEvent("cuLaunchKernelEx", 902),
+            OldKinetoEvent("Memcpy HtoD (Pinned -> Device)", 903, device="CUDA"),
+            OldKinetoEvent("Memset (Device)", 904, device="CUDA"),
+            OldKinetoEvent("vitscale:step", 0, annotates=True),
+            OldKinetoEvent("vitscale:step", 0, annotates=True, device="CUDA"),
+        ]
+    )
+    assert [event.kind for event in found] == [
+        "operator", "operator", "kernel", "kernel", "operator", "launch", "launch", "copy", "kernel", "annotation",
+    ]  # fmt: skip
+    assert found[2] == Event("kernel", "ncclDevKernel_Generic", 5, 9, 7, 900, "0", "_allgather_base")
+    assert found[3] == Event("kernel", "ncclDevKernel_Generic", 5, 9, 7, 901)
+
+
+def test_what_is_derived_for_torch_2_11_is_what_a_later_torch_tells() -> None:
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=cpu) as profile, torch.profiler.record_function("vitscale:forward"):
+        torch.nn.Linear(4, 4)(torch.ones(2, 4)).sum().backward()
+    results: Any = profile.profiler
+    events = results.kineto_results.events()
+    assert {_activity(event) for event in events} == {"cpu_op", "user_annotation"}
+    assert [_activity(event) for event in events] == [event.activity_type() for event in events]
 
 
 def test_a_kernel_of_nccl_has_the_communicator_and_the_operation_of_the_call_it_is_linked_to() -> None:

@@ -134,7 +134,7 @@ class AccelerateEngine(Engine):
     @property
     @override
     def module(self) -> nn.Module:
-        itself = self.bare or self.train_spec.wrapper == "fsdp2"
+        itself = self.train_spec.wrapper == "fsdp2" or self.bare
         module: nn.Module = self.wrapped if itself else self.wrapped.module
         return module
 

@@ -18,7 +18,6 @@ from vitscale.prediction.network.links import Network, declared_link
 from vitscale.prediction.shares import slowest_ranks
 from vitscale.prediction.step.messages import messages
 from vitscale.store import checks
-from vitscale.store.checks import CheckRecord
 from vitscale.store.results import Run
 from vitscale.trial import model_cost
 from vitscale.trial.model_spec import ModelSpec
@@ -283,13 +282,13 @@ def _is_resolved(spec: ModelSpec) -> bool:
     return True
 
 
-def _loader(record: CheckRecord | None) -> float | None:
+def _loader(record: checks.CheckRecord | None) -> float | None:
     """Images per second of the median rank's data loader alone; None: not measured."""
     rates = [rank.loader.images_per_second for rank in record.ranks if rank.loader] if record is not None else []
     return statistics.median(rates) if rates else None
 
 
-def _found(folder: Path, runs: Sequence[Run]) -> CheckRecord | None:
+def _found(folder: Path, runs: Sequence[Run]) -> checks.CheckRecord | None:
     own = checks.load_checks(checks.check_folder(store.folder_of(folder))).records
     hosts = {rank.start.environment.host for run in runs for rank in run.ranks if rank.start is not None}
     return own[0] if own else checks.latest(None, tuple(sorted(hosts))) if hosts else None

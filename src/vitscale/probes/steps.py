@@ -10,7 +10,6 @@ first block on (`vitscale.trial.step_schedule`).
 from __future__ import annotations
 
 import json
-import re
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -35,7 +34,6 @@ Phase = Callable[[PhaseName], AbstractContextManager[object]]
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
 _GLOO_THREAD = "pt_gloo_runloop"
-_CUDA_CALL = re.compile("(cuda|cu)[A-Z]")
 _GLOO_SECONDS = 1.0
 """Longest wait for gloo's threads: those of a script may always have work."""
 
@@ -195,7 +193,8 @@ def _activity(event: Any) -> str:
         return "gpu_user_annotation" if on_device else "user_annotation"
     if on_device:
         return {"Memcpy": "gpu_memcpy", "Memset": "gpu_memset"}.get(name[:6], "kernel")
-    return "cuda_runtime" if _CUDA_CALL.match(name) else "cpu_op"
+    of_driver = name.removeprefix("cuda" if name.startswith("cuda") else "cu")
+    return "cuda_runtime" if of_driver != name and of_driver[:1].isupper() else "cpu_op"
 
 
 def _metadata(event: Any) -> dict[str, str]:

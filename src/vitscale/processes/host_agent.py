@@ -18,7 +18,6 @@ import psutil
 
 from vitscale.processes import launch_file
 from vitscale.processes.heartbeat import Heartbeat
-from vitscale.processes.launch_file import TOKEN_VARIABLE
 
 _GRACE_SECONDS = 2.0
 _LOOK_SECONDS = 0.02
@@ -52,7 +51,7 @@ def carrying(token: str) -> list[psutil.Process]:
     own = psutil.Process().pid
     for process in psutil.process_iter():
         try:
-            if process.pid != own and process.environ().get(TOKEN_VARIABLE) == token and _runs(process):
+            if process.pid != own and process.environ().get(launch_file.TOKEN_VARIABLE) == token and _runs(process):
                 carriers.append(process)
         except (psutil.AccessDenied, psutil.NoSuchProcess, psutil.ZombieProcess):
             continue

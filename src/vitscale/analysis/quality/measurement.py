@@ -20,6 +20,11 @@ percent = units.rough_percent
 _OVERHEAD = 0.1
 _OVERHEAD_MISLEADS = 0.5
 """Above this the breakdown describes other steps than those that were timed."""
+_MISLED = {
+    "cpu": "Of the breakdown, the compute parts are blown up by as much.",
+    "cuda": "On a GPU that is taken out of launch gaps and other: kernels last as long, but are launched later.",
+}
+"""Device to what explaining does to a breakdown."""
 _ATTACHED = 0.05
 _OTHER = 0.03
 _OTHER_MISLEADS = 0.2
@@ -142,12 +147,13 @@ def costly_profile(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Trials whose explained steps take more than 10 % longer than the timed ones beside them."""
     slowed = worst(measured, lambda trial: trial.breakdown.overhead if trial.breakdown else None, _OVERHEAD)
     if slowed:
-        yield (warning if slowed.value > _OVERHEAD_MISLEADS else note)(
+        devices = {trial.trial.train.device for trial in slowed.trials}
+        yield (warning if slowed.value > _OVERHEAD_MISLEADS and "cpu" in devices else note)(
             "explaining-costs",
             f"explaining costs: in {count(slowed.trials)} explained steps take more than {percent(_OVERHEAD)} longer "
             f"than the timed ones beside them (up to {percent(slowed.value)}, {name(slowed.trial)})",
-            "Times and throughput stand: they hold light steps alone. Of the breakdown, "
-            f"{_blown_up(slowed.trials)} by as much; larger micro-batches make it small.",
+            "Times and throughput stand: they hold light steps alone. "
+            f"{' '.join(_MISLED[device] for device in sorted(devices))} Larger micro-batches make it small.",
             slowed.trials,
         )
 
@@ -161,17 +167,10 @@ def attached_profiler(measured: Sequence[TrialResult]) -> Iterable[Finding]:
             f"profiler stays attached: in {count(slowed.trials)} steps after the profiler stopped take more than "
             f"{percent(_ATTACHED)} longer than those before it started (up to {percent(slowed.value)}, "
             f"{name(slowed.trial)})",
-            "Times and throughput stand: all of their steps come before the profiler. Of the breakdown, the launch "
-            "gaps are blown up; a process that has profiled once runs at this pace until it ends.",
+            "Times and throughput stand: all of their steps come before the profiler, and what it adds is taken out of "
+            "the breakdown. A process that has profiled once runs at this pace until it ends.",
             slowed.trials,
         )
-
-
-def _blown_up(slowed: Sequence[TrialResult]) -> str:
-    """Which parts the profiler lengthens: a GPU's kernels last as long as ever, but are launched later."""
-    devices = {trial.trial.train.device for trial in slowed}
-    where = {"cpu": "the compute parts are blown up", "cuda": "the launch gaps are blown up"}
-    return where[devices.pop()] if len(devices) == 1 else "compute parts on CPUs and launch gaps on GPUs are blown up"
 
 
 def unaccounted(measured: Sequence[TrialResult]) -> Iterable[Finding]:

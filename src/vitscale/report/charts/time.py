@@ -196,7 +196,7 @@ def _stacked_view(
         name,
         choices,
         f"Where the time of a step goes, {mode}, {choices['batch'].label}",
-        "mean explained step of the rank with the median wait",
+        "mean explained step of the rank with the median wait; on a GPU without what explaining adds",
         plot.spec(summary, {"step": 26}),
         {"bar": "curve and ranks", "part": "part", "shown": "time", "share": "share of the step"},
         summary,

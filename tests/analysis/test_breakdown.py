@@ -165,6 +165,57 @@ def test_on_a_gpu_the_parts_are_those_of_the_steps_that_are_timed(slowdown: floa
     )
 
 
+def test_what_the_profiler_adds_to_another_ranks_gaps_is_taken_out_of_this_ranks_wait() -> None:
+    """Two ranks of a GPU each: the first has work of 90 ms and waits 8 for the second, whose launches take 20 ms longer
+    under the profiler."""
+    trial = make_trial(gpus=2, epochs=4, device="cuda")
+    run = explained_run(trial, [{"forward": 0.06, "backward": 0.06}] * 2, step_seconds=0.1)
+    ranks = []
+    for rank in run.ranks:
+        lines = []
+        for line in rank.explained:
+            ready, idle = (0.09, ((0.09, 0.12),)) if rank.rank == 0 else (0.118, ((0.01, 0.058), (0.118, 0.12)))
+            lines.append(
+                ExplainedLine(
+                    step=line.step,
+                    block=line.block,
+                    device="cuda",
+                    seconds=0.12,
+                    phases=(("forward", 0.0, 0.06), ("backward", 0.06, 0.12)),
+                    idle=idle,
+                    collectives=(("0", "all_reduce", ready, 0.12),),
+                )
+            )
+        ranks.append(rank.model_copy(update={"explained": tuple(lines)}))
+    found = breakdown(run.model_copy(update={"ranks": tuple(ranks)}))
+    assert found is not None
+    first, second = found.ranks
+    assert first.seconds == second.seconds == pytest.approx(0.1)
+    assert first.sum_of("forward", "backward") == pytest.approx(0.09)
+    assert first.parts["wait"] == pytest.approx(0.008)
+    assert first.exposed_seconds == pytest.approx(0.01)
+    assert second.sum_of("forward", "backward") == pytest.approx(0.07)
+    assert second.parts["launch_gaps"] == pytest.approx(0.028)
+    assert found.straggler is not None
+    assert found.straggler.rank == 1
+    assert found.straggler.slower_by == pytest.approx(0.098 / 0.09 - 1)
+
+
+def test_steps_that_nothing_times_beside_the_profiler_stand_as_they_are() -> None:
+    """As in traces: all of their steps are explained, and nobody knows what light ones would take."""
+    run = explained_run(make_trial(epochs=4, device="cuda"), [SLOW])
+    (rank,) = run.ranks
+    numbers = {line.step for line in rank.explained}
+    alone = [line.model_copy(update={"window": "light"}) for line in rank.steps if line.step in numbers]
+    explained = tuple(on_a_gpu(line, 0.03) for line in rank.explained)
+    record = rank.model_copy(update={"steps": tuple(alone), "explained": explained})
+    found = breakdown(run.model_copy(update={"ranks": (record,)}))
+    assert found is not None
+    assert (found.overhead, found.attached_overhead) == (None, None)
+    assert found.ranks[0].seconds == pytest.approx(0.12)
+    assert found.ranks[0].parts["launch_gaps"] == pytest.approx(0.03)
+
+
 def test_on_a_host_no_profiler_stays_attached() -> None:
     found = breakdown(explained_run(make_trial(epochs=4), [SLOW], slowdown=0.08))
     assert found is not None

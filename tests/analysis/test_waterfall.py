@@ -301,6 +301,13 @@ def test_what_the_gaps_cannot_hold_is_taken_from_the_rest_and_a_host_takes_it_fr
     assert unprofiled(explained, 0.05, "cuda") == pytest.approx(
         {"forward": 0.04, "launch_gaps": 0.0, "wire": 0.01, "other": 0.0}
     )
+    # Another rank's kernels came 20 ms later, and 5 ms of this rank's; its own last as long as ever.
+    late = {"forward": 0.09, "launch_gaps": 0.005, "wait": 0.028, "wire": 0.002}
+    assert unprofiled(late, 0.1, "cuda") == pytest.approx(
+        {"forward": 0.09, "launch_gaps": 0.0, "wait": 0.008, "wire": 0.002}
+    )
+    mixed = {"forward": 0.09, "launch_gaps": 0.005, "communication": 0.03}
+    assert unprofiled(mixed, 0.1, "cuda") == pytest.approx({"forward": 0.09, "launch_gaps": 0.0, "communication": 0.01})
     assert unprofiled(explained, 0.085, "cpu") == pytest.approx(
         {"forward": 0.05, "launch_gaps": 0.02 / 1.2, "wire": 0.01, "other": 0.01 / 1.2}
     )

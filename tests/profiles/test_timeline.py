@@ -432,6 +432,7 @@ def test_torch_2_11_tells_the_same_events_by_their_device_and_their_names() -> N
             OldKinetoEvent("cublasLtMatmul", 0),
             OldKinetoEvent("cudaLaunchKernel", 901),
             OldKinetoEvent("cuLaunchKernelEx", 902),
+            OldKinetoEvent("hipLaunchKernel", 905),
             OldKinetoEvent("Memcpy HtoD (Pinned -> Device)", 903, device="CUDA"),
             OldKinetoEvent("Memset (Device)", 904, device="CUDA"),
             OldKinetoEvent("vitscale:step", 0, annotates=True),
@@ -439,7 +440,8 @@ def test_torch_2_11_tells_the_same_events_by_their_device_and_their_names() -> N
         ]
     )
     assert [event.kind for event in found] == [
-        "operator", "operator", "kernel", "kernel", "operator", "launch", "launch", "copy", "kernel", "annotation",
+        "operator", "operator", "kernel", "kernel", "operator", "launch", "launch", "launch", "copy", "kernel",
+        "annotation",
     ]  # fmt: skip
     assert found[2] == Event("kernel", "ncclDevKernel_Generic", 5, 9, 7, 900, "0", "_allgather_base")
     assert found[3] == Event("kernel", "ncclDevKernel_Generic", 5, 9, 7, 901)

@@ -108,7 +108,7 @@ def test_parts_are_in_milliseconds_and_unknown_ones_have_no_column() -> None:
     table = parts_table(explained())
     one, two = lines(table)
     assert list(two.items())[2:] == [
-        ("explained step", "77.0"), ("data wait", "2.00"), ("forward", "16.0"), ("backward", "32.0"),
+        ("whole step", "77.0"), ("data wait", "2.00"), ("forward", "16.0"), ("backward", "32.0"),
         ("exposed wait", "12.0"), ("exposed wire", "10.0"), ("optimizer", "4.00"), ("other", "1.00"),
     ]  # fmt: skip
     assert (one["exposed wait"], one["exposed wire"]) == ("0", "0")

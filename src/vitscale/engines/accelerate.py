@@ -54,7 +54,8 @@ class AccelerateEngine(Engine):
         if self.through_deepspeed:
             self.gradient_dtype = through_deepspeed.gradient_dtype(self.wrapped, train)
         else:
-            self.gradient_dtype = TorchEngine.communicated(train)
+            sent = train.model_copy(update={"gradient_dtype": None}) if self.bare else train
+            self.gradient_dtype = TorchEngine.communicated(sent)
 
     @staticmethod
     def preload(train: TrainSpec) -> None:

@@ -135,6 +135,9 @@ class DeepSpeedEngine(Engine):
         5. `initialize` adopts the process group that exists and sets the hooks.
         """
         deepspeed = quiet_import(device.type)
+        if device.type == "cuda":
+            with suppress(AttributeError):  # a rank may open the GPU: from here on it is as DeepSpeed would have it
+                deepspeed.get_accelerator()._init_pynvml()
         # Autocast converts by itself; weights in bf16 or fp16 need images and constants in their own dtype.
         self.input_dtype = INPUT_DTYPES.get(trial.train.precision, torch.float32)
         model = constants_as(self.input_dtype, model.to(device))
@@ -243,7 +246,7 @@ def quiet_import(device_type: str) -> Any:
     warnings.filterwarnings("ignore", message=_OLD_NAMES, category=FutureWarning)
     # On a CPU DeepSpeed would compile a kernel with g++ (a minute) for shared memory, which only inference uses. That
     # is all it looks up here; were it not written whole, looking would try every kernel, and open a GPU.
-    vars(deepspeed.ops)["__compatible_ops__"] = {}
+    vars(deepspeed.ops)["__compatible_ops__"] = {"deepspeed_shm_comm": False}
     return deepspeed
 
 
@@ -251,8 +254,8 @@ def quiet_import(device_type: str) -> Any:
 def _known_gpu(device_type: str) -> Iterator[None]:
     """A context of imports that ask for a GPU: they are told that there is one, and NVML is not initialised.
 
-    Either would start a thread and open the GPU, so that no rank could be a fork. DeepSpeed 0.19 initialises NVML
-    (`CUDA_Accelerator`), and asks torch where it cannot; torch 2.11 asks in its compiler (`_inductor.runtime`).
+    Either would start a thread and open the GPU, so that no rank could be a fork. DeepSpeed 0.19.8 initialises NVML
+    (`CUDA_Accelerator`; earlier ones try kernels too); torch 2.11 asks in its compiler (`_inductor.runtime`).
     """
     import pynvml
 

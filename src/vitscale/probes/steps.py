@@ -193,8 +193,8 @@ def _activity(event: Any) -> str:
         return "gpu_user_annotation" if on_device else "user_annotation"
     if on_device:
         return {"Memcpy": "gpu_memcpy", "Memset": "gpu_memset"}.get(name[:6], "kernel")
-    of_driver = name.removeprefix("cuda" if name.startswith("cuda") else "cu")
-    return "cuda_runtime" if of_driver != name and of_driver[:1].isupper() else "cpu_op"
+    call = next((name.removeprefix(own) for own in ("cuda", "hip", "cu") if name.startswith(own)), "")
+    return "cuda_runtime" if call[:1].isupper() else "cpu_op"
 
 
 def _metadata(event: Any) -> dict[str, str]:

@@ -47,9 +47,9 @@ def four_figures(analysis: Analysis) -> Table | None:
 
 
 def parts_table(analysis: Analysis) -> Table | None:
-    """Every part of the typical rank's explained step, in milliseconds."""
+    """Every part of the typical rank's step, in milliseconds."""
     breakdowns = [trial.breakdown for trial in analysis.trials.values() if trial.breakdown is not None]
-    columns: list[TrialColumn] = [("explained step", lambda trial: _milliseconds(trial, None))]
+    columns: list[TrialColumn] = [("whole step", lambda trial: _milliseconds(trial, None))]
     columns += [
         (name, lambda trial, part=part: _milliseconds(trial, part))  # type: ignore[misc]  # its default is of this round
         for part, name in PART_NAMES.items()
@@ -59,7 +59,7 @@ def parts_table(analysis: Analysis) -> Table | None:
         *unknown_parts([breakdown.reasons for breakdown in breakdowns]),
         *(of_trial(trial) for of_trial in (_left_out, _bubble) for trial in analysis.trials.values()),
     ]
-    title = "Parts of an explained step, in milliseconds"
+    title = "Parts of a step, in milliseconds"
     return grouped_table(analysis, title, columns, _breakdown, notes=list(filter(None, notes)))
 
 

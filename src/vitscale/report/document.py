@@ -142,7 +142,8 @@ def _time(analysis: Analysis, drawn: dict[str, doc.Figure]) -> doc.Section | Non
         *sentences.unexplained(analysis),
     ]
     meaning = (
-        "Of explained steps: the parts never overlap and add up to the step. Exposed communication is time in which a "
+        "Of explained steps, on a GPU without what explaining adds: the parts never overlap and add up to the step. "
+        "Exposed communication is time in which a "
         "rank computes nothing because a collective is not done: waiting for the slowest rank, and the transfer (wire)."
     )
     return _section(

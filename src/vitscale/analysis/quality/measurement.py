@@ -148,7 +148,8 @@ def costly_profile(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     slowed = worst(measured, lambda trial: trial.breakdown.overhead if trial.breakdown else None, _OVERHEAD)
     if slowed:
         devices = {trial.trial.train.device for trial in slowed.trials}
-        yield (warning if slowed.value > _OVERHEAD_MISLEADS and "cpu" in devices else note)(
+        misleads = slowed.value > _OVERHEAD_MISLEADS and slowed.trial.trial.train.device == "cpu"
+        yield (warning if misleads else note)(
             "explaining-costs",
             f"explaining costs: in {count(slowed.trials)} explained steps take more than {percent(_OVERHEAD)} longer "
             f"than the timed ones beside them (up to {percent(slowed.value)}, {name(slowed.trial)})",

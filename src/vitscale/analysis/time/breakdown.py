@@ -80,7 +80,7 @@ class Straggler:
 
 @dataclass(frozen=True)
 class Breakdown:
-    """The mean explained step of each rank."""
+    """The mean explained step of each rank, on a GPU without what explaining adds."""
 
     ranks: tuple[RankParts, ...]
     steps: int
@@ -182,9 +182,12 @@ def breakdown(run: Run, steady_from: int = 0) -> Breakdown | None:
     reasons = {part: why for _, of_step, _ in whole for part, why in of_step.items()}
     lossy = [of_step for ranks, of_step, _ in steps if not _is_whole(ranks)] if whole is not steps else []
     means = tuple(_mean(same) for same in zip(*(ranks for ranks, _, _ in whole), strict=True))
-    overhead, attached = _overheads(run, steady_from)
+    overhead, attached, light_seconds = _overheads(run, steady_from)
+    if light_seconds is not None and run.header.trial.train.device == "cuda":
+        share = light_seconds / max(rank.seconds for rank in means)
+        means = tuple(_light(rank, share * rank.seconds) for rank in means)
     straggler = _straggler(means, [waits for _, _, waits in whole])
-    explained = Breakdown(
+    return Breakdown(
         means,
         len(whole),
         reasons,
@@ -193,21 +196,20 @@ def breakdown(run: Run, steady_from: int = 0) -> Breakdown | None:
         attached_overhead=attached,
         left_out=tuple(_loss(own, reasons) for own in lossy),
     )
-    if run.header.trial.train.device == "cpu":
-        return explained
-    return replace(explained, ranks=tuple(_light(rank, rank.seconds / explained.slowdown) for rank in means))
 
 
 def _light(rank: RankParts, seconds: float) -> RankParts:
-    """A rank's explained step on a GPU as a light one of `seconds`; as it is where gaps or exchanges are unknown."""
-    exposed, parts = rank.exposed_seconds, rank.parts
-    if exposed is None or parts["launch_gaps"] is None or not 0 < seconds < rank.seconds:
+    """A rank's explained step on a GPU as a light one of `seconds`. Where its gaps or exchanges are unknown so is what
+    explaining added to each part: those that are known stand, and less of the step is unknown."""
+    exposed, told_apart = rank.exposed_seconds, rank.parts["wait"] is not None
+    known = {name: own for name, own in rank.parts.items() if own is not None}
+    if not 0 < seconds < rank.seconds:
         return rank
-    known = {name: own for name, own in parts.items() if own is not None and name not in EXPOSED}
-    light = unprofiled({**known, COMMUNICATION: exposed}, seconds, "cuda")
-    kept = light.pop(COMMUNICATION) / exposed if exposed > 0 else 1.0
-    light |= {name: own * kept for name in EXPOSED if (own := parts[name]) is not None}
-    return RankParts(rank.rank, seconds, {name: light.get(name) for name in parts}, exposed * kept)
+    if exposed is None or rank.parts["launch_gaps"] is None:
+        return replace(rank, seconds=max(seconds, sum(known.values())))
+    light = unprofiled(known if told_apart else {**known, COMMUNICATION: exposed}, seconds, "cuda")
+    exposed = sum(light[name] for name in EXPOSED) if told_apart else light[COMMUNICATION]
+    return RankParts(rank.rank, seconds, {name: light.get(name) for name in rank.parts}, exposed)
 
 
 def _step(lines: Sequence[tuple[int, ExplainedLine]]) -> tuple[list[RankParts], dict[str, str], dict[int, float]]:
@@ -369,19 +371,22 @@ def _common_straggler(by_run: Sequence[Breakdown | None], clusters: Clusters) ->
     return Straggler(rank, share.value, statistics.median(slower) if slower else None, share)
 
 
-def _overheads(run: Run, steady_from: int) -> tuple[float | None, float | None]:
+def _overheads(run: Run, steady_from: int) -> tuple[float | None, float | None, float | None]:
     """What explaining costs, and what it leaves behind, by the estimator of all times (`analysis.runs.steps`).
 
     Returns:
         The median over blocks of the explained steps' mean against that of the timed steps of their kind beside them,
-            attached ones where there are any; and the mean whole attached step against that of as many light ones, the
-            last before the profiler.
+            attached ones where there are any; the mean whole attached step against that of as many light ones, the last
+            before the profiler; and the seconds of the mean light one. Explained steps that nothing marks, as in
+            traces, are none of these.
     """
     steps = step_figures.run_steps(run)
     (elapsed,), kinds = step_figures.elapsed_seconds(steps), step_figures.step_kinds(steps)
 
+    explained = [line.step for line in run.ranks[0].explained]
+
     def timed(window: int) -> step_figures.Integers:
-        own = np.flatnonzero(steps.in_window(window) & (steps.step >= steady_from))
+        own = np.flatnonzero(steps.in_window(window) & (steps.step >= steady_from) & ~np.isin(steps.step, explained))
         (seen,) = step_figures.slow_steps(steps.step[own], elapsed[None, own], kinds[own])
         slow = seen.set_aside
         return own[~np.isin(steps.step[own], slow)] if slow else own
@@ -404,4 +409,5 @@ def _overheads(run: Run, steady_from: int) -> tuple[float | None, float | None]:
         ratios.append(slower(np.array(block), np.array(around, dtype=np.int64)))
     known = [ratio for ratio in ratios if ratio is not None]
     light, attached = (some[kinds[some] == step_figures.WHOLE] for some in (light, attached))
-    return statistics.median(known) if known else None, slower(attached, light[-len(attached) :])
+    seconds = float(elapsed[light].mean()) if len(light) else None
+    return statistics.median(known) if known else None, slower(attached, light[-len(attached) :]), seconds

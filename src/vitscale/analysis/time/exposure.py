@@ -250,10 +250,11 @@ _AS_MEASURED = ("data_wait", "loading", "decoding", "h2d", "bubble", *EXPOSED, C
 def unprofiled(parts: Mapping[str, float], step: float, device: str) -> dict[str, float]:
     """The parts of an explained step as a light step has them.
 
-    The profiler slows down what the host does, but neither the transfer nor the waiting. So transfer, waiting, data
-    wait and copies stand as measured. Where the host computes, the others are scaled by one factor to fill the step. On
-    a GPU kernels last as long as ever but come later: what an explained step takes beyond the light one is taken out of
-    launch gaps and "other", down to 0, before the others are scaled.
+    The profiler slows down what the host does. Transfer, waiting, data wait and copies stand as measured; where the
+    host computes, the others are scaled by one factor to fill the step. On a GPU kernels last as long as ever but come
+    later: what an explained step takes beyond the light one is taken out of launch gaps and "other", down to 0, then
+    out of the wait for ranks whose kernels came later (or of communication that is not told apart), before the others
+    are scaled.
 
     Args:
         parts: name to seconds, their sum above 0; COMMUNICATION may stand for wait, wire and norm.
@@ -262,8 +263,11 @@ def unprofiled(parts: Mapping[str, float], step: float, device: str) -> dict[str
     """
     late = [name for name in ("launch_gaps", "other") if name in parts]
     excess, idle = sum(parts.values()) - step, sum(parts[name] for name in late)
-    if device == "cuda" and excess > 0 and idle > 0:
-        parts = {**parts, **{name: parts[name] * max(0.0, 1 - excess / idle) for name in late}}
+    if device == "cuda" and excess > 0:
+        waits = "wait" if "wait" in parts else COMMUNICATION
+        gone = {name: parts[name] * min(1.0, excess / idle) for name in late if idle > 0}
+        gone[waits] = min(parts.get(waits, 0.0), excess - sum(gone.values()))
+        parts = {name: seconds - gone.get(name, 0.0) for name, seconds in parts.items()}
     fixed = sum(seconds for name, seconds in parts.items() if name in _AS_MEASURED)
     slowed = sum(seconds for name, seconds in parts.items() if name not in _AS_MEASURED)
     if slowed > 0 and step >= fixed:

@@ -147,6 +147,7 @@ def ddp(trial: Trial, shapes: ParameterShapes) -> Holding:
 
     On a GPU those of construction are there in the second step too: calls of NCCL hold what they work on until its
     watchdog, which looks every tenth of a second, has seen them end (ProcessGroupNCCL.cpp; seen under torch 2.11).
+    Where copies travel it is these.
     """
     train = trial.train
     alone = plain(trial, shapes)
@@ -159,7 +160,7 @@ def ddp(trial: Trial, shapes: ParameterShapes) -> Holding:
     cast = elements * communicated_bytes(train) if train.gradient_dtype not in (None, own) else 0
     of_step = {name: size for name, size in alone.step.items() if name != "gradients"}
     return Holding(
-        steady=added(alone.steady, {"buckets": gradients * (2 if train.device == "cuda" else 1)}),
+        steady=added(alone.steady, {"buckets": gradients + (cast or gradients if train.device == "cuda" else 0)}),
         gradient_bytes=0 if views else alone.gradient_bytes,
         new_gradient_bytes=alone.new_gradient_bytes,
         held={} if views else alone.held,

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from results_factory import make_trial
-from vitscale.engines.deepspeed import _known_gpu, configuration, quiet_import
+from vitscale.engines.base import known_gpu
+from vitscale.engines.deepspeed import configuration, quiet_import
 
 
 def test_the_configuration_says_what_deepspeed_would_choose_otherwise() -> None:
@@ -104,11 +105,11 @@ def test_importing_deepspeed_tries_no_kernel() -> None:
 
 def test_what_asks_for_a_gpu_while_it_is_imported_is_told_so_and_opens_none() -> None:
     asked, initialise = torch.cuda.is_available, pynvml.nvmlInit
-    with suppress(ZeroDivisionError), _known_gpu("cuda"):
+    with suppress(ZeroDivisionError), known_gpu("cuda"):
         assert torch.cuda.is_available()
         with pytest.raises(pynvml.NVMLError):
             pynvml.nvmlInit()
         _ = 1 / 0  # an import that fails
-    with _known_gpu("cpu"):
+    with known_gpu("cpu"):
         assert (torch.cuda.is_available, pynvml.nvmlInit) == (asked, initialise)
     assert (torch.cuda.is_available, pynvml.nvmlInit) == (asked, initialise)

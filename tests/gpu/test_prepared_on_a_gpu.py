@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -27,6 +28,7 @@ ENGINES: list[dict[str, Any]] = [
     {"engine": "accelerate", "accelerate_backend": "ddp"},
     {"engine": "accelerate", "accelerate_backend": "fsdp2"},
     {"engine": "accelerate", "accelerate_backend": "deepspeed", "zero_stage": 2},
+    *([{"engine": "megatron"}] if importlib.util.find_spec("megatron") else []),
 ]
 IMPORT = """
 import json, sys

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from vitscale.base.plugins import referred
-from vitscale.engines.base import Engine
+from vitscale.engines.base import Engine, known_gpu
 from vitscale.models.batch_norm import over_real_images
 from vitscale.probes.matmul import forbid_tf32
 from vitscale.trial.engines import known
@@ -26,8 +26,9 @@ def preload(train: TrainSpec) -> None:
 
     torch's compiler too: the first optimizer and the first DDP module load it, used or not (`torch._disable_dynamo`).
     """
-    importlib.import_module("torch._dynamo")
-    _named(train.engine).preload(train)
+    with known_gpu(train.device):
+        importlib.import_module("torch._dynamo")
+        _named(train.engine).preload(train)
 
 
 def build(model: nn.Module, trial: Trial, device: torch.device) -> Engine:

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -455,3 +455,25 @@ def _numbers(block: nn.Module) -> tuple[tuple[str, str, object], ...]:
 
 def _size(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+@contextmanager
+def known_gpu(device_type: str) -> Iterator[None]:
+    """A context of imports that ask for a GPU: they are told that there is one, and NVML is not initialised.
+
+    Either would start a thread and open the GPU, so that no rank could be a fork. DeepSpeed 0.19.8 initialises NVML
+    (`CUDA_Accelerator`; earlier ones try kernels too); torch 2.11 asks in its compiler (`_inductor.runtime`), and for
+    Megatron-Core in `cpp_extension`.
+    """
+    import pynvml
+
+    def refuse() -> NoReturn:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
+
+    asked, initialise = torch.cuda.is_available, pynvml.nvmlInit
+    if device_type == "cuda":
+        pynvml.nvmlInit, torch.cuda.is_available = refuse, lambda: True
+    try:
+        yield
+    finally:
+        pynvml.nvmlInit, torch.cuda.is_available = initialise, asked

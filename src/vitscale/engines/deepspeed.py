@@ -7,9 +7,8 @@ import logging
 import math
 import os
 import warnings
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import Any, NoReturn
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -157,7 +156,7 @@ class DeepSpeedEngine(Engine):
         """Imports DeepSpeed, and torch's whole compiler, which its stages import in their first backward, for Muon."""
         quiet_import(train.device)
         if train.zero_stage:
-            with suppress(ImportError), _known_gpu(train.device):
+            with suppress(ImportError):
                 import deepspeed.runtime.zero.muon.original_muon  # noqa: F401 - its seconds count as imports
 
     @override
@@ -236,8 +235,7 @@ def quiet_import(device_type: str) -> Any:
     """
     os.environ["DS_ACCELERATOR"] = device_type
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    with _known_gpu(device_type):
-        import deepspeed
+    import deepspeed
 
     for handler in logging.getLogger("DeepSpeed").handlers:
         handler.setLevel(logging.WARNING)
@@ -248,24 +246,3 @@ def quiet_import(device_type: str) -> Any:
     # is all it looks up here; were it not written whole, looking would try every kernel, and open a GPU.
     vars(deepspeed.ops)["__compatible_ops__"] = {"deepspeed_shm_comm": False}
     return deepspeed
-
-
-@contextmanager
-def _known_gpu(device_type: str) -> Iterator[None]:
-    """A context of imports that ask for a GPU: they are told that there is one, and NVML is not initialised.
-
-    Either would start a thread and open the GPU, so that no rank could be a fork. DeepSpeed 0.19.8 initialises NVML
-    (`CUDA_Accelerator`; earlier ones try kernels too); torch 2.11 asks in its compiler (`_inductor.runtime`).
-    """
-    import pynvml
-
-    def refuse() -> NoReturn:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
-
-    asked, initialise = torch.cuda.is_available, pynvml.nvmlInit
-    if device_type == "cuda":
-        pynvml.nvmlInit, torch.cuda.is_available = refuse, lambda: True
-    try:
-        yield
-    finally:
-        pynvml.nvmlInit, torch.cuda.is_available = initialise, asked

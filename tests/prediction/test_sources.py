@@ -7,6 +7,7 @@ import pytest
 import check_factory
 from prediction_factory import resolved_study
 from results_factory import one_curve
+from vitscale import store
 from vitscale.analysis import analyse
 from vitscale.errors import StoreError, VitscaleError
 from vitscale.prediction.evidence import evidence_of
@@ -59,6 +60,27 @@ def test_one_of_the_users_own_counts_where_it_ran_on_the_same_hosts(tmp_path: Pa
     assert network(tmp_path).across.source == "assumed"
     stored(own_checks, "node1", bandwidth=3e9, day=1)
     assert network(tmp_path).across.bandwidth_bytes_per_second == pytest.approx(3e9)
+
+
+def test_a_check_of_another_device_by_the_same_host_name_tells_nothing(tmp_path: Path, own_checks: Path) -> None:
+    """One rank of an H200 was forecast to take 14 times as long on two, by what processors of another machine sent."""
+    recorded = analyse(store.load(Path(__file__).parents[1] / "analysis/recorded/h200-vit-b16-128.tar.gz"))
+
+    def across(results: Path) -> float | None:
+        found = evidence_of(results, recorded).network.across
+        return found.bandwidth_bytes_per_second if found.source == "check" else None
+
+    for day, (device, gpu) in enumerate((("cpu", "AMD EPYC"), ("cuda", "NVIDIA A100"), ("cuda", "NVIDIA H200")), 1):
+        rank = check_factory.checked(0, 1, host="host-0", type=device, name=gpu)
+        for folder in (own_checks, tmp_path / device / "checks"):
+            wanted = check_factory.request(1, device=device)
+            path = stored(folder, "host-0", bandwidth=1e9 * day, day=day)
+            kept = checks.read_check(path).model_copy(update={"ranks": (rank,), "request": wanted})
+            checks.write_check(folder, kept)
+        known = across(tmp_path / "empty")
+        assert known == (pytest.approx(3e9) if gpu == "NVIDIA H200" else None)
+    assert across(tmp_path / "cpu") == pytest.approx(3e9), "the user's own, not that of processors beside the results"
+    assert across(tmp_path / "cuda") == pytest.approx(3e9)
 
 
 def test_a_named_check_and_a_declared_network_come_first(tmp_path: Path, own_checks: Path) -> None:

@@ -289,6 +289,16 @@ def _loader(record: checks.CheckRecord | None) -> float | None:
 
 
 def _found(folder: Path, runs: Sequence[Run]) -> checks.CheckRecord | None:
+    """The newest check of the folder, else of these very hosts; none whose ranks computed on another kind of device, or
+    on other GPUs: many machines have one name, and what ranks send on a host's processors says nothing of its GPUs."""
+    ran_on = [rank.start.environment for run in runs for rank in run.ranks if rank.start is not None]
+    hosts, kinds = tuple(sorted({own.host for own in ran_on})), {own.device.type for own in ran_on}
+    gpus = {own.device.name for own in ran_on if own.device.type == "cuda"}
+
+    def of_devices(check: checks.CheckRecord) -> bool:
+        checked = {rank.facts.environment.device.name for rank in check.ranks if rank.facts}
+        return kinds == {check.request.device} and gpus <= checked
+
     own = checks.load_checks(checks.check_folder(store.folder_of(folder))).records
-    hosts = {rank.start.environment.host for run in runs for rank in run.ranks if rank.start is not None}
-    return own[0] if own else checks.latest(None, tuple(sorted(hosts))) if hosts else None
+    alike = [check for check in own if not kinds or check.request.device in kinds]
+    return alike[0] if alike else checks.latest(None, hosts, of_devices) if hosts else None

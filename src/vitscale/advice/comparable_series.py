@@ -67,7 +67,8 @@ class ComparableSeries:
 def comparable_series(evidence: Evidence, name: str | None) -> ComparableSeries:
     """The best measured series of those that `name` names, and the series that are comparable with it.
 
-    The best has most rank counts; among equals strong-micro comes before strong-global before weak, then most runs.
+    The best has most rank counts; among equals strong-micro comes before strong-global before weak, then, of what
+    trains the same model otherwise (in bf16, compiled), what takes the fewest GPU-seconds an image, then most runs.
 
     Raises:
         RequestError: there is no such series, or none at all.
@@ -76,7 +77,11 @@ def comparable_series(evidence: Evidence, name: str | None) -> ComparableSeries:
         raise evidence.refusal("to advise from")
     by_name = {series.name: series for series in evidence.series}
     asked = list(by_name) if name is None else matching(by_name, name)
-    reference = max((by_name[series] for series in asked), key=_merit)
+    best = max((by_name[series] for series in asked), key=_merit)
+    alike = [own for own in (by_name[series] for series in asked) if _merit(own)[:2] == _merit(best)[:2]]
+    of_model = [own for own in alike if _learns(own) == _learns(best)]
+    cheapest = workload(min(of_model, key=_image_seconds).points[-1].trial)
+    reference = max((own for own in of_model if workload(own.points[-1].trial) == cheapest), key=_merit)
     work = workload(reference.points[-1].trial)
     others = [own for own in evidence.series if own is not reference and workload(own.points[-1].trial) == work]
     return ComparableSeries(reference, (reference, *sorted(others, key=lambda own: own.mode != reference.mode)))
@@ -86,6 +91,21 @@ def _merit(series: Series) -> tuple[int, int, int]:
     policies = ("weak", "strong-global", "strong-micro")
     runs = sum(len(point.step_seconds) for point in series.points)
     return (len(series.points), policies.index(series.mode), runs)
+
+
+def _learns(series: Series) -> tuple[object, ...]:
+    """What is learned, and from what, on what; the rest of a workload is how."""
+    trial = series.points[-1].trial
+    learned = (trial.model, trial.data.name, trial.train.optimizer, trial.train.gradient_clipping)
+    return (*learned, trial.train.device, trial.world.threads_per_rank, trial.origin)
+
+
+def _image_seconds(series: Series) -> float:
+    """GPU-seconds for an image at the fewest ranks; infinite where a batch is not told."""
+    point = min(series.points, key=lambda point: point.gpus)
+    if not point.batch_known or not point.step_seconds:
+        return math.inf
+    return statistics.median(point.step_seconds) * point.gpus / point.trial.global_batch
 
 
 def _engine(series: Series) -> tuple[str, int]:

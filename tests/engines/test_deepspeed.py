@@ -113,3 +113,16 @@ def test_what_asks_for_a_gpu_while_it_is_imported_is_told_so_and_opens_none() ->
     with known_gpu("cpu"):
         assert (torch.cuda.is_available, pynvml.nvmlInit) == (asked, initialise)
     assert (torch.cuda.is_available, pynvml.nvmlInit) == (asked, initialise)
+
+
+def test_what_deepspeed_asks_of_nvml_can_be_made_up_for_in_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its accelerator initialises NVML when it is made, which an import must not; a rank does it later."""
+    from deepspeed.accelerator import cuda_accelerator
+
+    monkeypatch.setattr(cuda_accelerator, "pynvml", None)
+    with known_gpu("cuda"):
+        accelerator = cuda_accelerator.CUDA_Accelerator()
+    assert cuda_accelerator.pynvml is None
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    accelerator._init_pynvml()
+    assert cuda_accelerator.pynvml is pynvml

@@ -71,6 +71,8 @@ class Point:
     joules_per_image: float | None = None
     startup_seconds: tuple[float, ...] = ()
     """Start-up of each run that tells it, without one-off compilations."""
+    outside_seconds: tuple[float, ...] = ()
+    """What else than steps each of these runs took: its start-up, pauses for what is recorded, and its end."""
     memory_capacity_bytes: int | None = None
     backend: str = "nccl"
     """What carries collectives: nccl or gloo."""
@@ -200,12 +202,24 @@ def _point(result: TrialResult) -> Point:
         step_spread=statistics.median(spreads) / _QUARTILES_APART if spreads else None,
         joules_per_image=joules.value if joules else None,
         startup_seconds=tuple(run.startup_seconds for run in result.runs if run.startup_seconds),
+        outside_seconds=_outside(result),
         memory_capacity_bytes=min(capacities) if capacities else None,
         batch_known=result.batch_known,
         rate_known=result.batch_known or _of_its_images(result),
         trace_steps=sum(run.timed_steps for run in result.runs) if traces else 0,
         backend=backend if backend in ("nccl", "gloo") else ("nccl" if train.device == "cuda" else "gloo"),
     )
+
+
+def _outside(result: TrialResult) -> tuple[float, ...]:
+    """Seconds of each run but for its steps after the first at their pace, and for one-off compilations."""
+    outside = []
+    for record, run in zip(result.records, result.runs, strict=True):
+        if run.startup_seconds and run.step_seconds is not None:
+            later = max((len(rank.steps) for rank in record.ranks), default=1) - 1
+            rest = record.outcome.wall_seconds - sum(run.one_off.values()) - later * run.step_seconds
+            outside.append(max(run.startup_seconds, rest))  # which is part of it
+    return tuple(outside)
 
 
 def _parts(breakdown: Breakdown | None, trial: Trial) -> StepParts | None:

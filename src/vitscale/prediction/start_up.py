@@ -1,4 +1,5 @@
-"""What a run takes until its first step is done: from runs of its engine, ranks, launcher and device where measured.
+"""What a run takes until its first step is done, or beside all later steps: from runs of its engine, ranks, launcher
+and device where measured.
 
 Start-up times are lognormal about their median. How far runs of one configuration differ is taken from all
 configurations together, drawn towards a prior; where one itself has no run, what its neighbours differ by comes on top.
@@ -9,8 +10,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from vitscale.analysis.statistics import spread_within, t_quantile
@@ -31,6 +33,10 @@ _ENGINES, _ENGINES_WEIGHT = 0.5, 2
 """Prior of the standard deviation between engines, and its degrees of freedom."""
 
 
+SecondsOf = Callable[[Point], tuple[float, ...]]
+"""Seconds of each run of a point that tells them."""
+
+
 @dataclass(frozen=True)
 class StartUp:
     """Seconds of one run's start-up, and what they rest on."""
@@ -41,8 +47,18 @@ class StartUp:
     assumption: Assumption | None = None
 
 
-def start_up(points: Sequence[Point], trial: Trial) -> StartUp | None:
-    """The start-up of a trial from measured runs; None where none was measured under its launcher and device.
+def _until_the_first_step(point: Point) -> tuple[float, ...]:
+    return point.startup_seconds
+
+
+def beside_later_steps(point: Point) -> tuple[float, ...]:
+    """What each of its runs took beside the steps after the first, in seconds."""
+    return point.outside_seconds
+
+
+def start_up(points: Sequence[Point], trial: Trial, seconds_of: SecondsOf = _until_the_first_step) -> StartUp | None:
+    """The start-up of a trial from measured runs, or what else `seconds_of` tells of each run of a point; None where
+    none was measured under its launcher and device.
 
     It is from its own runs, where there are any; else from those of its engine with its options at the nearest rank
     count; else from those of all engines, which is an assumption.
@@ -50,25 +66,25 @@ def start_up(points: Sequence[Point], trial: Trial) -> StartUp | None:
     # A trial that stands on several curves ran once.
     alike = list({
         point.trial_id: point for point in points
-        if point.startup_seconds
+        if seconds_of(point)
         and (point.trial.launcher, point.trial.train.device) == (trial.launcher, trial.train.device)
     }.values())  # fmt: skip
     if not alike:
         return None
     # How far runs of one configuration differ, from all configurations.
-    spread, freedom = spread_within((point.startup_seconds for point in alike), _RUN_TO_RUN, _RUN_TO_RUN_WEIGHT)
+    spread, freedom = spread_within(map(seconds_of, alike), _RUN_TO_RUN, _RUN_TO_RUN_WEIGHT)
     same = _engine(trial)
     engine = [point for point in alike if _engine(point.trial) == same]
     if own := [point for point in engine if _batch(point.trial) == _batch(trial) and point.trial.world == trial.world]:
-        return StartUp(_estimate(own, spread, freedom, 0.0), "measured")
+        return StartUp(_estimate([*map(seconds_of, own)], spread, freedom, 0.0), "measured")
     if engine:
         least = min(_doublings(point, trial) for point in engine)
         nearest = [point for point in engine if _doublings(point, trial) == least]
         apart = math.hypot(_OF_BATCHES, _PER_DOUBLING * least)
-        return StartUp(_estimate(nearest, spread, freedom, apart), "nearest")
+        return StartUp(_estimate([*map(seconds_of, nearest)], spread, freedom, apart), "nearest")
     least = min(_doublings(point, trial) for point in alike)
-    apart = math.hypot(_between_engines(alike), _PER_DOUBLING * least)
-    seconds = _estimate(alike, spread, freedom, apart)
+    apart = math.hypot(_between_engines(alike, seconds_of), _PER_DOUBLING * least)
+    seconds = _estimate([*map(seconds_of, alike)], spread, freedom, apart)
     return StartUp(
         seconds,
         "assumed",
@@ -95,19 +111,19 @@ def _doublings(point: Point, trial: Trial) -> float:
     return abs(math.log2(point.gpus / trial.world.size))
 
 
-def _between_engines(points: Sequence[Point]) -> float:
+def _between_engines(points: Sequence[Point], seconds_of: SecondsOf) -> float:
     by_engine: dict[tuple[Any, ...], list[float]] = {}
     for point in points:
-        by_engine.setdefault(_engine(point.trial), []).extend(map(math.log, point.startup_seconds))
+        by_engine.setdefault(_engine(point.trial), []).extend(map(math.log, seconds_of(point)))
     medians = [statistics.median(logs) for logs in by_engine.values()]
     mean = statistics.fmean(medians)
     squares = _ENGINES**2 * _ENGINES_WEIGHT + sum((median - mean) ** 2 for median in medians)
     return math.sqrt(squares / (_ENGINES_WEIGHT + len(medians) - 1))
 
 
-def _estimate(points: Sequence[Point], spread: float, freedom: float, apart: float) -> Estimate:
+def _estimate(points: Sequence[Sequence[float]], spread: float, freedom: float, apart: float) -> Estimate:
     """The median of the points' runs; `spread`: from run to run, `apart`: from those to this configuration."""
-    seconds = [start for point in points for start in point.startup_seconds]
+    seconds = [*chain.from_iterable(points)]
     middle = statistics.median(seconds)
     reach = t_quantile(freedom, 0.95)
     mean = math.exp(reach * math.hypot(spread / math.sqrt(len(seconds)), apart))

@@ -38,7 +38,7 @@ class Expected:
     """Expected time of one run of a trial. `seconds` None: unavailable, and `reason` says why."""
 
     seconds: Estimate | None
-    """Seconds, with start-up where it was measured; the interval is the 90 % interval of a future run."""
+    """Seconds, with start-up and end where they were measured; the interval is the 90 % interval of a future run."""
     known_by: str
     """measured, interpolated, extrapolated, prior-driven, or `ROUGHLY`; empty where unavailable."""
     reason: str = ""
@@ -165,14 +165,14 @@ def _predicted(plan: Plan, fitted: Fitted, series: str, members: list[str]) -> d
 
 
 def _run(plan: Plan, trial_id: str, points: Sequence[Point], step: Estimate, label: str) -> Expected:
-    """What one run is expected to take, with its start-up."""
+    """What one run is expected to take, with its start-up, of which the first step is part, and its end."""
     from vitscale.prediction.finishing import with_start_up
-    from vitscale.prediction.start_up import start_up
+    from vitscale.prediction.start_up import beside_later_steps, start_up
 
     trial = plan.record.trials[trial_id]
     _, count = plan.steps_of(trial_id)
-    starts = start_up(points, trial)
-    ends = [count * seconds for seconds in (step.value, *step.future_ends)]
+    starts = start_up(points, trial, beside_later_steps)
+    ends = [(count - (starts is not None)) * seconds for seconds in (step.value, *step.future_ends)]
     seconds = of_a_run(*with_start_up(starts.seconds if starts else None, *ends))
     return Expected(seconds, label, "", "" if starts is not None else trial.launcher)
 

@@ -96,6 +96,21 @@ def test_runs_of_one_setting_are_repeats(tmp_path: Path) -> None:
     assert sorted(trial.epoch_costs) == [98.0, 100.0, 102.0]
 
 
+def test_without_a_column_of_runs_the_same_epoch_of_a_setting_again_is_of_another_run(tmp_path: Path) -> None:
+    """As trackers write their runs: a name that says nothing here, and several at each GPU count."""
+    path, more = tmp_path / "runs.csv", tmp_path / "more.csv"
+    path.write_text(
+        "Name,gpus,epoch,epoch_seconds\n"
+        "sleepy-1,1,1,100\nsleepy-1,1,2,104\nmerry-2,1,1,100\nmerry-2,1,2,90\nmerry-2,1,2,90\nglad-3,2,1,55\n"
+    )
+    more.write_text("Name,gpus,epoch,epoch_seconds\nglad-3,2,2,57\nshy-4,2,1,60\nshy-4,2,2,62\n")
+    found = imported(tmp_path, [path, more], "epochs")
+    costs = {trial.trial.world.size: sorted(trial.epoch_costs) for trial in found.trials.values()}
+    assert costs == {1: [95, 102], 2: [56, 61]}
+    [told] = [problem for problem in found.problems if "duplicate" in problem]
+    assert "line 6 (the same as line 5 of runs.csv)" in told
+
+
 def test_an_epoch_that_a_rank_lacks_is_in_no_time_and_named(tmp_path: Path) -> None:
     rows = epoch_rows(2, [[100.0, 101.0], [90.0, 500.0], [102.0, 103.0]])
     lacking = [row for row in rows if ",2,1,500.0," not in row]

@@ -55,6 +55,8 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
     runs: dict[tuple[Setting, str], _Run] = {}
     problems: list[str] = []
     notes: dict[str, None] = {}
+    times: Counter[tuple[Setting, int, int]] = Counter()
+    seen: dict[tuple[str, ...], str] = {}
     kept = 0
     for path in paths:
         told = Problems(path.name)
@@ -67,7 +69,15 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
                 except (ValueError, RequestError) as error:
                     told.line(row.line, str(error))
                     continue
-                name = text_of(row["run"]) or "1"
+                name = text_of(row["run"])
+                if name is None and epoch is not None:  # the same epoch of a setting again is of another run
+                    own = f"line {row.line} of {path.name}"
+                    if (before := seen.setdefault(tuple(row.cells.values()), own)) != own:
+                        told.line(row.line, f"the same as {before}", "duplicate")
+                        continue
+                    times[setting, rank, epoch] += 1
+                    name = f"{times[setting, rank, epoch]}"
+                name = name or "1"
                 run = _home(runs, _Run(setting, name, "rank" in head.columns), rank, values.device)
                 _add(run, rank, epoch, values, row.line, told)
                 kept += 1

@@ -375,9 +375,13 @@ def precision(text: str) -> Precision:
     raise unknown("precision", text, known)
 
 
-_SAME = {"float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
+_SAME = {
+    **dict.fromkeys(("float32", "32", "32-true", "no"), "fp32"), **dict.fromkeys(("bfloat16", "bf16-mixed", "amp_bf16"), "bf16"),
+    **dict.fromkeys(("float16", "half", "16", "16-mixed", "amp_fp16"), "fp16"), "bf16-true": "bf16-params",
+}  # fmt: skip
+"""Names of numpy, Lightning, Composer and Accelerate."""
 _LOOSE: dict[str, tuple[Precision | None, str]] = {
-    "tf32": ("fp32", "TF32"), **dict.fromkeys(("amp", "mixed", "mixed precision"), (None, "AMP"))
+    "tf32": ("fp32", "TF32"), "fp8": (None, "FP8"), **dict.fromkeys(("amp", "mixed", "mixed precision"), (None, "AMP"))
 }  # fmt: skip
 """Names that say how is computed, and what is sent not at all or not alone; they tell series apart."""
 

@@ -37,7 +37,8 @@ class Heading:
         words = _SPACES.sub(" ", lower.strip("*`")).strip()
         if (own := words.replace(" ", "_")) in OWN:
             return cls(text, own)
-        words = _SPACE_OF_NAMES.sub("", _OF_ONE.sub(r"\1 per ", _NOTED.sub("", words)))
+        words = _OF_TRACKERS.sub(lambda told: "per device " * (told[1] == "device"), _NOTED.sub("", words))
+        words = _SPACE_OF_NAMES.sub("", _OF_ONE.sub(r"\1 per ", words))
         if words in OF_A_RUN:
             return cls(text, words)
         column = next((column for column, pattern in _MEANT.items() if pattern.fullmatch(words)), lower)
@@ -116,6 +117,10 @@ _NOTED = re.compile(r" ?(?:\[[\d*\u2020\u2021]{1,2}\]|[\u00b9\u00b2\u00b3\u2020\
 _NAME = "(train|training|perf|performance|throughput|speed)"
 _SPACE_OF_NAMES = re.compile(rf"^{_NAME}/ ?(?!s(?:ec|econd)?\b|gpu|{_PART}s?\b|local\b)(?=\w)")
 """What trackers (wandb, TensorBoard) put before a name, as in "train/images_per_sec"."""
+_OF_TRACKERS = re.compile(
+    r"^(?:metrics|params|config|summary)[./](?=\w)|^(?:train\||throughput/)?(device|global)/(?=samples per s)"
+)
+"""The same of MLflow; and of Lightning and Composer, whose "device/samples_per_sec" is each GPU's."""
 _OF_ONE = re.compile(rf"^{_NAME} ?/ ?(?={_PART}\b)")
 """The same where the slash means per, as in "Throughput/device"."""
 _SPACES = re.compile(r"[\s_]+")
@@ -127,11 +132,12 @@ _COUNT, BATCH = r"(?:#|no\.?|n|num|number|total)?(?: of)? ?", r"batch(?:[ _-]?si
 _PER, _IN = r"(?: ?/ ?| per )", rf"[ \[(,]+{_UNIT.pattern}[\])]?"
 _THOUSAND = r"(?:\b(?:k|m|thousands?|millions?|x ?1,?000|1,?000|10\^\d|1e\d)|\u00d7 ?1,?000)(?: of)?"
 _OTHER = (
-    r"(?!.*\b(?:std|stddev|min|max|eval|evaluation|val|validation|test|inference|ideal|linear|target|theoretical"
-    rf"|expected|speed[ -]?up)\b)(?!.*{_THOUSAND} ?(?:images?|imgs?|samples?|sequences?|examples?)\b)"
+    r"(?!.*\b(?:std|stddev|min|max|peak|best|eval|evaluation|val|validation|test|inference|ideal|linear|target|theoretical"
+    r"|expected|speed[ -]?up|(?:data)? ?load(?:ing|er)|decod(?:e|ing)|i/?o|augment(?:ation)?|preprocess(?:ing)?|forward"
+    rf"|warm-?up)\b)(?!(?:gpu|device|rank|local|worker|process|{_HOST})[ -])(?!.*{_THOUSAND} ?(?:images?|imgs?|samples?|sequences?|examples?)\b)"
 )
-"""No time or rate of training as it was measured, in images."""
-_EACH = r"(?:(?:per|each)[ -](?:gpu|device|rank|card|accelerator|process|worker)|single[ -]gpu)"
+"""No time or rate of training as it was measured, in images; nor "GPU images/s", which is each one's or that of all."""
+_EACH = r"(?:(?:per|each)[ -](?:gpu|device|rank|card|accelerator|process|worker|replica)|single[ -]gpu)"
 _EACH_HOST = rf"(?:per|each)[ -]{_HOST}"
 _ALONE = r"(?:(?!\d|batch|image|img|sample|sequence|example|process|worker).)*"
 """What may stand before it: "64 images per GPU" tells of no rate."""
@@ -165,8 +171,9 @@ _MEANT = {
         "step": r"(?:global )?(?:step|iteration|iter)(?: (?:number|index|no\.?))?",
         "micro_batch": rf"(?:per[ -]gpu|local|micro|device)[ -]?{BATCH}|{BATCH} ?[\[(]?{_PER}(?:gpu|device)[\])]?"
         rf"|per[ -]device(?: train)? {BATCH}|(?:train )?micro {BATCH} per gpu|{BATCH} ?[\[(]per gpu[\])]|mbs",
-        "global_batch": rf"(?:global|total)[ -]?{BATCH}|{BATCH} ?[\[(](?:global|total)[\])]|gbs",
-        "grad_accum": r"grad(?:ient)?[ -]acc(?:um(?:ulation)?)?(?:[ -]steps)?",
+        "global_batch": rf"(?:global|total|effective)(?:[ -]train)?[ -]?{BATCH}|{BATCH} ?[\[(](?:global|total)[\])]|gbs",
+        "grad_accum": r"grad(?:ient)?[ -]acc(?:um(?:ulation)?)?(?:[ -]steps)?|accumulate[ -]grad[ -]batches"
+        r"|accum(?:ulation)?[ -](?:steps?|iters?)|update[ -]freq",
     }.items()
 }
 """Column -> other names of it, in small letters and with spaces for underscores; none that may mean another column."""

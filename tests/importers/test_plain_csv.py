@@ -384,10 +384,130 @@ def test_a_point_beside_decimal_commas_that_may_stand_between_thousands_is_refus
     assert "line 3 (beside decimal commas 1.002 may be 1002)" in " ".join(contents.problems)
 
 
-def test_two_columns_that_say_the_same_are_told_apart_by_the_user(tmp_path: Path) -> None:
-    path = table(tmp_path, "gpus,# GPUs,img/s\n1,2,3\n")
-    with pytest.raises(RequestError, match=r"twice: 'gpus' and '# GPUs'. Leave one of them out"):
-        import_logs([path], "csv", Options(), tmp_path / "results")
+def test_two_columns_that_say_the_same_are_taken_where_they_agree(tmp_path: Path) -> None:
+    """wandb's table has the configuration's num_gpus beside the summary's world_size."""
+    found = imported(tmp_path, [table(tmp_path, "num_gpus,world_size,img/s\n1,1,100\n2,2,180\n4,8,300\n")], "csv")
+    assert {row["gpus"]: row["images_per_second"] for row in trial_rows(found)} == {1: 100, 2: 180}
+    assert "line 4 (gpus is 4 in 'num_gpus' and 8 in 'world_size': leave out the wrong column)" in found.problems[0]
+    with pytest.raises(RequestError, match=r"twice. Leave one of them out"):
+        import_logs([table(tmp_path, "gpus,model,model,img/s\n1,a,b,3\n")], "csv", Options(), tmp_path / "twice")
+
+
+@pytest.mark.parametrize(
+    ("speeds", "told"),
+    [
+        (("160", "312", "1.164"), [160, 312, 1164]),  # as a spreadsheet in German or Spanish writes them
+        (("160", "312,5", "1.164"), [160, 312.5]),
+        (("160.5", "312", "1.164"), [160.5, 312, 1.164]),
+        (("1.160", "2.312", "4.164"), []),
+    ],
+)
+def test_points_between_thousands(tmp_path: Path, speeds: tuple[str, ...], told: list[float]) -> None:
+    text = "GPUs;Images/s\n" + "".join(f"{1 << n};{speed}\n" for n, speed in enumerate(speeds))
+    if not told:
+        with pytest.raises(StoreError, match=r"line 2 \(1.160 may be 1160: write that, or 1.1600\)"):
+            import_logs([table(tmp_path, text)], "csv", Options(), tmp_path / "results")
+        return
+    found = imported(tmp_path, [table(tmp_path, text)], "csv")
+    assert [row["images_per_second"] for row in trial_rows(found)] == pytest.approx(told)
+    if told[-1] == 1164:
+        assert "points in 'Images/s' stand between thousands: 1.164 is 1164" in notes_of(found)
+
+
+def test_narrow_blanks_stand_between_thousands(tmp_path: Path) -> None:
+    found = imported(tmp_path, [table(tmp_path, "GPUs;Images/s\n1;440,5\n8;1\u202f163,64\n16;2\u00a0301,5\n")], "csv")
+    assert [row["images_per_second"] for row in trial_rows(found)] == pytest.approx([440.5, 1163.64, 2301.5])
+
+
+def test_rates_of_each_gpu_under_another_name_are_told_by_their_epochs(tmp_path: Path) -> None:
+    """50,000 images at 160 a second are 312.5 s; on 8 GPUs each at 145.45 a second 42.97 s."""
+    text = "gpus,micro_batch,epoch_time_s,images_per_sec\n1,64,312.50,160.00\n8,64,42.97,145.45\n"
+    found = imported(tmp_path, [table(tmp_path, text)], "csv", train_samples=50_000)
+    assert [row["epoch_seconds"] for row in trial_rows(found)] == [312.5, 42.97]
+    assert trial_rows(found)[1]["speedup"] == pytest.approx(312.5 / 42.97)
+    [told] = [note for note in notes_of(found) if "contradict" in note]
+    assert "in 1 row (on 8 GPUs 145.45/s x 42.97 s are 6,250 images, and an epoch has 50,000)" in told
+    assert told.endswith("it is each GPU's, it seems: name its column images_per_second_per_gpu")
+    right = imported(tmp_path / "all", [table(tmp_path, text.replace("145.45", "1163.6"))], "csv", train_samples=50_000)
+    assert not [note for note in notes_of(right) if "contradict" in note]
+    assert trial_rows(right)[1]["images_per_second"] == pytest.approx(1163.6)
+
+
+def test_runs_that_did_not_finish_and_rows_of_means_are_no_runs(tmp_path: Path) -> None:
+    states = "Name,State,gpus,epoch_time_s\n" + "".join(
+        f"run-{n},{state},{gpus},{seconds}\n"
+        for n, (state, gpus, seconds) in enumerate([
+            ("finished", 1, 312), ("crashed", 1, 12), ("finished", 8, 43), ("running", 8, 3), ("failed", 8, 2)
+        ])
+    )  # fmt: skip
+    found = imported(tmp_path, [table(tmp_path, states)], "csv")
+    assert [row["epoch_seconds"] for row in trial_rows(found)] == [312, 43]
+    assert found.problems == (
+        "times.csv: 3 unfinished lines left out: line 3 (its run is crashed), line 5 (its run is running), "
+        "line 6 (its run is failed)",
+    )
+    means = "gpus,run,epoch_time_s\n1,1,310\n1,2,314\n1,mean,312\n8,1,43\n8,Mean,43\n"
+    found = imported(tmp_path / "means", [table(tmp_path, means)], "csv")
+    assert [row["epoch_seconds"] for row in trial_rows(found)] == [pytest.approx((310 * 314) ** 0.5), 43]
+    assert [len(trial.runs) for trial in found.trials.values()] == [2, 1]
+    alone = imported(tmp_path / "alone", [table(tmp_path, "gpus,run,epoch_time_s\n1,mean,310\n8,mean,43\n")], "csv")
+    assert [row["epoch_seconds"] for row in trial_rows(alone)] == [310, 43]
+
+
+@pytest.mark.parametrize(
+    ("heading", "speed"),
+    [
+        ("throughput/device/samples_per_sec", "images_per_second_per_gpu"),
+        ("throughput/samples_per_sec", "images_per_second"),
+        ("train|device/samples_per_sec", "images_per_second_per_gpu"),
+        ("train|global/samples_per_sec", "images_per_second"),
+        ("metrics.images_per_sec", "images_per_second"),
+        ("per-replica images/s", "images_per_second_per_gpu"),
+        ("gpu_images_per_sec", None),  # each one's, or that of all
+        ("local_images_per_sec", None),
+        ("node_images_per_sec", None),
+        ("dataloader_images_per_sec", None),
+        ("Data loading img/s", None),
+        ("warmup images/s", None),
+        ("params.num_gpus", "gpus"),
+        ("accumulate_grad_batches", "grad_accum"),
+        ("accum_iter", "grad_accum"),
+        ("effective_batch_size", "global_batch"),
+        ("global_train_batch_size", "global_batch"),
+    ],
+)
+def test_what_trackers_and_trainers_call_their_columns(heading: str, speed: str | None) -> None:
+    assert Heading.of(heading).column == (heading.lower() if speed is None else speed)
+
+
+def test_accumulation_by_lightnings_name_and_precisions_by_its_and_composers(tmp_path: Path) -> None:
+    """A step of 4 micro-steps of 64 images in 1.6 s is 160 images a second."""
+    text = "num_gpus,micro_batch,accumulate_grad_batches,step_time_ms,precision\n"
+    names = {
+        "bf16-mixed": "bf16",
+        "16-mixed": "fp16",
+        "32-true": "fp32",
+        "bf16-true": "bf16-params",
+        "amp_bf16": "bf16",
+    }
+    rows_told = "".join(f"{1 << n},64,4,1600.0,{name}\n" for n, name in enumerate(names))
+    found = imported(tmp_path, [table(tmp_path, text + rows_told)], "csv")
+    trials = sorted(found.trials.values(), key=lambda trial: trial.trial.world.size)
+    assert [trial.trial.train.precision for trial in trials] == list(names.values())
+    assert [trial.trial.train.grad_accum for trial in trials] == [4] * 5
+    assert trials[0].images_per_second is not None
+    assert trials[0].images_per_second.value == pytest.approx(160)
+
+
+def test_a_title_above_the_names_and_epochs_told_once_in_many_steps(tmp_path: Path) -> None:
+    titled = table(tmp_path, "ViT scaling on A100,,\n,,\nGPUs,Batch size per GPU,Images/s\n1,64,160\n8,64,1164\n")
+    assert guess([titled]) == "csv"
+    found = imported(tmp_path, [titled], "csv")
+    assert [row["images_per_second"] for row in trial_rows(found)] == [160, 1164]
+    history = "_step,gpus,micro_batch,step_time_ms,epoch,epoch_time_s\n"
+    history += "".join(f"{n},1,8,400.0,,\n" for n in range(4)) + "4,1,8,,1,2.1\n"
+    assert guess([table(tmp_path, history)]) == "csv"
+    assert guess([table(tmp_path, "gpus,step_time_ms,epoch,epoch_time_s\n1,400,1,2.1\n1,401,2,2.2\n")]) == "epochs"
 
 
 @pytest.mark.parametrize("column", ["batch_size", "train_batch_size"])

@@ -376,7 +376,8 @@ def precision(text: str) -> Precision:
 
 
 _SAME = {
-    **dict.fromkeys(("float32", "32", "32-true", "no"), "fp32"), **dict.fromkeys(("bfloat16", "bf16-mixed", "amp_bf16"), "bf16"),
+    **dict.fromkeys(("float32", "32", "32-true", "no"), "fp32"),
+    **dict.fromkeys(("bfloat16", "bf16-mixed", "amp_bf16"), "bf16"),
     **dict.fromkeys(("float16", "half", "16", "16-mixed", "amp_fp16"), "fp16"), "bf16-true": "bf16-params",
 }  # fmt: skip
 """Names of numpy, Lightning, Composer and Accelerate."""

@@ -132,9 +132,11 @@ _COUNT, BATCH = r"(?:#|no\.?|n|num|number|total)?(?: of)? ?", r"batch(?:[ _-]?si
 _PER, _IN = r"(?: ?/ ?| per )", rf"[ \[(,]+{_UNIT.pattern}[\])]?"
 _THOUSAND = r"(?:\b(?:k|m|thousands?|millions?|x ?1,?000|1,?000|10\^\d|1e\d)|\u00d7 ?1,?000)(?: of)?"
 _OTHER = (
-    r"(?!.*\b(?:std|stddev|min|max|peak|best|eval|evaluation|val|validation|test|inference|ideal|linear|target|theoretical"
-    r"|expected|speed[ -]?up|(?:data)? ?load(?:ing|er)|decod(?:e|ing)|i/?o|augment(?:ation)?|preprocess(?:ing)?|forward"
-    rf"|warm-?up)\b)(?!(?:gpu|device|rank|local|worker|process|{_HOST})[ -])(?!.*{_THOUSAND} ?(?:images?|imgs?|samples?|sequences?|examples?)\b)"
+    r"(?!.*\b(?:std|stddev|min|max|peak|best|eval|evaluation|val|validation|test|inference|ideal|linear|target"
+    r"|theoretical|expected|speed[ -]?up|(?:data)? ?load(?:ing|er)|decod(?:e|ing)|i/?o|augment(?:ation)?"
+    r"|preprocess(?:ing)?|forward|warm-?up)\b)"
+    rf"(?!(?:gpu|device|rank|local|worker|process|{_HOST})[ -])"
+    rf"(?!.*{_THOUSAND} ?(?:images?|imgs?|samples?|sequences?|examples?)\b)"
 )
 """No time or rate of training as it was measured, in images; nor "GPU images/s", which is each one's or that of all."""
 _EACH = r"(?:(?:per|each)[ -](?:gpu|device|rank|card|accelerator|process|worker|replica)|single[ -]gpu)"
@@ -171,7 +173,8 @@ _MEANT = {
         "step": r"(?:global )?(?:step|iteration|iter)(?: (?:number|index|no\.?))?",
         "micro_batch": rf"(?:per[ -]gpu|local|micro|device)[ -]?{BATCH}|{BATCH} ?[\[(]?{_PER}(?:gpu|device)[\])]?"
         rf"|per[ -]device(?: train)? {BATCH}|(?:train )?micro {BATCH} per gpu|{BATCH} ?[\[(]per gpu[\])]|mbs",
-        "global_batch": rf"(?:global|total|effective)(?:[ -]train)?[ -]?{BATCH}|{BATCH} ?[\[(](?:global|total)[\])]|gbs",
+        "global_batch": rf"(?:global|total|effective)(?:[ -]train)?[ -]?{BATCH}"
+        rf"|{BATCH} ?[\[(](?:global|total)[\])]|gbs",
         "grad_accum": r"grad(?:ient)?[ -]acc(?:um(?:ulation)?)?(?:[ -]steps)?|accumulate[ -]grad[ -]batches"
         r"|accum(?:ulation)?[ -](?:steps?|iters?)|update[ -]freq",
     }.items()

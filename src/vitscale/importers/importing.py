@@ -18,7 +18,7 @@ from vitscale.importers.contents import LinkFormat, LogContents, LogFormat, Opti
 from vitscale.importers.curves import curves_of
 from vitscale.importers.headings import CELLS_OF, SPEEDS, Heading
 from vitscale.importers.records import TrialRun, fingerprint, micro_batch_of, notes_on, train_samples, trial_of, write
-from vitscale.importers.tables import headers
+from vitscale.importers.tables import headers, tells_steps
 from vitscale.profiles.trace_json import is_trace
 from vitscale.store.results import Curve, StudyImport, StudyRecord
 from vitscale.trial.trial import Trial
@@ -224,7 +224,8 @@ def _of(path: Path, cells: str | None) -> LogFormat | LinkFormat | None:
         return "trace"
     head, *_ = headers(path, cells)
     if head.tells == 2:
-        return "epochs" if "epoch_seconds" in head.columns and {"epoch", "rank", "run"} & {*head.columns} else "csv"
+        of_epochs = "epoch_seconds" in head.columns and {"epoch", "rank", "run"} & {*head.columns}
+        return "epochs" if of_epochs and not tells_steps(path, head) else "csv"
     for number, text, _ in islice(contents.lines(path), _LOOKED_AT):
         if (of_link := links.guessed(text)) is not None:
             return of_link

@@ -21,6 +21,8 @@ _MOST_ROWS = 5_000_000
 
 _MEANS_DIFFER = 0.05
 """Share by which a mean of rates may differ from what the mean step gives."""
+_LEAST_OF_AN_EPOCH, _MOST_OF_AN_EPOCH = 0.8, 2.0
+"""Share of an epoch's images that its time at the rate beside it must tell of."""
 _ONE_HOST = "on how many hosts the GPUs were is not told (a column nodes): one is assumed"
 
 
@@ -33,6 +35,8 @@ class _Run:
     epochs: list[float] = field(default_factory=list)
     batches: list[float | None] = field(default_factory=list)
     """Images of one rank's step as the rate beside its time gives them, for each row; None: nothing gives them."""
+    rates: list[tuple[float, float]] = field(default_factory=list)
+    """(Images/s of all GPUs, seconds of an epoch) of each row whose steps follow from its rate."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,8 @@ class _Told:
     """How the rate contradicts the step's time and images."""
     micro: bool | None = None
     """Whether the rate fits a time of one micro-step alone; None: there is none beside a time, or no micro-steps."""
+    rate: float | None = None
+    """Images/s of all GPUs that the step follows from."""
 
 
 def read(paths: Sequence[Path], options: Options) -> LogContents:
@@ -90,6 +96,7 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
                 run.steps += [] if times.step is None else [times.step]
                 run.epochs += [] if times.epoch is None else [times.epoch]
                 run.batches.append(times.batch)
+                run.rates += [] if times.rate is None or times.epoch is None else [(times.rate, times.epoch)]
                 whole = whole or times.micro is False
                 if times.micro:
                     micro.append((row.line, times.unlike, run, len(run.steps) - 1))
@@ -110,6 +117,8 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
             rows_of = f"{len(unlike):,} row{'s' * (len(unlike) > 1)} (line {line}: {but})"
             notes[f"images/s and step time contradict each other in {rows_of}: images/s is ignored"] = None
     files = tuple(contents.identified(path) for path in paths)
+    if contradiction := _unlike_epochs(runs.values(), options):
+        notes[contradiction] = None
     batches = _batches(runs.values())
     if batches:
         each = " or ".join(f"{batch:,}" for batch in sorted({*batches.values()}))
@@ -157,7 +166,7 @@ def _times(row: Row, setting: Setting) -> _Told:
         return _Told(None if seconds is None else (seconds, images), epoch, None)
     if seconds is None:
         # If the batch is not told, a step stands for one image per GPU: the rate is right whatever the batch was.
-        return _Told((setting.gpus * max(1, images) / rate, max(1, images)), epoch, None)
+        return _Told((setting.gpus * max(1, images) / rate, max(1, images)), epoch, None, rate=rate)
     batch = rate * seconds / setting.gpus
     whole, most = images or round(batch), batch * (_MEANS_DIFFER + _rounding(row["step_seconds"]))
     micro = abs(batch - images / setting.grad_accum) <= most if images and setting.grad_accum > 1 else None
@@ -212,6 +221,32 @@ def _batches(runs: Iterable[_Run]) -> dict[Setting, int]:
             if micro_batch and not over:
                 told[setting] = micro_batch
     return told
+
+
+def _unlike_epochs(runs: Iterable[_Run], options: Options) -> str:
+    """Takes the steps from runs whose rate contradicts the time of their epochs, all of them or none, and says so.
+
+    An epoch's time may hold an evaluation, so that the rate tells of up to twice its images.
+    """
+    of_rates = [run for run in runs if run.rates]
+    told = [
+        (rate * seconds / images, run.setting.gpus, rate, seconds, images)
+        for run in of_rates
+        if (images := an_epoch(run.setting, options)[1]) is not None
+        for rate, seconds in run.rates
+    ]
+    unlike = [row for row in told if not _LEAST_OF_AN_EPOCH <= row[0] < _MOST_OF_AN_EPOCH]
+    if not unlike:
+        return ""
+    for run in of_rates:
+        run.steps.clear()
+    _, gpus, rate, seconds, images = unlike[-1]
+    each = all(_LEAST_OF_AN_EPOCH <= ratio * gpus < _MOST_OF_AN_EPOCH for ratio, gpus, *_ in told)
+    return (
+        f"images/s and epoch time contradict each other in {len(unlike):,} row{'s' * (len(unlike) > 1)} (on {gpus} "
+        f"GPUs {rate:.6g}/s x {seconds:.6g} s are {rate * seconds:,.0f} images, and an epoch has {images:,}): images/s "
+        "is ignored" + "; it is each GPU's, it seems: name its column images_per_second_per_gpu" * each
+    )
 
 
 def _with_batch(run: _Run, micro_batch: int | None) -> _Run:

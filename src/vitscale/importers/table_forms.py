@@ -275,7 +275,10 @@ def _named(form: Form) -> Form:
     unknown = [
         at
         for at, (column, heading) in enumerate(zip(columns, form.headings, strict=True))
-        if column not in OWN and not column.startswith(CELLS_OF) and not heading.of_a_repeat
+        if column not in OWN
+        and not column.startswith(CELLS_OF)
+        and not heading.of_a_repeat
+        and column not in ("state", "status")  # how runs ended
     ]
     cells_of = {at: list(zip(counts, (row[at] for row in rows), strict=True)) for at in unknown}
     told = {"series", *OF_A_RUN} & set(columns)

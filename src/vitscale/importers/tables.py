@@ -191,7 +191,9 @@ class Header:
         if any(re.fullmatch(rf"(?:train[ _])?{BATCH}", text) for text in others):
             yield "a batch is each GPU's or that of all: name its column micro_batch or global_batch"
         for own, (sign, number) in zip(self.headings, self.commas, strict=False):
-            if sign in _SURE:
+            if sign == "points" and "," not in number:
+                yield f"points in {shown(own.text)} stand between thousands: {number} is {_as_number(number, sign)}"
+            elif sign in _SURE:
                 yield f"commas in {shown(own.text)} are decimal ones: {number} is {_as_number(number, sign)}"
             elif sign == "either":
                 taken = _as_number(number, sign)
@@ -209,7 +211,8 @@ class Header:
 _GROUPS = r"[1-9]\d{0,2}(?:%s\d{3})+"
 _THOUSANDS = re.compile(_GROUPS % "," + r"(?:\.\d+)?")
 _POINTS = re.compile(_GROUPS % r"\.")
-_SPACED = re.compile(_GROUPS % "[ '\u2019]" + r"(?:[.,]\d+)?")
+_SPACES = "[ '\u2019\u00a0\u2009\u202f]"
+_SPACED = re.compile(_GROUPS % _SPACES + r"(?:[.,]\d+)?")
 _COMMA = re.compile(r"\d+(?:\.\d{3})*,\d+")
 _SPREAD = re.compile(r"([\d.,]+) ?\(?(?:±|\+/-) ?([\d.,]+)%?\)?")
 _BESIDE = re.compile(
@@ -217,7 +220,7 @@ _BESIDE = re.compile(
     r"|[*\u2020\u2021\u00a7\u00b9\u00b2\u00b3]))+$"
 )
 _KILO = re.compile(r"(\d+(?:\.\d+)?) ?[kK]")
-_WITH_UNIT = re.compile(r"([\d.,' \u2019\u00b1+/-]*\d)( ?[kK]\b)? ?([A-Za-z][A-Za-z/. ]*)")
+_WITH_UNIT = re.compile(r"([\d.,' \u2019\u00a0\u2009\u202f\u00b1+/-]*\d)( ?[kK]\b)? ?([A-Za-z][A-Za-z/. ]*)")
 _WHOLE = {"gpus", "nodes", "gpus_per_node", "micro_batch", "grad_accum", "global_batch"}
 _NUMBERS = {*SPEEDS, "fraction", "loss", "accuracy"}
 """Columns of numbers that need not be whole."""
@@ -227,7 +230,11 @@ _ENGLISH = re.compile(r"(?:\d{1,3}(?:,\d{3})*|\d+)\.\d{1,2} ?[x%\u00d7]?|\d{1,3}
 """Numbers that nobody writes who has decimal commas."""
 _LOOKED_AT = 20_000
 """Rows that decide what a comma in their numbers is."""
-_ABOVE, _MOST_ABOVE = re.compile(r"\s*(?:#|$|sep=)", re.IGNORECASE), 100
+_UNFINISHED = {"crashed", "failed", "running", "killed", "pending", "preempted", "preempting", "cancelled", "canceled"}
+"""What trackers and schedulers say of runs that have not ended as they should."""
+_SUMMARIES = {"mean", "avg", "avg.", "average", "median", "std", "stddev", "min", "max", "total", "sum"}
+_TITLE = re.compile(r"""[^,;\t|{}]*[^,;\t|{}\s]([,;\t])\1*\s*""")
+_ABOVE, _MOST_ABOVE = re.compile(r"\s*(?:#|[,;\s]*$|sep=)", re.IGNORECASE), 100
 
 
 def headers(path: Path, cells: str | None = None, micro_batch: int | None = None) -> tuple[Header, ...]:
@@ -282,9 +289,9 @@ def headers(path: Path, cells: str | None = None, micro_batch: int | None = None
 
 
 def _first(path: Path) -> Header:
-    """The header of a CSV file: its first line, below blank ones, comments and the line "sep=;" of spreadsheets. A line
-    break between quotes may stand in it."""
-    nearest, before = Header(0, ",", ()), ""
+    """The header of a CSV file: its first line, below blank ones, comments, the line "sep=;" of spreadsheets and a
+    title in the first cell. A line break between quotes may stand in it."""
+    nearest, before, title = Header(0, ",", ()), "", Header(0, ",", ())
     for (number, text, _), _ in zip(contents.lines(path), range(_MOST_ABOVE), strict=False):
         text = f"{before} {text}".strip(" ")
         if text.count('"') % 2 and not text.startswith("#"):
@@ -294,9 +301,11 @@ def _first(path: Path) -> Header:
             break  # no CSV file
         separated = [_header(number, separator, text) for separator in ",;\t"]
         nearest = max(separated, key=lambda head: head.known)
-        if not _ABOVE.match(text) or nearest.tells:
+        if _TITLE.fullmatch(text) and not title.line:
+            title = nearest
+        elif not _ABOVE.match(text) or nearest.tells:
             break
-    return nearest
+    return nearest if nearest.tells == 2 or not title.line else title
 
 
 def _told_apart(training: Sequence[Header]) -> Iterator[Header]:
@@ -324,9 +333,12 @@ def rows(path: Path, head: Header, required: Sequence[str], problems: Problems) 
     _check(path, head, required)
     columns = head.columns
     told = {"precision": head.precision} if head.precision else {}
+    again = {own: at for own in _WHOLE if len(at := [n for n, column in enumerate(columns) if column == own]) > 1}
     converted = [own for own in head.headings if own.factor != 1.0 or own.inverse]
     signs = [sign for sign, _ in head.commas] or ["" if head.separator != ";" else "none"] * len(columns)
     clocked = [own in head.clocks for own in head.headings]
+    states = [own.column for own in head.headings if own.text.lower() in ("state", "status")]
+    named: set[str] = set()
     fewest: int | None = None
     for number, cells, whole in _lines(path, head):
         if len(cells) != len(columns):
@@ -338,9 +350,17 @@ def rows(path: Path, head: Header, required: Sequence[str], problems: Problems) 
             decimals = _decimals(cells[-1])
             fewest = decimals if fewest is None else min(fewest, decimals)
             try:
-                row = dict(zip(columns, map(_plain, cells, head.headings, signs, clocked), strict=True)) | told
+                plain = [*map(_plain, cells, head.headings, signs, clocked)]
+                for column, several in again.items():
+                    if len({plain[at] for at in several}) > 1:
+                        both = " and ".join(f"{plain[at]} in {shown(head.headings[at].text)}" for at in several)
+                        raise ValueError(f"{column} is {both}: leave out the wrong column")
+                row = dict(zip(columns, plain, strict=True)) | told
             except ValueError as error:
                 problems.line(number, str(error))
+                continue
+            if (why := _of_no_run(row, states, named)) is not None:
+                problems.line(number, *why)
                 continue
             for counts in ("gpus", "gpus_per_node"):
                 for column, said in _counted(row.get(counts, "")).items():
@@ -355,6 +375,17 @@ def rows(path: Path, head: Header, required: Sequence[str], problems: Problems) 
             yield Row(number, row)
 
 
+def _of_no_run(row: Mapping[str, str], states: Sequence[str], named: set[str]) -> tuple[str, str] | None:
+    """(Why a row tells of no run that ended, what such rows are called); `named`: the runs of the rows before."""
+    if unfinished := [row[state] for state in states if row[state].lower() in _UNFINISHED]:
+        return f"its run is {unfinished[0].lower()}", "unfinished"
+    run = row.get("run", "").lower()
+    if run in _SUMMARIES and named - _SUMMARIES:
+        return f"{run} of the runs above", "summary"
+    named.add(run)
+    return None
+
+
 def _lines(path: Path, head: Header) -> Iterator[tuple[int, Sequence[str], bool]]:
     """(Number, cells, whether the line is whole) for each row."""
     if not head.separator:
@@ -363,6 +394,19 @@ def _lines(path: Path, head: Header) -> Iterator[tuple[int, Sequence[str], bool]
     for number, text, whole in contents.lines(path):
         if number > head.line and text.strip():
             yield number, _cells(text, head.separator), whole
+
+
+def tells_steps(path: Path, head: Header) -> bool:
+    """Whether most rows of a table of epochs lack the seconds of one and tell those of a step."""
+    epoch, step = (head.columns.index(column) if column in head.columns else None for column in reversed(_SECONDS))
+    if epoch is None or step is None:
+        return False
+    told = [
+        bool(cells[step]) > bool(cells[epoch])
+        for _, (_, cells, _) in zip(range(_MOST_ABOVE), _lines(path, head), strict=False)
+        if len(cells) == len(head.columns)
+    ]
+    return 2 * sum(told) > len(told)
 
 
 def _in_seconds(text: str, own: Heading) -> str:
@@ -390,7 +434,8 @@ def _with_commas(path: Path, head: Header) -> Header:
 
     "decimal": some number has a decimal comma for sure ("0,945", "12,5") and none a decimal point; one such column
     decides for those of its table that may be either. "points": the same, and points stand between thousands
-    ("1.400,5"). "either": "2,855", which may be 2.855. "none": nobody knows. Empty: it stands between thousands, in
+    ("1.400,5", or "1.164" beside "610" between semicolons). "either": "2,855", which may be 2.855. "none": nobody
+    knows; "neither": nor of its points. Empty: it stands between thousands, in
     other columns too where figures of the table have a decimal point ("either" would be a doubt about plain English).
     """
     seen: list[dict[str, str]] = [{} for _ in head.columns]
@@ -405,9 +450,13 @@ def _with_commas(path: Path, head: Header) -> Header:
                 clocks.add(own)
             if cell.isdecimal():
                 kinds.setdefault("whole", cell)
+                if len(cell) == 3:
+                    kinds.setdefault("hundreds", cell)
             elif own.column in _NUMBERS and ("," in cell or "." in cell):
                 bare = _bare(cell, own)
                 for number in match.groups() if (match := _SPREAD.fullmatch(bare)) else (bare,):
+                    if _POINTS.fullmatch(number):
+                        kinds.setdefault("thousands", number)
                     if (sign := _sign_in(number)) is not None:
                         kinds.setdefault(sign, number)
                         if sign == "either" and number.endswith("0"):
@@ -421,11 +470,21 @@ def _with_commas(path: Path, head: Header) -> Header:
         signs = ["decimal" if sign == "either" else sign for sign in signs]
     elif head.separator == ";":
         signs = [sign if sign in _SURE else "none" for sign in signs]
+        if "" not in set().union(*seen):  # no figure of the table has a decimal point for sure
+            signs = [_of_points(sign, kinds) for sign, kinds in zip(signs, seen, strict=True)]
     else:  # "400" and "3,000" are no decimals of one form
         plain = [english or {"whole", "round"} <= kinds.keys() for kinds in seen]
         signs = ["" if sign == "either" and sure else sign for sign, sure in zip(signs, plain, strict=True)]
-    told = [kinds.get(sign) or kinds.get("either", "") for sign, kinds in zip(signs, seen, strict=True)]
+    told = [
+        kinds.get(sign) or kinds.get("either") or kinds.get("thousands", "")
+        for sign, kinds in zip(signs, seen, strict=True)
+    ]
     return replace(head, commas=tuple(zip(signs, told, strict=True)), clocks=frozenset(clocks))
+
+
+def _of_points(sign: str, kinds: Mapping[str, str]) -> str:
+    """The sign of a column whose points may all stand between thousands: "610" beside "1.164" has no decimals."""
+    return sign if sign != "none" or "thousands" not in kinds else "points" if "hundreds" in kinds else "neither"
 
 
 def _sign_in(number: str) -> str | None:
@@ -460,7 +519,9 @@ def _as_number(cell: str, sign: str) -> str:
             raise ValueError(f"beside decimal commas {cell} may be {cell.replace('.', '')}")
         if _COMMA.fullmatch(cell) or _POINTS.fullmatch(cell):
             return cell.replace(".", "").replace(",", ".")
-    return cell.replace(",", "") if sign != "none" and _THOUSANDS.fullmatch(cell) else cell
+    if sign == "neither" and _POINTS.fullmatch(cell):
+        raise ValueError(f"{cell} may be {cell.replace('.', '')}: write that, or {cell}0")
+    return cell.replace(",", "") if sign not in ("none", "neither") and _THOUSANDS.fullmatch(cell) else cell
 
 
 @lru_cache(4096)
@@ -478,7 +539,7 @@ def _bare(cell: str, own: Heading) -> str:
         ):
             text = unit[1] + (unit[2] or "")
     if _SPACED.fullmatch(text):
-        text = re.sub("[ '\u2019]", "", text)
+        text = re.sub(_SPACES, "", text)
     if own.column.startswith("images") and (thousands := _KILO.fullmatch(text)):
         text = f"{1000 * float(thousands[1]):.10g}"
     return text
@@ -504,7 +565,7 @@ def _check(path: Path, head: Header, required: Sequence[str]) -> None:
             valid=required,
             next_step="Give a CSV file whose first line names its columns, or another --format",
         )
-    if twice := sorted({column for column in columns if column and columns.count(column) > 1}):
+    if twice := sorted({column for column in columns if column and columns.count(column) > 1} - _WHOLE):
         both = " and ".join(shown(own.text) for own in head.headings if own.column == twice[0])
         what = f"{shown(path.name)} has the column {shown(twice[0])} twice"
         raise RequestError(what + f": {both}" * (both.count(shown(twice[0])) < 2), next_step="Leave one of them out")

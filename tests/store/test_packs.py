@@ -16,8 +16,12 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from report_forms import terminal
 from results_factory import explained_run, make_curve, make_results, make_trial, rich_study, write_results
+from vitscale.analysis import analyse_folder
 from vitscale.errors import StoreError
+from vitscale.present.terminal import lines
+from vitscale.runner.live import study_view, view_document
 from vitscale.store import RunIndex, load, pack_finished, packs, reading, without_lines
 from vitscale.store.bundles import write_bundle
 from vitscale.store.packs import RUN_FOLDER, pack_files, pack_runs, read_outcomes, read_pack
@@ -215,6 +219,25 @@ def test_a_damaged_pack_is_named_and_the_other_runs_are_read(folder: Path, tmp_p
     problem = next(problem for problem in now.problems if pack.name in problem)
     assert problem.startswith(f"packs/{pack.name} cannot be read: ")
     assert problem.endswith("its runs are left out")
+
+
+def test_who_reports_or_watches_is_told_of_a_damaged_pack_first(folder: Path) -> None:
+    pack_finished(folder)
+    pack, *_ = pack_files(folder)
+    pack.write_bytes(pack.read_bytes()[:100])
+
+    reported = " ".join(terminal(analyse_folder(folder)))
+    view = study_view(folder, 1e9)
+    watched = " ".join(line.plain for line in lines(view_document(view, folder), 200))
+
+    for told in (reported, watched):
+        assert "put " in told.split("packs/")[0]
+        assert f"{pack.name} cannot be read" in told
+    assert "the same command does only these" not in reported
+    assert "goes on" not in watched
+    assert "to be done again" not in watched.replace("to do its runs again", "")
+    pack.unlink()
+    assert not study_view(folder, 1e9).damaged
 
 
 def test_a_pack_that_is_damaged_before_its_files_are_gone_falls_back_on_them(

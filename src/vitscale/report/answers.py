@@ -18,9 +18,11 @@ from vitscale.present.units import counted
 from vitscale.report import sentences
 from vitscale.report.charts.time import PART_NAMES, largest_loss, of_trial, parts_of
 from vitscale.report.tables import interval_cell, mode_tables, speedup_cell, trial_label
+from vitscale.store import RUNS_LEFT_OUT
 
 _MOST_SERIES = 5
 _ENOUGH_RUNS = 3
+_MOST_PROBLEMS = 3
 _MUCH_IDLE = 0.1
 """Share of the baseline's step in which nothing is computed, from which its efficiency of 1 is not left unsaid."""
 
@@ -204,7 +206,10 @@ def what_next(analysis: Analysis, advice: Advice | None, results: Path | None) -
 
 
 def what_to_run(analysis: Analysis) -> str:
-    """Which runs are missing: those of the study, of other ranks, or for intervals; empty where none are."""
+    """Which runs are missing: those that cannot be read, of the study, of other ranks, or for intervals; empty where
+    none are."""
+    if damaged := next((problem for problem in analysis.problems if problem.endswith(RUNS_LEFT_OUT)), ""):
+        return f"put a file back from a copy, or delete it, and `vitscale run` does its runs again: {damaged}."
     missing = [finding for finding in analysis.findings if finding.kind == "unfinished"]
     if missing:
         return f"{missing[0].message.removeprefix('unfinished: ')}: the same command does only these."
@@ -288,6 +293,9 @@ def terminal_document(analysis: Analysis, last: Sequence[str] = ()) -> doc.Docum
     warnings = [f for f in warned if f.kind not in ("unfinished", "too-few-repeats")]  # "Next" says these
     notes = [finding for finding in analysis.findings if finding.severity != "warning"]
     best, missing = best_measured(analysis), what_to_run(analysis)
+    lost = [problem for problem in analysis.problems if "left out" in problem and problem not in missing]
+    unread = [f"problem: {problem}" for problem in lost[:_MOST_PROBLEMS]]
+    unread += [f"problem: {len(lost) - _MOST_PROBLEMS} more, in the report"] if len(lost) > _MOST_PROBLEMS else []
     fastest = ""
     if best is not None:  # its interval stands in the table
         name = f"Fastest ({counted(len(best.runs), 'run')}): {trial_label(analysis, best)}"
@@ -297,7 +305,7 @@ def terminal_document(analysis: Analysis, last: Sequence[str] = ()) -> doc.Docum
     blocks: list[doc.Block | None] = [
         bullets((fastest, f"Next: {missing}" if missing else "")),
         table if any(table.rows) else doc.Paragraph(table.title, "strong"),
-        doc.Bullets(tuple(failed), "bad") if failed else None,
+        doc.Bullets((*failed, *unread), "bad") if failed or unread else None,
         bullets((*engine_sentences(analysis), *(f"warning: {finding.message}." for finding in warnings))),
         doc.Section("each configuration", tuple(mode_tables(analysis).values()), folded=True),
         doc.Section("what else to know", tuple(notes), folded=True) if notes else None,

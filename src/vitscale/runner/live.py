@@ -82,6 +82,8 @@ class StudyView:
     last: str
     """The newest outcome, in words; empty before the first."""
     last_seconds_ago: float | None
+    damaged: tuple[str, ...]
+    """Packs that cannot be read, and why: `vitscale run` begins nothing until each is put back or deleted."""
 
 
 def study_view(results: Path, now_seconds: float) -> StudyView:
@@ -137,6 +139,7 @@ def study_view(results: Path, now_seconds: float) -> StudyView:
         interrupted=len(open_runs) - len(running),
         last=last,
         last_seconds_ago=ago,
+        damaged=tuple(index.damaged),
     )
 
 
@@ -292,12 +295,13 @@ def view_document(view: StudyView, results: Path) -> Document:
     drivers = {
         "runs": f"Driver: process {view.driver_process} of this host.",
         "runs elsewhere": "Driver: on another host, or a batch job.",
-        "gone": f"The driver is gone: no process of this host holds {results}, and no run gives a sign. The same "
-        "vitscale run goes on.",
+        "gone": f"The driver is gone: no process of this host holds {results}, and no run gives a sign."
+        + " The same vitscale run goes on." * (not view.damaged),
         "none left to do": "Nothing is left to do.",
     }
     told = [_running(run) for run in view.running]
-    if view.interrupted:
+    told += [f"put it back from a copy, or delete it to do its runs again: {damaged}" for damaged in view.damaged]
+    if view.interrupted and not view.damaged:  # a pack may hold them, finished
         told.append(f"{counted(view.interrupted, 'run')} interrupted, to be done again")
     if view.last:
         told.append(f"last, {seconds(view.last_seconds_ago)} ago: {view.last}")

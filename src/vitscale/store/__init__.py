@@ -16,6 +16,7 @@ at most at the end. Every attempt has a folder of its own, so nothing of two att
 
 from vitscale.base.files import is_stream
 from vitscale.store.reading import (
+    RUNS_LEFT_OUT,
     RunIndex,
     folder_of,
     load,
@@ -28,6 +29,7 @@ from vitscale.store.reading import (
 from vitscale.store.writing import RankLog, locked, new_run_folder, write_outcome, write_study, write_whole
 
 __all__ = [
+    "RUNS_LEFT_OUT",
     "RankLog",
     "RunIndex",
     "folder_of",

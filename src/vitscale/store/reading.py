@@ -31,6 +31,8 @@ from vitscale.store.records import FORMAT, RankRecord, StepLine
 from vitscale.store.results import LaterRank, Outcome, Results, Run, RunHeader, StudyRecord
 
 Model = TypeVar("Model", bound=BaseModel)
+RUNS_LEFT_OUT = ": its runs are left out"
+"""How a problem with a pack ends: until it is put back or deleted, no run of its study is begun."""
 
 
 def _read_json(path: Path, model: type[Model]) -> Model:
@@ -164,7 +166,7 @@ class RunIndex:
                 outcomes = read_outcomes(path)
             except StoreError as error:
                 self.damaged.append(str(error))
-                self.problems.append(f"{error}: its runs are left out")
+                self.problems.append(f"{error}{RUNS_LEFT_OUT}")
                 continue
             self._outcomes |= outcomes
             self.packs |= dict.fromkeys(outcomes, path)
@@ -249,7 +251,7 @@ def load(
     packs = sorted({index.packs[name] for name in wanted if name in index.packs and name not in runs})
     for packed in read_each(packs, asked):
         if isinstance(packed, StoreError):
-            problems.append(f"{packed}: its runs are left out")
+            problems.append(f"{packed}{RUNS_LEFT_OUT}")
         else:
             runs |= {name: run for name, run in packed.items() if name in asked and name not in runs}
     for name in [name for name in wanted if name in runs]:

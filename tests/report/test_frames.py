@@ -82,7 +82,7 @@ def test_what_the_page_shows_runs(folder: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_notebook_shows_its_tables(folder: Path) -> None:
     loaded = vitscale.load(folder)
-    assert "2 trials, 4 runs" in repr(loaded)
+    assert "2 of 2 trials completed, 4 runs" in repr(loaded)
     assert "| " in loaded._repr_markdown_()
 
 

@@ -299,8 +299,12 @@ class TrialResult:
 
     @property
     def effective_steps(self) -> float | None:
-        """Number of whole steps that an epoch is worth, median over runs: a short last step counts by its time."""
-        return self.median_of(lambda run: run.pace.effective_steps)
+        """Number of whole steps that an epoch is worth: a short last step counts by its time.
+
+        Geometric mean over runs, as of their times: so many times the step is the epoch.
+        """
+        known = [run.pace.effective_steps for run in self.runs if run.pace.effective_steps]
+        return statistics.geometric_mean(known) if len({*known}) > 1 else known[0] if known else None
 
     @property
     def elapsed_epochs(self) -> int:

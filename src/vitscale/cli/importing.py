@@ -81,8 +81,8 @@ def _document(done: Done, results: Path, taken_for: str) -> Document:
     said = "Imported into" if done.written else "Nothing to do: this import is in"
     format_line = f" (taken for --format {taken_for})" if taken_for else ""
     imported = done.study.imported
-    notes = [f"note: {note}" for note in imported.notes] if imported else []
-    notes += [f"problem: {problem}" for problem in imported.problems] if imported else []
+    notes = [f"problem: {problem}" for problem in imported.problems] if imported else []
+    notes += [f"note: {note}" for note in imported.notes] if imported else []
     laid = table(columns, rows, always=[column.name for column in columns])
     blocks: list[Block] = [Paragraph(f"{said} {results}{format_line}", "strong"), laid]
     if done.data.get("ranks"):

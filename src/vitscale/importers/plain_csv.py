@@ -23,7 +23,7 @@ _MEANS_DIFFER = 0.05
 """Share by which a mean of rates may differ from what the mean step gives."""
 _LEAST_OF_AN_EPOCH, _MOST_OF_AN_EPOCH = 0.8, 2.0
 """Share of an epoch's images that its time at the rate beside it must tell of."""
-_ONE_HOST = "on how many hosts the GPUs were is not told (a column nodes): one is assumed"
+_ONE_HOST = "on how many hosts the GPUs{} were is not told (a column nodes): one is assumed"
 
 
 @dataclass
@@ -70,7 +70,7 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
         seen: dict[tuple[str, ...], int] = {}
         unlike: list[tuple[int, str]] = []
         micro: list[tuple[int, str, _Run, int]] = []
-        whole = False
+        whole, hosts_told = False, set[bool]()
         for head in headers(path, options.cells, options.micro_batch):
             if not set(head.columns) & set(SPEEDS):
                 raise RequestError(f"{shown(path.name)} has no column of times{head.unit_lacking}", valid=SPEEDS)
@@ -87,8 +87,8 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
                 if not row["run"] and (first := seen.setdefault(tuple(row.cells.values()), row.line)) != row.line:
                     told.line(row.line, f"the same as line {first}; a column run tells repeats apart", "duplicate")
                     continue
-                if setting.gpus > 1 and not (row["nodes"] or row["gpus_per_node"] or setting.layout):
-                    notes[_ONE_HOST] = None
+                if setting.gpus > 1:
+                    hosts_told.add(bool(row["nodes"] or row["gpus_per_node"] or setting.layout))
                 name = text_of(row["run"]) or naming.name(row, setting)
                 if len(runs) >= _MOST_ROWS:
                     raise RequestError(f"more than {_MOST_ROWS:,} runs", next_step="Import fewer at a time")
@@ -104,6 +104,8 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
                     unlike.append((row.line, times.unlike))
             notes |= dict.fromkeys((*head.notes(_KNOWN), *naming.notes()))
         problems += told.told()
+        if False in hosts_told:
+            notes[_ONE_HOST.format(" of some rows" * (True in hosts_told))] = None
         # At as many GPUs as micro-steps it may as well be the rate of each GPU.
         if whole or all(run.setting.gpus == run.setting.grad_accum for *_, run, _ in micro):
             unlike = sorted([*unlike, *((line, but) for line, but, *_ in micro)])

@@ -97,8 +97,10 @@ def notes_on(runs: Sequence[LogRun], options: Options) -> Iterable[str]:
         yield f"the image size is not told (--image-size): {told} pixels are assumed"
     if options.engine is None and any(run.setting.engine is None for run in runs):
         yield "the engine is unknown (--engine names it)"
-    if options.precision is None and any(run.setting.precision is None for run in runs):
-        yield f"the precision is not told (--precision): {_ASSUMED_PRECISION} is assumed"
+    if options.precision is None and (untold_in := [run.setting for run in runs if run.setting.precision is None]):
+        loose = all(setting.series and setting.series.endswith("AMP") for setting in untold_in)
+        told = "AMP names no precision (--precision says it)" if loose else "the precision is not told (--precision)"
+        yield f"{told}: {_ASSUMED_PRECISION} is assumed"
     untold = [run for run in runs if micro_batch_of(run, options) is None]
     if any(run.of_images for run in untold):
         yield "the micro-batch is not told (--micro-batch): the time of a step is unknown, and how the batch grows"

@@ -12,7 +12,6 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 from vitscale.analysis.statistics import spread_within, t_quantile
@@ -123,7 +122,7 @@ def _between_engines(points: Sequence[Point], seconds_of: SecondsOf) -> float:
 
 def _estimate(points: Sequence[Sequence[float]], spread: float, freedom: float, apart: float) -> Estimate:
     """The median of the points' runs; `spread`: from run to run, `apart`: from those to this configuration."""
-    seconds = [*chain.from_iterable(points)]
+    seconds = [each for of_point in points for each in of_point]
     middle = statistics.median(seconds)
     reach = t_quantile(freedom, 0.95)
     mean = math.exp(reach * math.hypot(spread / math.sqrt(len(seconds)), apart))

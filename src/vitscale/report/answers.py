@@ -14,7 +14,6 @@ from vitscale.analysis import Analysis, TrialResult, Waterfall
 from vitscale.analysis.summaries import NOT_RUN_YET
 from vitscale.present import document as doc
 from vitscale.present import units
-from vitscale.present.units import counted
 from vitscale.report import sentences
 from vitscale.report.charts.time import PART_NAMES, largest_loss, of_trial, parts_of
 from vitscale.report.tables import interval_cell, mode_tables, speedup_cell, trial_label
@@ -41,7 +40,9 @@ def how_it_scales(analysis: Analysis, figure: doc.Figure | None) -> doc.Section:
     if not sure and (fastest := best_measured(analysis)) is not None:
         runs = [len(trial.runs) for trial in analysis.trials.values() if trial.runs]
         unsure = " Too few to say who is ahead." if len(runs) > 1 and min(runs) < _ENOUGH_RUNS else ""
-        lines.insert(0, f"Fastest measured, {counted(len(fastest.runs), 'run')}: {in_short(analysis, fastest)}{unsure}")
+        lines.insert(
+            0, f"Fastest measured, {units.counted(len(fastest.runs), 'run')}: {in_short(analysis, fastest)}{unsure}"
+        )
     if not told:
         lines.append(
             "Speedups are unknown: no two rank counts of a curve may be compared."
@@ -122,7 +123,7 @@ def what_to_choose(analysis: Analysis) -> doc.Section:
     ]
     cheapest = min(alike, key=_gpu_hours, default=fastest)
     batch = [f"global batch {fastest.trial.global_batch:,}"] if fastest.batch_known else []
-    runs = counted(len(fastest.runs), "run")
+    runs = units.counted(len(fastest.runs), "run")
     lines = [f"Fastest measured: {in_short(analysis, fastest, *batch, runs)}"]
     if cheapest is not fastest:
         hours = f"{units.number(_gpu_hours(cheapest))} GPU-hours"
@@ -192,7 +193,7 @@ def what_next(analysis: Analysis, advice: Advice | None, results: Path | None) -
     commands = [f"vitscale run STUDY.toml -o {where}"] if to_run and not _imported(analysis) else []
     if advice is not None and (option := advice.chosen) is not None:
         lines.append(
-            f"Fastest for {counted(advice.work.epochs, 'epoch')} with start-up: {advised.in_short(option)}: "
+            f"Fastest for {units.counted(advice.work.epochs, 'epoch')} with start-up: {advised.in_short(option)}: "
             f"{advised.time(option.seconds)}, {option.label}.{_other_batch(analysis, advice, option)}"
         )
     if advice is not None:
@@ -218,7 +219,11 @@ def what_to_run(analysis: Analysis) -> str:
     few = [trial for trial in analysis.trials.values() if trial.runs and len(trial.runs) < _ENOUGH_RUNS]
     more = "import 3 of each together" if _imported(analysis) else "set repeats = 3"
     has = "has" if len(few) == 1 else "have"
-    return f"{more}: {len(few):,} of {counted(len(analysis.trials), 'trial')} {has} fewer than 3 runs." if few else ""
+    return (
+        f"{more}: {len(few):,} of {units.counted(len(analysis.trials), 'trial')} {has} fewer than 3 runs."
+        if few
+        else ""
+    )
 
 
 def _imported(analysis: Analysis) -> bool:
@@ -233,7 +238,7 @@ def _other_batch(analysis: Analysis, advice: Advice, option: Option) -> str:
     batch = fastest.trial.global_batch
     told = f" The fastest measured has a global batch of {batch:,}"
     if batch > option.global_batch and advice.large_batch is not None:
-        steps = counted(max(1, advice.work.images // batch), "step")
+        steps = units.counted(max(1, advice.work.images // batch), "step")
         return f"{told}: only {steps} an epoch (--large-batch allows it)."
     return f"{told} (--any-batch allows it)." if advice.other_batch is not None else f"{told}."
 
@@ -244,11 +249,15 @@ def can_it_be_trusted(analysis: Analysis) -> doc.Section:
     warnings = sum(finding.severity == "warning" for finding in findings)
     runs = [len(trial.runs) for trial in analysis.trials.values() if trial.runs]
     few = f"intervals need 3 runs of a trial, the fewest here are {min(runs)}" if runs and min(runs) < 3 else ""
-    said = f"{counted(warnings, 'warning')}, {counted(len(findings) - warnings, 'note')}" if findings else "No warning"
+    said = (
+        f"{units.counted(warnings, 'warning')}, {units.counted(len(findings) - warnings, 'note')}"
+        if findings
+        else "No warning"
+    )
     line = "; ".join(filter(None, (said, few)))
     blocks = [doc.Paragraph(f"{line}.")]
     if findings:
-        blocks.append(doc.Section(f"{counted(len(findings), 'finding')}", findings, folded=True))  # type: ignore[arg-type]  # findings are blocks
+        blocks.append(doc.Section(f"{units.counted(len(findings), 'finding')}", findings, folded=True))  # type: ignore[arg-type]  # findings are blocks
     return doc.Section("Can I trust it?", tuple(blocks))
 
 
@@ -298,7 +307,7 @@ def terminal_document(analysis: Analysis, last: Sequence[str] = ()) -> doc.Docum
     unread += [f"problem: {len(lost) - _MOST_PROBLEMS} more, in the report"] if len(lost) > _MOST_PROBLEMS else []
     fastest = ""
     if best is not None:  # its interval stands in the table
-        name = f"Fastest ({counted(len(best.runs), 'run')}): {trial_label(analysis, best)}"
+        name = f"Fastest ({units.counted(len(best.runs), 'run')}): {trial_label(analysis, best)}"
         of_all = "".join(f", {told}" for told in _for_all_images(best))
         fastest = f"{name}: {_pace(best)}{of_all}."
     table = summary_table(analysis)

@@ -325,8 +325,7 @@ class Frames:
         return Charts({name: Chart(figure) for name, figure in charts(self._analysis).items()})
 
     def __repr__(self) -> str:
-        study = self._results.study
-        return f"<results of {study.name}: {len(study.trials)} trials, {len(self._results.runs)} runs>"
+        return f"<results of {self._results.study.name}: {counts(self._analysis)}>"
 
     def _repr_markdown_(self) -> str:
         """What a notebook shows: the tables that `vitscale report` prints."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from pathlib import Path
 
@@ -42,6 +43,21 @@ def test_samples_a_second_without_timers_are_steps_of_the_batch_of_all(tmp_path:
     assert found.study.imported is not None
     assert any("leave out what lies between two steps" in note for note in found.study.imported.notes)
     assert not any("cannot be told apart" in note for note in found.study.imported.notes)
+
+
+@pytest.mark.parametrize("breakdown", ["True", "False", ""])
+def test_of_samples_a_second_alone_nothing_says_that_steps_waited_for_the_device(
+    tmp_path: Path, breakdown: str
+) -> None:
+    """Most such runs never had wall_clock_breakdown, whose removal the report would advise."""
+    path = deepspeed_log(tmp_path / "a.log", rate_lines({10: 8192.0, 20: 8192.0}))
+    lines = [line for line in path.read_text().splitlines() if breakdown or "wall_clock_breakdown" not in line]
+    path.write_text("\n".join(re.sub(r"(wall_clock_breakdown .*)True", rf"\g<1>{breakdown}", line) for line in lines))
+    found = imported(tmp_path, [path], "deepspeed")
+    assert any(finding.kind == "synchronised-timing" for finding in found.findings) == (breakdown == "True")
+    model = only(found).runs[0].model
+    assert model is not None
+    assert model.synchronised_timing is (True if breakdown == "True" else None)
 
 
 def test_logs_of_samples_a_second_are_a_curve(tmp_path: Path) -> None:

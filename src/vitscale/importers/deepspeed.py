@@ -292,6 +292,7 @@ def _run(group: Sequence[_Part], options: Options, number: int) -> tuple[LogRun,
         notes.append(f"{name} tells samples/s alone (CurrSamplesPerSec), which leave out what lies between two steps")
     if untold:
         notes.append(f"{name} tells of rank {listed(sorted(ranks))} of {gpus}: {untold}")
+    timers_ran = not of_rates or any(f.flags.get("breakdown") for f in facts)  # else nobody knows
     setting = Setting(
         gpus=gpus,
         nodes=nodes,
@@ -307,7 +308,7 @@ def _run(group: Sequence[_Part], options: Options, number: int) -> tuple[LogRun,
         files=tuple(dict.fromkeys(file for part in group for file in part.files)),
         ranks=tuple(own),
         versions={key: value for f in reversed(facts) for key, value in f.versions.items()},
-        synchronised=any(f.synchronised for f in facts),
+        synchronised=any(f.synchronised for f in facts) if timers_ran else None,
         started_unix_seconds=max(0.0, group[0].began or 0.0),
         warmup_steps=0 if of_rates else WARMUP_STEPS,
     )

@@ -301,3 +301,13 @@ def test_a_rank_that_the_world_does_not_have_is_left_out(tmp_path: Path) -> None
     assert [rank.rank for rank in only(found).records[0].ranks] == [0]
     assert found.study.imported is not None
     assert any("rank 777" in note for note in found.study.imported.notes)
+
+
+def test_timers_of_a_pipeline_lead_to_the_lines_that_tell_its_steps(tmp_path: Path) -> None:
+    lines = [
+        "steps: 10 loss: 2.3000 iter time (s): 2.012 samples/sec: 256.000",
+        "[Rank 0] time (ms) | pipe_send_output: 10.11 | pipe_recv_grad: 200.32",
+        timers(0, 1.0, 0.1, 0.3, 0.04, 0.05, micro=True),
+    ]
+    with pytest.raises(StoreError, match=r"a.log: its timers are a pipeline's: say --format train-log, which reads"):
+        import_logs([deepspeed_log(tmp_path / "a.log", lines)], "deepspeed", Options(), tmp_path / "results")

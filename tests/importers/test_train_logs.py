@@ -117,6 +117,30 @@ def megatron() -> list[str]:
     ]
 
 
+TOPOLOGY = "Using topology: {" + ", ".join(
+    f"ProcessCoord(pipe={rank // 8}, data={rank % 8}): {rank}" for rank in range(16)
+) + "}"  # fmt: skip
+"""Of 8 copies of a model, each on 2 GPUs."""
+
+
+def pipeline(losses: str = "", before: Sequence[str] = ()) -> list[str]:
+    """8 copies x 64 images x 2 micro-steps = 1,024."""
+    at = "[2024-05-01 10:00:00,000] [INFO] [config.py:997:print]  "
+    return [
+        *before,
+        f"{at} bfloat16_enabled ............. True",
+        f"{at} gradient_accumulation_steps .. 2",
+        f"{at} train_micro_batch_size_per_gpu  64",
+        f"{at} world_size ................... 8",
+        f"{at} zero_optimization_stage ...... 1",
+        *(
+            f"steps: {10 * n} loss: 2.3000 {losses}iter time (s): {own:.3f} samples/sec: {1024 / own:.3f}\n"
+            f"[2024-05-01 10:00:20,000] [INFO] [logging.py:96:log_dist] [Rank 0] time (ms) | pipe_send_output: {n}.11"
+            for n, own in enumerate((BEGINNING, *STEPS), start=1)
+        ),
+    ]
+
+
 def log(folder: Path, lines: Sequence[str], name: str = "train.log") -> Path:
     path = folder / name
     path.write_text("\n".join(lines) + "\n")
@@ -260,3 +284,50 @@ def test_a_log_that_begins_with_a_progress_bar_keeps_its_lines(tmp_path: Path) -
     assert [text for _, text, _ in contents.lines(path)][-2:] == ["first", "second"]
     path.write_bytes(b"first\rsecond\r")
     assert [text for _, text, _ in contents.lines(path)] == ["first", "second"]
+
+
+@pytest.mark.parametrize(
+    ("before", "options", "gpus", "batch"),
+    [
+        ((), {}, 8, 64),
+        ((), {"gpus": 16}, 16, 32),
+        ((TOPOLOGY,), {}, 16, 32),
+        ((TOPOLOGY[:-1],), {}, 8, 64),  # cut off: not of all ranks
+    ],
+    ids=["as data parallel", "--gpus", "topology", "cut topology"],
+)
+def test_a_pipelines_world_size_counts_copies_of_the_model(
+    tmp_path: Path, before: Sequence[str], options: dict[str, int], gpus: int, batch: int
+) -> None:
+    path = log(tmp_path, pipeline("lm loss: 1.2000 ", before))
+    assert guess([path]) == "train-log"
+    found = imported(tmp_path, [path], "train-log", **options)
+    (trial,) = found.trials.values()
+    train = trial.trial.train
+    assert (trial.trial.world.size, train.micro_batch, train.grad_accum) == (gpus, batch, 2)
+    assert (train.engine, train.zero_stage, train.precision) == ("deepspeed", 1, "bf16-params")
+    assert trial.runs[0].timed_steps == len(STEPS)
+    assert trial.step_seconds is not None
+    assert trial.step_seconds.value == pytest.approx(0.25)
+    assert trial.images_per_second is not None
+    assert trial.images_per_second.value == pytest.approx(1024 / 0.25)
+    assert found.study.imported is not None
+    shared = "train.log: 2 GPUs share each copy of the model"
+    assert any(note.startswith(shared) for note in found.study.imported.notes) == (gpus == 16)
+    assert any("its world_size 8 counts copies" in note for note in found.study.imported.notes) == (gpus == 8)
+
+
+def test_images_that_gpus_cannot_share_in_whole_numbers_are_unknown(tmp_path: Path) -> None:
+    """Each copy's 2 micro-steps x 64 images: 128 GPUs a copy have one each, 256 half of one."""
+    for gpus, batch in ((8 * 128, 1), (8 * 256, 1)):
+        found = imported(tmp_path / f"{gpus}", [log(tmp_path, pipeline())], "train-log", gpus=gpus)
+        (trial,) = found.trials.values()
+        assert (trial.trial.train.micro_batch, trial.trial.train.grad_accum) == (batch, 1)
+        rate = trial.images_per_second.value if trial.images_per_second else None
+        assert rate == (pytest.approx(1024 / 0.25) if gpus == 1024 else None)
+
+
+def test_gpus_that_cannot_hold_the_copies_in_equal_parts_are_refused(tmp_path: Path) -> None:
+    why = r"'train.log' tells 8 copies of the model, which 4 GPUs cannot hold.*--gpus 16, for 2 each"
+    with pytest.raises(RequestError, match=why):
+        import_logs([log(tmp_path, pipeline())], "train-log", Options(gpus=4), tmp_path / "results")

@@ -175,6 +175,8 @@ class _Part:
     files: tuple[ImportedFile, ...]
     facts: Facts = field(default_factory=Facts)
     ranks: dict[int, RankTimes] = field(default_factory=dict)
+    pipeline: bool = False
+    """Whether DeepSpeed's pipeline engine printed it, which times no optimizer step by parts."""
 
     @property
     def has_steps(self) -> bool:
@@ -199,8 +201,12 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
     notes: dict[str, None] = {}
     for path in paths:
         told = Problems(path.name)
-        parts += [part for part in _parts(path, told) if part.has_steps]
+        own = _parts(path, told)
+        parts += [part for part in own if part.has_steps]
         problems += told.told()
+        if own[-1].pipeline and not any(part.has_steps for part in own):
+            what = f"{path.name}: its timers are a pipeline's"
+            problems.append(f"{what}: say --format train-log, which reads rank 0's lines of iter time")
     runs: list[LogRun] = []
     for group in _one_run_each(parts):
         run, said = _run(group, options, len(runs))
@@ -220,6 +226,7 @@ def _parts(path: Path, told: Problems) -> list[_Part]:
             parts.append(_Part(files))  # started again, into the same file
         part = parts[-1]
         part.facts.take(text)
+        part.pipeline |= "iter time (s): " in text or "| pipe_" in text
         if (printed := rate_of(text)) is not None:
             part.ranks.setdefault(own, RankTimes()).rates.setdefault(*printed)
         for timer in timers(text):

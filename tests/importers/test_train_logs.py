@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from vitscale.errors import RequestError, StoreError
 from vitscale.importers import contents
 from vitscale.importers.contents import Options
 from vitscale.importers.importing import guess, import_logs
+from vitscale.importers.train_logs import _Log, _look_for_facts, is_line
 
 STEPS, OF_EPOCH = (0.25, 0.26, 0.24, 0.25, 0.252, 0.248), 1251
 """Seconds of every 50th step, after a first line of `BEGINNING`."""
@@ -284,6 +286,45 @@ def test_a_log_that_begins_with_a_progress_bar_keeps_its_lines(tmp_path: Path) -
     assert [text for _, text, _ in contents.lines(path)][-2:] == ["first", "second"]
     path.write_bytes(b"first\rsecond\r")
     assert [text for _, text, _ in contents.lines(path)] == ["first", "second"]
+
+
+MAE = [
+    "| distributed init (rank 0): env://, gpu 0",
+    "[10:00:00.123456] job dir: /work",
+    "[10:00:00.123456] Namespace(accum_iter=2,\nbatch_size=128,\nblr=0.0005,\neval_batch_size=5,\nworld_size=8)",
+    *(f"[10:00:02.123456] {line}" for line in references()[1:]),
+]
+BEIT = [references()[0].replace("world_size", "update_freq=2, world_size"), *references()[1:]]
+SWIN = [*swin()[:3], "TRAIN:", "  ACCUMULATION_STEPS: 2", *swin()[3:]]
+
+
+@pytest.mark.parametrize("lines", [MAE, BEIT, SWIN], ids=["MAE", "BEiT", "Swin"])
+def test_lines_of_micro_steps_are_parts_of_a_step(tmp_path: Path, lines: list[str]) -> None:
+    """Two micro-steps of 0.25 s and 1,024 images are a step; the lines count micro-steps, 1,251 of an epoch."""
+    found = imported(tmp_path, [log(tmp_path, lines)], "train-log")
+    (trial,) = found.trials.values()
+    train = trial.trial.train
+    assert (trial.trial.world.size, train.micro_batch, train.grad_accum) == (8, 128, 2)
+    assert trial.step_seconds is not None
+    assert trial.step_seconds.value == pytest.approx(2 * sum(STEPS) / len(STEPS), rel=1e-3)
+    assert trial.images_per_second is not None
+    assert trial.images_per_second.value == pytest.approx(1024 / 0.25, rel=1e-3)
+    assert {run.model.train_samples for run in trial.runs if run.model} == {1251 * 1024}
+    assert found.study.imported is not None
+    assert any("each taken for one of the 2 micro-steps of a step" in note for note in found.study.imported.notes)
+
+
+def test_arguments_are_read_in_time_however_they_repeat() -> None:
+    start = time.perf_counter()
+    for text in (
+        "Namespace(" + "world_size=1" * 5000,
+        "[1" * 30_000,
+        "steps: 1 loss: " * 4000,
+        "world_size=" + "1" * 60_000,
+    ):
+        assert not is_line(text)
+        _look_for_facts(text, _Log())
+    assert time.perf_counter() - start < 5
 
 
 @pytest.mark.parametrize(

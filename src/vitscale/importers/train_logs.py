@@ -39,6 +39,11 @@ class _Loop(NamedTuple):
     """Steps below this number have a printed time that includes the epoch's first step; or `SINCE_THE_LAST`."""
     line: re.Pattern[str]
 
+    @property
+    def of_micro_steps(self) -> bool:
+        """Whether it prints one for micro-steps; those that tell images print it for optimizer steps."""
+        return not {"rate", "batch"} & self.line.groupindex.keys()
+
 
 _AT, _SECONDS = r"\[\s*(?P<step>\d+)/(?P<of>\d+)", r"(?P<seconds>\d+\.\d+)"
 _NUMBER = r"\d+\.\d+"
@@ -86,19 +91,25 @@ _LOOPS = tuple(
 _ALIKE = 1.05
 """Ratio up to which two image counts are taken for the same dataset."""
 _MOST_IN_BATCH, _MOST_PARAMETERS = 1_000_000, 10**15
+_ARGUMENT = r"^(?:\[[\d:.]{5,20}\] )?(?:Namespace\(.*\b)?"
+"""Before an argument's name; MAE prints the time before a message, and each argument on a line of its own."""
 _COUNTS = {
     "gpus": (
         contents.MOST_GPUS,
         r"\bProcess \d+, total (\d+)|^\s*GPU number: (\d+)|WORLD_SIZE in environ: \d+/(\d+)"
-        r"|^Namespace\(.*\bworld_size=(\d+)|^using world size: (\d+)",
+        rf"|{_ARGUMENT}world_size=(\d+)[,)]|^using world size: (\d+)",
     ),
     "micro_batch": (
         _MOST_IN_BATCH,
-        r"\bsamples_per_gpu=(\d+)|^Namespace\(.*\bbatch_size(?:_per_gpu)?=(\d+)|^batch_size_per_gpu: (\d+)"
+        rf"\bsamples_per_gpu=(\d+)|{_ARGUMENT}batch_size(?:_per_gpu)?=(\d+)[,)]|^batch_size_per_gpu: (\d+)"
         r"|^\s+BATCH_SIZE: (\d+)|^train_dataloader = dict\(\s*batch_size=(\d+)"
         r"|\btrain_micro_batch_size_per_gpu \.* *(\d+)",
     ),
-    "grad_accum": (_MOST_IN_BATCH, r"\bgradient_accumulation_steps \.* *(\d+)"),
+    "grad_accum": (
+        _MOST_IN_BATCH,
+        rf"{_ARGUMENT}(?:accum_iter|update_freq)=(\d+)[,)]|^\s+ACCUMULATION_STEPS: (\d+)"
+        r"|\bgradient_accumulation_steps \.* *(\d+)",
+    ),
     # DeepSpeed's configuration has the data-parallel size as world_size (`DeepSpeedConfig` in runtime/config.py).
     "copies": (contents.MOST_GPUS, r"\bprint\] +world_size \.* *(\d+)"),
     "parameters": (_MOST_PARAMETERS, r"\bModel \S+ created, param count: ?(\d+)|\bnumber of params: (\d+)"),
@@ -258,7 +269,9 @@ def _run(path: Path, log: _Log, options: Options) -> tuple[LogRun, list[str]]:
             what, next_step=f"Give the GPUs of all ranks together: --gpus {2 * (copies or 1)}, for 2 each"
         )
     split = gpus // (copies or gpus)
-    notes = [f"{len(log.steps):,} lines of {log.loop.name}, each taken for a step"]
+    micro_steps = log.counts.get("grad_accum", 1) if log.loop.of_micro_steps else 1
+    what = f"one of the {micro_steps} micro-steps of a step" if micro_steps > 1 else "a step"
+    notes = [f"{len(log.steps):,} lines of {log.loop.name}, each taken for {what}"]
     if told is None:
         notes.append(
             f"its world_size {gpus} counts copies of the model, taken for GPUs: --gpus says how many have them"
@@ -300,7 +313,7 @@ def _run(path: Path, log: _Log, options: Options) -> tuple[LogRun, list[str]]:
         parameters=parameters,
         train_samples=samples,
     )
-    rank = LogRank(0, steps=tuple(_steps(log, (micro_batch or 0) * accum)))
+    rank = LogRank(0, steps=tuple(_steps(log, (micro_batch or 0) * accum, micro_steps)))
     return LogRun(setting, path.name, (contents.identified(path),), (rank,), of_the_run=True), notes
 
 
@@ -327,7 +340,8 @@ def _beginnings(log: _Log) -> list[bool]:
     return [number == 0 or (begins and not all_alike) for number, begins in enumerate(of_an_epoch)]
 
 
-def _steps(log: _Log, images: int) -> Iterator[StepLine]:
+def _steps(log: _Log, images: int, micro_steps: int) -> Iterator[StepLine]:
     beginnings = _beginnings(log)
     for number, (step, begins) in enumerate(zip(log.steps, beginnings, strict=True)):
-        yield StepLine(step=number, epoch=0, seconds=step.seconds, images=images, loss=None, warmup=begins)
+        seconds = micro_steps * step.seconds
+        yield StepLine(step=number, epoch=0, seconds=seconds, images=images, loss=None, warmup=begins)

@@ -314,6 +314,36 @@ def test_lines_of_micro_steps_are_parts_of_a_step(tmp_path: Path, lines: list[st
     assert any("each taken for one of the 2 micro-steps of a step" in note for note in found.study.imported.notes)
 
 
+@pytest.mark.parametrize(
+    ("copies", "micro", "told", "gpus_a_model"),
+    [
+        (8, 32, (32, 4), 1),
+        (2, 128, (32, 4), 4),  # each of 4 GPUs counts for 32 of its copy's 128 images
+        (2, 2, (1, 128), 4),  # and for a quarter of its 256 micro-steps of 2 images
+        (8, 96, (128, 1), 1),  # 1,024 are no multiple of 768: the batch grew
+    ],
+)
+def test_megatrons_batch_accumulation_and_precision(
+    tmp_path: Path, copies: int, micro: int, told: tuple[int, int], gpus_a_model: int
+) -> None:
+    lines = [
+        f"using world size: 8, data-parallel size: {copies}, context-parallel size: 1, tensor-model-parallel size: 4",
+        "  bf16 ............................................ True",
+        "  fp16 ............................................ False",
+        f"  micro_batch_size ................................ {micro}",
+        *megatron()[1:],
+    ]
+    found = imported(tmp_path, [log(tmp_path, lines)], "train-log")
+    (trial,) = found.trials.values()
+    train = trial.trial.train
+    assert (trial.trial.world.size, train.micro_batch, train.grad_accum, train.precision) == (8, *told, "bf16-params")
+    assert trial.images_per_second is not None
+    assert trial.images_per_second.value == pytest.approx(1024 / 0.25)
+    assert found.study.imported is not None
+    notes = [note for note in found.study.imported.notes if "share each copy of the model" in note]
+    assert [note.split()[1] for note in notes] == ([f"{gpus_a_model}"] if gpus_a_model > 1 else [])
+
+
 def test_arguments_are_read_in_time_however_they_repeat() -> None:
     start = time.perf_counter()
     for text in (

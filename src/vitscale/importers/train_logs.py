@@ -9,6 +9,7 @@ epoch: the first line of a file counts as warm-up, and so do an epoch's lines wh
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections.abc import Iterator, Sequence
@@ -103,7 +104,7 @@ _COUNTS = {
         _MOST_IN_BATCH,
         rf"\bsamples_per_gpu=(\d+)|{_ARGUMENT}batch_size(?:_per_gpu)?=(\d+)[,)]|^batch_size_per_gpu: (\d+)"
         r"|^\s+BATCH_SIZE: (\d+)|^train_dataloader = dict\(\s*batch_size=(\d+)"
-        r"|\btrain_micro_batch_size_per_gpu \.* *(\d+)",
+        r"|\b(?:train_micro_batch_size_per_gpu|micro_batch_size) \.* *(\d+)",
     ),
     "grad_accum": (
         _MOST_IN_BATCH,
@@ -111,7 +112,7 @@ _COUNTS = {
         r"|\bgradient_accumulation_steps \.* *(\d+)",
     ),
     # DeepSpeed's configuration has the data-parallel size as world_size (`DeepSpeedConfig` in runtime/config.py).
-    "copies": (contents.MOST_GPUS, r"\bprint\] +world_size \.* *(\d+)"),
+    "copies": (contents.MOST_GPUS, r"\bprint\] +world_size \.* *(\d+)|\bdata-parallel[- ]size: (\d+)"),
     "parameters": (_MOST_PARAMETERS, r"\bModel \S+ created, param count: ?(\d+)|\bnumber of params: (\d+)"),
 }
 _TOLD = {count: (most, re.compile(pattern)) for count, (most, pattern) in _COUNTS.items()}
@@ -139,7 +140,7 @@ class _Log:
     counts: dict[str, int] = field(default_factory=dict)
     model: str | None = None
     facts: Facts = field(default_factory=Facts)
-    """What DeepSpeed's own configuration says."""
+    """What DeepSpeed's own configuration or Megatron-LM's arguments say."""
     steps: list[_Step] = field(default_factory=list)
     steps_of_epoch: int | None = None
     epoch: str | None = None
@@ -281,9 +282,14 @@ def _run(path: Path, log: _Log, options: Options) -> tuple[LogRun, list[str]]:
             f"{log.again:,} more of steps that were told already, by other ranks or another try, are left aside"
         )
     micro_batch, accum = options.micro_batch or log.counts.get("micro_batch"), log.counts.get("grad_accum", 1)
-    if micro_batch is None and (images := [step.images_per_second * step.seconds for step in log.steps
-                                           if step.images_per_second]):  # fmt: skip
-        micro_batch = round(min(_MOST_IN_BATCH, statistics.fmean(images) / gpus / accum)) or None
+    images = [step.images_per_second * step.seconds for step in log.steps if step.images_per_second]
+    batch = round(min(1e12, statistics.median(images))) if images else 0
+    if micro_batch and batch and copies and "grad_accum" not in log.counts:  # Megatron-LM does not print it
+        accum = batch // (micro_batch * copies)
+        if accum > _MOST_IN_BATCH or accum * micro_batch * copies != batch:  # the batch grew meanwhile
+            micro_batch, accum = None, 1
+    if micro_batch is None and batch:
+        micro_batch = round(min(_MOST_IN_BATCH, batch / gpus / accum)) or None
         notes.append(f"about {micro_batch} images on each GPU, from its images/s (--micro-batch says it exactly)")
     elif micro_batch is not None and split > 1:
         micro_batch, accum = _shared(micro_batch, accum, split)
@@ -319,9 +325,9 @@ def _run(path: Path, log: _Log, options: Options) -> tuple[LogRun, list[str]]:
 
 def _shared(micro_batch: int, accum: int, ranks: int) -> tuple[int | None, int]:
     """(Micro-batch, accumulation) that count a copy's images once where these ranks share it; None: no whole number."""
-    if micro_batch % ranks:
-        micro_batch, accum = micro_batch * accum, 1
-    return (micro_batch // ranks, accum) if micro_batch % ranks == 0 else (None, 1)
+    parts = math.gcd(micro_batch, ranks)
+    accum, rest = divmod(accum, ranks // parts)
+    return (None, 1) if rest else (micro_batch // parts, accum)
 
 
 def _with_so_many(parameters: int | None) -> str | None:

@@ -311,3 +311,12 @@ def test_timers_of_a_pipeline_lead_to_the_lines_that_tell_its_steps(tmp_path: Pa
     ]
     with pytest.raises(StoreError, match=r"a.log: its timers are a pipeline's: say --format train-log, which reads"):
         import_logs([deepspeed_log(tmp_path / "a.log", lines)], "deepspeed", Options(), tmp_path / "results")
+
+
+def test_rates_of_logs_that_tell_no_world_size_are_a_curve_of_the_gpus_given(tmp_path: Path) -> None:
+    paths = [tmp_path / "two-rank0.log", tmp_path / "eight-rank1.log"]
+    for path, rate in zip(paths, (1000.0, 3800.0), strict=True):
+        path.write_text("\n".join(rate_lines({10: rate})) + "\n")
+    (curve,) = imported(tmp_path, paths, "deepspeed", each_gpus=(2, 8)).curves
+    speedups = {point.gpus: point.speedup.value for point in curve.points if point.speedup}
+    assert speedups == pytest.approx({2: 1.0, 8: 3.8})

@@ -402,3 +402,47 @@ def test_gpus_that_cannot_hold_the_copies_in_equal_parts_are_refused(tmp_path: P
     why = r"'train.log' tells 8 copies of the model, which 4 GPUs cannot hold.*--gpus 16, for 2 each"
     with pytest.raises(RequestError, match=why):
         import_logs([log(tmp_path, pipeline())], "train-log", Options(gpus=4), tmp_path / "results")
+
+
+def test_gpus_of_each_log_make_a_curve(tmp_path: Path) -> None:
+    """Swin tells no GPUs: 1,251 steps of 8 x 128 images, and 10,008 of 1 x 128."""
+    eight = swin()[1:]
+    one = [line.replace(f"/{OF_EPOCH}]", f"/{8 * OF_EPOCH}]") for line in eight]
+    paths = [log(tmp_path, one, "one.log"), log(tmp_path, eight, "eight.log")]
+    with pytest.raises(RequestError, match=r"'one.log' does not tell the GPUs. Give them: --gpus 1,8 \(one for each"):
+        import_logs(paths, "train-log", Options(), tmp_path / "none")
+    found = imported(tmp_path, paths, "train-log", each_gpus=(1, 8))
+    (curve,) = found.curves
+    efficiencies = {point.gpus: point.efficiency.value for point in curve.points if point.efficiency}
+    assert efficiencies == pytest.approx({1: 1.0, 8: 1.0}, rel=1e-3)
+    assert found.study.imported is not None
+    assert found.study.imported.options == {"each_gpus": "1,8"}
+    assert any(f"about {1251 * 1024:,} training images" in note for note in found.study.imported.notes)
+    alike = imported(tmp_path / "alike", paths, "train-log", gpus=8).study.imported
+    assert alike is not None
+    assert any("--gpus 8 is not of all: say --gpus 1,8 (one for each file" in note for note in alike.notes)
+    with pytest.raises(RequestError, match=r"--gpus has 4 for 'timm.log', which is of 8. Say --gpus 1,8"):
+        import_logs(
+            [paths[0], log(tmp_path, timm(), "timm.log")], "train-log", Options(each_gpus=(1, 4)), tmp_path / "4"
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "files", "why"),
+    [
+        ("1,8,3", 2, "3 numbers for 2 files"),
+        ("1,8", 1, "2 numbers for 1 file"),
+        ("1,,8", 3, "'' is no number"),
+        ("x", 1, "'x' is no number"),
+        ("1,0", 2, "'0' is no whole number from 1 to 100,000"),
+        ("1,1.5", 2, "'1.5' is no whole number"),
+        ("9" * 400, 1, "no number"),
+    ],
+)
+def test_other_numbers_than_one_for_each_file_are_refused(text: str, files: int, why: str) -> None:
+    assert contents.gpus_of("1, 8", 2) == (1, 8)
+    assert contents.gpus_of("8", 3) == (8,)
+    with pytest.raises(RequestError, match="--gpus is ") as caught:
+        contents.gpus_of(text, files)
+    assert why in str(caught.value)
+    assert "Valid: --gpus 1,8 (one for each file in their order), --gpus 8 (of all ranks together)" in str(caught.value)

@@ -8,11 +8,21 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vitscale.errors import RequestError, shown
-from vitscale.importers.contents import LogContents, LogRank, LogRun, Options, Problems, Setting, identified, lines
+from vitscale.importers.contents import (
+    EACH_GPUS,
+    LogContents,
+    LogRank,
+    LogRun,
+    Options,
+    Problems,
+    Setting,
+    identified,
+    lines,
+)
 from vitscale.importers.deepspeed_lines import MOST_MICRO_STEPS, Broken, Facts, Times, rate_of, timers, without_colours
 from vitscale.present.units import listed
 from vitscale.store.records import ExplainedLine, PhaseName, StepLine
@@ -173,6 +183,8 @@ class _Part:
     """One run in one file; a log that was appended to holds several."""
 
     files: tuple[ImportedFile, ...]
+    gpus: int | None
+    """What the user says of its file."""
     facts: Facts = field(default_factory=Facts)
     ranks: dict[int, RankTimes] = field(default_factory=dict)
     pipeline: bool = False
@@ -199,9 +211,9 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
     parts: list[_Part] = []
     problems: list[str] = []
     notes: dict[str, None] = {}
-    for path in paths:
+    for number, path in enumerate(paths):
         told = Problems(path.name)
-        own = _parts(path, told)
+        own = _parts(path, told, options.of_file(number).gpus)
         parts += [part for part in own if part.has_steps]
         problems += told.told()
         if own[-1].pipeline and not any(part.has_steps for part in own):
@@ -209,21 +221,21 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
             problems.append(f"{what}: say --format train-log, which reads rank 0's lines of iter time")
     runs: list[LogRun] = []
     for group in _one_run_each(parts):
-        run, said = _run(group, options, len(runs))
+        run, said = _run(group, replace(options, gpus=group[0].gpus), len(runs))
         runs.append(run)
         notes |= dict.fromkeys(said)
     return LogContents(tuple(runs), tuple(notes), tuple(problems))
 
 
-def _parts(path: Path, told: Problems) -> list[_Part]:
+def _parts(path: Path, told: Problems, gpus: int | None) -> list[_Part]:
     files = (identified(path),)
     match = _RANK_IN_NAME.search(path.name)
     own = int(match[1]) if match else 0
-    parts = [_Part(files)]
+    parts = [_Part(files, gpus)]
     for number, raw, whole in lines(path):
         text = without_colours(raw)
         if _BEGINS in text and parts[-1].has_steps:
-            parts.append(_Part(files))  # started again, into the same file
+            parts.append(_Part(files, gpus))  # started again, into the same file
         part = parts[-1]
         part.facts.take(text)
         part.pipeline |= "iter time (s): " in text or "| pipe_" in text
@@ -254,7 +266,7 @@ def _one_run_each(parts: Iterable[_Part]) -> list[list[_Part]]:
 def _belongs(part: _Part, group: Sequence[_Part]) -> bool:
     taken = {rank for other in group for rank in other.ranks}
     sizes = [next(iter(each.facts.world_sizes().values()), None) for each in (part, *group)]
-    known = {size for size in sizes if size is not None}
+    known = {size or each.gpus for size, each in zip(sizes, (part, *group), strict=True)} - {None}
     begins = [each.began for each in (part, *group)]
     times = [each for each in begins if each is not None]
     # Ranks end their first step within the same collective; the hour allows for clocks that disagree.
@@ -336,8 +348,7 @@ def _gpus(facts: Iterable[Facts], options: Options, name: str) -> tuple[int, lis
         raise RequestError(f"--gpus is {options.gpus}, but {shown(name)} is of {told}", next_step="Leave --gpus out")
     gpus = told or options.gpus
     if gpus is None:
-        raise RequestError(
-            f"{shown(name)} does not tell its world size", next_step="Give it: --gpus 8, of all ranks together"
-        )
+        how = f"Give it: --gpus 8, of all ranks together; for several files {EACH_GPUS}"
+        raise RequestError(f"{shown(name)} does not tell its world size", next_step=how)
     others = [f"{key} {size}" for key, size in said.items() if size != gpus]
     return gpus, [f"{name} is taken for one of {gpus} GPUs; it also says {listed(others)}"] if others else []

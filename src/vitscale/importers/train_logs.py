@@ -168,11 +168,11 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
     runs: list[LogRun] = []
     problems: list[str] = []
     notes: list[str] = []
-    for path in paths:
+    for number, path in enumerate(paths):
         told = Problems(path.name)
         log = _read(path, told)
         if log.steps:
-            run, said = _run(path, log, options)
+            run, said = _run(path, log, options.of_file(number), contents.how_to_tell(paths))
             runs.append(run)
             notes += [f"{path.name}: {note}" for note in said]
         problems += told.told()
@@ -187,6 +187,8 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
         ]
         counts = " or ".join(f"{count:,}" for count in ([max(samples)] if alike else sorted(samples)))
         notes.append(f"about {counts} training images, from the steps of an epoch (--train-samples says it exactly)")
+        if options.gpus is not None and not alike:
+            notes.append(f"if these are of one dataset, --gpus {options.gpus} is not of all: say {contents.EACH_GPUS}")
     return LogContents(tuple(runs), tuple(notes), tuple(problems))
 
 
@@ -257,13 +259,15 @@ def _take(told: dict[str, str | None], log: _Log, number: int, problems: Problem
         log.steps_of_epoch = of
 
 
-def _run(path: Path, log: _Log, options: Options) -> tuple[LogRun, list[str]]:
+def _run(path: Path, log: _Log, options: Options, how_to_tell: str) -> tuple[LogRun, list[str]]:
     """The run of one file, and notes on it."""
     told, copies = log.counts.get("gpus") or options.gpus, log.counts.get("copies")
     gpus = told or copies
     if gpus is None:
-        what = f"{shown(path.name)} does not tell the GPUs"
-        raise RequestError(what, next_step="Give them: --gpus 8, of all ranks together")
+        raise RequestError(f"{shown(path.name)} does not tell the GPUs", next_step=f"Give them: {how_to_tell}")
+    if options.each_gpus and gpus != options.gpus:
+        what = f"--gpus has {options.gpus} for {shown(path.name)}, which is of {gpus}"
+        raise RequestError(what, next_step=f"Say {contents.EACH_GPUS}")
     if gpus % (copies or 1):
         what = f"{shown(path.name)} tells {copies} copies of the model, which {gpus} GPUs cannot hold in equal parts"
         raise RequestError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from pathlib import Path
 
@@ -42,6 +43,21 @@ def test_samples_a_second_without_timers_are_steps_of_the_batch_of_all(tmp_path:
     assert found.study.imported is not None
     assert any("leave out what lies between two steps" in note for note in found.study.imported.notes)
     assert not any("cannot be told apart" in note for note in found.study.imported.notes)
+
+
+@pytest.mark.parametrize("breakdown", ["True", "False", ""])
+def test_of_samples_a_second_alone_nothing_says_that_steps_waited_for_the_device(
+    tmp_path: Path, breakdown: str
+) -> None:
+    """Most such runs never had wall_clock_breakdown, whose removal the report would advise."""
+    path = deepspeed_log(tmp_path / "a.log", rate_lines({10: 8192.0, 20: 8192.0}))
+    lines = [line for line in path.read_text().splitlines() if breakdown or "wall_clock_breakdown" not in line]
+    path.write_text("\n".join(re.sub(r"(wall_clock_breakdown .*)True", rf"\g<1>{breakdown}", line) for line in lines))
+    found = imported(tmp_path, [path], "deepspeed")
+    assert any(finding.kind == "synchronised-timing" for finding in found.findings) == (breakdown == "True")
+    model = only(found).runs[0].model
+    assert model is not None
+    assert model.synchronised_timing is (True if breakdown == "True" else None)
 
 
 def test_logs_of_samples_a_second_are_a_curve(tmp_path: Path) -> None:
@@ -285,3 +301,22 @@ def test_a_rank_that_the_world_does_not_have_is_left_out(tmp_path: Path) -> None
     assert [rank.rank for rank in only(found).records[0].ranks] == [0]
     assert found.study.imported is not None
     assert any("rank 777" in note for note in found.study.imported.notes)
+
+
+def test_timers_of_a_pipeline_lead_to_the_lines_that_tell_its_steps(tmp_path: Path) -> None:
+    lines = [
+        "steps: 10 loss: 2.3000 iter time (s): 2.012 samples/sec: 256.000",
+        "[Rank 0] time (ms) | pipe_send_output: 10.11 | pipe_recv_grad: 200.32",
+        timers(0, 1.0, 0.1, 0.3, 0.04, 0.05, micro=True),
+    ]
+    with pytest.raises(StoreError, match=r"a.log: its timers are a pipeline's: say --format train-log, which reads"):
+        import_logs([deepspeed_log(tmp_path / "a.log", lines)], "deepspeed", Options(), tmp_path / "results")
+
+
+def test_rates_of_logs_that_tell_no_world_size_are_a_curve_of_the_gpus_given(tmp_path: Path) -> None:
+    paths = [tmp_path / "two-rank0.log", tmp_path / "eight-rank1.log"]
+    for path, rate in zip(paths, (1000.0, 3800.0), strict=True):
+        path.write_text("\n".join(rate_lines({10: rate})) + "\n")
+    (curve,) = imported(tmp_path, paths, "deepspeed", each_gpus=(2, 8)).curves
+    speedups = {point.gpus: point.speedup.value for point in curve.points if point.speedup}
+    assert speedups == pytest.approx({2: 1.0, 8: 3.8})

@@ -143,7 +143,7 @@ def test_report_of_an_unknown_model_and_engine(
         (["--format", "epoch"], "Did you mean 'epochs'?"),
         (["--model", "vit-b17"], "vit-b17"),
         (["--precision", "fp8"], "unknown precision 'fp8'"),
-        (["--gpus", "0"], "--gpus is 0"),
+        (["--gpus", "0"], "--gpus is '0'"),
         (["--train-samples", "-1"], "--train-samples is -1"),
         (["--image-size", "32"], "--image-size is given without --model"),
         (["--zero-stage", "4"], "--zero-stage is 4"),
@@ -183,3 +183,15 @@ def test_pipes_are_no_logs_and_an_empty_folder_takes_results(
     monkeypatch.chdir(tmp_path / "empty")
     assert vitscale("import", str(table), "-o", ".")[0] == 0
     assert (tmp_path / "empty" / "study.json").exists()
+
+
+def test_gpus_of_each_file_on_the_command_line(tmp_path: Path, vitscale: Callable[..., tuple[int, str, str]]) -> None:
+    """Of rates alone, which tell no world size; a table is no run of its own."""
+    logs = [tmp_path / "two.log", tmp_path / "eight.log"]
+    for log in logs:
+        log.write_text("global_step=10, RunningAvgSamplesPerSec=9.0, CurrSamplesPerSec=1000.0, MemAllocated=1.2GB\n")
+    code, out, _ = vitscale("import", *map(str, logs), "--gpus", "2,8", "--json", "-o", "RESULTS")
+    assert (code, json.loads(out)["series"][0]["gpus"]) == (0, [2, 8])
+    code, _, err = vitscale("import", *map(str, logs), "--gpus", "2,8", "--format", "csv", "-o", "TABLE")
+    assert code != 0
+    assert "--gpus has 2 numbers, and csv is no format whose files are a run each" in err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from vitscale.errors import RequestError, StoreError
 from vitscale.importers import contents
 from vitscale.importers.contents import Options
 from vitscale.importers.importing import guess, import_logs
+from vitscale.importers.train_logs import _Log, _look_for_facts, is_line
 
 STEPS, OF_EPOCH = (0.25, 0.26, 0.24, 0.25, 0.252, 0.248), 1251
 """Seconds of every 50th step, after a first line of `BEGINNING`."""
@@ -114,6 +116,30 @@ def megatron() -> list[str]:
             for n, own in enumerate((BEGINNING, *STEPS), start=1)
         ),
         "    time (ms) | forward-compute: 100.0 | backward-compute: 140.0",
+    ]
+
+
+TOPOLOGY = "Using topology: {" + ", ".join(
+    f"ProcessCoord(pipe={rank // 8}, data={rank % 8}): {rank}" for rank in range(16)
+) + "}"  # fmt: skip
+"""Of 8 copies of a model, each on 2 GPUs."""
+
+
+def pipeline(losses: str = "", before: Sequence[str] = ()) -> list[str]:
+    """8 copies x 64 images x 2 micro-steps = 1,024."""
+    at = "[2024-05-01 10:00:00,000] [INFO] [config.py:997:print]  "
+    return [
+        *before,
+        f"{at} bfloat16_enabled ............. True",
+        f"{at} gradient_accumulation_steps .. 2",
+        f"{at} train_micro_batch_size_per_gpu  64",
+        f"{at} world_size ................... 8",
+        f"{at} zero_optimization_stage ...... 1",
+        *(
+            f"steps: {10 * n} loss: 2.3000 {losses}iter time (s): {own:.3f} samples/sec: {1024 / own:.3f}\n"
+            f"[2024-05-01 10:00:20,000] [INFO] [logging.py:96:log_dist] [Rank 0] time (ms) | pipe_send_output: {n}.11"
+            for n, own in enumerate((BEGINNING, *STEPS), start=1)
+        ),
     ]
 
 
@@ -260,3 +286,163 @@ def test_a_log_that_begins_with_a_progress_bar_keeps_its_lines(tmp_path: Path) -
     assert [text for _, text, _ in contents.lines(path)][-2:] == ["first", "second"]
     path.write_bytes(b"first\rsecond\r")
     assert [text for _, text, _ in contents.lines(path)] == ["first", "second"]
+
+
+MAE = [
+    "| distributed init (rank 0): env://, gpu 0",
+    "[10:00:00.123456] job dir: /work",
+    "[10:00:00.123456] Namespace(accum_iter=2,\nbatch_size=128,\nblr=0.0005,\neval_batch_size=5,\nworld_size=8)",
+    *(f"[10:00:02.123456] {line}" for line in references()[1:]),
+]
+BEIT = [references()[0].replace("world_size", "update_freq=2, world_size"), *references()[1:]]
+SWIN = [*swin()[:3], "TRAIN:", "  ACCUMULATION_STEPS: 2", *swin()[3:]]
+
+
+@pytest.mark.parametrize("lines", [MAE, BEIT, SWIN], ids=["MAE", "BEiT", "Swin"])
+def test_lines_of_micro_steps_are_parts_of_a_step(tmp_path: Path, lines: list[str]) -> None:
+    """Two micro-steps of 0.25 s and 1,024 images are a step; the lines count micro-steps, 1,251 of an epoch."""
+    found = imported(tmp_path, [log(tmp_path, lines)], "train-log")
+    (trial,) = found.trials.values()
+    train = trial.trial.train
+    assert (trial.trial.world.size, train.micro_batch, train.grad_accum) == (8, 128, 2)
+    assert trial.step_seconds is not None
+    assert trial.step_seconds.value == pytest.approx(2 * sum(STEPS) / len(STEPS), rel=1e-3)
+    assert trial.images_per_second is not None
+    assert trial.images_per_second.value == pytest.approx(1024 / 0.25, rel=1e-3)
+    assert {run.model.train_samples for run in trial.runs if run.model} == {1251 * 1024}
+    assert found.study.imported is not None
+    assert any("each taken for one of the 2 micro-steps of a step" in note for note in found.study.imported.notes)
+
+
+@pytest.mark.parametrize(
+    ("copies", "micro", "told", "gpus_a_model"),
+    [
+        (8, 32, (32, 4), 1),
+        (2, 128, (32, 4), 4),  # each of 4 GPUs counts for 32 of its copy's 128 images
+        (2, 2, (1, 128), 4),  # and for a quarter of its 256 micro-steps of 2 images
+        (8, 96, (128, 1), 1),  # 1,024 are no multiple of 768: the batch grew
+    ],
+)
+def test_megatrons_batch_accumulation_and_precision(
+    tmp_path: Path, copies: int, micro: int, told: tuple[int, int], gpus_a_model: int
+) -> None:
+    lines = [
+        f"using world size: 8, data-parallel size: {copies}, context-parallel size: 1, tensor-model-parallel size: 4",
+        "  bf16 ............................................ True",
+        "  fp16 ............................................ False",
+        f"  micro_batch_size ................................ {micro}",
+        *megatron()[1:],
+    ]
+    found = imported(tmp_path, [log(tmp_path, lines)], "train-log")
+    (trial,) = found.trials.values()
+    train = trial.trial.train
+    assert (trial.trial.world.size, train.micro_batch, train.grad_accum, train.precision) == (8, *told, "bf16-params")
+    assert trial.images_per_second is not None
+    assert trial.images_per_second.value == pytest.approx(1024 / 0.25)
+    assert found.study.imported is not None
+    notes = [note for note in found.study.imported.notes if "share each copy of the model" in note]
+    assert [note.split()[1] for note in notes] == ([f"{gpus_a_model}"] if gpus_a_model > 1 else [])
+
+
+def test_arguments_are_read_in_time_however_they_repeat() -> None:
+    start = time.perf_counter()
+    for text in (
+        "Namespace(" + "world_size=1" * 5000,
+        "[1" * 30_000,
+        "steps: 1 loss: " * 4000,
+        "world_size=" + "1" * 60_000,
+    ):
+        assert not is_line(text)
+        _look_for_facts(text, _Log())
+    assert time.perf_counter() - start < 5
+
+
+@pytest.mark.parametrize(
+    ("before", "options", "gpus", "batch"),
+    [
+        ((), {}, 8, 64),
+        ((), {"gpus": 16}, 16, 32),
+        ((TOPOLOGY,), {}, 16, 32),
+        ((TOPOLOGY[:-1],), {}, 8, 64),  # cut off: not of all ranks
+    ],
+    ids=["as data parallel", "--gpus", "topology", "cut topology"],
+)
+def test_a_pipelines_world_size_counts_copies_of_the_model(
+    tmp_path: Path, before: Sequence[str], options: dict[str, int], gpus: int, batch: int
+) -> None:
+    path = log(tmp_path, pipeline("lm loss: 1.2000 ", before))
+    assert guess([path]) == "train-log"
+    found = imported(tmp_path, [path], "train-log", **options)
+    (trial,) = found.trials.values()
+    train = trial.trial.train
+    assert (trial.trial.world.size, train.micro_batch, train.grad_accum) == (gpus, batch, 2)
+    assert (train.engine, train.zero_stage, train.precision) == ("deepspeed", 1, "bf16-params")
+    assert trial.runs[0].timed_steps == len(STEPS)
+    assert trial.step_seconds is not None
+    assert trial.step_seconds.value == pytest.approx(0.25)
+    assert trial.images_per_second is not None
+    assert trial.images_per_second.value == pytest.approx(1024 / 0.25)
+    assert found.study.imported is not None
+    shared = "train.log: 2 GPUs share each copy of the model"
+    assert any(note.startswith(shared) for note in found.study.imported.notes) == (gpus == 16)
+    assert any("its world_size 8 counts copies" in note for note in found.study.imported.notes) == (gpus == 8)
+
+
+def test_images_that_gpus_cannot_share_in_whole_numbers_are_unknown(tmp_path: Path) -> None:
+    """Each copy's 2 micro-steps x 64 images: 128 GPUs a copy have one each, 256 half of one."""
+    for gpus, batch in ((8 * 128, 1), (8 * 256, 1)):
+        found = imported(tmp_path / f"{gpus}", [log(tmp_path, pipeline())], "train-log", gpus=gpus)
+        (trial,) = found.trials.values()
+        assert (trial.trial.train.micro_batch, trial.trial.train.grad_accum) == (batch, 1)
+        rate = trial.images_per_second.value if trial.images_per_second else None
+        assert rate == (pytest.approx(1024 / 0.25) if gpus == 1024 else None)
+
+
+def test_gpus_that_cannot_hold_the_copies_in_equal_parts_are_refused(tmp_path: Path) -> None:
+    why = r"'train.log' tells 8 copies of the model, which 4 GPUs cannot hold.*--gpus 16, for 2 each"
+    with pytest.raises(RequestError, match=why):
+        import_logs([log(tmp_path, pipeline())], "train-log", Options(gpus=4), tmp_path / "results")
+
+
+def test_gpus_of_each_log_make_a_curve(tmp_path: Path) -> None:
+    """Swin tells no GPUs: 1,251 steps of 8 x 128 images, and 10,008 of 1 x 128."""
+    eight = swin()[1:]
+    one = [line.replace(f"/{OF_EPOCH}]", f"/{8 * OF_EPOCH}]") for line in eight]
+    paths = [log(tmp_path, one, "one.log"), log(tmp_path, eight, "eight.log")]
+    with pytest.raises(RequestError, match=r"'one.log' does not tell the GPUs. Give them: --gpus 1,8 \(one for each"):
+        import_logs(paths, "train-log", Options(), tmp_path / "none")
+    found = imported(tmp_path, paths, "train-log", each_gpus=(1, 8))
+    (curve,) = found.curves
+    efficiencies = {point.gpus: point.efficiency.value for point in curve.points if point.efficiency}
+    assert efficiencies == pytest.approx({1: 1.0, 8: 1.0}, rel=1e-3)
+    assert found.study.imported is not None
+    assert found.study.imported.options == {"each_gpus": "1,8"}
+    assert any(f"about {1251 * 1024:,} training images" in note for note in found.study.imported.notes)
+    alike = imported(tmp_path / "alike", paths, "train-log", gpus=8).study.imported
+    assert alike is not None
+    assert any("--gpus 8 is not of all: say --gpus 1,8 (one for each file" in note for note in alike.notes)
+    with pytest.raises(RequestError, match=r"--gpus has 4 for 'timm.log', which is of 8. Say --gpus 1,8"):
+        import_logs(
+            [paths[0], log(tmp_path, timm(), "timm.log")], "train-log", Options(each_gpus=(1, 4)), tmp_path / "4"
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "files", "why"),
+    [
+        ("1,8,3", 2, "3 numbers for 2 files"),
+        ("1,8", 1, "2 numbers for 1 file"),
+        ("1,,8", 3, "'' is no number"),
+        ("x", 1, "'x' is no number"),
+        ("1,0", 2, "'0' is no whole number from 1 to 100,000"),
+        ("1,1.5", 2, "'1.5' is no whole number"),
+        ("9" * 400, 1, "no number"),
+    ],
+)
+def test_other_numbers_than_one_for_each_file_are_refused(text: str, files: int, why: str) -> None:
+    assert contents.gpus_of("1, 8", 2) == (1, 8)
+    assert contents.gpus_of("8", 3) == (8,)
+    with pytest.raises(RequestError, match="--gpus is ") as caught:
+        contents.gpus_of(text, files)
+    assert why in str(caught.value)
+    assert "Valid: --gpus 1,8 (one for each file in their order), --gpus 8 (of all ranks together)" in str(caught.value)

@@ -141,3 +141,19 @@ def test_only_what_the_last_training_did_is_in_its_time(
     assert len(trial.epochs) == epochs
     assert trial.images_per_second is not None
     assert trial.images_per_second.value == pytest.approx(6400 / 50)
+
+
+def test_gpus_of_each_file_make_a_curve(tmp_path: Path) -> None:
+    """64 images a step on 4 GPUs x 8 x 2; on 8 GPUs twice as many, as fast."""
+    history = [ended(3.0, 150, 75.0)]
+    history[0]["train_samples_per_second"] *= 2
+    last: dict[str, Any] = {"global_step": 150, "max_steps": 150, "log_history": history}
+    paths = [state(tmp_path, "4.json"), state(tmp_path, "8.json", **last)]
+    with pytest.raises(RequestError, match=r"Give them: --gpus 1,8 \(one for each file"):
+        import_logs(paths, "trainer-state", Options(), tmp_path / "none")
+    (curve,) = imported(tmp_path, paths, "trainer-state", each_gpus=(4, 8)).curves
+    assert [point.speedup.value for point in curve.points if point.speedup] == pytest.approx([1.0, 2.0])
+    alike = imported(tmp_path / "alike", paths, "trainer-state", gpus=4).study.imported
+    assert alike is not None
+    said = "with --gpus 4 the files accumulate 2 or 4 micro-steps: if their GPUs differ instead, say --gpus 1,8 (one"
+    assert any(note.startswith(said) for note in alike.notes)

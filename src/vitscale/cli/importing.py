@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -39,7 +40,9 @@ def import_(
     train_samples: Annotated[
         int | None, option("--train-samples", "N", "Training images of the whole dataset.")
     ] = None,
-    gpus: Annotated[int | None, option("--gpus", "N", "Ranks, where the log does not say.")] = None,
+    gpus: Annotated[
+        str | None, option("--gpus", "N", "Ranks, where logs do not say; 1,8: of each log in turn.")
+    ] = None,
     cells: Annotated[
         str | None, option("--cells", "SPEED", "What a table with a column per GPU count holds: images_per_second, ...")
     ] = None,
@@ -48,15 +51,18 @@ def import_(
 ) -> None:
     """Others' logs as results: DeepSpeed, Hugging Face, timm, MMEngine; tables; traces. Then report and predict."""
     from vitscale.base import plugins
-    from vitscale.importers.contents import FORMATS, OF_LINKS, Options
+    from vitscale.importers.contents import FORMATS, OF_LINKS, Options, gpus_of
     from vitscale.importers.importing import guess, import_logs
 
     taken = guess(logs, cells) if log_format == "auto" else log_format
     if taken not in (*FORMATS, *OF_LINKS) and plugins.target("importer", taken) is None:
         raise unknown("format", log_format, ("auto", *FORMATS, *OF_LINKS, *plugins.names("importer")))
+    counts = gpus_of(gpus, len(logs)) if gpus is not None else ()
+    same = counts[0] if len(counts) == 1 else None
     options = Options(
-        model, image_size, engine, zero_stage, precision, micro_batch, train_samples, gpus, name, parameters, cells
+        model, image_size, engine, zero_stage, precision, micro_batch, train_samples, same, name, parameters, cells
     )
+    options = replace(options, each_gpus=counts if len(counts) > 1 else None)
     results = output or Path("results") / (name or logs[0].stem)
     if (of_links := next((known for known in OF_LINKS if known == taken), None)) is not None:
         _import_links(logs, of_links, results, json)

@@ -7,8 +7,8 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -326,11 +326,42 @@ class Options:
     """Parameter count of a model that has no name here: "110M"."""
     cells: str | None = None
     """What the cells of a table are that has a column or row for each GPU count: the name of a speed."""
+    each_gpus: tuple[int, ...] | None = None
+    """The GPUs of each file, in the order of the files; in place of `gpus`."""
+
+    def of_file(self, number: int) -> Options:
+        """The options for the file of that number, from 0."""
+        return self if self.each_gpus is None else replace(self, gpus=self.each_gpus[number])
 
     def given(self) -> dict[str, str]:
         """The options that were given, as text."""
         values = {option.name: getattr(self, option.name) for option in fields(self)}
-        return {name: str(value) for name, value in values.items() if value is not None}
+        texts = {name: str(value) for name, value in values.items() if value is not None}
+        return texts | ({"each_gpus": ",".join(map(str, self.each_gpus))} if self.each_gpus else {})
+
+
+EACH_GPUS = "--gpus 1,8 (one for each file in their order)"
+
+
+def how_to_tell(paths: Sequence[Path]) -> str:
+    """How the GPUs of these files are told: the next step of an error."""
+    return f"{EACH_GPUS}, or --gpus 8 for all" if len(paths) > 1 else "--gpus 8, of all ranks together"
+
+
+def gpus_of(text: str, files: int) -> tuple[int, ...]:
+    """The numbers in the text of --gpus: one, or as many as there are files.
+
+    Raises:
+        RequestError: it has others.
+    """
+    try:
+        counts = tuple(parse_whole(part, 1, MOST_GPUS) for part in text.split(","))
+        why = "" if len(counts) in (1, files) else f"{len(counts):,} numbers for {files:,} file{'s' * (files > 1)}"
+    except ValueError as error:
+        why = str(error)
+    if why:
+        raise RequestError(f"--gpus is {shown(text)}: {why}", valid=[EACH_GPUS, "--gpus 8 (of all ranks together)"])
+    return counts
 
 
 def check(options: Options) -> None:
@@ -339,7 +370,8 @@ def check(options: Options) -> None:
     Raises:
         RequestError: names the option, the value and the valid ones.
     """
-    check_within("--gpus", options.gpus, 1, MOST_GPUS)
+    for count in (options.gpus, *(options.each_gpus or ())):
+        check_within("--gpus", count, 1, MOST_GPUS)
     check_within("--micro-batch", options.micro_batch, 1, 1_000_000)
     check_within("--train-samples", options.train_samples, 1, _MOST_IMAGES)
     check_within("--image-size", options.image_size, 1, 8192)

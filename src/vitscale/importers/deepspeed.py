@@ -8,11 +8,21 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vitscale.errors import RequestError, shown
-from vitscale.importers.contents import LogContents, LogRank, LogRun, Options, Problems, Setting, identified, lines
+from vitscale.importers.contents import (
+    EACH_GPUS,
+    LogContents,
+    LogRank,
+    LogRun,
+    Options,
+    Problems,
+    Setting,
+    identified,
+    lines,
+)
 from vitscale.importers.deepspeed_lines import MOST_MICRO_STEPS, Broken, Facts, Times, rate_of, timers, without_colours
 from vitscale.present.units import listed
 from vitscale.store.records import ExplainedLine, PhaseName, StepLine
@@ -173,8 +183,12 @@ class _Part:
     """One run in one file; a log that was appended to holds several."""
 
     files: tuple[ImportedFile, ...]
+    gpus: int | None
+    """What the user says of its file."""
     facts: Facts = field(default_factory=Facts)
     ranks: dict[int, RankTimes] = field(default_factory=dict)
+    pipeline: bool = False
+    """Whether DeepSpeed's pipeline engine printed it, which times no optimizer step by parts."""
 
     @property
     def has_steps(self) -> bool:
@@ -197,29 +211,34 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
     parts: list[_Part] = []
     problems: list[str] = []
     notes: dict[str, None] = {}
-    for path in paths:
+    for number, path in enumerate(paths):
         told = Problems(path.name)
-        parts += [part for part in _parts(path, told) if part.has_steps]
+        own = _parts(path, told, options.of_file(number).gpus)
+        parts += [part for part in own if part.has_steps]
         problems += told.told()
+        if own[-1].pipeline and not any(part.has_steps for part in own):
+            what = f"{path.name}: its timers are a pipeline's"
+            problems.append(f"{what}: say --format train-log, which reads rank 0's lines of iter time")
     runs: list[LogRun] = []
     for group in _one_run_each(parts):
-        run, said = _run(group, options, len(runs))
+        run, said = _run(group, replace(options, gpus=group[0].gpus), len(runs))
         runs.append(run)
         notes |= dict.fromkeys(said)
     return LogContents(tuple(runs), tuple(notes), tuple(problems))
 
 
-def _parts(path: Path, told: Problems) -> list[_Part]:
+def _parts(path: Path, told: Problems, gpus: int | None) -> list[_Part]:
     files = (identified(path),)
     match = _RANK_IN_NAME.search(path.name)
     own = int(match[1]) if match else 0
-    parts = [_Part(files)]
+    parts = [_Part(files, gpus)]
     for number, raw, whole in lines(path):
         text = without_colours(raw)
         if _BEGINS in text and parts[-1].has_steps:
-            parts.append(_Part(files))  # started again, into the same file
+            parts.append(_Part(files, gpus))  # started again, into the same file
         part = parts[-1]
         part.facts.take(text)
+        part.pipeline |= "iter time (s): " in text or "| pipe_" in text
         if (printed := rate_of(text)) is not None:
             part.ranks.setdefault(own, RankTimes()).rates.setdefault(*printed)
         for timer in timers(text):
@@ -247,7 +266,7 @@ def _one_run_each(parts: Iterable[_Part]) -> list[list[_Part]]:
 def _belongs(part: _Part, group: Sequence[_Part]) -> bool:
     taken = {rank for other in group for rank in other.ranks}
     sizes = [next(iter(each.facts.world_sizes().values()), None) for each in (part, *group)]
-    known = {size for size in sizes if size is not None}
+    known = {size or each.gpus for size, each in zip(sizes, (part, *group), strict=True)} - {None}
     begins = [each.began for each in (part, *group)]
     times = [each for each in begins if each is not None]
     # Ranks end their first step within the same collective; the hour allows for clocks that disagree.
@@ -292,6 +311,7 @@ def _run(group: Sequence[_Part], options: Options, number: int) -> tuple[LogRun,
         notes.append(f"{name} tells samples/s alone (CurrSamplesPerSec), which leave out what lies between two steps")
     if untold:
         notes.append(f"{name} tells of rank {listed(sorted(ranks))} of {gpus}: {untold}")
+    timers_ran = not of_rates or any(f.flags.get("breakdown") for f in facts)  # else nobody knows
     setting = Setting(
         gpus=gpus,
         nodes=nodes,
@@ -307,7 +327,7 @@ def _run(group: Sequence[_Part], options: Options, number: int) -> tuple[LogRun,
         files=tuple(dict.fromkeys(file for part in group for file in part.files)),
         ranks=tuple(own),
         versions={key: value for f in reversed(facts) for key, value in f.versions.items()},
-        synchronised=any(f.synchronised for f in facts),
+        synchronised=any(f.synchronised for f in facts) if timers_ran else None,
         started_unix_seconds=max(0.0, group[0].began or 0.0),
         warmup_steps=0 if of_rates else WARMUP_STEPS,
     )
@@ -328,8 +348,7 @@ def _gpus(facts: Iterable[Facts], options: Options, name: str) -> tuple[int, lis
         raise RequestError(f"--gpus is {options.gpus}, but {shown(name)} is of {told}", next_step="Leave --gpus out")
     gpus = told or options.gpus
     if gpus is None:
-        raise RequestError(
-            f"{shown(name)} does not tell its world size", next_step="Give it: --gpus 8, of all ranks together"
-        )
+        how = f"Give it: --gpus 8, of all ranks together; for several files {EACH_GPUS}"
+        raise RequestError(f"{shown(name)} does not tell its world size", next_step=how)
     others = [f"{key} {size}" for key, size in said.items() if size != gpus]
     return gpus, [f"{name} is taken for one of {gpus} GPUs; it also says {listed(others)}"] if others else []

@@ -160,8 +160,8 @@ _NUMBERS = {
     "zero_stage": re.compile(rf"\bzero_optimization_stage{_DOTS}([0-3])\b"),
 }
 _FLAGS = {
-    "fp16": re.compile(r"\b(?:fp16_enabled[ .]+|float16_config[ .]+.*?\benabled=)(True|False)\b"),
-    "bf16": re.compile(r"\b(?:bfloat16_enabled[ .]+|bfloat16_config[ .]+.*?\benabled=)(True|False)\b"),
+    "fp16": re.compile(r"\b(?:fp16_enabled[ .]+|fp16 \.+ |float16_config[ .]+.*?\benabled=)(True|False)\b"),
+    "bf16": re.compile(r"\b(?:bfloat16_enabled[ .]+|bf16 \.+ |bfloat16_config[ .]+.*?\benabled=)(True|False)\b"),
     "synchronised": re.compile(r"\btimers_config[ .]+.*?\bsynchronized=(True|False)\b"),
     "breakdown": re.compile(r"\bwall_clock_breakdown[ .]+(True|False)\b"),
 }
@@ -238,7 +238,8 @@ class Facts:
 
     @property
     def precision(self) -> Precision | None:
-        """Precision of training; at 16 bits DeepSpeed trains 16-bit weights and keeps 32-bit ones in the optimizer."""
+        """Precision of training; at 16 bits DeepSpeed trains 16-bit weights and keeps 32-bit ones in the optimizer.
+        (So does Megatron-LM, whose arguments are `fp16` and `bf16` alone.)"""
         if self.flags.get("fp16"):
             return "fp16"
         if self.flags.get("bf16"):

@@ -31,6 +31,7 @@ _READERS: Mapping[str, Callable[[Sequence[Path], Options], LogContents]] = {
     "csv": plain_csv.read,
     "trace": traces.read,
 }
+_A_RUN_EACH = ("deepspeed", "trainer-state", "train-log")
 _MOST_FILES = 10_000
 
 
@@ -62,6 +63,9 @@ def import_logs(paths: Sequence[Path], log_format: str, options: Options, result
     contents.check(options)
     if not 1 <= len(paths) <= _MOST_FILES:
         raise RequestError(f"{len(paths)} files are given", valid=[f"1 to {_MOST_FILES:,}"])
+    if options.each_gpus and log_format not in _A_RUN_EACH:
+        what = f"--gpus has {len(options.each_gpus)} numbers, and {log_format} is no format whose files are a run each"
+        raise RequestError(what, valid=_A_RUN_EACH, next_step="Give one number: --gpus 8")
     reader = known("importer", log_format, _READERS, "__call__")
     log_contents = answer("importer", log_format, _READERS, lambda: reader(paths, options), LogContents)
     if not log_contents.runs:

@@ -1,5 +1,6 @@
 """Reads what common training loops of vision models print: timm's, MMEngine's and MMCV's, Swin's, those of
-torchvision's references, which DeiT, MAE and DINO took over, and Megatron-LM's. A file is one run, as one rank told it.
+torchvision's references, which DeiT, MAE and DINO took over, Megatron-LM's, and those of DeepSpeed's pipelines. A file
+is one run, as one rank told it.
 
 A line has the seconds of one step (timm, Swin), the mean of the last 20 (torchvision's), or the mean of the last 10 or
 of all since the previous line (MMEngine, MMCV, Megatron-LM). Starting up weighs more in every 50th step than in an
@@ -8,6 +9,7 @@ epoch: the first line of a file counts as warm-up, and so do an epoch's lines wh
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections.abc import Iterator, Sequence
@@ -19,7 +21,7 @@ from typing import NamedTuple
 from vitscale.errors import RequestError, shown
 from vitscale.importers import contents
 from vitscale.importers.contents import LogContents, LogRank, LogRun, Options, Problems, Setting
-from vitscale.importers.deepspeed_lines import without_colours
+from vitscale.importers.deepspeed_lines import Facts, without_colours
 from vitscale.importers.tables import text_of
 from vitscale.present.units import percent
 from vitscale.store.records import StepLine
@@ -37,6 +39,11 @@ class _Loop(NamedTuple):
     mean_of: int
     """Steps below this number have a printed time that includes the epoch's first step; or `SINCE_THE_LAST`."""
     line: re.Pattern[str]
+
+    @property
+    def of_micro_steps(self) -> bool:
+        """Whether it prints one for micro-steps; those that tell images print it for optimizer steps."""
+        return not {"rate", "batch"} & self.line.groupindex.keys()
 
 
 _AT, _SECONDS = r"\[\s*(?P<step>\d+)/(?P<of>\d+)", r"(?P<seconds>\d+\.\d+)"
@@ -75,22 +82,37 @@ _LOOPS = tuple(
             rf"\biteration\s+(?P<step>\d+)/\s*(?P<of>\d+) \|.*? elapsed time per iteration \(ms\): (?P<ms>{_NUMBER})"
             r"(?:.* global batch size: +(?P<batch>\d+))?",
         ),
+        (
+            "DeepSpeed's pipelines",  # `train_batch` in deepspeed/runtime/pipe/engine.py
+            0,
+            rf"\bsteps: (?P<step>\d+) loss: .{{1,400}}?iter time \(s\): {_SECONDS} samples/sec: (?P<rate>{_NUMBER})",
+        ),
     )
 )
 _ALIKE = 1.05
 """Ratio up to which two image counts are taken for the same dataset."""
 _MOST_IN_BATCH, _MOST_PARAMETERS = 1_000_000, 10**15
+_ARGUMENT = r"^(?:\[[\d:.]{5,20}\] )?(?:Namespace\(.*\b)?"
+"""Before an argument's name; MAE prints the time before a message, and each argument on a line of its own."""
 _COUNTS = {
     "gpus": (
         contents.MOST_GPUS,
         r"\bProcess \d+, total (\d+)|^\s*GPU number: (\d+)|WORLD_SIZE in environ: \d+/(\d+)"
-        r"|^Namespace\(.*\bworld_size=(\d+)|^using world size: (\d+)",
+        rf"|{_ARGUMENT}world_size=(\d+)[,)]|^using world size: (\d+)",
     ),
     "micro_batch": (
         _MOST_IN_BATCH,
-        r"\bsamples_per_gpu=(\d+)|^Namespace\(.*\bbatch_size(?:_per_gpu)?=(\d+)|^batch_size_per_gpu: (\d+)"
-        r"|^\s+BATCH_SIZE: (\d+)|^train_dataloader = dict\(\s*batch_size=(\d+)",
+        rf"\bsamples_per_gpu=(\d+)|{_ARGUMENT}batch_size(?:_per_gpu)?=(\d+)[,)]|^batch_size_per_gpu: (\d+)"
+        r"|^\s+BATCH_SIZE: (\d+)|^train_dataloader = dict\(\s*batch_size=(\d+)"
+        r"|\b(?:train_micro_batch_size_per_gpu|micro_batch_size) \.* *(\d+)",
     ),
+    "grad_accum": (
+        _MOST_IN_BATCH,
+        rf"{_ARGUMENT}(?:accum_iter|update_freq)=(\d+)[,)]|^\s+ACCUMULATION_STEPS: (\d+)"
+        r"|\bgradient_accumulation_steps \.* *(\d+)",
+    ),
+    # DeepSpeed's configuration has the data-parallel size as world_size (`DeepSpeedConfig` in runtime/config.py).
+    "copies": (contents.MOST_GPUS, r"\bprint\] +world_size \.* *(\d+)|\bdata-parallel[- ]size: (\d+)"),
     "parameters": (_MOST_PARAMETERS, r"\bModel \S+ created, param count: ?(\d+)|\bnumber of params: (\d+)"),
 }
 _TOLD = {count: (most, re.compile(pattern)) for count, (most, pattern) in _COUNTS.items()}
@@ -117,6 +139,8 @@ class _Log:
     loop: _Loop = _LOOPS[0]
     counts: dict[str, int] = field(default_factory=dict)
     model: str | None = None
+    facts: Facts = field(default_factory=Facts)
+    """What DeepSpeed's own configuration or Megatron-LM's arguments say."""
     steps: list[_Step] = field(default_factory=list)
     steps_of_epoch: int | None = None
     epoch: str | None = None
@@ -144,11 +168,11 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
     runs: list[LogRun] = []
     problems: list[str] = []
     notes: list[str] = []
-    for path in paths:
+    for number, path in enumerate(paths):
         told = Problems(path.name)
         log = _read(path, told)
         if log.steps:
-            run, said = _run(path, log, options)
+            run, said = _run(path, log, options.of_file(number), contents.how_to_tell(paths))
             runs.append(run)
             notes += [f"{path.name}: {note}" for note in said]
         problems += told.told()
@@ -163,6 +187,8 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
         ]
         counts = " or ".join(f"{count:,}" for count in ([max(samples)] if alike else sorted(samples)))
         notes.append(f"about {counts} training images, from the steps of an epoch (--train-samples says it exactly)")
+        if options.gpus is not None and not alike:
+            notes.append(f"if these are of one dataset, --gpus {options.gpus} is not of all: say {contents.EACH_GPUS}")
     return LogContents(tuple(runs), tuple(notes), tuple(problems))
 
 
@@ -180,6 +206,7 @@ def _read(path: Path, told: Problems) -> _Log:
         before = text
         if not log.steps:
             _look_for_facts(facts, log)
+            log.facts.take(text)
         elif (other := _other_setting(facts, log)) is not None:
             log.goes_on = (
                 f"from line {number:,} on it is another run ({other}), which is left out: give it a file of its own"
@@ -202,6 +229,8 @@ def _look_for_facts(text: str, log: _Log) -> None:
         if name not in log.counts and (match := pattern.search(text)) is not None:
             with suppress(ValueError):  # a value that no run can have is ignored
                 log.counts[name] = contents.parse_whole(next(filter(None, match.groups())), 1, most)
+    if text.startswith("Using topology: {ProcessCoord(") and text.endswith("}"):  # of all ranks of a pipeline
+        log.counts.setdefault("gpus", text.count("ProcessCoord("))
     if _ALONE.search(text):
         log.counts.setdefault("gpus", 1)
     if log.model is None and (match := _MODEL.search(text)) is not None:
@@ -210,7 +239,7 @@ def _look_for_facts(text: str, log: _Log) -> None:
 
 def _take(told: dict[str, str | None], log: _Log, number: int, problems: Problems) -> None:
     try:
-        step, of = (contents.parse_whole(told[name] or "", 0, 10**12) for name in ("step", "of"))
+        step, of = (contents.parse_whole(told.get(name) or told["step"] or "", 0, 10**12) for name in ("step", "of"))
         seconds = (
             contents.parse_seconds(told.get("seconds") or "")
             if "ms" not in told
@@ -230,34 +259,79 @@ def _take(told: dict[str, str | None], log: _Log, number: int, problems: Problem
         log.steps_of_epoch = of
 
 
-def _run(path: Path, log: _Log, options: Options) -> tuple[LogRun, list[str]]:
+def _run(path: Path, log: _Log, options: Options, how_to_tell: str) -> tuple[LogRun, list[str]]:
     """The run of one file, and notes on it."""
-    gpus = log.counts.get("gpus") or options.gpus
+    told, copies = log.counts.get("gpus") or options.gpus, log.counts.get("copies")
+    gpus = told or copies
     if gpus is None:
-        what = f"{shown(path.name)} does not tell the GPUs"
-        raise RequestError(what, next_step="Give them: --gpus 8, of all ranks together")
-    notes = [f"{len(log.steps):,} lines of {log.loop.name}, each taken for a step"]
+        raise RequestError(f"{shown(path.name)} does not tell the GPUs", next_step=f"Give them: {how_to_tell}")
+    if options.each_gpus and gpus != options.gpus:
+        what = f"--gpus has {options.gpus} for {shown(path.name)}, which is of {gpus}"
+        raise RequestError(what, next_step=f"Say {contents.EACH_GPUS}")
+    if gpus % (copies or 1):
+        what = f"{shown(path.name)} tells {copies} copies of the model, which {gpus} GPUs cannot hold in equal parts"
+        raise RequestError(
+            what, next_step=f"Give the GPUs of all ranks together: --gpus {2 * (copies or 1)}, for 2 each"
+        )
+    split = gpus // (copies or gpus)
+    micro_steps = log.counts.get("grad_accum", 1) if log.loop.of_micro_steps else 1
+    what = f"one of the {micro_steps} micro-steps of a step" if micro_steps > 1 else "a step"
+    notes = [f"{len(log.steps):,} lines of {log.loop.name}, each taken for {what}"]
+    if told is None:
+        notes.append(
+            f"its world_size {gpus} counts copies of the model, taken for GPUs: --gpus says how many have them"
+        )
     if log.again:
         notes.append(
             f"{log.again:,} more of steps that were told already, by other ranks or another try, are left aside"
         )
-    micro_batch = options.micro_batch or log.counts.get("micro_batch")
-    if micro_batch is None and (images := [step.images_per_second * step.seconds for step in log.steps
-                                           if step.images_per_second]):  # fmt: skip
-        micro_batch = round(min(_MOST_IN_BATCH, statistics.fmean(images) / gpus)) or None
+    micro_batch, accum = options.micro_batch or log.counts.get("micro_batch"), log.counts.get("grad_accum", 1)
+    images = [step.images_per_second * step.seconds for step in log.steps if step.images_per_second]
+    batch = round(min(1e12, statistics.median(images))) if images else 0
+    if micro_batch and batch and copies and "grad_accum" not in log.counts:  # Megatron-LM does not print it
+        accum = batch // (micro_batch * copies)
+        if accum > _MOST_IN_BATCH or accum * micro_batch * copies != batch:  # the batch grew meanwhile
+            micro_batch, accum = None, 1
+    if micro_batch is None and batch:
+        micro_batch = round(min(_MOST_IN_BATCH, batch / gpus / accum)) or None
         notes.append(f"about {micro_batch} images on each GPU, from its images/s (--micro-batch says it exactly)")
+    elif micro_batch is not None and split > 1:
+        micro_batch, accum = _shared(micro_batch, accum, split)
     samples = None
     if micro_batch and log.steps_of_epoch:
         samples = log.steps_of_epoch * gpus * micro_batch
+    if split > 1:
+        notes.append(
+            f"{split} GPUs share each copy of the model, and are counted with their part of its images; speedups and "
+            f"predictions take the {gpus} GPUs for data parallel: compare only logs that split it alike"
+        )
     if waits := [step.data_seconds / step.seconds for step in log.steps if step.data_seconds is not None]:
         notes.append(f"its loop waited for data in {percent(statistics.median(waits))} of a step (median)")
     parameters, model = log.counts.get("parameters"), log.model
     if (known := _with_so_many(parameters)) is not None:
         model = known
         notes.append(f"{log.model or 'its model'} has {parameters:,} parameters, as {known} has (--model says it)")
-    setting = Setting(gpus, micro_batch=micro_batch, model=model, parameters=parameters, train_samples=samples)
-    rank = LogRank(0, steps=tuple(_steps(log, micro_batch or 0)))
+    setting = Setting(
+        gpus,
+        micro_batch=micro_batch,
+        grad_accum=accum,
+        series=f"{split} GPUs a model" if split > 1 else None,
+        engine="deepspeed" if log.loop.name.startswith("DeepSpeed") else None,
+        zero_stage=log.facts.numbers.get("zero_stage"),
+        precision=log.facts.precision,
+        model=model,
+        parameters=parameters,
+        train_samples=samples,
+    )
+    rank = LogRank(0, steps=tuple(_steps(log, (micro_batch or 0) * accum, micro_steps)))
     return LogRun(setting, path.name, (contents.identified(path),), (rank,), of_the_run=True), notes
+
+
+def _shared(micro_batch: int, accum: int, ranks: int) -> tuple[int | None, int]:
+    """(Micro-batch, accumulation) that count a copy's images once where these ranks share it; None: no whole number."""
+    parts = math.gcd(micro_batch, ranks)
+    accum, rest = divmod(accum, ranks // parts)
+    return (None, 1) if rest else (micro_batch // parts, accum)
 
 
 def _with_so_many(parameters: int | None) -> str | None:
@@ -276,7 +350,8 @@ def _beginnings(log: _Log) -> list[bool]:
     return [number == 0 or (begins and not all_alike) for number, begins in enumerate(of_an_epoch)]
 
 
-def _steps(log: _Log, images: int) -> Iterator[StepLine]:
+def _steps(log: _Log, images: int, micro_steps: int) -> Iterator[StepLine]:
     beginnings = _beginnings(log)
     for number, (step, begins) in enumerate(zip(log.steps, beginnings, strict=True)):
-        yield StepLine(step=number, epoch=0, seconds=step.seconds, images=images, loss=None, warmup=begins)
+        seconds = micro_steps * step.seconds
+        yield StepLine(step=number, epoch=0, seconds=seconds, images=images, loss=None, warmup=begins)

@@ -20,28 +20,31 @@ _NEAR = 0.05
 
 
 def read(paths: Sequence[Path], options: Options) -> LogContents:
-    """One run per file, all on --gpus ranks.
+    """One run per file, on as many ranks as --gpus says.
 
     Raises:
         RequestError: --gpus is missing.
         StoreError: a file cannot be read, or no training has ended in any.
     """
-    gpus = options.gpus
-    if gpus is None:
-        raise RequestError(
-            "a trainer_state.json does not tell the GPUs", next_step="Give them: --gpus 8, of all ranks together"
-        )
+    if options.gpus is None and options.each_gpus is None:
+        what = "a trainer_state.json does not tell the GPUs"
+        raise RequestError(what, next_step=f"Give them: {contents.how_to_tell(paths)}")
     runs: list[LogRun] = []
     problems: list[str] = []
     notes: dict[str, None] = {}
-    for path in paths:
+    for number, path in enumerate(paths):
+        own = options.of_file(number)
         try:
-            run, said = _run(path, _state(path), gpus, options)
+            run, said = _run(path, _state(path), own.gpus or 1, own)
         except (ValueError, ArithmeticError) as error:
             problems.append(f"{path.name}: {error}")
             continue
         runs.append(run)
         notes |= dict.fromkeys(said)
+    accums = sorted({run.setting.grad_accum for run in runs})
+    if options.gpus is not None and len(accums) > 1:
+        told = f"with --gpus {options.gpus} the files accumulate {' or '.join(map(str, accums))} micro-steps"
+        notes[f"{told}: if their GPUs differ instead, say {contents.EACH_GPUS}"] = None
     return LogContents(tuple(runs), tuple(notes), tuple(problems))
 
 
@@ -172,7 +175,7 @@ def _setting(
         else:
             notes.append(
                 f"{path.name}: {of_all:.3g} images a step are not {gpus} GPUs x {micro_batch}, whatever the "
-                "accumulation: is --gpus right?"
+                f"accumulation: is --gpus right? For several files: {contents.EACH_GPUS}"
             )
     elif micro_batch is None and of_all is not None and round(of_all / gpus) >= 1:
         micro_batch = round(of_all / gpus)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -58,11 +57,21 @@ def import_(
     if taken not in (*FORMATS, *OF_LINKS) and plugins.target("importer", taken) is None:
         raise unknown("format", log_format, ("auto", *FORMATS, *OF_LINKS, *plugins.names("importer")))
     counts = gpus_of(gpus, len(logs)) if gpus is not None else ()
-    same = counts[0] if len(counts) == 1 else None
+    same, each = (counts[0], None) if len(counts) == 1 else (None, counts or None)
     options = Options(
-        model, image_size, engine, zero_stage, precision, micro_batch, train_samples, same, name, parameters, cells
+        model,
+        image_size,
+        engine,
+        zero_stage,
+        precision,
+        micro_batch,
+        train_samples,
+        same,
+        name,
+        parameters,
+        cells,
+        each,
     )
-    options = replace(options, each_gpus=counts if len(counts) > 1 else None)
     results = output or Path("results") / (name or logs[0].stem)
     if (of_links := next((known for known in OF_LINKS if known == taken), None)) is not None:
         _import_links(logs, of_links, results, json)

@@ -12,17 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vitscale.errors import RequestError, shown
-from vitscale.importers.contents import (
-    EACH_GPUS,
-    LogContents,
-    LogRank,
-    LogRun,
-    Options,
-    Problems,
-    Setting,
-    identified,
-    lines,
-)
+from vitscale.importers import contents
+from vitscale.importers.contents import LogContents, LogRank, LogRun, Options, Problems, Setting
 from vitscale.importers.deepspeed_lines import MOST_MICRO_STEPS, Broken, Facts, Times, rate_of, timers, without_colours
 from vitscale.present.units import listed
 from vitscale.store.records import ExplainedLine, PhaseName, StepLine
@@ -228,11 +219,11 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
 
 
 def _parts(path: Path, told: Problems, gpus: int | None) -> list[_Part]:
-    files = (identified(path),)
+    files = (contents.identified(path),)
     match = _RANK_IN_NAME.search(path.name)
     own = int(match[1]) if match else 0
     parts = [_Part(files, gpus)]
-    for number, raw, whole in lines(path):
+    for number, raw, whole in contents.lines(path):
         text = without_colours(raw)
         if _BEGINS in text and parts[-1].has_steps:
             parts.append(_Part(files, gpus))  # started again, into the same file
@@ -348,7 +339,7 @@ def _gpus(facts: Iterable[Facts], options: Options, name: str) -> tuple[int, lis
         raise RequestError(f"--gpus is {options.gpus}, but {shown(name)} is of {told}", next_step="Leave --gpus out")
     gpus = told or options.gpus
     if gpus is None:
-        how = f"Give it: --gpus 8, of all ranks together; for several files {EACH_GPUS}"
+        how = f"Give it: --gpus 8, of all ranks together; for several files {contents.EACH_GPUS}"
         raise RequestError(f"{shown(name)} does not tell its world size", next_step=how)
     others = [f"{key} {size}" for key, size in said.items() if size != gpus]
     return gpus, [f"{name} is taken for one of {gpus} GPUs; it also says {listed(others)}"] if others else []

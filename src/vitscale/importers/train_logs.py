@@ -25,8 +25,7 @@ from vitscale.importers.deepspeed_lines import Facts, without_colours
 from vitscale.importers.tables import text_of
 from vitscale.present.units import percent
 from vitscale.store.records import StepLine
-from vitscale.trial import model_cost
-from vitscale.trial.model_spec import NAMED_MODELS
+from vitscale.trial import model_cost, model_spec
 
 SINCE_THE_LAST = -1
 """A line's time is the mean of all steps since the line before."""
@@ -336,7 +335,8 @@ def _shared(micro_batch: int, accum: int, ranks: int) -> tuple[int | None, int]:
 
 def _with_so_many(parameters: int | None) -> str | None:
     """The named model with exactly this many parameters, given the number of classes that an import assumes."""
-    counts = {model_cost.parameters(contents.model_of(Options(model=name), Setting(1))): name for name in NAMED_MODELS}
+    names = model_spec.NAMED_MODELS
+    counts = {model_cost.parameters(contents.model_of(Options(model=name), Setting(1))): name for name in names}
     return None if parameters is None else counts.get(parameters)
 
 

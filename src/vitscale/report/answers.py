@@ -17,7 +17,7 @@ from vitscale.present import units
 from vitscale.report import sentences
 from vitscale.report.charts.time import PART_NAMES, largest_loss, of_trial, parts_of
 from vitscale.report.tables import interval_cell, mode_tables, speedup_cell, trial_label
-from vitscale.store import RUNS_LEFT_OUT
+from vitscale.store.reading import RUNS_LEFT_OUT
 
 _MOST_SERIES = 5
 _ENOUGH_RUNS = 3

@@ -16,7 +16,6 @@ at most at the end. Every attempt has a folder of its own, so nothing of two att
 
 from vitscale.base.files import is_stream
 from vitscale.store.reading import (
-    RUNS_LEFT_OUT,
     RunIndex,
     folder_of,
     load,
@@ -29,7 +28,6 @@ from vitscale.store.reading import (
 from vitscale.store.writing import RankLog, locked, new_run_folder, write_outcome, write_study, write_whole
 
 __all__ = [
-    "RUNS_LEFT_OUT",
     "RankLog",
     "RunIndex",
     "folder_of",

@@ -252,7 +252,10 @@ def test_what_may_mean_something_else_is_taken_for_nothing(tmp_path: Path, headi
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("GPU,images/s\n1,100\n", "has no column gpus, which counts them; it has 'GPU, images/s'. Valid: gpus, "),
+        (
+            "GPU,images/s\n1,100\n",
+            "has no column gpus, which counts them (or --gpus); it has 'GPU, images/s'. Valid: gpus, ",
+        ),
         (
             "Speed:\n| # GPUs | Throughput |\n|---|---|\n| 1 | 3 |\n",
             "has no column of times; it has '# GPUs, Throughput'; only the unit of 'Throughput' is missing",

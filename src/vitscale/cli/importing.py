@@ -53,10 +53,10 @@ def import_(
     from vitscale.importers.contents import FORMATS, OF_LINKS, Options, gpus_of
     from vitscale.importers.importing import guess, import_logs
 
-    taken = guess(logs, cells) if log_format == "auto" else log_format
+    counts = gpus_of(gpus, len(logs)) if gpus is not None else ()
+    taken = guess(logs, cells, counts) if log_format == "auto" else log_format
     if taken not in (*FORMATS, *OF_LINKS) and plugins.target("importer", taken) is None:
         raise unknown("format", log_format, ("auto", *FORMATS, *OF_LINKS, *plugins.names("importer")))
-    counts = gpus_of(gpus, len(logs)) if gpus is not None else ()
     same, each = (counts[0], None) if len(counts) == 1 else (None, counts or None)
     options = Options(
         model,

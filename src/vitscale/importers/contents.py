@@ -116,6 +116,8 @@ def parse_duration(text: str) -> float:
         ValueError: it is none, and why.
     """
     if (match := CLOCK.fullmatch(text.strip()[:_LONGEST_TEXT])) is None:
+        if re.fullmatch(r"[0-5]?\d:[0-5]\d", text.strip()):
+            raise ValueError(f"{text.strip()} may be minutes or hours: write 0:{text.strip().zfill(5)}")
         return parse_seconds(text)
     hours, minutes, seconds = map(float, match.groups())
     return parse_seconds(f"{3600 * hours + 60 * minutes + seconds}")

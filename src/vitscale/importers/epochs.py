@@ -58,9 +58,9 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
     times: Counter[tuple[Setting, int, int]] = Counter()
     seen: dict[tuple[str, ...], str] = {}
     kept = 0
-    for path in paths:
+    for number, path in enumerate(paths):
         told = Problems(path.name)
-        for head in headers(path, options.cells, options.micro_batch):
+        for head in headers(path, options.cells, options.micro_batch, options.of_file(number).gpus):
             for row in rows(path, head, REQUIRED, told):
                 try:
                     setting, values = setting_of(row, options), _values(row)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from vitscale.base.plugins import answer, known
 from vitscale.errors import RequestError, StoreError, printable, shown
@@ -31,7 +31,8 @@ _READERS: Mapping[str, Callable[[Sequence[Path], Options], LogContents]] = {
     "csv": plain_csv.read,
     "trace": traces.read,
 }
-_A_RUN_EACH = ("deepspeed", "trainer-state", "train-log")
+_OF_ONE_COUNT = ("epochs", "csv", "deepspeed", "trainer-state", "train-log")
+"""Formats that may leave the GPUs untold: all of a file then ran on as many."""
 _MOST_FILES = 10_000
 
 
@@ -63,9 +64,9 @@ def import_logs(paths: Sequence[Path], log_format: str, options: Options, result
     contents.check(options)
     if not 1 <= len(paths) <= _MOST_FILES:
         raise RequestError(f"{len(paths)} files are given", valid=[f"1 to {_MOST_FILES:,}"])
-    if options.each_gpus and log_format not in _A_RUN_EACH:
-        what = f"--gpus has {len(options.each_gpus)} numbers, and {log_format} is no format whose files are a run each"
-        raise RequestError(what, valid=_A_RUN_EACH, next_step="Give one number: --gpus 8")
+    if options.each_gpus and log_format not in _OF_ONE_COUNT:
+        what = f"--gpus has {len(options.each_gpus)} numbers, and {log_format} tells them itself"
+        raise RequestError(what, valid=_OF_ONE_COUNT, next_step="Leave --gpus out")
     reader = known("importer", log_format, _READERS, "__call__")
     log_contents = answer("importer", log_format, _READERS, lambda: reader(paths, options), LogContents)
     if not log_contents.runs:
@@ -167,14 +168,14 @@ _STATE = re.compile(r'^\s*\{?\s*"(log_history|best_metric|best_model_checkpoint|
 _TIMERS = re.compile(r"time \(ms\) \||, CurrSamplesPerSec=")
 
 
-def guess(paths: Sequence[Path], cells: str | None = None) -> LogFormat | LinkFormat:
-    """The format that all these files have. `cells` is as in `Options`.
+def guess(paths: Sequence[Path], cells: str | None = None, gpus: Sequence[int] = ()) -> LogFormat | LinkFormat:
+    """The format that all these files have. `cells` is as in `Options`; `gpus`: those of all files, or of each.
 
     Raises:
         RequestError: a file is none of them, or the files are of different ones.
         StoreError: a file cannot be read.
     """
-    formats = {path: _of(path, cells) for path in paths}
+    formats = {path: _of(path, cells) or _of_table(path, cells, *gpus[:1]) for path in paths}
     for path, taken in formats.items():
         if taken is None:
             head, *_ = headers(path, cells)
@@ -185,7 +186,7 @@ def guess(paths: Sequence[Path], cells: str | None = None) -> LogFormat | LinkFo
                     next_step="Say it so, or in the table's caption",
                 )
             if head.tells and len(head.headings) > 1:
-                what = "no column of times" if head.counts_gpus else "no column gpus, which counts them"
+                what = "no column of times" if head.counts_gpus else "no column gpus, which counts them (or --gpus)"
                 told = ", ".join(own.text for own in head.headings)
                 raise RequestError(
                     f"the table in {shown(path.name)} has {what}; it has {shown(told)}{head.unit_lacking}",
@@ -195,7 +196,8 @@ def guess(paths: Sequence[Path], cells: str | None = None) -> LogFormat | LinkFo
             raise RequestError(
                 f"nothing in {shown(path.name)} tells its format{_likely(path)}",
                 valid=(*contents.FORMATS, *contents.OF_LINKS),
-                next_step="Name it with --format; docs/importing.md says what each needs",
+                next_step="Name it with --format, or write a table of gpus, micro_batch and step_seconds: "
+                "docs/importing.md says what each format needs",
             )
     kinds = {taken for taken in formats.values() if taken is not None}
     if len(kinds) != 1:
@@ -223,13 +225,19 @@ def _likely(path: Path) -> str:
     return f": it begins with {shown(texts[0][:80])}" if texts else ": it is empty"
 
 
+def _of_table(path: Path, cells: str | None, gpus: int | None = None) -> Literal["epochs", "csv"] | None:
+    head, *_ = headers(path, cells, gpus=gpus)
+    if head.tells < 2:
+        return None
+    of_epochs = "epoch_seconds" in head.columns and {"epoch", "rank", "run"} & {*head.columns}
+    return "epochs" if of_epochs and not tells_steps(path, head) else "csv"
+
+
 def _of(path: Path, cells: str | None) -> LogFormat | LinkFormat | None:
     if is_trace(path):
         return "trace"
-    head, *_ = headers(path, cells)
-    if head.tells == 2:
-        of_epochs = "epoch_seconds" in head.columns and {"epoch", "rank", "run"} & {*head.columns}
-        return "epochs" if of_epochs and not tells_steps(path, head) else "csv"
+    if (of_table := _of_table(path, cells)) is not None:
+        return of_table
     for number, text, _ in islice(contents.lines(path), _LOOKED_AT):
         if (of_link := links.guessed(text)) is not None:
             return of_link

@@ -131,6 +131,8 @@ class Header:
     """The name that tells this table's rows from those of others in the file."""
     precision: str = ""
     title: str = ""
+    gpus: int | None = None
+    """The GPUs of all rows, where no column tells them."""
     untrained: str = ""
     """The heading or the caption that says that it is not of training."""
     filled: tuple[str, ...] = ()
@@ -155,6 +157,11 @@ class Header:
     @property
     def counts_gpus(self) -> bool:
         """Whether rows tell a GPU count, or those of a node and the nodes."""
+        return self.gpus is not None or self.tells_gpus
+
+    @property
+    def tells_gpus(self) -> bool:
+        """Whether its columns do."""
         return "gpus" in self.columns or {"nodes", "gpus_per_node"} <= set(self.columns)
 
     @property
@@ -237,21 +244,24 @@ _TITLE = re.compile(r"""[^,;\t|{}]*[^,;\t|{}\s]([,;\t])\1*\s*""")
 _ABOVE, _MOST_ABOVE = re.compile(r"\s*(?:#|[,;\s]*$|sep=)", re.IGNORECASE), 100
 
 
-def headers(path: Path, cells: str | None = None, micro_batch: int | None = None) -> tuple[Header, ...]:
+def headers(
+    path: Path, cells: str | None = None, micro_batch: int | None = None, gpus: int | None = None
+) -> tuple[Header, ...]:
     """The headers of all tables in a file that tell GPU counts and speeds; if none does, of that which comes nearest.
 
     Args:
         path: a CSV file, or a document: Markdown, HTML, LaTeX, JSON records.
         cells: what the cells of a table are that has a column or row for each GPU count: the name of a speed.
         micro_batch: images per GPU and micro-step, if the user says them: no column is taken for the batch of all then.
+        gpus: the GPUs of all rows, if the user says them, for a table that does not.
 
     Raises:
         StoreError: the file cannot be read.
     """
-    nearest = _first(path)
+    nearest = _first(path, gpus)
     tables = [
         replace(
-            Header(grid.line, "", form.headings, form.body, form.series, form.precision, grid.title),
+            Header(grid.line, "", form.headings, form.body, form.series, form.precision, grid.title, gpus),
             untrained=not_of_training((grid.caption, grid.title)),
             filled=form.filled,
         )
@@ -288,7 +298,7 @@ def headers(path: Path, cells: str | None = None, micro_batch: int | None = None
     return (max([nearest, *tables], key=lambda head: head.known),)
 
 
-def _first(path: Path) -> Header:
+def _first(path: Path, gpus: int | None) -> Header:
     """The header of a CSV file: its first line, below blank ones, comments, the line "sep=;" of spreadsheets and a
     title in the first cell. A line break between quotes may stand in it."""
     nearest, before, title = Header(0, ",", ()), "", Header(0, ",", ())
@@ -299,7 +309,7 @@ def _first(path: Path) -> Header:
             continue
         if text.lstrip().startswith("|"):
             break  # no CSV file
-        separated = [_header(number, separator, text) for separator in ",;\t"]
+        separated = [_header(number, separator, text, gpus) for separator in ",;\t"]
         nearest = max(separated, key=lambda head: head.known)
         if _TITLE.fullmatch(text) and not title.line:
             title = nearest
@@ -317,8 +327,8 @@ def _told_apart(training: Sequence[Header]) -> Iterator[Header]:
         yield replace(head, series=", ".join(part for part in (own * several, head.series) if part))
 
 
-def _header(number: int, separator: str, text: str) -> Header:
-    return Header(number, separator, Heading.of_all(_cells(text, separator)[:_MOST_COLUMNS]))
+def _header(number: int, separator: str, text: str, gpus: int | None) -> Header:
+    return Header(number, separator, Heading.of_all(_cells(text, separator)[:_MOST_COLUMNS]), gpus=gpus)
 
 
 def rows(path: Path, head: Header, required: Sequence[str], problems: Problems) -> Iterator[Row]:
@@ -333,6 +343,7 @@ def rows(path: Path, head: Header, required: Sequence[str], problems: Problems) 
     _check(path, head, required)
     columns = head.columns
     told = {"precision": head.precision} if head.precision else {}
+    told |= {} if head.tells_gpus or head.gpus is None else {"gpus": str(head.gpus)}
     again = {own: at for own in _WHOLE if len(at := [n for n, column in enumerate(columns) if column == own]) > 1}
     converted = [own for own in head.headings if own.factor != 1.0 or own.inverse]
     signs = [sign for sign, _ in head.commas] or ["" if head.separator != ";" else "none"] * len(columns)

@@ -189,8 +189,10 @@ class TrialResult:
     @property
     def timed_as_a_whole(self) -> bool:
         """Whether a whole run stands for an epoch: its script told of no step, and left nothing that does."""
+        if self.trial.train.script is None:
+            return False  # without a look at its ranks' lines, which are read for it
         epochs = [line for run in self.records for rank in run.ranks for line in rank.epochs]
-        return self.trial.train.script is not None and any(line.steps is None for line in epochs)
+        return any(line.steps is None for line in epochs)
 
     @property
     def drifts(self) -> bool:

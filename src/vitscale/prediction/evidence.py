@@ -216,8 +216,8 @@ def _outside(result: TrialResult) -> tuple[float, ...]:
     outside = []
     for record, run in zip(result.records, result.runs, strict=True):
         if run.startup_seconds and run.step_seconds is not None:
-            later = max((len(rank.steps) for rank in record.ranks), default=1) - 1
-            rest = record.outcome.wall_seconds - sum(run.one_off.values()) - later * run.step_seconds
+            later = max(0, run.steps - 1) * run.step_seconds
+            rest = record.outcome.wall_seconds - sum(run.one_off.values()) - later
             outside.append(max(run.startup_seconds, rest))  # which is part of it
     return tuple(outside)
 

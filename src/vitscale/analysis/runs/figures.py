@@ -110,6 +110,8 @@ class RunFigures:
 
     run: str
     """Trial and repeat, for messages."""
+    steps: int
+    """Number of steps that were recorded."""
     timed_steps: int
     """Number of steps that the figures rest on."""
     detected_warmup_steps: int
@@ -286,6 +288,7 @@ def _of_run(
 
     return RunFigures(
         run=name,
+        steps=len(steps),
         timed_steps=len(timed),
         detected_warmup_steps=light - len(steady),
         steady_from=steady_from,

@@ -139,7 +139,7 @@ def _apart(curve: str, trial: Trial) -> tuple[str, str, str]:
     data = f"{trial.data.fraction:.3g} of the images" if trial.data.fraction < 1 else ""
     return (
         swept if swept or engine in ("", engine_name(trial.train)) else engine,
-        f"micro-batch {trial.train.micro_batch}",
+        "" if "micro_batch" in swept else f"micro-batch {trial.train.micro_batch}",
         data,
     )
 

@@ -85,7 +85,7 @@ def report(
         output = None
     like = "paper" if like_paper else like
     if like is not None:
-        _like(results, like, wanted, output, combine_unlike=combine_unlike)
+        _like(results, like, wanted, output, combine_unlike=combine_unlike, verbose=verbose)
         return
     for name in wanted:
         if name not in outputs.FORMATS:
@@ -156,10 +156,14 @@ def _folder(results: Path) -> Path:
     return results.with_name(f"{name}-report" if taken else name)
 
 
-def _like(results: Path, name: str, formats: list[str], output: Path | None, *, combine_unlike: bool) -> None:
+def _like(
+    results: Path, name: str, formats: list[str], output: Path | None, *, combine_unlike: bool, verbose: bool
+) -> None:
     """Writes a published study's figures and claims, made from these results."""
     from vitscale import analysis
     from vitscale.prediction.evidence import evidence_of
+    from vitscale.present.document import Bullets, Document
+    from vitscale.present.terminal import show
     from vitscale.report import like
 
     study = like.study_named(name)
@@ -169,9 +173,10 @@ def _like(results: Path, name: str, formats: list[str], output: Path | None, *, 
     analysed = analysis.analyse_folder(results, combine_unlike=combine_unlike)
     material = like.Material.of(analysed, evidence_of(results, analysed).network)
     written = like.write(study, material, _folder(results), formats, output)
-    console = base.ProgramConsole(stderr="json" in formats and output is None)
-    for line in (*like.findings(study, material), *map(str, written)):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    told = Document(
+        "", (Bullets(tuple(like.findings(study, material))),), tuple(f"Written: {path}" for path in written)
+    )
+    show(base.ProgramConsole(stderr="json" in formats and output is None), told, verbose)
 
 
 def _advice(fitted: Fitted, analysed: Analysis) -> Advice | None:

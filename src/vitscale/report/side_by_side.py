@@ -16,7 +16,7 @@ from typing import Any, Literal
 from vitscale.analysis import Analysis, TrialResult
 from vitscale.analysis.statistics import Comparison, compare, corrected, ratio
 from vitscale.present.data import attributes, dotted, estimate_fields
-from vitscale.present.document import Bullets, Cell, Column, Document, Group, Paragraph, Table
+from vitscale.present.document import Bullets, Cell, Column, Document, Paragraph, table
 from vitscale.present.estimate import Estimate
 from vitscale.present.units import UNKNOWN, bounds, counted, number, percent
 
@@ -129,12 +129,14 @@ def _short(value: object) -> str:
 def compared_document(first: str, pairs: Sequence[Pair], limit: float | None, missing: Sequence[str] = ()) -> Document:
     """What differs, and each trial's time against that of the first results. `missing`: sentences of `unmatched`."""
     shared = [what for what in (pairs[0].differs if pairs else ()) if all(what in pair.differs for pair in pairs)]
-    groups = [
-        Group(name, tuple(_row(pair, limit, shared) for pair in pairs if pair.results == name))
+    groups = {
+        name: [_row(pair, limit, shared) for pair in pairs if pair.results == name]
         for name in dict.fromkeys(pair.results for pair in pairs)
-    ]
+    }
     columns = [Column("curve", words=True), Column("ranks"), Column(f"time / {first}"), Column("verdict", words=True)]
     columns += [Column("limit", words=True)] if limit is not None else []
+    always = [column.name for column in columns]
+    columns.append(Column("differs besides", words=True, narrow=None))
     notes = (
         "time for the same images over that of the first results, with the 95 % interval over runs",
         "who is slower is said after Holm's correction for all trials compared",
@@ -144,7 +146,7 @@ def compared_document(first: str, pairs: Sequence[Pair], limit: float | None, mi
         blocks.append(Bullets(tuple(f"differs everywhere: {what}" for what in shared)))
     if missing:
         blocks.append(Bullets(tuple(missing)))
-    blocks.append(Table((*columns, Column("differs besides", words=True, narrow=None)), tuple(groups), notes))
+    blocks.append(table(columns, groups, notes=notes, always=always))
     return Document("", tuple(blocks))
 
 

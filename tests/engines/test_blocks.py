@@ -13,8 +13,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.torch_version import TorchVersion
 
 from vitscale.engines import build as build_engine
-from vitscale.engines.base import blocks_of, with_options
-from vitscale.engines.stages import _repeated, stage_plan
+from vitscale.engines.base import blocks_of, weight_dtype, with_options
+from vitscale.engines.stages import Stage, StagePlan, _repeated, stage_plan
 from vitscale.errors import RequestError
 from vitscale.models import build
 from vitscale.models.batch_norm import over_real_images
@@ -302,6 +302,30 @@ def test_stages_that_leave_out_a_parameter_are_refused_by_its_name() -> None:
     model.positions = nn.Parameter(torch.zeros(128))
     with pytest.raises(RequestError, match="in_order of 'own:build' leaves out the parameter 'positions'"):
         stage_plan(model, in_two_stages(OWN))
+
+
+class Turned(nn.Module):
+    """Makes tokens of a map, without moving an element."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(2).transpose(1, 2)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_what_stages_hand_on_is_as_the_next_one_s_buffers(precision: str) -> None:
+    """Tokens that are a view, whatever autocast makes of them, and a map whose channels lie last: gloo sends neither as
+    they lie."""
+    model = nn.Module()
+    for name, module in (("stem", nn.Conv2d(3, 16, 8, stride=8)), ("tokens", Turned()), ("head", nn.Linear(16, 10))):
+        model.add_module(name, module)
+    images, trial = torch.randn(2, 3, 32, 32), in_two_stages(OWN, precision=precision)
+    for last_channels, parts in ((False, (("stem", "tokens"), ("head",))), (True, (("stem",), ("tokens", "head")))):
+        given = images.contiguous(memory_format=torch.channels_last) if last_channels else images
+        plan = StagePlan(parts, lambda *_: (), weight_dtype(trial.train))
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            made = Stage(model, plan, 0)(given)
+        assert isinstance(made, Tensor)
+        assert (made.dtype, made.is_contiguous()) == (torch.float32, True)
 
 
 def test_stages_may_name_parameters_otherwise_than_the_model_does_first() -> None:

@@ -173,6 +173,7 @@ class Stage(nn.Module):
         """`numbers`: the plan's stages that it holds, one after the other."""
         super().__init__()
         self.parts, self.through = tuple(chain(*(plan.parts[number] for number in numbers))), plan.through
+        self.handed_on = plan.dtype if numbers[-1] < len(plan.parts) - 1 else None
         # DDP is not to broadcast these, which keep their names.
         self._ddp_params_and_buffers_to_ignore = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
         for part in self.parts:
@@ -196,7 +197,12 @@ class Stage(nn.Module):
                 given = self.through(part, self.get_submodule(part), given)
             elif self.training:
                 self.through(part, self.get_submodule(part), given)
-        return given
+        if self.handed_on is None:
+            return given
+        # As the next stage's buffers are: a factory's modules may give another dtype under autocast, or strided views.
+        if isinstance(given, Tensor):
+            return given.to(self.handed_on).contiguous()
+        return tuple(tensor.to(self.handed_on).contiguous() for tensor in given)
 
 
 class Stages(nn.Module):

@@ -304,6 +304,15 @@ def test_stages_that_leave_out_a_parameter_are_refused_by_its_name() -> None:
         stage_plan(model, in_two_stages(OWN))
 
 
+@pytest.mark.usefixtures("first_of_two")
+@pytest.mark.parametrize(("engine", "master"), [("ddp", False), ("fsdp2", False), ("fsdp2", True)])
+def test_stages_take_weights_in_16_bits(engine: str, master: bool) -> None:
+    """Shapes are told by modules in the dtype that their weights have."""
+    trial = in_two_stages(OWN, engine, precision="bf16-params", master_weights=master)
+    built = build_engine(Ordered(), trial, torch.device("cpu"))
+    assert {parameter.dtype for parameter in built.module.parameters()} == {torch.float32 if master else torch.bfloat16}
+
+
 class Turned(nn.Module):
     """Makes tokens of a map, without moving an element."""
 

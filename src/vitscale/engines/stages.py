@@ -153,7 +153,8 @@ def _parts(
 def _outline(model: nn.Module, order: Sequence[str], trial: Trial) -> tuple[list[int], list[tuple[int, ...]]]:
     """FLOPs of each module, and the shape of its output for one image; on meta tensors, which compute nothing."""
     spec = trial.model
-    hidden = torch.empty(2, spec.channels, spec.image_size, spec.image_size, device="meta")
+    dtype = next((parameter.dtype for parameter in model.parameters()), None)
+    hidden = torch.empty(2, spec.channels, spec.image_size, spec.image_size, dtype=dtype, device="meta")
     flops, shapes = [], []
     for name in order:
         module = model.get_submodule(name)

@@ -304,6 +304,35 @@ def test_stages_that_leave_out_a_parameter_are_refused_by_its_name() -> None:
         stage_plan(model, in_two_stages(OWN))
 
 
+def of_four_layers() -> Any:
+    """A model whose last three layers are in the second of two stages."""
+    model = Ordered()
+    model.levels = nn.ModuleList(nn.Linear(128, 128) for _ in range(4))
+    model.in_order = ["stem", *(f"levels.{number}" for number in range(4)), "head"]
+    return model
+
+
+def test_stages_that_share_a_parameter_are_refused_by_its_name() -> None:
+    """A bias of two layers, or a layer that is run twice; in one stage both are as good as any."""
+    for other, name in ((3, None), (0, "levels.0.bias")):
+        model = of_four_layers()
+        model.levels[other].bias = model.levels[2].bias
+        is_refused_for(model, name)
+    for other, name in ((3, None), (0, "levels.2.weight")):
+        model = of_four_layers()
+        model.levels[other] = nn.Identity()
+        model.in_order[1 + other] = "levels.2"
+        is_refused_for(model, name)
+
+
+def is_refused_for(model: nn.Module, name: str | None) -> None:
+    if name is None:
+        assert stage_plan(model, in_two_stages(OWN)) is not None
+        return
+    with pytest.raises(RequestError, match=f"stages 1 and 2 of 'own:build' share the parameter '{name}'"):
+        stage_plan(model, in_two_stages(OWN))
+
+
 @pytest.mark.usefixtures("first_of_two")
 @pytest.mark.parametrize(("engine", "master"), [("ddp", False), ("fsdp2", False), ("fsdp2", True)])
 def test_stages_take_weights_in_16_bits(engine: str, master: bool) -> None:

@@ -77,8 +77,8 @@ def stage_plan(model: nn.Module, trial: Trial) -> StagePlan | None:
     They are cut so that the largest has as few FLOPs as possible.
 
     Raises:
-        RequestError: the model does not list the modules of its forward (`in_order`), lists too few, or leaves out
-            a parameter.
+        RequestError: the model does not list the modules of its forward (`in_order`), lists too few, leaves out a
+            parameter, or has one in two stages.
     """
     layout, stages, dtype = trial.layout, trial.parallel.stages, weight_dtype(trial.train)
     if layout.pipeline == 1:
@@ -123,7 +123,23 @@ def stage_plan(model: nn.Module, trial: Trial) -> StagePlan | None:
     flops, given = _outline(model, order, trial)
     ends = balanced(tuple(flops), stages)
     handed_on = tuple((given[end - 1],) for end in ends[:-1])
-    return StagePlan(tuple(tuple(order[begin:end]) for begin, end in pairwise((0, *ends))), lambda *_: handed_on, dtype)
+    parts = tuple(tuple(order[begin:end]) for begin, end in pairwise((0, *ends)))
+    _check_weights(model, parts, trial)
+    return StagePlan(parts, lambda *_: handed_on, dtype)
+
+
+def _check_weights(model: nn.Module, parts: Sequence[Sequence[str]], trial: Trial) -> None:
+    """Refuses stages of a factory's model that share weights: each would train them for itself."""
+    of_stages = [{own for name in part for own in model.get_submodule(name).parameters()} for part in parts]
+    what = f"parallel.pipeline = {trial.parallel.pipeline}: "
+    for name, parameter in model.named_parameters():
+        at = [number for number, held in enumerate(of_stages, start=1) if parameter in held]
+        if len(at) > 1:
+            raise RequestError(
+                f"{what}stages {at[0]} and {at[1]} of {shown(trial.model.factory)} share the parameter {shown(name)}, "
+                "and each would train it for itself",
+                next_step="Leave parallel.pipeline out, or give each of these modules its own weights",
+            )
 
 
 def _repeated(parts: Sequence[nn.Module]) -> list[nn.Module]:

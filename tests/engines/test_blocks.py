@@ -333,6 +333,23 @@ def is_refused_for(model: nn.Module, name: str | None) -> None:
         stage_plan(model, in_two_stages(OWN))
 
 
+def test_a_stage_that_trains_nothing_is_refused_by_its_number() -> None:
+    """As where all but the head is frozen; the second stage, of which the head trains, is as good as any."""
+    model = of_four_layers()
+    model.requires_grad_(False)
+    model.head.requires_grad_(True)
+    with pytest.raises(RequestError, match=r"stage 1 of 'own:build' \(stem, levels.0\) trains no parameter"):
+        stage_plan(model, in_two_stages(OWN))
+    model.levels[0].requires_grad_(True)
+    assert stage_plan(model, in_two_stages(OWN)) is not None
+    model.levels[0].requires_grad_(False)
+    model.levels[1].requires_grad_(True)  # of the third of four stages, which is on the first's rank
+    interleaved = {"parallel": ParallelSpec(pipeline=2, schedule="interleaved")}
+    assert stage_plan(model, in_two_stages(OWN, "fsdp2").model_copy(update=interleaved)) is not None
+    with pytest.raises(RequestError, match="stage 1 of 'own:build'"):
+        stage_plan(model, in_two_stages(OWN).model_copy(update=interleaved))
+
+
 @pytest.mark.usefixtures("first_of_two")
 @pytest.mark.parametrize(("engine", "master"), [("ddp", False), ("fsdp2", False), ("fsdp2", True)])
 def test_stages_take_weights_in_16_bits(engine: str, master: bool) -> None:

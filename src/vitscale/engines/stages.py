@@ -78,7 +78,7 @@ def stage_plan(model: nn.Module, trial: Trial) -> StagePlan | None:
 
     Raises:
         RequestError: the model does not list the modules of its forward (`in_order`), lists too few, leaves out a
-            parameter, or has one in two stages.
+            parameter, or has one in two stages; or a stage trains nothing.
     """
     layout, stages, dtype = trial.layout, trial.parallel.stages, weight_dtype(trial.train)
     if layout.pipeline == 1:
@@ -129,7 +129,7 @@ def stage_plan(model: nn.Module, trial: Trial) -> StagePlan | None:
 
 
 def _check_weights(model: nn.Module, parts: Sequence[Sequence[str]], trial: Trial) -> None:
-    """Refuses stages of a factory's model that share weights: each would train them for itself."""
+    """Refuses stages of a factory's model that share weights, which each would train for itself, or that train none."""
     of_stages = [{own for name in part for own in model.get_submodule(name).parameters()} for part in parts]
     what = f"parallel.pipeline = {trial.parallel.pipeline}: "
     for name, parameter in model.named_parameters():
@@ -139,6 +139,16 @@ def _check_weights(model: nn.Module, parts: Sequence[Sequence[str]], trial: Tria
                 f"{what}stages {at[0]} and {at[1]} of {shown(trial.model.factory)} share the parameter {shown(name)}, "
                 "and each would train it for itself",
                 next_step="Leave parallel.pipeline out, or give each of these modules its own weights",
+            )
+    for number, held in enumerate(of_stages):
+        # DDP wraps each stage by itself; otherwise one optimizer is for all stages of a rank.
+        ranks = trial.parallel.pipeline
+        together = [held] if trial.train.engine == "ddp" else of_stages[number % ranks :: ranks]
+        if not any(parameter.requires_grad for parameter in chain(*together)):
+            raise RequestError(
+                f"{what}stage {number + 1} of {shown(trial.model.factory)} ({', '.join(parts[number])}) trains no "
+                "parameter, and neither DDP nor an optimizer goes without one",
+                next_step="Leave parallel.pipeline out, or unfreeze a module of that stage",
             )
 
 

@@ -52,6 +52,33 @@ def test_ranks_of_one_model_take_the_same_images(tmp_path: Path) -> None:
     assert "hold parts of the gradient" in str(norms_unknown(last))
 
 
+@pytest.mark.parametrize(
+    ("schedule", "train", "said"),
+    [
+        ("1f1b", {"micro_batch": 8, "global_batch": 32}, (4, 32)), ("1f1b", {"micro_batch": 8}, (1, 8)),
+        ("1f1b", {"micro_batch": 2, "global_batch": 4}, (1, 8)),
+        ("interleaved", {"micro_batch": 4, "global_batch": 80}, (2, 80)),
+        ("interleaved", {"micro_batch": 4, "global_batch": 20}, (3, 24)),
+    ],
+)  # fmt: skip
+def test_stages_of_a_divided_global_batch_are_told_the_micro_batch_that_leaves_enough(
+    tmp_path: Path, schedule: str, train: dict[str, Any], said: tuple[int, int]
+) -> None:
+    """Set as told, all rank counts of the curve are taken; grad_accum, which has no effect, is not advised."""
+    sections: dict[str, dict[str, Any]] = {
+        "scaling": {"gpus": [2, 4, 8], "mode": "strong-global"}, "model": {"layers": 4}, "train": train,
+    }  # fmt: skip
+    split = {"pipeline": 2, "schedule": schedule}
+    with pytest.raises(RequestError) as refused:
+        study(tmp_path, split, **sections)
+    size, images = said
+    exactly = "=" if schedule == "interleaved" else "of at most"
+    assert f"Valid: train.micro_batch {exactly} {size} with train.global_batch = {images}. Set it" in str(refused.value)
+    assert "grad_accum of" not in str(refused.value)
+    sections["train"] = {"micro_batch": size, "global_batch": images}
+    assert [trial.world.size for trial in study(tmp_path, split, **sections).trials.values()] == [2, 4, 8]
+
+
 def test_splits_are_swept_and_named(tmp_path: Path) -> None:
     """At a split of one it is the trial that it was before there were any."""
     swept = {"parallel.tensor": [1, 2], "parallel.sequence": [1, 2]}

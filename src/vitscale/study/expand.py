@@ -217,7 +217,9 @@ def _settled(
         train = TrainSpec(**kept | sizes)
         _check_engine(train, {field: labels[field] for field in study.sweep if field.startswith("train.")})
         _check_references(path, train)
-        model_checks.check_split(study.parallel, train, model)
+        most = RankLayout.of(max(ranks), study.parallel).data
+        divided = (data_ranks * micro_batch * grad_accum, most) if study.scaling.mode == "strong-global" else None
+        model_checks.check_split(study.parallel, train, model, divided)
         if study.measure.checkpoint:
             engines.check_checkpoint(train)
         worlds.append(

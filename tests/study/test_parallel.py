@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from study_factory import EIGHT_CORES, expanded, gpus, write_study
+from study_factory import EIGHT_CORES, expanded, gpus, summary, write_study
 from vitscale import sources
 from vitscale.analysis.scaling import curve_name, trial_name
 from vitscale.errors import RequestError
@@ -77,6 +77,19 @@ def test_stages_of_a_divided_global_batch_are_told_the_micro_batch_that_leaves_e
     assert "grad_accum of" not in str(refused.value)
     sections["train"] = {"micro_batch": size, "global_batch": images}
     assert [trial.world.size for trial in study(tmp_path, split, **sections).trials.values()] == [2, 4, 8]
+
+
+@pytest.mark.parametrize("split", [{"sequence": 2}, {"pipeline": 2, "schedule": "gpipe"}, {"tensor": 2}])
+def test_a_split_beside_no_engine_is_told_how_to_be_swept(tmp_path: Path, split: dict[str, Any]) -> None:
+    """In tables that are taken as they are told, whatever scaling.gpus holds."""
+    for counts in ([2, 4], [1, 2, 4]):
+        with pytest.raises(RequestError, match="'none' trains on one rank and takes no split, and parallel") as refused:
+            study(tmp_path, split, sweep={"train.engine": ["none", "fsdp2"]}, scaling={"gpus": counts})
+    tables = str(refused.value).partition("[parallel]: ")[2].partition(". Or use")[0]
+    path = write_study(tmp_path, {"model": MODEL, "scaling": {"gpus": [1, 2, 4]}})
+    path.write_text(f"{path.read_text()}[sweep]\n{tables}\n")
+    found = expand(StudyFile.read(path), EIGHT_CORES, lambda _: summary())
+    assert [[point.gpus for point in curve.points] for curve in found.curves] == [[1], [2, 4]]
 
 
 def test_splits_are_swept_and_named(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, get_args
 
@@ -19,13 +20,24 @@ if TYPE_CHECKING:
     from vitscale.sources import Summary
 
 
-def check_ranks(parallel: ParallelSpec, gpus: Sequence[int]) -> None:
-    """Checks that the rank counts of a study are multiples of the ranks that share one model.
+def check_ranks(parallel: ParallelSpec, gpus: Sequence[int], engine: str) -> None:
+    """Checks that the rank counts of a study are multiples of the ranks that share one model, and that its engine may
+    have several.
 
     Raises:
-        RequestError: a count is no multiple; it names multiples that are near.
+        RequestError: a count is no multiple; it names multiples that are near. Or it is engine "none" that is split.
     """
     each = parallel.ranks_per_model
+    if engine == "none" and each > 1:
+        taking = next((name for name, facts in ENGINES.items() if {*_axes(parallel)} <= {*facts.splits}), "fsdp2")
+        split = parallel.model_dump(mode="json", exclude_defaults=True).items()
+        fields = ", ".join(f'"parallel.{field}" = {json.dumps(value)}' for field, value in split)
+        raise RequestError(
+            f"train.engine = 'none' trains on one rank and takes no split, and {_product(parallel)} ranks share one "
+            "model",
+            next_step="To sweep both, put 1 into scaling.gpus and the split into tables of [sweep], not [parallel]: "
+            f'train = [{{ engine = "none" }}, {{ engine = "{taking}", {fields} }}]. Or use that engine alone',
+        )
     if wrong := [ranks for ranks in gpus if ranks % each]:
         ranks = wrong[0]
         near = sorted({max(each, ranks // each * each), -(-ranks // each) * each})

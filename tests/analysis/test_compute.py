@@ -13,6 +13,7 @@ from vitscale.store.records import Device, MatmulLine
 from vitscale.store.results import Run
 from vitscale.trial.model_cost import training_flops
 from vitscale.trial.model_spec import ModelSpec
+from vitscale.trial.parallel import ParallelSpec
 from vitscale.trial.trial import Trial
 
 MODEL = ModelSpec(
@@ -73,6 +74,16 @@ def test_rates_are_per_rank() -> None:
         0: pytest.approx(48 * FLOPS / STEP_SECONDS / 800e12),
         1: pytest.approx(16 * FLOPS / STEP_SECONDS / 400e12),
     }
+
+
+def test_of_ranks_with_stages_only_the_share_of_all_is_known() -> None:
+    """Two stages of this model's heads and blocks need not be equal, as ranks that share tensors are."""
+    for split, ranks in ((ParallelSpec(pipeline=2), 0), (ParallelSpec(tensor=2), 2)):
+        trial = trial_of(2).model_copy(update={"parallel": split})
+        run = run_of(trial, [H100, H100], [800e12, 400e12], [32, 32])
+        found = compute(run, run_figures(run))
+        assert len(found.shares_of_matmul) == ranks
+        assert found.share_of_matmul == pytest.approx(16 * FLOPS / STEP_SECONDS / 600e12)
 
 
 def test_only_light_steps_count() -> None:

@@ -122,7 +122,7 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
     for step, epoch, micro_batches in batches_of(own, first, job["steps"]):
         if step == job.get("save_before"):
             engine.save_checkpoint(folder / job["name"], step)
-        if step <= trial.train.learning_rate_warmup_steps:
+        if 0 < trial.train.learning_rate_warmup_steps >= step:
             engine.set_learning_rate(trial.learning_rate_at(step))
         loss = torch.zeros((), dtype=torch.float64, device=device)
         for number, batch in enumerate(own.step(iter(micro_batches), epoch=epoch, phase=no_phase)):

@@ -13,8 +13,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.torch_version import TorchVersion
 
 from vitscale.engines import build as build_engine
-from vitscale.engines.base import blocks_of, with_options
-from vitscale.engines.stages import _repeated, stage_plan
+from vitscale.engines.base import blocks_of, weight_dtype, with_options
+from vitscale.engines.stages import Stage, StagePlan, _repeated, stage_plan
 from vitscale.errors import RequestError
 from vitscale.models import build
 from vitscale.models.batch_norm import over_real_images
@@ -302,6 +302,85 @@ def test_stages_that_leave_out_a_parameter_are_refused_by_its_name() -> None:
     model.positions = nn.Parameter(torch.zeros(128))
     with pytest.raises(RequestError, match="in_order of 'own:build' leaves out the parameter 'positions'"):
         stage_plan(model, in_two_stages(OWN))
+
+
+def of_four_layers() -> Any:
+    """A model whose last three layers are in the second of two stages."""
+    model = Ordered()
+    model.levels = nn.ModuleList(nn.Linear(128, 128) for _ in range(4))
+    model.in_order = ["stem", *(f"levels.{number}" for number in range(4)), "head"]
+    return model
+
+
+def test_stages_that_share_a_parameter_are_refused_by_its_name() -> None:
+    """A bias of two layers, or a layer that is run twice; in one stage both are as good as any."""
+    for other, name in ((3, None), (0, "levels.0.bias")):
+        model = of_four_layers()
+        model.levels[other].bias = model.levels[2].bias
+        is_refused_for(model, name)
+    for other, name in ((3, None), (0, "levels.2.weight")):
+        model = of_four_layers()
+        model.levels[other] = nn.Identity()
+        model.in_order[1 + other] = "levels.2"
+        is_refused_for(model, name)
+
+
+def is_refused_for(model: nn.Module, name: str | None) -> None:
+    if name is None:
+        assert stage_plan(model, in_two_stages(OWN)) is not None
+        return
+    with pytest.raises(RequestError, match=f"stages 1 and 2 of 'own:build' share the parameter '{name}'"):
+        stage_plan(model, in_two_stages(OWN))
+
+
+def test_a_stage_that_trains_nothing_is_refused_by_its_number() -> None:
+    """As where all but the head is frozen; the second stage, of which the head trains, is as good as any."""
+    model = of_four_layers()
+    model.requires_grad_(False)
+    model.head.requires_grad_(True)
+    with pytest.raises(RequestError, match=r"stage 1 of 'own:build' \(stem, levels.0\) trains no parameter"):
+        stage_plan(model, in_two_stages(OWN))
+    model.levels[0].requires_grad_(True)
+    assert stage_plan(model, in_two_stages(OWN)) is not None
+    model.levels[0].requires_grad_(False)
+    model.levels[1].requires_grad_(True)  # of the third of four stages, which is on the first's rank
+    interleaved = {"parallel": ParallelSpec(pipeline=2, schedule="interleaved")}
+    assert stage_plan(model, in_two_stages(OWN, "fsdp2").model_copy(update=interleaved)) is not None
+    with pytest.raises(RequestError, match="stage 1 of 'own:build'"):
+        stage_plan(model, in_two_stages(OWN).model_copy(update=interleaved))
+
+
+@pytest.mark.usefixtures("first_of_two")
+@pytest.mark.parametrize(("engine", "master"), [("ddp", False), ("fsdp2", False), ("fsdp2", True)])
+def test_stages_take_weights_in_16_bits(engine: str, master: bool) -> None:
+    """Shapes are told by modules in the dtype that their weights have."""
+    trial = in_two_stages(OWN, engine, precision="bf16-params", master_weights=master)
+    built = build_engine(Ordered(), trial, torch.device("cpu"))
+    assert {parameter.dtype for parameter in built.module.parameters()} == {torch.float32 if master else torch.bfloat16}
+
+
+class Turned(nn.Module):
+    """Makes tokens of a map, without moving an element."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(2).transpose(1, 2)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_what_stages_hand_on_is_as_the_next_one_s_buffers(precision: str) -> None:
+    """Tokens that are a view, whatever autocast makes of them, and a map whose channels lie last: gloo sends neither as
+    they lie."""
+    model = nn.Module()
+    for name, module in (("stem", nn.Conv2d(3, 16, 8, stride=8)), ("tokens", Turned()), ("head", nn.Linear(16, 10))):
+        model.add_module(name, module)
+    images, trial = torch.randn(2, 3, 32, 32), in_two_stages(OWN, precision=precision)
+    for last_channels, parts in ((False, (("stem", "tokens"), ("head",))), (True, (("stem",), ("tokens", "head")))):
+        given = images.contiguous(memory_format=torch.channels_last) if last_channels else images
+        plan = StagePlan(parts, lambda *_: (), weight_dtype(trial.train))
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            made = Stage(model, plan, 0)(given)
+        assert isinstance(made, Tensor)
+        assert (made.dtype, made.is_contiguous()) == (torch.float32, True)
 
 
 def test_stages_may_name_parameters_otherwise_than_the_model_does_first() -> None:

@@ -91,6 +91,8 @@ LABELLING_STEPS, LABELLED_BEFORE = 3, 2
 """By day; the third step is the short one."""
 IN_BF16 = "swinv2-4:tiny ddp pipeline=2 precision=bf16"
 """Against one process in as many micro-batches of bf16: a first step is equal to the bit."""
+OWN_IN_BF16 = "hsvit:tiny ddp pipeline=2 precision=bf16"
+"""A factory's model, whose modules make bf16 under autocast; the next stage gets that as fp32, and rounds less."""
 COUNTED = (
     "swinv2:tiny fsdp2 tensor=2 activation_checkpointing=1", "fsdp2 tensor=2 shard_norms=1 activation_checkpointing=1",
     "ddp sequence=2 activation_checkpointing=1", "swinv2:tiny fsdp2 tensor=2 precision=bf16",
@@ -191,8 +193,9 @@ def in_one_piece(
         job["evaluate"] = job.get("evaluate", False) or "factory" in job
     for job in jobs:
         job["train"] = job["train"] | {"grad_accum": 1}
-    jobs.append(job_of(IN_BF16.replace("ddp pipeline=2", "none"), "adamw-clipped", 1))
-    jobs[-1]["train"] = IN_SIX | jobs[-1]["train"]
+    for name in (IN_BF16, OWN_IN_BF16):
+        jobs.append(job_of(name.replace("ddp pipeline=2", "none"), "adamw-clipped", 1))
+        jobs[-1] |= {"train": IN_SIX | jobs[-1]["train"], "evaluate": True}
     # In as many micro-steps as on ranks, for norms are over one of them.
     labelling = SEGMENTED_BY_DAY.items()
     segmented = dict.fromkeys((name.partition(" ")[0], setting) for name, setting in labelling)
@@ -218,11 +221,12 @@ def two(folder: Path, alone: dict[str, Curve]) -> dict[str, Curve]:
     own[-1]["traffic"] = True  # Swin V2
     for job in (counted := [job_of(name, "adamw-clipped", 1) for name in COUNTED]):
         job["gradients"], job["traffic"] = IN_BF16 in job["name"], True
+    staged = job_of(OWN_IN_BF16, "adamw-clipped", 1)
     wrong = job_of("fsdp2 tensor=2", "sgd-clipped-3")
     wrong["name"], wrong["wrong"] = "local norm", "local-norm"
     of_a_stage = job_of("ddp pipeline=2", "sgd-clipped-3")
     of_a_stage["name"], of_a_stage["wrong"] = "stage norm", "stage-norm"
-    return train([*jobs, *own, *counted, wrong, of_a_stage], 2, folder / "2", prepared_here())
+    return train([*jobs, *own, *counted, staged, wrong, of_a_stage], 2, folder / "2", prepared_here())
 
 
 @pytest.fixture(scope="module")
@@ -258,13 +262,13 @@ def four(folder: Path, two: dict[str, Curve]) -> dict[str, Curve]:
     return train(jobs, 4, folder / "4", prepared_here())
 
 
-def gradient_difference(world: Path, name: str, setting: str) -> float:
+def gradient_difference(world: Path, name: str, setting: str, known: str | None = None) -> float:
     """Of the last step's whole gradient from the single process's, as a share of it, in the L2 norm; 0 of DeepSpeed,
-    which keeps it in parts of its own."""
+    which keeps it in parts of its own. `known`: the single process's job, by default that of `reference_of`."""
     if "zero-" in name:
         return 0.0
     own = load_file(world / f"{name}.safetensors")
-    reference = load_file(world.parent / "1" / f"{reference_of(name, setting)}.safetensors")
+    reference = load_file(world.parent / "1" / f"{known or reference_of(name, setting)}.safetensors")
     assert own.keys() == reference.keys()
     apart = torch.cat([(own[key] - whole).flatten() for key, whole in reference.items()])
     return float(apart.norm() / torch.cat([whole.flatten() for whole in reference.values()]).norm())
@@ -310,7 +314,7 @@ def test_two_ranks_that_share_a_model_train_as_one(
     folder: Path, two: dict[str, Curve], alone: dict[str, Curve]
 ) -> None:
     """Tensors, with whole and with shared norms, tokens, and stages; clipped, in one piece, three and six, padded."""
-    others = ("local norm", "stage norm", *(f"{name} adamw-clipped" for name in COUNTED))
+    others = ("local norm", "stage norm", *(f"{name} adamw-clipped" for name in (*COUNTED, OWN_IN_BF16)))
     check(folder / "2", {name: curve for name, curve in two.items() if name not in others}, alone)
 
 
@@ -321,6 +325,18 @@ def test_stages_of_a_swin_make_the_gradient_of_one_process_to_the_bit(folder: Pa
     assert f"{IN_BF16} adamw-clipped" in two
     assert own.keys() == one.keys()
     assert all(torch.equal(own[name], whole) for name, whole in one.items())
+
+
+def test_stages_of_an_own_model_train_under_autocast(
+    folder: Path, two: dict[str, Curve], alone: dict[str, Curve]
+) -> None:
+    """As near to one process in as many micro-batches as that is to itself in fp32: 6e-3 of the gradient."""
+    name = f"{OWN_IN_BF16} adamw-clipped"
+    known = name.replace("ddp pipeline=2", "none")
+    own, one = two[name], alone[known]
+    assert own.losses == pytest.approx(one.losses, rel=1e-3)
+    assert [loss for loss, _ in own.scores] == pytest.approx([one.scores[0][0]] * 2, rel=1e-3)
+    assert gradient_difference(folder / "2", name, "adamw-clipped", known) < 1e-2
 
 
 def test_four_ranks_share_models_and_images(folder: Path, four: dict[str, Curve], alone: dict[str, Curve]) -> None:

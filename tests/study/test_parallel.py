@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from study_factory import EIGHT_CORES, expanded, gpus, write_study
+from study_factory import EIGHT_CORES, expanded, gpus, summary, write_study
 from vitscale import sources
 from vitscale.analysis.scaling import curve_name, trial_name
 from vitscale.errors import RequestError
@@ -50,6 +50,46 @@ def test_ranks_of_one_model_take_the_same_images(tmp_path: Path) -> None:
     assert forecast(unknown) is None
     assert "offloading" in unavailable(unknown)
     assert "hold parts of the gradient" in str(norms_unknown(last))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "train", "said"),
+    [
+        ("1f1b", {"micro_batch": 8, "global_batch": 32}, (4, 32)), ("1f1b", {"micro_batch": 8}, (1, 8)),
+        ("1f1b", {"micro_batch": 2, "global_batch": 4}, (1, 8)),
+        ("interleaved", {"micro_batch": 4, "global_batch": 80}, (2, 80)),
+        ("interleaved", {"micro_batch": 4, "global_batch": 20}, (3, 24)),
+    ],
+)  # fmt: skip
+def test_stages_of_a_divided_global_batch_are_told_the_micro_batch_that_leaves_enough(
+    tmp_path: Path, schedule: str, train: dict[str, Any], said: tuple[int, int]
+) -> None:
+    """Set as told, all rank counts of the curve are taken; grad_accum, which has no effect, is not advised."""
+    sections: dict[str, dict[str, Any]] = {
+        "scaling": {"gpus": [2, 4, 8], "mode": "strong-global"}, "model": {"layers": 4}, "train": train,
+    }  # fmt: skip
+    split = {"pipeline": 2, "schedule": schedule}
+    with pytest.raises(RequestError) as refused:
+        study(tmp_path, split, **sections)
+    size, images = said
+    exactly = "=" if schedule == "interleaved" else "of at most"
+    assert f"Valid: train.micro_batch {exactly} {size} with train.global_batch = {images}. Set it" in str(refused.value)
+    assert "grad_accum of" not in str(refused.value)
+    sections["train"] = {"micro_batch": size, "global_batch": images}
+    assert [trial.world.size for trial in study(tmp_path, split, **sections).trials.values()] == [2, 4, 8]
+
+
+@pytest.mark.parametrize("split", [{"sequence": 2}, {"pipeline": 2, "schedule": "gpipe"}, {"tensor": 2}])
+def test_a_split_beside_no_engine_is_told_how_to_be_swept(tmp_path: Path, split: dict[str, Any]) -> None:
+    """In tables that are taken as they are told, whatever scaling.gpus holds."""
+    for counts in ([2, 4], [1, 2, 4]):
+        with pytest.raises(RequestError, match="'none' trains on one rank and takes no split, and parallel") as refused:
+            study(tmp_path, split, sweep={"train.engine": ["none", "fsdp2"]}, scaling={"gpus": counts})
+    tables = str(refused.value).partition("[parallel]: ")[2].partition(". Or use")[0]
+    path = write_study(tmp_path, {"model": MODEL, "scaling": {"gpus": [1, 2, 4]}})
+    path.write_text(f"{path.read_text()}[sweep]\n{tables}\n")
+    found = expand(StudyFile.read(path), EIGHT_CORES, lambda _: summary())
+    assert [[point.gpus for point in curve.points] for curve in found.curves] == [[1], [2, 4]]
 
 
 def test_splits_are_swept_and_named(tmp_path: Path) -> None:

@@ -85,9 +85,11 @@ class WatchedEngine(PlainEngine):
         return super().step_with_norm()
 
 
-def trained(folder: Path, trial: Trial, seed: int = 0) -> tuple[RankRecord, WatchedEngine]:
+def trained(
+    folder: Path, trial: Trial, seed: int = 0, kind: type[WatchedEngine] = WatchedEngine
+) -> tuple[RankRecord, WatchedEngine]:
     torch.manual_seed(seed)
-    engine = WatchedEngine(models.build(trial.model), trial, CPU)
+    engine = kind(models.build(trial.model), trial, CPU)
     log = store.RankLog(folder, 0)
     own = RankInfo(rank=0, world_size=1, local_rank=0, launch_seconds=None)
     Training(trial, own, sources.load(trial.data), engine, CPU, log, seed).run()
@@ -182,6 +184,20 @@ def test_the_learning_rate_of_a_step_is_set_before_its_first_micro_step(tmp_path
     peak = 0.003 * 2  # a global batch of 32 is four times the base
     expected = [peak / 4, peak / 2, peak * 3 / 4, *[peak] * 6]
     assert engine.rates == pytest.approx([rate for rate in expected for _ in range(2)])
+
+
+def test_without_warm_up_the_learning_rate_is_left_to_the_engine(tmp_path: Path) -> None:
+    """As where the scheduler of a DeepSpeed file begins with 0: the first step moves no weight."""
+
+    class Scheduled(WatchedEngine):
+        def __init__(self, model: nn.Module, trial: Trial, device: torch.device) -> None:
+            super().__init__(model, trial, device)
+            self.set_learning_rate(0.0)
+
+    _, engine = trained(tmp_path, trial_of(epochs=1), kind=Scheduled)
+    assert engine.rates == [0.0] * 18
+    torch.manual_seed(0)
+    assert all(map(torch.equal, engine.module.parameters(), models.build(MODEL).parameters()))
 
 
 def test_another_seed_is_another_training(tmp_path: Path) -> None:

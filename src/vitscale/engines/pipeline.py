@@ -148,7 +148,7 @@ class PipelineEngine(TorchEngine):
                 given = (stage.module if isinstance(stage, DistributedDataParallel) else stage)(*taken)
             if number < last:
                 for tensor in (given,) if isinstance(given, Tensor) else given:
-                    dist.send(tensor.contiguous(), group=held.group, group_dst=(number + 1) % ranks)
+                    dist.send(tensor, group=held.group, group_dst=(number + 1) % ranks)
         held.train()
         if held.last and held.resizes:
             given = interpolate(given, size=images.shape[2:], mode="bilinear", align_corners=False)

@@ -77,8 +77,8 @@ def stage_plan(model: nn.Module, trial: Trial) -> StagePlan | None:
     They are cut so that the largest has as few FLOPs as possible.
 
     Raises:
-        RequestError: the model does not list the modules of its forward (`in_order`), lists too few, or leaves out
-            a parameter.
+        RequestError: the model does not list the modules of its forward (`in_order`), lists too few, leaves out a
+            parameter, or has one in two stages; or a stage trains nothing.
     """
     layout, stages, dtype = trial.layout, trial.parallel.stages, weight_dtype(trial.train)
     if layout.pipeline == 1:
@@ -123,7 +123,33 @@ def stage_plan(model: nn.Module, trial: Trial) -> StagePlan | None:
     flops, given = _outline(model, order, trial)
     ends = balanced(tuple(flops), stages)
     handed_on = tuple((given[end - 1],) for end in ends[:-1])
-    return StagePlan(tuple(tuple(order[begin:end]) for begin, end in pairwise((0, *ends))), lambda *_: handed_on, dtype)
+    parts = tuple(tuple(order[begin:end]) for begin, end in pairwise((0, *ends)))
+    _check_weights(model, parts, trial)
+    return StagePlan(parts, lambda *_: handed_on, dtype)
+
+
+def _check_weights(model: nn.Module, parts: Sequence[Sequence[str]], trial: Trial) -> None:
+    """Refuses stages of a factory's model that share weights, which each would train for itself, or that train none."""
+    of_stages = [{own for name in part for own in model.get_submodule(name).parameters()} for part in parts]
+    what = f"parallel.pipeline = {trial.parallel.pipeline}: "
+    for name, parameter in model.named_parameters():
+        at = [number for number, held in enumerate(of_stages, start=1) if parameter in held]
+        if len(at) > 1:
+            raise RequestError(
+                f"{what}stages {at[0]} and {at[1]} of {shown(trial.model.factory)} share the parameter {shown(name)}, "
+                "and each would train it for itself",
+                next_step="Leave parallel.pipeline out, or give each of these modules its own weights",
+            )
+    for number, held in enumerate(of_stages):
+        # DDP wraps each stage by itself; otherwise one optimizer is for all stages of a rank.
+        ranks = trial.parallel.pipeline
+        together = [held] if trial.train.engine == "ddp" else of_stages[number % ranks :: ranks]
+        if not any(parameter.requires_grad for parameter in chain(*together)):
+            raise RequestError(
+                f"{what}stage {number + 1} of {shown(trial.model.factory)} ({', '.join(parts[number])}) trains no "
+                "parameter, and neither DDP nor an optimizer goes without one",
+                next_step="Leave parallel.pipeline out, or unfreeze a module of that stage",
+            )
 
 
 def _repeated(parts: Sequence[nn.Module]) -> list[nn.Module]:
@@ -153,7 +179,8 @@ def _parts(
 def _outline(model: nn.Module, order: Sequence[str], trial: Trial) -> tuple[list[int], list[tuple[int, ...]]]:
     """FLOPs of each module, and the shape of its output for one image; on meta tensors, which compute nothing."""
     spec = trial.model
-    hidden = torch.empty(2, spec.channels, spec.image_size, spec.image_size, device="meta")
+    dtype = next((parameter.dtype for parameter in model.parameters()), None)
+    hidden = torch.empty(2, spec.channels, spec.image_size, spec.image_size, dtype=dtype, device="meta")
     flops, shapes = [], []
     for name in order:
         module = model.get_submodule(name)
@@ -173,6 +200,7 @@ class Stage(nn.Module):
         """`numbers`: the plan's stages that it holds, one after the other."""
         super().__init__()
         self.parts, self.through = tuple(chain(*(plan.parts[number] for number in numbers))), plan.through
+        self.handed_on = plan.dtype if numbers[-1] < len(plan.parts) - 1 else None
         # DDP is not to broadcast these, which keep their names.
         self._ddp_params_and_buffers_to_ignore = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
         for part in self.parts:
@@ -196,7 +224,12 @@ class Stage(nn.Module):
                 given = self.through(part, self.get_submodule(part), given)
             elif self.training:
                 self.through(part, self.get_submodule(part), given)
-        return given
+        if self.handed_on is None:
+            return given
+        # As the next stage's buffers are: a factory's modules may give another dtype under autocast, or strided views.
+        if isinstance(given, Tensor):
+            return given.to(self.handed_on).contiguous()
+        return tuple(tensor.to(self.handed_on).contiguous() for tensor in given)
 
 
 class Stages(nn.Module):

@@ -217,7 +217,9 @@ def _settled(
         train = TrainSpec(**kept | sizes)
         _check_engine(train, {field: labels[field] for field in study.sweep if field.startswith("train.")})
         _check_references(path, train)
-        model_checks.check_split(study.parallel, train, model)
+        most = RankLayout.of(max(ranks), study.parallel).data
+        divided = (data_ranks * micro_batch * grad_accum, most) if study.scaling.mode == "strong-global" else None
+        model_checks.check_split(study.parallel, train, model, divided)
         if study.measure.checkpoint:
             engines.check_checkpoint(train)
         worlds.append(
@@ -291,9 +293,9 @@ def _rank_counts(study: Study, *, split_varies: bool) -> list[int]:
     if study.train.engine != "none":
         enough = [ranks for ranks in gpus if ranks >= study.parallel.ranks_per_model]
         gpus = enough if split_varies and enough else gpus
-        model_checks.check_ranks(study.parallel, gpus)
+        model_checks.check_ranks(study.parallel, gpus, study.train.engine)
         return gpus
-    model_checks.check_ranks(study.parallel, gpus)
+    model_checks.check_ranks(study.parallel, gpus, study.train.engine)
     if 1 not in gpus:
         what = f"train.engine = 'none' trains on one rank, but scaling.gpus is {shown(gpus)}"
         raise RequestError(what, next_step="Add 1 to scaling.gpus, or use another engine")

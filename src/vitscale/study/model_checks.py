@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, get_args
 
@@ -19,13 +20,24 @@ if TYPE_CHECKING:
     from vitscale.sources import Summary
 
 
-def check_ranks(parallel: ParallelSpec, gpus: Sequence[int]) -> None:
-    """Checks that the rank counts of a study are multiples of the ranks that share one model.
+def check_ranks(parallel: ParallelSpec, gpus: Sequence[int], engine: str) -> None:
+    """Checks that the rank counts of a study are multiples of the ranks that share one model, and that its engine may
+    have several.
 
     Raises:
-        RequestError: a count is no multiple; it names multiples that are near.
+        RequestError: a count is no multiple; it names multiples that are near. Or it is engine "none" that is split.
     """
     each = parallel.ranks_per_model
+    if engine == "none" and each > 1:
+        taking = next((name for name, facts in ENGINES.items() if {*_axes(parallel)} <= {*facts.splits}), "fsdp2")
+        split = parallel.model_dump(mode="json", exclude_defaults=True).items()
+        fields = ", ".join(f'"parallel.{field}" = {json.dumps(value)}' for field, value in split)
+        raise RequestError(
+            f"train.engine = 'none' trains on one rank and takes no split, and {_product(parallel)} ranks share one "
+            "model",
+            next_step="To sweep both, put 1 into scaling.gpus and the split into tables of [sweep], not [parallel]: "
+            f'train = [{{ engine = "none" }}, {{ engine = "{taking}", {fields} }}]. Or use that engine alone',
+        )
     if wrong := [ranks for ranks in gpus if ranks % each]:
         ranks = wrong[0]
         near = sorted({max(each, ranks // each * each), -(-ranks // each) * each})
@@ -36,13 +48,16 @@ def check_ranks(parallel: ParallelSpec, gpus: Sequence[int]) -> None:
         )
 
 
-def check_split(parallel: ParallelSpec, train: TrainSpec, model: ModelSpec) -> None:
+def check_split(
+    parallel: ParallelSpec, train: TrainSpec, model: ModelSpec, divided: tuple[int, int] | None = None
+) -> None:
     """Checks that the engine and the model's shape allow a split of the model.
 
     Args:
         parallel: the split at one point of a study.
         train: the training of one of its trials.
         model: the model, resolved.
+        divided: where micro-batches follow from a global batch, that, and the most data-parallel ranks of its curve.
 
     Raises:
         RequestError: the engine or the model does not allow it; the error names what is possible.
@@ -64,7 +79,7 @@ def check_split(parallel: ParallelSpec, train: TrainSpec, model: ModelSpec) -> N
     _check_options(parallel, train)
     _check_shape(parallel, train, model)
     if parallel.pipeline > 1:
-        _check_stages(parallel, train, model)
+        _check_stages(parallel, train, model, divided)
 
 
 def _check_schedule(parallel: ParallelSpec) -> None:
@@ -81,7 +96,7 @@ def _check_schedule(parallel: ParallelSpec) -> None:
         raise RequestError(what, valid=["stages_per_rank of 2 or more"], next_step="Or set schedule = '1f1b'")
 
 
-def _check_stages(parallel: ParallelSpec, train: TrainSpec, model: ModelSpec) -> None:
+def _check_stages(parallel: ParallelSpec, train: TrainSpec, model: ModelSpec, divided: tuple[int, int] | None) -> None:
     """Checks that each stage has blocks, and that there are as many micro-batches as the schedule needs."""
     if parallel.shard_norms:
         what = "parallel.shard_norms does not go with parallel.pipeline: stages hand on whole tokens"
@@ -97,21 +112,42 @@ def _check_stages(parallel: ParallelSpec, train: TrainSpec, model: ModelSpec) ->
             next_step="Set a smaller pipeline, or a model with more blocks (model.layers, of Swin model.depths)",
         )
     rounds = max(1, count // ranks)
-    what = f"train.grad_accum = {count} micro-batches are too few for parallel.schedule = '1f1b' on"
+    what = f"train.grad_accum = {count} micro-batches"
+    what += f" (what a global batch of {divided[0]} leaves)" if divided else ""
     if parallel.schedule == "1f1b" and count < ranks:
         raise RequestError(
-            f"{what} {ranks} stages, which take one by one",
-            valid=[f"grad_accum of {ranks} or more"],
-            next_step="Set it, and micro_batch smaller by as much; or schedule = 'gpipe', which takes any number",
+            f"{what} are too few for parallel.schedule = '1f1b' on {ranks} stages, which take one by one",
+            valid=[_dividing(divided, ranks) if divided else f"grad_accum of {ranks} or more"],
+            next_step=f"Set it{'' if divided else ', and micro_batch smaller by as much'}; or schedule = 'gpipe', "
+            "which takes any number",
         )
     if parallel.schedule == "interleaved" and count % rounds:
         near = sorted({count // ranks * ranks, -(-count // ranks) * ranks})
         raise RequestError(
-            f"train.grad_accum = {count} micro-batches do not divide into {rounds} equal rounds, as "
-            f"parallel.schedule = 'interleaved' takes them on {ranks} ranks",
-            valid=[f"multiples of {ranks}, such as {' or '.join(map(str, near))}"],
-            next_step="Change grad_accum, or set schedule = '1f1b'",
+            f"{what} do not divide into {rounds} equal rounds, as parallel.schedule = 'interleaved' takes them on "
+            f"{ranks} ranks",
+            valid=[
+                _dividing(divided, ranks, train.micro_batch)
+                if divided
+                else f"multiples of {ranks}, such as {' or '.join(map(str, near))}"
+            ],
+            next_step=f"{'Set it' if divided else 'Change grad_accum'}, or set schedule = '1f1b'",
         )
+
+
+def _dividing(divided: tuple[int, int], ranks: int, most: int | None = None) -> str:
+    """What to set so that a global batch leaves micro-batches for all `ranks` of a pipeline on the whole curve.
+
+    With `most` images to a micro-batch they are a multiple of `ranks`. The global batch changes only if it must.
+    """
+    images, models = divided
+    share = images // models
+    if share < ranks or (most and share % ranks):
+        images = -(-images // (ranks * models)) * ranks * models
+    size = images // models // ranks
+    if most:
+        size = next(smaller for smaller in range(min(most, size), 0, -1) if size % smaller == 0)
+    return f"train.micro_batch {'=' if most else 'of at most'} {size} with train.global_batch = {images}"
 
 
 def _check_engine(parallel: ParallelSpec, axis: Axis, train: TrainSpec) -> None:

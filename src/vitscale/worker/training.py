@@ -180,7 +180,7 @@ class Training:
     def _train_step(
         self, epoch: int, window: StepWindow, batches: Batches, sums: Tensor, before_end: Callable[[], None] | None
     ) -> int:
-        if self.step <= self.trial.train.learning_rate_warmup_steps:
+        if 0 < self.trial.train.learning_rate_warmup_steps >= self.step:  # else a DeepSpeed file's scheduler sets it
             # Before anything else: one engine takes the optimizer's step inside its last backward.
             self.engine.set_learning_rate(self.trial.learning_rate_at(self.step))
         norms = MicroBatchNorms(self.engine.module) if window == "gradients" else None

@@ -161,7 +161,7 @@ class Compute:
     reason: str
     """Why MFU is unknown; empty where it is known."""
     shares_of_matmul: Mapping[int, float]
-    """Rank to its achieved rate / the rate of its own device."""
+    """Rank to its achieved rate / the rate of its own device; empty where ranks hold stages."""
 
     @property
     def share_of_matmul(self) -> float | None:
@@ -195,7 +195,8 @@ def compute(run: Run, figures: RunFigures) -> Compute:
         matmul_flops_per_second=statistics.fmean(rates.values()) if everybody and rates else None,
         peak=published if isinstance(published, Peak) else None,
         reason=reasons[0] if reasons else "",
-        shares_of_matmul={} if achieved is None else _by_rank(run, achieved, rates),
+        # How much of the model each stage computes is not known in this room, and it is seldom an equal part.
+        shares_of_matmul={} if achieved is None or trial.layout.pipeline > 1 else _by_rank(run, achieved, rates),
     )
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vitscale.advice.pipeline import Advice
     from vitscale.analysis import Analysis
     from vitscale.prediction.fitting import Fitted
+    from vitscale.present.document import Document
 
 
 @app.command()
@@ -85,7 +86,8 @@ def report(
         output = None
     like = "paper" if like_paper else like
     if like is not None:
-        _like(results, like, wanted, output, combine_unlike=combine_unlike, verbose=verbose)
+        told = _like(results, like, wanted, output, combine_unlike=combine_unlike)
+        show(base.ProgramConsole(stderr="json" in wanted and output is None), told, verbose)
         return
     for name in wanted:
         if name not in outputs.FORMATS:
@@ -156,14 +158,10 @@ def _folder(results: Path) -> Path:
     return results.with_name(f"{name}-report" if taken else name)
 
 
-def _like(
-    results: Path, name: str, formats: list[str], output: Path | None, *, combine_unlike: bool, verbose: bool
-) -> None:
-    """Writes a published study's figures and claims, made from these results."""
+def _like(results: Path, name: str, formats: list[str], output: Path | None, *, combine_unlike: bool) -> Document:
+    """Writes a published study's figures and claims, made from these results; returns what to show."""
     from vitscale import analysis
     from vitscale.prediction.evidence import evidence_of
-    from vitscale.present.document import Bullets, Document
-    from vitscale.present.terminal import show
     from vitscale.report import like
 
     study = like.study_named(name)
@@ -173,10 +171,7 @@ def _like(
     analysed = analysis.analyse_folder(results, combine_unlike=combine_unlike)
     material = like.Material.of(analysed, evidence_of(results, analysed).network)
     written = like.write(study, material, _folder(results), formats, output)
-    told = Document(
-        "", (Bullets(tuple(like.findings(study, material))),), tuple(f"Written: {path}" for path in written)
-    )
-    show(base.ProgramConsole(stderr="json" in formats and output is None), told, verbose)
+    return like.terminal_document(study, material, written)
 
 
 def _advice(fitted: Fitted, analysed: Analysis) -> Advice | None:

@@ -21,7 +21,6 @@ from vitscale.study import model_checks, resolve, user_model
 from vitscale.study.file import StudyFile
 from vitscale.study.sections import AUTO, Study, TrainSection
 from vitscale.trial import deepspeed_config, engines, facts, model_spec, rank_batches, script, step_schedule
-from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.parallel import RankLayout
 from vitscale.trial.trial import DataSpec, TrainFields, TrainSpec, Trial, WindowSpec, World, samples_used
 
@@ -46,7 +45,7 @@ class _Settled:
     labels: dict[str, Any]
     study: Study
     data: DataSpec
-    model: ModelSpec
+    model: model_spec.ModelSpec
     worlds: tuple[tuple[TrainSpec, World, float], ...]
     """For each rank count: training, world, and the share of the training images that is used."""
     script_digest: str | None

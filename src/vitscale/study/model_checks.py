@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, get_args
 
@@ -31,7 +30,8 @@ def check_ranks(parallel: ParallelSpec, gpus: Sequence[int], engine: str) -> Non
     if engine == "none" and each > 1:
         taking = next((name for name, facts in ENGINES.items() if {*_axes(parallel)} <= {*facts.splits}), "fsdp2")
         split = parallel.model_dump(mode="json", exclude_defaults=True).items()
-        fields = ", ".join(f'"parallel.{field}" = {json.dumps(value)}' for field, value in split)
+        quoted = {field: f'"{value}"' if isinstance(value, str) else f"{value}".lower() for field, value in split}
+        fields = ", ".join(f'"parallel.{field}" = {value}' for field, value in quoted.items())
         raise RequestError(
             f"train.engine = 'none' trains on one rank and takes no split, and {_product(parallel)} ranks share one "
             "model",

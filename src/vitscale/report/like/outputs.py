@@ -102,6 +102,12 @@ def findings(study: PublishedStudy, material: Material) -> list[str]:
     return [sentence for claim in study.claims for sentence in claim.test(material).sentences]
 
 
+def terminal_document(study: PublishedStudy, material: Material, written: Sequence[Path]) -> Document:
+    """What a terminal shows: the claims' sentences, and the files that were written."""
+    told = Bullets(tuple(findings(study, material)))
+    return Document("", (told,), tuple(f"Written: {path}" for path in written))
+
+
 def _write(study: PublishedStudy, material: Material, folder: Path, formats: Sequence[str]) -> list[Path]:
     texts, drawn = _texts(study, material, formats)
     one_file = len(formats) == 1 and formats[0] in texts and folder.suffix == f".{formats[0]}" and not folder.is_dir()

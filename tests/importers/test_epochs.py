@@ -108,7 +108,35 @@ def test_without_a_column_of_runs_the_same_epoch_of_a_setting_again_is_of_anothe
     costs = {trial.trial.world.size: sorted(trial.epoch_costs) for trial in found.trials.values()}
     assert costs == {1: [95, 102], 2: [56, 61]}
     [told] = [problem for problem in found.problems if "duplicate" in problem]
-    assert "line 6 (the same as line 5 of runs.csv)" in told
+    assert "line 6 (the same as the line before)" in told
+
+
+@pytest.mark.parametrize(
+    ("files", "costs"),
+    [
+        # Repeats in a file each, in whole seconds: an epoch that took as long in another run is no duplicate.
+        ([[(1, 100), (2, 97), (3, 98)], [(1, 100), (2, 99), (3, 99)], [(1, 103), (2, 96), (3, 98)]], [98, 99, 98]),
+        # A run that was resumed: what it did again contradicts what it had said.
+        ([[(1, 10), (2, 20), (3, 30), (2, 21), (3, 31), (4, 40)]], [25]),
+        # One that goes on in another file.
+        ([[(1, 10), (2, 20)], [(3, 30)]], [20]),
+    ],
+)
+def test_repeats_resumed_and_continued_runs_without_a_column_of_runs(
+    tmp_path: Path, files: list[list[tuple[int, int]]], costs: list[float]
+) -> None:
+    paths = [tmp_path / f"{number}.csv" for number in range(len(files))]
+    for path, rows in zip(paths, files, strict=True):
+        path.write_text("gpus,epoch,epoch_seconds\n" + "".join(f"1,{epoch},{seconds}\n" for epoch, seconds in rows))
+    ((_, trial),) = imported(tmp_path, paths, "epochs").trials.items()
+    assert trial.epoch_costs == costs
+
+
+def test_rows_of_hosts_are_no_runs(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.csv"
+    path.write_text("gpus,hostname,epoch,epoch_seconds\n8,a,1,10\n8,b,1,10\n8,a,2,12\n8,b,2,12\n")
+    ((_, trial),) = imported(tmp_path, [path], "epochs").trials.items()
+    assert len(trial.runs) == 1
 
 
 def test_an_epoch_that_a_rank_lacks_is_in_no_time_and_named(tmp_path: Path) -> None:

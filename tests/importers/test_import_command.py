@@ -207,6 +207,13 @@ def test_tables_that_tell_no_gpus_take_them_from_the_command_line(
         file.write_text(f"_step,micro_batch,step_time_ms\n{steps}")
     code, _, err = vitscale("import", *map(str, files), "-o", "RESULTS")
     assert (code, "has no column gpus, which counts them (or --gpus)" in err) == (2, True)
+    files[0].with_name("four.csv").write_text("gpus,step_time_ms\n4,410\n")
+    code, _, err = vitscale("import", str(files[0]), "four.csv", "--gpus", "1,8", "-o", "RESULTS")
+    assert (code, "--gpus has 8 for 'four.csv', whose table tells its GPUs" in err) == (2, True)
+    page = files[0].with_name("page.md")
+    page.write_text("| model | img/s |\n|--|--|\n| vit | 100 |\n\n| gpus | img/s |\n|--|--|\n| 1 | 90 |\n| 2 | 170 |\n")
+    code, out, _ = vitscale("import", str(page), "--gpus", "8", "--json", "-o", "PAGE")
+    assert (code, [series["gpus"] for series in json.loads(out)["series"]]) == (0, [[1, 2]])
     code, out, _ = vitscale("import", *map(str, files), "--gpus", "1,8", "--json", "-o", "RESULTS")
     [series] = json.loads(out)["series"]
     assert (code, series["gpus"], series["runs"], series["steps"]) == (0, [1, 8], 2, 8)

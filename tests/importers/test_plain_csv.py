@@ -417,6 +417,16 @@ def test_points_between_thousands(tmp_path: Path, speeds: tuple[str, ...], told:
         assert "points in 'Images/s' stand between thousands: 1.164 is 1164" in notes_of(found)
 
 
+def test_seconds_and_losses_with_three_decimals_stay(tmp_path: Path) -> None:
+    """Between semicolons, with no other number of the table to tell what a point is."""
+    text = "gpus;step_seconds;loss\n1;1.164;2.345\n2;1.203;2.346\n"
+    found = imported(tmp_path, [table(tmp_path, text)], "csv")
+    assert [row["step_seconds"] for row in trial_rows(found)] == [1.164, 1.203]
+    text = "gpus;images_per_second;loss\n1;150;2.345\n2;290;2.346\n"
+    found = imported(tmp_path / "rates", [table(tmp_path, text)], "csv")
+    assert [row["images_per_second"] for row in trial_rows(found)] == pytest.approx([150, 290])
+
+
 def test_narrow_blanks_stand_between_thousands(tmp_path: Path) -> None:
     found = imported(tmp_path, [table(tmp_path, "GPUs;Images/s\n1;440,5\n8;1\u202f163,64\n16;2\u00a0301,5\n")], "csv")
     assert [row["images_per_second"] for row in trial_rows(found)] == pytest.approx([440.5, 1163.64, 2301.5])
@@ -431,6 +441,10 @@ def test_rates_of_each_gpu_under_another_name_are_told_by_their_epochs(tmp_path:
     [told] = [note for note in notes_of(found) if "contradict" in note]
     assert "in 1 row (on 8 GPUs 145.45/s x 42.97 s are 6,250 images, and an epoch has 50,000)" in told
     assert told.endswith("it is each GPU's, it seems: name its column images_per_second_per_gpu")
+    slip = "gpus,images_per_second,epoch_seconds\n1,400,125\n2,780,64\n4,1500,33\n8,2900,3\n"  # 3 for 17
+    one = imported(tmp_path / "slip", [table(tmp_path, slip)], "csv", train_samples=50_000)
+    assert [row["images_per_second"] for row in trial_rows(one)][:3] == pytest.approx([400, 780, 1500])
+    assert "in 1 row (on 8 GPUs 2900/s x 3 s are 8,700 images" in "".join(notes_of(one))
     right = imported(tmp_path / "all", [table(tmp_path, text.replace("145.45", "1163.6"))], "csv", train_samples=50_000)
     assert not [note for note in notes_of(right) if "contradict" in note]
     assert trial_rows(right)[1]["images_per_second"] == pytest.approx(1163.6)
@@ -449,6 +463,12 @@ def test_runs_that_did_not_finish_and_rows_of_means_are_no_runs(tmp_path: Path) 
         "times.csv: 3 unfinished lines left out: line 3 (its run is crashed), line 5 (its run is running), "
         "line 6 (its run is failed)",
     )
+    data = "gpus,state,images_per_second\n1,synthetic,900\n1,real,600\n8,synthetic,7000\n8,real,4100\n"
+    found = imported(tmp_path / "data", [table(tmp_path, data)], "csv")
+    assert sorted(curve.name for curve in found.curves) == ["real", "synthetic"]
+    named = "run,gpus,step_seconds\nbase,1,0.4\nmax,1,0.5\nmin,1,0.3\nbase,2,0.4\nmax,2,0.5\nmin,2,0.3\n"
+    found = imported(tmp_path / "named", [table(tmp_path, named)], "csv")
+    assert [len(trial.runs) for trial in found.trials.values()] == [3, 3]
     means = "gpus,run,epoch_time_s\n1,1,310\n1,2,314\n1,mean,312\n8,1,43\n8,Mean,43\n"
     found = imported(tmp_path / "means", [table(tmp_path, means)], "csv")
     assert [row["epoch_seconds"] for row in trial_rows(found)] == [pytest.approx((310 * 314) ** 0.5), 43]
@@ -466,6 +486,10 @@ def test_runs_that_did_not_finish_and_rows_of_means_are_no_runs(tmp_path: Path) 
         ("train|global/samples_per_sec", "images_per_second"),
         ("metrics.images_per_sec", "images_per_second"),
         ("per-replica images/s", "images_per_second_per_gpu"),
+        ("Throughput after warmup (images/s)", "images_per_second"),
+        ("Throughput with data loading (images/s)", "images_per_second"),
+        ("GPU throughput (images/s/gpu)", "images_per_second_per_gpu"),
+        ("local images/s/gpu", "images_per_second_per_gpu"),
         ("gpu_images_per_sec", None),  # each one's, or that of all
         ("local_images_per_sec", None),
         ("node_images_per_sec", None),

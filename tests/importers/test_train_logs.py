@@ -149,6 +149,17 @@ def log(folder: Path, lines: Sequence[str], name: str = "train.log") -> Path:
     return path
 
 
+def test_a_log_of_one_process_beside_eight_copies_takes_the_copies(tmp_path: Path) -> None:
+    """DeiT prints "Not using distributed mode" under DeepSpeed's launcher, whose configuration tells the ranks."""
+    path = tmp_path / "deit.log"
+    lines = "".join(f"Epoch: [0]  [{n}/100]  eta: 0:10  time: 0.5000  data: 0.0100\n" for n in range(3))
+    path.write_text(
+        f"Not using distributed mode\n[INFO] [config.py:1000:print]   world_size ................... 8\n{lines}"
+    )
+    ((_, trial),) = imported(tmp_path, [path], "train-log").trials.items()
+    assert trial.trial.world.size == 8
+
+
 @pytest.mark.parametrize(
     "lines", [timm(), swin(), references(), references("Epoch: [0/100]"), dinov2(), mmengine(), mmcv(), megatron()],
     ids=["timm", "Swin", "torchvision", "DINO", "DINOv2", "MMEngine", "MMCV", "Megatron-LM"],

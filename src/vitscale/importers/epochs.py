@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +21,8 @@ from vitscale.store.results import ImportedFile
 REQUIRED = ("gpus", "epoch_seconds")
 _KNOWN = (*OF_A_SETTING, "run", "epoch", "rank", "epoch_seconds", "loss", "accuracy")
 _MOST_ROWS = 5_000_000
+_PARTS = re.compile(r"(?<![a-z])(?:host|hostname|node|gpu|device|worker|process|rank)(?![a-z])")
+"""Columns by which the rows of one epoch may be of one run."""
 
 
 class _Row(NamedTuple):
@@ -55,12 +58,16 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
     runs: dict[tuple[Setting, str], _Run] = {}
     problems: list[str] = []
     notes: dict[str, None] = {}
-    times: Counter[tuple[Setting, int, int]] = Counter()
-    seen: dict[tuple[str, ...], str] = {}
+    number_of: Counter[Setting] = Counter()
+    begins: dict[tuple[Setting, int], int] = {}
+    before: Mapping[str, str] = {}
     kept = 0
     for number, path in enumerate(paths):
         told = Problems(path.name)
-        for head in headers(path, options.cells, options.micro_batch, options.of_file(number).gpus):
+        for head in headers(
+            path, options.cells, options.micro_batch, options.of_file(number).gpus, each=options.each_gpus is not None
+        ):
+            alone = not any(_PARTS.search(own.text.lower()) for own in head.headings if own.column not in _KNOWN)
             for row in rows(path, head, REQUIRED, told):
                 try:
                     setting, values = setting_of(row, options), _values(row)
@@ -70,14 +77,16 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
                     told.line(row.line, str(error))
                     continue
                 name = text_of(row["run"])
-                if name is None and epoch is not None:  # the same epoch of a setting again is of another run
-                    own = f"line {row.line} of {path.name}"
-                    if (before := seen.setdefault(tuple(row.cells.values()), own)) != own:
-                        told.line(row.line, f"the same as {before}", "duplicate")
+                if name is None and epoch is not None and alone:
+                    if row.cells == before:
+                        told.line(row.line, "the same as the line before", "duplicate")
                         continue
-                    times[setting, rank, epoch] += 1
-                    name = f"{times[setting, rank, epoch]}"
-                name = name or "1"
+                    before = row.cells
+                    held = runs.get((setting, str(number_of[setting] + 1)))
+                    # The setting's first epoch again begins another run; any other again contradicts this one.
+                    if begins.setdefault((setting, rank), epoch) == epoch and held and (rank, epoch) in held.rows:
+                        number_of[setting] += 1
+                name = name or str(number_of[setting] + 1)
                 run = _home(runs, _Run(setting, name, "rank" in head.columns), rank, values.device)
                 _add(run, rank, epoch, values, row.line, told)
                 kept += 1

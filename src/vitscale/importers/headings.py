@@ -86,6 +86,14 @@ class Heading:
         of_its_end = any(match.end() == len(name) and match[0] not in _WAYS for match in told)
         return of_its_end or _COMPARED.search(self._words[len(name) :]) is not None
 
+    def tells_ends(self, cells: Iterable[str]) -> bool:
+        """Whether it is a column of how runs ended."""
+        return self.column in ("state", "status") and not _ENDS.isdisjoint(cell.lower() for cell in cells)
+
+    def is_unfinished(self, cell: str) -> bool:
+        """Whether its cell says of a run that it has not ended as it should."""
+        return self.column in ("state", "status") and cell.lower() in _UNFINISHED
+
     def holds_no(self, speed: Heading | None) -> bool:
         """Whether the row of this name holds something else than the speeds that its caption or its columns tell."""
         if self.column in SPEEDS:
@@ -106,6 +114,9 @@ SPEEDS = (
     *("images_per_second", "images_per_second_per_gpu", "images_per_second_per_node"),
 )
 """Columns of which a table of measurements has at least one."""
+_UNFINISHED = {"crashed", "failed", "running", "killed", "pending", "preempted", "preempting", "cancelled", "canceled"}
+"""What trackers and schedulers say of runs that have not ended as they should."""
+_ENDS = {*_UNFINISHED, "finished", "completed", "complete", "succeeded", "success", "done", "ok"}
 _SECONDS = ("step_seconds", "epoch_seconds")
 OF_A_RUN = ("epoch", "step", "rank")
 """Columns whose rows are parts of one run."""
@@ -133,12 +144,13 @@ _PER, _IN = r"(?: ?/ ?| per )", rf"[ \[(,]+{_UNIT.pattern}[\])]?"
 _THOUSAND = r"(?:\b(?:k|m|thousands?|millions?|x ?1,?000|1,?000|10\^\d|1e\d)|\u00d7 ?1,?000)(?: of)?"
 _OTHER = (
     r"(?!.*\b(?:std|stddev|min|max|peak|best|eval|evaluation|val|validation|test|inference|ideal|linear|target"
-    r"|theoretical|expected|speed[ -]?up|(?:data)? ?load(?:ing|er)|decod(?:e|ing)|i/?o|augment(?:ation)?"
-    r"|preprocess(?:ing)?|forward|warm-?up)\b)"
-    rf"(?!(?:gpu|device|rank|local|worker|process|{_HOST})[ -])"
+    r"|theoretical|expected|speed[ -]?up|decod(?:e|ing)|i/?o|augment(?:ation)?|preprocess(?:ing)?|forward)\b)"
+    r"(?!(?:(?!\b(?:after|excl|excluding|without|with|incl|including)\b).)*\b(?:warm-?up|(?:data)?load(?:ing|er))\b)"
     rf"(?!.*{_THOUSAND} ?(?:images?|imgs?|samples?|sequences?|examples?)\b)"
 )
-"""No time or rate of training as it was measured, in images; nor "GPU images/s", which is each one's or that of all."""
+"""No time or rate of training as it was measured, in images."""
+_OF_WHOM = rf"(?!(?:gpu|device|rank|local|worker|process|{_HOST})[ -])"
+"""Not "GPU images/s", which is each one's or that of all."""
 _EACH = r"(?:(?:per|each)[ -](?:gpu|device|rank|card|accelerator|process|worker|replica)|single[ -]gpu)"
 _EACH_HOST = rf"(?:per|each)[ -]{_HOST}"
 _ALONE = r"(?:(?!\d|batch|image|img|sample|sequence|example|process|worker).)*"
@@ -157,7 +169,7 @@ _MEANT = {
         "gpus": rf"{_COUNT}(?:gpus?|ranks|devices|accelerators)|world size|gpu count",
         "nodes": rf"{_COUNT}(?:nodes|hosts|machines|servers)",
         "gpus_per_node": rf"{_COUNT}(?:gpus?|ranks|devices|accelerators){_PER}{_HOST}",
-        "images_per_second": rf"(?!.*\b(?:{_EACH}|each)\b)(?!{_ALONE}\b{_EACH_HOST}\b){_RATE}[\])]?{_REMARK}",
+        "images_per_second": rf"{_OF_WHOM}(?!.*\b(?:{_EACH}|each)\b)(?!{_ALONE}\b{_EACH_HOST}\b){_RATE}[\])]?{_REMARK}",
         "images_per_second_per_gpu": rf"{_RATE}{_PER}(?:gpu|device|rank|card|process|worker)[\])]?"
         rf"|(?={_ALONE}\b(?:{_EACH}|each\b(?! \w))){_RATE}[\])]?|{_RATE} ?[\[(]{_EACH}[\])]",
         "images_per_second_per_node": rf"{_RATE}{_PER}{_HOST}[\])]?|(?={_ALONE}\b{_EACH_HOST}\b){_RATE}[\])]?",

@@ -72,7 +72,7 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
         unlike: list[tuple[int, str]] = []
         micro: list[tuple[int, str, _Run, int]] = []
         whole, hosts_told = False, set[bool]()
-        for head in headers(path, options.cells, options.micro_batch, gpus):
+        for head in headers(path, options.cells, options.micro_batch, gpus, each=options.each_gpus is not None):
             if not set(head.columns) & set(SPEEDS):
                 raise RequestError(f"{shown(path.name)} has no column of times{head.unit_lacking}", valid=SPEEDS)
             naming = _Naming(path.name, head)
@@ -227,13 +227,13 @@ def _batches(runs: Iterable[_Run]) -> dict[Setting, int]:
 
 
 def _unlike_epochs(runs: Iterable[_Run], options: Options) -> str:
-    """Takes the steps from runs whose rate contradicts the time of their epochs, all of them or none, and says so.
+    """Takes the steps from runs whose rate contradicts the time of their epochs, from all if most do, and says so.
 
     An epoch's time may hold an evaluation, so that the rate tells of up to twice its images.
     """
     of_rates = [run for run in runs if run.rates]
     told = [
-        (rate * seconds / images, run.setting.gpus, rate, seconds, images)
+        (rate * seconds / images, run, rate, seconds, images)
         for run in of_rates
         if (images := an_epoch(run.setting, options)[1]) is not None
         for rate, seconds in run.rates
@@ -241,14 +241,18 @@ def _unlike_epochs(runs: Iterable[_Run], options: Options) -> str:
     unlike = [row for row in told if not _LEAST_OF_AN_EPOCH <= row[0] < _MOST_OF_AN_EPOCH]
     if not unlike:
         return ""
-    for run in of_rates:
+    each = all(_LEAST_OF_AN_EPOCH <= ratio * run.setting.gpus < _MOST_OF_AN_EPOCH for ratio, run, *_ in told)
+    most = each or 2 * len(unlike) > len(told)
+    for run in of_rates if most else [run for _, run, *_ in unlike]:
         run.steps.clear()
-    _, gpus, rate, seconds, images = unlike[-1]
-    each = all(_LEAST_OF_AN_EPOCH <= ratio * gpus < _MOST_OF_AN_EPOCH for ratio, gpus, *_ in told)
+    _, run, rate, seconds, images = unlike[-1]
+    gpus = run.setting.gpus
     return (
         f"images/s and epoch time contradict each other in {len(unlike):,} row{'s' * (len(unlike) > 1)} (on {gpus} "
         f"GPUs {rate:.6g}/s x {seconds:.6g} s are {rate * seconds:,.0f} images, and an epoch has {images:,}): images/s "
-        "is ignored" + "; it is each GPU's, it seems: name its column images_per_second_per_gpu" * each
+        "is ignored"
+        + " in every row" * most
+        + "; it is each GPU's, it seems: name its column images_per_second_per_gpu" * each
     )
 
 

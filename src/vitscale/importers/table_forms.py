@@ -278,7 +278,7 @@ def _named(form: Form) -> Form:
         if column not in OWN
         and not column.startswith(CELLS_OF)
         and not heading.of_a_repeat
-        and column not in ("state", "status")  # how runs ended
+        and not heading.tells_ends(row[at] for row in rows)
     ]
     cells_of = {at: list(zip(counts, (row[at] for row in rows), strict=True)) for at in unknown}
     told = {"series", *OF_A_RUN} & set(columns)

@@ -237,15 +237,13 @@ _ENGLISH = re.compile(r"(?:\d{1,3}(?:,\d{3})*|\d+)\.\d{1,2} ?[x%\u00d7]?|\d{1,3}
 """Numbers that nobody writes who has decimal commas."""
 _LOOKED_AT = 20_000
 """Rows that decide what a comma in their numbers is."""
-_UNFINISHED = {"crashed", "failed", "running", "killed", "pending", "preempted", "preempting", "cancelled", "canceled"}
-"""What trackers and schedulers say of runs that have not ended as they should."""
 _SUMMARIES = {"mean", "avg", "avg.", "average", "median", "std", "stddev", "min", "max", "total", "sum"}
 _TITLE = re.compile(r"""[^,;\t|{}]*[^,;\t|{}\s]([,;\t])\1*\s*""")
 _ABOVE, _MOST_ABOVE = re.compile(r"\s*(?:#|[,;\s]*$|sep=)", re.IGNORECASE), 100
 
 
 def headers(
-    path: Path, cells: str | None = None, micro_batch: int | None = None, gpus: int | None = None
+    path: Path, cells: str | None = None, micro_batch: int | None = None, gpus: int | None = None, *, each: bool = False
 ) -> tuple[Header, ...]:
     """The headers of all tables in a file that tell GPU counts and speeds; if none does, of that which comes nearest.
 
@@ -254,20 +252,28 @@ def headers(
         cells: what the cells of a table are that has a column or row for each GPU count: the name of a speed.
         micro_batch: images per GPU and micro-step, if the user says them: no column is taken for the batch of all then.
         gpus: the GPUs of all rows, if the user says them, for a table that does not.
+        each: whether the user says those of each file.
 
     Raises:
-        StoreError: the file cannot be read.
+        RequestError: the file tells the GPUs that the user says of it.
+        StoreError: it cannot be read.
     """
-    nearest = _first(path, gpus)
+    nearest = _first(path)
     tables = [
         replace(
-            Header(grid.line, "", form.headings, form.body, form.series, form.precision, grid.title, gpus),
+            Header(grid.line, "", form.headings, form.body, form.series, form.precision, grid.title),
             untrained=not_of_training((grid.caption, grid.title)),
             filled=form.filled,
         )
         for grid in grids(path)
         for form in forms(grid, cells, micro_batch)
     ]
+    if any(head.tells_gpus for head in (nearest, *tables)):
+        if each:
+            what = f"--gpus has {gpus} for {shown(path.name)}, whose table tells its GPUs"
+            raise RequestError(what, next_step="Import tables that tell them by themselves, or leave --gpus out")
+    elif gpus is not None:
+        nearest, *tables = (replace(head, gpus=gpus) for head in (nearest, *tables))
     measured = [head for head in tables if head.tells == 2]
     if nearest.tells == 2 and all(head.columns == nearest.columns and not head.filled for head in measured):
         # As it stands, line by line: it may be without an end, or too long to be looked at whole.
@@ -298,7 +304,7 @@ def headers(
     return (max([nearest, *tables], key=lambda head: head.known),)
 
 
-def _first(path: Path, gpus: int | None) -> Header:
+def _first(path: Path) -> Header:
     """The header of a CSV file: its first line, below blank ones, comments, the line "sep=;" of spreadsheets and a
     title in the first cell. A line break between quotes may stand in it."""
     nearest, before, title = Header(0, ",", ()), "", Header(0, ",", ())
@@ -309,7 +315,7 @@ def _first(path: Path, gpus: int | None) -> Header:
             continue
         if text.lstrip().startswith("|"):
             break  # no CSV file
-        separated = [_header(number, separator, text, gpus) for separator in ",;\t"]
+        separated = [_header(number, separator, text) for separator in ",;\t"]
         nearest = max(separated, key=lambda head: head.known)
         if _TITLE.fullmatch(text) and not title.line:
             title = nearest
@@ -327,8 +333,8 @@ def _told_apart(training: Sequence[Header]) -> Iterator[Header]:
         yield replace(head, series=", ".join(part for part in (own * several, head.series) if part))
 
 
-def _header(number: int, separator: str, text: str, gpus: int | None) -> Header:
-    return Header(number, separator, Heading.of_all(_cells(text, separator)[:_MOST_COLUMNS]), gpus=gpus)
+def _header(number: int, separator: str, text: str) -> Header:
+    return Header(number, separator, Heading.of_all(_cells(text, separator)[:_MOST_COLUMNS]))
 
 
 def rows(path: Path, head: Header, required: Sequence[str], problems: Problems) -> Iterator[Row]:
@@ -348,8 +354,7 @@ def rows(path: Path, head: Header, required: Sequence[str], problems: Problems) 
     converted = [own for own in head.headings if own.factor != 1.0 or own.inverse]
     signs = [sign for sign, _ in head.commas] or ["" if head.separator != ";" else "none"] * len(columns)
     clocked = [own in head.clocks for own in head.headings]
-    states = [own.column for own in head.headings if own.text.lower() in ("state", "status")]
-    named: set[str] = set()
+    named: dict[str, set[str]] = {}
     fewest: int | None = None
     for number, cells, whole in _lines(path, head):
         if len(cells) != len(columns):
@@ -370,7 +375,7 @@ def rows(path: Path, head: Header, required: Sequence[str], problems: Problems) 
             except ValueError as error:
                 problems.line(number, str(error))
                 continue
-            if (why := _of_no_run(row, states, named)) is not None:
+            if (why := _of_no_run(row, head.headings, named)) is not None:
                 problems.line(number, *why)
                 continue
             for counts in ("gpus", "gpus_per_node"):
@@ -386,14 +391,20 @@ def rows(path: Path, head: Header, required: Sequence[str], problems: Problems) 
             yield Row(number, row)
 
 
-def _of_no_run(row: Mapping[str, str], states: Sequence[str], named: set[str]) -> tuple[str, str] | None:
-    """(Why a row tells of no run that ended, what such rows are called); `named`: the runs of the rows before."""
-    if unfinished := [row[state] for state in states if row[state].lower() in _UNFINISHED]:
+def _of_no_run(
+    row: Mapping[str, str], headings: Sequence[Heading], named: dict[str, set[str]]
+) -> tuple[str, str] | None:
+    """(Why a row tells of no run that ended, what such rows are called); `named`: GPUs to the runs of the rows before.
+
+    The first mean of a table follows two runs or more; a run may be called "max".
+    """
+    if unfinished := [row[own.column] for own in headings if own.is_unfinished(row[own.column])]:
         return f"its run is {unfinished[0].lower()}", "unfinished"
-    run = row.get("run", "").lower()
-    if run in _SUMMARIES and named - _SUMMARIES:
+    run, own = row.get("run", "").lower(), named.setdefault(row.get("gpus", ""), set())
+    if run in _SUMMARIES and own and (len(own - _SUMMARIES) > 1 or "" in named):
+        named[""] = set()  # this table has such rows
         return f"{run} of the runs above", "summary"
-    named.add(run)
+    own.add(run)
     return None
 
 
@@ -482,7 +493,7 @@ def _with_commas(path: Path, head: Header) -> Header:
     elif head.separator == ";":
         signs = [sign if sign in _SURE else "none" for sign in signs]
         if "" not in set().union(*seen):  # no figure of the table has a decimal point for sure
-            signs = [_of_points(sign, kinds) for sign, kinds in zip(signs, seen, strict=True)]
+            signs = [_of_points(*each) for each in zip(signs, seen, head.headings, strict=True)]
     else:  # "400" and "3,000" are no decimals of one form
         plain = [english or {"whole", "round"} <= kinds.keys() for kinds in seen]
         signs = ["" if sign == "either" and sure else sign for sign, sure in zip(signs, plain, strict=True)]
@@ -493,9 +504,16 @@ def _with_commas(path: Path, head: Header) -> Header:
     return replace(head, commas=tuple(zip(signs, told, strict=True)), clocks=frozenset(clocks))
 
 
-def _of_points(sign: str, kinds: Mapping[str, str]) -> str:
-    """The sign of a column whose points may all stand between thousands: "610" beside "1.164" has no decimals."""
-    return sign if sign != "none" or "thousands" not in kinds else "points" if "hundreds" in kinds else "neither"
+def _of_points(sign: str, kinds: Mapping[str, str], own: Heading) -> str:
+    """The sign of a column whose points may all stand between thousands: "610" beside "1.164" has no decimals.
+
+    Alone, "1.164" images/s may be either; seconds are taken for what they look like, and losses always.
+    """
+    if sign != "none" or "thousands" not in kinds or not (own.column in SPEEDS and not own.inverse):
+        return sign
+    if "hundreds" in kinds and (own.column != "step_seconds" or own.factor < 1):
+        return "points"
+    return "neither" if own.column.startswith("images") else sign
 
 
 def _sign_in(number: str) -> str | None:

@@ -260,7 +260,10 @@ def _take(told: dict[str, str | None], log: _Log, number: int, problems: Problem
 
 def _run(path: Path, log: _Log, options: Options, how_to_tell: str) -> tuple[LogRun, list[str]]:
     """The run of one file, and notes on it."""
-    told, copies = log.counts.get("gpus") or options.gpus, log.counts.get("copies")
+    told, copies = log.counts.get("gpus"), log.counts.get("copies")
+    told = (
+        options.gpus if told is None or (told == 1 and copies and copies > 1) else told
+    )  # "Not using distributed mode"
     gpus = told or copies
     if gpus is None:
         raise RequestError(f"{shown(path.name)} does not tell the GPUs", next_step=f"Give them: {how_to_tell}")

@@ -86,20 +86,26 @@ def test_times_come_from_results_of_the_same_work(tmp_path: Path, results: Path)
 
 
 def test_a_run_takes_what_measured_runs_took_beside_their_steps_too(tmp_path: Path) -> None:
-    """They are 3 epochs of 128 steps of 0.1 s, with 6 s until the first is done, and 4 s of pauses and an end."""
+    """They are 3 epochs of 128 steps of 0.1 s, each with 2 s of evaluation, 6 s until the first step is done, and 4 s
+    of pauses and an end."""
     trial = _resolved(make_trial("ddp", 1))
     runs = [steady_run(trial, 0.1, repeat) for repeat in range(3)]
-    whole = [
-        run.model_copy(update={"outcome": run.outcome.model_copy(update={"wall_seconds": 6.0 + 383 * 0.1 + 4.0})})
-        for run in runs
-    ]
+    whole = []
+    for run in runs:
+        [rank] = run.ranks
+        epochs = tuple(line.model_copy(update={"evaluation_seconds": 2.0}) for line in rank.epochs)
+        assert len(epochs) == 3
+        outcome = run.outcome.model_copy(update={"wall_seconds": 6.0 + 383 * 0.1 + 3 * 2.0 + 4.0})
+        whole.append(
+            run.model_copy(update={"ranks": (rank.model_copy(update={"epochs": epochs}),), "outcome": outcome})
+        )
     write_results(make_results([(make_curve([trial]), [trial])], whole), tmp_path / "measured")
     found = planned(tmp_path, {"scaling": {"gpus": [1]}})
 
     [one] = expectations(found, tmp_path / "measured").by_trial.values()
 
     assert one.seconds is not None
-    assert one.seconds.value == pytest.approx(6.0 + 1279 * 0.1 + 4.0)  # 10 epochs of 128 steps
+    assert one.seconds.value == pytest.approx(6.0 + 1279 * 0.1 + 10 * 2.0 + 4.0)  # 10 epochs of 128 steps
 
 
 def test_start_up_that_was_not_measured_under_a_launcher_is_said_to_be_left_out(tmp_path: Path, results: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,8 +20,8 @@ from vitscale.store.results import ImportedFile
 REQUIRED = ("gpus", "epoch_seconds")
 _KNOWN = (*OF_A_SETTING, "run", "epoch", "rank", "epoch_seconds", "loss", "accuracy")
 _MOST_ROWS = 5_000_000
-_PARTS = re.compile(r"(?<![a-z])(?:host|hostname|node|gpu|device|worker|process|rank)(?![a-z])")
-"""Columns by which the rows of one epoch may be of one run."""
+_PARTS = {"host", "hostname", "node", "gpu", "device", "worker", "process", "rank"}
+"""Words of columns by which the rows of one epoch may be of one run."""
 
 
 class _Row(NamedTuple):
@@ -67,7 +66,8 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
         for head in headers(
             path, options.cells, options.micro_batch, options.of_file(number).gpus, each=options.each_gpus is not None
         ):
-            alone = not any(_PARTS.search(own.text.lower()) for own in head.headings if own.column not in _KNOWN)
+            unknown = [own.text.lower().replace("_", " ") for own in head.headings if own.column not in _KNOWN]
+            alone = _PARTS.isdisjoint(" ".join(unknown).split())
             for row in rows(path, head, REQUIRED, told):
                 try:
                     setting, values = setting_of(row, options), _values(row)

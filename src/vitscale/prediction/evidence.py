@@ -72,7 +72,9 @@ class Point:
     startup_seconds: tuple[float, ...] = ()
     """Start-up of each run that tells it, without one-off compilations."""
     outside_seconds: tuple[float, ...] = ()
-    """What else than steps each of these runs took: its start-up, pauses for what is recorded, and its end."""
+    """What else than steps and evaluations each of these runs took: start-up, pauses for what is recorded, its end."""
+    evaluation_seconds: float | None = None
+    """Seconds after an epoch; None where nothing was evaluated."""
     memory_capacity_bytes: int | None = None
     backend: str = "nccl"
     """What carries collectives: nccl or gloo."""
@@ -203,6 +205,7 @@ def _point(result: TrialResult) -> Point:
         joules_per_image=joules.value if joules else None,
         startup_seconds=tuple(run.startup_seconds for run in result.runs if run.startup_seconds),
         outside_seconds=_outside(result),
+        evaluation_seconds=result.median_of(lambda run: run.evaluation_seconds),
         memory_capacity_bytes=min(capacities) if capacities else None,
         batch_known=result.batch_known,
         rate_known=result.batch_known or _of_its_images(result),
@@ -212,11 +215,11 @@ def _point(result: TrialResult) -> Point:
 
 
 def _outside(result: TrialResult) -> tuple[float, ...]:
-    """Seconds of each run but for its steps after the first at their pace, and for one-off compilations."""
+    """Seconds of each run but for its steps after the first at their pace, evaluations, and one-off compilations."""
     outside = []
     for record, run in zip(result.records, result.runs, strict=True):
         if run.startup_seconds and run.step_seconds is not None:
-            later = max(0, run.steps - 1) * run.step_seconds
+            later = max(0, run.steps - 1) * run.step_seconds + len(run.epochs) * (run.evaluation_seconds or 0.0)
             rest = record.outcome.wall_seconds - sum(run.one_off.values()) - later
             outside.append(max(run.startup_seconds, rest))  # which is part of it
     return tuple(outside)

@@ -95,6 +95,12 @@ def start_up(points: Sequence[Point], trial: Trial, seconds_of: SecondsOf = _unt
     )
 
 
+def evaluation_seconds(points: Sequence[Point], trial: Trial) -> float:
+    """Seconds after an epoch of the trial, as of the nearest measured rank count; 0 where nothing was evaluated."""
+    known = [point for point in points if point.evaluation_seconds is not None]
+    return min(known, key=lambda point: _doublings(point, trial)).evaluation_seconds or 0.0 if known else 0.0
+
+
 def _engine(trial: Trial) -> tuple[Any, ...]:
     train = trial.train
     # As text: a DeepSpeed file is a dict, which is no key.

@@ -165,14 +165,15 @@ def _predicted(plan: Plan, fitted: Fitted, series: str, members: list[str]) -> d
 
 
 def _run(plan: Plan, trial_id: str, points: Sequence[Point], step: Estimate, label: str) -> Expected:
-    """What one run is expected to take, with its start-up, of which the first step is part, and its end."""
+    """What one run is expected to take, with its start-up, of which the first step is part, evaluations and its end."""
     from vitscale.prediction.finishing import with_start_up
-    from vitscale.prediction.start_up import beside_later_steps, start_up
+    from vitscale.prediction.start_up import beside_later_steps, evaluation_seconds, start_up
 
     trial = plan.record.trials[trial_id]
-    _, count = plan.steps_of(trial_id)
+    of_epoch, count = plan.steps_of(trial_id)
     starts = start_up(points, trial, beside_later_steps)
-    ends = [(count - (starts is not None)) * seconds for seconds in (step.value, *step.future_ends)]
+    evaluated = count / of_epoch * evaluation_seconds(points, trial) if starts is not None else 0.0
+    ends = [(count - (starts is not None)) * seconds + evaluated for seconds in (step.value, *step.future_ends)]
     seconds = of_a_run(*with_start_up(starts.seconds if starts else None, *ends))
     return Expected(seconds, label, "", "" if starts is not None else trial.launcher)
 

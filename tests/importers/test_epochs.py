@@ -116,6 +116,7 @@ def test_without_a_column_of_runs_the_same_epoch_of_a_setting_again_is_of_anothe
     [
         # Repeats in a file each, in whole seconds: an epoch that took as long in another run is no duplicate.
         ([[(1, 100), (2, 97), (3, 98)], [(1, 100), (2, 99), (3, 99)], [(1, 103), (2, 96), (3, 98)]], [98, 99, 98]),
+        ([[(1, 100)], [(1, 100)]], [100, 100]),
         # A run that was resumed: what it did again contradicts what it had said.
         ([[(1, 10), (2, 20), (3, 30), (2, 21), (3, 31), (4, 40)]], [25]),
         # One that goes on in another file.

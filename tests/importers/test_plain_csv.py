@@ -469,6 +469,9 @@ def test_runs_that_did_not_finish_and_rows_of_means_are_no_runs(tmp_path: Path) 
     named = "run,gpus,step_seconds\nbase,1,0.4\nmax,1,0.5\nmin,1,0.3\nbase,2,0.4\nmax,2,0.5\nmin,2,0.3\n"
     found = imported(tmp_path / "named", [table(tmp_path, named)], "csv")
     assert [len(trial.runs) for trial in found.trials.values()] == [3, 3]
+    of_nodes = "run,nodes,gpus_per_node,step_seconds\nbase,1,8,0.4\nmax,1,8,0.5\n"
+    found = imported(tmp_path / "nodes", [table(tmp_path, of_nodes)], "csv")
+    assert [len(trial.runs) for trial in found.trials.values()] == [2]
     means = "gpus,run,epoch_time_s\n1,1,310\n1,2,314\n1,mean,312\n8,1,43\n8,Mean,43\n"
     found = imported(tmp_path / "means", [table(tmp_path, means)], "csv")
     assert [row["epoch_seconds"] for row in trial_rows(found)] == [pytest.approx((310 * 314) ** 0.5), 43]

@@ -59,10 +59,10 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
     notes: dict[str, None] = {}
     number_of: Counter[Setting] = Counter()
     begins: dict[tuple[Setting, int], int] = {}
-    before: Mapping[str, str] = {}
     kept = 0
     for number, path in enumerate(paths):
         told = Problems(path.name)
+        before: Mapping[str, str] = {}
         for head in headers(
             path, options.cells, options.micro_batch, options.of_file(number).gpus, each=options.each_gpus is not None
         ):

@@ -354,7 +354,7 @@ def rows(path: Path, head: Header, required: Sequence[str], problems: Problems) 
     converted = [own for own in head.headings if own.factor != 1.0 or own.inverse]
     signs = [sign for sign, _ in head.commas] or ["" if head.separator != ";" else "none"] * len(columns)
     clocked = [own in head.clocks for own in head.headings]
-    named: dict[str, set[str]] = {}
+    named: dict[tuple[str, ...], set[str]] = {}
     fewest: int | None = None
     for number, cells, whole in _lines(path, head):
         if len(cells) != len(columns):
@@ -392,17 +392,23 @@ def rows(path: Path, head: Header, required: Sequence[str], problems: Problems) 
 
 
 def _of_no_run(
-    row: Mapping[str, str], headings: Sequence[Heading], named: dict[str, set[str]]
+    row: Mapping[str, str], headings: Sequence[Heading], named: dict[tuple[str, ...], set[str]]
 ) -> tuple[str, str] | None:
-    """(Why a row tells of no run that ended, what such rows are called); `named`: GPUs to the runs of the rows before.
+    """(Why a row tells of no run that ended, what such rows are called).
 
     The first mean of a table follows two runs or more; a run may be called "max".
+
+    Args:
+        row: the row.
+        headings: those of its table.
+        named: cells that tell the GPUs -> the runs of the rows before; `()` where the table has had such a mean.
     """
     if unfinished := [row[own.column] for own in headings if own.is_unfinished(row[own.column])]:
         return f"its run is {unfinished[0].lower()}", "unfinished"
-    run, own = row.get("run", "").lower(), named.setdefault(row.get("gpus", ""), set())
-    if run in _SUMMARIES and own and (len(own - _SUMMARIES) > 1 or "" in named):
-        named[""] = set()  # this table has such rows
+    gpus = tuple([row.get(column, "") for column in ("gpus", "nodes", "gpus_per_node")])
+    run, own = row.get("run", "").lower(), named.setdefault(gpus, set())
+    if run in _SUMMARIES and own and (len(own - _SUMMARIES) > 1 or () in named):
+        named[()] = set()
         return f"{run} of the runs above", "summary"
     own.add(run)
     return None

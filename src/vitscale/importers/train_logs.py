@@ -260,10 +260,10 @@ def _take(told: dict[str, str | None], log: _Log, number: int, problems: Problem
 
 def _run(path: Path, log: _Log, options: Options, how_to_tell: str) -> tuple[LogRun, list[str]]:
     """The run of one file, and notes on it."""
-    told, copies = log.counts.get("gpus"), log.counts.get("copies")
-    told = (
-        options.gpus if told is None or (told == 1 and copies and copies > 1) else told
-    )  # "Not using distributed mode"
+    counted, copies = log.counts.get("gpus"), log.counts.get("copies")
+    if counted == 1 and copies is not None:
+        counted = None  # "Not using distributed mode", in a rank of DeepSpeed's
+    told = counted or options.gpus
     gpus = told or copies
     if gpus is None:
         raise RequestError(f"{shown(path.name)} does not tell the GPUs", next_step=f"Give them: {how_to_tell}")
@@ -272,9 +272,8 @@ def _run(path: Path, log: _Log, options: Options, how_to_tell: str) -> tuple[Log
         raise RequestError(what, next_step=f"Say {contents.EACH_GPUS}")
     if gpus % (copies or 1):
         what = f"{shown(path.name)} tells {copies} copies of the model, which {gpus} GPUs cannot hold in equal parts"
-        raise RequestError(
-            what, next_step=f"Give the GPUs of all ranks together: --gpus {2 * (copies or 1)}, for 2 each"
-        )
+        more = f"Give the GPUs of all ranks together: --gpus {2 * (copies or 1)}, for 2 each"
+        raise RequestError(what, next_step="Give each training a file of its own" if counted else more)
     split = gpus // (copies or gpus)
     micro_steps = log.counts.get("grad_accum", 1) if log.loop.of_micro_steps else 1
     what = f"one of the {micro_steps} micro-steps of a step" if micro_steps > 1 else "a step"

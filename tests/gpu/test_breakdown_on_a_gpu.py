@@ -59,15 +59,15 @@ def traces_of(results: Path, run: Run) -> list[list[dict[str, Any]]]:
     return [json.loads(gzip.decompress(path.read_bytes()))["traceEvents"] for path in paths]
 
 
-def busy_share(events: list[dict[str, Any]]) -> float:
-    """Share of the device's time in which a kernel ran, from the first kernel of the block to its last."""
+def busy_seconds(events: list[dict[str, Any]]) -> float:
+    """How long a kernel ran on the device in a step, in the mean over the trace's steps, however far apart they lie."""
     kernels = [e for e in events if e.get("cat") == "kernel" and not e["name"].startswith("nccl")]
     first = min(e["ts"] for e in kernels)
-    last = max(e["ts"] + e["dur"] for e in kernels)
-    busy = np.zeros(int(last - first) + 1, bool)
+    busy = np.zeros(int(max(e["ts"] + e["dur"] for e in kernels) - first) + 1, bool)
     for e in kernels:
         busy[int(e["ts"] - first) : int(e["ts"] + e["dur"] - first)] = True
-    return float(busy.mean())
+    steps = sum(e.get("cat") == "user_annotation" and e["name"] == "vitscale.step" for e in events)
+    return float(busy.sum()) / 1e6 / steps
 
 
 def test_parts_add_up_and_compute_agrees_with_the_trace(results: Path) -> None:
@@ -78,21 +78,20 @@ def test_parts_add_up_and_compute_agrees_with_the_trace(results: Path) -> None:
         assert rank.sum_of(*rank.parts) == pytest.approx(rank.seconds, rel=1e-6)
         assert rank.sum_of("other") <= 0.03 * rank.seconds
         # The trace is of explained steps, which are longer; the kernels in them are not.
-        explained = np.mean([line.seconds for line in run.ranks[0].explained])
-        busy = np.mean([busy_share(events) for events in traces_of(results, run)]) * explained
-        assert rank.sum_of("forward", "backward", "optimizer") == pytest.approx(busy, rel=0.05)
+        busy = np.mean([busy_seconds(events) for events in traces_of(results, run)])
+        assert rank.sum_of("forward", "backward", "optimizer") == pytest.approx(busy, rel=0.03)
 
 
-def test_a_gpu_that_is_always_busy_has_no_gaps_however_much_the_profiler_costs(results: Path) -> None:
-    """The timed steps are the truth: NVML saw a kernel at every look, and steps are as long as their kernels."""
+def test_a_gpu_has_gaps_where_nvml_saw_it_idle_alone_however_much_the_profiler_costs(results: Path) -> None:
+    """The timed steps are the truth: where NVML saw a kernel at every look, steps are as long as their kernels."""
     for run in store.load(results).runs:
         gpu = run.ranks[0].resources[0].gpu
         assert gpu is not None
-        assert gpu.utilisation == 1.0
+        assert gpu.utilisation is not None
         found = breakdown(run)
         assert found is not None
         assert found.overhead is not None
         (rank,) = found.ranks
         timed = [step.seconds for step in run.ranks[0].steps if step.window == "light" and not step.warmup]
-        assert rank.seconds == pytest.approx(float(np.median(timed)), rel=0.03)
-        assert rank.sum_of("launch_gaps", "other") < 0.06 * rank.seconds
+        assert min(timed) <= rank.seconds <= np.mean(timed) * (1 + 1e-6)
+        assert rank.sum_of("launch_gaps", "other") < (1.06 - gpu.utilisation) * rank.seconds

@@ -1,4 +1,5 @@
-"""The named models against transformers' ViT: the same names, weights, logits and gradients, to the bit."""
+"""The named models against transformers' ViT: the same names, weights, logits and gradients, to the bit; under autocast
+gradients up to its rounding."""
 
 from __future__ import annotations
 
@@ -63,24 +64,67 @@ def test_the_same_seed_gives_the_same_weights_under_the_same_names(
         assert torch.equal(tensor, other[name]), name
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-params"])
+def trained(model: nn.Module, spec: ModelSpec, precision: str) -> list[Tensor]:
+    """Logits, and the gradients of all parameters."""
+    dtype = torch.bfloat16 if precision == "bf16-params" else torch.float32
+    torch.manual_seed(4)
+    images = torch.randn(3, 3, spec.image_size, spec.image_size).to(dtype)
+    model.to(dtype)
+    model.zero_grad()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
+        logits = logits_of(model(images)).float()
+    torch.autograd.backward(logits.square().sum())
+    return [logits, *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-params"])
 def test_logits_and_gradients_are_equal_to_the_bit(
     both: tuple[nn.Module, nn.Module, ModelSpec], precision: str
 ) -> None:
     ours, theirs, spec = both
-    dtype = torch.bfloat16 if precision == "bf16-params" else torch.float32
-    torch.manual_seed(4)
-    images = torch.randn(3, 3, spec.image_size, spec.image_size).to(dtype)
-
-    def trained(model: nn.Module) -> list[Tensor]:
-        model.to(dtype)
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
-            logits = logits_of(model(images)).float()
-        torch.autograd.backward(logits.square().sum())
-        return [logits, *(p.grad for p in model.parameters() if p.grad is not None)]
-
-    for mine, other in zip(trained(ours), trained(theirs), strict=True):
+    for mine, other in zip(trained(ours, spec, precision), trained(theirs, spec, precision), strict=True):
         assert torch.equal(mine, other)
+
+
+def test_under_autocast_logits_are_equal_to_the_bit_and_gradients_as_near_to_those_of_fp32(
+    both: tuple[nn.Module, nn.Module, ModelSpec],
+) -> None:
+    ours, theirs, spec = both
+    mine, other = trained(ours, spec, "bf16"), trained(theirs, spec, "bf16")
+    assert torch.equal(mine[0], other[0])
+    exact = trained(theirs, spec, "fp32")[1:]
+    error, their_error = (
+        sum(float((rounded - true).square().sum()) for rounded, true in zip(gradients[1:], exact, strict=True))
+        for gradients in (mine, other)
+    )
+    assert error <= 1.1**2 * their_error
+
+
+def bytes_kept(model: nn.Module, spec: ModelSpec) -> int:
+    """Bytes of the 16-bit tensors that autocast's forward pass over three images keeps for backward."""
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.dtype == torch.bfloat16:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        torch.autocast("cpu", dtype=torch.bfloat16),
+    ):
+        logits = logits_of(model(torch.zeros(3, 3, spec.image_size, spec.image_size)))
+    assert logits.requires_grad
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+def test_under_autocast_what_attention_reads_is_cast_and_kept_once(
+    both: tuple[nn.Module, nn.Module, ModelSpec],
+) -> None:
+    ours, theirs, spec = both
+    tokens = (spec.image_size // (spec.patch_size or 1)) ** 2 + 1
+    output_of_norm = 2 * 3 * tokens * (spec.hidden_size or 0)
+    assert bytes_kept(theirs, spec) - bytes_kept(ours, spec) == 2 * output_of_norm * (spec.layers or 0)
 
 
 def test_it_is_built_without_transformers() -> None:

@@ -5,8 +5,9 @@ UperNet is transformers' own; it takes feature maps of several sizes, which a pl
 of Dosovitskiy et al., "An Image is Worth 16x16 Words" (ICLR 2021), with fused attention.
 
 It is their `ViTForImageClassification` without dropout, to the bit: the same names of parameters, the same
-weights from the same seed, the same logits and gradients (`tests/models/test_vit.py` holds them together). What it is
-without is the import of transformers' modelling code, which takes each rank longer than that of torch.
+weights from the same seed, the same logits and gradients (`tests/models/test_vit.py` holds them together). Under
+autocast it casts what queries, keys and values read once instead of three times, and adds their gradients in 16 bits.
+What it is without is the import of transformers' modelling code, which takes each rank longer than that of torch.
 """
 
 from __future__ import annotations
@@ -175,6 +176,7 @@ class Attention(nn.Module):
 
     @override
     def forward(self, hidden: Tensor) -> Tensor:
+        hidden = _as_multiplied(hidden)
         query, key, value = (
             project(hidden).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
             for project in (self.q_proj, self.k_proj, self.v_proj)
@@ -192,8 +194,19 @@ class _Mlp(nn.Module):
 
     @override
     def forward(self, hidden: Tensor) -> Tensor:
-        out: Tensor = self.fc2(nn.functional.gelu(self.fc1(hidden)))
+        out: Tensor = self.fc2(nn.functional.gelu(self.fc1(_as_multiplied(hidden))))
         return out
+
+
+def _as_multiplied(hidden: Tensor) -> Tensor:
+    """In the dtype in which autocast multiplies, if it is on.
+
+    Its matrices would each cast their own copy and keep it for backward, and cast each gradient back before the sum.
+    """
+    device = hidden.device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):  # meta tensors are counted; there is no autocast
+        return hidden
+    return hidden.to(torch.get_autocast_dtype(device))
 
 
 def draw(layer: nn.Linear | nn.Conv2d | nn.ConvTranspose2d) -> None:

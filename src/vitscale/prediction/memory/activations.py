@@ -67,10 +67,11 @@ def activations(
     Korthikanti et al., "Reducing Activation Recomputation" (arXiv 2205.05198), section 4.1 counts them per layer of a
     language model; here there is no dropout. A block keeps 8h + 2m elements a token: the inputs of both norms (2h) and
     their outputs (2h), q, k, v (3h), the attention's output (h), the input and the output of GELU (2m). With m = 4h
-    that is 64 bytes a token and unit of width in fp32, 32 under bf16-params, and 40 under autocast, where the residual
-    stream stays in fp32 and q, k and v each cast the first norm's output. To this are added the norms' mean and
-    deviation, the attention's log-sum-exp, the last norm, images and logits, and what backward holds for a moment:
-    the gradients of a block's output and of GELU's, where a block is widest, and those at its other layers.
+    that is 64 bytes a token and unit of width in fp32, 32 under bf16-params, and 36 under autocast, where the residual
+    stream stays in fp32; 40 in transformers' models, whose q, k and v each cast the first norm's output. To this are
+    added the norms' mean and deviation, the attention's log-sum-exp, the last norm, images and logits, and what
+    backward holds for a moment: the gradients of a block's output and of GELU's, where a block is widest, and those at
+    its other layers.
 
     Where ranks share a model, matrices give each rank 1/T of their output and attention 1/(T S) of its own, for all
     tokens. All else covers 1/S of the tokens; under `shard_norms` norms and residuals cover 1/(T S) (the same paper,
@@ -102,8 +103,8 @@ def activations(
     mixed = of_heads + (narrow if parallel.sequence > 1 else 0)
     heads = (spec.heads or 0) // (parallel.tensor * parallel.sequence)
     statistics = shared_rows * 2 * 2 * stream_bytes + vit.tokens * images * heads * 4
-    # Autocast casts the first norm's output once for each of the three matrices that read it.
-    block = 2 * stream + (4 if autocast else 2) * read + 3 * of_heads + mixed + 2 * wide + statistics
+    # In transformers' models autocast casts the first norm's output for each of the three matrices that read it.
+    block = 2 * stream + (4 if autocast and spec.hf else 2) * read + 3 * of_heads + mixed + 2 * wide + statistics
     pixels = spec.channels * spec.image_size**2 * images
     checkpointed = train.activation_checkpointing
     # A 16-bit product on a CPU packs a copy of its wider operand for as long as it takes (oneDNN's scratch memory,

@@ -349,6 +349,23 @@ def test_what_cannot_be_told_is_a_note_and_trials_on_their_own_are_none() -> Non
     assert list(drift_verdicts(unjudged)) == []
 
 
+def test_a_cause_that_several_trials_share_is_said_once_with_the_largest_difference() -> None:
+    reasons = [drift_of(growing(factor)).reason for factor in (2.0, 3.0)]
+    unsure = [
+        dataclasses.replace(result, drift=dataclasses.replace(result.drift, **fields))
+        for result, fields in zip(
+            drifting_study("nobody")[1].values(),
+            (
+                {"status": "unknown", "reference": "plain", "reason": reasons[1], "difference": 120.0},
+                {"status": "unknown", "reference": "plain", "reason": reasons[0], "difference": 0.05},
+            ),
+            strict=False,
+        )
+    ]
+    (note,) = drift_verdicts(unsure)
+    assert note.message == f"equality unknown of 2 trials: {reasons[1]}"
+
+
 @given(
     st.lists(st.lists(st.floats(-1e-3, 1e-3), min_size=5, max_size=5), min_size=1, max_size=4), st.integers(0, 2**32)
 )

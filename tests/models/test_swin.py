@@ -8,10 +8,12 @@ from typing import Any, cast
 
 import pytest
 import torch
+import transformers
 
 from vitscale.engines.swin_split import _Rows
 from vitscale.errors import RequestError
 from vitscale.models import build, logits_of
+from vitscale.models.named import swin_configuration
 from vitscale.trial.model_cost import parameters
 from vitscale.trial.model_counts import SwinShape, rows_of_ranks
 from vitscale.trial.model_spec import ModelSpec, resolve
@@ -65,3 +67,12 @@ def test_an_image_without_rows_for_every_rank_is_refused() -> None:
             continue
         with pytest.raises(RequestError, match="image of 9 rows of pixels has too few for 4 sequence ranks"):
             rows.own_images(torch.nn.Identity(), (torch.zeros(1, 3, 9, 32),))
+
+
+@pytest.mark.parametrize("kind", ["sdpa", "flex_attention"])
+def test_the_library_takes_no_other_attention_for_it(kind: str) -> None:
+    """Its attention computes scores as they come: once this fails, `build_swin` can ask for fused attention."""
+    configuration = swin_configuration(resolve(TINY, 10), num_labels=10)
+    configuration._attn_implementation = kind
+    with pytest.raises(ValueError, match="does not support an attention implementation"):
+        transformers.Swinv2ForImageClassification(configuration)

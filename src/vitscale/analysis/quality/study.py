@@ -156,10 +156,12 @@ def drift(measured: Sequence[TrialResult]) -> Iterable[Finding]:
         )
     unsure = [trial for trial in measured if trial.drift.status == "unknown" and trial.drift.reference is not None]
     if unsure:
-        reasons = dict.fromkeys(trial.drift.reason for trial in unsure)
+        drifts = sorted((trial.drift for trial in unsure), key=lambda own: own.difference or 0.0)
+        # One cause is said once, with the numbers of the trial that differs most.
+        reasons = {own.reason.rpartition(": ")[2]: own.reason for own in drifts}
         yield note(
             "drift-unknown",
-            f"equality unknown of {count(unsure)}: {'; '.join(list(reasons)[:_MOST_NAMED])}",
+            f"equality unknown of {count(unsure)}: {'; '.join(list(reasons.values())[:_MOST_NAMED])}",
             "With a lower learning rate, or learning_rate_warmup_steps, trials that compute the same stay together; "
             'two more runs with engine = "none" and other accumulations show how far rounding reaches.',
             unsure,

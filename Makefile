@@ -40,12 +40,12 @@ nightly: install
 	$(BIN)/python tests/kills.py --kills 10000
 
 # On a machine that does nothing else; rewrites docs/benchmarks/README.md and what docs/calibration.md says of time.
-bench: install
+bench: demo
 	$(BIN)/python benchmarks/training_loop.py --write docs/benchmarks/README.md
 	$(BIN)/python benchmarks/big_results.py $${TMPDIR:-/tmp}/vitscale-big --page docs/benchmarks/README.md --alone
 	$(BIN)/python benchmarks/study_cost.py $${TMPDIR:-/tmp}/vitscale-study-cost --write docs/benchmarks/README.md
 	$(BIN)/python benchmarks/soak.py $${TMPDIR:-/tmp}/vitscale-soak --write docs/benchmarks/README.md
-	$(BIN)/python benchmarks/configurations.py --write docs/calibration.md
+	$(BIN)/python benchmarks/configurations.py --results demo/results --study examples/quickstart.toml --write docs/calibration.md
 	[ "$$(id -u)" != 0 ] || $(BIN)/python benchmarks/engines_over_links.py --write docs/benchmarks/README.md
 
 check: install

@@ -350,20 +350,14 @@ def test_what_cannot_be_told_is_a_note_and_trials_on_their_own_are_none() -> Non
 
 
 def test_a_cause_that_several_trials_share_is_said_once_with_the_largest_difference() -> None:
-    reasons = [drift_of(growing(factor)).reason for factor in (2.0, 3.0)]
-    unsure = [
-        dataclasses.replace(result, drift=dataclasses.replace(result.drift, **fields))
-        for result, fields in zip(
-            drifting_study("nobody")[1].values(),
-            (
-                {"status": "unknown", "reference": "plain", "reason": reasons[1], "difference": 120.0},
-                {"status": "unknown", "reference": "plain", "reason": reasons[0], "difference": 0.05},
-            ),
-            strict=False,
-        )
-    ]
+    less, more = drift_of(growing(2.0)), drift_of(growing(3.0))
+    assert less.difference is not None
+    assert more.difference is not None
+    assert (less.status, more.status, less.difference < more.difference) == ("unknown", "unknown", True)
+    results = drifting_study("nobody")[1].values()
+    unsure = [dataclasses.replace(result, drift=own) for result, own in zip(results, (more, less), strict=False)]
     (note,) = drift_verdicts(unsure)
-    assert note.message == f"equality unknown of 2 trials: {reasons[1]}"
+    assert note.message == f"equality unknown of 2 trials: {more.reason}"
 
 
 @given(

@@ -20,6 +20,10 @@ from vitscale.store.results import Run
 
 FOLDER = Path(__file__).parent / "recorded"
 FILES = ("h200-vit-b16-64.tar.gz", "h200-vit-b16-128.tar.gz")
+ONE_CAST = "h200-vit-b16-one-cast.tar.gz"
+"""Plain training with micro-batches of 64 to 256, since queries, keys and values read one cast (decision 0034)."""
+WORKSPACES = 64 * 2**20
+"""Bytes that cuBLAS takes from the allocator on such a GPU, in no forecast (pytorch/pytorch pull request 120925)."""
 COMPUTED = ("forward", "backward", "optimizer")
 
 
@@ -79,13 +83,18 @@ def test_no_answer_tells_of_a_gpu_that_is_idle_for_a_third_of_a_step(name: str) 
     assert not any("warning: explaining costs" in line for line in terminal(analysis))
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_memory_is_forecast_to_3_percent(name: str) -> None:
-    """Below what was taken, which has the workspaces of cuBLAS too."""
-    for trial in analysed(name).trials.values():
-        known = forecast(trial.trial)
-        assert known is not None
-        assert 1.0 <= (trial.peak_bytes or 0) / known.peak_bytes < 1.03, trial.trial.train
+@pytest.mark.parametrize(
+    ("name", "precision", "trials"), [(FILES[0], "fp32", 3), (ONE_CAST, "bf16", 3), (ONE_CAST, "bf16-params", 1)]
+)
+def test_memory_is_forecast_to_2_percent_and_workspaces(name: str, precision: str, trials: int) -> None:
+    """Not above what was taken. In bf16 the older runs kept two casts more of what attention reads."""
+    known = [trial for trial in analysed(name).trials.values() if trial.trial.train.precision == precision]
+    eager = [trial for trial in known if not trial.trial.train.compile]
+    assert len(eager) == trials
+    for trial in eager:
+        foretold = forecast(trial.trial)
+        assert foretold is not None
+        assert 1.0 <= ((trial.peak_bytes or 0) - WORKSPACES) / foretold.peak_bytes < 1.02, trial.trial.train
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

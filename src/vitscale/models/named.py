@@ -176,7 +176,7 @@ class Attention(nn.Module):
 
     @override
     def forward(self, hidden: Tensor) -> Tensor:
-        hidden = _as_multiplied(hidden)
+        hidden = _cast_once(hidden)
         query, key, value = (
             project(hidden).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
             for project in (self.q_proj, self.k_proj, self.v_proj)
@@ -194,14 +194,15 @@ class _Mlp(nn.Module):
 
     @override
     def forward(self, hidden: Tensor) -> Tensor:
-        out: Tensor = self.fc2(nn.functional.gelu(self.fc1(_as_multiplied(hidden))))
+        out: Tensor = self.fc2(nn.functional.gelu(self.fc1(_cast_once(hidden))))
         return out
 
 
-def _as_multiplied(hidden: Tensor) -> Tensor:
-    """In the dtype in which autocast multiplies, if it is on.
+def _cast_once(hidden: Tensor) -> Tensor:
+    """Casts hidden states to the dtype in which autocast multiplies, if it is on.
 
-    Its matrices would each cast their own copy and keep it for backward, and cast each gradient back before the sum.
+    Each matrix that reads them would cast its own copy otherwise, keep it for backward, and cast its gradient back
+    before the sum (decision 0034).
     """
     device = hidden.device.type
     if device == "meta" or not torch.is_autocast_enabled(device):  # meta tensors are counted; there is no autocast

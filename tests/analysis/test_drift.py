@@ -354,10 +354,12 @@ def test_a_cause_that_several_trials_share_is_said_once_with_the_largest_differe
     assert less.difference is not None
     assert more.difference is not None
     assert (less.status, more.status, less.difference < more.difference) == ("unknown", "unknown", True)
+    other = dataclasses.replace(less, difference=None, reason="it has no two steps in common with ddp")
     results = drifting_study("nobody")[1].values()
-    unsure = [dataclasses.replace(result, drift=own) for result, own in zip(results, (more, less), strict=False)]
+    unsure = [dataclasses.replace(result, drift=own) for result, own in zip(results, (other, less, more), strict=False)]
+    assert len(unsure) == 3
     (note,) = drift_verdicts(unsure)
-    assert note.message == f"equality unknown of 2 trials: {more.reason}"
+    assert note.message == f"equality unknown of 3 trials: {more.reason}; {other.reason}"
 
 
 @given(

@@ -93,5 +93,6 @@ def test_a_gpu_has_gaps_where_nvml_saw_it_idle_alone_however_much_the_profiler_c
         assert found.overhead is not None
         (rank,) = found.ranks
         timed = [step.seconds for step in run.ranks[0].steps if step.window == "light" and not step.warmup]
-        assert min(timed) <= rank.seconds <= np.mean(timed) * (1 + 1e-6)
+        quarter, median, three_quarters = np.quantile(timed, (0.25, 0.5, 0.75))
+        assert abs(rank.seconds - median) <= 0.03 * median + three_quarters - quarter
         assert rank.sum_of("launch_gaps", "other") < (1.06 - gpu.utilisation) * rank.seconds

@@ -156,9 +156,10 @@ def drift(measured: Sequence[TrialResult]) -> Iterable[Finding]:
         )
     unsure = [trial for trial in measured if trial.drift.status == "unknown" and trial.drift.reference is not None]
     if unsure:
-        drifts = sorted((trial.drift for trial in unsure), key=lambda own: own.difference or 0.0)
         # One cause is said once, with the numbers of the trial that differs most.
-        reasons = {own.reason.rpartition(": ")[2]: own.reason for own in drifts}
+        reasons: dict[str, str] = {}
+        for own in sorted((trial.drift for trial in unsure), key=lambda own: own.difference or 0.0, reverse=True):
+            reasons.setdefault(own.reason.rpartition(": ")[2], own.reason)
         yield note(
             "drift-unknown",
             f"equality unknown of {count(unsure)}: {'; '.join(list(reasons.values())[:_MOST_NAMED])}",

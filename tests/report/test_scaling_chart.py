@@ -12,7 +12,7 @@ from altair.vegalite.v6.schema.core import Root
 
 from explained_factory import batch_study
 from report_forms import layers, marks, views
-from results_factory import make_curve, make_rank, make_results, make_run, make_trial, one_curve, rich_study
+from results_factory import make_curve, make_rank, make_results, make_run, make_trial, one_curve, rich_study, steady_run
 from vitscale.analysis import analyse
 from vitscale.present.document import View
 from vitscale.report.charts.axes import SERIES_COLOURS, SERIES_SHAPES
@@ -171,6 +171,27 @@ def test_a_wide_range_of_ranks_is_logarithmic_and_a_narrow_one_starts_at_zero() 
     assert scales(wide, "strong-micro-epoch-seconds") == ("log", "log")
     assert scales(narrow, "strong-micro-epoch-seconds") == (None, None)
     assert scales(wide, "strong-micro-efficiency") == ("log", None)
+
+
+def test_curves_of_one_rank_count_stand_below_one_another_the_best_first() -> None:
+    trials = {make_trial(engine): seconds for engine, seconds in (("ddp", 0.2), ("deepspeed", 0.1), ("fsdp2", 0.4))}
+    runs = [
+        steady_run(trial, seconds * share, repeat)
+        for trial, seconds in trials.items()
+        for repeat, share in enumerate((1.0, 1.02, 0.98))
+    ]
+    drawn = views(analyse(make_results([(make_curve([trial]), [trial]) for trial in trials], runs)))
+    for name in ("throughput", "epoch-seconds"):  # the most images/s, and the least time
+        one = drawn[f"strong-micro-{name}"]
+        assert [row["series"] for row in one.rows] == ["deepspeed", "ddp", "fsdp2"]
+        assert [row["place"] for row in one.rows] == [0, 1, 2]
+        (bars,) = layers(one, "bar")
+        assert (bars["encoding"]["y"]["field"], bars["encoding"]["y"]["sort"]["field"]) == ("series", "place")
+        assert bars["encoding"]["x"]["scale"]["zero"]
+        assert [layer["encoding"]["y"]["field"] for layer in layers(one, "rule")] == ["series"]
+        assert one.spec["height"] == {"step": 20}
+    several = views(analyse(rich_study()))["strong-micro-throughput"]
+    assert not layers(several, "bar")
 
 
 def test_a_batch_sweep_has_a_line_per_engine_along_the_batch_at_each_rank_count() -> None:

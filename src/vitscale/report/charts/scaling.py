@@ -12,19 +12,7 @@ from vitscale.present import units
 from vitscale.present.document import Choice, Figure, View
 from vitscale.present.estimate import Estimate
 from vitscale.report import sentences
-from vitscale.report.charts.axes import (
-    Plot,
-    Row,
-    Spec,
-    add_curves,
-    along,
-    cut_bars,
-    first,
-    quantity,
-    scaled,
-    series_figure,
-    tooltip,
-)
+from vitscale.report.charts import axes
 from vitscale.trial.trial import Mode
 
 _IDEAL_SAMPLES = 24
@@ -37,6 +25,10 @@ _HEADROOM = 1.5
 _FEW_RUNS = 3
 """Number of runs below which the runs themselves are drawn: two runs' interval is twelve times as wide as their gap."""
 _MOST_SWEPT = 3
+_MOST_SIDE_BY_SIDE = 40
+"""Number of curves of one rank count above which they are points again: bars would be longer than a page."""
+_STEP = 20
+"""Pixels from one curve to the next where they stand below one another."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +103,7 @@ def scaling_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure |
     for mode, own in by_mode(curves).items():
         for axis in (RANKS, *swept_axes(own)):
             views += [view for measure in MEASURES if (view := _view(analysis, mode, own, measure, axis)) is not None]
-    return series_figure("scaling", "How it scales", first(views, _default(views)) if views else ())
+    return axes.series_figure("scaling", "How it scales", axes.first(views, _default(views)) if views else ())
 
 
 def _default(views: Sequence[View]) -> View:
@@ -145,13 +137,13 @@ def _field_name(field: str) -> str:
 
 def measured(
     analysis: Analysis, curves: Sequence[CurveResult], measure: Measure, axis: Axis = RANKS
-) -> tuple[list[Row], list[Row]]:
+) -> tuple[list[axes.Row], list[axes.Row]]:
     """One row per point with the figure, and one per run of each point with too few runs for an interval.
 
     `drift` in a row says how a point's work differs from that of the others; it is empty where it does not.
     """
-    rows: list[Row] = []
-    runs: list[Row] = []
+    rows: list[axes.Row] = []
+    runs: list[axes.Row] = []
     for curve in curves:
         for point in curve.points:
             trial = analysis.trials[point.trial_id]
@@ -170,7 +162,7 @@ def measured(
     return rows, runs
 
 
-def point_row(value: Estimate, show: Callable[[float | None], str], runs: int) -> Row:
+def point_row(value: Estimate, show: Callable[[float | None], str], runs: int) -> axes.Row:
     """A figure for a chart: with its interval, or with the number of runs where these are few."""
     low, high = (None, None) if _of_few(value, runs) else (value.low, value.high)
     bounds = f"{show(low)} to {show(high)}" if low is not None and high is not None else units.counted(runs, "run")
@@ -197,7 +189,7 @@ def _of_runs(trial: TrialResult, value: Estimate, measure: Measure) -> list[tupl
     return [(number, value.value * (share if measure.slower_is_more else 1 / share)) for number, share in times]
 
 
-def ideal(analysis: Analysis, curves: Sequence[CurveResult], measure: Measure) -> list[Row]:
+def ideal(analysis: Analysis, curves: Sequence[CurveResult], measure: Measure) -> list[axes.Row]:
     """Perfect scaling from each curve's baseline to its largest rank count."""
     rows = []
     for curve in curves:
@@ -213,7 +205,7 @@ def _level(measure: Measure, base: Estimate, weak: bool, times: float) -> float:
     return measure.ideal(base, times, weak)
 
 
-def ideal_line(series: str, base: int, largest: int, level: Callable[[float], float]) -> list[Row]:
+def ideal_line(series: str, base: int, largest: int, level: Callable[[float], float]) -> list[axes.Row]:
     """Perfect scaling from `base` ranks to `largest`, sampled finely enough to draw; `level`: N / N_base to a value."""
     factors = [(largest / base) ** (sample / _IDEAL_SAMPLES) for sample in range(_IDEAL_SAMPLES + 1)]
     return [{"series": series, "x": base * times, "value": level(times)} for times in factors if largest > base]
@@ -234,24 +226,30 @@ def _view(analysis: Analysis, mode: Mode, curves: Sequence[CurveResult], measure
     title = measure.title
     if measure.is_time:
         unit = units.time_unit(row["value"] for row in rows)
-        rows, runs, line = (scaled(some, unit.factor) for some in (rows, runs, line))
+        rows, runs, line = (axes.scaled(some, unit.factor) for some in (rows, runs, line))
         title = f"{measure.title} ({unit.sign})"
     levels = [row["value"] for row in (*rows, *line)]
-    cut = cut_bars(rows, min(levels) / _HEADROOM, max(levels) * _HEADROOM)
+    cut = axes.cut_bars(rows, min(levels) / _HEADROOM, max(levels) * _HEADROOM)
     summary = far_end(rows, measure.label, axis, less_is_better=measure.slower_is_more)
     if not axis.field:
         meaning = sentences.MODE_MEANINGS[mode]
         summary = f"{summary} {mode}: {meaning[:1].lower()}{meaning[1:]}"
-    x, y = axes(rows, title, axis, linear=measure.name == "efficiency" or (mode == "weak" and measure.slower_is_more))
-    shown = tooltip(
+    shown = axes.tooltip(
         series="curve", x=axis.title, shown=measure.label, bounds="95 % interval", runs="runs", trial="trial"
     )
-    plot = Plot({"rows": rows, **({"ideal": line} if line else {}), **({"runs": runs} if runs else {})})
-    add_curves(plot, x, y, shown, one_ideal=measure.relative)
+    plot = axes.Plot({"rows": rows, **({"ideal": line} if line else {}), **({"runs": runs} if runs else {})})
+    height: int | axes.Spec = axes.HEIGHT
+    if 1 < len(rows) <= _MOST_SIDE_BY_SIDE and len({row["x"] for row in rows}) == 1:
+        rows.sort(key=lambda row: row["value"], reverse=not measure.slower_is_more)
+        _add_side_by_side(plot, title, shown)
+        height = {"step": _STEP}
+    else:
+        linear = measure.name == "efficiency" or (mode == "weak" and measure.slower_is_more)
+        axes.add_curves(plot, *both_axes(rows, title, axis, linear=linear), shown, one_ideal=measure.relative)
     told = ["bars: 95 % intervals" + (" (cut where no cap)" if cut else "")] if any(r["low"] for r in rows) else []
     told += ["small: single runs"] if runs else []
     told += ["dashed: ideal" + (f" of {of_which}" if of_which else "")] if line else []
-    told += ["hollow: drifts"] if any(row["drift"] for row in rows) else []
+    told += [f"{'hollow' if height == axes.HEIGHT else 'pale'}: drifts"] if any(row["drift"] for row in rows) else []
     heading = f"{measure.label[:1].upper()}{measure.label[1:]}, {mode}"
     along_name = "" if not axis.field else f"-by-{axis.value.rpartition('.')[2].replace('_', '-')}"
     return View(
@@ -263,7 +261,7 @@ def _view(analysis: Analysis, mode: Mode, curves: Sequence[CurveResult], measure
         },
         heading if not axis.field else f"{heading}, by {axis.label}",
         "; ".join(told),
-        plot.spec(summary),
+        plot.spec(summary, height),
         {"series": "curve", "x": axis.title, "shown": measure.label, "bounds": "95 % interval", "drift": "drift"}
         if any(row["drift"] for row in rows)
         else {"series": "curve", "x": axis.title, "shown": measure.label, "bounds": "95 % interval", "trial": "trial"},
@@ -271,17 +269,35 @@ def _view(analysis: Analysis, mode: Mode, curves: Sequence[CurveResult], measure
     )
 
 
-def axes(rows: Sequence[Row], title: str, axis: Axis, *, linear: bool) -> tuple[Spec, Spec]:
+def _add_side_by_side(plot: axes.Plot, title: str, told: list[axes.Spec]) -> None:
+    """Adds curves that have one rank count, each a bar below the other in the order of `rows`."""
+    rows = plot.datasets["rows"]
+    for dataset in (rows, plot.datasets.get("runs", [])):
+        for row in dataset:
+            row["place"] = [other["series"] for other in rows].index(row["series"])
+    y = axes.nominal("series", sort=axes.IN_ORDER, axis={"labelLimit": axes.WIDTH // 2})
+    x = axes.quantity("value", title, scale={"zero": True, "nice": True}, axis={"tickCount": 6, "format": "~r"})
+    bar = {"type": "bar", "height": _STEP // 2}
+    plot.add("rows", bar, "!datum.drift", x=x, y=y, tooltip=told)
+    if any(row["drift"] for row in rows):
+        faint = bar | {"fillOpacity": 0.15}
+        plot.add("rows", faint, "datum.drift", x=x, y=y, tooltip=[*told, *axes.tooltip(drift="drift")])
+    if plot.datasets.get("runs"):
+        plot.add("runs", {"type": "point", "size": 18, "filled": False, "opacity": 0.8, "strokeWidth": 1.2}, x=x, y=y)
+    axes.add_bars(plot, "rows", y, None, upright=False)
+
+
+def both_axes(rows: Sequence[axes.Row], title: str, axis: Axis, *, linear: bool) -> tuple[axes.Spec, axes.Spec]:
     """Both axes: logarithmic over a wide range of ranks; over a narrow one the figure starts at zero."""
     at = sorted({row["x"] for row in rows})
     wide = at[-1] >= _WIDE_RANGE * at[0] if at[0] > 0 else False
     number = "d" if all(isinstance(value, int) for value in at) else "~g"
-    x = along("x", axis.title, at, log=wide or bool(axis.field), number=number)
+    x = axes.along("x", axis.title, at, log=wide or bool(axis.field), number=number)
     scale = {"type": "log", "base": 2} if wide and not linear and not axis.field else {"zero": True, "nice": True}
-    return x, quantity("value", title, scale=scale, axis={"tickCount": 6, "format": "~r"})
+    return x, axes.quantity("value", title, scale=scale, axis={"tickCount": 6, "format": "~r"})
 
 
-def far_end(rows: Sequence[Row], label: str, axis: Axis, *, less_is_better: bool) -> str:
+def far_end(rows: Sequence[axes.Row], label: str, axis: Axis, *, less_is_better: bool) -> str:
     """Who is best at the far end: "At 8 ranks: ddp 7.01, deepspeed 6.20"."""
     last = max(row["x"] for row in rows)
     there = sorted((row for row in rows if row["x"] == last), key=lambda row: row["value"])

@@ -12,7 +12,7 @@ from typing import Literal
 from vitscale.present import units
 from vitscale.present.document import Choice, Figure, View
 from vitscale.report.charts.axes import Plot, Row, Spec, add_curves, quantity, scaled, tooltip
-from vitscale.report.charts.scaling import Axis, axes, far_end, ideal_line, point_row
+from vitscale.report.charts.scaling import Axis, both_axes, far_end, ideal_line, point_row
 from vitscale.report.like.series import DATASET_NAMES, Member, PublishedPoints, Series, apart_in_micro_batch, names
 from vitscale.report.like.study import Lack, Selection, StudyFigure, steps_for
 
@@ -63,7 +63,7 @@ def curves_view(
     """
     rows = plot.datasets["rows"]
     label = list(choices.values())[-1].label
-    x, usual = axes(rows, y_title, axis, linear=linear)
+    x, usual = both_axes(rows, y_title, axis, linear=linear)
     told = {"series": "curve", "x": axis.title, "shown": label, "bounds": "95 % interval"}
     add_curves(plot, x, y or usual, tooltip(**told, runs="runs"), ordered=ordered, joined=joined)
     summary = " ".join([far_end(rows, label, axis, less_is_better=less_is_better), *more])

@@ -136,6 +136,8 @@ TOLERANCES = {"fp32": 1e-5, "bf16": 2.0**-8, "bf16-params": 2.0**-7, "fp16": 2.0
 """Largest relative difference of a loss that rounding explains, by precision."""
 SIXTEEN_BIT_GRADIENTS = TOLERANCES["bf16"]
 """The same for fp32 training whose gradients travel in 16 bits."""
+COMPILED = 1e-4
+"""The same in fp32 where one of the two is compiled: its sums are in another order (docs/equality.md)."""
 _AFTER_ONE_UPDATE, _AFTER_TWO = 1e-6, 1e-4
 """The same in fp32 before training has had the time to amplify rounding."""
 _BEYOND_THOSE_THAT_AGREE = 30.0
@@ -238,9 +240,9 @@ def _reference(members: Sequence[TrialResult]) -> TrialResult:
     return max(ordered[:_MOST_CANDIDATES], key=agreeing)  # the first of those with the most
 
 
-def _nearness(trial: Trial) -> tuple[bool, int, bool, int, str]:
-    train = trial.train
-    return (train.engine != "none", trial.world.size, train.engine != "ddp", train.grad_accum, trial.identity())
+def _nearness(trial: Trial) -> tuple[bool, bool, int, bool, int, str]:
+    train, ranks = trial.train, trial.world.size
+    return train.engine != "none", train.compile, ranks, train.engine != "ddp", train.grad_accum, trial.identity()
 
 
 @dataclass(frozen=True)
@@ -257,7 +259,8 @@ class _Held:
         both = (self.member, self.reference)
         if precision == "fp32" and any("16" in dtype for result in both for dtype in _gradients(result)):
             return SIXTEEN_BIT_GRADIENTS
-        return TOLERANCES[precision]
+        compiled = len({result.trial.train.compile for result in both}) > 1
+        return max(TOLERANCES[precision], COMPILED) if compiled else TOLERANCES[precision]
 
     def tolerance(self, own: float) -> float:
         """The largest difference that rounding explains where the reference's own runs differ by `own`."""

@@ -275,7 +275,9 @@ def _add_side_by_side(plot: axes.Plot, title: str, told: list[axes.Spec]) -> Non
     for dataset in (rows, plot.datasets.get("runs", [])):
         for row in dataset:
             row["place"] = [other["series"] for other in rows].index(row["series"])
-    y = axes.nominal("series", sort=axes.IN_ORDER, axis={"labelLimit": axes.WIDTH // 2})
+    # Fonts of a page may be wider than those by which the labels are laid out.
+    widest = min(axes.WIDTH // 2, 6 * max(len(row["series"]) for row in rows))
+    y = axes.nominal("series", sort=axes.IN_ORDER, axis={"labelLimit": widest, "minExtent": widest})
     x = axes.quantity("value", title, scale={"zero": True, "nice": True}, axis={"tickCount": 6, "format": "~r"})
     bar = {"type": "bar", "height": _STEP // 2}
     plot.add("rows", bar, "!datum.drift", x=x, y=y, tooltip=told)

@@ -269,7 +269,7 @@ class _Held:
     def early(self, own: float) -> bool:
         """Whether they differ by more than rounding explains before training has had the time to amplify it.
 
-        In 16 bits, training has had it after two updates.
+        In 16 bits, or beside what is compiled, training has had it after two updates.
         """
         if self.difference is None:
             return False

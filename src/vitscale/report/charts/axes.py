@@ -50,6 +50,8 @@ COMMUNICATION_COLOUR = "#8C2D04"
 ROUNDING_COLOUR = "#999933"
 IDEAL_COLOUR = "#8a8f98"
 SOLID, DASHED = [1, 0], [5, 4]
+SINGLE_RUN = {"type": "point", "size": 18, "filled": False, "opacity": 0.8, "strokeWidth": 1.2}
+"""The mark of one run beside its trial's."""
 
 
 Row = dict[str, Any]
@@ -185,8 +187,7 @@ def add_curves(
     if any(row["low"] is not None for row in rows):
         add_bars(plot, "rows", x, colour)
     if plot.datasets.get("runs"):
-        small = {"type": "point", "size": 18, "filled": False, "opacity": 0.8, "strokeWidth": 1.2}
-        plot.add("runs", small, x=x, y=y, color=colour, shape=shape)
+        plot.add("runs", SINGLE_RUN, x=x, y=y, color=colour, shape=shape)
     for drifts in ("!datum.drift", "datum.drift") if any(row.get("drift") for row in rows) else ("",):
         point = {"type": "point", "size": 60, "filled": drifts != "datum.drift", "opacity": 1}
         more = [*told, *tooltip(drift="drift")] if drifts == "datum.drift" else told

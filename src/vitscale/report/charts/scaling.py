@@ -237,19 +237,19 @@ def _view(analysis: Analysis, mode: Mode, curves: Sequence[CurveResult], measure
     shown = axes.tooltip(
         series="curve", x=axis.title, shown=measure.label, bounds="95 % interval", runs="runs", trial="trial"
     )
-    plot = axes.Plot({"rows": rows, **({"ideal": line} if line else {}), **({"runs": runs} if runs else {})})
-    height: int | axes.Spec = axes.HEIGHT
-    if 1 < len(rows) <= _MOST_SIDE_BY_SIDE and len({row["x"] for row in rows}) == 1:
+    side_by_side = 1 < len(rows) <= _MOST_SIDE_BY_SIDE and len({row["x"] for row in rows}) == 1
+    if side_by_side:
         rows.sort(key=lambda row: row["value"], reverse=not measure.slower_is_more)
+    plot = axes.Plot({"rows": rows, **({"ideal": line} if line else {}), **({"runs": runs} if runs else {})})
+    if side_by_side:
         _add_side_by_side(plot, title, shown)
-        height = {"step": _STEP}
     else:
         linear = measure.name == "efficiency" or (mode == "weak" and measure.slower_is_more)
         axes.add_curves(plot, *both_axes(rows, title, axis, linear=linear), shown, one_ideal=measure.relative)
     told = ["bars: 95 % intervals" + (" (cut where no cap)" if cut else "")] if any(r["low"] for r in rows) else []
     told += ["small: single runs"] if runs else []
     told += ["dashed: ideal" + (f" of {of_which}" if of_which else "")] if line else []
-    told += [f"{'hollow' if height == axes.HEIGHT else 'pale'}: drifts"] if any(row["drift"] for row in rows) else []
+    told += [f"{'pale' if side_by_side else 'hollow'}: drifts"] if any(row["drift"] for row in rows) else []
     heading = f"{measure.label[:1].upper()}{measure.label[1:]}, {mode}"
     along_name = "" if not axis.field else f"-by-{axis.value.rpartition('.')[2].replace('_', '-')}"
     return View(
@@ -261,7 +261,7 @@ def _view(analysis: Analysis, mode: Mode, curves: Sequence[CurveResult], measure
         },
         heading if not axis.field else f"{heading}, by {axis.label}",
         "; ".join(told),
-        plot.spec(summary, height),
+        plot.spec(summary, {"step": _STEP} if side_by_side else axes.HEIGHT),
         {"series": "curve", "x": axis.title, "shown": measure.label, "bounds": "95 % interval", "drift": "drift"}
         if any(row["drift"] for row in rows)
         else {"series": "curve", "x": axis.title, "shown": measure.label, "bounds": "95 % interval", "trial": "trial"},
@@ -272,9 +272,9 @@ def _view(analysis: Analysis, mode: Mode, curves: Sequence[CurveResult], measure
 def _add_side_by_side(plot: axes.Plot, title: str, told: list[axes.Spec]) -> None:
     """Adds curves that have one rank count, each a bar below the other in the order of `rows`."""
     rows = plot.datasets["rows"]
-    for dataset in (rows, plot.datasets.get("runs", [])):
-        for row in dataset:
-            row["place"] = [other["series"] for other in rows].index(row["series"])
+    places = {row["series"]: place for place, row in enumerate(rows)}
+    for row in (*rows, *plot.datasets.get("runs", ())):
+        row["place"] = places[row["series"]]
     # Fonts of a page may be wider than those by which the labels are laid out.
     widest = min(axes.WIDTH // 2, 6 * max(len(row["series"]) for row in rows))
     y = axes.nominal("series", sort=axes.IN_ORDER, axis={"labelLimit": widest, "minExtent": widest})
@@ -285,7 +285,7 @@ def _add_side_by_side(plot: axes.Plot, title: str, told: list[axes.Spec]) -> Non
         faint = bar | {"fillOpacity": 0.15}
         plot.add("rows", faint, "datum.drift", x=x, y=y, tooltip=[*told, *axes.tooltip(drift="drift")])
     if plot.datasets.get("runs"):
-        plot.add("runs", {"type": "point", "size": 18, "filled": False, "opacity": 0.8, "strokeWidth": 1.2}, x=x, y=y)
+        plot.add("runs", axes.SINGLE_RUN, x=x, y=y)
     axes.add_bars(plot, "rows", y, None, upright=False)
 
 

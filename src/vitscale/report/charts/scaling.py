@@ -272,9 +272,9 @@ def _view(analysis: Analysis, mode: Mode, curves: Sequence[CurveResult], measure
 def _add_side_by_side(plot: axes.Plot, title: str, told: list[axes.Spec]) -> None:
     """Adds curves that have one rank count, each a bar below the other in the order of `rows`."""
     rows = plot.datasets["rows"]
-    places = {row["series"]: place for place, row in enumerate(rows)}
+    order = {row["series"]: index for index, row in enumerate(rows)}
     for row in (*rows, *plot.datasets.get("runs", ())):
-        row["place"] = places[row["series"]]
+        row["place"] = order[row["series"]]
     # Fonts of a page may be wider than those by which the labels are laid out.
     widest = min(axes.WIDTH // 2, 6 * max(len(row["series"]) for row in rows))
     y = axes.nominal("series", sort=axes.IN_ORDER, axis={"labelLimit": widest, "minExtent": widest})

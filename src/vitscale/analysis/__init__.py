@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -77,6 +77,12 @@ class Analysis:
     def waterfalls(self) -> tuple[Waterfall, ...]:
         """The waterfall of each trial on each curve, except the baselines."""
         return tuple(waterfall for curve in self.curves for waterfall in waterfalls(curve, self.trials))
+
+    def along(self, curves: Iterable[CurveResult]) -> Iterator[tuple[CurveResult, Point, TrialResult]]:
+        """(curve, point, trial) of each point of some curves, in their order; a trial on several comes with each."""
+        for curve in curves:
+            for point in curve.points:
+                yield curve, point, self.trials[point.trial_id]
 
     def curve_of(self, trial_id: str) -> tuple[CurveResult, Point] | None:
         """The first curve that holds a trial, and the trial's point on it."""

@@ -266,14 +266,16 @@ def _against(
     reference: TrialResult, result: TrialResult, mode: Mode, times_the_ranks: float
 ) -> tuple[Estimate, Estimate]:
     """Speedup and efficiency of `result` on `times_the_ranks` as many ranks as `reference`."""
+    fast = times_as_fast(reference, result)
+    return (fast.times(times_the_ranks), fast) if mode == "weak" else (fast, fast.times(1 / times_the_ranks))
+
+
+def times_as_fast(reference: TrialResult, result: TrialResult) -> Estimate:
+    """How many times as fast `result` needs all images as `reference`; 1 by definition for a trial and itself."""
     if reference.trial_id == result.trial_id:
         by_definition = 1.0 if len(result.comparable_costs) > 1 else None
-        same = Estimate(1.0, by_definition, by_definition, note="" if by_definition else ONE_RUN)
-        return same, same
-    times_as_fast = ratio(reference.comparable_costs, result.comparable_costs, (reference.looked, result.looked))
-    if mode == "weak":
-        return times_as_fast.times(times_the_ranks), times_as_fast
-    return times_as_fast, times_as_fast.times(1 / times_the_ranks)
+        return Estimate(1.0, by_definition, by_definition, note="" if by_definition else ONE_RUN)
+    return ratio(reference.comparable_costs, result.comparable_costs, (reference.looked, result.looked))
 
 
 def _plain_twin(mode: Mode, trial: Trial, trials: Mapping[str, TrialResult]) -> TrialResult | None:

@@ -90,6 +90,22 @@ def is_stream(path: Path) -> bool:
 
 
 @contextmanager
+def told_if_unwritable(what: str, where: object, next_step: str = "") -> Iterator[None]:
+    """Tells in one message that `what` cannot be written to `where`; but for a pipe that nobody reads on from.
+
+    Raises:
+        RequestError: an OSError, but of such a pipe, has ended the block.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # nobody reads on: no error
+    except OSError as error:
+        said = f"{what} cannot be written to {shown(str(error.filename or where))}: {error.strerror or error}"
+        raise RequestError(said, next_step=next_step) from error
+
+
+@contextmanager
 def whole_file(path: Path, *, make_folder: bool = False) -> Iterator[BinaryIO]:
     """Opens a file that is written in a block: after a crash it holds the old content or the new, never a mix.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from vitscale.present import units
 
@@ -29,25 +29,18 @@ class Estimate:
 
     def times(self, factor: float) -> Estimate:
         """The same in another unit: every number multiplied by a positive exact `factor`."""
-        return replace(
-            self,
-            value=self.value * factor,
-            low=_times(self.low, factor),
-            high=_times(self.high, factor),
-            future_low=_times(self.future_low, factor),
-            future_high=_times(self.future_high, factor),
-        )
+        return self._each(lambda value: value * factor)
 
     def into(self, whole: float) -> Estimate:
         """`whole` divided by this figure, such as bytes by seconds. Both positive; the ends change places."""
-        return replace(
-            self,
-            value=whole / self.value,
-            low=_divided(whole, self.high),
-            high=_divided(whole, self.low),
-            future_low=_divided(whole, self.future_high),
-            future_high=_divided(whole, self.future_low),
-        )
+        turned = replace(self, low=self.high or None, high=self.low or None)
+        turned = replace(turned, future_low=self.future_high or None, future_high=self.future_low or None)
+        return turned._each(lambda value: whole / value)
+
+    def _each(self, changed: Callable[[float], float]) -> Estimate:
+        numbers = {name: getattr(self, name) for name in ("value", "low", "high", "future_low", "future_high")}
+        known: dict[str, Any] = {name: changed(number) for name, number in numbers.items() if number is not None}
+        return replace(self, **known)
 
     def side_of(self, value: float) -> Literal["above", "below"] | None:
         """The side of `value` on which the whole interval lies; None where it holds `value`, or runs are too few."""
@@ -89,11 +82,3 @@ def _known(low: float | None, high: float | None) -> tuple[float, float]:
     if low is None or high is None:
         raise ValueError("this figure has no such interval")
     return low, high
-
-
-def _times(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor
-
-
-def _divided(whole: float, value: float | None) -> float | None:
-    return whole / value if value else None

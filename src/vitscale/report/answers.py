@@ -29,14 +29,13 @@ _MUCH_IDLE = 0.1
 def how_it_scales(analysis: Analysis, figure: doc.Figure | None) -> doc.Section:
     """A sentence for each series, five at most: the best first, then those of too few runs in no order."""
     told = [
-        (curve, point.efficiency, text)
+        ([point.efficiency for point in curve.points if point.efficiency][-1], text)
         for curve in analysis.curves
         if (text := sentences.curve_sentence(analysis, curve))
-        for point in [[point for point in curve.points if point.efficiency][-1]]
     ]
-    sure = [(curve, reached, text) for curve, reached, text in told if reached and not reached.note and reached.low]
-    ordered = sorted(sure, key=lambda each: -each[1].value) + [each for each in told if each not in sure]
-    lines = [text for _, _, text in ordered]
+    sure = [each for each in told if each[0].low and not each[0].note]
+    ordered = sorted(sure, key=lambda each: -each[0].value) + [each for each in told if each not in sure]
+    lines = [text for _, text in ordered]
     if not sure and (fastest := best_measured(analysis)) is not None:
         runs = [len(trial.runs) for trial in analysis.trials.values() if trial.runs]
         unsure = " Too few to say who is ahead." if len(runs) > 1 and min(runs) < _ENOUGH_RUNS else ""
@@ -337,30 +336,21 @@ def summary_table(analysis: Analysis) -> doc.Table:
         for waterfall in analysis.waterfalls
         if waterfall.factors
     }
-    measured = {
-        index: [point for point in curve.points if analysis.trials[point.trial_id].runs]
-        for index, curve in enumerate(analysis.curves)
-    }
-    several = any(len(points) > 1 for points in measured.values())
+    measured = [[point for point in c.points if analysis.trials[point.trial_id].runs] for c in analysis.curves]
+    several = any(len(points) > 1 for points in measured)
     groups: dict[str, list[doc.Row]] = {}
-    for index, curve in enumerate(analysis.curves):
-        points = measured[index]
+    for curve, points in zip(analysis.curves, measured, strict=True):
         if not points or (several and len(points) < 2):
             continue
         last = points[-1]
         trial = analysis.trials[last.trial_id]
         loss = losses.get((curve.name, curve.mode, last.trial_id))
-        epoch = trial.epoch_seconds.times(epochs.factor) if trial.epoch_seconds else None
-        cells = [doc.Cell(curve.name), doc.Cell(f"{last.gpus:,}"), doc.Cell(f"{len(trial.runs)}")]
-        cells.append(interval_cell(trial.images_per_second if of_rates else epoch, units.number))
-        unknown = doc.Cell(units.UNKNOWN)
-        cells.append(unknown if len(points) < 2 else speedup_cell(trial, last))
+        pace = (trial.images_per_second, units.number) if of_rates else (trial.epoch_seconds, epochs.text)
         # Its interval is the speedup's over the ranks: there is room for only one.
-        cells.append(
-            unknown if len(points) < 2 else doc.Cell(units.share(last.efficiency.value if last.efficiency else None))
-        )
-        cells.append(doc.Cell(_loss(loss) if loss else units.UNKNOWN))
-        groups.setdefault(curve.mode, []).append(tuple(cells))
+        efficiency = doc.Cell(units.share(last.efficiency.value if last.efficiency else None))
+        told = (speedup_cell(trial, last), efficiency) if len(points) > 1 else (doc.Cell(units.UNKNOWN),) * 2
+        head = (doc.Cell(curve.name), doc.Cell(f"{last.gpus:,}"), doc.Cell(f"{len(trial.runs)}"), interval_cell(*pace))
+        groups.setdefault(curve.mode, []).append((*head, *told, doc.Cell(_loss(loss) if loss else units.UNKNOWN)))
     columns = (
         doc.Column("curve", words=True), doc.Column("ranks"), doc.Column("runs"),
         doc.Column("images/s") if of_rates else doc.Column("epoch", epochs.sign), doc.Column("speedup"),
@@ -387,13 +377,10 @@ def _steps_table(analysis: Analysis, title: str) -> doc.Table | None:
         return None
     steps = units.time_unit(trial.step_seconds.value for trial in trials if trial.step_seconds)
     rows = []
-    for curve in analysis.curves:
-        for point in curve.points:
-            trial = analysis.trials[point.trial_id]
-            if trial.runs:
-                step = trial.step_seconds.times(steps.factor) if trial.step_seconds else None
-                cells = (doc.Cell(curve.name), doc.Cell(f"{point.gpus:,}"), interval_cell(step, units.number))
-                rows.append((*cells, doc.Cell(_longest_parts(trial))))
+    for curve, point, trial in analysis.along(analysis.curves):
+        if trial.runs:
+            cells = (doc.Cell(curve.name), doc.Cell(f"{point.gpus:,}"), interval_cell(trial.step_seconds, steps.text))
+            rows.append((*cells, doc.Cell(_longest_parts(trial))))
     columns = (
         doc.Column("curve", words=True), doc.Column("ranks"), doc.Column("step", steps.sign),
         doc.Column("which goes into", words=True),

@@ -16,7 +16,7 @@ from vitscale import __version__
 from vitscale.analysis import Analysis, TrialResult
 from vitscale.analysis.runs.figures import FEWEST_FOR_TAILS
 from vitscale.present import units
-from vitscale.present.document import Cell, Column, Group, Paragraph, Section, Table
+from vitscale.present.document import Column, Paragraph, Section, table
 from vitscale.present.units import counted, listed
 from vitscale.report import sentences
 from vitscale.trial import script
@@ -46,12 +46,10 @@ def methods_section(analysis: Analysis, *, folded: bool = True) -> Section:
     count = Counter(rule.kept for rule in checked)
     kept = f"{count['yes']} of {len(checked) - count['does not apply']} rules kept, {count['in part']} in part."
     columns = (Column(""), *(Column(name, words=True) for name in ("rule", "kept", "what the records say", "missing")))
-    rows = tuple(
-        tuple(map(Cell, (str(rule.number), rule.asks, rule.kept, rule.told, rule.missing))) for rule in checked
-    )
+    rows = [(str(rule.number), rule.asks, rule.kept, rule.told, rule.missing) for rule in checked]
     source = "Rules after T. Hoefler and R. Belli, SC'15 (doi 10.1145/2807591.2807644), in short."
     title = f"A reviewer's checklist: {kept}"
-    blocks = (Paragraph(paragraph(analysis)), Table(columns, (Group("", rows),), (source,), title=title))
+    blocks = (Paragraph(paragraph(analysis)), table(columns, rows, title=title, notes=(source,), always=("missing",)))
     return Section("How it was measured", blocks, folded=folded)
 
 

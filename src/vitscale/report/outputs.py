@@ -17,6 +17,7 @@ from vitscale import store
 from vitscale.advice.pipeline import Advice
 from vitscale.analysis import Analysis, TrialResult, analyse
 from vitscale.analysis.time.exposure import clocks_ahead, explained_steps, lanes
+from vitscale.base.files import told_if_unwritable
 from vitscale.base.plugins import answer, known, target
 from vitscale.errors import RequestError, shown, unknown
 from vitscale.prediction.results import Forecast
@@ -138,14 +139,8 @@ def write(reported: Reported, results: Path, formats: Sequence[str], output: Pat
     for wanted in formats:
         if wanted not in FORMATS:
             raise unknown("format", wanted, FORMATS)
-    try:
+    with told_if_unwritable("the report", output or "standard output", "Name another file or folder with -o"):
         return _write(reported, results, formats, output)
-    except BrokenPipeError:
-        raise  # nobody reads on: no error
-    except OSError as error:
-        where = error.filename or output or "standard output"
-        what = f"the report cannot be written to {shown(str(where))}: {error.strerror or error}"
-        raise RequestError(what, next_step="Name another file or folder with -o") from error
 
 
 def _write(reported: Reported, results: Path, formats: Sequence[str], output: Path | None) -> list[Path]:

@@ -48,11 +48,8 @@ class SizeSeries:
 def by_resolution(analysis: Analysis) -> tuple[SizeSeries, ...]:
     """Every such series of a study, in the order of its curves; none where the size was not varied."""
     trials: dict[tuple[Mode, int, str], dict[int, TrialResult]] = {}
-    for curve in analysis.curves:
-        if _FIELD not in curve.labels:
-            continue
-        for point in curve.points:
-            result = analysis.trials[point.trial_id]
+    for curve, point, result in analysis.along(analysis.curves):
+        if _FIELD in curve.labels:
             series = trials.setdefault((curve.mode, point.gpus, _name(curve, result)), {})
             series[result.trial.model.image_size] = result
     several = len({gpus for _, gpus, _ in trials}) > 1
@@ -109,13 +106,12 @@ def resolution_table(analysis: Analysis) -> Table | None:
 
 
 def _line(point: AtSize, unit: units.Unit) -> Row:
-    result, expected = point.result, point.by_flops_seconds
-    step = result.step_seconds.times(unit.factor) if result.step_seconds else None
+    result = point.result
     share = result.peak_bytes / point.forecast_bytes if result.peak_bytes and point.forecast_bytes else None
     return (
         Cell(f"{point.image_size:,}"),
-        interval_cell(step, units.number),
-        Cell(units.number(None if expected is None else expected * unit.factor)),
+        interval_cell(result.step_seconds, unit.text),
+        Cell(unit.text(point.by_flops_seconds)),
         Cell(units.size(result.peak_bytes)),
         Cell(units.size(point.forecast_bytes)),
         Cell(units.size(point.tensor_bytes)),
@@ -132,11 +128,11 @@ def _notes(points: Sequence[AtSize]) -> list[str]:
         "Forecast: one rank's tensors by arithmetic"
         + (f"; on a CPU, where all that is resident is measured, with {beside}." if on_cpu else "."),
         "By FLOPs: the step of the next smaller size measured, times the ratio of FLOPs.",
-        f"Memory forecast: unavailable in {len(reasons)} of {len(points)} trials: {'; '.join(dict.fromkeys(reasons))}."
-        if reasons
-        else "",
     ]
-    return [note for note in notes if note]
+    if reasons:
+        told = "; ".join(dict.fromkeys(reasons))
+        notes.append(f"Memory forecast: unavailable in {len(reasons)} of {len(points)} trials: {told}.")
+    return notes
 
 
 def as_json(analysis: Analysis) -> list[dict[str, Any]]:

@@ -236,37 +236,26 @@ def _p(value: float | None) -> str:
     return f"p = {value:.2g} after correction" if value is not None else ""
 
 
-_LOST_TO = {
-    STEP_ROUNDING: "step rounding",
-    "data wait": "waiting for data",
-    "loading": "waiting for images to be read",
-    "decoding": "waiting for images to be decoded",
-    START_UP: "start-up",
-    EVALUATION: "evaluation",
-    CHECKPOINT: "saving a checkpoint",
-    "pipeline bubble": "waiting for the stages of other ranks",
-    "wire": "the transfer",
-    "synchronised norm": "what synchronised norms exchange",
-    COMMUNICATION: "waiting for ranks and the transfer, which could not be told apart",
-    "optimizer": "the optimizer",
-    "launch gaps": "gaps between kernels",
+_IN_WORDS = {
+    STEP_ROUNDING: ("step rounding", "step rounding"),
+    "data wait": ("waiting for data", "less waiting for data"),
+    "loading": ("waiting for images to be read", "less waiting for images to be read"),
+    "decoding": ("waiting for images to be decoded", "less waiting for images to be decoded"),
+    START_UP: ("start-up", "a shorter start-up"),
+    EVALUATION: ("evaluation", "a shorter evaluation"),
+    CHECKPOINT: ("saving a checkpoint", "a checkpoint that is saved sooner"),
+    "pipeline bubble": ("waiting for the stages of other ranks", "less waiting for the stages of other ranks"),
+    "straggler wait": ("waiting for the slowest rank", "less waiting for the slowest rank"),
+    "wire": ("the transfer", "a shorter transfer"),
+    "synchronised norm": ("what synchronised norms exchange", "a shorter exchange of synchronised norms"),
+    COMMUNICATION: (
+        "waiting for ranks and the transfer, which could not be told apart",
+        "less waiting for ranks and transfer, which could not be told apart",
+    ),
+    "optimizer": ("the optimizer", "a faster optimizer"),
+    "launch gaps": ("gaps between kernels", "shorter gaps between kernels"),
 }
-_GAINED_BY = {
-    STEP_ROUNDING: "step rounding",
-    "data wait": "less waiting for data",
-    "loading": "less waiting for images to be read",
-    "decoding": "less waiting for images to be decoded",
-    START_UP: "a shorter start-up",
-    EVALUATION: "a shorter evaluation",
-    CHECKPOINT: "a checkpoint that is saved sooner",
-    "pipeline bubble": "less waiting for the stages of other ranks",
-    "straggler wait": "less waiting for the slowest rank",
-    "wire": "a shorter transfer",
-    "synchronised norm": "a shorter exchange of synchronised norms",
-    COMMUNICATION: "less waiting for ranks and transfer, which could not be told apart",
-    "optimizer": "a faster optimizer",
-    "launch gaps": "shorter gaps between kernels",
-}
+"""Factor to what takes points of efficiency by it, and to what gains some."""
 _OTHER = "other things"
 _MOST_NAMED = 4
 
@@ -330,7 +319,7 @@ def _what(waterfall: Waterfall, name: str, points: int) -> str:
         return _waiting(waterfall)
     if name == STEP_ROUNDING and points < 0 and waterfall.images_left_out >= 0.005:
         return f"step rounding, which leaves {100 * waterfall.images_left_out:.0f} % of the images out"
-    return (_LOST_TO if points > 0 else _GAINED_BY)[name]
+    return _IN_WORDS[name][points <= 0]
 
 
 def _waiting(waterfall: Waterfall) -> str:

@@ -11,7 +11,7 @@ import hashlib
 import importlib
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,24 +50,22 @@ class TrackedRun:
 
 def tracked_runs(analysis: Analysis) -> Iterator[TrackedRun]:
     """Every completed run that counts in the figures."""
-    rows = {(row["trial"], row["repeat"], row["attempt"]): row for row in run_rows(analysis)}
-    for result in analysis.trials.values():
-        for record in result.records:
-            header = record.header
-            row = rows[result.trial_id, header.repeat, header.attempt]
-            # Results of others may have any name, and the name becomes a folder's.
-            study = re.sub(r"[^A-Za-z0-9_-]+", "-", analysis.study.name).strip("-")[:100] or "study"
-            key = hashlib.sha256(f"{study} {header.folder} {record.outcome.started_unix_seconds}".encode()).hexdigest()
-            told = {name: value for name, value in row.items() if name not in _NOT_KNOWN and value is not None}
-            yield TrackedRun(
-                key=key[:16],
-                study=study,
-                name=f"{row['curve']}, {row['gpus']} ranks, repeat {header.repeat + 1}",
-                parameters={k: str(v)[:_MOST_CHARACTERS] for k, v in told.items() if k not in _OF_FIGURES},
-                figures={name: float(told[name]) for name in _OF_FIGURES if name in told},
-                curves=_curves(record),
-                started_unix_seconds=record.outcome.started_unix_seconds,
-            )
+    records = [record for result in analysis.trials.values() for record in result.records]
+    for row, record in zip(run_rows(analysis), records, strict=True):
+        header = record.header
+        # Results of others may have any name, and the name becomes a folder's.
+        study = re.sub(r"[^A-Za-z0-9_-]+", "-", analysis.study.name).strip("-")[:100] or "study"
+        key = hashlib.sha256(f"{study} {header.folder} {record.outcome.started_unix_seconds}".encode()).hexdigest()
+        told = {name: value for name, value in row.items() if name not in _NOT_KNOWN and value is not None}
+        yield TrackedRun(
+            key=key[:16],
+            study=study,
+            name=f"{row['curve']}, {row['gpus']} ranks, repeat {header.repeat + 1}",
+            parameters={k: str(v)[:_MOST_CHARACTERS] for k, v in told.items() if k not in _OF_FIGURES},
+            figures={name: float(told[name]) for name in _OF_FIGURES if name in told},
+            curves=_curves(record),
+            started_unix_seconds=record.outcome.started_unix_seconds,
+        )
 
 
 def _curves(run: Run) -> dict[int, dict[str, float]]:
@@ -102,21 +100,21 @@ def send(kind: str, analysis: Analysis, folder: Path) -> tuple[int, int]:
     Raises:
         RequestError: its client is not installed, or refuses.
     """
-    module, sink = SINKS[kind]
     try:
-        client = importlib.import_module(module)
+        client = importlib.import_module(kind)
     except ImportError as error:
-        what = f"the client of {kind} is not installed ({error.name or module})"
+        what = f"the client of {kind} is not installed ({error.name or kind})"
         raise RequestError(what, next_step="pip install 'vitscale[track]'") from None
     try:
-        sent = sink(client, list(tracked_runs(analysis)), folder)
+        runs = list(tracked_runs(analysis))
+        sent = [SINKS[kind](client, run, folder) for run in runs]
     except Exception as error:  # whatever a client raises is one message: no network, no key, a full disk
         told = str(error).strip().splitlines()
         raise RequestError(f"{kind} does not take the runs: {(told or [type(error).__name__])[0][:300]}") from error
     return sum(sent), len(sent) - sum(sent)
 
 
-def _tensorboard(_: Any, runs: Sequence[TrackedRun], folder: Path) -> list[bool]:
+def _tensorboard(_: Any, run: TrackedRun, folder: Path) -> bool:
     """A folder of event files for each run, with its parameters as a text."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
@@ -124,84 +122,73 @@ def _tensorboard(_: Any, runs: Sequence[TrackedRun], folder: Path) -> list[bool]
     from tensorboard.compat.proto.types_pb2 import DT_STRING
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-    sent = []
-    for run in runs:
-        own = folder / run.study / run.key
-        sent.append(not own.exists())
-        if not sent[-1]:
-            continue
-        writer = EventFileWriter(str(own))
-        table = "|parameter|value|\n|--|--|\n" + "".join(
-            f"|{name}|{value}|\n" for name, value in run.parameters.items()
-        )
-        about = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
-        text = TensorProto(dtype=DT_STRING, string_val=[f"{run.name}\n\n{table}".encode()])
-        values = [Summary.Value(tag="trial", metadata=about, tensor=text)]
-        values += [Summary.Value(tag=f"summary/{name}", simple_value=value) for name, value in run.figures.items()]
-        writer.add_event(Event(wall_time=run.started_unix_seconds, step=0, summary=Summary(value=values)))
-        passed = run.started_unix_seconds
-        for step, told in run.curves.items():
-            passed += told["step_seconds"]
-            points = [Summary.Value(tag=name, simple_value=value) for name, value in told.items()]
-            writer.add_event(Event(wall_time=passed, step=step, summary=Summary(value=points)))
-        writer.close()
-    return sent
+    own = folder / run.study / run.key
+    if own.exists():
+        return False
+    writer = EventFileWriter(str(own))
+    table = "|parameter|value|\n|--|--|\n" + "".join(f"|{name}|{value}|\n" for name, value in run.parameters.items())
+    about = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+    text = TensorProto(dtype=DT_STRING, string_val=[f"{run.name}\n\n{table}".encode()])
+    values = [Summary.Value(tag="trial", metadata=about, tensor=text)]
+    values += [Summary.Value(tag=f"summary/{name}", simple_value=value) for name, value in run.figures.items()]
+    writer.add_event(Event(wall_time=run.started_unix_seconds, step=0, summary=Summary(value=values)))
+    passed = run.started_unix_seconds
+    for step, told in run.curves.items():
+        passed += told["step_seconds"]
+        points = [Summary.Value(tag=name, simple_value=value) for name, value in told.items()]
+        writer.add_event(Event(wall_time=passed, step=step, summary=Summary(value=points)))
+    writer.close()
+    return True
 
 
-def _mlflow(mlflow: Any, runs: Sequence[TrackedRun], _: Path) -> list[bool]:
+def _mlflow(mlflow: Any, run: TrackedRun, _: Path) -> bool:
     """An experiment for the study; metrics in batches, as its own client sends them."""
-    sent = []
     client = mlflow.MlflowClient()
-    for run in runs:
-        known = client.get_experiment_by_name(run.study)
-        experiment = known.experiment_id if known is not None else client.create_experiment(run.study)
-        there = client.search_runs([experiment], filter_string=f"tags.`vitscale.run` = '{run.key}'", max_results=1)
-        sent.append(not there)
-        if there:
-            continue
-        begun = int(run.started_unix_seconds * 1000)
-        tags = {"vitscale.run": run.key}
-        own = client.create_run(experiment, start_time=begun, tags=tags, run_name=run.name).info.run_id
-        params = [mlflow.entities.Param(name, value) for name, value in run.parameters.items()]
-        client.log_batch(own, params=params)
-        metrics = [mlflow.entities.Metric(name, value, begun, 0) for name, value in run.figures.items()]
-        passed = run.started_unix_seconds
-        for step, told in run.curves.items():
-            passed += told["step_seconds"]
-            at = int(passed * 1000)
-            # A metric has one name: the mean of the run is not a point of its curve.
-            metrics += [mlflow.entities.Metric(f"curve/{name}", value, at, step) for name, value in told.items()]
-        for first in range(0, len(metrics), 1000):
-            client.log_batch(own, metrics=metrics[first : first + 1000])
-        client.set_terminated(own, end_time=int(passed * 1000))
-    return sent
+    known = client.get_experiment_by_name(run.study)
+    experiment = known.experiment_id if known is not None else client.create_experiment(run.study)
+    there = client.search_runs([experiment], filter_string=f"tags.`vitscale.run` = '{run.key}'", max_results=1)
+    if there:
+        return False
+    begun = int(run.started_unix_seconds * 1000)
+    tags = {"vitscale.run": run.key}
+    own = client.create_run(experiment, start_time=begun, tags=tags, run_name=run.name).info.run_id
+    params = [mlflow.entities.Param(name, value) for name, value in run.parameters.items()]
+    client.log_batch(own, params=params)
+    metrics = [mlflow.entities.Metric(name, value, begun, 0) for name, value in run.figures.items()]
+    passed = run.started_unix_seconds
+    for step, told in run.curves.items():
+        passed += told["step_seconds"]
+        at = int(passed * 1000)
+        # A metric has one name: the mean of the run is not a point of its curve.
+        metrics += [mlflow.entities.Metric(f"curve/{name}", value, at, step) for name, value in told.items()]
+    for first in range(0, len(metrics), 1000):
+        client.log_batch(own, metrics=metrics[first : first + 1000])
+    client.set_terminated(own, end_time=int(passed * 1000))
+    return True
 
 
-def _wandb(wandb: Any, runs: Sequence[TrackedRun], folder: Path) -> list[bool]:
+def _wandb(wandb: Any, run: TrackedRun, folder: Path) -> bool:
     """A project for the study; the run's key is its id there, so that sending it again is no second run."""
-    sent = []
-    for run in runs:
-        with wandb.init(
-            project=run.study,
-            id=run.key,
-            name=run.name,
-            config=dict(run.parameters),
-            dir=str(folder),
-            resume="allow",
-            settings=wandb.Settings(silent=True),
-        ) as own:
-            sent.append(not own.resumed)
-            if own.resumed:
-                continue
-            for step, told in run.curves.items():
-                own.log(dict(told), step=step)
-            own.summary.update({f"run/{name}": value for name, value in run.figures.items()})
-    return sent
+    with wandb.init(
+        project=run.study,
+        id=run.key,
+        name=run.name,
+        config=dict(run.parameters),
+        dir=str(folder),
+        resume="allow",
+        settings=wandb.Settings(silent=True),
+    ) as own:
+        if own.resumed:
+            return False
+        for step, told in run.curves.items():
+            own.log(dict(told), step=step)
+        own.summary.update({f"run/{name}": value for name, value in run.figures.items()})
+    return True
 
 
-SINKS: Mapping[str, tuple[str, Callable[[Any, Sequence[TrackedRun], Path], list[bool]]]] = {
-    "tensorboard": ("tensorboard", _tensorboard),
-    "mlflow": ("mlflow", _mlflow),
-    "wandb": ("wandb", _wandb),
+SINKS: Mapping[str, Callable[[Any, TrackedRun, Path], bool]] = {
+    "tensorboard": _tensorboard,
+    "mlflow": _mlflow,
+    "wandb": _wandb,
 }
 """Name to the client's module and what sends to it."""

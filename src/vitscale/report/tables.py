@@ -10,7 +10,7 @@ from vitscale.analysis.runs.steps import DEVIATIONS, ONE_IN, SLOWER_TIMES
 from vitscale.analysis.summaries import NOT_RUN_YET
 from vitscale.analysis.trials import TrialResult
 from vitscale.present import units
-from vitscale.present.document import Cell, Column, Group, Row, Table
+from vitscale.present.document import Cell, Column, Group, Row, Table, table
 from vitscale.present.estimate import Estimate
 from vitscale.report import sentences
 from vitscale.trial.rank_batches import in_words
@@ -39,26 +39,28 @@ def _mode_table(analysis: Analysis, mode: Mode, curves: Sequence[CurveResult]) -
         return units.time_unit(i.value for trial in trials if (i := figure(trial)) is not None)
 
     step, epoch = unit(lambda trial: trial.step_seconds), unit(lambda trial: trial.epoch_seconds)
-    with_plain = any(curve.plain_trial is not None for curve in curves)
-    with_tails = any(_p95(trial) is not None for trial in trials)
     with_masks = any(trial.trial.model.task == "segmentation" for trial in trials)
-    columns = (
-        Column("ranks"),
-        Column("global batch"),
-        Column("runs x steps", narrow="runs"),
-        Column("step", step.sign),
-        *([Column("p95", step.sign)] if with_tails else []),
-        Column("epoch", epoch.sign),
-        Column("elapsed (epochs)"),
-        Column("images/s"),
-        Column("speedup"),
-        Column("efficiency", narrow="eff."),
-        *([Column("eff. over plain")] if with_plain else []),
-        Column("start-up", "s"),
-        Column("memory"),
-        Column("held-out accuracy"),
-        *([Column("mean IoU")] if with_masks else []),
-    )
+    figures: list[tuple[Column, Callable[[TrialResult, Point], Cell]]] = [
+        (Column("runs x steps", narrow="runs"), lambda trial, _: Cell(_runs_and_steps(trial))),
+        (Column("step", step.sign), lambda trial, _: interval_cell(trial.step_seconds, step.text)),
+        (Column("p95", step.sign), lambda trial, _: Cell(step.text(_p95(trial)))),
+        (Column("epoch", epoch.sign), lambda trial, _: interval_cell(trial.epoch_seconds, epoch.text)),
+        (Column("elapsed (epochs)"), lambda trial, _: _elapsed_cell(trial, epoch)),
+        (Column("images/s"), lambda trial, _: interval_cell(trial.images_per_second, units.number)),
+        (Column("speedup"), speedup_cell),
+        (Column("efficiency", narrow="eff."), lambda _, point: interval_cell(point.efficiency, units.share)),
+        (Column("eff. over plain"), lambda _, point: interval_cell(point.efficiency_over_plain, units.share)),
+        (Column("start-up", "s"), lambda trial, _: Cell(units.number(trial.startup_seconds))),
+        (Column("memory"), lambda trial, _: Cell(units.size(trial.peak_bytes))),
+        (Column("held-out accuracy"), lambda trial, _: _score_cell(trial, "held_out_accuracy")),
+        (Column("mean IoU"), lambda trial, _: _score_cell(trial, "mean_iou")),
+    ]
+    left_out = {
+        "p95": all(_p95(trial) is None for trial in trials),
+        "eff. over plain": all(curve.plain_trial is None for curve in curves),
+        "mean IoU": not with_masks,
+    }
+    figures = [(column, cell) for column, cell in figures if not left_out.get(column.name)]
     groups = []
     for curve in curves:
         rows: list[Row] = []
@@ -68,28 +70,13 @@ def _mode_table(analysis: Analysis, mode: Mode, curves: Sequence[CurveResult]) -
             if not trial.runs:
                 outcome = trial.outcome or NOT_RUN_YET
                 state = "failed" if trial.outcome else "missing"
-                rows.append((*first, Cell(outcome, state=state, spans=len(columns) - 2)))  # type: ignore[arg-type]  # the states are those of cells
+                rows.append((*first, Cell(outcome, state=state, spans=len(figures))))  # type: ignore[arg-type]  # the states are those of cells
                 continue
-            last = trial.last_epoch
-            cells = (
-                *first,
-                Cell(_runs_and_steps(trial)),
-                _time_cell(trial.step_seconds, step),
-                *([Cell(step.text(_p95(trial)))] if with_tails else []),
-                _time_cell(trial.epoch_seconds, epoch),
-                _elapsed_cell(trial, epoch),
-                interval_cell(trial.images_per_second, units.number),
-                speedup_cell(trial, point),
-                interval_cell(point.efficiency, units.share),
-                *([interval_cell(point.efficiency_over_plain, units.share)] if with_plain else []),
-                Cell(units.number(trial.startup_seconds)),
-                Cell(units.size(trial.peak_bytes)),
-                _score_cell(last.held_out_accuracy if last else None),
-                *([_score_cell(last.mean_iou if last else None)] if with_masks else []),
-            )
+            cells = (*first, *(cell(trial, point) for _, cell in figures))
             base = curve.baseline is not None and curve.baseline.gpus == point.gpus
             rows.append(tuple(Cell(c.text, c.bounds, "baseline") for c in cells) if base else cells)
         groups.append(Group(curve.name, tuple(rows)))
+    columns = (Column("ranks"), Column("global batch"), *(column for column, _ in figures))
     notes = [note for curve in curves if (note := _without_baseline(analysis, curve))]
     told = "In brackets or small: 95 % intervals over three runs or more; of elapsed epochs how many."
     notes += ["Held-out accuracy of segmentation is that of pixels."] if with_masks else []
@@ -107,12 +94,9 @@ def _without_baseline(analysis: Analysis, curve: CurveResult) -> str:
     return f"{curve.name}: no baseline, for no trial of it has completed{' without drifting' if drifts else ''}."
 
 
-def _score_cell(share: float | None) -> Cell:
+def _score_cell(trial: TrialResult, score: str) -> Cell:
+    share = getattr(trial.last_epoch, score, None)
     return Cell(units.UNKNOWN if share is None else f"{share:.1%}")
-
-
-def _time_cell(interval: Estimate | None, unit: units.Unit) -> Cell:
-    return interval_cell(interval.times(unit.factor) if interval else None, units.number)
 
 
 def _p95(trial: TrialResult) -> float | None:
@@ -129,7 +113,7 @@ def _elapsed_cell(trial: TrialResult, unit: units.Unit) -> Cell:
     """The epoch from barrier to barrier, and how many epochs of all runs are behind it."""
     if trial.elapsed_epoch_seconds is None:
         return Cell(units.UNKNOWN)
-    return Cell(units.number(trial.elapsed_epoch_seconds.value * unit.factor), str(trial.elapsed_epochs))
+    return Cell(unit.text(trial.elapsed_epoch_seconds.value), str(trial.elapsed_epochs))
 
 
 def speedup_cell(trial: TrialResult, point: Point) -> Cell:
@@ -144,9 +128,7 @@ def interval_cell(interval: Estimate | None, text: Callable[[float], str]) -> Ce
     """A figure with its interval, if it has one of enough runs; a dash for the unknown."""
     if interval is None:
         return Cell(units.UNKNOWN)
-    if interval.low is None or interval.high is None or interval.low == interval.high or interval.note:
-        return Cell(text(interval.value))
-    return Cell(text(interval.value), f"{text(interval.low)}{units.DASH}{text(interval.high)}")
+    return Cell(text(interval.value), "" if interval.note else interval.bounds(text))
 
 
 def batch_text(result: TrialResult) -> str:
@@ -248,35 +230,23 @@ def grouped_table(
     """
     curves = analysis.curves if curves is None else curves
     several_modes = len({curve.mode for curve in curves}) > 1
-    trials_of: dict[str, list[tuple[TrialResult, Point]]] = {}
+    rows: dict[str, list[Row]] = {}
     seen: set[str] = set()
     for index, curve in enumerate(curves):
-        trials = [
-            (analysis.trials[point.trial_id], point)
-            for point in curve.points
-            if point.trial_id not in seen and wanted(analysis.trials[point.trial_id])
+        trials = [(point.gpus, analysis.trials[point.trial_id]) for point in curve.points if point.trial_id not in seen]
+        own = [
+            (Cell(f"{gpus:,}"), Cell(batch_text(trial)), *(cell(trial) for _, cell in columns))
+            for gpus, trial in trials
+            if wanted(trial)
         ]
-        seen |= {point.trial_id for _, point in trials}
-        if trials:
+        seen |= {trial.trial_id for _, trial in trials}
+        if own:
             name = f"{curve.name} ({curve.mode})" if several_modes else curve.name
-            trials_of[name if name not in trials_of else f"{name} ({index + 1})"] = trials
-    every = [trial for trials in trials_of.values() for trial, _ in trials]
-    kept = [
-        (heading, cell)
-        for heading, cell in columns
-        if heading in always or any(cell(trial).text != units.UNKNOWN for trial in every)
-    ]
-    if not every or not kept:
+            rows[name if name not in rows else f"{name} ({index + 1})"] = own
+    if not rows:
         return None
-
-    def row(trial: TrialResult, point: Point) -> Row:
-        return (Cell(f"{point.gpus:,}"), Cell(batch_text(trial)), *(cell(trial) for _, cell in kept))
-
-    return Table(
-        tuple(map(Column, ("ranks", "batch", *(heading for heading, _ in kept)))),
-        tuple(Group(name, tuple(row(*each) for each in trials)) for name, trials in trials_of.items()),
-        tuple(notes),
-        not always and len(every) > _LONG,
-        title,
-        "curve",
-    )
+    first = ("ranks", "batch")
+    named = [*map(Column, (*first, *(heading for heading, _ in columns)))]
+    folded = not always and sum(map(len, rows.values())) > _LONG
+    made = table(named, rows, title=title, notes=notes, folded=folded, always=(*first, *always), label="curve")
+    return made if len(made.columns) > len(first) else None

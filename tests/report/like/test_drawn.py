@@ -70,7 +70,7 @@ def test_every_figure_is_there_and_has_data_or_says_what_it_lacks() -> None:
                  for row in rows(one.figure.views[0].titled, layer) if "text" in row]  # fmt: skip
         if one.lack is not None:
             said = " ".join(" ".join(texts).split())
-            assert said.startswith(" ".join(f"Would show: {one.paper.draws}. {one.lack.reason}".split()))
+            assert said.startswith(" ".join(f"Would show: {one.paper.draws}. {one.lack}".split()))
             assert "vitscale run STUDY.toml" in texts[-2]
             assert f"vitscale report --like {one.paper.study}" in texts[-1]
         else:
@@ -149,7 +149,7 @@ def test_hosts_measured_at_no_common_count_are_not_compared() -> None:
     study = paper_study(paper_curve({1: [0.8], 2: [0.8]}), paper_curve({4: [0.8], 8: [0.8]}, spread=True))
     one = figure(15, study)
     assert one.lack is not None
-    assert "both in one host and over several" in one.lack.reason
+    assert "both in one host and over several" in one.lack
 
 
 def test_the_time_split_is_the_pages_own_chart_under_its_number() -> None:
@@ -195,7 +195,7 @@ def test_a_part_of_an_epoch_is_drawn_as_no_epoch() -> None:
     none = [ended_in(run, [0.35], fragment=True) for run in study.runs]
     lack = figure(10, study.model_copy(update={"runs": tuple(none)})).lack
     assert lack is not None
-    assert lack.reason == "No trial of these results has recorded an accuracy after a whole epoch."
+    assert lack == "No trial of these results has recorded an accuracy after a whole epoch."
 
 
 def test_results_without_accuracy_say_so() -> None:
@@ -225,7 +225,7 @@ def test_results_without_accuracy_say_so() -> None:
     for number in (7, 10, 11):
         lack = figure(number, blind).lack
         assert lack is not None
-        assert lack.reason == "No trial of these results has recorded an accuracy after a whole epoch."
+        assert lack == "No trial of these results has recorded an accuracy after a whole epoch."
 
 
 def test_records_of_impossible_times_can_be_drawn() -> None:

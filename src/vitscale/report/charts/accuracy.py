@@ -37,29 +37,26 @@ def training_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure 
 def by_epoch(analysis: Analysis, curves: Sequence[CurveResult], figure: str) -> list[axes.Row]:
     """`loss` or `accuracy`, train and held-out, per epoch; epochs count from 1."""
     rows = []
-    for curve in curves:
-        for point in curve.points:
-            trial = analysis.trials[point.trial_id]
-            for epoch in trial.epochs:
-                some = f" ({epoch.runs} of {len(trial.runs)} runs)" if epoch.runs < len(trial.runs) else ""
-                some += "" if epoch.complete else _UNFINISHED
-                for split, prefix in (("train", "train"), ("held-out", "held_out")):
-                    value = getattr(epoch, f"{prefix}_{figure}")
-                    if value is not None:
-                        row = {"series": curve.name, "gpus": point.gpus, "x": epoch.epoch + 1, "split": split}
-                        rows.append(row | {"value": value, "shown": f"{value:.4g}{some}"})
+    for curve, point, trial in analysis.along(curves):
+        for epoch in trial.epochs:
+            some = f" ({epoch.runs} of {len(trial.runs)} runs)" if epoch.runs < len(trial.runs) else ""
+            some += "" if epoch.complete else _UNFINISHED
+            for split, prefix in (("train", "train"), ("held-out", "held_out")):
+                value = getattr(epoch, f"{prefix}_{figure}")
+                if value is not None:
+                    row = {"series": curve.name, "gpus": point.gpus, "x": epoch.epoch + 1, "split": split}
+                    rows.append(row | {"value": value, "shown": f"{value:.4g}{some}"})
     return rows
 
 
 def by_step(analysis: Analysis, curves: Sequence[CurveResult]) -> list[axes.Row]:
     """Training loss per optimizer step, for evenly spaced steps of each trial."""
     rows = []
-    for curve in curves:
-        for point in curve.points:
-            known = [(step, loss) for step, loss in analysis.trials[point.trial_id].loss_by_step if loss is not None]
-            for step, loss in known[:: -(-len(known) // _MOST_STEPS_DRAWN) or 1]:
-                row = {"series": curve.name, "gpus": point.gpus, "x": step + 1, "split": "train"}
-                rows.append(row | {"value": loss, "shown": f"{loss:.4g}"})
+    for curve, point, trial in analysis.along(curves):
+        known = [(step, loss) for step, loss in trial.loss_by_step if loss is not None]
+        for step, loss in known[:: -(-len(known) // _MOST_STEPS_DRAWN) or 1]:
+            row = {"series": curve.name, "gpus": point.gpus, "x": step + 1, "split": "train"}
+            rows.append(row | {"value": loss, "shown": f"{loss:.4g}"})
     return rows
 
 
@@ -120,15 +117,11 @@ def accuracy_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure 
                     some = [row for row in rows if row["panel"] == panel]
                     noise = noise_scales(analysis, own) if field == "batch" else []
                     views.append(_accuracy_view(mode, field, title, Choice(f"accuracy-{index}", panel), some, noise))
-        for quantity_ in ("seconds", "images"):
+        for quantity_, what in (("seconds", "time"), ("images", "images")):
             if some := [row for row in targets(analysis, own) if row["quantity"] == quantity_]:
-                views.append(_accuracy_view(mode, "batch", "global batch", _target_choice(some[0]), some, []))
+                choice = Choice(f"target-{quantity_}", f"{what} to an accuracy of {some[0]['target']}")
+                views.append(_accuracy_view(mode, "batch", "global batch", choice, some, []))
     return axes.series_figure("accuracy", "Held-out accuracy", views)
-
-
-def _target_choice(row: axes.Row) -> Choice:
-    what = "time" if row["quantity"] == "seconds" else "images"
-    return Choice(f"target-{row['quantity']}", f"{what} to an accuracy of {row['target']}")
 
 
 def reach(analysis: Analysis, curves: Sequence[CurveResult]) -> Reach:
@@ -248,7 +241,7 @@ def _accuracy_view(
     """A line per family and rank count where batches are swept, else per family; by ranks a line per curve."""
     of_time = measure.value == "target-seconds"
     unit = units.time_unit(row["value"] for row in rows)
-    drawn = [row | {"line": _line(row, rows, field)} for row in (axes.scaled(rows, unit.factor) if of_time else rows)]
+    drawn = [row | {"line": _line(row, rows)} for row in (axes.scaled(rows, unit.factor) if of_time else rows)]
     if field == "gpus":
         drawn = [row | {"series": row["curve"], "line": row["curve"]} for row in drawn]
     names = list(dict.fromkeys(row["series"] for row in drawn))
@@ -299,9 +292,7 @@ def _accuracy_view(
     )  # fmt: skip
 
 
-def _line(row: axes.Row, rows: Sequence[axes.Row], field: str) -> str:
+def _line(row: axes.Row, rows: Sequence[axes.Row]) -> str:
     """The line of a row: its family at its rank count; its family alone where batches are not swept."""
-    if field == "gpus":
-        return str(row["curve"])
     batches = {other["batch"] for other in rows if (other["series"], other["ranks"]) == (row["series"], row["ranks"])}
     return f"{row['series']} {row['ranks']}" if len(batches) > 1 else str(row["series"])

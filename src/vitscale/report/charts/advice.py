@@ -7,9 +7,11 @@ from pathlib import Path
 from vitscale.advice import sentences as advised
 from vitscale.advice.pipeline import Advice
 from vitscale.advice.request import Option
+from vitscale.base.files import told_if_unwritable
 from vitscale.errors import RequestError, shown, unknown
 from vitscale.prediction.configurations import Candidate
 from vitscale.present import units
+from vitscale.present.data import estimate_fields
 from vitscale.present.document import Figure, View
 from vitscale.present.drawing import picture
 from vitscale.report.charts.axes import DASHED, IDEAL_COLOUR, Plot, Row, Spec, colour_of, quantity, shape_of, tooltip
@@ -95,16 +97,11 @@ def _name(option: Option) -> str:
 
 def _row(option: Option, per_second: float) -> Row:
     spent = option.gpu_hours if option.cost is None else option.cost
-    time = option.seconds.times(per_second)
     return {
         "series": _name(option),
         "ranks": option.gpus,
-        "time": time.value,
-        "time_low": time.low,
-        "time_high": time.high,
-        "spent": spent.value,
-        "spent_low": spent.low,
-        "spent_high": spent.high,
+        **estimate_fields("time", option.seconds.times(per_second)),
+        **estimate_fields("spent", spent),
         "what": advised.in_short(option),
         "shown_time": advised.time(option.seconds),
         "shown_spent": advised.amount(spent),
@@ -134,10 +131,8 @@ def write_advice_chart(advice: Advice, path: Path) -> None:
     chart = advice_chart(advice)
     if chart is None:
         raise RequestError("there is nothing to draw: no configuration's time is known")
-    try:
+    with told_if_unwritable("the chart", path):
         write_whole(path, picture(chart.views[0], kind), make_folder=True)
-    except OSError as error:
-        raise RequestError(f"the chart cannot be written to {shown(str(path))}: {error.strerror or error}") from error
 
 
 def check_format(path: Path) -> str:

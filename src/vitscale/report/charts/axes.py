@@ -103,11 +103,6 @@ def series_figure(name: str, title: str, views: Sequence[View]) -> Figure | None
     return Figure(name, title, tuple(views), tuple(names)) if views else None
 
 
-def first(views: Sequence[View], default: View | None) -> tuple[View, ...]:
-    """The views with `default` in front."""
-    return tuple(views) if default is None else (default, *(view for view in views if view is not default))
-
-
 def quantity(name: str, title: str | None = None, **more: Any) -> Spec:
     """The encoding of a number."""
     return {"field": name, "type": "quantitative", **({} if title is None else {"title": title}), **more}

@@ -130,9 +130,8 @@ def rank_points(analysis: Analysis, curves: Sequence[CurveResult], resource: Res
 
 def _trials(analysis: Analysis, curves: Sequence[CurveResult]) -> list[tuple[axes.Row, TrialResult]]:
     return [
-        ({"series": curve.name, "gpus": point.gpus, "trial": point.trial_id}, analysis.trials[point.trial_id])
-        for curve in curves
-        for point in curve.points
+        ({"series": curve.name, "gpus": point.gpus, "trial": point.trial_id}, trial)
+        for curve, point, trial in analysis.along(curves)
     ]
 
 
@@ -177,17 +176,14 @@ def _resource_view(resource: Resource, mode: Mode, rows: list[axes.Row], points:
 def resolution_chart(analysis: Analysis) -> Figure | None:
     """Time and memory by image size, measured and by arithmetic; None where the size was not varied."""
     rows = resolution_rows(analysis)
-    if not rows:
-        return None
     unit = units.time_unit(row["value"] for row in rows if row["panel"] == "step")
     panels = {"step": (f"step ({unit.sign})", unit.factor), "memory": ("peak memory of a rank (GiB)", 1 / _GIB)}
-    views = []
-    for panel, (title, factor) in panels.items():
-        own = axes.scaled([row for row in rows if row["panel"] == panel], factor)
-        if own:
-            views.append(_resolution_view(panel, own, title))
-    names = dict.fromkeys(row["series"] for row in rows)
-    return Figure("resolution", "Time and memory by image size", tuple(views), tuple(names))
+    views = [
+        _resolution_view(panel, own, title)
+        for panel, (title, factor) in panels.items()
+        if (own := axes.scaled([row for row in rows if row["panel"] == panel], factor))
+    ]
+    return axes.series_figure("resolution", "Time and memory by image size", views)
 
 
 def resolution_rows(analysis: Analysis) -> list[axes.Row]:

@@ -40,8 +40,8 @@ class Measure:
     title: str
     """Title of the axis, without the unit if it is a time."""
     value: Callable[[TrialResult, Point], Estimate | None]
-    ideal: Callable[[Estimate, float, bool], float]
-    """What perfect scaling would give, from the baseline's value, N / N_base and whether the curve is weak."""
+    ideal: Callable[[Estimate, bool, float], float]
+    """What perfect scaling would give, from the baseline's value, whether the curve is weak, and N / N_base."""
     show: Callable[[float | None], str]
     slower_is_more: bool = False
     """Whether the figure rises with an epoch's seconds, so that less is better."""
@@ -58,25 +58,25 @@ def _gpu_hours(trial: TrialResult, point: Point) -> Estimate | None:
 
 MEASURES = (
     Measure(
-        "speedup", "speedup", "speedup", lambda _trial, point: point.speedup, lambda _base, times, _weak: times,
+        "speedup", "speedup", "speedup", lambda _trial, point: point.speedup, lambda _base, _weak, times: times,
         units.share, relative=True,
     ),
     Measure(
         "efficiency", "efficiency", "efficiency", lambda _trial, point: point.efficiency,
-        lambda _base, _times, _weak: 1.0, units.share, relative=True,
+        lambda _base, _weak, _times: 1.0, units.share, relative=True,
     ),
     Measure(
         "epoch-seconds", "epoch time", "epoch time", lambda trial, _point: trial.epoch_seconds,
-        lambda base, times, weak: base.value if weak else base.value / times, units.seconds, slower_is_more=True,
+        lambda base, weak, times: base.value if weak else base.value / times, units.seconds, slower_is_more=True,
         is_time=True,
     ),
     Measure(
         "throughput", "images/s", "images per second", lambda trial, _point: trial.images_per_second,
-        lambda base, times, _weak: base.value * times, units.number,
+        lambda base, _weak, times: base.value * times, units.number,
     ),
     Measure(
         "gpu-hours", "GPU-hours", "GPU-hours of an epoch", _gpu_hours,
-        lambda base, times, weak: base.value * (times if weak else 1.0), units.number, slower_is_more=True,
+        lambda base, weak, times: base.value * (times if weak else 1.0), units.number, slower_is_more=True,
     ),
 )  # fmt: skip
 
@@ -103,7 +103,10 @@ def scaling_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure |
     for mode, own in by_mode(curves).items():
         for axis in (RANKS, *swept_axes(own)):
             views += [view for measure in MEASURES if (view := _view(analysis, mode, own, measure, axis)) is not None]
-    return axes.series_figure("scaling", "How it scales", axes.first(views, _default(views)) if views else ())
+    if views:
+        front = _default(views)
+        views.sort(key=lambda view: view is not front)
+    return axes.series_figure("scaling", "How it scales", views)
 
 
 def _default(views: Sequence[View]) -> View:
@@ -144,19 +147,17 @@ def measured(
     """
     rows: list[axes.Row] = []
     runs: list[axes.Row] = []
-    for curve in curves:
-        for point in curve.points:
-            trial = analysis.trials[point.trial_id]
-            value = measure.value(trial, point)
-            at = point.gpus if not axis.field else curve.labels.get(axis.field)
-            if value is None or at is None or axis.gpus not in (0, point.gpus):
-                continue
-            where = {"series": _series(curve, axis, trial), "x": at, "gpus": point.gpus}
-            drift = f"loss differs: {units.relative(trial.drift.difference)}" if trial.drifts else ""
-            told = point_row(value, measure.show, len(trial.runs))
-            rows.append(where | told | {"trial": trial.trial_id, "drift": drift})
-            if _of_few(value, len(trial.runs)):
-                runs += [where | {"value": each, "run": number} for number, each in _of_runs(trial, value, measure)]
+    for curve, point, trial in analysis.along(curves):
+        value = measure.value(trial, point)
+        at = point.gpus if not axis.field else curve.labels.get(axis.field)
+        if value is None or at is None or axis.gpus not in (0, point.gpus):
+            continue
+        where = {"series": _series(curve, axis, trial), "x": at, "gpus": point.gpus}
+        drift = f"loss differs: {units.relative(trial.drift.difference)}" if trial.drifts else ""
+        told = point_row(value, measure.show, len(trial.runs))
+        rows.append(where | told | {"trial": trial.trial_id, "drift": drift})
+        if _of_few(value, len(trial.runs)):
+            runs += [where | {"value": each, "run": number} for number, each in _of_runs(trial, value, measure)]
     if axis.field:
         rows.sort(key=lambda row: (row["series"], row["x"]))
     return rows, runs
@@ -196,13 +197,9 @@ def ideal(analysis: Analysis, curves: Sequence[CurveResult], measure: Measure) -
         base = curve.baseline
         value = measure.value(analysis.trials[base.trial_id], base) if base else None
         if base is not None and value is not None:
-            level = partial(_level, measure, value, curve.mode == "weak")
+            level = partial(measure.ideal, value, curve.mode == "weak")
             rows += ideal_line(curve.name, base.gpus, max(point.gpus for point in curve.points), level)
     return rows
-
-
-def _level(measure: Measure, base: Estimate, weak: bool, times: float) -> float:
-    return measure.ideal(base, times, weak)
 
 
 def ideal_line(series: str, base: int, largest: int, level: Callable[[float], float]) -> list[axes.Row]:

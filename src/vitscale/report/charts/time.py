@@ -49,8 +49,6 @@ class Bar:
     seconds: float
     parts: Mapping[str, float]
     """Part to seconds, in the order of the stack; unknown parts are absent."""
-    reasons: Mapping[str, str]
-    """Part to why it is unknown."""
 
 
 def bars(analysis: Analysis, curves: Sequence[CurveResult]) -> list[Bar]:
@@ -62,19 +60,8 @@ def bars(analysis: Analysis, curves: Sequence[CurveResult]) -> list[Bar]:
             trial = analysis.trials[point.trial_id]
             if trial.breakdown is None or not _sound(trial.breakdown):
                 continue
-            batch, order = axes.kept_batch(curve, trial)
-            drawn.append(
-                Bar(
-                    family,
-                    batch,
-                    order,
-                    point.gpus,
-                    point.trial_id,
-                    trial.breakdown.typical.seconds,
-                    parts_of(trial.breakdown),
-                    trial.breakdown.reasons,
-                )
-            )
+            seconds, parts = trial.breakdown.typical.seconds, parts_of(trial.breakdown)
+            drawn.append(Bar(family, *axes.kept_batch(curve, trial), point.gpus, point.trial_id, seconds, parts))
     return drawn
 
 
@@ -176,18 +163,14 @@ def _stacked_view(
         row["label"] = shown if long else ""
         row["ink"] = "#1c2430" if row["part"] in _LIGHT_PARTS else "#ffffff"
         row["middle"] = (row["start"] + row["end"]) / 2
-    parts = [name for name in PART_NAMES.values() if any(row["part"] == name for row in rows)]
-    colours = [COLOURS[part] for part, name in PART_NAMES.items() if name in parts]
     y = axes.nominal("bar", sort=axes.IN_ORDER, axis={"labelLimit": 220, "ticks": False})
     title = f"step ({unit.sign})" if unit else "share of the step"
     x = axes.quantity(
         "start", title, axis={"format": "~r" if unit else "%", "tickCount": 6}, scale={"nice": bool(unit)}
     )
-    legend = {"title": None, "orient": "top", "columns": 4, "labelLimit": 400, "symbolType": "square"}
-    colour = axes.nominal("part", scale={"domain": parts, "range": colours}, legend=legend)
     told = axes.tooltip(bar="trial", part="part", shown="time", share="share of the step", trial="trial")
     plot = axes.Plot({"rows": rows})
-    plot.add("rows", {"type": "bar"}, x=x, x2={"field": "end"}, y=y, color=colour, tooltip=told)
+    plot.add("rows", {"type": "bar"}, x=x, x2={"field": "end"}, y=y, color=part_colours(rows), tooltip=told)
     text = {"type": "text", "fontSize": 10, "baseline": "middle"}
     label: axes.Spec = {"text": {"field": "label"}, "color": {"field": "ink", "type": "nominal", "scale": None}}
     plot.add("rows", text, x=axes.quantity("middle"), y=y, **label)
@@ -201,6 +184,13 @@ def _stacked_view(
         {"bar": "curve and ranks", "part": "part", "shown": "time", "share": "share of the step"},
         summary,
     )
+
+
+def part_colours(rows: Sequence[axes.Row]) -> axes.Spec:
+    """The colours of the parts that occur, in the order of the stack."""
+    parts = {name: COLOURS[part] for part, name in PART_NAMES.items() if any(row["part"] == name for row in rows)}
+    legend = {"title": None, "orient": "top", "columns": 4, "labelLimit": 400, "symbolType": "square"}
+    return axes.nominal("part", scale={"domain": [*parts], "range": [*parts.values()]}, legend=legend)
 
 
 def _largest_parts(bars: Sequence[Bar]) -> str:

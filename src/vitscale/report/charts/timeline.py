@@ -10,8 +10,8 @@ from vitscale.analysis.time.exposure import explained_steps, lanes
 from vitscale.base.time_spans import Interval, length
 from vitscale.present import units
 from vitscale.present.document import Choice, Figure, View
-from vitscale.report.charts.axes import Plot, Row, nominal, quantity, tooltip
-from vitscale.report.charts.time import COLOURS, LONGEST_STEP, PART_NAMES
+from vitscale.report.charts.axes import Plot, Row, quantity, tooltip
+from vitscale.report.charts.time import LONGEST_STEP, PART_NAMES, part_colours
 from vitscale.report.tables import trial_label
 from vitscale.store.results import Run
 
@@ -31,7 +31,6 @@ class Timeline:
     """Steps of one run, from the trial on the most ranks of its curve."""
 
     label: str
-    trial_id: str
     repeat: int
     steps: tuple[int, ...]
     """The steps that are drawn, counted from 1."""
@@ -99,7 +98,6 @@ def _timeline(analysis: Analysis, trial: TrialResult, run: Run, budget: int) -> 
     drawn_seconds = sum(row["end"] - row["start"] for row in kept) / unit.factor
     return Timeline(
         label=trial_label(analysis, trial),
-        trial_id=trial.trial_id,
         repeat=run.header.repeat,
         steps=tuple(step + 1 for step in steps),
         ranks=tuple(ranks),
@@ -159,9 +157,6 @@ def timeline_chart(analysis: Analysis) -> Figure | None:
 
 def _view(number: int, timeline: Timeline, step: int, order: int, left_out: Sequence[str]) -> View:
     rows = [row | {"rank": str(row["rank"])} for row in timeline.rows if row["place"] == order]
-    parts = [name for name in PART_NAMES.values() if any(row["part"] == name for row in rows)]
-    colours = [COLOURS[part] for part, name in PART_NAMES.items() if name in parts]
-    legend = {"title": None, "orient": "top", "columns": 4, "labelLimit": 400, "symbolType": "square"}
     plot = Plot({"rows": rows})
     plot.add(
         "rows",
@@ -169,7 +164,7 @@ def _view(number: int, timeline: Timeline, step: int, order: int, left_out: Sequ
         x=quantity("start", f"{timeline.unit.sign} since the rank's step began", axis={"tickCount": 6}),
         x2={"field": "end"},
         y={"field": "rank", "type": "ordinal", "title": "rank", "scale": {"domain": list(map(str, timeline.ranks))}},
-        color=nominal("part", scale={"domain": parts, "range": colours}, legend=legend),
+        color=part_colours(rows),
         tooltip=tooltip(rank="rank", part="part", shown="time"),
     )
     how = "; ".join(("each rank's own clock begins at 0 with its step", *timeline.notes))

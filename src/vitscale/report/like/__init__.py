@@ -10,7 +10,7 @@ accuracy_claim which accuracies are compared, and what that says
 outputs        all figures in order, or what they lack; writes them as page, contract (JSON) and pictures
 """
 
-from vitscale.report.like.outputs import FORMATS, NAMES, findings, study_named, terminal_document, write
+from vitscale.report.like.outputs import FORMATS, findings, study_named, terminal_document, write
 from vitscale.report.like.study import Material
 
-__all__ = ["FORMATS", "NAMES", "Material", "findings", "study_named", "terminal_document", "write"]
+__all__ = ["FORMATS", "Material", "findings", "study_named", "terminal_document", "write"]

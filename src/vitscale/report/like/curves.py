@@ -14,7 +14,7 @@ from vitscale.present.document import Choice, Figure, View
 from vitscale.report.charts.axes import Plot, Row, Spec, add_curves, quantity, scaled, tooltip
 from vitscale.report.charts.scaling import Axis, both_axes, far_end, ideal_line, point_row
 from vitscale.report.like.series import DATASET_NAMES, Member, PublishedPoints, Series, apart_in_micro_batch, names
-from vitscale.report.like.study import Lack, Selection, StudyFigure, steps_for
+from vitscale.report.like.study import Selection, StudyFigure
 
 _GPUS = Axis("gpus", "GPUs", "GPUs")
 _EPOCHS = Axis("epochs", "epoch", "epochs")
@@ -25,11 +25,6 @@ _MOST_LINES = 10
 Split = Literal["held_out", "train"]
 _SPLIT_NAMES: dict[Split, str] = {"held_out": "held-out", "train": "training"}
 _NOTHING = "No trial of these results has recorded an accuracy after a whole epoch."
-
-
-def figure_of(figure: StudyFigure, views: Sequence[View], series: Sequence[str] = ()) -> Figure:
-    """Views under the study's number and title."""
-    return Figure(figure.name, figure.heading, tuple(views), tuple(series))
 
 
 def curves_view(
@@ -73,7 +68,7 @@ def curves_view(
     return View(name, choices, title[:1].upper() + title[1:], subtitle, plot.spec(summary), told, summary)
 
 
-def scaling_pair(figure: StudyFigure, chosen: Selection, published: PublishedPoints) -> Figure | Lack:
+def scaling_pair(figure: StudyFigure, chosen: Selection, published: PublishedPoints) -> Figure | str:
     """The epoch times of the chosen series, and their speedup or efficiency where it can be worked out."""
     labels, weak = names(chosen.series), figure.mode == "weak"
     times, ideals = [], []
@@ -86,7 +81,7 @@ def scaling_pair(figure: StudyFigure, chosen: Selection, published: PublishedPoi
             level = partial(_ideal_seconds, series.base.trial.epoch_seconds.value, weak)
             ideals += ideal_line(name, series.base.gpus, series.members[-1].gpus, level)
     if not times:
-        return Lack("No trial of this kind has recorded an epoch time.", steps_for(figure))
+        return "No trial of this kind has recorded an epoch time."
     unit = units.time_unit(row["value"] for row in times)
     data = {"rows": times, "ideal": ideals, "published": _published(published, chosen, labels, relative=False)}
     plot = Plot({name: scaled(rows, unit.factor) for name, rows in data.items()})
@@ -95,15 +90,15 @@ def scaling_pair(figure: StudyFigure, chosen: Selection, published: PublishedPoi
     why = _not_compared(chosen)
     views = [curves_view(choice, plot, f"epoch time ({unit.sign})", notes, linear=weak, less_is_better=True, more=why)]
     relative = _relative_view(figure, chosen, published, "efficiency" if weak else "speedup")
-    return figure_of(figure, [*views, *([relative] if relative else [])], labels)
+    return Figure(figure.name, figure.heading, (*views, *([relative] if relative else [])), tuple(labels))
 
 
-def against_base(figure: StudyFigure, chosen: Selection, published: PublishedPoints) -> Figure | Lack:
+def against_base(figure: StudyFigure, chosen: Selection, published: PublishedPoints) -> Figure | str:
     """The speedup, or the efficiency, of every chosen series over its smallest GPU count."""
     view = _relative_view(figure, chosen, published, figure.kind)
     if view is None:
-        return Lack("No two GPU counts of this micro-batch may be held against each other.", steps_for(figure))
-    return figure_of(figure, [view], names(chosen.series))
+        return "No two GPU counts of this micro-batch may be held against each other."
+    return Figure(figure.name, figure.heading, (view,), tuple(names(chosen.series)))
 
 
 def _relative_view(figure: StudyFigure, chosen: Selection, published: PublishedPoints, what: str) -> View | None:
@@ -201,7 +196,7 @@ def gpus_text(count: int) -> str:
     return units.counted(count, "GPU")
 
 
-def accuracy_by_gpus(figure: StudyFigure, chosen: Selection) -> Figure | Lack:
+def accuracy_by_gpus(figure: StudyFigure, chosen: Selection) -> Figure | str:
     """Accuracy by GPU count, one curve per epoch."""
     drawn, split = _with_accuracy(_first(chosen.series))
     rows = [row for series, name in drawn for row in _learning_rows(series, name, split, "accuracy")]
@@ -210,42 +205,35 @@ def accuracy_by_gpus(figure: StudyFigure, chosen: Selection) -> Figure | Lack:
     kept |= {max(row["epoch"] for row in rows if row["panel"] == name) for name in {row["panel"] for row in rows}}
     rows = [row for row in rows if row["epoch"] in kept]
     if not rows or len({row["gpus"] for row in rows}) < 2:
-        return Lack(
-            _NOTHING if not rows else "Accuracy after whole epochs was recorded at one GPU count only.",
-            steps_for(figure),
-        )
+        return _NOTHING if not rows else "Accuracy after whole epochs was recorded at one GPU count only."
     placed = [row | {"series": f"epoch {row['epoch']}", "x": row["gpus"]} for row in rows]
-    return figure_of(figure, _panels(placed, split, "accuracy", _GPUS))
+    return Figure(figure.name, figure.heading, tuple(_panels(placed, split, "accuracy", _GPUS)))
 
 
-def loss_and_accuracy(figure: StudyFigure, chosen: Selection) -> Figure | Lack:
+def loss_and_accuracy(figure: StudyFigure, chosen: Selection) -> Figure | str:
     """Loss and accuracy by epoch, one curve per GPU count."""
     drawn, split = _with_accuracy(_first(chosen.series))
     if not drawn:
-        return Lack(_NOTHING, steps_for(figure))
+        return _NOTHING
     views = []
     for what in ("loss", "accuracy"):
         rows = [row for series, name in drawn for row in _learning_rows(series, name, split, what)]
         placed = [row | {"series": gpus_text(row["gpus"]), "x": row["epoch"]} for row in rows]
         views += _panels(placed, split, what, _EPOCHS)
-    return figure_of(figure, views)
+    return Figure(figure.name, figure.heading, tuple(views))
 
 
-def accuracy_by_micro_batch(figure: StudyFigure, chosen: Selection) -> Figure | Lack:
+def accuracy_by_micro_batch(figure: StudyFigure, chosen: Selection) -> Figure | str:
     """Accuracy by micro-batch after one epoch, one curve per GPU count; a view per set of otherwise like series."""
     drawn, split = _with_accuracy(chosen.series)
     several = apart_in_micro_batch([series for series, _ in drawn])
     if not several:
-        return Lack(
-            _NOTHING
-            if not drawn
-            else "Accuracy after whole epochs was recorded at one micro-batch only of any workload.",
-            steps_for(figure),
-        )
+        told = "Accuracy after whole epochs was recorded at one micro-batch only of any workload."
+        return told if drawn else _NOTHING
     rows = [row for name, some in several[:_MOST_PANELS] for row in _at_common_epoch(some, name, split)]
     placed = [row | {"series": gpus_text(row["gpus"]), "x": row["micro_batch"]} for row in rows]
     placed.sort(key=lambda row: (row["panel"], row["gpus"], row["x"]))
-    return figure_of(figure, _panels(placed, split, "accuracy", _MICRO_BATCHES))
+    return Figure(figure.name, figure.heading, tuple(_panels(placed, split, "accuracy", _MICRO_BATCHES)))
 
 
 def _first(series: Sequence[Series]) -> list[Series]:

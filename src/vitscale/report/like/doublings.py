@@ -17,9 +17,9 @@ from vitscale.present.document import Choice, Figure
 from vitscale.present.estimate import Estimate
 from vitscale.report.charts.axes import Plot, Row
 from vitscale.report.charts.scaling import point_row
-from vitscale.report.like.curves import bars_note, curves_view, figure_of, gpus_text
+from vitscale.report.like.curves import bars_note, curves_view, gpus_text
 from vitscale.report.like.series import Series, names
-from vitscale.report.like.study import Lack, Material, Selection, StudyFigure, Tested, steps_for
+from vitscale.report.like.study import Material, Selection, StudyFigure, Tested
 
 
 @dataclass(frozen=True)
@@ -140,11 +140,11 @@ def doublings_claim(material: Material) -> Tested:
     return Tested((_overall(tests), *told) if told else (), {"doublings": [_entry(doubling) for doubling in tests]})
 
 
-def doublings_figure(figure: StudyFigure, chosen: Selection, network: Network | None) -> Figure | Lack:
+def doublings_figure(figure: StudyFigure, chosen: Selection, network: Network | None) -> Figure | str:
     """Gains of epochs, and of whole runs where these are known, by the larger GPU count of each doubling."""
     tests = doublings(chosen.series, network)
     if not tests:
-        return Lack("No two GPU counts of these results are one twice the other, on like hardware.", steps_for(figure))
+        return "No two GPU counts of these results are one twice the other, on like hardware."
     labels = list(dict.fromkeys(doubling.name for doubling in tests))
     rows = [_row(doubling, doubling.test.gain.ratio) for doubling in tests]
     # Each has a short line, because a single doubling would have no length.
@@ -171,7 +171,7 @@ def doublings_figure(figure: StudyFigure, chosen: Selection, network: Network | 
                                           ("whole-run", "gain of a whole run", whole, []))
         if some
     ]  # fmt: skip
-    return figure_of(figure, views, labels)
+    return Figure(figure.name, figure.heading, tuple(views), tuple(labels))
 
 
 def _doubling(name: str, gpus: int, fewer: TrialResult, more: TrialResult, network: Network | None) -> SeriesDoubling:

@@ -13,9 +13,9 @@ from vitscale.present.data import attributes
 from vitscale.present.document import Choice, Figure
 from vitscale.report.charts.axes import DASHED, IDEAL_COLOUR, Plot, Row, colour_of, cut_bars, quantity
 from vitscale.report.charts.scaling import point_row
-from vitscale.report.like.curves import bars_note, curves_view, figure_of
+from vitscale.report.like.curves import bars_note, curves_view
 from vitscale.report.like.series import Series, names
-from vitscale.report.like.study import Lack, Material, Selection, StudyFigure, Tested, steps_for
+from vitscale.report.like.study import Material, Selection, StudyFigure, Tested
 
 
 @dataclass(frozen=True)
@@ -85,20 +85,14 @@ def hosts_sentence(test: HostsTest) -> str:
     return f"{head}; {bounds}{scatter}): {verdict}."
 
 
-def hosts_figure(figure: StudyFigure, chosen: Selection) -> Figure | Lack:
+def hosts_figure(figure: StudyFigure, chosen: Selection) -> Figure | str:
     """The ratio of epoch times by GPU count; a lack where no workload was measured both ways."""
     pairs = host_pairs(chosen.series)
     if not pairs:
-        return Lack(
-            "No workload of these results was measured at one GPU count both in one host and over several.",
-            steps_for(figure),
-        )
+        return "No workload of these results was measured at one GPU count both in one host and over several."
     rows = [row for pair in pairs for row in _rows(pair)]
     margin, labels = pairs[0].test.margin, [pair.name for pair in pairs]
-    means = [
-        {"series": pair.name, "value": (whole := pair.test.ratio).value, "low": whole.low, "high": whole.high}
-        for pair in pairs
-    ]
+    means = [{"series": pair.name, **attributes(pair.test.ratio, "value", "low", "high")} for pair in pairs]
     bounds = [1 / (1 + margin), 1 + margin]
     known = [value for row in (*rows, *means) for key in ("value", "low", "high") if (value := row[key]) is not None]
     # The interval of two runs can be so wide that the points would shrink to a line.
@@ -122,7 +116,7 @@ def hosts_figure(figure: StudyFigure, chosen: Selection) -> Figure | Lack:
     told = [f"{pair.name}: {hosts_sentence(pair.test)}" for pair in pairs]
     choice = {"measure": Choice("ratio", "several hosts against one")}
     view = curves_view(choice, plot, "", notes, y=y, less_is_better=True, joined=False, more=told)
-    return figure_of(figure, [view], labels)
+    return Figure(figure.name, figure.heading, (view,), tuple(labels))
 
 
 def _rows(pair: HostPair) -> list[Row]:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from vitscale.analysis import Analysis, CurveResult
 from vitscale.analysis.time.run_waterfall import run_waterfalls
-from vitscale.errors import RequestError, shown, unknown
+from vitscale.base.files import told_if_unwritable
+from vitscale.errors import unknown
 from vitscale.present.data import envelope
 from vitscale.present.document import Block, Bullets, Code, Document, Figure, Paragraph, Section, Table, View
 from vitscale.present.drawing import FIGURE_FORMATS, pictures
@@ -30,7 +31,6 @@ from vitscale.report.like.doublings import doublings_figure
 from vitscale.report.like.hosts import hosts_figure
 from vitscale.report.like.study import (
     Kind,
-    Lack,
     Material,
     PublishedStudy,
     Selection,
@@ -42,11 +42,10 @@ from vitscale.report.like.study import (
 from vitscale.store import write_whole
 
 FORMATS = ("html", "json", *FIGURE_FORMATS)
-NAMES = ("paper", "thesis")
 
 
 def study_named(name: str) -> PublishedStudy:
-    """The study of one of `NAMES`.
+    """The study "paper" or "thesis".
 
     Raises:
         RequestError: the name is none of them.
@@ -54,10 +53,10 @@ def study_named(name: str) -> PublishedStudy:
     from vitscale.report.like.paper import PAPER
     from vitscale.report.like.thesis import THESIS
 
-    for study in (PAPER, THESIS):
-        if study.name == name:
-            return study
-    raise unknown("study of --like", name, NAMES)
+    studies = {study.name: study for study in (PAPER, THESIS)}
+    if name not in studies:
+        raise unknown("study of --like", name, studies)
+    return studies[name]
 
 
 def write(
@@ -82,19 +81,11 @@ def write(
     for wanted in formats:
         if wanted not in FORMATS:
             raise unknown("format of --like", wanted, FORMATS)
-    try:
+    with told_if_unwritable("the figures", output or results, "Name another folder with -o"):
         if output is None and list(formats) == ["json"]:
             sys.stdout.write(_texts(study, material, ["json"])[0]["json"])
             return []
         return _write(study, material, output or results / f"like-{study.name}", formats)
-    except BrokenPipeError:
-        raise  # nobody reads on: no error
-    except OSError as error:
-        raise RequestError(
-            f"the figures cannot be written to {shown(str(error.filename or output or results))}: "
-            f"{error.strerror or error}",
-            next_step="Name another folder with -o",
-        ) from error
 
 
 def findings(study: PublishedStudy, material: Material) -> list[str]:
@@ -138,7 +129,6 @@ def _to_html(
     study: PublishedStudy, material: Material, drawn: Sequence[Drawn], tested: Sequence[Tested], tables: Sequence[Table]
 ) -> str:
     shown = [drawing for drawing in drawn if drawing.lack is None]
-    missing = [drawing for drawing in drawn if drawing.lack is not None]
     claims: list[Block] = []
     for claim, result in zip(study.claims, tested, strict=True):
         told = Bullets(result.sentences or (claim.untested,))
@@ -149,17 +139,17 @@ def _to_html(
     blocks += [
         Section(
             f"{drawing.paper.heading}: no data",
-            (Paragraph(f"Would show: {drawing.paper.draws}. {drawing.lack.reason}"), Code(drawing.lack.steps)),
+            (Paragraph(f"Would show: {drawing.paper.draws}. {drawing.lack}"), Code(steps_for(drawing.paper))),
             folded=True,
         )
-        for drawing in missing
+        for drawing in drawn
         if drawing.lack is not None
     ]
     if problems := material.analysis.problems:
         blocks.append(Section("Unused records", (Bullets(problems),)))
     blocks.append(Section("Source", (Paragraph(study.reading),)))
     subtitle = f"{len(shown)} of {len(drawn)} figures drawn"
-    subtitle += f"; {len(missing)} say what data they lack" if missing else ""
+    subtitle += f"; {len(drawn) - len(shown)} say what data they lack" if len(shown) < len(drawn) else ""
     document = Document(material.analysis.study.name, tuple(blocks))
     return to_html(document, brand=f"vitscale: like {study.short}", subtitle=subtitle)
 
@@ -186,8 +176,8 @@ def _to_json(study: PublishedStudy, drawn: Sequence[Drawn], tested: Sequence[Tes
                 "title": drawing.paper.title,
                 "draws": drawing.paper.draws,
                 "drawn": drawing.lack is None,
-                "missing": drawing.lack.reason if drawing.lack is not None else None,
-                "steps": list(drawing.lack.steps) if drawing.lack is not None else [],
+                "missing": drawing.lack,
+                "steps": [] if drawing.lack is None else list(steps_for(drawing.paper)),
                 "text": [
                     line for view in drawing.figure.views for line in (*view.text, view.subtitle, view.summary) if line
                 ],
@@ -218,7 +208,7 @@ class Drawn:
 
     paper: StudyFigure
     figure: Figure
-    lack: Lack | None
+    lack: str | None
     """Why the figure is a frame with words in it; None where it shows data."""
 
 
@@ -230,8 +220,8 @@ def draw_all(study: PublishedStudy, material: Material) -> list[Drawn]:
 def draw_one(study: PublishedStudy, figure: StudyFigure, material: Material) -> Drawn:
     """One figure of a study."""
     chosen = select(figure, material.series)
-    made = chosen if isinstance(chosen, Lack) else _DRAWN[figure.kind](study, figure, chosen, material)
-    if isinstance(made, Lack):
+    made = chosen if isinstance(chosen, str) else _DRAWN[figure.kind](study, figure, chosen, material)
+    if isinstance(made, str):
         return Drawn(figure, _missing(figure, made), made)
     return Drawn(figure, _as_the_studys(figure, made), None)
 
@@ -240,21 +230,17 @@ def _curves(chosen: Selection) -> list[CurveResult]:
     return list({id(series.curve): series.curve for series in chosen.series}.values())
 
 
-def _time_split(figure: StudyFigure, chosen: Selection, analysis: Analysis) -> Figure | Lack:
-    drawn = breakdown_chart(analysis, _curves(chosen))
-    if drawn is None:
-        return Lack(
-            "No step of these results was explained: epoch times alone, as others' logs have them, do not say where "
-            "the time of a step goes.",
-            steps_for(figure),
-        )
-    return drawn
+def _time_split(chosen: Selection, analysis: Analysis) -> Figure | str:
+    return breakdown_chart(analysis, _curves(chosen)) or (
+        "No step of these results was explained: epoch times alone, as others' logs have them, do not say where the "
+        "time of a step goes."
+    )
 
 
-def _utilisation(figure: StudyFigure, chosen: Selection, analysis: Analysis) -> Figure | Lack:
+def _utilisation(chosen: Selection, analysis: Analysis) -> Figure | str:
     drawn = resource_chart(analysis, _curves(chosen), [each for each in RESOURCES if "utilisation" in each.name])
     if drawn is None:
-        return Lack("No trial of these results has recorded how its processors were used.", steps_for(figure))
+        return "No trial of these results has recorded how its processors were used."
     reasons = {
         member.trial.resources.gpu_reason
         for series in chosen.series
@@ -266,16 +252,14 @@ def _utilisation(figure: StudyFigure, chosen: Selection, analysis: Analysis) -> 
     return replace(drawn, views=tuple(views))
 
 
-def _run_waterfall(figure: StudyFigure, chosen: Selection, analysis: Analysis) -> Figure | Lack:
+def _run_waterfall(chosen: Selection, analysis: Analysis) -> Figure | str:
     waterfalls = [waterfall for curve in _curves(chosen) for waterfall in run_waterfalls(curve, analysis.trials)]
     known = [split for split in waterfalls if split.factors]
     if not known:
         why = "; ".join(sorted({split.reason for split in waterfalls})) or "there is one GPU count only"
         few = " Each explained step lies between several others: a run of few steps has none."
-        told = f"No run of these results can be taken apart: {why}.{few if 'was explained' in why else ''}"
-        return Lack(told, steps_for(figure))
-    drawn = waterfall_chart(known)
-    return drawn or Lack("No factor is known.", steps_for(figure))
+        return f"No run of these results can be taken apart: {why}.{few if 'was explained' in why else ''}"
+    return waterfall_chart(known) or "No factor is known."
 
 
 def _as_the_studys(figure: StudyFigure, drawn: Figure) -> Figure:
@@ -291,32 +275,30 @@ def _as_the_studys(figure: StudyFigure, drawn: Figure) -> Figure:
     return Figure(figure.name, figure.heading, views, drawn.series)
 
 
-_Draw = Callable[[PublishedStudy, StudyFigure, Selection, Material], Figure | Lack]
+_Draw = Callable[[PublishedStudy, StudyFigure, Selection, Material], Figure | str]
 _DRAWN: Mapping[Kind, _Draw] = {
     "scaling": lambda study, figure, chosen, _: scaling_pair(figure, chosen, study.published_points(chosen.series)),
     "speedup": lambda study, figure, chosen, _: against_base(figure, chosen, study.published_points(chosen.series)),
     "efficiency": lambda study, figure, chosen, _: against_base(figure, chosen, study.published_points(chosen.series)),
     "doublings": lambda _study, figure, chosen, material: doublings_figure(figure, chosen, material.network),
-    "utilisation": lambda _study, figure, chosen, material: _utilisation(figure, chosen, material.analysis),
+    "utilisation": lambda _study, _figure, chosen, material: _utilisation(chosen, material.analysis),
     "hosts": lambda _study, figure, chosen, _: hosts_figure(figure, chosen),
     "accuracy by GPUs": lambda _study, figure, chosen, _: accuracy_by_gpus(figure, chosen),
     "loss and accuracy": lambda _study, figure, chosen, _: loss_and_accuracy(figure, chosen),
     "accuracy by micro-batch": lambda _study, figure, chosen, _: accuracy_by_micro_batch(figure, chosen),
-    "time split": lambda _study, figure, chosen, material: _time_split(figure, chosen, material.analysis),
-    "run waterfall": lambda _study, figure, chosen, material: _run_waterfall(figure, chosen, material.analysis),
+    "time split": lambda _study, _figure, chosen, material: _time_split(chosen, material.analysis),
+    "run waterfall": lambda _study, _figure, chosen, material: _run_waterfall(chosen, material.analysis),
 }
 
 
-def _missing(figure: StudyFigure, lack: Lack) -> Figure:
+def _missing(figure: StudyFigure, lack: str) -> Figure:
     """A picture of words: what the figure would show, what is missing, and what would produce it."""
-    commands = [step.removeprefix("# ") for step in lack.steps if step.startswith("# ")]
-    sentences = (f"Would show: {figure.draws}.", lack.reason, "What would produce it:", *commands)
+    commands = [step.removeprefix("# ") for step in steps_for(figure) if step.startswith("# ")]
+    sentences = (f"Would show: {figure.draws}.", lack, "What would produce it:", *commands)
     lines = [line for sentence in sentences for line in textwrap.wrap(sentence, _LETTERS, break_on_hyphens=False)]
     plot = Plot({"rows": [{"text": line, "place": index} for index, line in enumerate(lines)]})
     y = quantity("place", axis=None, scale={"reverse": True, "domain": [-0.5, len(lines) - 0.5], "nice": False})
     mark = {"type": "text", "align": "left", "fontSize": 12}
     plot.add("rows", mark, x={"value": 0}, y=y, text={"field": "text", "type": "nominal"})
-    view = View(
-        "missing", {}, figure.heading, "", plot.spec(lack.reason, _LINE * len(lines)), {"text": ""}, lack.reason
-    )
+    view = View("missing", {}, figure.heading, "", plot.spec(lack, _LINE * len(lines)), {"text": ""}, lack)
     return _as_the_studys(figure, Figure(figure.name, figure.heading, (view,)))

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from vitscale.analysis import Analysis, CurveResult, TrialResult, base_of
-from vitscale.analysis.statistics import ONE_RUN, ratio
+from vitscale.analysis.scaling import times_as_fast
 from vitscale.present.estimate import Estimate
 from vitscale.published import Fact, Layout, published
 from vitscale.trial.trial import Mode
@@ -79,7 +80,7 @@ def all_series(analysis: Analysis) -> list[Series]:
         twin = single.get(series.group)
         if series.hosts != "one host" and twin is not None and series.members[0].gpus > 1:
             series = replace(series, members=(twin, *series.members))
-        whole.append(_compared(series))
+        whole.append(_compared(series, analysis.combine_unlike))
     return whole
 
 
@@ -147,11 +148,10 @@ def _of_curve(analysis: Analysis, curve: CurveResult) -> list[Series]:
         unlike = len({name for member in members for name in _devices(member.trial)}) > 1
         unlike = unlike or _published_as_unlike(curve, members)
         parts.append(("several unlike hosts" if unlike else "several like hosts", members))
-    train = members[-1].trial.trial if members else None
     return [
-        Series(curve, curve.mode, train.data.name, train.train.micro_batch, hosts, tuple(some))
+        Series(curve, curve.mode, largest.data.name, largest.train.micro_batch, hosts, tuple(some))
         for hosts, some in parts
-        if train is not None
+        for largest in [members[-1].trial.trial]
     ]
 
 
@@ -173,39 +173,22 @@ def _published_as_unlike(curve: CurveResult, members: Sequence[Member]) -> bool:
     return False
 
 
-def _compared(series: Series) -> Series:
-    """`series` with every member compared with its smallest; the analysis' own figure where it has one."""
+def _compared(series: Series, combine_unlike: bool) -> Series:
+    """`series` with every member compared with its smallest, as the analysis compares the points of a curve."""
     base = series.base
     if base is None:
         return series
-    known = {point.trial_id: point for point in series.curve.points}
-    own_base = series.curve.baseline is not None and series.curve.baseline.trial_id == base.trial.trial_id
     members = []
     for member in series.members:
-        costs = member.trial.comparable_costs
-        if not costs:
-            members.append(replace(member, why_not="it has no epoch time that may be compared"))
-            continue
-        point = known.get(member.trial.trial_id)
-        figure = (
-            (point.efficiency if series.mode == "weak" else point.speedup) if point is not None and own_base else None
-        )
-        if figure is not None:
-            members.append(replace(member, against_base=figure))
-            continue
-        if between := base.trial.unlike(member.trial):
-            members.append(replace(member, why_not="; ".join(between)))
-        elif member.trial.trial_id == base.trial.trial_id:
-            exact = 1.0 if len(costs) > 1 else None
-            members.append(replace(member, against_base=Estimate(1.0, exact, exact, note="" if exact else ONE_RUN)))
+        told: dict[str, Any] = {"base_gpus": base.gpus}
+        if not member.trial.comparable_costs:
+            told["why_not"] = "it has no epoch time that may be compared"
+        elif between := base.trial.unlike(member.trial, combine_unlike):
+            told["why_not"] = "; ".join(between)
         else:
-            members.append(
-                replace(
-                    member,
-                    against_base=ratio(base.trial.comparable_costs, costs, (base.trial.looked, member.trial.looked)),
-                )
-            )
-    return replace(series, members=tuple(replace(member, base_gpus=base.gpus) for member in members))
+            told["against_base"] = times_as_fast(base.trial, member.trial)
+        members.append(replace(member, **told))
+    return replace(series, members=tuple(members))
 
 
 _MODEL, _IMAGE_SIZE = "vit-b16", 224
@@ -259,16 +242,12 @@ def _facts(series: Series) -> tuple[Fact, ...]:
     unlike = series.hosts == "several unlike hosts"
     clusters = dict.fromkeys(fact.cluster for fact in published().facts)
     cluster = next(name for name in clusters if (name in published().unlike_clusters) == unlike)
-    measured = published().of(
-        dataset=series.dataset, micro_batch=series.micro_batch, layout=layout, weak=weak, cluster=cluster
-    )
+    of = partial(published().of, dataset=series.dataset, micro_batch=series.micro_batch, weak=weak, cluster=cluster)
+    measured = of(layout=layout)
     if layout == "single-node" or not measured or measured[0].gpus == 1:
         return measured
     # On one GPU both layouts are the same.
-    alone = published().of(
-        dataset=series.dataset, micro_batch=series.micro_batch, layout="single-node", weak=weak, cluster=cluster
-    )
-    return (*(fact for fact in alone if fact.gpus == 1), *measured)
+    return (*(fact for fact in of(layout="single-node") if fact.gpus == 1), *measured)
 
 
 def _same_work(series: Series) -> bool:

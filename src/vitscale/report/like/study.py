@@ -127,17 +127,8 @@ class Selection:
     """Departures from the study's own figure."""
 
 
-@dataclass(frozen=True)
-class Lack:
-    """Why a figure cannot be drawn."""
-
-    reason: str
-    steps: tuple[str, ...]
-    """Lines of a study file and commands that would produce what is missing."""
-
-
-def select(figure: StudyFigure, series: Sequence[Series]) -> Selection | Lack:
-    """The series of a figure, or what is missing."""
+def select(figure: StudyFigure, series: Sequence[Series]) -> Selection | str:
+    """The series of a figure, or what is missing, in words."""
     fitting = [curve for curve in series if figure.mode in (None, curve.mode) and figure.hosts in (None, curve.hosts)]
     if figure.kind == "scaling":
         fitting = [curve for curve in fitting if len({member.gpus for member in curve.members}) > 1]
@@ -150,7 +141,7 @@ def select(figure: StudyFigure, series: Sequence[Series]) -> Selection | Lack:
         fitting, note = _of_micro_batch(fitting, figure.micro_batch)
         notes += note
     if not fitting:
-        return Lack(_reason(figure, series), steps_for(figure))
+        return _reason(figure, series)
     in_order = sorted(fitting, key=lambda curve: (curve.hosts != "one host", curve.dataset, curve.micro_batch))
     return Selection(tuple(in_order), tuple(notes))
 

@@ -31,7 +31,6 @@ _SOURCE = (
 _figure = partial(StudyFigure, "thesis", None)
 
 
-UNAVAILABLE = "unavailable"
 _SAID = {"h2d": "copy to device", "straggler wait": "waiting for ranks", "wire": "transfer"}
 _ORDER = (START_UP, *COMPUTE, *FACTORS, EVALUATION, CHECKPOINT)
 
@@ -62,10 +61,9 @@ def parts_table(material: Material) -> Table:
 
     def cells(member: Member) -> tuple[Cell, ...]:
         split = known[id(member.trial)]
-        if isinstance(split, str):
-            return (Cell(units.UNKNOWN), *(Cell(units.UNKNOWN) for _ in parts))
-        each = (Cell(units.seconds(split[name])) if name in split else Cell(units.UNKNOWN) for name in parts)
-        return (Cell(units.seconds(sum(split.values()))), *each)
+        told = split if isinstance(split, dict) else {}
+        each = (sum(told.values()) if told else None, *map(told.get, parts))
+        return (Cell(f"{member.gpus:,}"), *(Cell(units.seconds(part)) for part in each))
 
     why = sorted({reason for reason in known.values() if isinstance(reason, str)})
     notes = [f"Parts of a run are unavailable: {'; '.join(why)}."] if why else []
@@ -80,9 +78,7 @@ def parts_table(material: Material) -> Table:
     if not any("decoding" in split for split in splits):
         notes.append("Data wait is not split: nothing was decoded while training, or no record tells how long it took.")
     columns = ("GPUs", "whole run", *(_SAID.get(name, name) for name in parts))
-    return _table(
-        material, "Where the time of a whole run goes", columns, lambda m: (Cell(f"{m.gpus:,}"), *cells(m)), notes
-    )
+    return _table(material, "Where the time of a whole run goes", columns, cells, notes)
 
 
 def tables(material: Material) -> list[Table]:
@@ -119,7 +115,7 @@ def _training_cells(member: Member) -> tuple[Cell, ...]:
     efficiency = against.times(member.base_gpus / member.gpus) if against is not None and member.base_gpus else None
     return (
         Cell(f"{member.gpus:,}"),
-        Cell(", ".join(dict.fromkeys(devices)) or UNAVAILABLE),
+        Cell(", ".join(dict.fromkeys(devices)) or units.UNAVAILABLE),
         Cell(batch_text(trial)),
         _seconds(trial.epoch_seconds),
         _seconds(interval(whole) if whole else None),
@@ -139,11 +135,11 @@ def _breakdown(trial: TrialResult) -> dict[str, float] | str:
 
 
 def _seconds(value: Estimate | None) -> Cell:
-    return interval_cell(value, units.seconds) if value is not None else Cell(UNAVAILABLE)
+    return interval_cell(value, units.seconds) if value is not None else Cell(units.UNAVAILABLE)
 
 
 def _percent(value: float | None) -> str:
-    return UNAVAILABLE if value is None else units.percent(value)
+    return units.UNAVAILABLE if value is None else units.percent(value)
 
 
 THESIS = PublishedStudy(

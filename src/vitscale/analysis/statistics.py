@@ -226,6 +226,18 @@ def known_median(values: Iterable[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
+def known_mean(values: Iterable[float | None]) -> float | None:
+    """The mean of the known values; None where none is known."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def whole_mean(values: Sequence[float | None]) -> float | None:
+    """The mean of the values; None where any of them is unknown, or there is none."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known and len(known) == len(values) else None
+
+
 def welch_half(parts: Sequence[tuple[float, int]]) -> float:
     """Half the 95 % interval of a sum of independent figures, from their squared errors and degrees of freedom."""
     squared_error = sum(part for part, _ in parts)

@@ -9,7 +9,6 @@ than any run differs.
 from __future__ import annotations
 
 import bisect
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,7 +22,7 @@ from vitscale.analysis.runs.environments import differences, largest_like_group,
 from vitscale.analysis.runs.figures import LEARNED, PHASES, EpochFigures, LossByStep, RunFigures, all_run_figures
 from vitscale.analysis.runs.repeats import allocation_of, clusters_of, components, groups, looked_at, observations
 from vitscale.analysis.runs.resources import resource_figures
-from vitscale.analysis.statistics import interval, known_median
+from vitscale.analysis.statistics import interval, known_median, whole_mean
 from vitscale.analysis.time.breakdown import breakdown, combined
 from vitscale.analysis.time.traffic import traffic
 from vitscale.analysis.trials import Failure, LoaderFigures, TrialResult, checkpoint_cost
@@ -68,7 +67,6 @@ def summarise(
         known = observations(values, clusters)
         return interval(known, looked=looked) if known else None
 
-    elapsed = observations([figure.elapsed_epoch_seconds for figure in figures], clusters)
     explained = combined(
         [breakdown(run, own.steady_from or 0) for run, own in zip(used, figures, strict=True)], clusters
     )
@@ -92,7 +90,7 @@ def summarise(
         images_per_second=over_runs([figure.images_per_second for figure in figures]),
         epoch_seconds=over_runs([figure.epoch_seconds for figure in figures]),
         epoch_seconds_source="epochs" if "epochs" in sources else next(iter(sources), None),
-        elapsed_epoch_seconds=interval(elapsed, looked=looked) if elapsed else None,
+        elapsed_epoch_seconds=over_runs([figure.elapsed_epoch_seconds for figure in figures]),
         startup=_startup(figures),
         startup_seconds=known_median([figure.startup_seconds for figure in figures]),
         epochs=_mean_epochs(figures),
@@ -202,12 +200,6 @@ def _startup(figures: Sequence[RunFigures]) -> dict[str, float]:
     return {phase: seconds for phase, seconds in by_phase.items() if seconds is not None}
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    """The mean over runs; None if any has no finite value: a mean of the others would hide that it diverged."""
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if values and len(known) == len(values) else None
-
-
 def _mean_epochs(figures: Sequence[RunFigures]) -> tuple[EpochFigures, ...]:
     same: dict[int, list[EpochFigures]] = {}
     for epoch in (epoch for figure in figures for epoch in figure.epochs):
@@ -224,7 +216,7 @@ def _mean_epoch(of_runs: Sequence[EpochFigures]) -> EpochFigures | None:
         seconds=known_median([epoch.seconds for epoch in of_runs]),
         complete=all(epoch.complete for epoch in of_runs),
         runs=len(of_runs),
-        **{name: _mean([getattr(epoch, name) for epoch in of_runs]) for name in LEARNED},
+        **{name: whole_mean([getattr(epoch, name) for epoch in of_runs]) for name in LEARNED},
     )
 
 

@@ -15,7 +15,7 @@ from vitscale.analysis.runs.figures import EpochFigures, LossByStep, RunFigures
 from vitscale.analysis.runs.repeats import Components, clusters_of, observations
 from vitscale.analysis.runs.resources import ResourceFigures
 from vitscale.analysis.runs.steps import PaceSource
-from vitscale.analysis.statistics import known_median
+from vitscale.analysis.statistics import known_mean, known_median
 from vitscale.analysis.time.breakdown import Breakdown, combined
 from vitscale.analysis.time.traffic import Traffic
 from vitscale.present.estimate import Estimate
@@ -290,14 +290,12 @@ class TrialResult:
     @property
     def slow_share(self) -> float | None:
         """Share of the time after warm-up in slow steps that were set aside; mean over runs."""
-        known = [run.slow_share for run in self.runs if run.slow_share is not None]
-        return statistics.fmean(known) if known else None
+        return known_mean(run.slow_share for run in self.runs)
 
     @property
     def kept_slow_share(self) -> float | None:
         """Share of that time in slow steps that come too often to be set aside; mean over runs."""
-        known = [run.kept_slow_share for run in self.runs if run.kept_slow_share is not None]
-        return statistics.fmean(known) if known else None
+        return known_mean(run.kept_slow_share for run in self.runs)
 
     @property
     def effective_steps(self) -> float | None:

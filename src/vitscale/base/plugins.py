@@ -33,24 +33,29 @@ def package(kind: Kind, name: str) -> str | None:
     return None if entry is None else _package(entry)
 
 
-def load(kind: Kind, name: str, *needs: str, of: type = object) -> Any | None:
-    """The object that a package offers as `name`; None where none does.
+def known(kind: Kind, name: str, own: Mapping[str, T], *needs: str, of: type = object, next_step: str = "") -> T:
+    """The thing called `name`: one of vitscale's `own`, which nobody replaces, else what an installed package offers.
 
     Args:
         kind: kind of thing; its group is `vitscale.<kind>s`.
-        name: name of the entry point, which points at an object or at a class that makes one without arguments.
-        needs: methods that the object must have; "__call__" for a function.
+        name: name of the thing; an entry point leads to an object or to a class that makes one without arguments.
+        own: vitscale's own things.
+        needs: methods that a package's object must have; "__call__" for a function.
         of: class of which it must be an instance.
+        next_step: what to do where there is none.
 
     Raises:
-        RequestError: it cannot be imported, or is something else; the message names its package.
+        RequestError: there is none, with the names that there are; or a package's cannot be imported, or is something
+            else; the message names its package.
     """
+    if name in own:
+        return own[name]
     entry = _entry(kind, name)
     if entry is None:
-        return None
+        raise unknown(kind, name, {*own, *names(kind)}, next_step=next_step)
     try:
         loaded = entry.load()
-        made = loaded() if isinstance(loaded, type) else loaded
+        made: T = loaded() if isinstance(loaded, type) else loaded
     except (Exception, SystemExit) as error:  # a foreign module may do anything while it is imported
         raise _broken(kind, entry, fault(error)) from None
     if not isinstance(made, of):
@@ -58,20 +63,6 @@ def load(kind: Kind, name: str, *needs: str, of: type = object) -> Any | None:
     if lacking := [method for method in needs if not callable(getattr(made, method, None))]:
         raise _broken(kind, entry, f"it has no {' and no '.join(lacking)}")
     return made
-
-
-def known(kind: Kind, name: str, own: Mapping[str, T], *needs: str, of: type = object, next_step: str = "") -> T:
-    """The thing called `name`: one of vitscale's `own`, which nobody replaces, else an installed package's (`load`).
-
-    Raises:
-        RequestError: there is none, with the names that there are; or the package that offers it is broken.
-    """
-    if name in own:
-        return own[name]
-    loaded: T | None = load(kind, name, *needs, of=of)
-    if loaded is None:
-        raise unknown(kind, name, {*own, *names(kind)}, next_step=next_step)
-    return loaded
 
 
 def answer(kind: Kind, name: str, own: Container[str], ask: Callable[[], T], *of: type) -> T:

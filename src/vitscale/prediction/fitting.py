@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from vitscale.analysis.runs.steps import median
 from vitscale.prediction.evidence import Evidence, Point, Series
 from vitscale.prediction.levelled import draw_levelled
 from vitscale.prediction.likelihood import Likelihood, by_name
@@ -168,10 +167,10 @@ def _misfits(points: tuple[Point, ...], steps: Array, job_to_job: float) -> tupl
         steps: the model's, (draws, points).
         job_to_job: what runs are known to differ by.
     """
-    apart = np.concatenate([np.log(point.step_seconds) - median(np.log(point.step_seconds)) for point in points])
+    apart = np.concatenate([np.log(point.step_seconds) - np.median(np.log(point.step_seconds)) for point in points])
     beyond_first = len(apart) - len(points)
     # Robustly: one run that hung must not widen what runs differ by.
-    own = 1.4826 * median(np.abs(apart)) if beyond_first >= len(points) else job_to_job
+    own = 1.4826 * float(np.median(np.abs(apart))) if beyond_first >= len(points) else job_to_job
     misfits = []
     for point, of_model in zip(points, medians(steps), strict=True):
         measured = statistics.median(point.step_seconds)

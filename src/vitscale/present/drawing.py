@@ -16,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from vitscale.base.files import whole_file
 from vitscale.present.document import View
 
 FIGURE_FORMATS = ("png", "svg", "pdf")
@@ -23,6 +24,7 @@ VEGA_LITE = "6.4"
 """The version that charts are written for, as vl-convert names it."""
 _LETTERS = {"text": 66, "subtitle": 84}
 """Number of letters that fit in a line of a picture's title."""
+_HOW: dict[str, dict[str, Any]] = {"png": {"scale": 2}, "html": {"bundle": True}}
 _EXPORTED = "window.vegaEmbed = vegaEmbed;"
 
 
@@ -80,15 +82,7 @@ def picture(view: View, kind: str) -> bytes:
     spec = view.titled | {"config": LIGHT}
     # A picture is as wide as its chart: a longer line of its title would be cut.
     spec["title"] = {key: textwrap.wrap(text, _LETTERS[key]) for key, text in spec["title"].items()}
-    drawn: str | bytes
-    if kind == "png":
-        drawn = vl_convert.vegalite_to_png(spec, vl_version=VEGA_LITE, scale=2)
-    elif kind == "pdf":
-        drawn = vl_convert.vegalite_to_pdf(spec, vl_version=VEGA_LITE)
-    elif kind == "html":
-        drawn = vl_convert.vegalite_to_html(spec, vl_version=VEGA_LITE, bundle=True)
-    else:
-        drawn = vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE)
+    drawn: str | bytes = getattr(vl_convert, f"vegalite_to_{kind}")(spec, vl_version=VEGA_LITE, **_HOW.get(kind, {}))
     return drawn.encode() if isinstance(drawn, str) else drawn
 
 
@@ -166,17 +160,9 @@ def library() -> bytes:
     except (OSError, EOFError, zlib.error):
         script = vl_convert.javascript_bundle(_EXPORTED, vl_version=VEGA_LITE)
         content = gzip.compress(script.encode(), 9, mtime=0)
-        with contextlib.suppress(OSError):  # a page can be made without a home
-            _keep(kept, content)
+        with (
+            contextlib.suppress(OSError),
+            whole_file(kept, make_folder=True) as file,
+        ):  # a page can be made without a home
+            file.write(content)
     return content
-
-
-def _keep(path: Path, content: bytes) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_bytes(content)
-        draft.replace(path)
-    except OSError:
-        draft.unlink(missing_ok=True)
-        raise

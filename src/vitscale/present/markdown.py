@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
 from vitscale.present.document import Block, Bullets, Code, Document, Figure, Finding, Paragraph, Section, Table, plain
@@ -36,7 +37,7 @@ def _block(block: Block, depth: int) -> Iterator[str]:
             message, advice = escaped(block.message.rstrip(".")), escaped(block.advice.rstrip("."))
             yield from (f"- {block.severity}: **{escaped(block.kind)}**{key}: {message}. {advice}.{source}", "")
         case Code():
-            fence = "`" * max(3, 1 + max((_longest_run(line) for line in block.lines), default=0))
+            fence = "`" * max(3, 1 + max(map(len, re.findall("`+", "\n".join(block.lines))), default=0))
             yield from (fence, *map(plain, block.lines), fence, "")
         case Table():
             yield from _table(block, depth)
@@ -68,14 +69,6 @@ def _row(cells: Iterable[str]) -> str:
 def _bullets(items: Iterable[str]) -> Iterator[str]:
     lines = [f"- {item}" for item in items]
     yield from [*lines, ""] if lines else []
-
-
-def _longest_run(text: str) -> int:
-    longest = run = 0
-    for character in text:
-        run = run + 1 if character == "`" else 0
-        longest = max(longest, run)
-    return longest
 
 
 def _code(text: str) -> str:

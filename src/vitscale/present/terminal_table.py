@@ -38,12 +38,7 @@ def table_lines(table: Table, width: int) -> tuple[LaidTable, ...]:
     if not table.columns:
         return ()
     alike: list[str] = []
-    for _ in table.columns:
-        if _fits(table, width):
-            break
-        at = _dispensable(table)
-        if at is None:
-            break
+    while not _fits(table, width) and (at := _dispensable(table)) is not None:
         if _constant(table, at) and (text := next(_cells_at(table, at))) not in (UNKNOWN, ""):
             alike.append(f"{plain(table.columns[at].heading)} {text}")
         table = _without(table, at)

@@ -87,12 +87,6 @@ NO_LAUNCH = (
 )
 
 
-class _Span(NamedTuple):
-    name: str
-    start_ns: int
-    end_ns: int
-
-
 def steps_on_cpu(events: Sequence[Event], steps: Sequence[int], block: int) -> list[ExplainedLine]:
     """The lines of one block on a host that computes.
 
@@ -215,15 +209,14 @@ def steps_on_cuda(
     if world_size > 1 and not collectives:
         block_wide = dict.fromkeys((*of_norms.exposed, COMMUNICATION), NO_NCCL) | block_wide
     # Nothing runs before it is launched, so the device's clock is at least so much behind the host's.
-    behind = max((launch - event.start_ns for launch, event in on_device), default=0)
-    behind = max(behind, 0)
+    behind = max([0, *(launch - event.start_ns for launch, event in on_device)])
     lines = []
     first = min((event.start_ns for _, event in on_device), default=None)
     for step, span in list(zip(steps, annotated.steps, strict=True))[not first_is_whole :]:
         begin = ends.before(span.start_ns)
         begin = (first if first_is_whole and first is not None else span.start_ns - behind) if begin is None else begin
         end = max(ends.before(span.end_ns) or begin, begin)
-        axis = _Span(STEP, begin, end)
+        axis = Event("annotation", STEP, begin, end, 0)
         inside: Interval = (begin, end)
         phases, reached = [], begin
         of_step = annotated.phases(span)
@@ -268,7 +261,7 @@ def _around(disjoint: Sequence[Interval], inside: Interval) -> Sequence[Interval
     return disjoint[first : bisect.bisect_left(disjoint, inside[1], first, key=lambda interval: interval[0])]
 
 
-def _between(launches: Sequence[tuple[int, _Value]], span: _Span) -> Sequence[tuple[int, _Value]]:
+def _between(launches: Sequence[tuple[int, _Value]], span: Event) -> Sequence[tuple[int, _Value]]:
     """Those of many launches, in order, that fall into a span."""
     first = bisect.bisect_left(launches, span.start_ns, key=lambda pair: pair[0])
     return launches[first : bisect.bisect_left(launches, span.end_ns, first, key=lambda pair: pair[0])]
@@ -299,7 +292,7 @@ def _without_launch(on_device: Sequence[tuple[int, Event]], launched: Mapping[in
 
 
 def _lost(
-    work: Sequence[tuple[int, bool]], step: _Span, phases: Sequence[_Span], exposed: Sequence[str]
+    work: Sequence[tuple[int, bool]], step: Event, phases: Sequence[Event], exposed: Sequence[str]
 ) -> dict[str, str]:
     """The parts of a step that are unknown because something was launched in it and never seen to run.
 
@@ -381,28 +374,24 @@ class _Annotations:
     """The steps and phases of a profile, in order."""
 
     def __init__(self, events: Iterable[Event]) -> None:
-        unordered = (
-            _Span(event.name, event.start_ns, event.end_ns)
-            for event in events
-            if event.kind == "annotation" and event.name.startswith(PHASE_PREFIX)
-        )
-        spans = sorted(unordered, key=lambda span: span.start_ns)
+        annotations = (e for e in events if e.kind == "annotation" and e.name.startswith(PHASE_PREFIX))
+        spans = sorted(annotations, key=lambda span: span.start_ns)
         self.steps = [span for span in spans if span.name == STEP]
         phases = get_args(PhaseName)
         self._phases = [(s.start_ns, s) for s in spans if s.name.removeprefix(PHASE_PREFIX) in phases]
         self._untold = [(s.start_ns, s) for s in spans if s.name.startswith(UNTOLD_PHASES)]
 
-    def phases(self, step: _Span) -> list[_Span]:
+    def phases(self, step: Event) -> list[Event]:
         """The phases that begin in a step."""
         return [phase for _, phase in _between(self._phases, step)]
 
-    def untold(self, step: _Span) -> dict[str, str]:
+    def untold(self, step: Event) -> dict[str, str]:
         """The parts of a step that its annotations cannot tell, and why."""
         said = (span.name.removeprefix(UNTOLD_PHASES).partition(" ") for _, span in _between(self._untold, step))
         return {part: why for parts, _, why in said for part in parts.split(",")}
 
 
-def _phase(span: _Span) -> PhaseName:
+def _phase(span: Event) -> PhaseName:
     name: PhaseName = span.name.removeprefix(PHASE_PREFIX)  # type: ignore[assignment]  # `_Annotations` has looked
     return name
 
@@ -411,5 +400,5 @@ def _operation(kernel: Event) -> str:
     return operation(kernel.operation) if kernel.operation else operation_of_kernel(kernel.name)
 
 
-def _seconds(start_ns: float, end_ns: float, step: _Span) -> tuple[float, float]:
+def _seconds(start_ns: float, end_ns: float, step: Event) -> tuple[float, float]:
     return (round((start_ns - step.start_ns) / 1e9, 7), round((end_ns - step.start_ns) / 1e9, 7))

@@ -72,7 +72,6 @@ class _Typed(_Raw):
 
 
 _TYPED = msgspec.json.Decoder(list[_Typed])
-_ARGUMENTS = {name: _RENAMED.get(name, name) for name in _Arguments.__struct_fields__}
 
 
 def beginning(path: Path) -> bytes:
@@ -229,15 +228,9 @@ def _mended(text: bytes) -> str:
 
 def _lenient(value: object) -> Any:
     """An event from any JSON value; one that is no event has no phase, and is passed over."""
-    if not isinstance(value, dict):
-        return _Raw()
-    arguments = value.get("args")
-    taken = None
-    if isinstance(arguments, dict):
-        taken = _Arguments(**{ours: arguments[name] for ours, name in _ARGUMENTS.items() if name in arguments})
-    return _Raw(
-        **{name: value[name] for name in _Raw.__struct_fields__ if name in value and name != "args"}, args=taken
-    )
+    raw = msgspec.convert(value, _Raw) if isinstance(value, dict) else _Raw()
+    raw.args = msgspec.convert(raw.args, _Arguments) if isinstance(raw.args, dict) else None
+    return raw
 
 
 def nanoseconds(microseconds: object) -> int | None:

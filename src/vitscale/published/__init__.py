@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 _FILE = Path(__file__).parent / "facts.json"
 
 Layout = Literal["single-node", "one-gpu-per-node"]
-_LAYOUTS: tuple[Layout, ...] = ("single-node", "one-gpu-per-node")
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,16 @@ class Published:
         return tuple(sorted(facts, key=lambda fact: (fact.cluster, fact.layout, fact.gpus)))
 
 
+class _Cluster(msgspec.Struct):
+    unlike: bool
+
+
+class _File(msgspec.Struct):
+    source: Source
+    clusters: dict[str, _Cluster]
+    facts: tuple[Fact, ...]
+
+
 @functools.cache
 def published() -> Published:
     """The study of arXiv 2602.21081, read once.
@@ -95,25 +105,6 @@ def published() -> Published:
     Raises:
         ValueError: the package's own file is damaged.
     """
-    content = json.loads(_FILE.read_text(encoding="utf-8"))
-    source = content["source"]
-    return Published(
-        Source(*(str(source[key]) for key in ("title", "arxiv", "raw_data", "workload"))),
-        tuple(str(name) for name, cluster in content["clusters"].items() if cluster["unlike"]),
-        tuple(
-            Fact(
-                cluster=str(fact["cluster"]),
-                devices=tuple(map(str, fact["devices"])),
-                layout=_LAYOUTS[_LAYOUTS.index(fact["layout"])],
-                dataset=str(fact["dataset"]),
-                fraction=float(fact["fraction"]),
-                micro_batch=int(fact["micro_batch"]),
-                precision=str(fact["precision"]),
-                gpus=int(fact["gpus"]),
-                runs=int(fact["runs"]),
-                epochs=int(fact["epochs"]),
-                epoch_seconds=float(fact["epoch_seconds"]),
-            )
-            for fact in content["facts"]
-        ),
-    )
+    content = msgspec.json.decode(_FILE.read_bytes(), type=_File)
+    unlike = tuple(name for name, cluster in content.clusters.items() if cluster.unlike)
+    return Published(content.source, unlike, content.facts)

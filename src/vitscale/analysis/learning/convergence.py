@@ -26,7 +26,7 @@ from itertools import pairwise
 from vitscale.analysis.runs.figures import RunFigures
 from vitscale.analysis.runs.repeats import Clusters, observations
 from vitscale.analysis.runs.steps import common_steps, whole_epochs_alone
-from vitscale.analysis.statistics import finite_or_none, interval
+from vitscale.analysis.statistics import finite_or_none, interval, whole_mean
 from vitscale.present.estimate import Estimate
 from vitscale.store.records import EpochLine, GradientLine
 from vitscale.store.results import Run
@@ -216,13 +216,11 @@ def _to_target(
 
 def _mean_point(same: Sequence[AccuracyPoint]) -> AccuracyPoint:
     """One epoch over all runs; a value is unknown if it is unknown for one of them."""
-    accuracies = [point.held_out_accuracy for point in same if point.held_out_accuracy is not None]
-    seconds = [point.seconds for point in same if point.seconds is not None]
     return AccuracyPoint(
         epoch=same[0].epoch,
         images=same[0].images,
-        seconds=statistics.fmean(seconds) if len(seconds) == len(same) else None,
-        held_out_accuracy=statistics.fmean(accuracies) if len(accuracies) == len(same) else None,
+        seconds=whole_mean([point.seconds for point in same]),
+        held_out_accuracy=whole_mean([point.held_out_accuracy for point in same]),
     )
 
 

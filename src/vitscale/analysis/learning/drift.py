@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -97,7 +98,7 @@ def between_runs(run: tuple[int, Losses], reference: TrialResult) -> LossDiffere
 
 
 def _first_losses(figures: RunFigures) -> Losses:
-    return dict(figures.loss_by_step[:STEPS])
+    return dict(islice(figures.loss_by_step, STEPS))
 
 
 def seeded(result: TrialResult) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from vitscale.analysis.quality.wording import count, name, note, warning
 from vitscale.analysis.runs.environments import (
@@ -16,7 +17,9 @@ from vitscale.analysis.scaling import CurveResult
 from vitscale.analysis.trials import TrialResult
 from vitscale.present.document import Finding
 from vitscale.present.units import rough_percent as percent
+from vitscale.store.results import Run
 
+_Seen = TypeVar("_Seen")
 _THROTTLED = 0.01
 """Share of the time above which throttling is reported: below it no step time changes by more than that."""
 
@@ -64,14 +67,16 @@ def unlike_points(curves: Sequence[CurveResult]) -> Iterable[Finding]:
             )
 
 
+def _by_trial(measured: Sequence[TrialResult], look: Callable[[Run], _Seen]) -> dict[str, _Seen]:
+    """Identity of a trial to what a look at its runs tells, where it tells anything."""
+    return {
+        trial.trial_id: seen for trial in measured for run in in_unlike_places(trial.records) if (seen := look(run))
+    }
+
+
 def oversubscribed(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Ranks that shared cores or a GPU."""
-    shared = {
-        trial.trial_id: how
-        for trial in measured
-        for run in in_unlike_places(trial.records)
-        if (how := oversubscription(run))
-    }
+    shared = _by_trial(measured, oversubscription)
     if shared:
         yield warning(
             "oversubscribed",
@@ -84,12 +89,7 @@ def oversubscribed(measured: Sequence[TrialResult]) -> Iterable[Finding]:
 
 def ill_placed(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Ranks that shared physical cores, lay far from their GPU, or left GPUs idle."""
-    shared = {
-        trial.trial_id: how
-        for trial in measured
-        for run in in_unlike_places(trial.records)
-        if (how := shared_physical_cores(run))
-    }
+    shared = _by_trial(measured, shared_physical_cores)
     if shared:
         yield warning(
             "shared-physical-cores",
@@ -98,12 +98,7 @@ def ill_placed(measured: Sequence[TrialResult]) -> Iterable[Finding]:
             "Use fewer launch.threads_per_rank, or bind each rank to whole cores.",
             shared,
         )
-    far = {
-        trial.trial_id: ranks
-        for trial in measured
-        for run in in_unlike_places(trial.records)
-        if (ranks := off_their_gpus_node(run))
-    }
+    far = _by_trial(measured, off_their_gpus_node)
     if far:
         ranks = next(iter(far.values()))
         yield warning(
@@ -113,15 +108,7 @@ def ill_placed(measured: Sequence[TrialResult]) -> Iterable[Finding]:
             "Leave the binding to vitscale, ask for cores on every socket, or use fewer launch.threads_per_rank.",
             far,
         )
-    idle = {
-        trial.trial_id: most
-        for trial in measured
-        if (
-            most := max(
-                (e.gpus_unused or 0 for run in in_unlike_places(trial.records) for e in environments(run)), default=0
-            )
-        )
-    }
+    idle = _by_trial(measured, lambda run: max((e.gpus_unused or 0 for e in environments(run)), default=0))
     if idle:
         yield note(
             "gpus-unused",

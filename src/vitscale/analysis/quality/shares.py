@@ -8,13 +8,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from operator import itemgetter
 
 from vitscale.analysis.quality.wording import count, name, note, warning
 from vitscale.analysis.runs.environments import environments
 from vitscale.analysis.runs.figures import RunFigures
-from vitscale.analysis.runs.steps import common_steps, explained_ranks
-from vitscale.analysis.time.exposure import computing_seconds
+from vitscale.analysis.time.exposure import computing_seconds, explained
 from vitscale.analysis.trials import TrialResult
 from vitscale.present.document import Finding
 from vitscale.present.units import rough_percent as percent
@@ -129,16 +127,14 @@ def gain(result: TrialResult, speeds: Sequence[float]) -> float:
 
 def _seconds_per_image(run: Run, steady_from: int) -> Iterator[tuple[float, ...]]:
     """Seconds of forward and backward per image and rank, for each full step from `steady_from` that all explained."""
-    numbers = [rank.rank for rank in explained_ranks(run)]
     of_ranks = {rank.rank: Steps.of(rank.steps) for rank in run.ranks}
-    for lines in common_steps(run, lambda rank: [line for line in rank.explained if line.step >= steady_from]):
+    for lines in explained(run, steady_from):
         images: dict[int, int] = {}
         for rank, steps in of_ranks.items():
-            if len(own := steps.images[steps.step == lines[0].step]):
+            if len(own := steps.images[steps.step == lines[0][1].step]):
                 images[rank] = int(own[-1])
         if sum(images.values()) != run.header.trial.global_batch or min(images.values()) < 1:
             continue
-        by_rank = sorted(zip(numbers, lines, strict=True), key=itemgetter(0))
-        seconds = [computing_seconds(line) / images[rank] if rank in images else 0.0 for rank, line in by_rank]
+        seconds = [computing_seconds(line) / images[rank] if rank in images else 0.0 for rank, line in lines]
         if min(seconds) > 0:
             yield tuple(seconds)

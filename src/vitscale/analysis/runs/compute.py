@@ -21,7 +21,7 @@ from vitscale.analysis.runs.figures import RunFigures
 from vitscale.analysis.runs.steps import LIGHT
 from vitscale.errors import VitscaleError
 from vitscale.store.lines import Steps
-from vitscale.store.records import EnergyReading, RankRecord
+from vitscale.store.records import RankRecord
 from vitscale.store.results import Run
 from vitscale.trial.model_cost import training_flops
 from vitscale.trial.trial import Precision, Trial
@@ -304,30 +304,24 @@ def energy_per_image(run: Run, spans: Mapping[int, range]) -> Energy:
 
 
 def _of_epoch(run: Run, epoch: int) -> float | str:
-    readings = {
-        rank.rank: next((line.energy for line in rank.resources if line.epoch == epoch), None) for rank in run.ranks
-    }
-    return _joules(readings, {r.rank: r.start.environment.host if r.start else "" for r in run.ranks})
-
-
-def _joules(readings: Mapping[int, EnergyReading | None], host_of: Mapping[int, str]) -> float | str:
-    """The sum over one epoch's devices, or why it is unknown."""
+    """The joules of one epoch, summed over the ranks' devices, or why they are unknown."""
     counted: set[str] = set()
     covered_hosts: set[str] = set()
     without: list[tuple[str, str]] = []
     total = 0.0
-    for rank in sorted(readings):
-        reading = readings[rank]
+    for rank in sorted(run.ranks, key=lambda rank: rank.rank):
+        reading = next((line.energy for line in rank.resources if line.epoch == epoch), None)
+        host = rank.start.environment.host if rank.start else ""
         if reading is None or reading.joules is None:
-            without.append((host_of[rank], (reading.reason if reading else None) or NOT_RECORDED))
+            without.append((host, (reading.reason if reading else None) or NOT_RECORDED))
             continue
         devices = set(reading.devices)
         if reading.source and reading.source.startswith(_WHOLE_HOST):
-            covered_hosts.add(host_of[rank])
+            covered_hosts.add(host)
         if devices and devices <= counted:
             continue  # ranks that share a device each read the whole of it
         if devices & counted:
-            return f"rank {rank} measured some of the devices of another rank, and others"
+            return f"rank {rank.rank} measured some of the devices of another rank, and others"
         counted |= devices
         total += reading.joules
     return next((reason for host, reason in without if host not in covered_hosts), total)

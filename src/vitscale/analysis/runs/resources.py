@@ -6,7 +6,6 @@ all epochs.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -18,7 +17,7 @@ from vitscale.analysis.runs.environments import environments
 from vitscale.analysis.runs.figures import RunFigures
 from vitscale.analysis.runs.repeats import Clusters, over_runs
 from vitscale.analysis.runs.steps import LIGHT, Integers
-from vitscale.analysis.statistics import known_median
+from vitscale.analysis.statistics import known_mean, known_median, whole_mean
 from vitscale.present.estimate import Estimate
 from vitscale.store.lines import Steps
 from vitscale.store.records import GPU_LIMITS, GpuSamples, RankRecord, ResourcesLine
@@ -150,12 +149,6 @@ class _RunUse:
         held = [(rank.held_seconds, computed[rank.host]) for rank in self.ranks]
         return _highest(seconds and seconds / (seconds + used) for seconds, used in held)
 
-    def mean(self, figure: Callable[[_RankUse], float | None]) -> float | None:
-        """Mean over ranks; None where a rank lacks it."""
-        values = [figure(rank) for rank in self.ranks]
-        known = [value for value in values if value is not None]
-        return statistics.fmean(known) if known and len(known) == len(values) else None
-
 
 def resource_figures(
     runs: Sequence[Run], figures: Sequence[RunFigures], clusters: Clusters = None, looked: int = 0
@@ -170,9 +163,8 @@ def resource_figures(
     ranks = [rank for use in used for rank in use.ranks]
     lines = [line for rank in ranks for line in rank.all_lines]
     samples = [seen for rank in ranks for seen in rank.gpu]
-    sampled = used if samples else ()
     by_rank = _by_rank(used)
-    utilisation = _mean_of([rank.gpu_utilisation for rank in by_rank])
+    utilisation = whole_mean([rank.gpu_utilisation for rank in by_rank])
     joules = [use.energy.joules_per_image for use in used]
     mfu = over_runs([use.compute.mfu for use in used], clusters, looked)
     return ResourceFigures(
@@ -181,25 +173,27 @@ def resource_figures(
         cuda_allocated_bytes=_highest(line.cuda_allocated_bytes for line in lines),
         cuda_reserved_bytes=_highest(line.cuda_reserved_bytes for line in lines),
         cuda_device_bytes=_highest(line.cuda_device_bytes for line in lines),
-        cpu_utilisation=_mean_of([rank.cpu_utilisation for rank in by_rank]),
+        cpu_utilisation=whole_mean([rank.cpu_utilisation for rank in by_rank]),
         cpu_utilisation_of_quota=known_median(use.of_quota for use in used),
-        cpu_throttled_share=_known_mean(use.held_share for use in used),
+        cpu_throttled_share=known_mean(use.held_share for use in used),
         gpu_utilisation=utilisation,
         sm_clock_mhz=known_median(
-            use.mean(lambda r: r.gpu_mean(lambda gpu: gpu.sm_clock_mhz_median)) for use in sampled
+            whole_mean([r.gpu_mean(lambda gpu: gpu.sm_clock_mhz_median) for r in use.ranks]) for use in used
         ),
         sm_clock_mhz_min=min(
             (gpu.sm_clock_mhz_min for gpu in samples if gpu.sm_clock_mhz_min is not None), default=None
         ),
         temperature_celsius_max=_highest(gpu.temperature_celsius_max for gpu in samples),
-        power_watts=known_median(use.mean(lambda r: r.gpu_mean(lambda gpu: gpu.power_watts_mean)) for use in sampled),
+        power_watts=known_median(
+            whole_mean([r.gpu_mean(lambda gpu: gpu.power_watts_mean) for r in use.ranks]) for use in used
+        ),
         throttle_reasons=tuple(sorted({reason for gpu in samples for reason in gpu.throttle_reasons})),
-        throttled_share=_known_mean(
-            _highest(rank.gpu_mean(lambda gpu: gpu.throttled_share) for rank in use.ranks) for use in sampled
+        throttled_share=known_mean(
+            _highest(rank.gpu_mean(lambda gpu: gpu.throttled_share) for rank in use.ranks) for use in used
         ),
         limits=tuple(sorted({limit for gpu in samples for limit in gpu.limits or ()})),
-        limited_share=_known_mean(
-            _highest(rank.gpu_mean(lambda gpu: gpu.limited_share) for rank in use.ranks) for use in sampled
+        limited_share=known_mean(
+            _highest(rank.gpu_mean(lambda gpu: gpu.limited_share) for rank in use.ranks) for use in used
         ),
         power_limit_watts=tuple(
             sorted(
@@ -291,18 +285,7 @@ def _of_quota(run: Run, ranks: Sequence[_RankUse]) -> float | None:
         for host, quota in quota_of.items()
         if quota > 0
     ]
-    return statistics.fmean(shares) if shares else None
-
-
-def _mean_of(ranks: Sequence[float | None]) -> float | None:
-    """The mean over ranks of what each is over runs; None where a rank's is unknown."""
-    known = [value for value in ranks if value is not None]
-    return statistics.fmean(known) if known and len(known) == len(ranks) else None
-
-
-def _known_mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
+    return known_mean(shares)
 
 
 def _by_rank(used: Sequence[_RunUse]) -> tuple[RankResources, ...]:

@@ -130,11 +130,6 @@ def _common_places(ranks: Sequence[Steps]) -> list[Integers]:
     ]
 
 
-def run_steps(run: Run) -> RunSteps:
-    """The steps of a run; none if a rank is missing."""
-    return RunSteps.of([recorded_steps(run)])
-
-
 def recorded_steps(run: Run) -> list[Steps]:
     """The steps of each rank as it recorded them; empty if a rank is missing."""
     complete = run.ranks and len(run.ranks) >= len(run.ranks_needed)
@@ -188,11 +183,6 @@ def step_kinds(steps: RunSteps) -> npt.NDArray[np.uint8]:
         kinds[begins[(counts > 1) & (begins > 0)]] = FIRST
         kinds[images < images.max()] = SHORT
     return kinds
-
-
-def median(values: Floats) -> float:
-    """`statistics.median` for an array."""
-    return float(medians(values[np.newaxis])[0])
 
 
 def medians(values: Floats) -> Floats:

@@ -28,8 +28,8 @@ import numpy as np
 
 from vitscale.analysis.runs import steps as step_figures
 from vitscale.analysis.runs.repeats import Clusters, observations
-from vitscale.analysis.statistics import mean_interval
-from vitscale.analysis.time.exposure import RankExposure, exposures, step_parts, unprofiled
+from vitscale.analysis.statistics import known_median, mean_interval, whole_mean
+from vitscale.analysis.time.exposure import RankExposure, explained, exposures, step_parts, unprofiled
 from vitscale.base.time_spans import length
 from vitscale.present.estimate import Estimate
 from vitscale.store.records import COMMUNICATION, EXPOSED, PARTS, ExplainedLine
@@ -171,13 +171,9 @@ def breakdown(run: Run, steady_from: int = 0) -> Breakdown | None:
         run: the run, with the records of all ranks.
         steady_from: the first step after warm-up (`RunFigures.steady_from`); those before it are left out.
     """
-    if not any(rank.explained for rank in run.ranks):
+    steps = [_step(lines) for lines in explained(run, steady_from)]
+    if not steps:
         return None
-    numbers = [rank.rank for rank in step_figures.explained_ranks(run)]
-    common = step_figures.common_steps(run, lambda rank: [line for line in rank.explained if line.step >= steady_from])
-    if not common:
-        return None
-    steps = [_step(sorted(zip(numbers, of_step, strict=True), key=lambda pair: pair[0])) for of_step in common]
     whole = [step for step in steps if _is_whole(step[0])] or steps
     reasons = {part: why for _, of_step, _ in whole for part, why in of_step.items()}
     lossy = [of_step for ranks, of_step, _ in steps if not _is_whole(ranks)] if whole is not steps else []
@@ -257,18 +253,16 @@ def combined(
     each = [[run] for run in range(len(by_run))] if clusters is None else clusters
     together = [[known.ranks for run in own if (known := by_run[run]) is not None] for own in each]
     means = [[_mean(same) for same in zip(*ranks, strict=True)] for ranks in together if ranks]
-    overheads = [run.overhead for run in explained if run.overhead is not None]
-    attached = [run.attached_overhead for run in explained if run.attached_overhead is not None]
     return Breakdown(
         ranks=tuple(_mean(same) for same in zip(*means, strict=True)),
         steps=sum(run.steps for run in explained),
         reasons=reasons,
-        overhead=statistics.median(overheads) if overheads else None,
+        overhead=known_median(run.overhead for run in explained),
         straggler=_common_straggler(by_run, clusters),
         by_run=tuple(by_run),
         clusters=clusters,
         typical_rank=typical_rank,
-        attached_overhead=statistics.median(attached) if attached else None,
+        attached_overhead=known_median(run.attached_overhead for run in explained),
         left_out=(
             *(why for run in every for why in run.left_out),
             *(_loss(run.reasons, reasons) for run in lossy for _ in range(run.steps)),
@@ -308,18 +302,13 @@ def _parts(line: ExplainedLine, exposure: RankExposure) -> RankParts:
 
 
 def _mean(some: Sequence[RankParts]) -> RankParts:
-    parts = {name: _mean_of([rank.parts[name] for rank in some]) for name in PARTS}
+    parts = {name: whole_mean([rank.parts[name] for rank in some]) for name in PARTS}
     return RankParts(
         some[0].rank,
         statistics.fmean(rank.seconds for rank in some),
         parts,
-        _mean_of([rank.exposed_seconds for rank in some]),
+        whole_mean([rank.exposed_seconds for rank in some]),
     )
-
-
-def _mean_of(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if len(known) == len(values) else None
 
 
 def _straggler(means: Sequence[RankParts], earliness: Sequence[Mapping[int, float]]) -> Straggler | None:
@@ -362,13 +351,12 @@ def _common_straggler(by_run: Sequence[Breakdown | None], clusters: Clusters) ->
     ranks = [straggler.rank for straggler in named]
     rank = max(sorted(set(ranks)), key=ranks.count)
     same = [straggler for straggler in named if straggler.rank == rank]
-    slower = [straggler.slower_by for straggler in same if straggler.slower_by is not None]
     of_runs = [
         (run.straggler.share_of_steps if run.straggler and run.straggler.rank == rank else 0.0) if run else None
         for run in by_run
     ]
     share = mean_interval(observations(of_runs, clusters, statistics.fmean), most=1.0)
-    return Straggler(rank, share.value, statistics.median(slower) if slower else None, share)
+    return Straggler(rank, share.value, known_median(straggler.slower_by for straggler in same), share)
 
 
 def _overheads(run: Run, steady_from: int) -> tuple[float | None, float | None, float | None]:
@@ -380,7 +368,7 @@ def _overheads(run: Run, steady_from: int) -> tuple[float | None, float | None, 
             before the profiler; and the seconds of the mean light one. Explained steps that nothing marks, as in
             traces, are none of these.
     """
-    steps = step_figures.run_steps(run)
+    steps = step_figures.RunSteps.of([step_figures.recorded_steps(run)])
     (elapsed,), kinds = step_figures.elapsed_seconds(steps), step_figures.step_kinds(steps)
 
     explained = [line.step for line in run.ranks[0].explained]
@@ -407,7 +395,6 @@ def _overheads(run: Run, steady_from: int) -> tuple[float | None, float | None, 
         beside = some[kinds[some] == kind]
         around = [*beside[beside < min(block)][-_NEIGHBOURS:], *beside[beside > max(block)][:_NEIGHBOURS]]
         ratios.append(slower(np.array(block), np.array(around, dtype=np.int64)))
-    known = [ratio for ratio in ratios if ratio is not None]
     light, attached = (some[kinds[some] == step_figures.WHOLE] for some in (light, attached))
     seconds = float(elapsed[light].mean()) if len(light) else None
-    return statistics.median(known) if known else None, slower(attached, light[-len(attached) :]), seconds
+    return known_median(ratios), slower(attached, light[-len(attached) :]), seconds

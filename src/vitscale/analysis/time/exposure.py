@@ -187,9 +187,16 @@ _PART_OF_PHASE = {
 }  # fmt: skip
 
 
+def explained(run: Run, steady_from: int = 0) -> list[list[tuple[int, ExplainedLine]]]:
+    """(rank, line) of all ranks, by rank, for each step from `steady_from` that every rank of a run explained."""
+    numbers = [rank.rank for rank in explained_ranks(run)]
+    common = common_steps(run, lambda rank: [line for line in rank.explained if line.step >= steady_from])
+    return [sorted(zip(numbers, lines, strict=True), key=lambda pair: pair[0]) for lines in common]
+
+
 def explained_steps(run: Run) -> tuple[int, ...]:
     """The steps that every rank of a run explained, in order; none where a rank's record is missing."""
-    return tuple(lines[0].step for lines in common_steps(run, lambda rank: rank.explained))
+    return tuple(lines[0][1].step for lines in explained(run))
 
 
 def lanes(run: Run, step: int) -> dict[int, dict[str, list[Interval]]]:

@@ -25,7 +25,7 @@ from dataclasses import replace
 
 from vitscale.analysis.runs.figures import RunFigures
 from vitscale.analysis.runs.repeats import observations
-from vitscale.analysis.scaling import CurveResult, Point
+from vitscale.analysis.scaling import CurveResult
 from vitscale.analysis.statistics import ratio
 from vitscale.analysis.time import waterfall as of_epoch
 from vitscale.analysis.trials import TrialResult
@@ -110,23 +110,14 @@ def run_breakdown(trial: TrialResult) -> Mapping[str, float]:
 
 def run_waterfalls(curve: CurveResult, trials: Mapping[str, TrialResult]) -> tuple[of_epoch.Waterfall, ...]:
     """The waterfall of the whole run for each trial of a curve but its baseline, like `waterfalls` for an epoch."""
-    of_runs = []
-    for waterfall in of_epoch.waterfalls(curve, trials):
-        point = next(point for point in curve.points if point.trial_id == waterfall.trial_id)
-        of_runs.append(_of_run(waterfall, curve, point, trials))
-    return tuple(of_runs)
+    return tuple(_of_run(waterfall, trials) for waterfall in of_epoch.waterfalls(curve, trials))
 
 
-def _of_run(
-    waterfall: of_epoch.Waterfall, curve: CurveResult, point: Point, trials: Mapping[str, TrialResult]
-) -> of_epoch.Waterfall:
+def _of_run(waterfall: of_epoch.Waterfall, trials: Mapping[str, TrialResult]) -> of_epoch.Waterfall:
     if waterfall.baseline_trial is None or not waterfall.factors:
         return replace(waterfall, efficiency=None, interval=None)
-    trial, reference, ranks = (
-        trials[waterfall.trial_id],
-        trials[waterfall.baseline_trial],
-        of_epoch.share_of_ranks(curve, point),
-    )
+    trial, reference = trials[waterfall.trial_id], trials[waterfall.baseline_trial]
+    ranks = of_epoch.share_of_ranks(waterfall.mode, waterfall.baseline_gpus, waterfall.gpus)
     try:
         factors = of_epoch.with_intervals(trial, reference, ranks, _run_factors)
     except of_epoch.Unexplained as why:

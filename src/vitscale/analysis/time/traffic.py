@@ -25,13 +25,11 @@ from dataclasses import dataclass
 from vitscale.analysis.runs.figures import RunFigures
 from vitscale.analysis.runs.repeats import Clusters, over_runs
 from vitscale.analysis.runs.steps import common_steps
-from vitscale.analysis.time.exposure import exposures
+from vitscale.analysis.time.exposure import explained, exposures
 from vitscale.present.estimate import Estimate
 from vitscale.store.records import Collective
 from vitscale.store.results import Run
 
-NO_GROUP = "none"
-"""The backend of a rank that is alone."""
 _VOLUMES = {
     "all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "broadcast": 1, "reduce": 1, "all_to_all": 1, "barrier": 0,
     "send": 1, "recv": 0,
@@ -40,7 +38,6 @@ _VOLUMES = {
 _ON_THE_WIRE: dict[str, dict[str, int | None]] = {
     "nccl": dict(_VOLUMES),
     "gloo": {**_VOLUMES, "reduce_scatter": 2, "reduce": None},
-    NO_GROUP: {},
 }
 """Backend and operation to physical bytes, in units of (N-1)/N of the tensor's."""
 _BYTES = {
@@ -221,10 +218,8 @@ def _wire_seconds(runs: Sequence[Run], figures: Sequence[RunFigures], clusters: 
     means: list[float | None] = []
     for run, own in zip(runs, figures, strict=True):
         by_run = []
-        for lines in common_steps(run, lambda rank: rank.explained):
-            if lines[0].step < (own.steady_from or 0):
-                continue
-            of_ranks = [exposure.wire_seconds for exposure in exposures(list(enumerate(lines)))]
+        for lines in explained(run, own.steady_from or 0):
+            of_ranks = [exposure.wire_seconds for exposure in exposures(lines)]
             known = [seconds for seconds in of_ranks if seconds is not None]
             if len(known) < len(of_ranks):
                 return None

@@ -167,12 +167,12 @@ def _factors(curve: CurveResult, point: Point, trials: Mapping[str, TrialResult]
     if point.efficiency is None:
         raise Unexplained("it ran in other surroundings than the baseline")
     reference = trials[base.trial_id]
-    return with_intervals(trial, reference, share_of_ranks(curve, point), step_factors)
+    return with_intervals(trial, reference, share_of_ranks(curve.mode, base.gpus, point.gpus), step_factors)
 
 
-def share_of_ranks(curve: CurveResult, point: Point) -> float:
+def share_of_ranks(mode: Mode, base_gpus: int | None, gpus: int) -> float:
     """Share of the baseline's time that perfect scaling takes: N_b / N in the strong modes, 1 in weak scaling."""
-    return 1.0 if curve.mode == "weak" or curve.baseline is None else curve.baseline.gpus / point.gpus
+    return 1.0 if mode == "weak" or base_gpus is None else base_gpus / gpus
 
 
 def step_factors(trial: TrialResult, reference: TrialResult, ranks: float) -> tuple[Factor, ...]:

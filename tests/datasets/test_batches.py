@@ -84,7 +84,6 @@ def test_every_slot_comes_once_and_in_order(
             assert np.array_equal(batch.ids.numpy(), slot.ids)
             assert np.array_equal(batch.labels.numpy(), slot.ids * 2)
             assert np.array_equal(batch.images.numpy()[:, 1, 0, 2], slot.ids)
-            assert np.array_equal(batch.weights.numpy(), slot.weights)
             assert (batch.real, batch.step_real) == (slot.real, slot.step_real)
             assert batch.images.dtype == torch.uint8
             assert batch.images.shape == (len(slot.ids), 2, 2, 3)
@@ -158,4 +157,4 @@ def test_closing_while_a_thread_is_reading_waits_for_it() -> None:
 def test_batches_are_pinned_when_asked(workers: int) -> None:
     with Batches(NumberedSplit(50), order_of(), rank=0, workers=workers, pin=True) as batches:
         batch = next(batches)
-    assert all(tensor.is_pinned() for tensor in (batch.images, batch.labels, batch.ids, batch.weights))
+    assert all(tensor.is_pinned() for tensor in (batch.images, batch.labels, batch.ids))

@@ -39,12 +39,12 @@ def test_ranks_together_have_the_gradient_of_one_process(
             for micro_step in range(grad_accum):
                 slot = order.slot(step, micro_step, rank)
                 ids = torch.from_numpy(slot.ids)
-                counted = counted_labels(labels[ids], torch.from_numpy(slot.weights))
+                counted = counted_labels(labels[ids], slot.real)
                 loss = slot_loss(label_losses(images[ids] @ weight.T, counted), slot.step_real, world_size, grad_accum)
                 (own,) = torch.autograd.grad(loss / grad_accum, weight)  # an engine divides by A ...
                 gradient += own / world_size  # ... and averages over ranks
                 loss_sum += loss.item() / grad_accum / world_size
-                real += slot.ids[slot.weights == 1].tolist()
+                real += slot.ids[: slot.real].tolist()
         ids = torch.tensor(real)
         mean = cross_entropy(images[ids] @ weight.T, labels[ids])
         (expected,) = torch.autograd.grad(mean, weight)
@@ -72,7 +72,7 @@ def test_ranks_together_have_the_gradient_of_the_mean_over_all_pixels(
     order = EpochOrder(samples, seed=seed, epoch=0, micro_batches=micro_batches, grad_accum=grad_accum)
     for step in range(order.steps):
         slots = [order.slot(step, micro, rank) for rank in range(len(micro_batches)) for micro in range(grad_accum)]
-        labels = [counted_labels(masks[slot.ids], torch.from_numpy(slot.weights)) for slot in slots]
+        labels = [counted_labels(masks[slot.ids], slot.real) for slot in slots]
         count = torch.stack([(one >= 0).sum() for one in labels]).sum()
         gradient = torch.zeros_like(weight)
         for slot, own in zip(slots, labels, strict=True):
@@ -80,7 +80,7 @@ def test_ranks_together_have_the_gradient_of_the_mean_over_all_pixels(
             loss = slot_loss(label_losses(logits, own), count, len(micro_batches), grad_accum)
             (part,) = torch.autograd.grad(loss / grad_accum, weight)
             gradient += part / len(micro_batches)
-        real = torch.tensor([number for slot in slots for number in slot.ids[slot.weights == 1]])
+        real = torch.tensor([number for slot in slots for number in slot.ids[: slot.real]])
         logits = torch.einsum("kf,nfhw->nkhw", weight, images[real])
         losses = cross_entropy(logits, masks[real].long(), ignore_index=255, reduction="sum") / max(1, int(count))
         (expected,) = torch.autograd.grad(losses, weight)
@@ -94,10 +94,9 @@ def test_by_hand() -> None:
 
 
 def test_padding_and_ignored_pixels_count_for_nothing() -> None:
-    weights = torch.tensor([1.0, 1.0, 0.0])
-    assert counted_labels(torch.tensor([4, 255, 7]), weights).tolist() == [4, 255, NOT_COUNTED]
+    assert counted_labels(torch.tensor([4, 255, 7]), real=2).tolist() == [4, 255, NOT_COUNTED]
     masks = torch.tensor([[[3, 255]], [[0, 1]], [[2, 2]]], dtype=torch.uint8)
-    labels = counted_labels(masks, weights)
+    labels = counted_labels(masks, real=2)
     assert labels.tolist() == [[[3, NOT_COUNTED]], [[0, 1]], [[NOT_COUNTED, NOT_COUNTED]]]
     logits = torch.zeros(3, 4, 1, 2)
     each = float(np.log(4))

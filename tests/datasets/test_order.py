@@ -35,7 +35,7 @@ def slots(order: EpochOrder, step: int) -> list[Slot]:
 
 
 def real_ids(order: EpochOrder, step: int) -> NDArray[np.int64]:
-    return np.concatenate([slot.ids[slot.weights == 1] for slot in slots(order, step)])
+    return np.concatenate([slot.ids[: slot.real] for slot in slots(order, step)])
 
 
 def epoch_ids(order: EpochOrder) -> list[int]:
@@ -69,9 +69,7 @@ def test_slots_shrink_alike_and_padding_is_never_counted(size: dict[str, Any]) -
         in_step = set(real_ids(order, step).tolist())
         for slot in parts:
             assert slot.ids.dtype == np.int64
-            assert slot.weights.dtype == np.float32
-            assert set(np.unique(slot.weights)) <= {0.0, 1.0}
-            assert slot.real == slot.weights.sum()
+            assert 0 <= slot.real <= len(slot.ids)
             assert set(slot.ids.tolist()) <= in_step
 
 
@@ -121,7 +119,6 @@ def test_a_last_step_by_hand() -> None:
     assert [s.ids.tolist() for s in full] == [ids[:3], ids[3:6]]
     assert [(s.real, s.step_real) for s in full] == [(3, 6), (3, 6)]
     assert [s.ids.tolist() for s in last] == [ids[6:9], [*ids[9:11], ids[6]]]
-    assert [s.weights.tolist() for s in last] == [[1, 1, 1], [1, 1, 0]]
     assert [(s.real, s.step_real) for s in last] == [(3, 5), (2, 5)]
 
 
@@ -134,7 +131,6 @@ def test_unequal_shares_by_hand() -> None:
     assert [(s.real, s.step_real) for s in full] == [(4, 12), (2, 12), (4, 12), (2, 12)]
     rest = ids[12:]
     assert [s.ids.tolist() for s in last] == [rest[:2], rest[2:3], rest[3:5], rest[:1]]
-    assert [s.weights.tolist() for s in last] == [[1, 1], [1], [1, 1], [0]]
     assert [(s.real, s.step_real) for s in last] == [(2, 5), (1, 5), (2, 5), (0, 5)]
 
 

@@ -93,7 +93,8 @@ def candidates(image: Tensor, flip: bool) -> dict[tuple[int, int, bool], bytes]:
 def test_an_image_is_shifted_over_black_by_up_to_an_eighth_and_mirrored(flip: bool) -> None:
     image = pictures(1, 16)
     count = 600
-    preprocess = Preprocess("cifar10", 16, augment=True, seed=5, flip=flip)
+    preprocess = Preprocess("cifar10", 16, augment=True, seed=5)
+    preprocess.flip = flip
     out = preprocess(image.expand(count, -1, -1, -1), torch.arange(count), epoch=0, training=True)
     by_bytes = {value: key for key, value in candidates(image[0], flip).items()}
     assert len(by_bytes) == (50 if flip else 25)
@@ -140,7 +141,8 @@ def test_the_order_of_an_epoch_says_nothing_of_its_shifts() -> None:
     # One white image, so that what is black tells the shift; the first quarter of an epoch against the rest.
     order = EpochOrder(4000, seed=0, epoch=0, micro_batches=[1000], grad_accum=1)
     white = torch.full((1000, 16, 16, 3), 255, dtype=torch.uint8)
-    preprocess = Preprocess("cifar10", 16, augment=True, seed=0, flip=False)
+    preprocess = Preprocess("cifar10", 16, augment=True, seed=0)
+    preprocess.flip = False
     for step in range(order.steps):
         ids = torch.from_numpy(order.slot(step, 0, 0).ids)
         shifted = in_pixels(preprocess(white, ids, epoch=0, training=True), "cifar10")

@@ -132,7 +132,7 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
             save_gradients(engine, folder / f"{job['name']}.safetensors")
         engine.step()
         losses.append(float(loss))
-        ids.append([i for batch in micro_batches for i in batch.ids[batch.weights > 0].tolist()] if tells else [])
+        ids.append([i for batch in micro_batches for i in batch.ids[: batch.real].tolist()] if tells else [])
     found: dict[str, Any] = {"first": first, "losses": losses, "ids": ids, "gradient_dtype": engine.gradient_dtype}
     if scores is not None:
         found["scores"] = [scores.loss, scores.accuracy, scores.mean_iou]

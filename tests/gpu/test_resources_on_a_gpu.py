@@ -30,7 +30,7 @@ def device() -> torch.device:
 @pytest.fixture(scope="module")
 def busy_epoch(device: torch.device) -> ResourcesLine:
     """An epoch in which the GPU multiplies without a pause."""
-    probe = ResourceProbe(device, local_rank=0, host="here")
+    probe = ResourceProbe(device, local_rank=0)
     left = torch.randn(SIZE, SIZE, device=device, dtype=torch.float16)
     large = torch.empty(2**30, device=device, dtype=torch.uint8)
     del large

@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def probe() -> ResourceProbe:
-    return ResourceProbe(CPU, local_rank=1, host="boot-1")
+    return ResourceProbe(CPU, local_rank=1)
 
 
 def spend(cpu_seconds: float) -> float:

@@ -397,7 +397,7 @@ class AskedProbe(ResourceProbe):
     """Notes beside which step its counters are asked, and of which steps each line tells."""
 
     def __init__(self, training: Training) -> None:
-        super().__init__(CPU, local_rank=1, host="boot-1")
+        super().__init__(CPU, local_rank=1)
         self.training = training
         self.asked: list[tuple[int, int]] = []
         self.order: list[str] = []

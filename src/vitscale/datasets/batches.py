@@ -84,7 +84,6 @@ def stream(purpose: Purpose, seed: int, epoch: int = 0) -> int:
 
 
 Ids = NDArray[np.int64]
-Weights = NDArray[np.float32]
 
 
 class Slot(NamedTuple):
@@ -92,10 +91,8 @@ class Slot(NamedTuple):
 
     ids: Ids
     """[n], n <= the rank's micro-batch; alike in all micro-steps of a step, and on ranks of equal micro-batches."""
-    weights: Weights
-    """[n], 1 for an image that counts, 0 for padding."""
     real: int
-    """Images that count in this slot; may be 0."""
+    """Images that count in this slot, the first ones; may be 0. The others are padding."""
     step_real: int
     """Images that count in the whole optimizer step, over all ranks and micro-steps."""
 
@@ -154,8 +151,7 @@ class EpochOrder:
         entries = [-(-size * len(batch) // global_batch) for size in self.micro_batches]
         first = micro_step * sum(entries) + sum(entries[:rank])
         positions = np.arange(first, first + entries[rank])
-        real = positions < len(batch)
-        return Slot(batch[positions % len(batch)], real.astype(np.float32), int(real.sum()), len(batch))
+        return Slot(batch[positions % len(batch)], int((positions < len(batch)).sum()), len(batch))
 
 
 def _shuffled(ids: Ids, number: int) -> Ids:
@@ -175,8 +171,6 @@ class Batch(NamedTuple):
     """int64 [n], or masks uint8 [n, H, W]."""
     ids: Tensor
     """int64 [n]."""
-    weights: Tensor
-    """float32 [n], 0 for padding."""
     real: int
     step_real: int
 
@@ -263,7 +257,6 @@ class Batches(Iterator[Batch]):
             torch.from_numpy(self._split.take(slot.ids)),
             torch.from_numpy(self._split.labels[slot.ids]),
             torch.from_numpy(slot.ids),
-            torch.from_numpy(slot.weights),
         )
         if self._pin:
             tensors = tuple(tensor.pin_memory() for tensor in tensors)  # type: ignore[assignment]  # as many as before

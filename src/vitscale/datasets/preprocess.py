@@ -61,15 +61,14 @@ class Preprocess:
         *,
         augment: bool,
         seed: int,
-        flip: bool | None = None,
         statistics: ChannelStatistics | None = None,
     ) -> None:
-        """`image_size` is the model's, in pixels; `flip` None flips where a mirrored image is still of its class.
+        """`image_size` is the model's, in pixels.
 
         `statistics` are those of the stored values (`Dataset.statistics`); None takes the dataset's published ones.
         """
-        self.image_size, self.augment, self.seed = image_size, augment, seed
-        self.flip = dataset not in _NOT_FLIPPED if flip is None else flip
+        self.size, self.augment, self.seed = (image_size, image_size), augment, seed
+        self.flip = dataset not in _NOT_FLIPPED
         published = STATISTICS.get(dataset, IMAGENET)
         self._normalise = Normalisation(published, 255.0) if statistics is None else Normalisation(statistics, 1.0)
 
@@ -96,9 +95,8 @@ class Preprocess:
             images = self._moved(images, ids, epoch, outside=0)
         # Before resizing: both are linear, so the result is the same, and stored images are mostly smaller.
         pixels = self._normalise(images.permute(0, 3, 1, 2).float())
-        size = (self.image_size, self.image_size)
-        if pixels.shape[2:] != size:
-            pixels = interpolate(pixels, size=size, mode="bilinear", antialias=True, align_corners=False)
+        if pixels.shape[2:] != self.size:
+            pixels = interpolate(pixels, size=self.size, mode="bilinear", antialias=True, align_corners=False)
         return pixels.contiguous()
 
     def masks(self, masks: Tensor, ids: Tensor, *, epoch: int, training: bool) -> Tensor:
@@ -116,9 +114,8 @@ class Preprocess:
             return masks
         if self.augment:
             masks = self._moved(masks, ids, epoch, outside=IGNORED)
-        if masks.shape[1:] != (self.image_size, self.image_size):
-            size = (self.image_size, self.image_size)
-            masks = interpolate(masks[:, None], size=size, mode="nearest-exact")[:, 0]
+        if masks.shape[1:] != self.size:
+            masks = interpolate(masks[:, None], size=self.size, mode="nearest-exact")[:, 0]
         return masks
 
     def _moved(self, images: Tensor, ids: Tensor, epoch: int, *, outside: int) -> Tensor:

@@ -80,22 +80,14 @@ def _zero(train: TrainSpec) -> dict[str, Any]:
     if train.overlap_comm is not None:
         zero["overlap_comm"] = train.overlap_comm
     if train.bucket_mib is not None:
-        zero["reduce_bucket_size"] = train.bucket_mib * 2**20 // _gradient_bytes(train)
+        zero["reduce_bucket_size"] = train.bucket_mib * 2**20 // train.communicated_bytes
     if train.gather_bucket_mib is not None:
-        zero["stage3_prefetch_bucket_size"] = train.gather_bucket_mib * 2**20 // _weight_bytes(train)
+        zero["stage3_prefetch_bucket_size"] = train.gather_bucket_mib * 2**20 // train.weight_bytes
     if train.offload != "none":
         zero["offload_optimizer"] = {"device": "cpu"}
     if train.offload == "parameters":
         zero["offload_param"] = {"device": "cpu"}
     return zero
-
-
-def _weight_bytes(train: TrainSpec) -> int:
-    return 2 if train.precision in ("bf16-params", "fp16") else 4
-
-
-def _gradient_bytes(train: TrainSpec) -> int:
-    return {"fp32": 4, "bf16": 2, "fp16": 2, None: _weight_bytes(train)}[train.gradient_dtype]
 
 
 def _one_bit(trial: Trial) -> dict[str, Any]:

@@ -17,13 +17,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import parallel as tp
 from typing_extensions import override
 
-from vitscale.engines.base import COMMUNICATED, Engine, with_options
+from vitscale.engines.base import Engine, weight_dtype, with_options
 from vitscale.engines.splits import exchange_norms, tensor_plan_of
 from vitscale.engines.swin_split import SCALE, Heads, keep_heads
 from vitscale.engines.whole_tensors import WholeTensors
 from vitscale.trial.trial import TrainSpec, Trial
-
-_WEIGHTS = {"bf16-params": torch.bfloat16}
 
 
 class MegatronEngine(Engine):
@@ -55,7 +53,7 @@ class MegatronEngine(Engine):
         if not parallel_state.is_initialized():
             # Tensor ranks are neighbours, as in `RankLayout`.
             parallel_state.initialize_model_parallel(ranks, create_gloo_process_groups=False)
-        self.input_dtype = _WEIGHTS.get(train.precision, torch.float32)
+        self.input_dtype = weight_dtype(train)
         model = model.to(device, self.input_dtype)
         if ranks > 1:
             exchange_norms(model, parallel_state.get_data_parallel_group(), None)
@@ -305,12 +303,11 @@ def _wrapper_options(train: TrainSpec) -> Any:
     """Megatron-Core's defaults, except for its distributed optimizer and for what the study sets."""
     from megatron.core.distributed import DistributedDataParallelConfig
 
-    dtype = COMMUNICATED[train.gradient_dtype] if train.gradient_dtype else _WEIGHTS.get(train.precision, torch.float32)
-    elements = None if train.bucket_mib is None else train.bucket_mib * 2**20 // dtype.itemsize
+    elements = None if train.bucket_mib is None else train.bucket_mib * 2**20 // train.communicated_bytes
     return DistributedDataParallelConfig(
         use_distributed_optimizer=True,
         overlap_grad_reduce=bool(train.overlap_comm),
-        grad_reduce_in_fp32=dtype is torch.float32,
+        grad_reduce_in_fp32=train.communicated_bytes == 4,
         bucket_size=elements,
     )
 
@@ -326,6 +323,6 @@ def _optimizer_options(trial: Trial) -> Any:
         sgd_momentum=train.momentum,
         clip_grad=train.gradient_clipping,
         bf16=train.precision == "bf16-params",
-        params_dtype=_WEIGHTS.get(train.precision, torch.float32),
+        params_dtype=weight_dtype(train),
         use_distributed_optimizer=True,
     )

@@ -10,7 +10,7 @@ that gradients are right once a data-parallel wrapper has averaged them over dat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -166,46 +166,40 @@ def tensor_plan(task: Task, *, shard_norms: bool) -> dict[str, tp.ParallelStyle]
     return plan
 
 
-def squared_gradient_norm(parameters: Iterable[nn.Parameter], ranks: int) -> Tensor:
+def squared_gradient_norm(gradients: Sequence[Tensor], ranks: int) -> Tensor:
     """Squared L2 norm of the whole gradient on all ranks; each part counts once, wherever it lies.
 
     `torch.nn.utils.clip_grad_norm_` refuses parameters of several meshes, and DTensors beside tensors. Where k of N
     ranks hold a part, each of them counts 1/k of it, and one all-reduce adds up.
 
     Args:
-        parameters: this rank's parameters; their gradients have been averaged.
+        gradients: those of this rank's parameters; they have been averaged.
         ranks: N, the ranks that hold any part of what this rank holds; in a pipeline those of its stages.
 
     Raises:
         RuntimeError: no parameter has a gradient.
     """
-    total: Tensor | None = None
-    for parameter in parameters:
-        gradient = parameter.grad
-        if gradient is None:
-            continue
+    if not gradients:
+        raise RuntimeError("no parameter has a gradient")
+    total = torch.zeros((), dtype=torch.float64, device=gradients[0].device)
+    for gradient in gradients:
         parts = 1
         if isinstance(gradient, DTensor):
             for size, placement in zip(gradient.device_mesh.shape, gradient.placements, strict=True):
                 parts *= 1 if placement.is_replicate() else size
             gradient = gradient.to_local()
-        own = torch.linalg.vector_norm(gradient, dtype=torch.float64).square() * (parts / ranks)
-        total = own if total is None else total + own
-    if total is None:
-        raise RuntimeError("no parameter has a gradient")
+        total += torch.linalg.vector_norm(gradient, dtype=torch.float64).square() * (parts / ranks)
     dist.all_reduce(total)
     return total
 
 
 def clip(parameters: Iterable[nn.Parameter], largest: float, ranks: int) -> None:
     """Scales gradients so that their norm over all ranks is `largest` at most, as `clip_grad_norm_` does."""
-    held = [parameter for parameter in parameters if parameter.grad is not None]
-    factor = (largest / (squared_gradient_norm(held, ranks).sqrt() + 1e-6)).clamp(max=1.0)
-    for parameter in held:
-        gradient = parameter.grad
-        if gradient is not None:
-            local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-            local.mul_(factor.to(local.dtype))
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    factor = (largest / (squared_gradient_norm(gradients, ranks).sqrt() + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        local.mul_(factor.to(local.dtype))
 
 
 def own_group(groups: Iterable[tuple[int, ...]]) -> dist.ProcessGroup:

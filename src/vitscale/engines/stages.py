@@ -236,7 +236,14 @@ class Stages(nn.Module):
     """What one rank holds of a model in stages."""
 
     def __init__(self, model: nn.Module, plan: StagePlan, trial: Trial, wrap: Callable[[nn.Module], nn.Module]) -> None:
-        """See `in_stages` for the arguments; all ranks make a `Stages` at once."""
+        """Wraps each of this rank's stages; all ranks make a `Stages` at once.
+
+        Args:
+            model: the model on its device, alike on all ranks, with its blocks' options, cut along the other axes.
+            plan: its stages, made before it was cut.
+            trial: the trial; its layout says where this rank stands.
+            wrap: distributes a module over the ranks that hold the same of it.
+        """
         super().__init__()
         layout, ranks = trial.layout, trial.parallel.pipeline
         self.group = own_group(layout.groups("pipeline"))
@@ -259,17 +266,3 @@ class Stages(nn.Module):
         """The whole model's buffers that are saved, without elements too."""
         self.wrapped = nn.ModuleList(wrap(Stage(model, plan, number)) for number in stages[rank::ranks])
         """A wrapped module for each stage of this rank, in the order of the model."""
-
-
-def in_stages(
-    model: nn.Module, plan: StagePlan | None, trial: Trial, wrap: Callable[[nn.Module], nn.Module]
-) -> nn.Module:
-    """Wraps the model or, where ranks hold stages of it, each of this rank's stages (`Stages`).
-
-    Args:
-        model: the model on its device, alike on all ranks, with its blocks' options, cut along the other axes already.
-        plan: its stages, made before it was cut.
-        trial: the trial; its layout says where this rank stands.
-        wrap: distributes a module over the ranks that hold the same of it.
-    """
-    return wrap(model) if plan is None else Stages(model, plan, trial, wrap)

@@ -282,9 +282,9 @@ class _ZeroTensors(WholeTensors):
     def _flat(self) -> list[Tensor]:
         """The tensors that the optimizer updates, this rank's parts."""
 
-    @abstractmethod
     def _frozen(self, parameter: nn.Parameter) -> Tensor:
         """A weight that the optimizer does not update."""
+        return parameter.detach()
 
 
 class _Stage1Or2(_ZeroTensors):
@@ -323,9 +323,6 @@ class _Stage1Or2(_ZeroTensors):
 
     def _flat(self) -> list[Tensor]:
         return list(self._zero.single_partition_of_fp32_groups)
-
-    def _frozen(self, parameter: nn.Parameter) -> Tensor:
-        return parameter.detach()
 
 
 class _Stage3(_ZeroTensors):

@@ -64,7 +64,6 @@ class Launcher(Protocol):
 
     def launch(self, world: World, spawn: Spawn) -> Spawn:
         """`spawn` with the exact argvs, and what these need. No shell is involved."""
-        ...
 
     def unavailable(self) -> str | None:
         """Why the launcher cannot be used on this machine, and what to do instead; None where it can."""

@@ -13,8 +13,6 @@ class Probe(Protocol):
 
     def begin(self, device: torch.device) -> None:
         """Called before an epoch's first step, while no step is timed."""
-        ...
 
     def end(self) -> Mapping[str, float]:
         """Called after its last step, likewise: name, ending in the unit -> value, finite."""
-        ...

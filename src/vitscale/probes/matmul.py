@@ -40,14 +40,9 @@ def measured_matmul(device: torch.device, precision: Precision) -> MatmulLine | 
 
     Called on all ranks at once: what ranks take from each other in training they take from each other here.
     """
-    products = _Products(device, _DTYPES[precision])
-    best = best_rate(
-        products,
-        _LARGEST[device.type],
-        _LONG_ENOUGH_SECONDS[device.type],
-        seconds=_SECONDS,
-        settling_seconds=_SETTLING_SECONDS[device.type],
-    )
+    kind, products = device.type, _Products(device, _DTYPES[precision])
+    settling = _SETTLING_SECONDS[kind]
+    best = best_rate(products, _LARGEST[kind], _LONG_ENOUGH_SECONDS[kind], settling_seconds=settling)
     if best is None:
         return None
     size, flops_per_second = best
@@ -67,13 +62,12 @@ def best_rate(
     largest: int,
     long_enough_seconds: float,
     *,
-    seconds: float = _SECONDS,
     settling_seconds: float = 0.0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[int, float] | None:
     """(size, FLOP/s) of the fastest product; 2 n^3 FLOPs each (1 MAC = 2 FLOP). None where none fits in memory.
 
-    The size doubles, up to `largest`, until one product takes `long_enough_seconds`. What is left of `seconds`, but
+    The size doubles, up to `largest`, until one product takes `long_enough_seconds`. What is left of `_SECONDS`, but
     three products at least, goes into that size. A size's first product does not count: libraries choose their kernel
     then.
     """
@@ -97,7 +91,7 @@ def best_rate(
         product(fits)
     began += settling_seconds
     times: list[float] = []
-    while len(times) < _FEWEST or clock() - began < seconds:
+    while len(times) < _FEWEST or clock() - began < _SECONDS:
         times.append(product(fits))
     # Settled clocks still vary, so the median is what lasts. On a processor other processes can only slow it down.
     return fits, 2 * fits**3 / (statistics.median(times) if settling_seconds else min(times))

@@ -8,6 +8,7 @@ Nothing is asked between timed steps; a thread of its own asks NVML once a secon
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 import time
 import warnings
@@ -23,6 +24,7 @@ from typing_extensions import override
 from vitscale.machine.gpus import known_gpu
 from vitscale.machine.hardware import cpu_throttled_seconds
 from vitscale.probes.gpu_monitor import gpu_monitor
+from vitscale.processes.launch_file import boot_id
 from vitscale.store.records import EnergyReading, ResourcesLine
 
 NOT_INSTALLED = "the zeus library is not here: install vitscale[energy]"
@@ -233,12 +235,12 @@ def gpu_uuid(device: torch.device) -> str | None:
 class ResourceProbe:
     """One rank's use of its machine, epoch by epoch."""
 
-    def __init__(self, device: torch.device, local_rank: int, host: str) -> None:
-        """`host` names this machine among all of a run, alike in all its containers."""
+    def __init__(self, device: torch.device, local_rank: int) -> None:
         self._device = device if device.type == "cuda" else None
         uuid = gpu_uuid(device)
         self._gpu = gpu_monitor(uuid)
-        self._energy = energy_meter(uuid, local_rank, host)
+        # Containers on one machine have their own hostnames, but share its counters of energy.
+        self._energy = energy_meter(uuid, local_rank, boot_id() or socket.gethostname())
         self._began = self._cpu_began = 0.0
         self._throttled_seconds: float | None = None
         self._cuda_peak_bytes = 0
@@ -287,16 +289,15 @@ class ResourceProbe:
     def with_memory(self, line: ResourcesLine) -> ResourcesLine:
         """`line` with the memory of its epoch, which is over."""
         resident, peak_resident = resident_bytes()
-        allocated, reserved, in_use = self._cuda_bytes()
-        return line.model_copy(
-            update={
-                "rss_bytes": resident,
-                "peak_rss_bytes": peak_resident,
-                "cuda_allocated_bytes": allocated,
-                "cuda_reserved_bytes": reserved,
-                "cuda_device_bytes": in_use,
+        memory = {"rss_bytes": resident, "peak_rss_bytes": peak_resident}
+        if self._device is not None:
+            free, whole = torch.cuda.mem_get_info(self._device)
+            memory |= {
+                "cuda_allocated_bytes": torch.cuda.max_memory_allocated(self._device),
+                "cuda_reserved_bytes": torch.cuda.max_memory_reserved(self._device),
+                "cuda_device_bytes": whole - free,
             }
-        )
+        return line.model_copy(update=memory)
 
     def cuda_peak_bytes(self) -> int:
         """Highest device memory allocated since the process began; 0 without a GPU."""
@@ -312,17 +313,6 @@ class ResourceProbe:
         """Ends the watching threads."""
         self._gpu.close()
         self._energy.close()
-
-    def _cuda_bytes(self) -> tuple[int | None, int | None, int | None]:
-        """Highest memory allocated and reserved in this epoch, and memory of the device in use by any process."""
-        if self._device is None:
-            return None, None, None
-        free, whole = torch.cuda.mem_get_info(self._device)
-        return (
-            torch.cuda.max_memory_allocated(self._device),
-            torch.cuda.max_memory_reserved(self._device),
-            whole - free,
-        )
 
 
 def resident_bytes(status: Path = Path("/proc/self/status")) -> tuple[int | None, int | None]:

@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import json
 import time
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -27,7 +25,6 @@ from typing_extensions import override
 from vitscale.processes.heartbeat import PROGRESS
 from vitscale.profiles import timeline
 from vitscale.store.records import ExplainedLine, PhaseName, StepLine
-from vitscale.trial.step_schedule import StepWindow
 
 Phase = Callable[[PhaseName], AbstractContextManager[object]]
 """A context that names what the training loop does: `with phase("forward"): ...`."""
@@ -67,9 +64,7 @@ class Explainer:
         if self._device.type == "cuda":
             return
         self._start()
-        if self._profile is not None:
-            self._profile.stop()
-        self._profile = None
+        self.drop_block()
 
     def begin_block(self) -> None:
         """Starts the profiler. Takes about a millisecond."""
@@ -216,66 +211,28 @@ def finish_device_work(device: torch.device) -> None:
 
 
 Mark = TypeVar("Mark")
+LineOf = Callable[..., StepLine]
+"""Makes a step's record of its `seconds` and its `loss`."""
 
 
-@dataclass(frozen=True)
-class StepMark:
-    """The step that a time belongs to."""
+class StepClock(Generic[Mark]):
+    """Times steps from the end of one to the end of the next. This class reads `time.perf_counter` after each step: on
+    CPU a step is over when the call returns."""
 
-    step: int
-    epoch: int
-    images: int
-    window: StepWindow
+    _began = 0.0
 
-
-def step_lines(timed: Iterable[tuple[StepMark, float, float]], warmup_steps: int) -> Iterator[StepLine]:
-    """Records of steps from (mark, seconds, loss) of each; the first `warmup_steps` of a run are marked as warm-up."""
-    for mark, seconds, loss in timed:
-        yield StepLine(
-            step=mark.step,
-            epoch=mark.epoch,
-            seconds=seconds,
-            images=mark.images,
-            loss=loss,
-            warmup=mark.step < warmup_steps,
-            window=mark.window,
-        )
-
-
-class StepClock(ABC, Generic[Mark]):
-    """Times steps from the end of one to the end of the next."""
-
-    @abstractmethod
     def start(self) -> None:
         """Begins an epoch: the next step is timed from here."""
+        self._began = time.perf_counter()
 
-    @abstractmethod
     def mark(self, mark: Mark, loss: Tensor) -> list[tuple[Mark, float, float]]:
         """Ends a step; returns what is known by now of this and earlier steps: (mark, seconds, loss)."""
-
-    @abstractmethod
-    def drain(self) -> list[tuple[Mark, float, float]]:
-        """Waits for the device and returns what is left. Only between epochs."""
-
-
-class CpuStepClock(StepClock[Mark]):
-    """Reads `time.perf_counter` after each step: on CPU a step is over when the call returns."""
-
-    def __init__(self) -> None:
-        self._last = 0.0
-
-    @override
-    def start(self) -> None:
-        self._last = time.perf_counter()
-
-    @override
-    def mark(self, mark: Mark, loss: Tensor) -> list[tuple[Mark, float, float]]:
         now = time.perf_counter()
-        seconds, self._last = now - self._last, now
+        seconds, self._began = now - self._began, now
         return [(mark, seconds, float(loss))]
 
-    @override
     def drain(self) -> list[tuple[Mark, float, float]]:
+        """Waits for the device and returns what is left. Only between epochs."""
         return []
 
 
@@ -319,4 +276,4 @@ class CudaStepClock(StepClock[Mark]):
 
 def step_clock(device: torch.device) -> StepClock[Mark]:
     """The clock for `device`."""
-    return CudaStepClock() if device.type == "cuda" else CpuStepClock()
+    return CudaStepClock() if device.type == "cuda" else StepClock()

@@ -21,7 +21,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -206,21 +206,17 @@ class TrafficCounter:
 
     def lines(self) -> list[TrafficLine]:
         """What each counted step sent. Reads the whole ring, so call it in a pause."""
-        try:
-            rings = [entries(backend) for backend in self._backends]
-        except Unreadable as error:
-            return [self._unknown(step, str(error)) for step in self._steps]
-        return [self._line(step, rings) for step in self._steps]
-
-    def _line(self, step: CountedStep, rings: Sequence[Sequence[Entry]]) -> TrafficLine:
-        try:
-            sent = collectives(rings, step, self._ranks, _size_of)
-        except Unreadable as error:
-            return self._unknown(step, str(error))
-        return TrafficLine(step=step.number, backend=self.backend, collectives=tuple(sent))
-
-    def _unknown(self, step: CountedStep, reason: str) -> TrafficLine:
-        return TrafficLine(step=step.number, backend=self.backend, collectives=None, reason=reason)
+        lines: list[TrafficLine] = []
+        rings: list[tuple[Entry, ...]] = []
+        for step in self._steps:
+            sent, reason = None, None
+            try:
+                rings = rings or [entries(backend) for backend in self._backends]
+                sent = tuple(collectives(rings, step, self._ranks, _size_of))
+            except Unreadable as error:
+                reason = str(error)
+            lines.append(TrafficLine(step=step.number, backend=self.backend, collectives=sent, reason=reason))
+        return lines
 
 
 def _backends() -> tuple[str, ...]:
@@ -258,27 +254,29 @@ def collectives(
     of_step = [entry for entry in recorded if step.began_ns <= entry.created_ns < step.ended_ns]
     if not of_step and ranks > 1:
         raise Unreadable(SAW_NOTHING.format(ranks=ranks))
-    inside: dict[ReduceScatter, list[Entry]] = {scatter: [] for scatter in step.scatters}
-    asked: list[Entry | ReduceScatter] = []
+    asked: dict[ReduceScatter | Entry, list[Entry]] = {}
     for entry in of_step:
-        within = next((s for s in step.scatters if s.began_ns <= entry.created_ns < s.ended_ns), None)
-        if within is None:
-            asked.append(entry)
-            continue
-        if not inside[within]:
-            asked.append(within)
-        inside[within].append(entry)
-    if missing := [scatter for scatter, carriers in inside.items() if not carriers]:
+        call = next((s for s in step.scatters if s.began_ns <= entry.created_ns < s.ended_ns), entry)
+        asked.setdefault(call, []).append(entry)
+    if missing := set(step.scatters) - asked.keys():
         raise Unreadable(f"of {len(missing)} reduce-scatters of gloo the recorder saw nothing")
-    carried_out: list[Collective] = []
-    for call in asked:
-        carried_out += (
-            _carried_out(call, inside[call], size_of) if isinstance(call, ReduceScatter) else [_of(call, size_of)]
+    sent: list[Entry] = []
+    for call, carriers in asked.items():
+        sent += _carried_out(call, carriers, size_of) if isinstance(call, ReduceScatter) else carriers
+    return [
+        Collective(
+            communicator=entry.communicator,
+            ranks=size_of(entry.communicator),
+            operation=entry.operation,
+            dtype=entry.dtype,
+            input_elements=entry.input_elements,
+            output_elements=entry.output_elements,
         )
-    return carried_out
+        for entry in sent
+    ]
 
 
-def _carried_out(scatter: ReduceScatter, carriers: Sequence[Entry], size_of: Callable[[str], int]) -> list[Collective]:
+def _carried_out(scatter: ReduceScatter, carriers: Sequence[Entry], size_of: Callable[[str], int]) -> list[Entry]:
     """The reduce-scatter in place of the all-reduces that carry it out; one for each dtype if there are several."""
     names = sorted({carrier.operation for carrier in carriers})
     elements = sum(carrier.input_elements for carrier in carriers)
@@ -287,32 +285,13 @@ def _carried_out(scatter: ReduceScatter, carriers: Sequence[Entry], size_of: Cal
             f"a reduce-scatter of {scatter.elements:,} elements was carried out as {' and '.join(names)} of "
             f"{elements:,}, and vitscale knows gloo to use an all_reduce of as many"
         )
-    parts = []
-    for communicator, dtype in dict.fromkeys((carrier.communicator, carrier.dtype) for carrier in carriers):
-        own = sum(c.input_elements for c in carriers if (c.communicator, c.dtype) == (communicator, dtype))
-        ranks = size_of(communicator)
-        parts.append(
-            Collective(
-                communicator=communicator,
-                ranks=ranks,
-                operation="reduce_scatter",
-                dtype=dtype,
-                input_elements=own,
-                output_elements=own // ranks,
-            )
-        )
-    return parts
-
-
-def _of(entry: Entry, size_of: Callable[[str], int]) -> Collective:
-    return Collective(
-        communicator=entry.communicator,
-        ranks=size_of(entry.communicator),
-        operation=entry.operation,
-        dtype=entry.dtype,
-        input_elements=entry.input_elements,
-        output_elements=entry.output_elements,
-    )
+    parts: dict[tuple[str, str], Entry] = {}
+    for carrier in carriers:
+        key = carrier.communicator, carrier.dtype
+        own = carrier.input_elements + (parts[key].input_elements if key in parts else 0)
+        ranks = size_of(carrier.communicator)
+        parts[key] = replace(carrier, operation="reduce_scatter", input_elements=own, output_elements=own // ranks)
+    return list(parts.values())
 
 
 def _size_of(communicator: str) -> int:
@@ -328,8 +307,7 @@ def _noting(scatters: list[ReduceScatter], messages: list[Entry]) -> Iterator[No
     """Meanwhile adds reduce-scatters that Python asks of a group to `scatters`, and sends and recvs to `messages`."""
     group = c10d.ProcessGroup
     # As they lie in the class: if the class is asked for them, the answers no longer bind to a group.
-    noted = {name for name in vars(group) if "reduce_scatter" in name or name in ("send", "recv")}
-    originals = {name: vars(group)[name] for name in noted}
+    originals = {name: own for name, own in vars(group).items() if "reduce_scatter" in name or name in ("send", "recv")}
     for name in originals:
         original = getattr(group, name)
         point_to_point = name in ("send", "recv")

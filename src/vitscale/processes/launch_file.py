@@ -118,6 +118,10 @@ class RankVariables:
         """Whether a launcher of this family has started the process."""
         return self.rank in environment and self.world_size in environment
 
+    def telling(self, rank: int, world_size: int, local_rank: int) -> dict[str, str]:
+        """The variables that tell a process these numbers."""
+        return {self.rank: str(rank), self.world_size: str(world_size), self.local_rank: str(local_rank)}
+
 
 TORCH = RankVariables(
     "RANK",

@@ -74,7 +74,7 @@ def _variables(rank: int, ranks: int, port: str) -> dict[str, str]:
     """The variables that tell a rank its place. A single rank gets none, and so opens no port."""
     if ranks == 1:
         return {}
-    numbers = {TORCH.rank: str(rank), TORCH.world_size: str(ranks), TORCH.local_rank: str(rank)}
+    numbers = TORCH.telling(rank, ranks, rank)
     return numbers | {"LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
 
 

@@ -101,11 +101,9 @@ class Split(Protocol):
 
         Masks are as large as their images, and `IGNORED` counts for nothing in them; they need not lie in memory.
         """
-        ...
 
     def take(self, ids: Labels) -> Images:
         """Images `ids` (int64 `[n]`, each in `0 <= id < len(self)`) as `[n, H, W, C]`, which the caller owns."""
-        ...
 
 
 class Encoded(Protocol):
@@ -115,19 +113,15 @@ class Encoded(Protocol):
 
     def name(self, number: int) -> str:
         """An image's name in messages: its file, as a user finds it. The extension gives its format."""
-        ...
 
     def content(self, number: int) -> Content:
         """The input of its decoder."""
-        ...
 
     def part(self, number: int) -> int:
         """Number of the image within its file, from 0."""
-        ...
 
     def some(self, numbers: Labels) -> Encoded:
         """Only these images, in this order."""
-        ...
 
 
 class ChannelStatistics(NamedTuple):
@@ -153,11 +147,9 @@ class Source(Protocol):
 
     def check(self, spec: DataSpec) -> Summary:
         """Finds and verifies the images, or raises `RequestError`; writes nothing but a download that was asked for."""
-        ...
 
     def load(self, spec: DataSpec, cache_root: Path) -> Dataset:
         """Opens the images; those that are not in the cache yet are decoded into it."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -239,6 +239,17 @@ class TrainSpec(TrainFields):
         """What finally wraps the model: the engine, or the one that Accelerate stands for."""
         return self.accelerate_backend or self.engine
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of a weight as the model holds it: autocast casts fp32 weights, DeepSpeed's fp16 keeps fp16 weights."""
+        deepspeed_fp16 = self.precision == "fp16" and self.wrapper == "deepspeed"
+        return 2 if self.precision == "bf16-params" or deepspeed_fp16 else 4
+
+    @property
+    def communicated_bytes(self) -> int:
+        """Bytes of a gradient's element as it travels: in the weights' dtype unless the study names another."""
+        return {"fp32": 4, "bf16": 2, "fp16": 2, None: self.weight_bytes}[self.gradient_dtype]
+
 
 OF_THE_WRAPPER = frozenset(fields_where(TrainSpec, lambda fact: fact.role == "wrapper"))
 """Fields of `TrainSpec` that say how training is distributed. They do not change what is computed; only the dtype in

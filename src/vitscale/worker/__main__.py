@@ -42,9 +42,6 @@ class Train:
         self._header = RunHeader.model_validate_json((folder / "trial.json").read_text(encoding="utf-8"))
         self.world, self.device = self._header.trial.world, self._header.trial.train.device
 
-    def begin(self) -> None:
-        """Does nothing."""
-
     def work(self, own: RankInfo, log: RankLog, folder: Path, launch: LaunchFile | None) -> object:
         """Trains, from the first import of torch to the last step; or runs the user's own script."""
         del folder
@@ -75,10 +72,7 @@ class Check:
 
         self._request = CheckRequest.model_validate_json((folder / _REQUEST).read_text(encoding="utf-8"))
         self.world, self.device = self._request.world, self._request.device
-        self._host_cores = 0
-
-    def begin(self) -> None:
-        """Starts a timer that ends this process if stages overrun their limits: a thread may hold Python's lock."""
+        # Ends this process if stages overrun their limits: a thread may hold Python's lock.
         timer = threading.Timer(self._request.longest_seconds + _GRACE_SECONDS, os._exit, (1,))
         timer.daemon = True
         timer.start()
@@ -148,8 +142,8 @@ def run_script(header: RunHeader, own: RankInfo, log: RankLog, launch: LaunchFil
 def _tell_the_only_rank(launch: LaunchFile | None) -> None:
     """Sets the variables of a group of one: a script finds its group by variables even where it is alone."""
     port = launch.master_port if launch is not None else None
-    alone = {TORCH.rank: "0", TORCH.world_size: "1", TORCH.local_rank: "0", "LOCAL_WORLD_SIZE": "1"}
-    for name, value in (alone | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port or 29500)}).items():
+    address = {"LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port or 29500)}
+    for name, value in (TORCH.telling(0, 1, 0) | address).items():
         os.environ.setdefault(name, value)
 
 

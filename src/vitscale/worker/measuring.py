@@ -7,10 +7,10 @@ ended. If the script pauses within a profiled block, the profile is dropped and 
 from __future__ import annotations
 
 import math
-import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, get_args
 
 import torch
@@ -18,12 +18,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from vitscale.probes.matmul import measured_matmul
 from vitscale.probes.resources import ResourceProbe
-from vitscale.probes.steps import Explainer, StepClock, StepMark, finish_device_work, step_clock, step_lines
+from vitscale.probes.steps import Explainer, LineOf, StepClock, finish_device_work, step_clock
 from vitscale.probes.traffic import COUNTED_STEPS, FIRST_USUAL_STEP, NO_GROUP, TrafficCounter
 from vitscale.processes.heartbeat import PROGRESS
-from vitscale.processes.launch_file import boot_id
 from vitscale.store import RankLog
-from vitscale.store.records import EpochLine, ModelLine, PhaseLine, PhaseName, ResourcesLine
+from vitscale.store.records import EpochLine, ModelLine, PhaseLine, PhaseName, ResourcesLine, StepLine
 from vitscale.store.results import RunHeader
 from vitscale.trial.step_schedule import StepWindow, timed_stretch, windows
 from vitscale.trial.trial import samples_used, steps_per_epoch
@@ -34,7 +33,6 @@ from vitscale.worker.probe import GaveUp, Phase, images_of
 _UNNAMED = "the script does not name this phase of its steps: probe.phase({phase!r})"
 _PART_OF_PHASE = {"data": "data_wait", "forward": "forward", "backward": "backward", "optimizer": "optimizer"}
 _PHASES = get_args(Phase)
-_NOT_TOLD = math.nan
 
 
 class Measuring:
@@ -264,7 +262,9 @@ class Measuring:
         window = self._window
         if self.step + 1 == self._stretch.start:
             self._ask_resources(self.step + 1)
-        self._record(self._clock.mark(StepMark(self.step, self._epoch, images, window), self._loss()))
+        warmup = self.step < self._trial.window.warmup_steps
+        line = partial(StepLine, step=self.step, epoch=self._epoch, images=images, warmup=warmup, window=window)
+        self._record(self._clock.mark(line, self._loss()))
         self._close()
         if self.step == 0:
             began, compiled = self._first
@@ -332,14 +332,14 @@ class Measuring:
         self._log.write(environment.start_line(self._header, own, self._device, backend))
         self._log.write(PhaseLine(name="script", seconds=time.perf_counter() - self._began))
         self._log.write(self._model)
-        self._clock: StepClock[StepMark] = step_clock(self._device)
+        self._clock: StepClock[LineOf] = step_clock(self._device)
         self._first_counted = max(self.last_step or 0, FIRST_USUAL_STEP)
         self._explainer = Explainer(
             self._device, own.world_size, self._log.path.parent if trial.window.traces else None
         )
         if "explained" in self._windows:
             self._explainer.warm_up()
-        self._resources = ResourceProbe(self._device, own.local_rank, boot_id() or socket.gethostname())
+        self._resources = ResourceProbe(self._device, own.local_rank)
         self._resources.begin_epoch()
         if self._stretch.start == 0 and self._stretch:
             self._ask_resources(0)
@@ -410,16 +410,16 @@ class Measuring:
 
     # Parts of the record
 
-    def _record(self, timed: list[tuple[StepMark, float, float]]) -> None:
-        for line in step_lines(timed, self._trial.window.warmup_steps):
-            self._seconds += line.seconds
-            self._log.write(line)
+    def _record(self, timed: list[tuple[LineOf, float, float]]) -> None:
+        for line_of, seconds, loss in timed:
+            self._seconds += seconds
+            self._log.write(line_of(seconds=seconds, loss=loss))
 
     def _loss(self) -> torch.Tensor:
         """Mean of the losses told in this step; NaN, which a record has as null, where none was told."""
         told, self._losses = self._losses, []
         if not told:
-            return torch.tensor(_NOT_TOLD)
+            return torch.tensor(math.nan)
         return torch.stack([torch.as_tensor(loss, dtype=torch.float32, device=self._device) for loss in told]).mean()
 
     def _read_profile(self) -> None:

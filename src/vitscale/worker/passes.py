@@ -70,7 +70,7 @@ class Passes:
         self.labelling = trial.layout.sequence if self.segments else 1
         """Number of ranks that share the tokens of every image, and label the pixels of some images each."""
         self.norms = norms_of(engine.module)
-        self.auxiliary = AuxiliaryLogits(engine.module, trial.model.auxiliary_weight) if self.segments else None
+        self.auxiliary = AuxiliaryLogits(engine.module, trial.model.auxiliary_weight if self.segments else 0.0)
         size, augment = trial.model.image_size, trial.data.augment
         self.preprocess: Preprocess | Scenes = (
             Scenes(size, augment=augment, seed=seed)
@@ -81,10 +81,12 @@ class Passes:
     def order(self, epoch: int) -> EpochOrder:
         """The order of the training images in an epoch."""
         train = self.trial.train
-        return self._order(
+        return EpochOrder(
             len(self.dataset.train),
-            epoch,
             fraction=self.trial.data.fraction,
+            seed=self.seed,
+            epoch=epoch,
+            micro_batches=micro_batches(train, self.data_ranks),
             grad_accum=train.grad_accum,
             drop_last=train.drop_last,
         )
@@ -132,8 +134,7 @@ class Passes:
             losses = label_losses(logits, labels)
             with torch.no_grad():
                 sums.add_(tally(losses, logits, labels))
-            second = None if self.auxiliary is None else self.auxiliary.take()
-            if self.auxiliary is not None and second is not None:
+            if (second := self.auxiliary.take()) is not None:
                 losses = losses + self.auxiliary.weight * label_losses(second.float(), labels)
             ranks = self.data_ranks * self.labelling
             return slot_loss(losses, batch.step_count, ranks, self.trial.train.grad_accum)
@@ -156,17 +157,14 @@ class Passes:
         with self.batches(order) as batches:
             batch = next(batches)
         n = len(last.ids)
-        small = batch._replace(
-            images=batch.images[:n], labels=batch.labels[:n], ids=batch.ids[:n], weights=batch.weights[:n]
-        )
+        small = batch._replace(images=batch.images[:n], labels=batch.labels[:n], ids=batch.ids[:n])
         images = self._on_device(small, epoch=0, training=True, phase=no_phase).images()
         buffers = [(buffer, buffer.clone()) for buffer in self.engine.module.buffers()]
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
             for micro_step in range(self.trial.train.grad_accum if self.norms else 1):
                 self._tell_norms(order.slot(order.steps - 1, micro_step, self.at.data).real, n)
                 self.engine.rehearse(images)
-                if self.auxiliary is not None:
-                    self.auxiliary.take()
+                self.auxiliary.take()
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
@@ -201,7 +199,8 @@ class Passes:
             # One at a time, each in its own size: no image's scores depend on what it is evaluated with, and all ranks
             # call the model, which may gather its weights, equally often.
             return EpochOrder(samples, seed=0, epoch=0, micro_batches=[1] * self.data_ranks, grad_accum=1)
-        return self._order(samples, 0, fraction=1.0, grad_accum=1, drop_last=False)
+        sizes = micro_batches(self.trial.train, self.data_ranks)
+        return EpochOrder(samples, seed=self.seed, epoch=0, micro_batches=sizes, grad_accum=1)
 
     def _logits(self, images: Tensor) -> Tensor | None:
         """Logits of held-out images, as the trial evaluates them."""
@@ -229,17 +228,6 @@ class Passes:
         """The part of `images` images that this rank labels."""
         return even_parts(images, self.labelling)[self.at.sequence % self.labelling]
 
-    def _order(self, samples: int, epoch: int, *, fraction: float, grad_accum: int, drop_last: bool) -> EpochOrder:
-        return EpochOrder(
-            samples=samples,
-            fraction=fraction,
-            seed=self.seed,
-            epoch=epoch,
-            micro_batches=micro_batches(self.trial.train, self.data_ranks),
-            grad_accum=grad_accum,
-            drop_last=drop_last,
-        )
-
     def _batches(self, split: Split, order: EpochOrder) -> Batches:
         return Batches(split, order, rank=self.at.data, workers=self.trial.data.workers, pin=self.device.type == "cuda")
 
@@ -248,26 +236,26 @@ class Passes:
             return tensor.to(self.device, non_blocking=True)
 
         with phase("h2d"):
-            images, ids, labels, weights = map(moved, (batch.images, batch.ids, batch.labels, batch.weights))
+            images, ids, labels = map(moved, (batch.images, batch.ids, batch.labels))
         with phase("forward"):
             ready, labels = self.preprocess.prepare(images, labels, ids, epoch=epoch, training=training)
-            labels = counted_labels(labels, weights)
+            labels = counted_labels(labels, batch.real)
         return MicroBatch(ready, labels, batch.real, batch.step_real, batch.step_real)
 
 
 NOT_COUNTED = -100
 
 
-def counted_labels(labels: Tensor, weights: Tensor) -> Tensor:
+def counted_labels(labels: Tensor, real: int) -> Tensor:
     """Labels as int64, `NOT_COUNTED` where they do not count.
 
     Args:
         labels: int64 [n], or masks uint8 [n, H, W] with `IGNORED`.
-        weights: [n], 1 or 0; see `Slot`.
+        real: how many images count, from the first on.
     """
     if labels.ndim > 1:
         labels = labels.long().masked_fill(labels == IGNORED, NOT_COUNTED)
-    return labels.masked_fill(weights.view(-1, *(1,) * (labels.ndim - 1)) == 0, NOT_COUNTED)
+    return torch.cat([labels[:real], torch.full_like(labels[real:], NOT_COUNTED)])
 
 
 def label_losses(logits: Tensor, labels: Tensor) -> Tensor:

@@ -126,9 +126,7 @@ def map_pages(stretches: Iterable[tuple[int, int]]) -> None:
 
 def main(arguments: list[str]) -> NoReturn:
     """Serves until the driver closes its end of the socket."""
-    descriptor, _ = arguments
-    server = _Server(socket.socket(fileno=int(descriptor)))
-    server.serve()
+    _Server(socket.socket(fileno=int(arguments[0]))).serve()
 
 
 class _Server:
@@ -262,7 +260,9 @@ class _Server:
         os.environ[COMPLETE_VARIABLE] = variables[TOKEN_VARIABLE]  # a fork cannot begin again
         map_pages(self._file_pages)
         self._memory.set_command(command)
-        _draw_anew()
+        # New random numbers, as in a new process; torch's seed is the same in every process.
+        random.seed()
+        np.random.seed()
         folder, worker = command[-1], sys.modules[_ENTRY]
         sys.argv = [str(worker.__file__), folder]
         worker.main(Path(folder), arrived_ns)
@@ -307,13 +307,6 @@ def _redirect(log: Path) -> None:
         for target in targets:
             os.dup2(opened, target)
         os.close(opened)
-
-
-def _draw_anew() -> None:
-    """Draws new random numbers in this fork, as in a new process; torch's seed is the same in every process."""
-    random.seed()
-    if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed()
 
 
 if __name__ == "__main__":

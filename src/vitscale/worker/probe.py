@@ -238,28 +238,24 @@ def trainer_callback() -> Any:
         """Images of this process in each step of an epoch; empty: in all alike."""
 
         def on_train_begin(
-            self, args: Any, state: Any, control: Any, model: Any = None, train_dataloader: Any = None, **_: Any
+            self, args: Any, _state: Any, _control: Any, model: Any = None, train_dataloader: Any = None, **_: Any
         ) -> None:
             """Tells how many parameters there are."""
-            del state, control
             steps.probe.describe(model)
             self.images = _images_of_steps(args, train_dataloader)
 
-        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        def on_step_begin(self, args: Any, state: Any, _control: Any, **_: Any) -> None:
             """Begins a step before its first micro-step."""
-            del control
             whole = args.per_device_train_batch_size * args.gradient_accumulation_steps
             steps.begin(self.images[state.global_step % len(self.images)] if self.images else whole)
 
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        def on_step_end(self, _args: Any, _state: Any, control: Any, **_: Any) -> None:
             """Ends a step after the optimizer's."""
-            del args, state
             if steps.end():
                 control.should_training_stop = True
 
-        def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        def on_evaluate(self, _args: Any, _state: Any, _control: Any, **_: Any) -> None:
             """Marks a pause, because what came before was no training."""
-            del args, state, control
             steps.pause()
             steps.end()
 
@@ -280,20 +276,17 @@ def lightning_callback() -> Any:
     class ProbeCallback(Callback):  # type: ignore[misc]  # where Lightning is not installed it is of any type
         """Tells a Probe of Lightning's optimizer steps, each of `accumulate_grad_batches` batches."""
 
-        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        def on_train_start(self, _trainer: Any, pl_module: Any) -> None:
             """Tells how many parameters there are."""
-            del trainer
             steps.probe.describe(pl_module)
 
-        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        def on_train_epoch_start(self, _trainer: Any, _pl_module: Any) -> None:
             """Marks a pause, because what came before was no training."""
-            del trainer, pl_module
             steps.pause()
             steps.end()
 
-        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        def on_train_batch_start(self, trainer: Any, _pl_module: Any, batch: Any, batch_idx: int) -> None:
             """Begins a step before its first micro-step, where the loader still has all of them."""
-            del pl_module
             accumulate = trainer.accumulate_grad_batches
             left = trainer.num_training_batches - batch_idx  # infinite where the loader has no length
             if batch_idx % accumulate:
@@ -303,21 +296,18 @@ def lightning_callback() -> Any:
             else:
                 steps.begin(images_of(batch), last=left == accumulate)
 
-        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        def on_train_batch_end(self, trainer: Any, _pl_module: Any, _outputs: Any, _batch: Any, batch_idx: int) -> None:
             """Ends a step after its last micro-step, and what fills none after the loader's last batch."""
-            del pl_module, outputs, batch
             last = batch_idx + 1 == trainer.num_training_batches
             if (last or (batch_idx + 1) % trainer.accumulate_grad_batches == 0) and steps.end():
                 trainer.should_stop = True
 
-        def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        def on_validation_start(self, _trainer: Any, _pl_module: Any) -> None:
             """Begins a pause for an evaluation."""
-            del trainer, pl_module
             steps.pause()
 
-        def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        def on_validation_end(self, _trainer: Any, _pl_module: Any) -> None:
             """Ends the pause after an evaluation."""
-            del trainer, pl_module
             steps.resume()
 
     return ProbeCallback()
@@ -340,31 +330,26 @@ def composer_callback() -> Any:
     class ProbeCallback(Callback):  # type: ignore[misc]  # transformers is untyped
         """Tells a Probe of a loop's batches."""
 
-        def epoch_start(self, state: Any, logger: Any) -> None:
+        def epoch_start(self, _state: Any, _logger: Any) -> None:
             """Marks a pause, because what came before was no training."""
-            del state, logger
             steps.pause()
             steps.end()
 
-        def batch_start(self, state: Any, logger: Any) -> None:
+        def batch_start(self, state: Any, _logger: Any) -> None:
             """Begins a step before a batch's first micro-step."""
-            del logger
             steps.begin(images_of(state.batch), last=_is_last(state))
 
-        def batch_end(self, state: Any, logger: Any) -> None:
+        def batch_end(self, state: Any, _logger: Any) -> None:
             """Ends a step after the optimizer's."""
-            del logger
             if steps.end():
                 state.stop_training()
 
-        def eval_start(self, state: Any, logger: Any) -> None:
+        def eval_start(self, _state: Any, _logger: Any) -> None:
             """Begins a pause for an evaluation."""
-            del state, logger
             steps.pause()
 
-        def eval_end(self, state: Any, logger: Any) -> None:
+        def eval_end(self, _state: Any, _logger: Any) -> None:
             """Ends the pause after an evaluation."""
-            del state, logger
             steps.resume()
 
     return ProbeCallback()

@@ -70,18 +70,10 @@ def rank_info(arrived_ns: int, launch: LaunchFile | None) -> RankInfo:
         said = ", ".join(f"{name}={os.environ.get(name, '')!r}" for name in names)
         sys.exit(f"vitscale: the launcher's numbers of this rank are none: {said}")
     if family is not TORCH and launch is not None and not launch.mpi_discovery:
-        _tell_torch(rank, world_size, local_rank, launch)
+        os.environ |= TORCH.telling(rank, world_size, local_rank)
+        if launch.master_address is not None and launch.master_port is not None:
+            os.environ |= {"MASTER_ADDR": launch.master_address, "MASTER_PORT": str(launch.master_port)}
     return RankInfo(rank, world_size, local_rank, start_up)
-
-
-def _tell_torch(rank: int, world_size: int, local_rank: int, launch: LaunchFile) -> None:
-    if launch.master_address is not None and launch.master_port is not None:
-        os.environ |= {"MASTER_ADDR": launch.master_address, "MASTER_PORT": str(launch.master_port)}
-    numbers = (rank, world_size, local_rank)
-    os.environ |= {
-        name: str(number)
-        for name, number in zip((TORCH.rank, TORCH.world_size, TORCH.local_rank), numbers, strict=True)
-    }
 
 
 def die_with_parent(launch: LaunchFile | None) -> None:
@@ -140,9 +132,6 @@ class Body(Protocol):
     device: Device
     """The device that they compute on."""
 
-    def begin(self) -> None:
-        """Called once this rank's place is known to be right, before it is pinned."""
-
     def work(self, own: RankInfo, log: RankLog, folder: Path, launch: LaunchFile | None) -> object:
         """Does all of the work; what it returns must not be destroyed before the process ends."""
 
@@ -173,7 +162,6 @@ def run_rank(folder: Path, read: Callable[[Path], Body], arrived_ns: int) -> NoR
         sys.exit(
             f"vitscale: the launcher made this rank {own.rank} of {own.world_size}, and the {body.name} has {size}"
         )
-    body.begin()
     heartbeat = _heartbeat(launch, own.rank, folder)
     pin(own, body.world, body.device)
     log = RankLog(folder, own.rank, at_once=body.at_once)

@@ -156,26 +156,22 @@ _LARGEST_KEPT_BYTES = 32 << 20
 """The most that glibc takes for this threshold on 64-bit machines."""
 
 
+_NEXT_PHASE = {"imports": "data", "data": "model", "model": "engine", "engine": "first step"}
+
+
 class _Laps:
     """Shows each phase of start-up while it lasts, and records it when it ends."""
 
-    _NAMES = ("imports", "data", "model", "engine", "first_step")
-
     def __init__(self, log: RankLog, began: float) -> None:
-        self._log = log
-        self._last = began
-        self._tell(self._NAMES[0])
+        self._log, self._last = log, began
+        PROGRESS.phase = f"{STARTING}imports"
 
     def end(self, name: str, compiled: Sequence[str] = ()) -> None:
         now = time.perf_counter()
         line = {"name": name, "seconds": now - self._last, "compiled": tuple(compiled)}
         self._log.write(PhaseLine.model_validate(line))
         self._last = now
-        self._tell(self._NAMES[self._NAMES.index(name) + 1])
-
-    @staticmethod
-    def _tell(name: str) -> None:
-        PROGRESS.phase = STARTING + name.replace("_", " ")
+        PROGRESS.phase = STARTING + _NEXT_PHASE[name]
 
 
 def measured_checkpoint(

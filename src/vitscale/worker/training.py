@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,12 +17,11 @@ from vitscale.errors import shown
 from vitscale.probes import Probe
 from vitscale.probes.gradient_norms import MicroBatchNorms, gradient_line
 from vitscale.probes.resources import ResourceProbe
-from vitscale.probes.steps import Explainer, StepClock, StepMark, finish_device_work, step_clock, step_lines
+from vitscale.probes.steps import Explainer, LineOf, StepClock, finish_device_work, step_clock
 from vitscale.probes.traffic import COUNTED_STEPS, FIRST_USUAL_STEP, NO_GROUP, TrafficCounter
-from vitscale.processes.launch_file import boot_id
 from vitscale.sources import Dataset
 from vitscale.store import RankLog
-from vitscale.store.records import EpochLine, PhaseLine, ProbeLine, ResourcesLine, TrafficLine
+from vitscale.store.records import EpochLine, PhaseLine, ProbeLine, ResourcesLine, StepLine, TrafficLine
 from vitscale.trial.step_schedule import StepWindow, timed_stretch, windows
 from vitscale.trial.trial import Trial
 from vitscale.worker import extensions, rank_process
@@ -48,7 +47,7 @@ class Training:
         """`seed`: that of this run, for the order and the augmentation."""
         self.trial, self.own, self.engine, self.device, self.log = trial, own, engine, device, log
         self.passes = Passes(trial, own, dataset, engine, device, seed)
-        self.clock: StepClock[StepMark] = step_clock(device)
+        self.clock: StepClock[LineOf] = step_clock(device)
         self.step = 0
         steps = trial.window.steps
         self.last_step = trial.window.warmup_steps + steps if steps is not None else None
@@ -59,7 +58,7 @@ class Training:
         traces = log.path.parent if trial.window.traces else None
         self.explainer = Explainer(device, own.world_size, traces)
         # Containers on one machine have their own hostnames, but share its counters of energy.
-        self.resources = ResourceProbe(device, own.local_rank, boot_id() or socket.gethostname())
+        self.resources = ResourceProbe(device, own.local_rank)
         self.probes: dict[str, Probe] = {name: known("probe", name, {}, "begin", "end") for name in trial.window.probes}
         self.held_out_accuracy: float | None = None
 
@@ -193,7 +192,9 @@ class Training:
                 reduced = self.engine.step_with_norm()
         if before_end is not None:
             before_end()
-        self._record(self.clock.mark(StepMark(self.step, epoch, sum(own_images), window), step_loss))
+        warmup = self.step < self.trial.window.warmup_steps
+        line = partial(StepLine, step=self.step, epoch=epoch, images=sum(own_images), warmup=warmup, window=window)
+        self._record(self.clock.mark(line, step_loss))
         if norms is not None:
             self._record_norms(step_images, own_images, norms.total(), reduced)
         return step_images
@@ -226,9 +227,9 @@ class Training:
         batches.go_on()
         self.clock.start()
 
-    def _record(self, timed: list[tuple[StepMark, float, float]]) -> None:
-        for line in step_lines(timed, self.trial.window.warmup_steps):
-            self.log.write(line)
+    def _record(self, timed: list[tuple[LineOf, float, float]]) -> None:
+        for line_of, seconds, loss in timed:
+            self.log.write(line_of(seconds=seconds, loss=loss))
 
     def _record_norms(self, images: int, own_images: list[int], unreduced: float, reduced: float) -> None:
         self.log.write(

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from vitscale.prediction.memory.holding import Holding, Parts, added, communicated_bytes, shard, weight_bytes
+from vitscale.prediction.memory.holding import Holding, Parts, added, shard
 from vitscale.prediction.memory.in_stages import InTurn
 from vitscale.prediction.memory.zero import traversal, zero_settings
 from vitscale.trial.model_counts import Module
@@ -128,7 +128,7 @@ def _full_buckets(parts: Sequence[Part], bucket: int) -> Iterator[tuple[int, flo
 def _zero_3(trial: Trial, parts: Sequence[Part]) -> tuple[list[Parts], list[Parts]]:
     """Weights gathered in each part's forward and backward: small ones stay, all others are as in `zero._stage_3`."""
     train, settings = trial.train, zero_settings(trial.train)
-    each = weight_bytes(train) if trial.world.size > 1 else 0
+    each = train.weight_bytes if trial.world.size > 1 else 0
     large = [sum(n for n in part.tensors if n > settings.persistence_threshold) for part in parts]
     upto, rest = list(accumulate(large)), sum(large)
     lasting = sum(part.elements for part in parts) - rest
@@ -166,7 +166,7 @@ def _fsdp2(trial: Trial, holding: Holding, parts: Sequence[Part]) -> Around:
     steps was it still there at the end of a stage of two.
     """
     train, ranks = trial.train, trial.layout.replicas
-    each, sent = weight_bytes(train), communicated_bytes(train)
+    each, sent = train.weight_bytes, train.communicated_bytes
     kept = 0.0 if train.grad_accum > 1 else (4 if train.master_weights else each) / ranks
     buffers, gloo = ranks > 1, ranks > 1 and train.device == "cpu"
     stays = train.reshard_after_forward is False
@@ -230,7 +230,7 @@ def _fsdp2_in_turn(trial: Trial, holding: Holding, parts: Sequence[Part], turn: 
 
     Gradients stay whole, and so do weights that backward has gathered; a forward frees them block by block.
     """
-    ranks, each, summed = trial.layout.replicas, weight_bytes(trial.train), communicated_bytes(trial.train)
+    ranks, each, summed = trial.layout.replicas, trial.train.weight_bytes, trial.train.communicated_bytes
     buffers, gloo = ranks > 1, ranks > 1 and trial.train.device == "cpu"
     stays = trial.train.reshard_after_forward is False
     sizes = [part.elements if part.block > 0 else 0 for part in parts]

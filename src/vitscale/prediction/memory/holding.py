@@ -91,17 +91,6 @@ class Holding:
     """All there is beside `steady` while the optimizer works."""
 
 
-def weight_bytes(train: TrainSpec) -> int:
-    """Bytes of a weight as the model holds it: autocast casts fp32 weights, DeepSpeed's fp16 keeps fp16 weights."""
-    deepspeed_fp16 = train.precision == "fp16" and train.wrapper == "deepspeed"
-    return 2 if train.precision == "bf16-params" or deepspeed_fp16 else 4
-
-
-def communicated_bytes(train: TrainSpec) -> int:
-    """Bytes of a gradient's element as it travels: in the weights' dtype unless the study names another."""
-    return {"fp32": 4, "bf16": 2, "fp16": 2, None: weight_bytes(train)}[train.gradient_dtype]
-
-
 def shard(elements: int, ranks: int) -> int:
     """Elements of the largest of `ranks` equal parts."""
     return -(-elements // ranks)
@@ -122,7 +111,7 @@ def plain(trial: Trial, shapes: ParameterShapes) -> Holding:
     The masters that mixed precision keeps there are left out: autocast's fp32 weights are their own masters.
     """
     train, elements = trial.train, sizes(shapes).all
-    each = weight_bytes(train)
+    each = train.weight_bytes
     states = state_bytes(train) // 4 * each
     gradients = elements * each
     # LAMB's updates are made of all parameters at once, and are as large (pytorch_optimizer's `_step_foreach`).
@@ -154,10 +143,10 @@ def ddp(trial: Trial, shapes: ParameterShapes) -> Holding:
     if train.engine == "accelerate" and train.device == "cuda" and trial.world.size == 1:
         return alone  # Accelerate does not wrap it
     elements = sizes(shapes).all
-    gradients = elements * weight_bytes(train)
+    gradients = elements * train.weight_bytes
     views = train.gradient_as_bucket_view and train.grad_accum == 1
     own = "bf16" if train.precision == "bf16-params" else "fp32"
-    cast = elements * communicated_bytes(train) if train.gradient_dtype not in (None, own) else 0
+    cast = elements * train.communicated_bytes if train.gradient_dtype not in (None, own) else 0
     of_step = {name: size for name, size in alone.step.items() if name != "gradients"}
     return Holding(
         steady=added(alone.steady, {"buckets": gradients + (cast or gradients if train.device == "cuda" else 0)}),
@@ -184,7 +173,7 @@ def fsdp2(trial: Trial, shapes: ParameterShapes) -> Holding:
     gather has begun. In a whole run that happens, so the peak counts what is let go of late beside what is gathered.
     """
     train, ranks, count = trial.train, trial.layout.replicas, sizes(shapes)
-    each = weight_bytes(train)
+    each = train.weight_bytes
     kept = 4 if train.master_weights else each
     gradients = shard(count.all, ranks) * kept
     last = count.blocks[-1] if count.blocks else 0
@@ -192,7 +181,7 @@ def fsdp2(trial: Trial, shapes: ParameterShapes) -> Holding:
     several = ranks > 1
     copied = block if several and train.device == "cpu" else 0
     stays = train.reshard_after_forward is False
-    scattered = last * communicated_bytes(train)
+    scattered = last * train.communicated_bytes
     fetched = block * (2 if several else 1)
     earlier = (len(count.blocks) - 1) * block if stays and block else 0
     return Holding(
@@ -232,7 +221,7 @@ def fsdp2_in_stages(trial: Trial, shapes: ParameterShapes, *, later: bool, direc
     """
     train, ranks, count = trial.train, trial.layout.replicas, sizes(shapes)
     alone = fsdp2(trial, shapes)
-    each, summed = weight_bytes(train), communicated_bytes(train)
+    each, summed = train.weight_bytes, train.communicated_bytes
     blocks, block = len(count.blocks), (count.blocks[-1] if count.blocks else 0) * each
     buffer = block if ranks > 1 else 0
     copied = buffer if train.device == "cpu" else 0

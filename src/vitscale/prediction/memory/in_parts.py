@@ -10,7 +10,7 @@ from typing import NamedTuple
 from vitscale.machine.cores import products_of_16_bits
 from vitscale.prediction.memory.activations import AUTOCAST, Activations, activations
 from vitscale.prediction.memory.around import Part, around
-from vitscale.prediction.memory.holding import Holding, Parts, added, weight_bytes
+from vitscale.prediction.memory.holding import Holding, Parts, added
 from vitscale.prediction.memory.in_stages import InTurn, StageBytes
 from vitscale.prediction.shares import WHOLE, Share
 from vitscale.trial import model_counts
@@ -45,7 +45,7 @@ def pieces(spec: ModelSpec, train: TrainSpec, share: Share = WHOLE) -> Pieces:
     side = spec.image_size
     decoder = decoder_shape(spec)
     windows = () if swin is None else own_blocks(swin, share)
-    buffers = sum(8 * s.window**4 + 2 * s.positions * weight_bytes(train) for s in windows)
+    buffers = sum(8 * s.window**4 + 2 * s.positions * train.weight_bytes for s in windows)
     of_swin = _swin_in_stages if share.chunks else _swin
     body = _vit(spec, train, narrow, decoder, share) if swin is None else of_swin(spec, swin, train, narrow, share)
     cast = narrow == 2 and (share.first or train.precision not in AUTOCAST)
@@ -81,7 +81,7 @@ def of_parts(trial: Trial, stage: Share, model: Pieces) -> StageBytes:
         sizes = [[n * images * _narrow(train) for n in of_unit] for of_unit in _going_on(trial.model, swin, stage)]
     elif vit is not None:
         tokens = math.ceil(vit.tokens / stage.parallel.sequence)
-        sizes = [[images * tokens * vit.hidden * weight_bytes(train)]] * vit.layers
+        sizes = [[images * tokens * vit.hidden * train.weight_bytes]] * vit.layers
     (blocks,) = stage.chunks
     taken = [] if stage.first else sizes[blocks.start - 1]
     given = [] if stage.last else sizes[blocks.stop - 1]
@@ -244,7 +244,7 @@ def _block(stage: Stage, number: int, images: int, narrow: int, train: TrainSpec
         # As in `activations`, what the second layer passes on is summed in fp32 before there is a gradient of its
         # weights; after that, this gradient is.
         of_weights = 4 * stage.width**2 // ranks
-        widest = (widest[0] + 8 * own - weight_bytes(train) * of_weights, widest[0] + 4 * of_weights, *widest[1:])
+        widest = (widest[0] + 8 * own - train.weight_bytes * of_weights, widest[0] + 4 * of_weights, *widest[1:])
     padded = images * narrow * stage.width * stage.padded
     modules = tuple(module.part(ranks) for module in model_counts.swin_block(stage).in_forward)
     several = stage.side > stage.window

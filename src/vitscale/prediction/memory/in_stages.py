@@ -8,7 +8,7 @@ from functools import cache
 from typing import NamedTuple
 
 from vitscale.prediction.memory.activations import AUTOCAST
-from vitscale.prediction.memory.holding import Holding, Parts, added, fsdp2_in_stages, sizes, weight_bytes  # fmt: skip
+from vitscale.prediction.memory.holding import Holding, Parts, added, fsdp2_in_stages, sizes  # fmt: skip
 from vitscale.prediction.shares import Share, Turn, shares
 from vitscale.trial.model_cost import ParameterShapes
 from vitscale.trial.rank_batches import largest_micro_batch
@@ -120,7 +120,7 @@ def _of_other_stage(
         return gradients
     count = sizes(shapes)
     gathered = count.all if turn.whole[number] else count.root if others + finished else 0
-    return added(gradients, {"gathered weights": gathered * weight_bytes(trial.train)})
+    return added(gradients, {"gathered weights": gathered * trial.train.weight_bytes})
 
 
 def _kept_by_schedule(trial: Trial, share: Share, of_stages: Sequence[StageBytes]) -> Parts:
@@ -132,7 +132,7 @@ def _kept_by_schedule(trial: Trial, share: Share, of_stages: Sequence[StageBytes
     tensor, and the labels of all pixels.
     """
     count = trial.train.grad_accum
-    images = (count * (1 + share.first) - 1) * _pixels(trial) * weight_bytes(trial.train)
+    images = (count * (1 + share.first) - 1) * _pixels(trial) * trial.train.weight_bytes
     labels = (count - 1) * _pixels(trial) // trial.model.channels * 8 * (trial.model.task == "segmentation")
     buffers = count * sum(own.received + own.handed_on + own.passed_on for own in of_stages)
     return {"buffers of stages": buffers, "images": images + labels}

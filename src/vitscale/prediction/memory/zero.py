@@ -39,9 +39,9 @@ def zero_settings(train: TrainSpec) -> ZeroSettings:
     reduce_bucket = elements("reduce_bucket_size", 500_000_000)
     prefetch = elements("prefetch_bucket_size", 50_000_000)
     if train.bucket_mib is not None:
-        reduce_bucket = train.bucket_mib * 2**20 // holding.communicated_bytes(train)
+        reduce_bucket = train.bucket_mib * 2**20 // train.communicated_bytes
     if train.gather_bucket_mib is not None:
-        prefetch = train.gather_bucket_mib * 2**20 // holding.weight_bytes(train)
+        prefetch = train.gather_bucket_mib * 2**20 // train.weight_bytes
     overlap = flag(train, "overlap_comm") is True if train.overlap_comm is None else train.overlap_comm
     live, reuse = elements("max_live_parameters", 10**9), elements("max_reuse_distance", 10**9)
     threshold = elements("param_persistence_threshold", 100_000)
@@ -96,9 +96,9 @@ def _stage_0(trial: Trial, shapes: ParameterShapes) -> holding.Holding:
     """
     train, count = trial.train, holding.sizes(shapes)
     alone = holding.plain(trial, shapes)
-    each = holding.weight_bytes(train)
+    each = train.weight_bytes
     flattened = min(count.all, _FLATTENED_AT_MOST)
-    cast = flattened * holding.communicated_bytes(train) if holding.communicated_bytes(train) != each else 0
+    cast = flattened * train.communicated_bytes if train.communicated_bytes != each else 0
     masters: dict[str, int] = {}
     unscaled: dict[str, int] = {}
     if each == 2:
@@ -127,7 +127,7 @@ def _stages_1_and_2(trial: Trial, shapes: ParameterShapes) -> holding.Holding:
     """
     train, ranks, count = trial.train, trial.world.size, holding.sizes(shapes)
     settings = zero_settings(train)
-    each = holding.weight_bytes(train)
+    each = train.weight_bytes
     dtypes = 2 if train.precision == "bf16" else 1
     bucket = settings.reduce_bucket * each * dtypes * (2 if settings.overlap else 1)
     part = _whole_tensors_in_part(shapes, ranks) * each
@@ -135,8 +135,8 @@ def _stages_1_and_2(trial: Trial, shapes: ParameterShapes) -> holding.Holding:
     # The previous bucket's copy may still be there, on another stream.
     copies = 2 if settings.overlap and train.device == "cuda" else 1
     per_element = each * copies if ranks > 1 else 0
-    if holding.communicated_bytes(train) != each:
-        per_element += holding.communicated_bytes(train)
+    if train.communicated_bytes != each:
+        per_element += train.communicated_bytes
     flattened = filled * per_element
     matrices = holding.shard(max(map(sum, _groups(shapes))), ranks)
     # Gradients are flattened in their own dtype, and cast for fp32 masters.
@@ -183,8 +183,8 @@ def _stage_3(trial: Trial, shapes: ParameterShapes) -> holding.Holding:
     """
     train, ranks, count = trial.train, trial.world.size, holding.sizes(shapes)
     settings = zero_settings(train)
-    each = holding.weight_bytes(train)
-    scattered = 2 if train.precision == "bf16" else holding.communicated_bytes(train)
+    each = train.weight_bytes
+    scattered = 2 if train.precision == "bf16" else train.communicated_bytes
     bucket = settings.reduce_bucket * (each + (2 if train.precision == "bf16" else 0))
     gathers = ranks > 1
 

@@ -12,7 +12,6 @@ from dataclasses import replace
 from itertools import accumulate, count, groupby
 from typing import NamedTuple
 
-from vitscale.prediction.memory.holding import communicated_bytes, weight_bytes
 from vitscale.prediction.step.messages import Message, Phase
 from vitscale.trial.model_cost import ParameterShapes, recorded_shapes
 from vitscale.trial.model_counts import Module
@@ -118,11 +117,11 @@ def ddp(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
     That happens once in an optimizer step. Buckets are laid out in the weights' dtype, whatever dtype a hook sends.
     """
     train = trial.train
-    each = weight_bytes(train)
+    each = train.weight_bytes
     mib = (_FIRST_MIB, _USUAL_MIB) if train.bucket_mib is None else (train.bucket_mib,)
     limits = tuple(size * _MIB // each for size in mib)
     return tuple(
-        Message("all_reduce", filled.elements * communicated_bytes(train), 1, "backward", filled.ready, False)
+        Message("all_reduce", filled.elements * train.communicated_bytes, 1, "backward", filled.ready, False)
         for filled in closed_when_full(of_backward(tensors(shapes)), limits)
     )
 
@@ -137,7 +136,7 @@ def megatron(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
     train, ranks = trial.train, trial.layout.replicas
     if trial.parallel.tensor > 1 and (whole := recorded_shapes(trial.model)) is not None:
         shapes = shapes._replace(blocks=(*shapes.blocks[:-1], whole.blocks[-1]))
-    each = communicated_bytes(train)
+    each = train.communicated_bytes
     limit = max(_LEAST_ELEMENTS, _ELEMENTS_PER_RANK * ranks)
     if train.bucket_mib is not None:
         limit = train.bucket_mib * _MIB // each
@@ -151,7 +150,7 @@ def megatron(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
             for elements, ready in held
         ),
         Message("all_reduce", _SCALAR_BYTES, 1, "after", None, False, group="all"),  # the norm, clipped by or not
-        *(Message("all_gather", elements * weight_bytes(train), 1, "after", None, False) for elements, _ in held),
+        *(Message("all_gather", elements * train.weight_bytes, 1, "after", None, False) for elements, _ in held),
     )
 
 
@@ -177,7 +176,7 @@ def fsdp2(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
     everything = tensors(shapes)
     blocks = [list(own) for number, own in groupby(everything, lambda tensor: tensor.block) if number is not None]
     root = [tensor for tensor in everything if tensor.block is None]
-    weights, gradients = weight_bytes(train), communicated_bytes(train)
+    weights, gradients = train.weight_bytes, train.communicated_bytes
     streams, staged = train.device == "cuda", trial.parallel.pipeline > 1
 
     def message(operation: str, some: Sequence[Tensor], each: int, phase: Phase, ready: float | None) -> Message:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from vitscale.prediction.memory import zero
-from vitscale.prediction.memory.holding import communicated_bytes, sizes, weight_bytes
+from vitscale.prediction.memory.holding import sizes
 from vitscale.prediction.step.gradients import Tensor, flushed_before_full, of_backward, tensors
 from vitscale.prediction.step.messages import Message, Phase
 from vitscale.trial.model_cost import ParameterShapes
@@ -25,7 +25,7 @@ def _stage_0(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
     """One all-reduce of everything after backward, whatever bucket size is set."""
     train, count = trial.train, sizes(shapes).all
     pieces = -(-count // _FLATTENED_AT_MOST)
-    whole = Message("all_reduce", count * communicated_bytes(train) / pieces, pieces, "after", None, False)
+    whole = Message("all_reduce", count * train.communicated_bytes / pieces, pieces, "after", None, False)
     norm = [_scalars(1, 4)] if train.gradient_clipping > 0 else []
     return (whole, *norm)
 
@@ -46,7 +46,7 @@ def _stages_1_and_2(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...
             replace(bucket, operation="reduce", tensor_bytes=bucket.tensor_bytes / ranks, calls=bucket.calls * ranks)
             for bucket in reduced
         ]
-    each = weight_bytes(train)
+    each = train.weight_bytes
     return (*reduced, _scalars(3 if each == 2 else 2, 4), *_gathered_after(trial, shapes, each))
 
 
@@ -78,7 +78,7 @@ def _stage_3(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
     # Each tensor is cut into equal parts, and padded for that.
     everything = [tensor._replace(elements=-(-tensor.elements // ranks) * ranks) for tensor in tensors(shapes)]
     kept = [tensor for tensor in everything if tensor.elements <= settings.persistence_threshold]
-    each = weight_bytes(train)
+    each = train.weight_bytes
 
     def gathered_bytes(tensor: Tensor) -> int:
         return 2 if train.precision == "bf16" and tensor.cast else each
@@ -144,7 +144,7 @@ def _reduced(
     if train.precision == "bf16":
         kinds = [([tensor for tensor in everything if tensor.cast is cast], 2 if cast else 4) for cast in (True, False)]
     else:
-        kinds = [(list(everything), communicated_bytes(train))]
+        kinds = [(list(everything), train.communicated_bytes)]
     buckets = [
         Message(operation, filled.elements * each, 1, phase, filled.ready if overlap else None, every)
         for some, each in kinds

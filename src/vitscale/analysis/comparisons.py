@@ -154,9 +154,7 @@ def _apart(first: CurveResult, second: CurveResult) -> tuple[str, ...]:
 
 
 def _like(ours: TrialResult, theirs: TrialResult, combine_unlike: bool) -> bool:
-    if not ours.comparable_costs or not theirs.comparable_costs:
-        return False
-    return not ours.unlike(theirs, combine_unlike)
+    return bool(ours.comparable_costs and theirs.comparable_costs) and not ours.unlike(theirs, combine_unlike)
 
 
 def _compared(

@@ -85,11 +85,10 @@ def _for_each(some: Sequence[int], axes: int) -> list[int]:
 
 _SDPA = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
 FLOPS_OF: Mapping[str, Callable[[Shapes, Sequence[object]], int]] = {
-    "aten::mm": lambda shapes, _: _of_matrices(shapes[0], shapes[1]),
-    "aten::_scaled_mm": lambda shapes, _: _of_matrices(shapes[0], shapes[1]),
-    "aten::bmm": lambda shapes, _: _of_matrices(shapes[0], shapes[1]),
-    "aten::addmm": lambda shapes, _: _of_matrices(shapes[1], shapes[2]),
-    "aten::baddbmm": lambda shapes, _: _of_matrices(shapes[1], shapes[2]),
+    **dict.fromkeys(
+        ("aten::mm", "aten::_scaled_mm", "aten::bmm"), lambda shapes, _: _of_matrices(shapes[0], shapes[1])
+    ),
+    **dict.fromkeys(("aten::addmm", "aten::baddbmm"), lambda shapes, _: _of_matrices(shapes[1], shapes[2])),
     "aten::convolution": _convolution,
     "aten::convolution_backward": _convolution_backward,
     **{f"aten::_scaled_dot_product_{kind}": lambda shapes, _: _attention(shapes) for kind in _SDPA},
@@ -154,7 +153,6 @@ class Group:
 class Trace:
     """One file: one rank of a job."""
 
-    path: Path
     rank: int | None
     world_size: int | None
     device: str | None
@@ -207,7 +205,7 @@ class _Reader:
         self._base_ns: int | None = None
         self._called: dict[int, Call] = {}
         self._launched_by: dict[int, int] = {}
-        self._trace = Trace(path, None, None, None, None, None, {}, (), None)
+        self._trace = Trace(None, None, None, None, None, {}, (), None)
         self._devices: Counter[int] = Counter()
         self._device_lanes: set[tuple[str, str]] = set()
         self._host_lanes: set[tuple[str, str]] = set()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from vitscale.analysis.quality.wording import count, name, note, those, warning, worst
+from vitscale.analysis.quality.wording import count, name, note, warning, worst
 from vitscale.analysis.runs.steps import LIGHT
 from vitscale.analysis.trials import TrialResult
 from vitscale.present import units
@@ -46,7 +46,7 @@ def clocks(measured: Sequence[TrialResult]) -> Iterable[Finding]:
 
 def synchronised(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Runs in which something waited for the device within a step."""
-    waiting = those(measured, lambda trial: any(run.model and run.model.synchronised_timing for run in trial.runs))
+    waiting = [trial for trial in measured if any(r.model and r.model.synchronised_timing for r in trial.runs)]
     if waiting:
         yield warning(
             "synchronised-timing",
@@ -63,11 +63,11 @@ def _tells_no_step(trial: TrialResult) -> bool:
 def no_profile(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Trials that do not tell where the time of a step goes."""
     own = [trial for trial in measured if trial.trial.origin is None]  # what a log does not tell, no option brings
-    off = those(own, lambda trial: trial.breakdown is None and not trial.trial.window.explain)
+    off = [trial for trial in own if trial.breakdown is None and not trial.trial.window.explain]
     blind = [trial for trial in own if trial.breakdown and set(trial.breakdown.typical.parts.values()) == {None}]
     untold = [trial for trial in own if trial.breakdown is None and trial.trial.window.explain]
-    unprobed = those(untold, _tells_no_step)
-    short = those(untold, lambda trial: not _tells_no_step(trial))
+    unprobed = [trial for trial in untold if _tells_no_step(trial)]
+    short = [trial for trial in untold if not _tells_no_step(trial)]
     if off:
         yield note(
             "profile-missing",

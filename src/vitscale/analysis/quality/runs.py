@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
-from vitscale.analysis.quality.wording import count, imported, name, note, those, warning, worst
+from vitscale.analysis.quality.wording import count, imported, name, note, warning, worst
 from vitscale.analysis.runs.figures import FEWEST_FOR_TAILS
 from vitscale.analysis.runs.steps import ONE_IN, whole_epochs_alone
 from vitscale.analysis.statistics import FEWEST_REPEATS
@@ -170,7 +170,7 @@ def short_runs(measured: Sequence[TrialResult]) -> Iterable[Finding]:
 
 def diverged(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Runs whose loss was not finite."""
-    lost = those(measured, lambda trial: any(loss is None for _, loss in trial.loss_by_step))
+    lost = [trial for trial in measured if any(loss is None for _, loss in trial.loss_by_step)]
     if lost:
         yield warning(
             "loss-not-finite",

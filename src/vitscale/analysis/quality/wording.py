@@ -41,11 +41,6 @@ class Worst(NamedTuple):
     """All these trials, the highest figure first."""
 
 
-def those(measured: Sequence[TrialResult], holds: Callable[[TrialResult], bool]) -> tuple[str, ...]:
-    """The identities of the trials for which `holds` is true."""
-    return tuple(trial.trial_id for trial in measured if holds(trial))
-
-
 def worst(measured: Sequence[TrialResult], figure: Callable[[TrialResult], float | None], limit: float) -> Worst | None:
     """The trials whose figure is known and above `limit`; None where there are none."""
     above = [(value, trial) for trial in measured if (value := figure(trial)) is not None and value > limit]

@@ -18,10 +18,11 @@ from vitscale.importers.contents import LogRank, LogRun, Options, Setting, model
 from vitscale.present.units import listed
 from vitscale.store import read_study
 from vitscale.store.lines import RankLine
-from vitscale.store.records import FORMAT, Device, EndLine, Environment, EpochLine, ModelLine, StartLine
+from vitscale.store.records import FORMAT, Device, EndLine, Environment, EpochLine, ModelLine, StartLine, StepLine
 from vitscale.store.results import Imported, Outcome, RunHeader, StudyRecord
 from vitscale.trial.model_cost import parameters
 from vitscale.trial.model_spec import NAMED_MODELS
+from vitscale.trial.step_schedule import StepWindow
 from vitscale.trial.trial import (
     DataSpec,
     Precision,
@@ -143,6 +144,13 @@ def an_epoch(setting: Setting, options: Options) -> tuple[int | None, int | None
     if micro_batch is None:
         return None, images
     return steps_per_epoch(images, setting.gpus, micro_batch, setting.grad_accum, drop_last=False), images
+
+
+def step_line(
+    step: int, seconds: float, images: int, *, warmup: bool = False, window: StepWindow = "light"
+) -> StepLine:
+    """A step as a log has it; `images`: those of one rank, 0 where unknown."""
+    return StepLine(step=step, epoch=0, seconds=seconds, images=images, loss=None, warmup=warmup, window=window)
 
 
 def epoch_line(

@@ -12,13 +12,14 @@ from typing import Any, Literal, TypeVar
 
 from vitscale.errors import RequestError, StoreError, shown
 from vitscale.importers.contents import MOST_GPUS, LogContents, LogRank, LogRun, Options, Setting, identified
+from vitscale.importers.records import step_line
 from vitscale.importers.step_traces import exported_run
 from vitscale.present.units import listed
 from vitscale.profiles import kernels, step_trace, timeline, trace_figures
 from vitscale.profiles.trace_figures import DeviceTime, TimeShares, product_rate, step_spans, traffic_lines
 from vitscale.profiles.trace_file import Group, Product, Trace, read_trace
 from vitscale.store.reading import without_collection
-from vitscale.store.records import ExplainedLine, StepLine, TrafficLine
+from vitscale.store.records import ExplainedLine, TrafficLine
 from vitscale.store.results import ImportedFile
 
 _Value = TypeVar("_Value")
@@ -393,9 +394,7 @@ def explained(number: int, rank: RankTrace, *, some: bool) -> tuple[ExplainedLin
 def _log_rank(number: int, rank: RankTrace, images: int, *, some: bool) -> LogRank:
     lines = explained(number, rank, some=some)
     steps = tuple(  # an untold trace may be of any number of steps: its parts are known, no step's time
-        StepLine(step=line.step, epoch=0, seconds=line.seconds, images=images, loss=None, warmup=False)
-        for line in lines
-        if rank.found_by != trace_figures.UNTOLD
+        step_line(line.step, line.seconds, images) for line in lines if rank.found_by != trace_figures.UNTOLD
     )
     return LogRank(number, rank.device, None, steps, explained=lines, traffic=rank.traffic)
 

@@ -65,13 +65,12 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
     problems: list[str] = []
     notes: dict[str, None] = {}
     for number, path in enumerate(paths):
-        gpus = options.of_file(number).gpus
         told = Problems(path.name)
         seen: dict[tuple[str, ...], int] = {}
         unlike: list[tuple[int, str]] = []
         micro: list[tuple[int, str, _Run, int]] = []
         whole, hosts_told = False, set[bool]()
-        for head in headers(path, options.cells, options.micro_batch, gpus, each=options.each_gpus is not None):
+        for head in headers(path, options.of_file(number)):
             if not set(head.columns) & set(SPEEDS):
                 raise RequestError(f"{shown(path.name)} has no column of times{head.unit_lacking}", valid=SPEEDS)
             naming = _Naming(path.name, head)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
+from vitscale.base.forks import spread
 from vitscale.errors import RequestError, StoreError, shown
 from vitscale.importers.contents import MOST_GPUS, LogContents, LogRank, LogRun, Options, Setting, identified
 from vitscale.importers.records import step_line
@@ -22,7 +21,6 @@ from vitscale.store.reading import without_collection
 from vitscale.store.records import ExplainedLine, TrafficLine
 from vitscale.store.results import ImportedFile
 
-_Value = TypeVar("_Value")
 _IN_THE_NAME = re.compile(
     r"(?:(?<![A-Za-z])rank|Rank|(?<![A-Z])RANK)[-_ =.]?(\d{1,12})(?!\d)|\[(\d{1,12})\]"  # longer: the time of day
 )
@@ -45,7 +43,6 @@ class RankTrace:
     world_size: int | None
     device: str | None
     trace_id: str | None
-    backend: str | None
     versions: dict[str, str | None]
     groups: tuple[Group, ...]
     started_unix_seconds: float
@@ -159,7 +156,8 @@ def _labels(jobs: Sequence[Sequence[tuple[int, RankTrace]]], options: Options) -
     trainings: list[tuple[object, ...]] = []
     worlds: set[tuple[object, ...]] = set()
     for number, job in enumerate(jobs):
-        engine, batch = _told(rank.engine for _, rank in job), _told(rank.micro_batch for _, rank in job)
+        engine = next(filter(None, (rank.engine for _, rank in job)), None)
+        batch = next(filter(None, (rank.micro_batch for _, rank in job)), None)
         training: tuple[object, ...] = (job[0][1].device, engine, batch or options.micro_batch)
         world = (*training, job[0][1].world_size)
         if None in world or world in worlds:
@@ -173,17 +171,9 @@ def _labels(jobs: Sequence[Sequence[tuple[int, RankTrace]]], options: Options) -
     return labels
 
 
-def _told(values: Iterable[_Value | None]) -> _Value | None:
-    return next((value for value in values if value), None)
-
-
 def _read_all(paths: Sequence[Path]) -> list[RankTrace]:
     long = sum(path.stat().st_size for path in paths if path.is_file()) > _LONG
-    workers = min(len(paths), len(os.sched_getaffinity(0)))
-    if not long or workers < 2:
-        return [rank_trace(path) for path in paths]
-    with ProcessPoolExecutor(workers) as pool:  # the results are small: a few lines per step
-        return list(pool.map(rank_trace, paths))
+    return spread(rank_trace, paths, fewest=2 if long else len(paths) + 1)
 
 
 @without_collection()
@@ -211,7 +201,6 @@ def rank_trace(path: Path) -> RankTrace:
         world_size=trace.world_size if 0 < (trace.world_size or 0) <= MOST_GPUS else None,
         device=trace.device,
         trace_id=trace.trace_id,
-        backend=trace.backend,
         versions=trace.versions,
         groups=trace.groups,
         started_unix_seconds=max(0.0, trace.started_unix_seconds or 0.0),
@@ -368,7 +357,7 @@ def _run(job: Sequence[tuple[int, RankTrace]], world: _World, label: str, option
             gpus=world.ranks,
             micro_batch=micro_batch,
             grad_accum=passes,
-            engine=_told(rank.engine for _, rank in job),
+            engine=next(filter(None, (rank.engine for _, rank in job)), None),
             series=label,
         ),
         name=label,

@@ -19,7 +19,6 @@ from vitscale.importers.records import step_line
 from vitscale.present.units import listed
 from vitscale.store.records import ExplainedLine, PhaseName, StepLine
 from vitscale.store.results import ImportedFile
-from vitscale.trial.step_schedule import StepWindow
 
 MOST_EXPLAINED = 2000
 """Most steps of a rank that are explained; from a longer run, evenly spaced ones."""
@@ -99,10 +98,9 @@ def step_lines(
     for step in timed:
         gap = usual if step.gap is None else step.gap
         paused = step.gap is not None and gap > usual + _PAUSE * step.times.total
-        window: StepWindow = "settling" if paused else "light"
         # The first line of a log has no step before it.
         seconds = step.times.total + (gap if step.number else 0.0)
-        steps.append(step_line(step.number, seconds, images, warmup=step.number < WARMUP_STEPS, window=window))
+        steps.append(step_line(step.number, seconds, images, warmup=step.number < WARMUP_STEPS, settling=paused))
         if step.number % stride == 0 and not paused:
             micro = step.micro if len(step.micro) == grad_accum and grad_accum > 1 else (step.times,)
             explained.append(_explained(step, micro, seconds, untold))

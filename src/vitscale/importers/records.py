@@ -22,7 +22,6 @@ from vitscale.store.records import FORMAT, Device, EndLine, Environment, EpochLi
 from vitscale.store.results import Outcome, RunHeader, StudyRecord
 from vitscale.trial.model_cost import parameters
 from vitscale.trial.model_spec import NAMED_MODELS
-from vitscale.trial.step_schedule import StepWindow
 from vitscale.trial.trial import (
     DataSpec,
     Precision,
@@ -143,11 +142,10 @@ def an_epoch(setting: Setting, options: Options) -> tuple[int | None, int | None
     return steps_per_epoch(images, setting.gpus, micro_batch, setting.grad_accum, drop_last=False), images
 
 
-def step_line(
-    step: int, seconds: float, images: int, *, warmup: bool = False, window: StepWindow = "light"
-) -> StepLine:
+def step_line(step: int, seconds: float, images: int, *, warmup: bool = False, settling: bool = False) -> StepLine:
     """A step as a log has it; `images`: those of one rank, 0 where unknown."""
-    return StepLine(step=step, epoch=0, seconds=seconds, images=images, loss=None, warmup=warmup, window=window)
+    return StepLine(step=step, epoch=0, seconds=seconds, images=images, loss=None, warmup=warmup,
+                    window="settling" if settling else "light")  # fmt: skip
 
 
 def epoch_line(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -339,3 +339,12 @@ class View:
                 return _ABSENT
             value = value[name]
         return value
+
+
+def keys_of(view: View, part: dict[str, Any], above: str = "") -> Iterator[tuple[str, str, str, Any]]:
+    """(dotted key, name, part, value) of all keys, inside parts only where the release reads their keys one by one."""
+    for name, value in part.items():
+        key = f"{above}.{name}" if above else name
+        yield key, name, above, value
+        if isinstance(value, dict) and view.release.fact(key) in ("read", "strict"):
+            yield from keys_of(view, value, key)

@@ -10,17 +10,8 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable
 
-from vitscale.preflight.verdict import (
-    concerning,
-    error,
-    facts_by_host,
-    finding,
-    host_of,
-    hosts_of,
-    note,
-    ranks_named,
-    warning,
-)
+from vitscale.preflight.network_verdicts import facts_by_host
+from vitscale.preflight.verdict import concerning, error, finding, host_of, hosts_of, note, ranks_named, warning
 from vitscale.present.document import About, Finding
 from vitscale.present.units import counted, listed, number, seconds, size
 from vitscale.store.checks import CheckedRank, CheckRecord, Operation, SplitGroup

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from vitscale.preflight.verdict import error, facts_by_host, warning
+from vitscale.preflight.verdict import error, warning
 from vitscale.present.document import About, Finding
 from vitscale.present.units import listed, rate
 from vitscale.store.checks import CheckRecord, FactsLine, Interface
@@ -14,6 +14,15 @@ _SLOWER = 0.5
 """The interface taken is too slow if its speed is below this share of another's."""
 _LINK_SHARE = 0.5
 """Share of an interface's speed that all-reduce across nodes should reach."""
+
+
+def facts_by_host(record: CheckRecord) -> dict[str, FactsLine]:
+    """The facts of one rank of each host."""
+    by_host: dict[str, FactsLine] = {}
+    for rank in record.ranks:
+        if rank.facts is not None:
+            by_host.setdefault(rank.facts.environment.host, rank.facts)
+    return by_host
 
 
 def interface_choices(record: CheckRecord) -> Iterable[Finding]:

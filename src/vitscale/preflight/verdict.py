@@ -7,7 +7,7 @@ from functools import partial
 
 from vitscale.present.document import EVERYTHING, SEVERITIES, About, Finding, Severity
 from vitscale.present.units import listed
-from vitscale.store.checks import CheckedRank, CheckRecord, FactsLine
+from vitscale.store.checks import CheckedRank
 
 
 def finding(severity: Severity, kind: str, message: str, advice: str, about: About = EVERYTHING) -> Finding:
@@ -42,15 +42,6 @@ def hosts_of(ranks: Iterable[CheckedRank]) -> tuple[str, ...]:
 def concerning(ranks: Collection[CheckedRank]) -> About:
     """These ranks and their hosts, as what a finding is about."""
     return About(ranks=tuple(rank.rank for rank in ranks), hosts=hosts_of(ranks))
-
-
-def facts_by_host(record: CheckRecord) -> dict[str, FactsLine]:
-    """The facts of one rank of each host."""
-    by_host: dict[str, FactsLine] = {}
-    for rank in record.ranks:
-        if rank.facts is not None:
-            by_host.setdefault(rank.facts.environment.host, rank.facts)
-    return by_host
 
 
 def ranks_named(ranks: Sequence[int]) -> str:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
-from typing import Any
 
 from vitscale.errors import shown
-from vitscale.lint.view import View, finding
+from vitscale.lint.view import View, finding, keys_of
 from vitscale.present.document import Finding
 
 _MOST = 50
@@ -45,15 +44,6 @@ def unknown_and_removed_keys(view: View) -> Iterator[Finding]:
                 )  # fmt: skip
                 return
             yield judged
-
-
-def keys_of(view: View, part: dict[str, Any], above: str = "") -> Iterator[tuple[str, str, str, Any]]:
-    """(dotted key, name, part, value) of all keys, inside parts only where the release reads their keys one by one."""
-    for name, value in part.items():
-        key = f"{above}.{name}" if above else name
-        yield key, name, above, value
-        if isinstance(value, dict) and view.release.fact(key) in ("read", "strict"):
-            yield from keys_of(view, value, key)
 
 
 def _judged(view: View, key: str, name: str, part: str) -> Iterator[Finding]:

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from vitscale.errors import shown
-from vitscale.lint.rules.keys import keys_of
-from vitscale.lint.view import View, finding
+from vitscale.lint.view import View, finding, keys_of
 from vitscale.present.document import Finding
 from vitscale.trial import deepspeed_config, engines
 

@@ -153,7 +153,7 @@ def _series(done: Done) -> list[dict[str, Any]]:
     objects = []
     for curve in done.study.curves:
         ids = {point.trial_id for point in curve.points}
-        runs = [imported.run for imported in done.runs if imported.trial.identity() in ids]
+        runs = [imported.run for imported in done.runs if imported.header.trial_id in ids]
         objects.append(
             {
                 "series": curve_name(curve.labels, done.study.trials[curve.points[-1].trial_id]),
@@ -192,8 +192,8 @@ def _told_apart(done: Done, results: Path) -> dict[str, list[Any]]:
     breakdowns = {(run.header.trial_id, run.header.repeat): breakdown(run) for run in load(results).runs}
     ranks = []
     for rank in done.data["ranks"]:
-        run = done.runs[rank["job"]]
-        parts = breakdowns.get((run.trial.identity(), run.repeat))
+        header = done.runs[rank["job"]].header
+        parts = breakdowns.get((header.trial_id, header.repeat))
         own = parts.rank(rank["rank"]).parts if parts is not None else {}
         ranks.append(
             {

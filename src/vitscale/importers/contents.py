@@ -32,14 +32,12 @@ def identified(path: Path) -> ImportedFile:
         StoreError: it cannot be read.
     """
     _check(path)
-    digest = hashlib.sha256()
     try:
         with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
     except (OSError, ValueError) as error:  # ValueError: a NUL in its name
         raise cannot_read(path, error) from None
-    return ImportedFile(name=printable(path.name)[:200], sha256=digest.hexdigest())
+    return ImportedFile(name=printable(path.name)[:200], sha256=digest)
 
 
 def lines(path: Path) -> Iterator[tuple[int, str, bool]]:
@@ -282,11 +280,6 @@ class Problems:
         named = self._named.setdefault(kind, [])
         if len(named) < MOST_NAMED:
             named.append(f"line {number} ({printable(what)[:120]})")
-
-    @property
-    def count(self) -> int:
-        """Number of broken lines so far."""
-        return sum(self._counts.values())
 
     def told(self) -> tuple[str, ...]:
         """One sentence for each kind."""

@@ -15,10 +15,10 @@ from vitscale.errors import RequestError, shown
 from vitscale.importers import contents
 from vitscale.importers.contents import LogContents, LogRank, LogRun, Options, Problems, Setting
 from vitscale.importers.deepspeed_lines import MOST_MICRO_STEPS, Broken, Facts, Times, rate_of, timers, without_colours
+from vitscale.importers.records import step_line
 from vitscale.present.units import listed
 from vitscale.store.records import ExplainedLine, PhaseName, StepLine
 from vitscale.store.results import ImportedFile
-from vitscale.trial.step_schedule import StepWindow
 
 MOST_EXPLAINED = 2000
 """Most steps of a rank that are explained; from a longer run, evenly spaced ones."""
@@ -98,20 +98,9 @@ def step_lines(
     for step in timed:
         gap = usual if step.gap is None else step.gap
         paused = step.gap is not None and gap > usual + _PAUSE * step.times.total
-        window: StepWindow = "settling" if paused else "light"
         # The first line of a log has no step before it.
         seconds = step.times.total + (gap if step.number else 0.0)
-        steps.append(
-            StepLine(
-                step=step.number,
-                epoch=0,
-                seconds=seconds,
-                images=images,
-                loss=None,
-                warmup=step.number < WARMUP_STEPS,
-                window=window,
-            )
-        )
+        steps.append(step_line(step.number, seconds, images, warmup=step.number < WARMUP_STEPS, settling=paused))
         if step.number % stride == 0 and not paused:
             micro = step.micro if len(step.micro) == grad_accum and grad_accum > 1 else (step.times,)
             explained.append(_explained(step, micro, seconds, untold))
@@ -292,10 +281,7 @@ def _run(group: Sequence[_Part], options: Options, number: int) -> tuple[LogRun,
         steps, explained = step_lines(ranks[rank], images, accum, untold)
         if of_rates:
             each = max(1, images)  # without a batch a step stands for one image per GPU
-            steps = tuple(
-                StepLine(step=step, epoch=0, seconds=gpus * each / rate, images=each, loss=None, warmup=False)
-                for step, rate in sorted(ranks[rank].rates.items())
-            )
+            steps = tuple(step_line(step, gpus * each / rate, each) for step, rate in sorted(ranks[rank].rates.items()))
         host = hosts.get(rank)
         own.append(LogRank(rank, device=_UNKNOWN_GPU, host=host, steps=steps, explained=explained))
     if of_rates:

@@ -63,9 +63,7 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
     for number, path in enumerate(paths):
         told = Problems(path.name)
         before: Mapping[str, str] = {}
-        for head in headers(
-            path, options.cells, options.micro_batch, options.of_file(number).gpus, each=options.each_gpus is not None
-        ):
+        for head in headers(path, options.of_file(number)):
             unknown = [own.text.lower().replace("_", " ") for own in head.headings if own.column not in _KNOWN]
             alone = _PARTS.isdisjoint(" ".join(unknown).split())
             for row in rows(path, head, REQUIRED, told):

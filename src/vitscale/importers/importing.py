@@ -20,7 +20,7 @@ from vitscale.importers.headings import CELLS_OF, SPEEDS, Heading
 from vitscale.importers.records import TrialRun, fingerprint, micro_batch_of, notes_on, train_samples, trial_of, write
 from vitscale.importers.tables import headers, tells_steps
 from vitscale.profiles.trace_json import is_trace
-from vitscale.store.results import Curve, StudyImport, StudyRecord
+from vitscale.store.results import Curve, Imported, RunHeader, StudyImport, StudyRecord
 from vitscale.trial.trial import Trial
 
 _READERS: Mapping[str, Callable[[Sequence[Path], Options], LogContents]] = {
@@ -77,12 +77,12 @@ def import_logs(paths: Sequence[Path], log_format: str, options: Options, result
         raise StoreError(
             what, next_step=f"See docs/importing.md for what each format needs: {', '.join(contents.FORMATS)}"
         )
-    runs = _trial_runs(log_contents, options)
+    runs = _trial_runs(log_format, log_contents, options)
     study = _study(paths, log_format, options, log_contents, runs)
     return Done(study, runs, write(results, study, runs), log_contents.data)
 
 
-def _trial_runs(log_contents: LogContents, options: Options) -> tuple[TrialRun, ...]:
+def _trial_runs(log_format: str, log_contents: LogContents, options: Options) -> tuple[TrialRun, ...]:
     repeats: dict[str, int] = {}
     runs = []
     for run in log_contents.runs:
@@ -93,7 +93,22 @@ def _trial_runs(log_contents: LogContents, options: Options) -> tuple[TrialRun, 
         # An epoch's steps follow from batch and dataset size: an assumed batch must not give a number of them.
         batch_told = micro_batch_of(run, options) is not None
         samples = train_samples(run.setting, options) if batch_told or run.of_images else None
-        runs.append(TrialRun(run, trial, repeat, samples, batch_told))
+        header = RunHeader(
+            trial_id=identity,
+            repeat=repeat,
+            attempt=0,
+            trial=trial,
+            command=(),
+            dataset_fingerprint=fingerprint(trial),
+            imported=Imported(
+                log_format=log_format,
+                files=run.files,
+                ranks=tuple(rank.rank for rank in run.ranks),
+                of_the_run=run.of_the_run,
+                batch_told=batch_told,
+            ),
+        )
+        runs.append(TrialRun(run, header, samples))
     return tuple(runs)
 
 
@@ -108,7 +123,7 @@ def _study(
 ) -> StudyRecord:
     trials: dict[str, tuple[Setting, Trial]] = {}
     for run in runs:
-        trials.setdefault(run.trial.identity(), (run.run.setting, run.trial))
+        trials.setdefault(run.header.trial_id, (run.run.setting, run.header.trial))
     files = tuple(dict.fromkeys(file for run in runs for file in run.run.files))
     curves = curves_of(list(trials.values()))
     notes = (*_questions(curves, runs), *log_contents.notes, *notes_on([run.run for run in runs], options))
@@ -140,7 +155,7 @@ def _questions(curves: Iterable[Curve], runs: Iterable[TrialRun]) -> Iterable[st
     seconds: dict[str, list[float]] = {}
     batches: dict[str, int | None] = {}
     for run in runs:
-        identity = run.trial.identity()
+        identity = run.header.trial_id
         seconds.setdefault(identity, []).extend(line.seconds for line in run.run.ranks[0].steps)
         batches[identity] = run.run.setting.micro_batch
     for curve in curves:
@@ -178,7 +193,7 @@ def guess(paths: Sequence[Path], cells: str | None = None, gpus: Sequence[int] =
     formats = {path: _of(path, cells) or _of_table(path, cells, *gpus[:1]) for path in paths}
     for path, taken in formats.items():
         if taken is None:
-            head, *_ = headers(path, cells)
+            head, *_ = headers(path, Options(cells=cells))
             if any(own.column.startswith(CELLS_OF) for own in head.headings):
                 raise RequestError(
                     f"the table in {shown(path.name)} has a column for each GPU count and does not say what they hold",
@@ -226,7 +241,7 @@ def _likely(path: Path) -> str:
 
 
 def _of_table(path: Path, cells: str | None, gpus: int | None = None) -> Literal["epochs", "csv"] | None:
-    head, *_ = headers(path, cells, gpus=gpus)
+    head, *_ = headers(path, Options(cells=cells, gpus=gpus))
     if head.tells < 2:
         return None
     of_epochs = "epoch_seconds" in head.columns and {"epoch", "rank", "run"} & {*head.columns}

@@ -10,9 +10,8 @@ from vitscale.errors import RequestError, shown
 from vitscale.importers import contents
 from vitscale.importers.contents import LogContents, LogRank, LogRun, Options, Problems, Setting
 from vitscale.importers.headings import OF_A_RUN, OF_A_SETTING, OWN, SPEEDS, Heading
-from vitscale.importers.records import an_epoch, epoch_line, nodes_of, unknown_layouts
+from vitscale.importers.records import an_epoch, epoch_line, nodes_of, step_line, unknown_layouts
 from vitscale.importers.tables import Header, Row, headers, rows, setting_of, text_of
-from vitscale.store.records import EpochLine, StepLine
 from vitscale.store.results import ImportedFile
 
 _KNOWN = (*OF_A_SETTING, "run", "step", *SPEEDS)
@@ -66,13 +65,12 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
     problems: list[str] = []
     notes: dict[str, None] = {}
     for number, path in enumerate(paths):
-        gpus = options.of_file(number).gpus
         told = Problems(path.name)
         seen: dict[tuple[str, ...], int] = {}
         unlike: list[tuple[int, str]] = []
         micro: list[tuple[int, str, _Run, int]] = []
         whole, hosts_told = False, set[bool]()
-        for head in headers(path, options.cells, options.micro_batch, gpus, each=options.each_gpus is not None):
+        for head in headers(path, options.of_file(number)):
             if not set(head.columns) & set(SPEEDS):
                 raise RequestError(f"{shown(path.name)} has no column of times{head.unit_lacking}", valid=SPEEDS)
             naming = _Naming(path.name, head)
@@ -126,7 +124,7 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
     if batches:
         each = " or ".join(f"{batch:,}" for batch in sorted({*batches.values()}))
         notes[f"the micro-batch is not told and follows from images/s x step time: {each}"] = None
-    completed = tuple(_found(_with_batch(run, batches.get(run.setting)), options, files) for run in runs.values())
+    completed = tuple(_log_run(run, batches.get(run.setting), options, files) for run in runs.values())
     notes |= dict.fromkeys(unknown_layouts(completed))
     return LogContents(completed, tuple(notes), tuple(problems))
 
@@ -256,31 +254,17 @@ def _unlike_epochs(runs: Iterable[_Run], options: Options) -> str:
     )
 
 
-def _with_batch(run: _Run, micro_batch: int | None) -> _Run:
-    if micro_batch is None:
-        return run
-    setting = replace(run.setting, micro_batch=micro_batch)
-    images = micro_batch * setting.grad_accum
-    return replace(run, setting=setting, steps=[(seconds, images) for seconds, _ in run.steps])
-
-
-def _found(run: _Run, options: Options, files: tuple[ImportedFile, ...]) -> LogRun:
-    setting = run.setting
+def _log_run(run: _Run, micro_batch: int | None, options: Options, files: tuple[ImportedFile, ...]) -> LogRun:
+    """The run of some rows; `micro_batch`: what follows from the rates where the rows do not tell it."""
+    setting, steps = run.setting, run.steps
+    if micro_batch is not None:
+        setting = replace(setting, micro_batch=micro_batch)
+        steps = [(seconds, micro_batch * setting.grad_accum) for seconds, _ in steps]
+    sizes = an_epoch(setting, options)
     rank = LogRank(
         0,
         device=setting.devices[0] if setting.devices else None,
-        steps=tuple(_steps(run)),
-        epochs=tuple(_epochs(run, options)),
+        steps=tuple(step_line(number, *step) for number, step in enumerate(steps)),
+        epochs=tuple(epoch_line(number, seconds, sizes) for number, seconds in enumerate(run.epochs)),
     )
     return LogRun(setting, run.name, files, (rank,), of_the_run=True)
-
-
-def _steps(run: _Run) -> Iterable[StepLine]:
-    for number, (seconds, images) in enumerate(run.steps):
-        yield StepLine(step=number, epoch=0, seconds=seconds, images=images, loss=None, warmup=False)
-
-
-def _epochs(run: _Run, options: Options) -> Iterable[EpochLine]:
-    sizes = an_epoch(run.setting, options)
-    for number, seconds in enumerate(run.epochs):
-        yield epoch_line(number, seconds, sizes)

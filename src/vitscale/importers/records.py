@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,8 +18,8 @@ from vitscale.importers.contents import LogRank, LogRun, Options, Setting, model
 from vitscale.present.units import listed
 from vitscale.store import read_study
 from vitscale.store.lines import RankLine
-from vitscale.store.records import FORMAT, Device, EndLine, Environment, EpochLine, ModelLine, StartLine
-from vitscale.store.results import Imported, Outcome, RunHeader, StudyRecord
+from vitscale.store.records import FORMAT, Device, EndLine, Environment, EpochLine, ModelLine, StartLine, StepLine
+from vitscale.store.results import Outcome, RunHeader, StudyRecord
 from vitscale.trial.model_cost import parameters
 from vitscale.trial.model_spec import NAMED_MODELS
 from vitscale.trial.trial import (
@@ -126,11 +126,8 @@ _TRAIN_SAMPLES = {"cifar10": 50_000, "cifar100": 50_000}
 
 def train_samples(setting: Setting, options: Options) -> int | None:
     """Training images of the whole dataset; None where nobody says."""
-    if options.train_samples is not None:
-        return options.train_samples
-    if setting.train_samples is not None:
-        return setting.train_samples
-    return _TRAIN_SAMPLES.get("".join(c for c in (setting.dataset or "").lower() if c.isalnum()))
+    dataset = "".join(c for c in (setting.dataset or "").lower() if c.isalnum())
+    return options.train_samples or setting.train_samples or _TRAIN_SAMPLES.get(dataset)
 
 
 def an_epoch(setting: Setting, options: Options) -> tuple[int | None, int | None]:
@@ -143,6 +140,12 @@ def an_epoch(setting: Setting, options: Options) -> tuple[int | None, int | None
     if micro_batch is None:
         return None, images
     return steps_per_epoch(images, setting.gpus, micro_batch, setting.grad_accum, drop_last=False), images
+
+
+def step_line(step: int, seconds: float, images: int, *, warmup: bool = False, settling: bool = False) -> StepLine:
+    """A step as a log has it; `images`: those of one rank, 0 where unknown."""
+    return StepLine(step=step, epoch=0, seconds=seconds, images=images, loss=None, warmup=warmup,
+                    window="settling" if settling else "light")  # fmt: skip
 
 
 def epoch_line(
@@ -226,19 +229,11 @@ _UNKNOWN_HOST = "unknown host"
 
 @dataclass(frozen=True)
 class TrialRun:
-    """One run, with its trial and its number among the trial's repeats."""
+    """One run, with the header of its record."""
 
     run: LogRun
-    trial: Trial
-    repeat: int
+    header: RunHeader
     train_samples: int | None
-    batch_told: bool = True
-    """Whether anybody told its micro-batch."""
-
-    @property
-    def folder(self) -> str:
-        """Its folder under runs/."""
-        return f"{self.trial.identity()}-r{self.repeat}-a0"
 
 
 def write(results: Path, study: StudyRecord, runs: Sequence[TrialRun]) -> bool:
@@ -255,7 +250,7 @@ def write(results: Path, study: StudyRecord, runs: Sequence[TrialRun]) -> bool:
         results.parent.mkdir(parents=True, exist_ok=True)
         draft.mkdir()
         for run in runs:
-            _write_run(draft / "runs" / run.folder, run, study)
+            _write_run(draft / "runs" / run.header.folder, run)
         (draft / "study.json").write_text(study.model_dump_json(indent=1), encoding="utf-8")
         os.sync()
         draft.replace(results)  # takes the place of an empty folder too
@@ -289,31 +284,15 @@ def _held(results: Path, study: StudyRecord, runs: Iterable[TrialRun]) -> bool:
     if held != study:
         files = ", ".join(file.name for file in held.imported.files)
         raise StoreError(f"{shown(str(results))} holds another import already (of {shown(files)})", next_step=other)
-    if not all((results / "runs" / run.folder / "outcome.json").is_file() for run in runs):
+    if not all((results / "runs" / run.header.folder / "outcome.json").is_file() for run in runs):
         raise StoreError(f"{shown(str(results))} holds a part of this import only", next_step=other)
     return True
 
 
-def _write_run(folder: Path, trial_run: TrialRun, study: StudyRecord) -> None:
+def _write_run(folder: Path, trial_run: TrialRun) -> None:
     folder.mkdir(parents=True)
-    run, trial = trial_run.run, trial_run.trial
-    log_format = study.imported.log_format if study.imported else ""
-    header = RunHeader(
-        trial_id=trial.identity(),
-        repeat=trial_run.repeat,
-        attempt=0,
-        trial=trial,
-        command=(),
-        dataset_fingerprint=study.dataset_fingerprints[trial.identity()],
-        imported=Imported(
-            log_format=log_format,
-            files=run.files,
-            ranks=tuple(rank.rank for rank in run.ranks),
-            of_the_run=run.of_the_run,
-            batch_told=trial_run.batch_told,
-        ),
-    )
-    (folder / "trial.json").write_text(header.model_dump_json(indent=1), encoding="utf-8")
+    run = trial_run.run
+    (folder / "trial.json").write_text(trial_run.header.model_dump_json(indent=1), encoding="utf-8")
     for rank in run.ranks:
         with (folder / f"rank-{rank.rank}.jsonl").open("w", encoding="utf-8") as file:
             file.writelines(f"{line.model_dump_json()}\n" for line in _lines(trial_run, rank))
@@ -324,19 +303,30 @@ def _write_run(folder: Path, trial_run: TrialRun, study: StudyRecord) -> None:
 
 
 def _lines(trial_run: TrialRun, rank: LogRank) -> Iterable[RankLine]:
+    run, header = trial_run.run, trial_run.header
     if rank.device is not None:
         yield StartLine(
             format=FORMAT,
-            trial=trial_run.trial.identity(),
+            trial=header.trial_id,
             rank=rank.rank,
-            world_size=trial_run.trial.world.size,
-            environment=_environment(trial_run.run, rank.host, rank.device),
+            world_size=header.trial.world.size,
+            environment=Environment(
+                host=rank.host or _UNKNOWN_HOST,
+                device=Device(type=run.setting.device, name=rank.device),
+                cores_allowed=(),
+                threads=None,
+                cpu_quota_cores=None,
+                versions=run.versions,
+                backend=None,
+                settings={},
+                git_revision=None,
+            ),
         )
     yield ModelLine(
-        parameters=parameters(trial_run.trial.model),
+        parameters=parameters(header.trial.model),
         gradient_dtype=None,
-        synchronised_timing=trial_run.run.synchronised,
-        dataset_fingerprint=fingerprint(trial_run.trial),
+        synchronised_timing=run.synchronised,
+        dataset_fingerprint=header.dataset_fingerprint,
         train_samples=trial_run.train_samples,
         held_out_samples=None,
     )
@@ -345,21 +335,6 @@ def _lines(trial_run: TrialRun, rank: LogRank) -> Iterable[RankLine]:
     yield from rank.traffic
     yield from rank.epochs
     yield EndLine()
-
-
-def _environment(run: LogRun, host: str | None, device: str) -> Environment:
-    versions: Mapping[str, str | None] = run.versions
-    return Environment(
-        host=host or _UNKNOWN_HOST,
-        device=Device(type=run.setting.device, name=device),
-        cores_allowed=(),
-        threads=None,
-        cpu_quota_cores=None,
-        versions=dict(versions),
-        backend=None,
-        settings={},
-        git_revision=None,
-    )
 
 
 def fingerprint(trial: Trial) -> str:

@@ -10,9 +10,10 @@ from typing import Any, get_args
 from vitscale.base.time_spans import Interval, intersection, length, union
 from vitscale.errors import StoreError, printable, shown
 from vitscale.importers.contents import MOST_GPUS, LogRank, LogRun, Setting, identified
+from vitscale.importers.records import step_line
 from vitscale.profiles.step_trace import read_step_trace
 from vitscale.profiles.trace_figures import TimeShares
-from vitscale.store.records import ExplainedLine, StepLine
+from vitscale.store.records import ExplainedLine
 from vitscale.trial.trial import Precision
 
 
@@ -37,11 +38,7 @@ def exported_run(path: Path, data: dict[str, list[Any]], number: int) -> LogRun:
     own = []
     for rank, lines in ranks.items():
         device = printable(str(devices.get(str(rank)) or "unknown device"))[:100]
-        steps = tuple(
-            StepLine(step=line.step, epoch=0, seconds=line.seconds, images=images, loss=None, warmup=False)
-            for line in lines
-            if about.get("steps_known")
-        )
+        steps = tuple(step_line(line.step, line.seconds, images) for line in lines if about.get("steps_known"))
         own.append(LogRank(rank, device, None, steps, explained=tuple(lines)))
         shares = [_shares(line) for line in lines]
         rest = {"job": number, "rank": rank}

@@ -45,9 +45,9 @@ class Form:
     """A table in which each row is one measurement."""
 
     headings: tuple[Heading, ...]
-    body: tuple[Line, ...]
+    body: tuple[Line, ...] = ()
     series: str = ""
-    """The name that tells its rows from those of other forms of the same table."""
+    """The name that tells its rows from those of others in the file."""
     precision: str = ""
     """The precision that the name tells."""
     filled: tuple[str, ...] = ()
@@ -60,7 +60,7 @@ def forms(grid: Grid, cells: str | None = None, micro_batch: int | None = None) 
     Args:
         grid: the table.
         cells: name of the speed that its cells are, for a table with a column or row for each GPU count.
-        micro_batch: as in `tables.headers`.
+        micro_batch: images per GPU and micro-step, if the user says them: no column is taken for the batch of all then.
     """
     grid, filled = _filled(grid)
     speed = Heading.of(cells) if cells else speed_told((grid.caption, grid.title))

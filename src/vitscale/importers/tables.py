@@ -16,10 +16,10 @@ from pathlib import Path
 from vitscale.errors import RequestError, shown
 from vitscale.importers import contents
 from vitscale.importers.contents import Options, Problems, Setting, precision_of
-from vitscale.importers.grids import Line, grids
+from vitscale.importers.grids import grids
 from vitscale.importers.headings import BATCH, CELLS_OF, OF_A_SETTING, OWN, SPEEDS, Count, Heading, not_of_training
 from vitscale.importers.records import hold, nodes_of
-from vitscale.importers.table_forms import forms
+from vitscale.importers.table_forms import Form, forms
 from vitscale.present.units import listed
 from vitscale.trial.engines import ENGINES
 from vitscale.trial.model_cost import counted
@@ -118,25 +118,18 @@ def _batches(row: Row, gpus: int, options: Options) -> tuple[int | None, int]:
     return (rest, grad_accum or 1) if micro_batch is None else (micro_batch, grad_accum or rest)
 
 
-@dataclass(frozen=True)
-class Header:
+@dataclass(frozen=True, kw_only=True)
+class Header(Form):
     """The names of the columns of one table, and its rows where it stands in a document."""
 
     line: int
     separator: str
     """The sign between the cells of a CSV file, whose rows are read line by line; empty: a table in a document."""
-    headings: tuple[Heading, ...]
-    body: tuple[Line, ...] = ()
-    series: str = ""
-    """The name that tells this table's rows from those of others in the file."""
-    precision: str = ""
     title: str = ""
     gpus: int | None = None
     """The GPUs of all rows, where no column tells them."""
     untrained: str = ""
     """The heading or the caption that says that it is not of training."""
-    filled: tuple[str, ...] = ()
-    """Sentences on cells that are taken from rows above."""
     left_out: tuple[str, ...] = ()
     """Sentences on tables of the file that are not taken."""
     commas: tuple[tuple[str, str], ...] = ()
@@ -239,20 +232,17 @@ _LOOKED_AT = 20_000
 """Rows that decide what a comma in their numbers is."""
 _SUMMARIES = {"mean", "avg", "avg.", "average", "median", "std", "stddev", "min", "max", "total", "sum"}
 _TITLE = re.compile(r"""[^,;\t|{}]*[^,;\t|{}\s]([,;\t])\1*\s*""")
+_NOTHING_SAID = Options()
 _ABOVE, _MOST_ABOVE = re.compile(r"\s*(?:#|[,;\s]*$|sep=)", re.IGNORECASE), 100
 
 
-def headers(
-    path: Path, cells: str | None = None, micro_batch: int | None = None, gpus: int | None = None, *, each: bool = False
-) -> tuple[Header, ...]:
+def headers(path: Path, options: Options = _NOTHING_SAID) -> tuple[Header, ...]:
     """The headers of all tables in a file that tell GPU counts and speeds; if none does, of that which comes nearest.
 
     Args:
         path: a CSV file, or a document: Markdown, HTML, LaTeX, JSON records.
-        cells: what the cells of a table are that has a column or row for each GPU count: the name of a speed.
-        micro_batch: images per GPU and micro-step, if the user says them: no column is taken for the batch of all then.
-        gpus: the GPUs of all rows, if the user says them, for a table that does not.
-        each: whether the user says those of each file.
+        options: what the user says of the file (`Options.of_file`). With a micro-batch, no column is taken for the
+            batch of all GPUs. GPUs are those of all rows, for a table that does not tell them.
 
     Raises:
         RequestError: the file tells the GPUs that the user says of it.
@@ -260,20 +250,22 @@ def headers(
     """
     nearest = _first(path)
     tables = [
-        replace(
-            Header(grid.line, "", form.headings, form.body, form.series, form.precision, grid.title),
+        Header(
+            **vars(form),
+            line=grid.line,
+            separator="",
+            title=grid.title,
             untrained=not_of_training((grid.caption, grid.title)),
-            filled=form.filled,
         )
         for grid in grids(path)
-        for form in forms(grid, cells, micro_batch)
+        for form in forms(grid, options.cells, options.micro_batch)
     ]
     if any(head.tells_gpus for head in (nearest, *tables)):
-        if each:
-            what = f"--gpus has {gpus} for {shown(path.name)}, whose table tells its GPUs"
+        if options.each_gpus:
+            what = f"--gpus has {options.gpus} for {shown(path.name)}, whose table tells its GPUs"
             raise RequestError(what, next_step="Import tables that tell them by themselves, or leave --gpus out")
-    elif gpus is not None:
-        nearest, *tables = (replace(head, gpus=gpus) for head in (nearest, *tables))
+    elif options.gpus is not None:
+        nearest, *tables = (replace(head, gpus=options.gpus) for head in (nearest, *tables))
     measured = [head for head in tables if head.tells == 2]
     if nearest.tells == 2 and all(head.columns == nearest.columns and not head.filled for head in measured):
         # As it stands, line by line: it may be without an end, or too long to be looked at whole.
@@ -307,7 +299,8 @@ def headers(
 def _first(path: Path) -> Header:
     """The header of a CSV file: its first line, below blank ones, comments, the line "sep=;" of spreadsheets and a
     title in the first cell. A line break between quotes may stand in it."""
-    nearest, before, title = Header(0, ",", ()), "", Header(0, ",", ())
+    nearest = title = _header(0, ",", "")
+    before = ""
     for (number, text, _), _ in zip(contents.lines(path), range(_MOST_ABOVE), strict=False):
         text = f"{before} {text}".strip(" ")
         if text.count('"') % 2 and not text.startswith("#"):
@@ -334,7 +327,7 @@ def _told_apart(training: Sequence[Header]) -> Iterator[Header]:
 
 
 def _header(number: int, separator: str, text: str) -> Header:
-    return Header(number, separator, Heading.of_all(_cells(text, separator)[:_MOST_COLUMNS]))
+    return Header(Heading.of_all(_cells(text, separator)[:_MOST_COLUMNS]), line=number, separator=separator)
 
 
 def rows(path: Path, head: Header, required: Sequence[str], problems: Problems) -> Iterator[Row]:

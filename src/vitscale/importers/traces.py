@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
+from vitscale.base.forks import spread
 from vitscale.errors import RequestError, StoreError, shown
 from vitscale.importers.contents import MOST_GPUS, LogContents, LogRank, LogRun, Options, Setting, identified
+from vitscale.importers.records import step_line
 from vitscale.importers.step_traces import exported_run
 from vitscale.present.units import listed
 from vitscale.profiles import kernels, step_trace, timeline, trace_figures
 from vitscale.profiles.trace_figures import DeviceTime, TimeShares, product_rate, step_spans, traffic_lines
 from vitscale.profiles.trace_file import Group, Product, Trace, read_trace
 from vitscale.store.reading import without_collection
-from vitscale.store.records import ExplainedLine, StepLine, TrafficLine
+from vitscale.store.records import ExplainedLine, TrafficLine
 from vitscale.store.results import ImportedFile
 
-_Value = TypeVar("_Value")
 _IN_THE_NAME = re.compile(
     r"(?:(?<![A-Za-z])rank|Rank|(?<![A-Z])RANK)[-_ =.]?(\d{1,12})(?!\d)|\[(\d{1,12})\]"  # longer: the time of day
 )
@@ -44,7 +43,6 @@ class RankTrace:
     world_size: int | None
     device: str | None
     trace_id: str | None
-    backend: str | None
     versions: dict[str, str | None]
     groups: tuple[Group, ...]
     started_unix_seconds: float
@@ -158,7 +156,8 @@ def _labels(jobs: Sequence[Sequence[tuple[int, RankTrace]]], options: Options) -
     trainings: list[tuple[object, ...]] = []
     worlds: set[tuple[object, ...]] = set()
     for number, job in enumerate(jobs):
-        engine, batch = _told(rank.engine for _, rank in job), _told(rank.micro_batch for _, rank in job)
+        engine = next(filter(None, (rank.engine for _, rank in job)), None)
+        batch = next(filter(None, (rank.micro_batch for _, rank in job)), None)
         training: tuple[object, ...] = (job[0][1].device, engine, batch or options.micro_batch)
         world = (*training, job[0][1].world_size)
         if None in world or world in worlds:
@@ -172,17 +171,9 @@ def _labels(jobs: Sequence[Sequence[tuple[int, RankTrace]]], options: Options) -
     return labels
 
 
-def _told(values: Iterable[_Value | None]) -> _Value | None:
-    return next((value for value in values if value), None)
-
-
 def _read_all(paths: Sequence[Path]) -> list[RankTrace]:
     long = sum(path.stat().st_size for path in paths if path.is_file()) > _LONG
-    workers = min(len(paths), len(os.sched_getaffinity(0)))
-    if not long or workers < 2:
-        return [rank_trace(path) for path in paths]
-    with ProcessPoolExecutor(workers) as pool:  # the results are small: a few lines per step
-        return list(pool.map(rank_trace, paths))
+    return spread(rank_trace, paths, fewest=2 if long else len(paths) + 1)
 
 
 @without_collection()
@@ -210,7 +201,6 @@ def rank_trace(path: Path) -> RankTrace:
         world_size=trace.world_size if 0 < (trace.world_size or 0) <= MOST_GPUS else None,
         device=trace.device,
         trace_id=trace.trace_id,
-        backend=trace.backend,
         versions=trace.versions,
         groups=trace.groups,
         started_unix_seconds=max(0.0, trace.started_unix_seconds or 0.0),
@@ -367,7 +357,7 @@ def _run(job: Sequence[tuple[int, RankTrace]], world: _World, label: str, option
             gpus=world.ranks,
             micro_batch=micro_batch,
             grad_accum=passes,
-            engine=_told(rank.engine for _, rank in job),
+            engine=next(filter(None, (rank.engine for _, rank in job)), None),
             series=label,
         ),
         name=label,
@@ -393,9 +383,7 @@ def explained(number: int, rank: RankTrace, *, some: bool) -> tuple[ExplainedLin
 def _log_rank(number: int, rank: RankTrace, images: int, *, some: bool) -> LogRank:
     lines = explained(number, rank, some=some)
     steps = tuple(  # an untold trace may be of any number of steps: its parts are known, no step's time
-        StepLine(step=line.step, epoch=0, seconds=line.seconds, images=images, loss=None, warmup=False)
-        for line in lines
-        if rank.found_by != trace_figures.UNTOLD
+        step_line(line.step, line.seconds, images) for line in lines if rank.found_by != trace_figures.UNTOLD
     )
     return LogRank(number, rank.device, None, steps, explained=lines, traffic=rank.traffic)
 

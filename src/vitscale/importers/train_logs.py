@@ -22,6 +22,7 @@ from vitscale.errors import RequestError, shown
 from vitscale.importers import contents
 from vitscale.importers.contents import LogContents, LogRank, LogRun, Options, Problems, Setting
 from vitscale.importers.deepspeed_lines import Facts, without_colours
+from vitscale.importers.records import step_line
 from vitscale.importers.tables import text_of
 from vitscale.present.units import percent
 from vitscale.store.records import StepLine
@@ -342,18 +343,12 @@ def _with_so_many(parameters: int | None) -> str | None:
     return None if parameters is None else counts.get(parameters)
 
 
-def _beginnings(log: _Log) -> list[bool]:
-    """Whether each line's time holds its epoch's beginning; where every line's does, only the first is set aside."""
-    of_an_epoch = [
+def _steps(log: _Log, images: int, micro_steps: int) -> Iterator[StepLine]:
+    """The steps; lines whose time holds their epoch's beginning are warm-up, but only the first if all lines' does."""
+    beginnings = [
         step.of_epoch < log.loop.mean_of or (step.first_line and log.loop.mean_of == SINCE_THE_LAST)
         for step in log.steps
     ]
-    all_alike = all(of_an_epoch)
-    return [number == 0 or (begins and not all_alike) for number, begins in enumerate(of_an_epoch)]
-
-
-def _steps(log: _Log, images: int, micro_steps: int) -> Iterator[StepLine]:
-    beginnings = _beginnings(log)
+    all_alike = all(beginnings)
     for number, (step, begins) in enumerate(zip(log.steps, beginnings, strict=True)):
-        seconds = micro_steps * step.seconds
-        yield StepLine(step=number, epoch=0, seconds=seconds, images=images, loss=None, warmup=begins)
+        yield step_line(number, micro_steps * step.seconds, images, warmup=number == 0 or (begins and not all_alike))

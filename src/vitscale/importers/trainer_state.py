@@ -11,8 +11,8 @@ from typing import Any
 from vitscale.errors import RequestError, StoreError, shown
 from vitscale.importers import contents
 from vitscale.importers.contents import LogContents, LogRank, LogRun, Options, Setting
-from vitscale.importers.records import an_epoch, epoch_line, train_samples
-from vitscale.store.records import EpochLine, StepLine
+from vitscale.importers.records import an_epoch, epoch_line, step_line, train_samples
+from vitscale.store.records import EpochLine
 
 _LARGEST_BYTES = 256 << 20
 _MOST_EPOCHS = 10_000
@@ -115,9 +115,7 @@ def _run(path: Path, state: Mapping[str, Any], gpus: int, options: Options) -> t
         epochs=tuple(_epochs(history, round(all_epochs) - whole, whole, seconds / epochs, setting, options))
         if whole
         else (),
-        steps=()
-        if whole and train_samples(setting, options)
-        else (StepLine(step=0, epoch=0, seconds=seconds / own, images=images, loss=None, warmup=False),),
+        steps=() if whole and train_samples(setting, options) else (step_line(0, seconds / own, images),),
     )
     return LogRun(setting, path.name, (contents.identified(path),), (rank,), of_the_run=True), notes
 

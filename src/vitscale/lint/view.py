@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import metadata, resources
+from importlib import resources
 from typing import Any
 
 from vitscale.errors import RequestError, shown
@@ -37,10 +37,7 @@ def known_releases() -> tuple[str, ...]:
 
 def installed_version() -> str | None:
     """DeepSpeed's installed version, found without importing it; None where it is not installed."""
-    try:
-        return metadata.version("deepspeed")
-    except metadata.PackageNotFoundError:
-        return None
+    return engines.versions_of(["deepspeed"])["deepspeed"]
 
 
 class Release:
@@ -61,10 +58,6 @@ class Release:
         self.exact = self.version == self.wanted
         self._place = known.index(self.version)
         self._facts = {key: fact for key, history in _table()["keys"].items() if (fact := self._now(history))}
-        self._children: dict[str, list[str]] = {}
-        for key in self._facts:
-            parent, _, name = key.rpartition(".")
-            self._children.setdefault(parent, []).append(name)
 
     def fact(self, key: str) -> str | None:
         """What the release does with a dotted key; None where it does not know the key.
@@ -75,7 +68,8 @@ class Release:
 
     def children(self, part: str) -> list[str]:
         """Names of the known keys inside a part ("" for the whole)."""
-        return self._children.get(part, [])
+        split = (key.rpartition(".") for key in self._facts)
+        return [name for parent, _, name in split if parent == part]
 
     def places(self, name: str) -> list[str]:
         """All known dotted keys that end in `name`."""
@@ -345,3 +339,12 @@ class View:
                 return _ABSENT
             value = value[name]
         return value
+
+
+def keys_of(view: View, part: dict[str, Any], above: str = "") -> Iterator[tuple[str, str, str, Any]]:
+    """(dotted key, name, part, value) of all keys, inside parts only where the release reads their keys one by one."""
+    for name, value in part.items():
+        key = f"{above}.{name}" if above else name
+        yield key, name, above, value
+        if isinstance(value, dict) and view.release.fact(key) in ("read", "strict"):
+            yield from keys_of(view, value, key)

@@ -7,10 +7,12 @@ study's model lie on one host, and is one slower than the others?
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable
 
-from vitscale.preflight.verdict import error, finding, host_of, hosts_of, note, ranks_named, warning
-from vitscale.present.document import Finding
+from vitscale.preflight.network_verdicts import facts_by_host
+from vitscale.preflight.verdict import concerning, error, finding, host_of, hosts_of, note, ranks_named, warning
+from vitscale.present.document import About, Finding
 from vitscale.present.units import counted, listed, number, seconds, size
 from vitscale.store.checks import CheckedRank, CheckRecord, Operation, SplitGroup
 
@@ -60,27 +62,22 @@ def too_few_cores(record: CheckRecord) -> Iterable[Finding]:
     workers = record.request.trial.data.workers if record.request.trial is not None else 0
     crowded: dict[str, str] = {}
     crowded_by_workers: dict[str, str] = {}
-    by_host: dict[str, list[CheckedRank]] = {}
-    for rank in record.ranks:
-        if rank.facts is not None:
-            by_host.setdefault(rank.facts.environment.host, []).append(rank)
-    for host, ranks in by_host.items():
-        facts = ranks[0].facts
-        if facts is None:
-            continue
+    ranks_on = Counter(map(host_of, record.ranks))
+    for host, facts in facts_by_host(record).items():
+        ranks = ranks_on[host]
         quota = facts.environment.cpu_quota_cores
         room = min(facts.host_cores, quota if quota is not None else facts.host_cores)
         has = f"{room:g} cores" + (" by its quota" if room < facts.host_cores else "")
-        if len(ranks) * threads > _NEAR * room:
-            crowded[host] = f"{len(ranks)} x {threads} threads on {has}"
-        elif workers and len(ranks) * (threads + workers) > _NEAR * room:
-            crowded_by_workers[host] = f"{len(ranks)} x ({threads} threads + {workers} loader threads) on {has}"
+        if ranks * threads > _NEAR * room:
+            crowded[host] = f"{ranks} x {threads} threads on {has}"
+        elif workers and ranks * (threads + workers) > _NEAR * room:
+            crowded_by_workers[host] = f"{ranks} x ({threads} threads + {workers} loader threads) on {has}"
     if crowded:
         yield warning(
             "too-few-cores",
             f"ranks share cores on {listed([*crowded])}: {next(iter(crowded.values()))}",
             "Use fewer ranks per host or a smaller launch.threads_per_rank, or ask for more cores",
-            hosts=tuple(crowded),
+            About(hosts=tuple(crowded)),
         )
     if crowded_by_workers:
         yield warning(
@@ -88,7 +85,7 @@ def too_few_cores(record: CheckRecord) -> Iterable[Finding]:
             f"loader threads share cores with the ranks on {listed([*crowded_by_workers])}: "
             f"{next(iter(crowded_by_workers.values()))}",
             "Set data.workers lower, or ask for more cores per rank",
-            hosts=tuple(crowded_by_workers),
+            About(hosts=tuple(crowded_by_workers)),
         )
 
 
@@ -149,8 +146,7 @@ def unshared_folder(record: CheckRecord) -> Iterable[Finding]:
             f"{ranks_named([rank.rank for rank in blind])} ({listed(hosts_of(blind))}) did not see a file that rank 0 "
             "wrote to the results folder",
             "Give a folder on a file system that all hosts share with -o",
-            tuple(rank.rank for rank in blind),
-            hosts_of(blind),
+            concerning(blind),
         )
     late = [rank for rank in record.ranks if rank.disk and (rank.disk.seen_seconds or 0.0) > _LATE_SECONDS]
     if late:
@@ -160,8 +156,7 @@ def unshared_folder(record: CheckRecord) -> Iterable[Finding]:
             f"a file that rank 0 wrote was seen on {listed(hosts_of(late))} only after {seconds(longest)}: the file "
             "system keeps what it knows of a folder for a while",
             "Keep measure.hang_seconds well above that",
-            tuple(rank.rank for rank in late),
-            hosts_of(late),
+            concerning(late),
         )
 
 
@@ -190,8 +185,7 @@ def slow_groups(record: CheckRecord) -> Iterable[Finding]:
                     f"{name} {_joined(ranks)} ({listed(hosts)}): {operation.replace('_', '-')} of {size(size_bytes)} "
                     f"takes {seconds(own)}, {own / usual:.1f} times as long as in the other groups, which wait for it",
                     "See what else uses these hosts and their links; or leave them out",
-                    ranks,
-                    hosts,
+                    About(ranks=ranks, hosts=hosts),
                 )
 
 
@@ -235,7 +229,7 @@ def groups_across_hosts(record: CheckRecord) -> Iterable[Finding]:
             f"{name} {_joined(ranks)}{more} exchanges activations in every block, between the hosts "
             f"{listed(sorted(filter(None, {host.get(rank) for rank in ranks})))}",
             advice,
-            ranks,
+            About(ranks=ranks),
         )
 
 

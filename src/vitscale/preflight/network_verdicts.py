@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vitscale.preflight.verdict import error, warning
-from vitscale.present.document import Finding
+from vitscale.present.document import About, Finding
 from vitscale.present.units import listed, rate
 from vitscale.store.checks import CheckRecord, FactsLine, Interface
 
@@ -48,7 +48,7 @@ def _lacking(choices: Mapping[str, Choice]) -> Iterable[Finding]:
             f"{choice.variable} = '{choice.setting}' names no working interface of {listed(lacking)}",
             f"Interfaces have other names there (ip -br addr): set {choice.variable} to what all hosts have, or leave "
             "it out",
-            hosts=tuple(lacking),
+            About(hosts=tuple(lacking)),
         )
 
 
@@ -63,12 +63,12 @@ def _loopback(hosts: Mapping[str, FactsLine], choices: Mapping[str, Choice]) -> 
         how = "Correct /etc/hosts there (Debian writes 127.0.1.1 before the host's name), or set"
     else:
         why, how = "it is what is set, or all there is", "Set"
-    candidate = _candidate(hosts[alone[0]])
+    candidate = next((nic.name for nic in _outward(hosts[alone[0]])), "eth0")
     yield error(
         "loopback-chosen",
         f"{listed(alone)} would be reached at a loopback address, which leads every other host to itself: {why}",
-        f'{how} launch.interface = "{candidate or "eth0"}" in the study',
-        hosts=tuple(alone),
+        f'{how} launch.interface = "{candidate}" in the study',
+        About(hosts=tuple(alone)),
     )
 
 
@@ -81,7 +81,7 @@ def _virtual(choices: Mapping[str, Choice]) -> Iterable[Finding]:
             f"{choices[host].variable}: {listed([*wrong])} would talk over {name}, which leads to containers or "
             "virtual machines and not to other hosts",
             "Set launch.interface in the study to the interface of the network between the hosts",
-            hosts=tuple(wrong),
+            About(hosts=tuple(wrong)),
         )
 
 
@@ -99,7 +99,7 @@ def _same_address(hosts: Mapping[str, FactsLine], choices: Mapping[str, Choice])
                 f"{listed(several)} all have the address {address} on the interface that is taken "
                 f"({choices[several[0]].names[0]}): they would connect to themselves",
                 "Set launch.interface in the study to the interface of the network between the hosts",
-                hosts=tuple(several),
+                About(hosts=tuple(several)),
             )
 
 
@@ -107,13 +107,7 @@ def _slower(hosts: Mapping[str, FactsLine], choices: Mapping[str, Choice]) -> It
     slower = {}
     for host, choice in choices.items():
         taken = [nic.speed_mbit for nic in named(hosts[host], choice.names) if nic.speed_mbit is not None]
-        other = [
-            nic
-            for nic in hosts[host].interfaces
-            if nic.up and nic.addresses and nic.speed_mbit is not None and nic.name not in choice.names
-            and not nic.name.startswith(VIRTUAL)
-        ]  # fmt: skip
-        best = max(other, key=lambda nic: nic.speed_mbit or 0, default=None)
+        best = next((nic for nic in _outward(hosts[host]) if nic.name not in choice.names), None)
         if taken and best is not None and max(taken) < _SLOWER * (best.speed_mbit or 0):
             slower[host] = (
                 f"{choice.names[0]} at {max(taken):,} Mbit/s is taken, and {best.name} has {best.speed_mbit:,}"
@@ -124,7 +118,7 @@ def _slower(hosts: Mapping[str, FactsLine], choices: Mapping[str, Choice]) -> It
             "slower-interface",
             f"{listed([*slower])}: {how}",
             "Set launch.interface in the study to the faster one, if it leads to the other hosts",
-            hosts=tuple(slower),
+            About(hosts=tuple(slower)),
         )
 
 
@@ -145,7 +139,7 @@ def _unused_infiniband(hosts: Mapping[str, FactsLine], choices: Mapping[str, Cho
             f"{listed(unused)}: InfiniBand is there ({port.name}, {port.rate}) and "
             + ("NCCL_IB_DISABLE keeps NCCL from it" if nccl else "gloo talks over another interface"),
             "Unset NCCL_IB_DISABLE" if nccl else "Set launch.interface in the study to its IP interface (ib0)",
-            hosts=tuple(unused),
+            About(hosts=tuple(unused)),
         )
 
 
@@ -172,14 +166,14 @@ def slow_link(record: CheckRecord) -> Iterable[Finding]:
                 )
 
 
-def _candidate(facts: FactsLine) -> str | None:
-    """Name of the fastest interface that may lead to other hosts, as far as can be seen here."""
+def _outward(facts: FactsLine) -> list[Interface]:
+    """Interfaces that may lead to other hosts, as far as can be seen here, the fastest first."""
     usable = [
         nic
         for nic in facts.interfaces
         if nic.up and nic.addresses and nic.kind != "loopback" and not nic.name.startswith(VIRTUAL)
     ]
-    return max(usable, key=lambda nic: nic.speed_mbit or 0).name if usable else None
+    return sorted(usable, key=lambda nic: -(nic.speed_mbit or 0))
 
 
 VIRTUAL = ("docker", "virbr", "br-", "cni", "flannel", "cali", "lxc", "lxd", "tun", "tap", "wg", "zt", "podman")

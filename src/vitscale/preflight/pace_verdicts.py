@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from math import ceil, floor
 
-from vitscale.preflight.verdict import hosts_of, note, ranks_named, warning
-from vitscale.present.document import Finding
+from vitscale.preflight.verdict import concerning, hosts_of, note, ranks_named, warning
+from vitscale.present.document import About, Finding
 from vitscale.present.units import listed
 from vitscale.store.checks import CheckedRank, CheckRecord
 
@@ -45,8 +45,7 @@ def slow_ranks(record: CheckRecord) -> Iterable[Finding]:
             f"{ranks_named(numbers)} ({device}, {listed(hosts_of(slow))}) {verb} at {at} of the others: with equal "
             f"shares the job runs at {whose} pace. {why}",
             "Stop what else runs there, and check again" if disturbed else _share_advice(record, numbers),
-            tuple(numbers),
-            hosts_of(slow),
+            concerning(slow),
         )
 
 
@@ -116,8 +115,7 @@ def throttled(record: CheckRecord) -> Iterable[Finding]:
             f"the GPU of {ranks_named([*hot])} ({listed(hosts_of(hot.values()))}) slows its clocks: "
             f"{listed(list(dict.fromkeys(reasons)))}",
             "See to cooling and the power limit (nvidia-smi -q -d PERFORMANCE)",
-            tuple(hot),
-            hosts_of(hot.values()),
+            concerning(hot.values()),
         )
     held = {r.rank: r for r in record.ranks if r.compute and (r.compute.cpu_throttled_share or 0.0) > _THROTTLED}
     if held:
@@ -127,8 +125,7 @@ def throttled(record: CheckRecord) -> Iterable[Finding]:
             f"the CPU quota holds back {ranks_named([*held])} ({listed(hosts_of(held.values()))}), by up to "
             f"{most:.2f} core-seconds per second",
             "Ask for a quota of as many cores as the ranks of a host compute with, or use fewer ranks or threads",
-            tuple(held),
-            hosts_of(held.values()),
+            concerning(held.values()),
         )
 
 
@@ -151,8 +148,7 @@ def power_limits(record: CheckRecord) -> Iterable[Finding]:
             f"the GPU{'s' if len(numbers) > 1 else ''} of {ranks_named(numbers)} ({listed(hosts_of(ranks))}) "
             f"{'have' if len(numbers) > 1 else 'has'} {said}",
             "Times belong to this limit: compare only GPUs with the same one (nvidia-smi -pl sets it)",
-            tuple(numbers),
-            hosts_of(ranks),
+            concerning(ranks),
         )
 
 
@@ -170,7 +166,7 @@ def unsteady(record: CheckRecord) -> Iterable[Finding]:
             f"the pace of {ranks_named([*worst])} varies by up to {100 * max(worst.values()):.0f} % from one repeat to "
             "the next: other processes compute there too, or clocks change",
             "See what else runs there (top, nvidia-smi), and check again; speeds are known no better than that",
-            tuple(worst),
+            About(ranks=tuple(worst)),
         )
 
 
@@ -191,7 +187,7 @@ def clocks_differ(record: CheckRecord) -> Iterable[Finding]:
                 f"{device}: {ranks_named(low)} at {min(by_rank.values()):,.0f} MHz, others at {highest:,.0f} MHz under "
                 "the same work",
                 "Look for a lower power limit or locked clocks (nvidia-smi -q -d CLOCK,POWER)",
-                tuple(low),
+                About(ranks=tuple(low)),
             )
 
 

@@ -17,8 +17,8 @@ from typing import TypeVar
 
 from vitscale.errors import printable
 from vitscale.machine.hosts import Host, is_this_machine
-from vitscale.preflight.verdict import error, finding, host_of, hosts_of, ranks_named, warning
-from vitscale.present.document import Finding, Severity
+from vitscale.preflight.verdict import concerning, error, finding, host_of, hosts_of, ranks_named, warning
+from vitscale.present.document import About, Finding, Severity
 from vitscale.present.units import listed
 from vitscale.schedulers.hostfile import on_host
 from vitscale.store.checks import STAGES, CheckRecord, HostAnswer, Stage
@@ -40,7 +40,7 @@ def unreachable_hosts(record: CheckRecord) -> Iterable[Finding]:
                 "host-unreachable",
                 f"host {host.name} does not answer: {host.reason}. The others were checked without it",
                 f"See that the name is right and the host is up; `ssh {host.name} true` must work without a password",
-                hosts=(host.name,),
+                About(hosts=(host.name,)),
             )
         elif host.sees_folder is False:
             yield error(
@@ -48,7 +48,7 @@ def unreachable_hosts(record: CheckRecord) -> Iterable[Finding]:
                 f"host {host.name} does not see the results folder under the same path: no rank can start there. "
                 "The others were checked without it",
                 "Give a folder on a file system that all hosts share with -o",
-                hosts=(host.name,),
+                About(hosts=(host.name,)),
             )
 
 
@@ -62,7 +62,7 @@ def missing_ranks(record: CheckRecord) -> Iterable[Finding]:
             "rank-missing",
             f"{ranks_named(silent)} did not start" + (f"; last words: {log[-1][:200]}" if log else ""),
             "See the log (--json prints its end). Python and vitscale must be at the same path on every host",
-            tuple(silent),
+            About(ranks=tuple(silent)),
         )
     stopped = [rank for rank in record.ranks if rank.rank not in silent and not rank.ended]
     if stopped:
@@ -74,8 +74,7 @@ def missing_ranks(record: CheckRecord) -> Iterable[Finding]:
             f"{how}{ranks_named([rank.rank for rank in stopped])} ({listed(hosts_of(stopped))}) did not come to the "
             f"end; the last finished stage of rank {first.rank}: {last}",
             "See the log (--json prints its end), and whether the host ran out of memory or was cut off",
-            tuple(rank.rank for rank in stopped),
-            hosts_of(stopped),
+            concerning(stopped),
         )
     if record.ending == "not started":
         yield error("not-started", f"no rank was started: {record.ending_reason}", "Mend the hosts, and check again")
@@ -90,8 +89,7 @@ def rank_0_not_reached(record: CheckRecord) -> Iterable[Finding]:
             f"{ranks_named([rank.rank for rank in cut_off])} ({listed(hosts_of(cut_off))}) cannot reach rank 0 at "
             f"{reach.address}:{reach.port} by TCP: {reach.reason}",
             "Open ports 20000 to 65535 between the hosts, and see that the name means the same address on each of them",
-            tuple(rank.rank for rank in cut_off),
-            hosts_of(cut_off),
+            concerning(cut_off),
         )
 
 
@@ -117,8 +115,7 @@ def failed_stages(record: CheckRecord) -> Iterable[Finding]:
             "See the network's verdicts, and firewalls between the hosts"
             if stage in _MEETING
             else "Mend the cause, and check again",
-            tuple(rank.rank for rank in (*late, *(rank for rank, _ in failed))),
-            hosts_of([*late, *(rank for rank, _ in failed)]),
+            concerning([*late, *(rank for rank, _ in failed)]),
         )
 
 

@@ -5,7 +5,6 @@ What a check measures, and where, comes from a study, a hostfile, an allocation,
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
 import statistics
@@ -93,13 +92,10 @@ def check_target(path: Path | None, overlay: Overlay, overrides: Sequence[str] =
             f"this is a login node: {scheduler.title} names the hosts once a job runs",
             next_step="Check inside an allocation: salloc --nodes=2 vitscale check, or a job that runs it",
         )
-    hosts: tuple[Host, ...] = ()
-    nodes = 1
-    if isinstance(scheduler, Hostfile):
-        hosts = read_hostfile(beside(read_from, study.launch.hostfile or ""))
-        nodes = len(hosts)
-    elif "SLURM_JOB_ID" in os.environ and study.launch.scheduler != "local":
-        nodes = max(1, _count(os.environ.get("SLURM_JOB_NUM_NODES") or os.environ.get("SLURM_NNODES")))
+    # A hostfile's `pool` refuses two names of one host, on which ranks may well start together.
+    named = isinstance(scheduler, Hostfile)
+    hosts = read_hostfile(beside(read_from, study.launch.hostfile or "")) if named else ()
+    nodes = len(hosts or scheduler.pool()) or 1
     if path is None:
         return CheckTarget(study, scheduler, hosts, nodes, None)
     expansion = expand(file, scheduler.machine(), sources.check, scheduler.slots(), scheduler.default_launcher)
@@ -178,10 +174,6 @@ def _usual_ranks(target: CheckTarget, machine: Machine) -> int:
     if machine.gpus:
         return min(len(machine.gpus), slots or len(machine.gpus))
     return slots or (1 if target.nodes > 1 else min(2, machine.cores))
-
-
-def _count(text: str | None) -> int:
-    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 7 else 1
 
 
 _START_SECONDS = 180.0

@@ -7,7 +7,6 @@ import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,14 @@ from vitscale import analysis, runner
 from vitscale.errors import RequestError
 from vitscale.preflight.running import check_target
 from vitscale.preflight.training_proofs import Proof, failures, proofs
+from vitscale.preflight.verdict import error
 from vitscale.present import document as doc
 from vitscale.present.data import finding_fields
 from vitscale.present.units import UNKNOWN, counted
 from vitscale.runner import Plan
 from vitscale.study.file import Overlay
 from vitscale.study.resolve import device_of
-from vitscale.trial.engines import of_engine
+from vitscale.trial.engines import of_engine, versions_of
 from vitscale.trial.trial import Device
 
 _ENGINES: tuple[dict[str, Any], ...] = (
@@ -147,10 +147,8 @@ def _unavailable(fields: dict[str, Any], device: Device, ranks: int) -> str | No
     if ranks % 2 and any(key.startswith("parallel.") for key in fields):
         return f"two ranks share a model, and {counted(ranks, 'rank')} are checked"
     facts = of_engine(fields["engine"])
-    for package in facts.packages:
-        try:
-            metadata.version(package)
-        except metadata.PackageNotFoundError:
+    for package, version in versions_of(facts.packages).items():
+        if version is None:
             return f"{package} is not installed"
     return facts.unavailable(device)
 
@@ -181,13 +179,7 @@ def _of_full_size(plan: Plan, size: int) -> Plan:
 def training_findings(proofs: Iterable[Proof]) -> tuple[doc.Finding, ...]:
     """Findings for the claims that fail."""
     return tuple(
-        doc.Finding(
-            f"{proof.subject}-unproved",
-            "error",
-            f"{proof.engine}: {proof.message}",
-            _ADVICE[proof.subject],
-            doc.About(),
-        )
+        error(f"{proof.subject}-unproved", f"{proof.engine}: {proof.message}", _ADVICE[proof.subject])
         for proof in failures(proofs)
     )
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
-from vitscale.present.document import SEVERITIES, About, Finding, Severity
+from vitscale.present.document import EVERYTHING, SEVERITIES, About, Finding, Severity
 from vitscale.present.units import listed
 from vitscale.store.checks import CheckedRank
 
 
-def finding(
-    severity: Severity, kind: str, message: str, advice: str, ranks: Sequence[int] = (), hosts: Sequence[str] = ()
-) -> Finding:
+def finding(severity: Severity, kind: str, message: str, advice: str, about: About = EVERYTHING) -> Finding:
     """One finding of a check.
 
     An error means that training will not start, or not end; a warning that it will be slower than possible, or that its
@@ -23,10 +21,9 @@ def finding(
         kind: a fixed name: host-unreachable, slow-rank, ...
         message: what was found.
         advice: what to do.
-        ranks: ranks that it concerns; empty: hosts, or all ranks.
-        hosts: hosts that it concerns.
+        about: ranks and hosts that it concerns.
     """
-    return Finding(kind, severity, message, advice, About(ranks=tuple(ranks), hosts=tuple(hosts)))
+    return Finding(kind, severity, message, advice, about)
 
 
 error, warning, note = (partial(finding, severity) for severity in SEVERITIES)
@@ -40,6 +37,11 @@ def host_of(rank: CheckedRank) -> str | None:
 def hosts_of(ranks: Iterable[CheckedRank]) -> tuple[str, ...]:
     """The hosts of these ranks, each once, in order."""
     return tuple(dict.fromkeys(host for rank in ranks if (host := host_of(rank)) is not None))
+
+
+def concerning(ranks: Collection[CheckedRank]) -> About:
+    """These ranks and their hosts, as what a finding is about."""
+    return About(ranks=tuple(rank.rank for rank in ranks), hosts=hosts_of(ranks))
 
 
 def ranks_named(ranks: Sequence[int]) -> str:

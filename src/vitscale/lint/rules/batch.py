@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vitscale.lint.view import View, finding
-from vitscale.present.document import Finding
+from vitscale.present.document import Finding, Severity
+from vitscale.trial.deepspeed_config import BATCH_KEYS
 
-GLOBAL, MICRO, ACCUMULATION = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
+GLOBAL, MICRO, ACCUMULATION = BATCH_KEYS
 _DOCS = "https://www.deepspeed.ai/docs/config-json/#batch-size-related-parameters"
 
 
 def batch_arithmetic(view: View) -> Iterator[Finding]:
     """Batch sizes from which DeepSpeed cannot work out all three, for the GPUs given or for any number of them."""
-    if any(view.open(key) for key in (GLOBAL, MICRO, ACCUMULATION)):
+    if any(view.open(key) for key in BATCH_KEYS):
         return
     sizes: dict[str, int] = {}
-    for key in (GLOBAL, MICRO, ACCUMULATION):
+    for key in BATCH_KEYS:
         value = view.number(key)
         if value is None and view.value(key) is not None:
             return  # a wrong type, which another rule tells
@@ -78,6 +79,6 @@ def _product(micro: int | None, accumulation: int | None) -> str:
     return " x ".join(part for part in given if part) or "1 per GPU"
 
 
-def _finding(view: View, severity: str, key: str, message: str, fix: str) -> Finding:
+def _finding(view: View, severity: Severity, key: str, message: str, fix: str) -> Finding:
     source = f"{_DOCS} and {view.source('runtime/config.py')} (_batch_assertion)"
-    return finding("batch-arithmetic", "error" if severity == "error" else "note", key, message, fix, source)
+    return finding("batch-arithmetic", severity, key, message, fix, source)

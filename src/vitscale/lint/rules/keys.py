@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
-from typing import Any
 
 from vitscale.errors import shown
-from vitscale.lint.view import View, finding
+from vitscale.lint.view import View, finding, keys_of
 from vitscale.present.document import Finding
 
 _MOST = 50
@@ -35,7 +34,7 @@ def release_not_in_the_table(view: View) -> Iterator[Finding]:
 def unknown_and_removed_keys(view: View) -> Iterator[Finding]:
     """Keys in the file that the release does not know in their place, refuses or deprecates."""
     told = 0
-    for key, name, part in _keys(view, view.config, ""):
+    for key, name, part, _ in keys_of(view, view.config):
         for judged in _judged(view, key, name, part):
             told += judged.kind == "unknown-key"
             if told > _MOST and judged.kind == "unknown-key":
@@ -47,22 +46,13 @@ def unknown_and_removed_keys(view: View) -> Iterator[Finding]:
             yield judged
 
 
-def _keys(view: View, part: dict[str, Any], above: str) -> Iterator[tuple[str, str, str]]:
-    """(dotted key, name, part) of all keys, inside parts only where the release reads their keys one by one."""
-    for name, value in part.items():
-        key = f"{above}.{name}" if above else name
-        yield key, name, above
-        if isinstance(value, dict) and view.release.fact(key) in ("read", "strict"):
-            yield from _keys(view, value, key)
-
-
 def _judged(view: View, key: str, name: str, part: str) -> Iterator[Finding]:
     release = view.release
     fact = None if "." in name else release.fact(key)
     refuses = release.fact(part) == "strict"
     if key == "data_parallel_size" and release.fact("sequence_parallel_size") is not None:
         return  # deepspeed/__init__.py, outside what the table is made from, makes a mesh of both
-    source = view.source(_file_of(part))
+    source = view.source(_FILES.get(part, "runtime/config.py"))
     if fact == "refused":
         message = f"DeepSpeed {release.version} has this no more, and refuses a file that holds it"
         fix = f"Remove it, or run a release that read it ({release.read_in(key) or 'before 0.9.5'})"
@@ -101,10 +91,10 @@ def _unknown(view: View, key: str, name: str, part: str, *, refuses: bool, sourc
             f"{done}: only other releases read it ({elsewhere})",
             "Remove it, or run a release that reads it", "tools/make_deepspeed_keys.py, from DeepSpeed's own releases",
         )  # fmt: skip
-    near = _nearest(name, release.children(part))
+    near = difflib.get_close_matches(name.lower()[:80], release.children(part), n=1, cutoff=0.7)
     places = [known_key for known_key in release.places(name) if known_key != key] if len(name) > 2 else []
     if near:
-        known_key = f"{part}.{near}" if part else near
+        known_key = f"{part}.{near[0]}" if part else near[0]
         taken = f" (which the file also has: {shown(view.value(known_key))})" if view.has(known_key) else ""
         fix = f"Write {known_key}{taken} if that is meant"
     elif places and name not in _COMMON:
@@ -119,11 +109,6 @@ _COMMON = ("enabled", "params", "dtype", "type", "device", "verbose", "debug", "
 """Names that are in so many parts that finding one elsewhere is no hint."""
 
 
-def _nearest(name: str, valid: list[str]) -> str | None:
-    close = difflib.get_close_matches(name.lower()[:80], valid, n=1, cutoff=0.7)
-    return close[0] if close else None
-
-
 _FILES = {
     "zero_optimization": "runtime/zero/config.py",
     "zero_optimization.offload_optimizer": "runtime/zero/offload_config.py",
@@ -134,7 +119,3 @@ _FILES = {
     "timers": "utils/config.py",
     "timers.throughput": "utils/config.py",
 }
-
-
-def _file_of(part: str) -> str:
-    return _FILES.get(part, "runtime/config.py")

@@ -79,8 +79,8 @@ def refused_values(view: View) -> Iterator[Finding]:
          "runtime/config.py"),
         ("gradient_clipping", view.has("gradient_clipping") and view.value("gradient_clipping") is None,
          "The first step fails on null", "Write 0.0 for no clipping", "runtime/engine.py"),
-        ("steps_per_print", view.number("steps_per_print") == 0 and not view.open("steps_per_print"),
-         "The first step fails on 0 (a division)", "Write null to print nothing", "runtime/engine.py"),
+        ("steps_per_print", view.number("steps_per_print") == 0, "The first step fails on 0 (a division)",
+         "Write null to print nothing", "runtime/engine.py"),
         *((f"{part}.nvme_path", stage == 3, "Needed where the device is nvme", "Name a folder on the drive",
            "runtime/zero/offload_config.py") for part in nvme),
     ):  # fmt: skip

@@ -54,7 +54,7 @@ def costly_switches(view: View) -> Iterator[Finding]:
 def throughput_timer(view: View) -> Iterator[Finding]:
     """The throughput timer, which is on by default and synchronises the device twice in every micro-step."""
     timer = "timers.throughput"
-    if view.open(f"{timer}.enabled") or f"{timer}.enabled" in view.setting.settled:
+    if view.open(f"{timer}.enabled"):
         return
     if view.flag(f"{timer}.enabled", True) is not True or view.flag(f"{timer}.synchronized", True) is not True:
         return

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from vitscale.errors import shown
-from vitscale.lint.view import View, finding
+from vitscale.lint.view import View, finding, keys_of
 from vitscale.present.document import Finding
 from vitscale.trial import deepspeed_config, engines
 
@@ -71,16 +71,9 @@ def wrong_types(view: View) -> Iterator[Finding]:
                 f"It is {shown(value)}: DeepSpeed computes with it, but its data loader and its pipelines refuse it",
                 f"Write {value:.0f}", view.source("runtime/engine.py (deepspeed_io)"),
             )  # fmt: skip
-    yield from _in_models(view, view.config, "")
-
-
-def _in_models(view: View, part: dict[str, Any], above: str) -> Iterator[Finding]:
-    for name, value in part.items():
-        key = f"{above}.{name}" if above else name
+    for key, _, _, value in keys_of(view, view.config):
         fact = view.release.fact(key) or ""
-        if isinstance(value, dict) and fact in ("read", "strict"):
-            yield from _in_models(view, value, key)
-        elif fact.partition(" ")[0] in _HELD and key not in _READ_AS_THEY_ARE and value != "auto":
+        if fact.partition(" ")[0] in _HELD and key not in _READ_AS_THEY_ARE and value != "auto":
             yield from _in_model(view, key, value, fact)
 
 
@@ -163,23 +156,16 @@ def _integrated(keys: list[str]) -> str:
 
 def values_left_to_an_integration(view: View) -> Iterator[Finding]:
     """Values "auto", which the Hugging Face Trainer and Accelerate fill in, but not DeepSpeed itself."""
-    keys = [name for name, value in view.config.items() if value == "auto" and name not in view.setting.settled]
-    inner = [
-        f"{name}.{inside}"
-        for name, part in view.config.items()
-        if isinstance(part, dict)
-        for inside in _left_open(part)
-    ]
-    if keys or inner:
-        of_both = ("optimizer.params.", "scheduler.params.")
-        known = [key for key in (*keys, *inner) if view.release.fact(key) is not None or key.startswith(of_both)]
+    keys = [key for key in _left_open(view.config) if "." in key or key not in view.setting.settled]
+    of_both = ("optimizer.params.", "scheduler.params.")
+    known = [key for key in keys if view.release.fact(key) is not None or key.startswith(of_both)]
+    if known:
         several = ", ".join(known[:3]) + (f" and {len(known) - 3} more" if len(known) > 3 else "")
-        if known:
-            yield finding(
-                "auto-value", "note", known[0] if len(known) == 1 else "",
-                f'"auto" stands at {several}. {_integrated(known)}; DeepSpeed itself takes "auto" for its default in '
-                "zero_optimization, bf16 and fp16, and elsewhere fails on it or takes it for true",
-                "Without that integration write the values out",
-                "https://huggingface.co/docs/transformers/main/en/deepspeed and "
-                + view.source("runtime/config_utils.py"),
-            )  # fmt: skip
+        yield finding(
+            "auto-value", "note", known[0] if len(known) == 1 else "",
+            f'"auto" stands at {several}. {_integrated(known)}; DeepSpeed itself takes "auto" for its default in '
+            "zero_optimization, bf16 and fp16, and elsewhere fails on it or takes it for true",
+            "Without that integration write the values out",
+            "https://huggingface.co/docs/transformers/main/en/deepspeed and "
+            + view.source("runtime/config_utils.py"),
+        )  # fmt: skip

@@ -358,6 +358,14 @@ def test_values_left_open_are_told_at_any_depth() -> None:
     assert "which steps_per_print is not among" in said
 
 
+def test_what_a_study_sets_itself_is_not_left_open_at_any_depth() -> None:
+    left = QUIET | zero(stage=2, overlap_comm="auto") | {"steps_per_print": "auto"}
+    said = message_of("auto-value", left, settled=frozenset({"zero_optimization.overlap_comm"}))
+    assert "zero_optimization.overlap_comm" not in said
+    assert "steps_per_print" in said
+    assert "zero_optimization.overlap_comm" in message_of("auto-value", left)
+
+
 def test_a_studys_precision_counts_where_the_file_leaves_it_open() -> None:
     """A bucket's element takes 4 bytes in fp32, and 2 in bf16 weights."""
     config = QUIET | zero(reduce_bucket_size=5e8) | {"torch_autocast": {}}

@@ -156,7 +156,7 @@ def _integrated(keys: list[str]) -> str:
 
 def values_left_to_an_integration(view: View) -> Iterator[Finding]:
     """Values "auto", which the Hugging Face Trainer and Accelerate fill in, but not DeepSpeed itself."""
-    keys = [key for key in _left_open(view.config) if "." in key or key not in view.setting.settled]
+    keys = [key for key in _left_open(view.config) if key not in view.setting.settled]
     of_both = ("optimizer.params.", "scheduler.params.")
     known = [key for key in keys if view.release.fact(key) is not None or key.startswith(of_both)]
     if known:

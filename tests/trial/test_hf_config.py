@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from vitscale.errors import RequestError
 from vitscale.models import build
 from vitscale.trial import model_cost
-from vitscale.trial.model_spec import ModelSpec, read_config, resolve
+from vitscale.trial.model_spec import ModelSpec, hf_shape, read_config, resolve
 
 SMALL = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48, "image_size": 32,
@@ -56,6 +56,10 @@ def test_the_folder_gives_the_image_size_unless_asked_otherwise(tmp_path: Path) 
         hf=hf, image_size=32, patch_size=8, num_classes=7, hidden_size=32, layers=2, heads=2, mlp_size=48
     )
     assert resolve(ModelSpec(hf=hf, image_size=224), 7).image_size == 224
+    own_words = {"layers": 9, "heads": "two", "mlp_size": 1}  # of a [model], and none of the file's
+    assert hf_shape(folder(tmp_path, {"model_type": "vit", **own_words, **SMALL})) == hf_shape(
+        folder(tmp_path, {"model_type": "vit", **SMALL})
+    )
     assert resolve(resolve(ModelSpec(hf=hf), 7), 7) == resolve(ModelSpec(hf=hf), 7)
 
 
@@ -112,8 +116,8 @@ def test_a_broken_file_is_refused(tmp_path: Path, content: str | bytes) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("hidden_size", "32"), ("hidden_size", 0), ("num_hidden_layers", 10**9), ("image_size", [32, 64]),
-     ("patch_size", True), ("qkv_bias", 1)],
+    [("hidden_size", "32"), ("hidden_size", 0), ("num_hidden_layers", 10**9), ("num_attention_heads", True),
+     ("intermediate_size", 0), ("image_size", [32, 64]), ("patch_size", True), ("qkv_bias", 1)],
 )  # fmt: skip
 def test_a_value_that_cannot_be_is_named(tmp_path: Path, key: str, value: object) -> None:
     with pytest.raises(RequestError, match=key):

@@ -216,7 +216,8 @@ def _run_outstanding(
             return
         unpacked += 1
         if unpacked >= PACK_RUNS:
-            unpacked = pack_finished(results)
+            pack_finished(results)
+            unpacked = 0  # those that stay are looked at again once as many more have ended
 
     with (
         PreparedProcesses(lambda why: say(f"  ranks are started anew, not as forks: {why}"), upcoming) as prepared,

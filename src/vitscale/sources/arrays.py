@@ -271,11 +271,9 @@ def _refuse_more(unpacked: bytes, whole: int, name: str) -> None:
         raise BrokenImage(name, f"it unpacks to more than the {whole:,} bytes of its size")
 
 
-@contextmanager
-def _hdf5(content: Content) -> Iterator[Any]:
+def _hdf5(content: Content) -> Any:
     h5py = library("h5py", "HDF5", "images")
-    with h5py.File(io.BytesIO(content) if isinstance(content, bytes) else content, "r") as file:
-        yield file
+    return h5py.File(io.BytesIO(content) if isinstance(content, bytes) else content, "r")
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from vitscale.base.files import whole_file
 from vitscale.errors import RequestError, shown
 from vitscale.trial.model_spec import Task
 from vitscale.trial.trial import DataSpec
@@ -117,8 +118,9 @@ class Encoded(Protocol):
     def content(self, number: int) -> Content:
         """The input of its decoder."""
 
-    def part(self, number: int) -> int:
+    def part(self, number: int) -> int:  # noqa: ARG002  one signature for all
         """Number of the image within its file, from 0."""
+        return 0
 
     def some(self, numbers: Labels) -> Encoded:
         """Only these images, in this order."""
@@ -334,13 +336,10 @@ def kind_of(path: Path) -> Literal["file", "folder", "other"] | None:
 
 def write_if_possible(path: Path, text: str) -> None:
     """Writes what every rank would else find out for itself: whole or not at all, and silently not where it cannot."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        partial.write_text(text)
-        partial.replace(path)
-    except OSError:
-        pass
+        with whole_file(path) as file:
+            file.write(text.encode())
 
 
 def reason(error: Exception) -> str:

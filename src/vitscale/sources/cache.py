@@ -239,7 +239,10 @@ def _build(cache_root: Path, key: str, build: Build) -> Decoded | None:
             file.flush()
             os.fsync(file.fileno())
         (partial / _JOURNAL).unlink(missing_ok=True)
-        _put_in_place(partial, cache_root / key, find(cache_root, key) is not None)
+        if find(cache_root, key) is None:  # else another host was faster
+            if (cache_root / key).exists():  # damaged: `find` refused it
+                shutil.rmtree(cache_root / key)
+            partial.rename(cache_root / key)
         entry = find(cache_root, key)
     except Unfinished:
         raise
@@ -261,14 +264,6 @@ def _journalled(partial: Path) -> dict[str, dict[int, int]]:
     except (OSError, ValueError, KeyError, TypeError):
         pass
     return done
-
-
-def _put_in_place(partial: Path, final: Path, another_host_was_faster: bool) -> None:
-    if another_host_was_faster:
-        return
-    if final.exists():  # damaged: `find` refused it
-        shutil.rmtree(final)
-    partial.rename(final)
 
 
 def _mapped(path: Path, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> np.memmap:

@@ -41,7 +41,6 @@ class Layout:
     """File name and MD5."""
     label_key: str
     class_names_key: str
-    train_samples: int
     classes: tuple[str, ...]
 
     @property
@@ -50,12 +49,11 @@ class Layout:
         return {**self.train_files, **self.held_out_files, self.meta_file[0]: self.meta_file[1]}
 
 
-HELD_OUT_SAMPLES = 10_000
+TRAIN_SAMPLES, HELD_OUT_SAMPLES = 50_000, 10_000
 IMAGE_SHAPE = (32, 32, 3)
 MOST_BYTES = 256 << 20
 """Most bytes of an archive and of its content; officially 170,498,071 and 169,001,437, unpacked about 186 MB."""
 
-_CIFAR10_CLASSES = "airplane automobile bird cat deer dog frog horse ship truck"
 _CIFAR100_CLASSES = """
 apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can
 castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin
@@ -83,8 +81,7 @@ CIFAR10 = Layout(
     meta_file=("batches.meta", "5ff9c542aee3614f3951f8cda6e48888"),
     label_key="labels",
     class_names_key="label_names",
-    train_samples=50_000,
-    classes=tuple(_CIFAR10_CLASSES.split()),
+    classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
 )
 
 CIFAR100 = Layout(
@@ -98,7 +95,6 @@ CIFAR100 = Layout(
     meta_file=("meta", "7973b15100ade9c7d40fb424638fde48"),
     label_key="fine_labels",
     class_names_key="fine_label_names",
-    train_samples=50_000,
     classes=tuple(_CIFAR100_CLASSES.split()),
 )
 
@@ -110,7 +106,7 @@ class _Files:
     """A dataset that was found, and what its checksums say."""
 
     fingerprint: str
-    is_official: bool
+    """The archive's MD5, also of its files unpacked; another digest of unpacked files that differ from them."""
     notes: tuple[str, ...]
     read: Callable[[], Mapping[str, bytes]]
     """Reads the contents by file name (without folder)."""
@@ -125,12 +121,11 @@ class Cifar:
     def check(self, spec: DataSpec) -> Summary:
         """Compares checksums if the files are the official ones; otherwise reads and verifies every file."""
         files = self._find(spec)
-        if files.is_official:
-            layout = self.layout
+        if files.fingerprint == self.layout.archive_md5:
             return Summary(
-                train_samples=layout.train_samples,
+                train_samples=TRAIN_SAMPLES,
                 held_out_samples=HELD_OUT_SAMPLES,
-                classes=layout.classes,
+                classes=self.layout.classes,
                 image_shape=IMAGE_SHAPE,
                 fingerprint=files.fingerprint,
                 notes=files.notes,
@@ -245,7 +240,7 @@ def _archive(layout: Layout, path: Path, expected_md5: str | None, verify: bool)
         wanted = {f"{layout.folder}/{name}": name for name in layout.files}
         return {wanted[name]: content for name, content in read_members(path, wanted, MOST_BYTES).items()}
 
-    return _Files(md5, is_official, notes, read)
+    return _Files(md5, notes, read)
 
 
 def _unpacked(layout: Layout, folder: Path) -> _Files:
@@ -270,7 +265,7 @@ def _unpacked(layout: Layout, folder: Path) -> _Files:
         except OSError as error:
             raise _unreadable(folder, error) from None
 
-    return _Files(fingerprint, not differing, notes, read)
+    return _Files(fingerprint, notes, read)
 
 
 def _decode(layout: Layout, files: _Files, room: Room) -> tuple[str, ...]:

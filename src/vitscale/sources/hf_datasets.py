@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from vitscale.errors import RequestError, shown
-from vitscale.sources.base import Labels, library, reason
+from vitscale.sources.base import Encoded, Labels, library, reason
 from vitscale.sources.image_folder import HELD_OUT_NAMES, fingerprint_of
 from vitscale.sources.image_set import ImageSet, Listing, chosen_classes, listing_of
 from vitscale.sources.pictures import BrokenImage
@@ -20,7 +20,7 @@ _HOW = "Name a dataset of images and classes: a folder, or a name of the hub whe
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class Rows(Encoded):
     """Images that are rows of a table: their bytes as saved, or files that the table names."""
 
     table: Any
@@ -46,10 +46,6 @@ class Rows:
         if not isinstance(content, str | bytes):
             raise BrokenImage(self.name(number), "it has no content")
         return content
-
-    def part(self, number: int) -> int:  # noqa: ARG002  one signature for all
-        """See `Encoded`."""
-        return 0
 
     def some(self, numbers: Labels) -> Rows:
         """See `Encoded`."""

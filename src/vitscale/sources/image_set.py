@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -148,9 +148,7 @@ class ImageSet:
         cache_root = base.default_cache_root()
         listing = self._listing(spec, cache_root)
         if not spec.skip_broken and listing.key not in self._verified and find(cache_root, listing.key) is None:
-            refuse_broken(
-                [problem for of_split in listing.judged(wholly=False).values() for problem in of_split.values()]
-            )
+            refuse_broken(_problems(listing.judged(wholly=False)))
             self._verified.add(listing.key)
         return listing.summary
 
@@ -199,11 +197,13 @@ class ImageSet:
             listing = replace(listing, notes=(*listing.notes, note))
         if spec.skip_broken:
             problems = _remembered(cache_root / f"{listing.key}.broken.json", listing)
-            refuse_broken(
-                [problem for of_split in problems.values() for problem in of_split.values()], spec.skip_broken
-            )
+            refuse_broken(_problems(problems), spec.skip_broken)
             listing = listing.without(problems)
         return listing
+
+
+def _problems(of_splits: Mapping[str, Problems]) -> list[tuple[str, str]]:
+    return [problem for of_split in of_splits.values() for problem in of_split.values()]
 
 
 def listing_of(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from vitscale.errors import shown
 from vitscale.sources.arrays import ArrayShape
-from vitscale.sources.base import IGNORED, OUTSIDE, Images, Labels, Split
+from vitscale.sources.base import IGNORED, OUTSIDE, Encoded, Images, Labels, Split
 from vitscale.sources.pictures import BrokenImage, decode_labels, decode_within, verify_picture, within
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ SCENE_CHANNELS = 4
 
 
 @dataclass(frozen=True, eq=False)
-class ScenePairs:
+class ScenePairs(Encoded):
     """Pictures and their annotations, in which 0 stands for no label and k for class k - 1. See `Encoded`."""
 
     pictures: tuple[str, ...]
@@ -42,10 +42,6 @@ class ScenePairs:
         return self.pictures[number] or self.annotations[number]
 
     content = name
-
-    def part(self, number: int) -> int:  # noqa: ARG002  one signature for all
-        """See `Encoded`."""
-        return 0
 
     def some(self, numbers: Labels) -> ScenePairs:
         """See `Encoded`."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import tarfile
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import compress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -81,52 +81,51 @@ def list_shards(spec: DataSpec) -> Listing:
     folder, held_out_folder = split_folders(spec, _HOW, lambda _: True)
     root = Path(os.path.realpath(root_of(spec) or folder))
     read = [os.path.realpath(split) for split in (folder, held_out_folder) if split is not None]
-    train, stamps = _shards(folder, root, read)
-    held_out, held_out_stamps = _shards(held_out_folder, root, read) if held_out_folder is not None else ([], [])
+    train = _shards(folder, root, read)
+    held_out = _shards(held_out_folder, root, read) if held_out_folder is not None else {}
     if held_out_folder is None:
-        own = [Path(path).name.lower().startswith(HELD_OUT_NAMES) for path in train]
-        if any(own) and not all(own):
-            held_out, held_out_stamps = [*compress(train, own)], [*compress(stamps, own)]
-            others = [not is_own for is_own in own]
-            train, stamps = [*compress(train, others)], [*compress(stamps, others)]
-    members, held_out_members = _members(train, stamps), _members(held_out, held_out_stamps)
+        own = [path for path in train if Path(path).name.lower().startswith(HELD_OUT_NAMES)]
+        if len(own) < len(train):
+            held_out = {path: train.pop(path) for path in own}
+    members, held_out_members = _members(train), _members(held_out)
     names = chosen_classes(spec, [*{member.label for member in members}], str(folder))
     if all(name.isdecimal() for name in names):
         names.sort(key=int)
     number = {name: label for label, name in enumerate(names)}
     if stray := [member for member in held_out_members if member.label not in number and isinstance(spec.classes, int)]:
-        what = f"{shown(held_out[stray[0].shard])} has the class {shown(stray[0].label)} ({shown(stray[0].name)})"
+        what = f"{shown([*held_out][stray[0].shard])} has the class {shown(stray[0].label)} ({shown(stray[0].name)})"
         raise RequestError(f"{what}, which is not among the training classes", next_step="Remove its images")
 
-    def chosen(shards: list[str], of_split: list[_Member]) -> tuple[Members, Labels]:
+    def chosen(shards: Iterable[str], of_split: list[_Member]) -> tuple[Members, Labels]:
         taken = [member for member in of_split if member.label in number]
         labels = np.array([number[member.label] for member in taken], dtype=np.int64)
         return Members(tuple(shards), tuple(taken)), labels
 
     own_split = chosen(held_out, held_out_members) if held_out else None
-    digest = fingerprint_of(stamps, held_out_stamps, names)
+    digest = fingerprint_of([*train.values()], [*held_out.values()], names)
     return listing_of("shards", spec, names, chosen(train, members), own_split, digest, str(folder))
 
 
-def _shards(folder: Path, root: Path, read: list[str]) -> tuple[list[str], list[str]]:
+def _shards(folder: Path, root: Path, read: list[str]) -> dict[str, str]:
+    """The path of each shard, in order, with its stamp."""
     files = files_under(folder, root, read)
     shards = sorted((path, status) for path, status in files if path.lower().endswith(".tar"))
     if not shards:
         raise RequestError(f"{shown(str(folder))} holds no shard (*.tar)", next_step=_HOW)
-    stamps = [stamp(path, folder, status) for path, status in shards]
-    return [path for path, _ in shards], stamps
+    return {path: stamp(path, folder, status) for path, status in shards}
 
 
-def _members(shards: list[str], stamps: list[str]) -> list[_Member]:
+def _members(shards: dict[str, str]) -> list[_Member]:
     """Every sample. Many samples are kept in the cache's folder, since else each rank would go through all headers."""
-    path = default_cache_root() / f"shards-{fingerprint_of(stamps)[:24]}.index.json"
+    path = default_cache_root() / f"shards-{fingerprint_of([*shards.values()])[:24]}.index.json"
     try:
         kept = [_Member(*member) for member in json.loads(path.read_text())]
         if all([*map(type, member)] == _TYPES and 0 <= member.shard < len(shards) for member in kept):
             return kept
     except (OSError, ValueError, TypeError):
         pass
-    indices = in_threads(lambda number: _index(number, shards[number]), range(len(shards)))
+    paths = [*shards]
+    indices = in_threads(lambda number: _index(number, paths[number]), range(len(paths)))
     members = [member for index in indices for member in index]
     if len(members) >= FEWEST_REMEMBERED:
         write_if_possible(path, json.dumps(members))

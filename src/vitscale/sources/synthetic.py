@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from vitscale.errors import RequestError
 from vitscale.sources import base
-from vitscale.sources.base import Dataset, Images, Labels, Summary, Words
+from vitscale.sources.base import Dataset, Images, Labels, Split, Summary, Words
 from vitscale.trial.model_spec import Task
 from vitscale.trial.trial import DataSpec
 
@@ -143,23 +143,16 @@ class Synthetic:
         # A pattern and its noise have 128 equally likely values each: a variance of (128^2 - 1) / 12, twice.
         alike = base.ChannelStatistics((127.0,) * spec.channels, (52.25,) * spec.channels)
         statistics = None if spec.channels == 3 else alike
-        if self.task == "segmentation":
-            train, held_out = (
-                SegmentedSplit(samples, base.class_count(spec), spec.source_size, spec.channels, stream)
-                for samples, stream in (
-                    (summary.train_samples, _TRAIN_STREAM),
-                    (summary.held_out_samples, _HELD_OUT_STREAM),
-                )
-            )
-            return Dataset(summary, train, held_out, statistics)
-        of_train = np.arange(summary.train_samples, dtype=np.int64) % base.class_count(spec)
-        of_held_out = np.arange(summary.held_out_samples, dtype=np.int64) % base.class_count(spec)
-        return Dataset(
-            summary,
-            SyntheticSplit(of_train, spec.source_size, spec.channels, _TRAIN_STREAM),
-            SyntheticSplit(of_held_out, spec.source_size, spec.channels, _HELD_OUT_STREAM),
-            statistics,
-        )
+
+        def split(samples: int, stream: int) -> Split:
+            if self.task == "segmentation":
+                return SegmentedSplit(samples, base.class_count(spec), spec.source_size, spec.channels, stream)
+            labels = np.arange(samples, dtype=np.int64) % base.class_count(spec)
+            return SyntheticSplit(labels, spec.source_size, spec.channels, stream)
+
+        train = split(summary.train_samples, _TRAIN_STREAM)
+        held_out = split(summary.held_out_samples, _HELD_OUT_STREAM)
+        return Dataset(summary, train, held_out, statistics)
 
 
 SYNTHETIC, SYNTHETIC_MASKS = Synthetic(), Synthetic("segmentation")

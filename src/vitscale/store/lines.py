@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, Union, cast, get_args, get_origin, overload
 
@@ -241,7 +242,7 @@ class Steps(Sequence[StepLine]):
     """Indices into `WINDOWS`."""
 
     @classmethod
-    def of(cls, lines: Iterable[StepLine]) -> Steps:
+    def of(cls, lines: Iterable[StepLine | _Row]) -> Steps:
         """The columns of `lines`, or `lines` itself where it is columns already.
 
         Raises:
@@ -249,20 +250,12 @@ class Steps(Sequence[StepLine]):
         """
         if isinstance(lines, Steps):
             return lines
-        return cls._of_rows(tuple(lines))
-
-    @classmethod
-    def _of_rows(cls, rows: Sequence[StepLine] | Sequence[_Row]) -> Steps:
+        rows = tuple(lines)
+        columns = {name: list(map(attrgetter(name), rows)) for name in COLUMNS}
+        columns["window"] = [_WINDOW_CODES[window] for window in columns["window"]]
         try:
-            return cls(
-                np.array([row.step for row in rows], dtype=np.int64),
-                np.array([row.epoch for row in rows], dtype=np.int64),
-                np.array([row.seconds for row in rows], dtype=np.float64),
-                np.array([row.images for row in rows], dtype=np.int64),
-                np.array([row.loss for row in rows], dtype=np.float64),  # None: NaN
-                np.array([row.warmup for row in rows], dtype=np.bool_),
-                np.array([_WINDOW_CODES[row.window] for row in rows], dtype=np.uint8),
-            )
+            # A loss of None becomes NaN.
+            return cls(**{name: np.array(columns[name], dtype=kind) for name, kind in COLUMNS.items()})
         except OverflowError:
             raise ValueError("a step, an epoch or a number of images is beyond 63 bits") from None
 
@@ -350,7 +343,7 @@ STEP_PREFIX = b'{"kind":"step",'
 def parse_steps(text: bytes) -> Steps | None:
     """Parses whole step lines at once; None where one is not plainly such a line and has to be parsed by itself."""
     try:
-        steps = Steps._of_rows(_ROWS.decode_lines(text))
+        steps = Steps.of(_ROWS.decode_lines(text))
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
     known = np.isfinite(steps.loss) | np.isnan(steps.loss)

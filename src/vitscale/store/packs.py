@@ -71,19 +71,19 @@ def read_outcomes(path: Path) -> dict[str, Outcome]:
     Raises:
         StoreError: it cannot be read.
     """
-    frame = _frame(path, ["folder", "outcome"], whole=False)
+    frame = _frame(path, ["folder", "outcome"])
     told = zip(frame["folder"].to_list(), frame["outcome"].to_list(), strict=True)
     with _named(path):
         return {folder: Outcome.model_validate_json(text) for folder, text in told if text is not None}
 
 
-def read_pack(path: Path, only: Collection[str] | None = None) -> dict[str, Run]:
-    """Reads a pack: folder to run. `only`: the folders that are wanted; None: all.
+def read_pack(path: Path) -> dict[str, Run]:
+    """Reads a pack: folder to run.
 
     Raises:
         StoreError: it is damaged, or no file of this program's.
     """
-    (runs,) = read_each([path], only)
+    (runs,) = read_each([path])
     if isinstance(runs, StoreError):
         raise runs
     return runs
@@ -137,13 +137,13 @@ def decode_all() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (most, hard))
     for path in pack_files(Path(sys.argv[1])):
         with contextlib.suppress(StoreError):
-            _frame(path, [*_schema()], whole=True)
+            _frame(path)
         os.write(1, b".")
 
 
 def _decoded(path: Path, only: Collection[str] | None) -> tuple[pl.DataFrame, bool]:
     """A pack's rows, and whether its lines may hold a number that vitscale does not write."""
-    frame = _frame(path, [*_schema()], whole=True)
+    frame = _frame(path)
     with _named(path):
         if only is not None:
             wanted = [folder in only for folder in frame["folder"].to_list()]
@@ -273,7 +273,7 @@ def rewritten(path: Path, change: Callable[[str], str]) -> tuple[str, bytes]:
     """
     import polars as pl
 
-    frame = _frame(path, [*_schema()], whole=True)
+    frame = _frame(path)
     with _named(path):
         texts = {name: [None if text is None else change(text) for text in frame[name]] for name in _TEXTS[:-1]}
         lines = [None if own is None else own.split(_BETWEEN) for own in frame["lines"]]
@@ -333,10 +333,11 @@ def _schema() -> Mapping[str, Any]:
     return {"folder": pl.String, "rank": pl.Int64, **dict.fromkeys(_TEXTS, pl.String), **lists}
 
 
-def _frame(path: Path, columns: Sequence[str], *, whole: bool) -> pl.DataFrame:
-    """Reads columns of a pack. With `whole` the digest is checked; else only the columns are read."""
+def _frame(path: Path, columns: Sequence[str] | None = None) -> pl.DataFrame:
+    """Reads a whole pack and checks its digest, or only some columns of it."""
     import polars as pl
 
+    names = [*(columns or _schema())]
     with _named(path):
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
@@ -344,13 +345,13 @@ def _frame(path: Path, columns: Sequence[str], *, whole: bool) -> pl.DataFrame:
             if not stat.S_ISREG(about.st_mode) or about.st_size > _LARGEST_BYTES:
                 raise ValueError("no file of a pack's kind and size")
             source: Any = file
-            if whole:
+            if columns is None:
                 data = file.read()
                 if _digest(data) not in path.name:
                     raise ValueError("it is damaged: its content has another digest than its name")
                 source = io.BytesIO(data)
-            frame = pl.read_parquet(source, columns=list(columns))
-        if dict(frame.schema) != {name: _schema()[name] for name in columns}:
+            frame = pl.read_parquet(source, columns=names)
+        if dict(frame.schema) != {name: _schema()[name] for name in names}:
             raise ValueError("its columns are not those of a pack")
         # Names become paths, below which files are removed.
         if not all(

@@ -137,12 +137,9 @@ class RunIndex:
                 self.unpacked[name] = self._own_outcome(runs / name)
         if None in self.unpacked.values():
             self._read_each()  # it may just have been packed
-        for name in self.packs.keys() - names:  # its folder was deleted: the run is left out, and its number stays used
-            if (match := RUN_FOLDER.fullmatch(name)) is not None:
-                key = match["trial"], int(match["repeat"])
-                self.attempts[key] = max(int(match["attempt"]), self.attempts.get(key, -1))
+        deleted = self.packs.keys() - names  # these runs are left out, and their numbers stay used
         told: dict[tuple[str, int], list[tuple[int, str, Outcome]]] = {}
-        for name in names:
+        for name in (*names, *deleted):
             match = RUN_FOLDER.fullmatch(name)
             if match is None:
                 self.problems.append(f"runs/{name} is no run of vitscale: left out")
@@ -150,7 +147,7 @@ class RunIndex:
             key, attempt = (match["trial"], int(match["repeat"])), int(match["attempt"])
             self.attempts[key] = max(attempt, self.attempts.get(key, -1))
             outcome = self._outcomes.get(name) or self.unpacked.get(name)
-            if outcome is not None:
+            if outcome is not None and name not in deleted:
                 told.setdefault(key, []).append((attempt, name, outcome))
         for key, attempts in told.items():
             *before, last = sorted(attempts, key=lambda each: each[0])
@@ -287,8 +284,8 @@ _index_again = lru_cache(maxsize=1)(RunIndex)
 _pack_again = lru_cache(maxsize=1)(read_pack)
 
 
-def pack_finished(results: Path) -> int:
-    """Packs the finished runs of a folder whose lock is held, `PACK_RUNS` at a time; returns how many stay unpacked.
+def pack_finished(results: Path) -> None:
+    """Packs the finished runs of a folder whose lock is held, `PACK_RUNS` at a time; fewer stay unpacked.
 
     A run with a line that cannot be read is left as it is, and so are those of a folder that Slurm's jobs write to.
 
@@ -298,7 +295,7 @@ def pack_finished(results: Path) -> int:
     finish_removing(results)
     folders = [name for name, outcome in RunIndex(results).unpacked.items() if outcome is not None]
     if (results / "jobs").is_dir():
-        return 0
+        return
     runs: dict[str, Run] = {}
     for name in folders:
         folder = results / "runs" / name
@@ -312,4 +309,3 @@ def pack_finished(results: Path) -> int:
         if len(runs) == PACK_RUNS:
             pack_runs(results, runs)
             runs = {}
-    return 0

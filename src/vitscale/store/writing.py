@@ -148,7 +148,7 @@ class RankLog:
         # This line must not continue a line that the full disk cut off.
         newline = "\n" if self.failure is not None else ""
         # Messages name paths, which may hold bytes that are no UTF-8 (lone surrogates in Python).
-        text = {key: _writable(value) for key, value in error if isinstance(value, str)}
+        text = {key: value.encode(errors="backslashreplace").decode() for key, value in error if isinstance(value, str)}
         line = error.model_copy(update=text).model_dump_json()
         with suppress(OSError):
             self._reserve.unlink(missing_ok=True)
@@ -181,7 +181,3 @@ class RankLog:
     def _append(self, data: bytes) -> None:
         while data:
             data = data[os.write(self._file, data) :]
-
-
-def _writable(text: str) -> str:
-    return text.encode("utf-8", errors="backslashreplace").decode()

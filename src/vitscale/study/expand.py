@@ -147,23 +147,19 @@ def _refuse_idle_fields(file: StudyFile) -> None:
 
 def _refuse_idle_values(study: Study, by_hand: frozenset[str]) -> None:
     """Refuses a value set by hand that has no effect because of another value."""
-    idle = None
     for name in TrainSection.model_fields if study.train.script is None else ():
         field, values = facts.fact_of(TrainSection, name).needs or ("", ())
         if f"train.{name}" in by_hand and values and (value := getattr(study.train, field)) not in values:
             valid = " or ".join(f'"{valid}"' for valid in values)
-            idle = (f"train.{name}", f"train.{field} = {shown(value)}", f"set {field} = {valid}")
-            break
-    if (
-        idle is None
-        and study.scaling.mode == "weak"
-        and study.scaling.fraction_per_gpu is not None
-        and "data.fraction" in by_hand
-    ):
-        idle = ("data.fraction", "scaling.mode = 'weak' with scaling.fraction_per_gpu", "leave one of the two out")
-    if idle is not None:
-        field, where, otherwise = idle
-        raise RequestError(f"{field} has no meaning under {where}", next_step=f"Remove it, or {otherwise}")
+            raise _idle(f"train.{name}", f"train.{field} = {shown(value)}", f"set {field} = {valid}")
+    scaling = study.scaling
+    if scaling.mode == "weak" and scaling.fraction_per_gpu is not None and "data.fraction" in by_hand:
+        where = "scaling.mode = 'weak' with scaling.fraction_per_gpu"
+        raise _idle("data.fraction", where, "leave one of the two out")
+
+
+def _idle(field: str, where: str, otherwise: str) -> RequestError:
+    return RequestError(f"{field} has no meaning under {where}", next_step=f"Remove it, or {otherwise}")
 
 
 def _settled(
@@ -221,13 +217,8 @@ def _settled(
         model_checks.check_split(study.parallel, train, model, divided)
         if study.measure.checkpoint:
             engines.check_checkpoint(train)
-        worlds.append(
-            (
-                train,
-                resolve.world_of(gpus, study.scaling.gpus_per_node or slots, threads),
-                resolve.fraction_of(study, gpus),
-            )
-        )
+        world = resolve.world_of(gpus, study.scaling.gpus_per_node or slots, threads)
+        worlds.append((train, world, resolve.fraction_of(study, gpus)))
     data = _located(path, study.data)
     return _Settled(labels, study, data, located, tuple(worlds), digest)
 

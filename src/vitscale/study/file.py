@@ -40,13 +40,8 @@ class StudyFile:
         over = overridden(overrides)
         raw = _overlaid(_toml(path, text), overlay or {}, "site file or command line")
         self.raw = _overlaid(_without_other_length(raw, over), over, _COMMAND_LINE)
-        self._decided = {
-            f"{section}.{key}": by
-            for sections, by in ((overlay or {}, "--{key} or the site file"), (over, "the command line"))
-            for section, keys in sections.items()
-            if section != "sweep" and isinstance(keys, Mapping)
-            for key in keys
-        }
+        self._decided = dict.fromkeys(_fields_of(overlay or {}), "--{key} or the site file")
+        self._decided |= dict.fromkeys(_fields_of(over), "the command line")
         self.study = _validated(path, self.raw, text)
 
     @classmethod
@@ -119,14 +114,8 @@ class StudyFile:
             for field, value in labels.items():
                 section, _, key = field.partition(".")
                 raw.setdefault(section, {})[key] = value
-            by_hand = frozenset(
-                f"{section}.{key}"
-                for section, keys in raw.items()
-                if section != "sweep" and isinstance(keys, dict)
-                for key in keys
-            )
             # No line is named: a swept value stands on none, and all others have been validated.
-            yield labels, _validated(self.path, raw, where="in [sweep]"), by_hand
+            yield labels, _validated(self.path, raw, where="in [sweep]"), frozenset(_fields_of(raw))
 
     def _choices(self) -> list[list[Choice]]:
         try:
@@ -173,6 +162,13 @@ class StudyFile:
 _OF_NUMBERS, _NUMBER = ("scaling.gpus", "train.rank_speeds", "model.depths"), "[1-9][0-9]*"
 """Keys that take lists of numbers, and the form of a whole one."""
 _COMMAND_LINE, _ON_IT = "command line", "on the command line"
+
+
+def _fields_of(sections: Mapping[str, Any]) -> Iterator[str]:
+    """The dotted fields of all sections but [sweep]."""
+    for section, keys in sections.items():
+        if section != "sweep" and isinstance(keys, Mapping):
+            yield from (f"{section}.{key}" for key in keys)
 
 
 def _without_other_length(raw: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

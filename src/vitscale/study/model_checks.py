@@ -159,16 +159,8 @@ def _check_engine(parallel: ParallelSpec, axis: Axis, train: TrainSpec) -> None:
         if axis in facts.splits and not facts.unavailable(train.device)
     ]
     asked = f"parallel.{axis} = {getattr(parallel, axis)}"
-    if not taking:
-        why, others = f"{asked} cannot be trained: no engine takes a model along that axis yet", _other_axes()
-        raise RequestError(why, valid=others, next_step=f"Set {axis} = 1")
     what = f"{asked} is not taken by train.engine = {shown(train.engine)}"
     raise RequestError(what, valid=taking, next_step=f"Use one of these, or set {axis} = 1")
-
-
-def _other_axes() -> list[str]:
-    taken = {axis for facts in ENGINES.values() for axis in facts.splits}
-    return [f"parallel.{axis}" for axis in get_args(Axis) if axis in taken]
 
 
 def _check_options(parallel: ParallelSpec, train: TrainSpec) -> None:

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from vitscale.base import plugins
 from vitscale.errors import RequestError, nearest, shown
 from vitscale.trial import script
-from vitscale.trial.facts import Fact, Spec, fact_of, fields_where
+from vitscale.trial.facts import Fact, Spec, fact_of, fields_where, sections_of
 from vitscale.trial.hints import meant_key
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.parallel import ParallelSpec
@@ -231,17 +231,7 @@ class Study(Spec):
 _SWEPT = "train.script"
 
 
-SECTIONS: dict[str, type[Spec]] = {
-    "model": ModelSpec,
-    "data": DataSpec,
-    "train": TrainSection,
-    "parallel": ParallelSpec,
-    "scaling": ScalingSection,
-    "launch": LaunchSection,
-    "slurm": SlurmSection,
-    "node": NodeSection,
-    "measure": MeasureSection,
-}
+SECTIONS = sections_of(Study)
 
 
 def fact_of_label(field: str) -> Fact:

@@ -223,33 +223,25 @@ def contradictions(config: dict[str, Any], study_values: Mapping[str, Any]) -> l
     return disagreements
 
 
-_ALSO_A_KEY: dict[str, tuple[str, ...]] = {
-    "train.offload": (
-        "zero_optimization.offload_optimizer",
-        "zero_optimization.offload_param",
-        "zero_optimization.cpu_offload",
-        "zero_optimization.cpu_offload_param",
-    ),
-    "train.overlap_comm": ("zero_optimization.overlap_comm",),
-    "train.bucket_mib": ("zero_optimization.reduce_bucket_size",),
-    "train.gather_bucket_mib": (
-        "zero_optimization.stage3_prefetch_bucket_size",
-        "zero_optimization.prefetch_bucket_size",
-    ),
-    "train.learning_rate_warmup_steps": ("scheduler",),
-    "train.learning_rate_scaling": ("scheduler",),
+_ALSO_OF_ZERO: dict[str, tuple[str, ...]] = {
+    "train.offload": ("offload_optimizer", "offload_param", "cpu_offload", "cpu_offload_param"),
+    "train.overlap_comm": ("overlap_comm",),
+    "train.bucket_mib": ("reduce_bucket_size",),
+    "train.gather_bucket_mib": ("stage3_prefetch_bucket_size", "prefetch_bucket_size"),
 }
-"""Fields of a study that are keys of the file too, under other names or in other units: only one may set them."""
+"""Fields of a study that are keys of the file's zero_optimization too, under other names or in other units: only one
+may set them."""
+_ALSO_OF_THE_SCHEDULER = ("train.learning_rate_warmup_steps", "train.learning_rate_scaling")
+"""Fields of a study that the file's scheduler sets too."""
 
 
 def _set_twice(config: dict[str, Any], field: str) -> str | None:
     """The key of the file that sets what `field` of the study sets."""
-    for key in _ALSO_A_KEY.get(field, ()):
-        section, _, name = key.rpartition(".")
-        part = config.get(section) if section else config
-        if isinstance(part, dict) and part.get(name, "auto") != "auto":
-            return key
-    return None
+    zero = config.get("zero_optimization")
+    for key in _ALSO_OF_ZERO.get(field, ()):
+        if isinstance(zero, dict) and zero.get(key, "auto") != "auto":
+            return f"zero_optimization.{key}"
+    return "scheduler" if field in _ALSO_OF_THE_SCHEDULER and config.get("scheduler", "auto") != "auto" else None
 
 
 _OF_THE_OPTIMIZER = {
@@ -266,8 +258,7 @@ def _says_auto(config: dict[str, Any], key: str) -> bool:
 
 def batch_values(config: dict[str, Any]) -> dict[str, int]:
     """The keys among `BATCH_KEYS` to which the file gives a number, with that number."""
-    known = _known(config).model_dump(include=set(BATCH_KEYS))
-    return {key: known[key] for key in BATCH_KEYS if known[key] is not None}
+    return _known(config).model_dump(include={*BATCH_KEYS}, exclude_none=True)
 
 
 def check_batch(config: dict[str, Any], mode: str, trial_values: dict[str, int]) -> None:

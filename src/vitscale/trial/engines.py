@@ -475,6 +475,4 @@ def versions_of(distributions: Iterable[str]) -> dict[str, str | None]:
     return versions
 
 
-@cache
-def _version(distribution: str) -> str:
-    return metadata.version(distribution)
+_version = cache(metadata.version)

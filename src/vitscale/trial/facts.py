@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
@@ -60,6 +60,16 @@ def fact_of(kind: type[BaseModel], field: str) -> Fact:
             if isinstance(item, Fact):
                 return item
     return Fact()
+
+
+def sections_of(kind: type[BaseModel]) -> dict[str, type[Spec]]:
+    """The fields that hold other fields, each with its type."""
+    return {
+        name: part
+        for name, field in kind.model_fields.items()
+        for part in (field.annotation, *get_args(field.annotation))
+        if isinstance(part, type) and issubclass(part, Spec)
+    }
 
 
 def fields_where(kind: type[BaseModel], holds: Callable[[Fact], Any]) -> tuple[str, ...]:

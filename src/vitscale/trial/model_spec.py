@@ -287,15 +287,16 @@ _LARGEST_CONFIG_BYTES = 1 << 20
 
 
 class HfShape(BaseModel):
-    """The relevant keys of the config.json of a plain ViT or DeiT; defaults are those of transformers' ViTConfig."""
+    """The relevant keys of the config.json of a plain ViT or DeiT, whose own names for them are the aliases; defaults
+    are those of transformers' ViTConfig."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", protected_namespaces=())
 
     model_type: Literal["vit", "deit"]
     hidden_size: int = Field(default=768, ge=1, le=65_536)
-    num_hidden_layers: int = Field(default=12, ge=1, le=1000)
-    num_attention_heads: int = Field(default=12, ge=1, le=1024)
-    intermediate_size: int = Field(default=3072, ge=1, le=1_000_000)
+    layers: int = Field(default=12, ge=1, le=1000, alias="num_hidden_layers")
+    heads: int = Field(default=12, ge=1, le=1024, alias="num_attention_heads")
+    mlp_size: int = Field(default=3072, ge=1, le=1_000_000, alias="intermediate_size")
     image_size: int = Field(default=224, ge=1, le=8192)
     patch_size: int = Field(default=16, ge=1, le=1024)
     qkv_bias: bool = True
@@ -307,13 +308,7 @@ class HfShape(BaseModel):
 
     def fields(self) -> dict[str, int]:
         """The shape by field names of `ModelSpec`."""
-        return {
-            "patch_size": self.patch_size,
-            "hidden_size": self.hidden_size,
-            "layers": self.num_hidden_layers,
-            "heads": self.num_attention_heads,
-            "mlp_size": self.intermediate_size,
-        }
+        return {key: getattr(self, key) for key in VIT_FIELDS}
 
 
 def hf_shape(hf: str) -> HfShape | None:

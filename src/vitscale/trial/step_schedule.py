@@ -136,12 +136,12 @@ class _Schedule:
     def _all_early(self) -> list[_Block]:
         blocks = self._forward("explained", [self.length] * BLOCKS[self.device], [])
         blocks = blocks[: self._whole_bursts(len(blocks))]
-        return self._with_gradients(blocks, after=blocks)
+        return self._with_gradients(blocks)
 
     def _spread(self, count: int) -> list[_Block] | None:
         """Puts half of the explained blocks at the beginning, the others at the end; None where that is impossible."""
         early = self._forward("explained", [self.length] * (count - count // 2), [])
-        early = self._with_gradients(early, after=early, budget_for=count * (self.length + self.settling))
+        early = self._with_gradients(early, budget_for=count * (self.length + self.settling))
         explained = [block for block in early if block.window == "explained"]
         if not explained or count < 2:
             return None
@@ -202,10 +202,10 @@ class _Schedule:
             begin -= self._distance(self.length)
         return blocks
 
-    def _with_gradients(self, blocks: list[_Block], after: list[_Block], budget_for: int = 0) -> list[_Block]:
+    def _with_gradients(self, blocks: list[_Block], budget_for: int = 0) -> list[_Block]:
         spent = max(budget_for, sum(block.length + self.settling for block in blocks))
         for length in self.gradient_steps:
-            if gradients := self._forward("gradients", [length], after, spent):
+            if gradients := self._forward("gradients", [length], blocks, spent):
                 return [*blocks, *gradients]
         return blocks
 

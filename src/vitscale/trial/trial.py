@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, ValidationError, WrapValidator, model_validator
 from pydantic_core import PydanticCustomError
 
-from vitscale.trial.facts import Fact, Spec, fields_where, switch, wrapping
+from vitscale.trial.facts import Fact, Spec, fields_where, sections_of, switch, wrapping
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.parallel import ParallelSpec, RankLayout
 
@@ -403,14 +403,7 @@ class Trial(Spec):
 
 _ADDED_LATER = [
     (section, key, json.loads(json.dumps(kind.model_fields[key].default)))
-    for section, kind in (
-        ("model", ModelSpec),
-        ("data", DataSpec),
-        ("train", TrainSpec),
-        ("window", WindowSpec),
-        ("world", World),
-        ("parallel", ParallelSpec),
-    )
+    for section, kind in sections_of(Trial).items()
     for key in fields_where(kind, lambda fact: fact.since > 1 and fact.role != "location")
 ]
 """(Section, field, default in JSON) of fields that came after the first results were written."""

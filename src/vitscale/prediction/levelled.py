@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vitscale.prediction.likelihood import COMPUTE, MOST_JOB_TO_JOB, Likelihood, meeting
 from vitscale.prediction.sampling import Proposal, Sample, StudentT, sample
+from vitscale.prediction.step.model import Array
 
-Array = NDArray[np.float64]
 _SEED = 11
 _TRIED = 256
 """Draws of the prior of which the most probable is where the search for the maximum begins."""

@@ -20,11 +20,10 @@ from numpy.typing import NDArray
 from vitscale.prediction.evidence import Point
 from vitscale.prediction.parameters import JOB_FREEDOM, JOB_TO_JOB_RUNS, NAMES, Prior, job_scale
 from vitscale.prediction.sampling import Proposal, StudentT, medians, spread_out_normals
-from vitscale.prediction.step.model import Calls, Draws, StepModel, StepTimes, Worlds
+from vitscale.prediction.step.model import Array, Calls, Draws, StepModel, StepTimes, Worlds
 from vitscale.prediction.step.of_series import device_factors, typical_slowdown, worlds_of
 from vitscale.store.records import EXPOSED
 
-Array = NDArray[np.float64]
 MOST_JOB_TO_JOB = 0.08
 """Largest scale of jobs that is believed: what differs by more has another cause."""
 _PARTS_SPREAD = {"compute": 0.03, "optimizer": 0.10, "exposed": 0.15, "wire": 0.10, "norm": 0.10, "wait": 0.30}

@@ -11,18 +11,16 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vitscale.base.plugins import referred
 from vitscale.prediction.memory.zero import modelled, section
+from vitscale.prediction.network.links import Array
 from vitscale.prediction.shares import shares
 from vitscale.trial import model_counts
 from vitscale.trial.engines import of_engine
 from vitscale.trial.model_cost import ParameterShapes, batch_norms, recorded_shapes, swin_shape, vit_shape
 from vitscale.trial.model_counts import Module
 from vitscale.trial.trial import TrainSpec, Trial
-
-Array = NDArray[np.float64]
 
 Phase = Literal["forward", "backward", "after"]
 Group = Literal["replicas", "tensor", "sequence", "pipeline", "all"]

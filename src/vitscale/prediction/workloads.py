@@ -12,6 +12,7 @@ from vitscale.prediction.evaluating import evaluate
 from vitscale.prediction.evidence import Point, Series
 from vitscale.prediction.fitting import DRAWS, Fitted, FittedSeries
 from vitscale.prediction.variants import Variant, variant
+from vitscale.trial.facts import fields_where
 from vitscale.trial.trial import HOW_FOUND, OF_THE_WRAPPER, TrainSpec, Trial
 
 _MANY, _MANY_KINDS = 1 << 17, 24
@@ -97,23 +98,21 @@ def measured_like(series: Sequence[Series], trial: Trial) -> tuple[Point, ...]:
 
 def _of_a_step(trial: Trial) -> dict[str, object]:
     """All of the training that decides how long a step takes, but its batches."""
-    fields = {*OF_THE_WRAPPER, *_OF_A_STEP, "activation_checkpointing"}
-    return trial.train.model_dump(include=fields) | {"parallel": trial.parallel}
+    return trial.train.model_dump(include={*OF_THE_WRAPPER, *_OF_A_STEP}) | {"parallel": trial.parallel}
 
 
-_OF_A_STEP = ("precision", "device", "optimizer", "gradient_clipping", "compile")
-"""Fields of `TrainSpec` that decide how long a step takes, beside those in which candidates differ."""
+_OF_A_STEP = fields_where(TrainSpec, lambda fact: fact.step_seconds)
 
 
 def workload(trial: Trial) -> tuple[object, ...]:
     """What must be alike for one trial's step to say something of another's.
 
-    Wrapper, batch and how many ranks share a model may differ.
+    Wrapper, batch, activation checkpointing and how many ranks share a model may differ.
     """
     return (
         trial.model,
         trial.data.model_dump(exclude={"fraction", *HOW_FOUND}),
-        *(getattr(trial.train, name) for name in _OF_A_STEP),
+        *(getattr(trial.train, name) for name in _OF_A_STEP if name != "activation_checkpointing"),
         trial.world.threads_per_rank,
         trial.origin,
     )

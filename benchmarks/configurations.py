@@ -65,8 +65,8 @@ def process_seconds(arguments: Sequence[str], times: int) -> tuple[float, float]
 def whole_processes(results: Path, study: Path | None, times: int) -> list[str]:
     """A row of a table for each command."""
     from vitscale import analysis, store
-    from vitscale.prediction.answering import can_grow
     from vitscale.prediction.evidence import evidence_of
+    from vitscale.prediction.predicting import can_grow
 
     records = store.load(results)
     found = evidence_of(results, analysis.analyse(records)).series

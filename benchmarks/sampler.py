@@ -24,11 +24,11 @@ from published_folder import Table, read
 
 from vitscale import analysis, store
 from vitscale.prediction.evidence import gather
-from vitscale.prediction.likelihood import Array, Likelihood, by_name
+from vitscale.prediction.likelihood import Likelihood, by_name
 from vitscale.prediction.network.checked import network_of
 from vitscale.prediction.parameters import priors
 from vitscale.prediction.sampling import sample
-from vitscale.prediction.step.model import Worlds
+from vitscale.prediction.step.model import Array, Worlds
 from vitscale.prediction.step.of_series import model_of, worlds_of
 
 MARK = "sampler"

@@ -51,16 +51,12 @@ def forecaster(step: Step = step_seconds, *, memory: Step | None = None, capacit
     def forecast(series: str, candidates: Sequence[Candidate], rough: bool) -> Evaluated:
         steps = np.array([step(one) for one in candidates])
         alone = np.array([step(_alone(one)) for one in candidates])
-        batch = np.array([one.gpus * one.micro_batch * one.grad_accum for one in candidates], dtype=float)
         peak = np.array([np.nan if memory is None else memory(one) for one in candidates])
         oom = np.full(len(candidates), np.nan) if capacity is None else (peak > capacity).astype(float)
         return Evaluated(
-            candidates=tuple(candidates),
             step=_around(steps),
             speed=_around(alone / steps),
             parts={},
-            images=np.full(len(candidates), float(IMAGES)),
-            effective_steps=np.ceil(IMAGES / batch),
             memory_bytes=peak,
             oom_chance=oom,
             labels=tuple("extrapolated" for _ in candidates),

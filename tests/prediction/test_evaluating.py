@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from evidence_factory import MEASURED, UNKNOWN, make_evidence, make_point
+from evidence_factory import IMAGES, MEASURED, UNKNOWN, make_evidence, make_point
 from vitscale.errors import RequestError
 from vitscale.prediction import workloads
 from vitscale.prediction.configurations import Candidate
@@ -18,6 +18,7 @@ from vitscale.prediction.evidence import Evidence, Series, StepParts
 from vitscale.prediction.fitting import DRAWS, fit
 from vitscale.prediction.gpu_types import gpu_type
 from vitscale.prediction.instances import Instance
+from vitscale.prediction.layouts import whole_steps
 from vitscale.prediction.network.links import declared_link
 from vitscale.prediction.predicting import Question, predict, spread_by_part
 from vitscale.prediction.variants import variant
@@ -34,12 +35,14 @@ def ddp(gpus: int, micro_batch: int = 64, grad_accum: int = 1, **how: object) ->
 
 def test_a_candidate_is_what_predict_says_of_it() -> None:
     many = evaluate_all(FITTED, "ddp", [ddp(8), ddp(64, 32), ddp(1024)], memory_capacity_bytes=80 * 10**9)
+    gpus_of, micro_batches = np.array([8.0, 64.0, 1024.0]), np.array([64.0, 32.0, 64.0])
+    steps = whole_steps(np.full(3, float(IMAGES)), gpus_of * micro_batches, micro_batches, drop_last=False)
     for n, (gpus, micro_batch) in enumerate([(8, 64), (64, 32), (1024, 64)]):
         asked = Question((gpus,), 8, changes={"micro_batch": micro_batch}, memory_capacity_bytes=80 * 10**9)
         (alone,) = predict(FITTED, asked)
         assert many.step.at(n) == alone.step_seconds
         assert alone.epoch_seconds is not None
-        assert many.effective_steps[n] * many.step.value[n] == pytest.approx(alone.epoch_seconds.value)
+        assert steps[n] * many.step.value[n] == pytest.approx(alone.epoch_seconds.value)
         assert many.memory_bytes[n] == alone.memory_bytes
         assert many.oom_chance[n] == pytest.approx(alone.oom_chance)
         assert many.labels[n] == alone.label
@@ -64,7 +67,6 @@ def test_a_configuration_is_the_same_to_the_digit_whatever_else_is_asked(
         changed.setattr(os, "fork", lambda: forked.append(1) or fork())  # type: ignore[func-returns-value]  # None
         many = evaluate_all(FITTED, "ddp", every)
     assert len(forked) == in_forks
-    assert many.candidates == tuple(every)
     for n, one in enumerate(every):
         alone = evaluate_all(FITTED, "ddp", [one])
         assert many.labels[n] == alone.labels[0]
@@ -134,7 +136,8 @@ def test_each_engine_is_worked_out_from_the_series_that_measured_it() -> None:
 def test_what_is_unknown_is_not_a_number() -> None:
     blind = fit(make_evidence([make_point(n, 0.2, images=None) for n in (1, 2)], UNKNOWN))
     found = evaluate_all(blind, "ddp", [ddp(4)])
-    assert np.isnan(found.effective_steps).all()
+    images = np.array([np.nan])
+    assert np.isnan(whole_steps(images, np.array([256.0]), np.array([64.0]), drop_last=False)).all()
     assert np.isnan(found.oom_chance).all()
     assert np.isfinite(found.step.value).all()
 

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vitscale.errors import RequestError
 from vitscale.models import build, logits_of
-from vitscale.prediction.memory.activations import AUTOCAST, activations
+from vitscale.prediction.memory.activations import activations
 from vitscale.prediction.memory.in_parts import pieces
 from vitscale.trial import model_cost
 from vitscale.trial.model_spec import NAMED_MODELS, ModelSpec, resolve
@@ -150,7 +150,7 @@ def kept_by_blocks(spec: ModelSpec, images: int, precision: str) -> int:
     vit = model_cost.vit_shape(spec)
     assert vit is not None
     train = TrainSpec.model_validate({"engine": "none", "micro_batch": images, "precision": precision, "device": "cpu"})
-    return vit.layers * activations(spec, train, vit, autocast=precision in AUTOCAST, casts_kept=True).kept_of_block
+    return vit.layers * activations(spec, train, vit).kept_of_block
 
 
 @pytest.mark.parametrize(("precision", "coefficient"), [("fp32", 64), ("bf16", 36), ("bf16-params", 32), ("fp16", 36)])

@@ -13,10 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitscale.advice.forecast_table import ForecastTable, Mask
-from vitscale.advice.request import VERDICTS, Option, Request, Verdict, of_a_run
+from vitscale.advice.request import VERDICTS, Option, Request, of_a_run
 from vitscale.prediction.step.model import Array
 
 Kind = Literal["fastest", "cheapest", "most", "knee"]
+_QUESTIONS: Mapping[str, Kind] = {"budget": "fastest", "deadline": "cheapest", "efficiency": "most"}
+"""Limit -> the question that it asks."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,41 @@ class Choosing:
         return self.view.gpus * self.seconds / 3600 * self.view.price_per_gpu_hour
 
     def option(self, index: int) -> Option:
-        """One candidate."""
-        return option_at(self.view, self.asked, self.limits, index)
+        """One candidate, taken out of the arrays."""
+        view = self.view
+
+        def known(values: Array) -> float | None:
+            return float(values[index]) if np.isfinite(values[index]) else None
+
+        candidate = view.candidates[index]
+        seconds, training, efficiency = (
+            of_a_run(*map(float, each[:, index])) for each in (view.time, view.training, view.efficiency)
+        )
+        gpu_hours = seconds.times(candidate.gpus / 3600)
+        price = float(view.price_per_gpu_hour[index]) if self.asked.priced else None
+        starts = view.startups[index]
+        return Option(
+            candidate=candidate,
+            series=view.series[index],
+            label=view.labels[index],
+            measured_engine=bool(view.measured[index]),
+            global_batch=int(view.global_batch[index]),
+            keeps_batch=bool(view.keeps_batch[index]),
+            large_batch=bool(view.large_batch[index]),
+            seconds=seconds,
+            training=training,
+            startup=None if starts is None else starts.seconds.one_run,
+            startup_assumed=None if starts is None else starts.assumption,
+            gpu_hours=gpu_hours,
+            cost=None if price is None else gpu_hours.times(price),
+            efficiency=efficiency,
+            same_loss_seconds=known(view.same_loss_seconds),
+            memory_bytes=known(view.memory_bytes),
+            oom_chance=known(view.oom_chance),
+            verdicts={
+                name: VERDICTS[int(_grade(value[index], far[index]))] for name, (value, far) in self.limits.items()
+            },
+        )
 
 
 def measured_first(view: ForecastTable, mask: Mask) -> Mask:
@@ -78,14 +113,7 @@ def answers(choosing: Choosing) -> tuple[Answer, ...]:
 
     Without a limit: the fastest, the cheapest and the knee.
     """
-    asked = choosing.asked
-    wanted: list[Kind] = []
-    if asked.budget is not None or not asked.limited:
-        wanted.append("fastest")
-    if asked.deadline_seconds is not None or not asked.limited:
-        wanted.append("cheapest")
-    if asked.min_efficiency is not None:
-        wanted.append("most")
+    wanted = [kind for limit, kind in _QUESTIONS.items() if limit in choosing.limits] or ["fastest", "cheapest"]
     within_limits = [answer for kind in wanted if (answer := _within_limits(choosing, kind)) is not None]
     knee = _knee(choosing)
     return (*within_limits, knee) if knee is not None else tuple(within_limits)
@@ -100,10 +128,9 @@ def closest(choosing: Choosing) -> Option | None:
 
 def each_alone(choosing: Choosing) -> dict[str, Option]:
     """Limit -> the best under it alone; limits that nothing meets are left out."""
-    kinds: dict[str, Kind] = {"deadline": "cheapest", "budget": "fastest", "efficiency": "most"}
     options = {}
     for limit, shares in choosing.limits.items():
-        answer = _within_limits(replace(choosing, limits={limit: shares}), kinds[limit])
+        answer = _within_limits(replace(choosing, limits={limit: shares}), _QUESTIONS[limit])
         if answer is not None:
             options[limit] = answer.option
     return options
@@ -191,8 +218,13 @@ def grades(limits: Limits, count: int) -> NDArray[np.int64]:
     """Each candidate's worst verdict, as its place in `VERDICTS`; without a limit the best one. NaN misses."""
     worst = np.full(count, len(VERDICTS) - 1)
     for value, far in limits.values():
-        worst = np.minimum(worst, np.where(far <= 1.0, 2, np.where(value <= 1.0, 1, 0)))
+        worst = np.minimum(worst, _grade(value, far))
     return worst
+
+
+def _grade(value: Array, far: Array) -> NDArray[np.int64]:
+    """Places in `VERDICTS` by the shares of one limit."""
+    return np.where(far <= 1.0, 2, np.where(value <= 1.0, 1, 0))
 
 
 def overshoot(limits: Limits, count: int) -> Array:
@@ -201,45 +233,6 @@ def overshoot(limits: Limits, count: int) -> Array:
     for value, _ in limits.values():
         largest = np.maximum(largest, np.where(np.isnan(value), np.inf, value))
     return largest
-
-
-def option_at(view: ForecastTable, asked: Request, limits: Limits, index: int) -> Option:
-    """One candidate, taken out of the arrays."""
-
-    def known(values: Array) -> float | None:
-        return float(values[index]) if np.isfinite(values[index]) else None
-
-    candidate = view.candidates[index]
-    seconds, training, efficiency = (
-        of_a_run(*map(float, each[:, index])) for each in (view.time, view.training, view.efficiency)
-    )
-    gpu_hours = seconds.times(candidate.gpus / 3600)
-    price = float(view.price_per_gpu_hour[index]) if asked.priced else None
-    starts = view.startups[index]
-    return Option(
-        candidate=candidate,
-        series=view.series[index],
-        label=view.labels[index],
-        measured_engine=bool(view.measured[index]),
-        global_batch=int(view.global_batch[index]),
-        keeps_batch=bool(view.keeps_batch[index]),
-        large_batch=bool(view.large_batch[index]),
-        seconds=seconds,
-        training=training,
-        startup=None if starts is None else starts.seconds.one_run,
-        startup_assumed=None if starts is None else starts.assumption,
-        gpu_hours=gpu_hours,
-        cost=None if price is None else gpu_hours.times(price),
-        efficiency=efficiency,
-        same_loss_seconds=known(view.same_loss_seconds),
-        memory_bytes=known(view.memory_bytes),
-        oom_chance=known(view.oom_chance),
-        verdicts={name: _verdict(*(float(each[index]) for each in shares)) for name, shares in limits.items()},
-    )
-
-
-def _verdict(value: float, far: float) -> Verdict:
-    return "meets" if far <= 1.0 else "probably" if value <= 1.0 else "misses"
 
 
 def _rounded(key: Array) -> Array:

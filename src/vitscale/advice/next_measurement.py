@@ -107,7 +107,8 @@ def _runs(
 ) -> Iterator[_Possible]:
     """Short runs: of the answer itself, and of smaller counts where a part was never measured."""
     candidate = option.candidate
-    step, of_a_run = _step_seconds(series), job_scale(series.points[-1].trial) ** 2
+    step = max(seconds for point in series.points for seconds in point.step_seconds)
+    of_a_run = job_scale(series.points[-1].trial) ** 2
 
     def gpu_minutes(ranks: int, runs: int) -> float:
         return runs * ranks * (startup + _SHORT_STEPS * step) / 60
@@ -151,7 +152,3 @@ def _runs(
             gpu_minutes(option.gpus, 2),
             dict.fromkeys(everything, min(1.0, of_a_run / 2 / variance)),
         )
-
-
-def _step_seconds(series: Series) -> float:
-    return max(seconds for point in series.points for seconds in point.step_seconds)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from vitscale.analysis import Analysis
 from vitscale.prediction import evaluating, finishing, labels, layouts, variants, workloads
 from vitscale.prediction.configurations import Candidate, Evaluated
 from vitscale.prediction.evidence import Evidence
-from vitscale.prediction.fitting import DRAWS, Fitted, FittedSeries
+from vitscale.prediction.fitting import DRAWS, Fitted
 from vitscale.prediction.predicting import spread_by_part
 from vitscale.prediction.results import Assumption
 from vitscale.trial.trial import Trial, World
@@ -242,7 +241,7 @@ def advised_from(fitted: Fitted, analysis: Analysis, asked: Request) -> Advice:
     if option is None:
         return advice
     own = fitted.series[option.series]
-    changed = _as_run(own, option)
+    changed = variants.variant(own, option.candidate.changes)
     shares = spread_by_part(changed, option.candidate)
     return replace(
         advice,
@@ -264,20 +263,6 @@ def _of_failures(between: finishing.Interruptions | None, option: Option) -> tup
     if between is None or between.wall(option.training.value, option.nodes, startup).lost_share < _WORTH_TELLING:
         return ()
     return between.assumed(option.nodes)
-
-
-def _as_run(fitted: FittedSeries, option: Option) -> variants.Variant:
-    candidate = option.candidate
-    changes: dict[str, Any] = {
-        "engine": candidate.engine,
-        "zero_stage": candidate.zero_stage,
-        "activation_checkpointing": candidate.activation_checkpointing,
-        "parallel": candidate.parallel,
-    }
-    if candidate.instance is not None:
-        changes["gpu"] = candidate.instance.gpu
-        changes |= {} if candidate.instance.network is None else {"network": candidate.instance.network}
-    return variants.variant(fitted, changes)
 
 
 def _assumptions(changed: variants.Variant, option: Option, advice: Advice) -> tuple[Assumption, ...]:

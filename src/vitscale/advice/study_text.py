@@ -17,8 +17,8 @@ from vitscale.present import units
 from vitscale.present.units import number
 from vitscale.study.sections import TrainSection
 from vitscale.trial import script
-from vitscale.trial.parallel import ParallelSpec
-from vitscale.trial.trial import DataSpec, TrainSpec, Trial, World
+from vitscale.trial.facts import Spec
+from vitscale.trial.trial import TrainSpec, Trial, World
 
 _OF_ONE_HOST = (LOCAL, "in-process")
 """Launchers that start ranks on their own host alone."""
@@ -73,9 +73,9 @@ def study_text(name: str, option: Option, trial: Trial, work: Work) -> str:
     window = advised.window
     sections: dict[str, dict[str, Any]] = {
         **({} if advised.model.unknown else {"model": advised.model.model_dump(exclude_none=True)}),
-        "data": {"name": advised.data.name} | _changed(advised.data, DataSpec),
+        "data": _changed(advised.data),
         "train": _train(advised.train),
-        **({"parallel": split} if (split := _changed(advised.parallel, ParallelSpec)) else {}),
+        **({"parallel": split} if (split := _changed(advised.parallel)) else {}),
         "scaling": {"mode": "strong-micro", "gpus": [option.gpus], "gpus_per_node": option.candidate.ranks_per_node},
         "launch": {"launcher": advised.launcher, "threads_per_rank": advised.world.threads_per_rank},
         "measure": {"repeats": 1, "warmup_steps": window.warmup_steps, "evaluate": window.evaluate}
@@ -108,16 +108,13 @@ def _train(train: TrainSpec) -> dict[str, Any]:
         "device": train.device,
         "micro_batch": train.micro_batch,
     }
-    taken = {key: value for key, value in _changed(train, TrainSpec).items() if key in TrainSection.model_fields}
+    taken = {key: value for key, value in _changed(train).items() if key in TrainSection.model_fields}
     return always | {key: value for key, value in taken.items() if key not in ("deepspeed_config", "engine", *always)}
 
 
-def _changed(
-    spec: DataSpec | TrainSpec | ParallelSpec, kind: type[DataSpec] | type[TrainSpec] | type[ParallelSpec]
-) -> dict[str, Any]:
-    fields = kind.model_fields
-    values = {key: getattr(spec, key) for key, field in fields.items() if not field.is_required()}
-    return {key: value for key, value in values.items() if value != fields[key].default and value is not None}
+def _changed(spec: Spec) -> dict[str, Any]:
+    """Fields that are not at their defaults, and those that have none."""
+    return spec.model_dump(exclude_defaults=True, exclude_none=True)
 
 
 def toml_value(value: Any) -> str:

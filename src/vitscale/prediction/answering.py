@@ -17,7 +17,7 @@ from vitscale.errors import RequestError, check_within, nearest, shown, unknown
 from vitscale.prediction.evidence import Evidence, Point, Series
 from vitscale.prediction.fitting import Fitted, FittedSeries, fit_series
 from vitscale.prediction.gpu_types import gpu_type
-from vitscale.prediction.predicting import Question, predict
+from vitscale.prediction.predicting import Question, can_grow, predict
 from vitscale.prediction.results import CONFIDENCE, Forecast, Prediction, Score, predicted
 from vitscale.prediction.variants import differing
 from vitscale.present.estimate import Estimate
@@ -83,11 +83,6 @@ def forecast(fitted: Fitted) -> Forecast | None:
     ]
     scores = tuple(score for _, _, score in answers if score is not None)
     return Forecast(evidence, tuple(predicted), scores) if predicted else None
-
-
-def can_grow(series: Series, engine: str | None = None) -> bool:
-    """Whether there is an engine for more ranks than one: the series' own, or the one it is to have instead."""
-    return (engine or series.points[-1].trial.train.engine) != "none"
 
 
 def _as_far_as_possible(fitted: Fitted, asked: Question) -> tuple[tuple[Prediction, ...], list[RequestError]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -46,6 +46,20 @@ class Candidate:
         )  # fmt: skip
 
     @property
+    def changes(self) -> dict[str, Any]:
+        """All that it may change of a series, but ranks and batch: see `variants.variant`."""
+        changes: dict[str, Any] = {
+            "engine": self.engine,
+            "zero_stage": self.zero_stage,
+            "activation_checkpointing": self.activation_checkpointing,
+            "parallel": self.parallel,
+        }
+        if self.instance is not None:
+            changes["gpu"] = self.instance.gpu
+            changes |= {} if self.instance.network is None else {"network": self.instance.network}
+        return changes
+
+    @property
     def global_batch(self) -> int:
         """Images of an optimizer step, all ranks together."""
         return self.gpus // self.parallel.ranks_per_model * self.micro_batch * self.grad_accum
@@ -84,17 +98,12 @@ class Estimates:
 class Evaluated:
     """What is expected of configurations: arrays with a place for each; NaN is unavailable."""
 
-    candidates: tuple[Candidate, ...]
     step: Estimates
     """Seconds."""
     speed: Estimates
     """Seconds of the base's step over those of the configuration's own."""
     parts: dict[str, Estimates]
     """Seconds of compute (with the optimizer), wait, wire, norm and bubble; empty unless they were asked for."""
-    images: Array
-    """Images of an epoch."""
-    effective_steps: Array
-    """Whole steps that an epoch comes to."""
     memory_bytes: Array
     oom_chance: Array
     labels: tuple[Label, ...]
@@ -117,15 +126,11 @@ def gathered(pieces: Sequence[tuple[list[int], Evaluated]]) -> Evaluated:
         whole = joined([of(piece) for _, piece in pieces])
         return Estimates(*(getattr(whole, field.name)[order] for field in fields(whole)))
 
-    candidates = [candidate for _, piece in pieces for candidate in piece.candidates]
     labels = [label for _, piece in pieces for label in piece.labels]
     return Evaluated(
-        candidates=tuple(candidates[n] for n in order),
         step=estimates(lambda piece: piece.step),
         speed=estimates(lambda piece: piece.speed),
         parts={},
-        images=gathered_column(lambda piece: piece.images),
-        effective_steps=gathered_column(lambda piece: piece.effective_steps),
         memory_bytes=gathered_column(lambda piece: piece.memory_bytes),
         oom_chance=gathered_column(lambda piece: piece.oom_chance),
         labels=tuple(labels[n] for n in order),

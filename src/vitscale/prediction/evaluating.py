@@ -49,7 +49,6 @@ def evaluate(
     with_parts: bool = False,
     with_memory: bool = True,
     measured: Sequence[Point] = (),
-    micro_batches: frozenset[int] = frozenset(),
     hosts_assumed: bool = False,
     memory_capacity_bytes: int | None = None,
     draws: int = DRAWS,
@@ -64,7 +63,6 @@ def evaluate(
         with_parts: whether the parts of a step are wanted too.
         with_memory: whether memory is wanted.
         measured: points whose configurations are answered from their own runs, and labelled so.
-        micro_batches: those measured with this engine; empty: those of the series.
         hosts_assumed: whether nobody said, and nothing measured, how many ranks a host has.
         memory_capacity_bytes: memory of a device; None: as it was recorded.
         draws: how many of all `DRAWS` to use, evenly chosen. With `ROUGH` only the middle of a step is worked out; its
@@ -73,13 +71,11 @@ def evaluate(
     every = _Draws(asked, base, measured, draws)
     at_once = max(1, _AT_ONCE // draws)
     pieces = [every.of(candidates[n : n + at_once], with_parts) for n in range(0, len(candidates), at_once)]
-    images, steps = _epochs(asked, candidates)
     memory = _memory(asked.trial, candidates) if with_memory else np.full(len(candidates), np.nan)
     capacity = memory_capacity_bytes or asked.memory_capacity_bytes
-    chance = np.full(len(candidates), np.nan)
-    if capacity is not None and len(candidates):
-        known = oom_chance(np.nan_to_num(memory), capacity, asked.trial.train.device)
-        chance = np.where(np.isnan(memory), np.nan, known)
+    chance = np.full_like(memory, np.nan)
+    if capacity is not None:
+        chance = oom_chance(memory, capacity, asked.trial.train.device)
     step, speed = joined([step for step, _, _ in pieces]), joined([speed for _, speed, _ in pieces])
     if draws > ROUGH and (terms := amdahl.amdahl_of(asked)) is not None:
         factor = amdahl.factor_towards(terms, max(point.gpus for point in asked.fitted.points), candidates, step)
@@ -90,15 +86,12 @@ def evaluate(
         other = evaluate(untold, candidates, base=base, with_parts=with_parts, with_memory=False, measured=measured)
         step, speed = step.halfway(other.step), speed.halfway(other.speed)
     return Evaluated(
-        candidates=tuple(candidates),
         step=step,
         speed=speed,
         parts={name: joined([parts[name] for _, _, parts in pieces]) for name in (pieces[0][2] if pieces else ())},
-        images=images,
-        effective_steps=steps,
         memory_bytes=memory,
         oom_chance=chance,
-        labels=_labels(asked, candidates, every.measured, micro_batches, hosts_assumed),
+        labels=_labels(asked, candidates, every.measured, hosts_assumed),
     )
 
 
@@ -134,24 +127,21 @@ class _Draws:
             unknown = np.full(len(candidates), np.nan)
             middles = Estimates(sampling.medians(mean), unknown, unknown, unknown, unknown)
             return middles, Estimates(unknown, unknown, unknown, unknown, unknown), {}
-        bases = [self._alone(candidate) for candidate in candidates] if self.base is None else [self.base]
+        bases = [self._alone(candidate) if self.base is None else self.base for candidate in candidates]
+        pairs = list(zip(candidates, bases, strict=True))
         distinct = {base: n for n, base in enumerate(dict.fromkeys(bases))}
         base_of_model = self._mean(list(distinct), *self._of_base())[0]
         of_base = self._with_own_runs(list(distinct), base_of_model)
         base_of_model, of_base = (each[:, [distinct[base] for base in bases]] for each in (base_of_model, of_base))
         if self.base is None:  # a rank's share of the images, against one rank's own
-            more = [candidate.gpus * base.global_batch / candidate.global_batch
-                    for candidate, base in zip(candidates, bases, strict=True)]  # fmt: skip
+            more = [candidate.gpus * base.global_batch / candidate.global_batch for candidate, base in pairs]
             base_of_model, of_base = base_of_model / more, of_base / more
         future = self._future(mean, self.jobs)
         # A future run's speed is wanted only where parts are.
         speed = _estimates(of_base / mean, self._future(of_base, self.jobs_of_base) / future if with_parts else None)
-        pairs = zip(candidates, bases * len(candidates), strict=False)
         if own := [n for n, pair in enumerate(pairs) if not self.measured.keys().isdisjoint(pair)]:
             _narrow(speed, own, _estimates((base_of_model / of_model)[:, own]), a_run_too=False)
-        itself = np.array(
-            [candidate == base for candidate, base in zip(candidates, bases * len(candidates), strict=False)]
-        )
+        itself = np.array([candidate == base for candidate, base in pairs])
         speed = Estimates(*(np.where(itself, 1.0, getattr(speed, field.name)) for field in fields(speed)))
         step = _estimates(mean, future)
         for n, of_runs in self._measured(candidates):
@@ -295,15 +285,6 @@ def _one_sided(normal: float, chance: float) -> float:
     return NormalDist().inv_cdf((1 + far) / 2) if far > 0 else 0.0
 
 
-def _epochs(asked: Variant, candidates: Sequence[Candidate]) -> tuple[Array, Array]:
-    """(images of an epoch, whole steps that it comes to) of each configuration."""
-    series = asked.fitted.series
-    known = {gpus: layouts.images_at(series, gpus)[0] for gpus in {candidate.gpus for candidate in candidates}}
-    images = np.array([known[candidate.gpus] or np.nan for candidate in candidates], dtype=float)
-    batch, micro_batch = column(candidates, "global_batch"), column(candidates, "micro_batch")
-    return images, layouts.whole_steps(images, batch, micro_batch, asked.trial.train.drop_last)
-
-
 def _memory(template: Trial, candidates: Sequence[Candidate]) -> Array:
     """Peak bytes of a rank of each configuration; NaN: unavailable."""
     micro_steps = column(candidates, "grad_accum").astype(int)
@@ -321,12 +302,11 @@ def _labels(
     asked: Variant,
     candidates: Sequence[Candidate],
     measured: Mapping[Candidate, Estimate],
-    micro_batches: frozenset[int],
     hosts_assumed: bool,
 ) -> tuple[Label, ...]:
-    """Labels by where ranks lie, and by whether a batch lies among those that were measured."""
+    """Labels by where ranks lie, and by whether a batch lies among the measured ones; without any, the series' own."""
     points = asked.fitted.points
-    batches = micro_batches or frozenset(largest_micro_batch(point.trial.train) for point in points)
+    batches = {each.micro_batch for each in measured or [Candidate.of(point.trial) for point in points]}
     largest = max(point.gpus for point in points)
     known: dict[tuple[int, int], Label] = {}
     labels: list[Label] = []

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vitscale.prediction.evidence import Evidence, Point, Series
 from vitscale.prediction.levelled import draw_levelled
@@ -16,10 +15,9 @@ from vitscale.prediction.likelihood import Likelihood, by_name
 from vitscale.prediction.parameters import priors
 from vitscale.prediction.results import REACH
 from vitscale.prediction.sampling import medians, sample
-from vitscale.prediction.step.model import Draws, StepModel
+from vitscale.prediction.step.model import Array, Draws, StepModel
 from vitscale.prediction.step.of_series import fitted_points, model_of
 
-Array = NDArray[np.float64]
 DRAWS = 512
 SEED = 20260221
 """Seed of every fit: no random number differs from one call to the next."""

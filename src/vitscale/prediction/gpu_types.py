@@ -16,20 +16,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from vitscale.analysis.runs.compute import Peak, peak
+from vitscale.analysis.runs.compute import DTYPES, Peak, peak
 from vitscale.errors import RequestError, shown
+from vitscale.prediction.step.model import Array
 from vitscale.trial.trial import Precision
 
-Array = NDArray[np.float64]
 _OPERATIONS_A_BYTE, _OPERATIONS_SPREAD = 80.0, 0.35
 """Median, and standard deviation of the logarithm: nine in ten between 45 and 140."""
 _PROGRAM_SPREAD = 0.24
 """Standard deviation of the logarithm of what is left: a program may reach its share on one type and not on another.
 Published tables time one program on three pairs of types (docs/predicting.md); each pair lies in the interval that the
 two others give by Student's t. This value is that of all three, as a normal distribution."""
-_DTYPES: dict[Precision, str] = {"fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "bf16-params": "bf16"}
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class GpuType:
         Raises:
             RequestError: it has no such arithmetic.
         """
-        gpu_peak = peak("cuda", self.name, _DTYPES[precision])
+        gpu_peak = peak("cuda", self.name, DTYPES[precision])
         if not isinstance(gpu_peak, Peak):
             raise RequestError(f"{self.name} does not train in {precision}: {gpu_peak}")
         return gpu_peak.flops_per_second

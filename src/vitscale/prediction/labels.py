@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from vitscale.prediction.evidence import Point
 from vitscale.prediction.fitting import FittedSeries
 from vitscale.prediction.layouts import Placement
 from vitscale.prediction.network.links import Link
@@ -127,25 +126,19 @@ def _network(asked: Variant, placement: Placement) -> list[Assumption]:
     world, points, network = placement.trial.world, asked.fitted.points, asked.model.network
     assumed = []
     unused = asked.model.messages is None  # transfers are then no messages over a link
-    if world.nodes > 1 and (unused or network.across.source == "assumed") and not _spanning(points):
+    spanned = any(point.nodes > 1 for point in points)
+    shared = any(point.trial.world.ranks_per_node > 1 for point in points)
+    if world.nodes > 1 and (unused or network.across.source == "assumed") and not spanned:
         measurement = "`vitscale check` on two hosts (--hostfile), or --network NAME"
         measurement = f"{_what_is_sent(asked).measurement}, and --network NAME" if unused else measurement
         assumed.append(Assumption(ACROSS, _taken(network.across, asked), measurement))
-    if world.ranks_per_node > 1 and (unused or network.inside.source == "assumed") and not _sharing(points):
+    if world.ranks_per_node > 1 and (unused or network.inside.source == "assumed") and not shared:
         assumed.append(
             Assumption(
                 INSIDE, _taken(network.inside, asked), "`vitscale check` on one host, or a run on two ranks of it"
             )
         )
     return assumed
-
-
-def _spanning(points: Sequence[Point]) -> bool:
-    return any(point.nodes > 1 for point in points)
-
-
-def _sharing(points: Sequence[Point]) -> bool:
-    return any(point.trial.world.ranks_per_node > 1 for point in points)
 
 
 def _taken(link: Link, asked: Variant) -> str:

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vitscale.errors import RequestError
 from vitscale.prediction.evidence import Point, Series
+from vitscale.prediction.step.model import Array
 from vitscale.trial.trial import Trial, effective_steps, exact, steps_per_epoch, world_of_hosts
 
-Array = NDArray[np.float64]
 MOST_RANKS = 100_000
 _USUAL_HOST = 8
 """Ranks that a host is assumed to take, where all that was measured lay on one and nobody said."""

@@ -9,16 +9,14 @@ changes no volume (the Jacobian is 1), so that densities stay what they are.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vitscale.prediction.likelihood import COMPUTE, MOST_JOB_TO_JOB, Likelihood, meeting
 from vitscale.prediction.sampling import Proposal, Sample, StudentT, sample
+from vitscale.prediction.step.model import Array
 
-Array = NDArray[np.float64]
 _SEED = 11
 _TRIED = 256
 """Draws of the prior of which the most probable is where the search for the maximum begins."""
@@ -46,12 +44,8 @@ class Levelled:
     def __init__(self, likelihood: Likelihood) -> None:
         self.likelihood = likelihood
         self._column = int(np.searchsorted(likelihood.active, COMPUTE))
-        by_one = float(likelihood.spread[COMPUTE])
-        self._meeting = partial(meeting, likelihood.mean_residuals, self._column, by_one)
-        scales = np.ones(len(likelihood.active) + 1)
-        scales[-1] = 0.5
-        scales[self._column] = 2 * likelihood.job_to_job / by_one
-        self._prior = _Normal(np.append(np.zeros(len(scales) - 1), math.log(likelihood.job_to_job)), scales)
+        self._meeting = partial(meeting, likelihood.mean_residuals, self._column, likelihood.spread[COMPUTE])
+        self._prior = likelihood.prior()
 
     def standard(self, rows: Array) -> Array:
         """The rows as `Likelihood` takes them."""
@@ -105,20 +99,3 @@ class Levelled:
     def _known_density(self, rows: Array) -> Array:
         """The log density, -inf also where it is no number."""
         return np.nan_to_num(self.log_density(rows), nan=-np.inf, posinf=-np.inf, neginf=-np.inf)
-
-
-@dataclass(frozen=True)
-class _Normal:
-    """Independent normals."""
-
-    centre: Array
-    scales: Array
-
-    def draw(self, rng: np.random.Generator, count: int) -> Array:
-        """See `Proposal`."""
-        return np.asarray(self.centre + self.scales * rng.standard_normal((count, len(self.scales))), dtype=np.float64)
-
-    def log_density(self, rows: Array) -> Array:
-        """See `Proposal`."""
-        density = -0.5 * (((rows - self.centre) / self.scales) ** 2).sum(axis=1)
-        return np.asarray(density - float(np.log(self.scales * math.sqrt(2 * math.pi)).sum()), dtype=np.float64)

@@ -19,12 +19,11 @@ from numpy.typing import NDArray
 
 from vitscale.prediction.evidence import Point
 from vitscale.prediction.parameters import JOB_FREEDOM, JOB_TO_JOB_RUNS, NAMES, Prior, job_scale
-from vitscale.prediction.sampling import Proposal, StudentT, medians, spread_out_normals
-from vitscale.prediction.step.model import Calls, Draws, StepModel, StepTimes, Worlds
+from vitscale.prediction.sampling import Normal, Proposal, StudentT, medians, spread_out_normals
+from vitscale.prediction.step.model import Array, Calls, Draws, StepModel, StepTimes, Worlds
 from vitscale.prediction.step.of_series import device_factors, typical_slowdown, worlds_of
 from vitscale.store.records import EXPOSED
 
-Array = NDArray[np.float64]
 MOST_JOB_TO_JOB = 0.08
 """Largest scale of jobs that is believed: what differs by more has another cause."""
 _PARTS_SPREAD = {"compute": 0.03, "optimizer": 0.10, "exposed": 0.15, "wire": 0.10, "norm": 0.10, "wait": 0.30}
@@ -142,6 +141,13 @@ class Likelihood:
             self._around_the_maximum(2 * self.job_to_job, every_run=False),
             _FromThePrior(self),
         )
+
+    def prior(self) -> Normal:
+        """Normals of a row whose compute is told from the compute that meets the measured steps."""
+        scales = np.ones(len(self.active) + 1)
+        scales[-1] = 0.5
+        scales[np.searchsorted(self.active, COMPUTE)] = 2 * self.job_to_job / self.spread[COMPUTE]
+        return Normal(np.append(np.zeros(len(self.active)), math.log(self.job_to_job)), scales)
 
     def _of_scale(self, log_scale: Array) -> Array:
         return -JOB_TO_JOB_RUNS * (log_scale + (self.job_to_job / np.exp(log_scale)) ** 2 / 2)
@@ -271,26 +277,20 @@ class _FromThePrior:
 
     def __init__(self, likelihood: Likelihood) -> None:
         self.column = int(np.searchsorted(likelihood.active, COMPUTE))
-        self.scales = np.ones(len(likelihood.active) + 1)
-        self.scales[-1] = 0.5
-        self.scales[self.column] = 2 * likelihood.job_to_job / likelihood.spread[COMPUTE]
-        self.centre = np.zeros(len(self.scales))
-        self.centre[-1] = math.log(likelihood.job_to_job)
+        self._prior = likelihood.prior()
         self._meeting = partial(meeting, likelihood.median_residuals, self.column, likelihood.spread[COMPUTE])
 
     def draw(self, rng: np.random.Generator, count: int) -> Array:
         """See `Proposal`."""
-        noise = self.scales * rng.standard_normal((count, len(self.scales)))
-        rows: Array = self.centre + noise
-        rows[:, self.column] = self._meeting(rows) + noise[:, self.column]
+        rows = self._prior.draw(rng, count)
+        rows[:, self.column] += self._meeting(rows)
         return rows
 
     def log_density(self, rows: Array) -> Array:
         """See `Proposal`."""
-        standard = (rows - self.centre) / self.scales
-        standard[:, self.column] = (rows[:, self.column] - self._meeting(rows)) / self.scales[self.column]
-        density = -0.5 * (standard**2).sum(axis=1) - float(np.log(self.scales * math.sqrt(2 * math.pi)).sum())
-        return np.asarray(density, dtype=np.float64)
+        apart = rows.copy()
+        apart[:, self.column] -= self._meeting(rows)
+        return self._prior.log_density(apart)
 
 
 def _in_parts(sets: int) -> Iterator[slice]:

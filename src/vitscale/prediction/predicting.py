@@ -13,7 +13,7 @@ import numpy as np
 from vitscale.errors import RequestError, unknown
 from vitscale.prediction.configurations import Candidate, Evaluated
 from vitscale.prediction.evaluating import evaluate, slower_added_hosts, worlds_of
-from vitscale.prediction.evidence import Point
+from vitscale.prediction.evidence import Point, Series
 from vitscale.prediction.fitting import DRAWS, Fitted, FittedSeries
 from vitscale.prediction.labels import ACROSS, FIT, FURTHER_HOSTS, HOST_SIZE, INSIDE, MODEL, assumptions
 from vitscale.prediction.layouts import Placement, placement_of
@@ -82,12 +82,14 @@ def _chosen(fitted: Fitted, question: Question) -> list[FittedSeries]:
     Where some of these were measured with the changes, those alone.
     """
     named = [fitted.series[name] for name in fitted.series if question.series in (None, name)]
-    able = [
-        series
-        for series in named
-        if max(question.gpus) == 1 or question.changes.get("engine", series.points[-1].trial.train.engine) != "none"
-    ]
+    engine = question.changes.get("engine")
+    able = [known for known in named if max(question.gpus) == 1 or can_grow(known.series, engine)]
     return [series for series in able if not differing(series.points, question.changes)] or able
+
+
+def can_grow(series: Series, engine: str | None = None) -> bool:
+    """Whether there is an engine for more ranks than one: the series' own, or the one it is to have instead."""
+    return (engine or series.points[-1].trial.train.engine) != "none"
 
 
 def _of_series(fitted: FittedSeries, question: Question, started: Sequence[Point]) -> tuple[Prediction, ...]:
@@ -191,11 +193,7 @@ def _prediction(
         images_per_second=rate,
         speedup=scaling[0],
         efficiency=scaling[1],
-        compute_seconds=evaluated.parts["compute"].at(n),
-        wait_seconds=evaluated.parts["wait"].at(n),
-        wire_seconds=evaluated.parts["wire"].at(n),
-        norm_seconds=evaluated.parts["norm"].at(n),
-        bubble_seconds=evaluated.parts["bubble"].at(n),
+        **{f"{name}_seconds": part.at(n) for name, part in evaluated.parts.items()},
         rest_seconds=Estimate(step.value - sum(part.at(n).value for part in evaluated.parts.values())),
         memory_bytes=memory,
         memory_capacity_bytes=capacity,

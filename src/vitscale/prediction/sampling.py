@@ -107,6 +107,23 @@ def effective_size(log_weights: Array) -> float:
     return float(weights.sum() ** 2 / (weights**2).sum())
 
 
+@dataclass(frozen=True)
+class Normal:
+    """Independent normals."""
+
+    centre: Array
+    scales: Array
+
+    def draw(self, rng: np.random.Generator, count: int) -> Array:
+        """See `Proposal`."""
+        return np.asarray(self.centre + self.scales * rng.standard_normal((count, len(self.scales))), dtype=np.float64)
+
+    def log_density(self, rows: Array) -> Array:
+        """See `Proposal`."""
+        density = -0.5 * (((rows - self.centre) / self.scales) ** 2).sum(axis=1)
+        return np.asarray(density - float(np.log(self.scales * math.sqrt(2 * math.pi)).sum()), dtype=np.float64)
+
+
 class StudentT:
     """A multivariate t of a centre (size,) and a covariance (size, size), or several, by leading axes."""
 

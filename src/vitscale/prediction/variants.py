@@ -224,7 +224,6 @@ class _Changed:
                 f"what engine {train.engine!r} sends for this model is unavailable",
                 next_step="Name a model whose shape is known (vit-b16) and an engine that is measured or modelled",
             )
-        backend = self.fitted.model.backend
         norms = norm_messages(self.trial) or ()
         self.model = replace(
             self.model,
@@ -233,7 +232,6 @@ class _Changed:
             parallel=self.trial.parallel,
             filling=filling(self.trial),
             shards_optimizer=engines.of_engine(train.wrapper).shards(train),
-            backend=backend,
         )
         if _wrapping(self.base.train) != _wrapping(train):
             self.draws["overlap"] = _SPREAD_OF_ENGINES * self.rng.standard_normal((DRAWS, 1))

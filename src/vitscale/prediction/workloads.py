@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from vitscale.base.forks import spread
@@ -12,12 +11,9 @@ from vitscale.prediction.configurations import Candidate, Evaluated, gathered
 from vitscale.prediction.evaluating import evaluate
 from vitscale.prediction.evidence import Point, Series
 from vitscale.prediction.fitting import DRAWS, Fitted, FittedSeries
-from vitscale.prediction.gpu_types import GpuType
-from vitscale.prediction.network.links import Link
 from vitscale.prediction.variants import Variant, variant
-from vitscale.trial.parallel import ParallelSpec
-from vitscale.trial.rank_batches import largest_micro_batch
-from vitscale.trial.trial import HOW_FOUND, OF_THE_WRAPPER, Trial
+from vitscale.trial.facts import fields_where
+from vitscale.trial.trial import HOW_FOUND, OF_THE_WRAPPER, TrainSpec, Trial
 
 _MANY, _MANY_KINDS = 1 << 17, 24
 """Draws x configurations, or kinds of configurations, from which forks of this process are worth their cost."""
@@ -44,65 +40,42 @@ def evaluate_all(
     if series not in fitted.series:
         raise unknown("series", series, fitted.series)
     base = fitted.series[series]
-    by_kind: dict[tuple[str, int, bool, ParallelSpec, GpuType | None, Link | None], list[int]] = {}
+    by_kind: dict[tuple[tuple[str, Any], ...], list[int]] = {}
     for n, candidate in enumerate(candidates):
-        gpu, network = (
-            (None, None) if candidate.instance is None else (candidate.instance.gpu, candidate.instance.network)
-        )
-        wrapper = (candidate.engine, candidate.zero_stage, candidate.activation_checkpointing, candidate.parallel)
-        by_kind.setdefault((*wrapper, gpu, network), []).append(n)
+        by_kind.setdefault(tuple(candidate.changes.items()), []).append(n)
     # Before any fork: a series is fitted when it is first asked for, and what a fork has fitted is lost.
     kinds = [
-        (
-            [candidates[n] for n in members],
-            _variant_of(
-                fitted,
-                base,
-                {"engine": engine, "zero_stage": zero_stage, "activation_checkpointing": checkpointing},
-                parallel,
-                {name: value for name, value in (("gpu", gpu), ("network", network)) if value is not None},
-            ),
-        )
-        for (engine, zero_stage, checkpointing, parallel, gpu, network), members in by_kind.items()
+        ([candidates[n] for n in members], _variant_of(fitted, base, dict(changes)))
+        for changes, members in by_kind.items()
     ]
 
     def piece(kind: tuple[list[Candidate], tuple[Variant, tuple[Point, ...]]]) -> Evaluated:
         own, (asked, points) = kind
-        evaluated = evaluate(
+        return evaluate(
             asked,
             own,
             with_memory=with_memory,
             measured=points,
-            micro_batches=frozenset(largest_micro_batch(point.trial.train) for point in points),
             hosts_assumed=hosts_assumed,
             memory_capacity_bytes=memory_capacity_bytes if asked.gpu is None else None,  # another type has its own
             draws=draws,
         )
-        return replace(evaluated, candidates=())  # known here: they need not travel
 
     pieces = spread(piece, kinds, fewest=2 if draws * len(candidates) >= _MANY else _MANY_KINDS)
-    return gathered(
-        [
-            (members, replace(evaluated, candidates=tuple(own)))
-            for members, (own, _), evaluated in zip(by_kind.values(), kinds, pieces, strict=True)
-        ]
-    )
+    return gathered(list(zip(by_kind.values(), pieces, strict=True)))
 
 
-def _variant_of(
-    fitted: Fitted, base: FittedSeries, changes: Mapping[str, Any], parallel: ParallelSpec, hosts: Mapping[str, Any]
-) -> tuple[Variant, tuple[Point, ...]]:
+def _variant_of(fitted: Fitted, base: FittedSeries, changes: Mapping[str, Any]) -> tuple[Variant, tuple[Point, ...]]:
     """(the variant to work from, all points of its workload that were measured with its wrapper and split).
 
     It continues a series of the workload that was measured with the wrapper, one with as many ranks to a model before
-    others. Where none was, arithmetic makes it from `base`, and there are no points. `hosts`: what is to differ of the
-    hosts.
+    others. Where none was, arithmetic makes it from `base`, and there are no points. `changes`: a candidate's.
     """
     work, own = workload(base.points[-1].trial), base.series
     ranked = sorted(
         fitted.evidence.series,
         key=lambda series: (
-            series.points[-1].trial.parallel != parallel,
+            series.points[-1].trial.parallel != changes["parallel"],
             series.name != own.name,
             series.mode != own.mode,
         ),
@@ -110,11 +83,9 @@ def _variant_of(
     alike = [
         series for series in ranked
         if workload(trial := series.points[-1].trial) == work
-        and all(getattr(trial.train, name) == value for name, value in changes.items())
+        and all(getattr(trial.train, name) == changes[name] for name in changes if name in TrainSpec.model_fields)
     ]  # fmt: skip
-    if not alike:
-        return variant(base, {**changes, "parallel": parallel, **hosts}), ()
-    asked = variant(fitted.series[alike[0].name], {"parallel": parallel, **hosts})
+    asked = variant(fitted.series[alike[0].name] if alike else base, changes)
     return asked, measured_like(alike, asked.trial)
 
 
@@ -127,23 +98,21 @@ def measured_like(series: Sequence[Series], trial: Trial) -> tuple[Point, ...]:
 
 def _of_a_step(trial: Trial) -> dict[str, object]:
     """All of the training that decides how long a step takes, but its batches."""
-    fields = {*OF_THE_WRAPPER, *_OF_A_STEP, "activation_checkpointing"}
-    return trial.train.model_dump(include=fields) | {"parallel": trial.parallel}
+    return trial.train.model_dump(include={*OF_THE_WRAPPER, *_OF_A_STEP}) | {"parallel": trial.parallel}
 
 
-_OF_A_STEP = ("precision", "device", "optimizer", "gradient_clipping", "compile")
-"""Fields of `TrainSpec` that decide how long a step takes, beside those in which candidates differ."""
+_OF_A_STEP = fields_where(TrainSpec, lambda fact: fact.step_seconds)
 
 
 def workload(trial: Trial) -> tuple[object, ...]:
     """What must be alike for one trial's step to say something of another's.
 
-    Wrapper, batch and how many ranks share a model may differ.
+    Wrapper, batch, activation checkpointing and how many ranks share a model may differ.
     """
     return (
         trial.model,
         trial.data.model_dump(exclude={"fraction", *HOW_FOUND}),
-        *(getattr(trial.train, name) for name in _OF_A_STEP),
+        *(getattr(trial.train, name) for name in _OF_A_STEP if name != "activation_checkpointing"),
         trial.world.threads_per_rank,
         trial.origin,
     )

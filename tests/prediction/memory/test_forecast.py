@@ -592,9 +592,7 @@ def test_importing_it_imports_no_torch() -> None:
 def test_a_16_bit_product_on_a_cpu_packs_its_wider_operand(precision: str, packed: int) -> None:
     """2 images x 5 tokens x an MLP of 6, in 2 bytes."""
     on_gpu, on_cpu = (
-        activations(
-            one.model, one.train, known_shape(one), autocast=precision == "bf16", casts_kept=precision == "bf16"
-        )
+        activations(one.model, one.train, known_shape(one))
         for one in (trial(precision=precision), trial(precision=precision, device="cpu"))
     )
     assert on_cpu.backward_of_block - on_gpu.backward_of_block == packed

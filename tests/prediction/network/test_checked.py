@@ -11,7 +11,7 @@ import pytest
 
 from check_factory import checked, record, request, sweep
 from vitscale.prediction.network.checked import ASSUMED_ACROSS, ASSUMED_INSIDE, network_of
-from vitscale.prediction.network.links import Level, LinkDraws, Network, collective_seconds, declared_link
+from vitscale.prediction.network.links import Level, LinkDraws, Network, cheapest, declared_link, lines
 from vitscale.preflight.fit import fits
 from vitscale.store.checks import CheckRecord, CollectiveFit, Group, Operation
 from vitscale.trial.trial import World
@@ -37,7 +37,7 @@ def seconds(network: Network, level: Level, operation: str, ranks: int, size: fl
     of = network.link_between_two(level, operation) if ranks == 2 else network.link(level, operation)
     draws = LinkDraws(np.asarray(of.bandwidth_bytes_per_second), np.asarray(of.latency_seconds))
     per_node = np.asarray(1.0 if level == "across" else float(ranks))
-    return float(collective_seconds(operation, size, np.asarray(float(ranks)), per_node, draws, draws, backend))
+    return float(cheapest(lines(operation, np.asarray(float(ranks)), per_node, draws, draws, backend), size))
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitscale.prediction.network.links import OPERATIONS, LinkDraws, cheapest, collective_seconds, lines
+from vitscale.prediction.network.links import OPERATIONS, LinkDraws, cheapest, lines
 
 Array = Any
 
@@ -21,7 +21,7 @@ def link(bandwidth: float, latency: float) -> LinkDraws:
 def seconds(
     operation: str, size: float, ranks: float, per_node: float, inside: LinkDraws, across: LinkDraws, backend: str
 ) -> float:
-    return float(collective_seconds(operation, size, np.asarray(ranks), np.asarray(per_node), inside, across, backend))
+    return float(cheapest(lines(operation, np.asarray(ranks), np.asarray(per_node), inside, across, backend), size))
 
 
 FREE = link(np.inf, 0.0)
@@ -92,9 +92,9 @@ def test_two_hosts_send_little_more_than_half_of_what_a_ring_would() -> None:
 def test_latency_of_an_all_reduce_grows_with_the_logarithm_of_the_hosts_under_nccl_alone() -> None:
     hop = link(np.inf, 1.0)
     ranks = np.array([8.0, 64.0, 1024.0, 65_536.0])
-    place = (0.0, ranks, np.ones(4), FREE, hop)
-    assert collective_seconds("all_reduce", *place, "nccl") == pytest.approx(2.5 + 2 * np.log2(ranks))
-    assert collective_seconds("all_reduce", *place, "gloo") == pytest.approx(2 * (ranks - 1))
+    place = (ranks, np.ones(4), FREE, hop)
+    assert cheapest(lines("all_reduce", *place, "nccl"), 0.0) == pytest.approx(2.5 + 2 * np.log2(ranks))
+    assert cheapest(lines("all_reduce", *place, "gloo"), 0.0) == pytest.approx(2 * (ranks - 1))
 
 
 def test_a_hundred_thousand_ranks() -> None:
@@ -106,16 +106,9 @@ def test_a_hundred_thousand_ranks() -> None:
 def test_draws_and_configurations_broadcast() -> None:
     bandwidth = np.array([[1.0], [2.0], [4.0]])
     draws = LinkDraws(bandwidth, np.zeros((3, 1)))
-    found = collective_seconds("all_reduce", 6.0, np.array([1.0, 3.0]), np.array([1.0, 1.0]), draws, draws, "gloo")
+    algorithms = lines("all_reduce", np.array([1.0, 3.0]), np.array([1.0, 1.0]), draws, draws, "gloo")
+    found = cheapest(algorithms, 6.0)
     assert found.tolist() == [[0.0, 8.0], [0.0, 4.0], [0.0, 2.0]]
-
-
-def test_the_lines_of_an_operation_say_what_it_says() -> None:
-    place = (np.array([2.0, 16.0]), np.array([2.0, 8.0]), link(9.0, 1.0), link(2.0, 2.0), "nccl")
-    for size in (0.0, 10.0, 1e6):
-        assert cheapest(lines("all_reduce", *place), size).tolist() == (
-            collective_seconds("all_reduce", size, *place).tolist()
-        )
 
 
 def test_an_operation_without_a_cost_is_refused() -> None:

@@ -146,7 +146,8 @@ def peak(device_type: str, device_name: str, dtype: str) -> Peak | str:
     return Peak(known.gpu, dtype, known.teraflops[dtype] * 1e12, known.source)
 
 
-_DTYPES: Mapping[Precision, str] = {"fp32": "fp32", "bf16": "bf16", "bf16-params": "bf16", "fp16": "fp16"}
+DTYPES: Mapping[Precision, str] = {"fp32": "fp32", "bf16": "bf16", "bf16-params": "bf16", "fp16": "fp16"}
+"""Precision of a training -> dtype of its matrix products."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,7 @@ def _peak(run: Run) -> Peak | str:
     for rank in run.ranks:
         if rank.start is not None:
             device = rank.start.environment.device
-            dtype = rank.matmul.dtype if rank.matmul else _DTYPES[run.header.trial.train.precision]
+            dtype = rank.matmul.dtype if rank.matmul else DTYPES[run.header.trial.train.precision]
             devices[device.type, device.name, dtype] = None
     if not devices:
         return "no rank recorded its device"

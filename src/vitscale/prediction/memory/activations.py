@@ -53,15 +53,7 @@ class Activations(NamedTuple):
     """Copies that the backward of embedding and classifier needs, and those of the block that is computed again."""
 
 
-def activations(
-    spec: ModelSpec,
-    train: TrainSpec,
-    vit: VitShape,
-    share: Share = WHOLE,
-    *,
-    autocast: bool,
-    casts_kept: bool,
-) -> Activations:
+def activations(spec: ModelSpec, train: TrainSpec, vit: VitShape, share: Share = WHOLE) -> Activations:
     """The activations of one micro-batch of a resolved ViT with fused attention.
 
     Korthikanti et al., "Reducing Activation Recomputation" (arXiv 2205.05198), section 4.1 counts them per layer of a
@@ -82,8 +74,6 @@ def activations(
         train: its options, and its micro-batch: the largest where ranks take unequal shares.
         vit: its shape.
         share: the part of it that a rank has.
-        autocast: whether fp32 weights are cast as they are used.
-        casts_kept: whether the casts are kept for backward. DeepSpeed's linear layer of ZeRO-3 casts again instead.
     """
     hidden, classes, parallel = vit.hidden, vit.classes, share.parallel
     images = largest_micro_batch(train)
@@ -91,7 +81,8 @@ def activations(
     rows = own_tokens * images
     shared_rows = math.ceil(own_tokens / parallel.tensor) * images if parallel.shard_norms else rows
     # The residual stream stays in fp32 under autocast.
-    pure = train.precision == "bf16-params" or (train.precision == "fp16" and not autocast)
+    pure = train.weight_bytes == 2
+    autocast = train.precision in AUTOCAST and not pure
     stream_bytes = 2 if pure else 4
     compute_bytes = 2 if pure or autocast else 4
     narrow, wide = (rows * math.ceil(width / parallel.tensor) * compute_bytes for width in (hidden, vit.mlp))
@@ -126,7 +117,8 @@ def activations(
     biases = (3 * vit.qkv_bias * hidden + vit.mlp) // parallel.tensor + 2 * hidden
     own_classes = math.ceil(classes / parallel.tensor)
     ends = share.first * hidden * vit.channels * vit.patch**2 + share.last * own_classes * hidden
-    casts = autocast and casts_kept
+    # DeepSpeed's linear layer of ZeRO-3 casts again in backward.
+    casts = autocast and not (train.wrapper == "deepspeed" and train.zero_stage == 3)
     blocks = share.blocks if share.chunks else vit.layers
     everything = blocks * (matrices + biases) + ends + share.first * hidden + share.last * own_classes
     # The classifier keeps the norm's whole output, though it uses one token. Autocast casts only that token, and where

@@ -72,15 +72,7 @@ def around(trial: Trial, holding: Holding, parts: Sequence[Part], turn: InTurn |
     of_forward, of_backward = gathered or ([holding.forward] * len(parts), [holding.backward] * len(parts))
 
     def in_backward(number: int, made: int, new: int, *, flushed: int = 0, after: bool) -> Parts:
-        outside_bucket = flushed if flushed > holding.bucket else 0
-        gradients = int(made * holding.gradient_bytes) + (new + outside_bucket) * holding.new_gradient_bytes
-        return added(
-            holding.held,
-            of_backward[number],
-            {"gradients": gradients},
-            {part: flushed * each for part, each in holding.flush.items()},
-            holding.from_first_flush if after else {},
-        )
+        return added(of_backward[number], holding.in_backward(made, new, flushed=flushed, after=after))
 
     return Around(
         forward=[added(holding.held, holding.held_buckets, own) for own in of_forward],

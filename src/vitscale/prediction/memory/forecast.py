@@ -7,7 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import NormalDist
-from typing import TYPE_CHECKING, NamedTuple, overload
+from typing import NamedTuple, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from vitscale.base.plugins import referred
 from vitscale.prediction.memory.activations import AUTOCAST, Activations, activations
@@ -16,18 +19,12 @@ from vitscale.prediction.memory.in_parts import moments_in_parts, moments_in_tur
 from vitscale.prediction.memory.in_stages import StageBytes, in_turns, that_may_take_most
 from vitscale.prediction.memory.moments import ORDER, all_totals, moments
 from vitscale.prediction.memory.zero import modelled
-from vitscale.prediction.shares import WHOLE, Share
+from vitscale.prediction.shares import Share
+from vitscale.prediction.step.model import Array
 from vitscale.trial.engines import of_engine
 from vitscale.trial.model_cost import ParameterShapes, VitShape, parameter_shapes, recorded_shapes, vit_shape
 from vitscale.trial.parallel import NO_SPLIT
 from vitscale.trial.trial import Device, Trial, World
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Array = NDArray[np.float64]
-
 
 NOT_COVERED: Mapping[str, str] = {
     "libraries": "a CUDA context, kernels, workspaces of cuBLAS or oneDNN; NCCL's or gloo's buffers; Python itself",
@@ -147,8 +144,6 @@ def peak_bytes_of_many(
     Returns:
         Bytes; NaN where they are unknown.
     """
-    import numpy as np
-
     peaks: Array = np.full(len(gpus), np.nan)
     labelling = template.parallel.sequence if template.model.task == "segmentation" else 1
     counts = (1, labelling, 2 * labelling) if labelling > 1 else (1, 2)
@@ -156,18 +151,19 @@ def peak_bytes_of_many(
     if not len(gpus) or unavailable(of_one):
         return peaks
     vit = _classifier(of_one) if of_one.parallel == NO_SPLIT else None
-    kept = [] if vit is None else [_kept(trial, vit, WHOLE) for trial in (of_one, *of_more)]
+    kept = [] if vit is None else [activations(trial.model, trial.train, vit) for trial in (of_one, *of_more)]
+    whole = _shapes(of_one)
     holding, at_one = None, np.empty(0)
     more: list[Array] = []
     for count in dict.fromkeys(gpus.tolist()):
         world = World.model_construct(nodes=1, ranks_per_node=count, threads_per_rank=of_one.world.threads_per_rank)
         there = of_one.model_copy(update={"world": world})
-        before, (holding, shapes) = holding, _held(there)
         if vit is None:  # or ranks share it
             every = there, *(trial.model_copy(update={"world": world}) for trial in of_more)
             at_one, *more = (np.array(totals(trial), dtype=float) for trial in every)
-        elif holding != before:  # once for wrappers that hold the same on any number of ranks
-            at_one, *more = (np.array(all_totals(holding, each, shapes), dtype=float) for each in kept)
+        elif (held := _wrapped(there, whole)) != holding:  # once for wrappers that hold the same on any number of ranks
+            holding = held
+            at_one, *more = (np.array(all_totals(holding, each, whole), dtype=float) for each in kept)
         here = gpus == count
         images = micro_batches[here, None]
         each = (more[0] - at_one) / (max(2, labelling) - 1)
@@ -187,15 +183,16 @@ def _classifier(trial: Trial) -> VitShape | None:
     return vit_shape(trial.model) if trial.model.task == "classification" else None
 
 
-def _held(trial: Trial) -> tuple[Holding, ParameterShapes]:
-    """What the wrapper holds whatever the micro-batch, and the shapes of the model's tensors."""
+def _shapes(trial: Trial) -> ParameterShapes:
+    """The shapes of the model's tensors."""
     shapes = parameter_shapes(trial.model)
     if shapes is None:
         raise ValueError("ask `unavailable` first")
-    return _wrapped(trial, shapes), shapes
+    return shapes
 
 
 def _wrapped(trial: Trial, shapes: ParameterShapes) -> Holding:
+    """What the wrapper holds whatever the micro-batch."""
     held: Holding = referred(of_engine(trial.train.wrapper).memory)(trial, shapes)
     return held
 
@@ -207,13 +204,13 @@ def _of_ranks(
 
     Of the ranks that share a model there is one for each place in the pipeline, with an item for each of its turns.
     """
-    _, whole = _held(trial)
+    whole = _shapes(trial)
     for share in that_may_take_most(trial, whole):
         if not share.chunks:
             shapes = share.shapes(whole)
-            yield [(ORDER, (_wrapped(trial, shapes), _kept(trial, vit, share), shapes))]
+            yield [(ORDER, (_wrapped(trial, shapes), activations(trial.model, trial.train, vit, share), shapes))]
             continue
-        stages = [(stage.shapes(whole), _kept(trial, vit, stage)) for stage in share.stages]
+        stages = [(stage.shapes(whole), activations(trial.model, trial.train, vit, stage)) for stage in share.stages]
         of_stages = [_of_stage(stage, kept) for stage, (_, kept) in zip(share.stages, stages, strict=True)]
         turns = []
         for turn in in_turns(trial, share, whole, of_stages, _wrapped):
@@ -240,7 +237,7 @@ def _in_parts(trial: Trial) -> Iterator[list[tuple[str, Parts]]]:
 
     Several moments may have one name.
     """
-    _, whole = _held(trial)
+    whole = _shapes(trial)
     for share in that_may_take_most(trial, whole):
         if not share.chunks:
             shapes = share.shapes(whole)
@@ -255,21 +252,6 @@ def _in_parts(trial: Trial) -> Iterator[list[tuple[str, Parts]]]:
             for turn in in_turns(trial, share, whole, of_stages, _wrapped)
             for moment in moments_in_turn(models[turn.stage], turn, of_stages[turn.stage])
         ]
-
-
-def _kept(trial: Trial, vit: VitShape, share: Share) -> Activations:
-    """What forward and backward of a micro-batch keep on a rank."""
-    train = trial.train
-    through_deepspeed = train.wrapper == "deepspeed"
-    autocast = train.precision in AUTOCAST and not (train.precision == "fp16" and through_deepspeed)
-    return activations(
-        trial.model,
-        train,
-        vit,
-        share,
-        autocast=autocast,
-        casts_kept=not (through_deepspeed and train.zero_stage == 3),
-    )
 
 
 class _LeftOut(NamedTuple):
@@ -302,8 +284,6 @@ LEFT_OUT: dict[Device, _LeftOut] = {
 
 
 def _normal_below(values: Array) -> Array:
-    import numpy as np
-
     below: Array = np.frompyfunc(lambda value: 0.5 * math.erfc(-value / math.sqrt(2)), 1, 1)(values).astype(float)
     return below
 
@@ -328,8 +308,6 @@ def oom_chance(forecast_bytes: float | Array, capacity_bytes: float, device: Dev
         capacity_bytes: memory of the device that the rank has for itself; on a CPU its share of the host's memory.
         device: where it runs.
     """
-    import numpy as np
-
     left_out = LEFT_OUT[device]
     spread = math.hypot(FORECAST_SPREAD, left_out.factor_spread)
     rest = left_out.fixed_bytes * np.exp(left_out.fixed_spread * np.array(_NODES))

@@ -90,6 +90,20 @@ class Holding:
     step: Parts = field(default_factory=dict)
     """All there is beside `steady` while the optimizer works."""
 
+    def in_backward(self, made: int, new: int, *, flushed: int = 0, after: bool) -> Parts:
+        """Gradients and their exchange at one moment of backward.
+
+        Args:
+            made: elements of gradients that are made and stay as `gradient_bytes` says.
+            new: elements of gradients that have just been made.
+            flushed: elements of the full bucket that is exchanged just now.
+            after: whether a bucket has been exchanged already.
+        """
+        outside_bucket = flushed if flushed > self.bucket else 0
+        gradients = int(made * self.gradient_bytes) + (new + outside_bucket) * self.new_gradient_bytes
+        exchanged = {part: flushed * each for part, each in self.flush.items()}
+        return added(self.held, {"gradients": gradients}, exchanged, self.from_first_flush if after else {})
+
 
 def shard(elements: int, ranks: int) -> int:
     """Elements of the largest of `ranks` equal parts."""

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from vitscale.machine.cores import products_of_16_bits
-from vitscale.prediction.memory.activations import AUTOCAST, Activations, activations
+from vitscale.prediction.memory.activations import AUTOCAST, activations
 from vitscale.prediction.memory.around import Part, around
 from vitscale.prediction.memory.holding import Holding, Parts, added
 from vitscale.prediction.memory.in_stages import InTurn, StageBytes
@@ -286,7 +286,7 @@ def _vit(spec: ModelSpec, train: TrainSpec, narrow: int, decoder: DecoderShape |
     vit, shapes = vit_shape(plain), parameter_shapes(plain)
     if vit is None or shapes is None or decoder is None:
         return
-    kept: Activations = activations(plain, train, vit, share, autocast=train.precision in AUTOCAST, casts_kept=True)
+    kept = activations(plain, train, vit, share)
     embedding, *alike, _ = share.shapes(shapes).blocks
     blocks = share.blocks if share.chunks else vit.layers
     width, grid = vit.hidden, decoder.sides[2]

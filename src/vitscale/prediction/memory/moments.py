@@ -133,24 +133,11 @@ def _backward(kept: Activations, shapes: ParameterShapes, bucket: int, between: 
     return tuple(_going_through_backward(kept, shapes, bucket, between))
 
 
-class _Moments(NamedTuple):
-    """Many moments of backward: an array for each field of `_Backward`."""
-
-    left: _Counts
-    stored: _Counts
-    passed: _Counts
-    done: _Counts
-    new: _Counts
-    flushed: _Counts
-    after_bucket: _Counts
-    after_block: _Counts
-    between: _Counts
-
-
 @lru_cache(maxsize=1024)
-def _columns(kept: Activations, shapes: ParameterShapes, bucket: int, between: bool) -> _Moments:
-    every = _backward(kept, shapes, bucket, between)
-    return _Moments(*(np.array(column, dtype=np.int64) for column in zip(*every, strict=True)))
+def _columns(kept: Activations, shapes: ParameterShapes, bucket: int, between: bool) -> dict[str, _Counts]:
+    """Each field of `_Backward`, with an array of all moments."""
+    columns = zip(*_backward(kept, shapes, bucket, between), strict=True)
+    return {name: np.array(column, dtype=np.int64) for name, column in zip(_Backward._fields, columns, strict=True)}
 
 
 def _going_through_backward(
@@ -203,23 +190,18 @@ def _at_layer(kept: Activations, flush: Flush) -> tuple[int, int]:
 
 
 def _parts(holding: Holding, kept: Activations, moment: _Backward) -> Parts:
-    outside_bucket = moment.flushed if moment.flushed > holding.bucket else 0
-    made = int(moment.done * holding.gradient_bytes) + (moment.new + outside_bucket) * holding.new_gradient_bytes
     return added(
         holding.steady,
-        holding.held,
         holding.backward,
-        holding.from_first_flush if moment.after_bucket else {},
+        holding.in_backward(moment.done, moment.new, flushed=moment.flushed, after=moment.after_bucket),
         holding.first_block if moment.after_block else {},
         holding.between_blocks if moment.between else {},
-        {part: moment.flushed * each for part, each in holding.flush.items()},
         {
             "images": kept.images,
             "activations": moment.stored,
             "passed on in backward": moment.passed,
             "autocast's copies": moment.left * kept.cast_weights_of_block + kept.cast_weights_of_ends,
             "gathered weights": _gathered(holding, moment),
-            "gradients": made,
         },
     )
 
@@ -241,10 +223,10 @@ def _backward_totals(holding: Holding, kept: Activations, shapes: ParameterShape
     )
     new = holding.new_gradient_bytes
     totals: _Counts = (
-        always + at.stored + at.passed + at.left * kept.cast_weights_of_block
-        + (at.done * holding.gradient_bytes).astype(np.int64) + at.new * new
-        + at.flushed * np.where(at.flushed > holding.bucket, flush + new, flush)
-        + np.where(at.between, gathered_between[at.left], gathered[at.left])
-        + at.after_bucket * after_bucket + at.after_block * after_block + at.between * between
+        always + at["stored"] + at["passed"] + at["left"] * kept.cast_weights_of_block
+        + (at["done"] * holding.gradient_bytes).astype(np.int64) + at["new"] * new
+        + at["flushed"] * np.where(at["flushed"] > holding.bucket, flush + new, flush)
+        + np.where(at["between"], gathered_between[at["left"]], gathered[at["left"]])
+        + at["after_bucket"] * after_bucket + at["after_block"] * after_block + at["between"] * between
     )  # fmt: skip
     return totals

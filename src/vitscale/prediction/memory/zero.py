@@ -79,8 +79,8 @@ def section(config: dict[str, Any] | None, key: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-_FLATTENED_AT_MOST = 500_000_000
-"""Elements that stage 0 flattens at a time (`allreduce_gradients` in runtime/engine.py of DeepSpeed 0.19)."""
+FLATTENED_AT_MOST = 500_000_000
+"""Elements that stage 0 flattens and sends at a time (`allreduce_gradients` in runtime/engine.py of DeepSpeed 0.19)."""
 
 
 def deepspeed(trial: Trial, shapes: ParameterShapes) -> holding.Holding:
@@ -97,7 +97,7 @@ def _stage_0(trial: Trial, shapes: ParameterShapes) -> holding.Holding:
     train, count = trial.train, holding.sizes(shapes)
     alone = holding.plain(trial, shapes)
     each = train.weight_bytes
-    flattened = min(count.all, _FLATTENED_AT_MOST)
+    flattened = min(count.all, FLATTENED_AT_MOST)
     cast = flattened * train.communicated_bytes if train.communicated_bytes != each else 0
     masters: dict[str, int] = {}
     unscaled: dict[str, int] = {}
@@ -138,7 +138,7 @@ def _stages_1_and_2(trial: Trial, shapes: ParameterShapes) -> holding.Holding:
     if train.communicated_bytes != each:
         per_element += train.communicated_bytes
     flattened = filled * per_element
-    matrices = holding.shard(max(map(sum, _groups(shapes))), ranks)
+    matrices = holding.shard(max(map(sum, groups(shapes))), ranks)
     # Gradients are flattened in their own dtype, and cast for fp32 masters.
     step = {"gradients": part, "temporaries": matrices * (each + (4 if each == 2 else 0))}
     during = train.zero_stage == 2 or settings.overlap
@@ -209,7 +209,7 @@ def _stage_3(trial: Trial, shapes: ParameterShapes) -> holding.Holding:
         forward_end = {"gathered weights": most[-1] * each}
         gathered_blocks = tuple(again[number] * each for number in range(last + 1))
     flush = {"temporaries": scattered, "gloo's copies": scattered if train.device == "cpu" else 0}
-    matrices = holding.shard(max(map(sum, _groups(shapes))), ranks)
+    matrices = holding.shard(max(map(sum, groups(shapes))), ranks)
     return holding.Holding(
         steady={
             "weights": holding.shard(count.all, ranks) * each,
@@ -409,7 +409,7 @@ def _states(trial: Trial, count: holding.Sizes, ranks: int) -> dict[str, int]:
 
 
 @lru_cache(maxsize=256)
-def _groups(shapes: ParameterShapes) -> tuple[list[int], list[int]]:
+def groups(shapes: ParameterShapes) -> tuple[list[int], list[int]]:
     """Elements of each tensor in the optimizer's two groups: those with weight decay and those without."""
     everything = shapes.tensors()
     return (
@@ -425,7 +425,7 @@ def _whole_tensors_in_part(shapes: ParameterShapes, ranks: int) -> int:
     The copy of its gradients takes each of these tensors whole (`copy_grads_in_partition`).
     """
     more_from: dict[int, int] = {}
-    for group in _groups(shapes):
+    for group in groups(shapes):
         length = holding.shard(sum(group), ranks)
         start = 0
         for elements in group:

@@ -184,37 +184,6 @@ class Line:
     seconds_per_byte: Array
 
 
-def collective_seconds(
-    operation: str,
-    tensor_bytes: float | Array,
-    ranks: Array,
-    ranks_per_node: Array,
-    inside: LinkDraws,
-    across: LinkDraws,
-    backend: str,
-    tree_advantage: Array | float = 1.0,
-) -> Array:
-    """Seconds of one call, (draws, configs); exactly 0 for one rank.
-
-    Args:
-        operation: one of `OPERATIONS`.
-        tensor_bytes: size of the whole tensor: what an all-gather puts out, what a reduce-scatter takes in.
-        ranks: N, those of the communicator.
-        ranks_per_node: g, the most on one host; the ranks lie on n = ceil(N / g) hosts.
-        inside: the link between ranks of a host.
-        across: the link between hosts. Its bandwidth is a host's, as a check measures it with one rank per host; all
-            ranks of the host share it.
-        backend: "gloo", or any other for NCCL's algorithms.
-        tree_advantage: of an all-reduce over two hosts, what an adapter is spared of the tensor's 2 S bytes, over S: 1
-            with NCCL's two trees, 0 where a ring over all ranks is as good as it gets.
-
-    Raises:
-        ValueError: an operation that has no cost here.
-    """
-    algorithms = lines(operation, ranks, ranks_per_node, inside, across, backend, tree_advantage)
-    return cheapest(algorithms, tensor_bytes)
-
-
 def cheapest(algorithms: Iterable[Line], tensor_bytes: float | Array) -> Array:
     """Seconds of the cheapest of some algorithms."""
     return reduce(np.minimum, (line.seconds + line.seconds_per_byte * tensor_bytes for line in algorithms))
@@ -229,13 +198,27 @@ def lines(
     backend: str,
     tree_advantage: Array | float = 1.0,
 ) -> tuple[Line, ...]:
-    """The algorithms that the backend has for an operation, to ask for many sizes; arguments as `collective_seconds`.
+    """The algorithms that the backend has for one call of an operation, to ask for many sizes (`cheapest`).
+
+    Both of a line's numbers are (draws, configs), and exactly 0 for one rank. The tensor whose bytes are asked for is
+    the whole one: what an all-gather puts out, what a reduce-scatter takes in.
 
     NCCL's costs are those by which it chooses itself (`ncclTopoTuneModel`, src/graph/tuning.cc): a ring for every
     operation, and a tree too for an all-reduce. Its aggregated trees for all-gather and reduce-scatter with one rank
     per host grow with the ranks too, and are left out. Bytes are those of the bus bandwidth (PERFORMANCE.md of
     nccl-tests). gloo has only rings (gloo/allreduce.cc, allgather.cc; torch asks for no other). It carries out a
     reduce-scatter as an all-reduce, and sends nearly as much in a reduce (docs/traffic.md).
+
+    Args:
+        operation: one of `OPERATIONS`.
+        ranks: N, those of the communicator.
+        ranks_per_node: g, the most on one host; the ranks lie on n = ceil(N / g) hosts.
+        inside: the link between ranks of a host.
+        across: the link between hosts. Its bandwidth is a host's, as a check measures it with one rank per host; all
+            ranks of the host share it.
+        backend: "gloo", or any other for NCCL's algorithms.
+        tree_advantage: of an all-reduce over two hosts, what an adapter is spared of the tensor's 2 S bytes, over S: 1
+            with NCCL's two trees, 0 where a ring over all ranks is as good as it gets.
 
     Raises:
         ValueError: an operation that has no cost here.

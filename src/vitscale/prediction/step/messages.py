@@ -11,18 +11,16 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vitscale.base.plugins import referred
 from vitscale.prediction.memory.zero import modelled, section
+from vitscale.prediction.network.links import Array
 from vitscale.prediction.shares import shares
 from vitscale.trial import model_counts
 from vitscale.trial.engines import of_engine
 from vitscale.trial.model_cost import ParameterShapes, batch_norms, recorded_shapes, swin_shape, vit_shape
 from vitscale.trial.model_counts import Module
 from vitscale.trial.trial import TrainSpec, Trial
-
-Array = NDArray[np.float64]
 
 Phase = Literal["forward", "backward", "after"]
 Group = Literal["replicas", "tensor", "sequence", "pipeline", "all"]
@@ -159,11 +157,6 @@ _EXCHANGES = "vitscale.prediction.step.shared_model:exchanges"
 _NORM_BYTES = 8
 """Bytes of each number that norms exchange: float64."""
 _KNOWN_OPTIMIZERS = ("adamw", "lamb", "sgd")
-_OTHERWISE = (
-    "zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights",
-    "zero_hpz_partition_size", "mics_shard_size", "zeropp_loco_param",
-)  # fmt: skip
-"""Settings of `zero_optimization` with which DeepSpeed sends something else."""
 
 
 def messages(trial: Trial) -> tuple[Message, ...] | None:
@@ -252,14 +245,9 @@ def _without_offload(train: TrainSpec) -> TrainSpec:
 
 
 def _plain_exchange(train: TrainSpec) -> bool:
+    """Whether a DeepSpeed file whose memory is `modelled` leaves alone what changes only the exchanges."""
     config = train.deepspeed_config or {}
-    asked = section(config, "zero_optimization")
-    return "optimizer" not in config and not any(_asks(asked.get(key)) for key in _OTHERWISE)
-
-
-def _asks(value: object) -> bool:
-    """Whether a setting is on; a group size of 1 or -1 is DeepSpeed's own way of saying that there are no groups."""
-    return value is True or (not isinstance(value, bool) and value not in (None, 1, -1, 0))
+    return "optimizer" not in config and section(config, "zero_optimization").get("zeropp_loco_param") is None
 
 
 def rescaled(

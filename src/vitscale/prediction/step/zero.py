@@ -12,9 +12,6 @@ from vitscale.prediction.step.messages import Message, Phase
 from vitscale.trial.model_cost import ParameterShapes
 from vitscale.trial.trial import TrainSpec, Trial
 
-_FLATTENED_AT_MOST = 500_000_000
-"""Elements that stage 0 sends at a time (`allreduce_gradients` in runtime/engine.py of DeepSpeed 0.19)."""
-
 
 def deepspeed(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
     """DeepSpeed 0.19 at the trial's stage; see the functions below."""
@@ -24,7 +21,7 @@ def deepspeed(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
 def _stage_0(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
     """One all-reduce of everything after backward, whatever bucket size is set."""
     train, count = trial.train, sizes(shapes).all
-    pieces = -(-count // _FLATTENED_AT_MOST)
+    pieces = -(-count // zero.FLATTENED_AT_MOST)
     whole = Message("all_reduce", count * train.communicated_bytes / pieces, pieces, "after", None, False)
     norm = [_scalars(1, 4)] if train.gradient_clipping > 0 else []
     return (whole, *norm)
@@ -41,7 +38,8 @@ def _stages_1_and_2(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...
     overlap, every = settings.overlap, train.zero_stage == 2
     phase: Phase = "backward" if every or overlap else "after"
     reduced = _reduced("all_reduce", train, tensors(shapes), settings, phase, overlap, every)
-    if _to_owners(train):
+    if zero.flag(train, "use_multi_rank_bucket_allreduce") is False:
+        # Each gradient is reduced to the one rank that needs it, as the paper has it.
         reduced = [
             replace(bucket, operation="reduce", tensor_bytes=bucket.tensor_bytes / ranks, calls=bucket.calls * ranks)
             for bucket in reduced
@@ -57,13 +55,8 @@ def _gathered_after(trial: Trial, shapes: ParameterShapes, each: int) -> list[Me
     `all_gather_into_tensor` (`all_gather_dp_groups` in runtime/utils.py).
     """
     unit = 2 * trial.world.size
-    gathers = []
-    everything = tensors(shapes)
-    for decayed in (True, False):
-        elements = sum(tensor.elements for tensor in everything if (len(tensor.shape) > 1) is decayed)
-        padded = -(-elements // unit) * unit
-        gathers.append(Message("all_gather", padded * each, 1, "after", None, False))
-    return gathers
+    padded = [-(-sum(group) // unit) * unit for group in zero.groups(shapes)]
+    return [Message("all_gather", elements * each, 1, "after", None, False) for elements in padded]
 
 
 def _stage_3(trial: Trial, shapes: ParameterShapes) -> tuple[Message, ...]:
@@ -156,8 +149,3 @@ def _reduced(
 def _scalars(calls: int, size: int) -> Message:
     """Messages that tell norms, and whether anything overflowed."""
     return Message("all_reduce", size, calls, "after", None, False)
-
-
-def _to_owners(train: TrainSpec) -> bool:
-    """Whether each gradient is reduced to the one rank that needs it, as the paper has it."""
-    return zero.flag(train, "use_multi_rank_bucket_allreduce") is False

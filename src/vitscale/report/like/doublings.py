@@ -10,7 +10,7 @@ from vitscale.analysis import TrialResult
 from vitscale.analysis.claims import MARGIN, Doubling, doubling_test
 from vitscale.analysis.statistics import corrected, ratio
 from vitscale.analysis.time.run_waterfall import run_seconds
-from vitscale.prediction.network.links import OPERATIONS, Level, LinkDraws, Network, collective_seconds
+from vitscale.prediction.network.links import OPERATIONS, Level, LinkDraws, Network, cheapest, lines
 from vitscale.present import units
 from vitscale.present.data import attributes
 from vitscale.present.document import Choice, Figure
@@ -107,21 +107,11 @@ def transfer_of(trial: TrialResult, network: Network | None) -> Transfer | None:
             LinkDraws(np.asarray(link.bandwidth_bytes_per_second), np.asarray(link.latency_seconds))
             for link in (links[0], links[-1])
         )
-        seconds = sum(
-            message.calls
-            * float(
-                collective_seconds(
-                    message.operation,
-                    (message.tensor_bytes or 0) / max(1, message.calls),
-                    np.asarray(float(message.ranks)),
-                    np.asarray(float(world.ranks_per_node)),
-                    inside,
-                    across,
-                    sent.backend or "nccl",
-                )
-            )
-            for message in sent.sent
-        )
+        per_node, backend = np.asarray(float(world.ranks_per_node)), sent.backend or "nccl"
+        seconds = 0.0
+        for message in sent.sent:
+            algorithms = lines(message.operation, np.asarray(float(message.ranks)), per_node, inside, across, backend)
+            seconds += message.calls * float(cheapest(algorithms, (message.tensor_bytes or 0) / max(1, message.calls)))
         slowest = min(links, key=lambda link: link.bandwidth_bytes_per_second)
         hop = units.seconds(slowest.latency_seconds)
         told = f"{_rate(slowest.bandwidth_bytes_per_second)} and {hop} a hop, {slowest.described}"

@@ -177,15 +177,6 @@ _MPIRUN_OPTIONS = "OMPI_MCA_plm_slurm_args"
 """Variable whose options Open MPI adds to the srun that starts its daemons in an allocation."""
 
 
-def refused_in_a_job(launcher: str, slurm: SlurmSection) -> str | None:
-    """Why this launcher cannot be used in a job of Slurm, and what to do instead; None where it can."""
-    if launcher == "deepspeed":
-        return "it starts ranks by ssh, past Slurm; use launcher = 'srun', 'torchrun' or 'mpirun' in Slurm's jobs"
-    if launcher == "mpirun" and slurm.container is not None:
-        return "with slurm.container ranks are started by srun; use launcher = 'srun' or 'torchrun'"
-    return None
-
-
 class SlurmAllocation(Placement):
     """The nodes that Slurm has given to this job, in their order. Paths are the same on all of them."""
 
@@ -261,7 +252,11 @@ class SlurmAllocation(Placement):
     def refuses(self, launcher: str, world: World) -> str | None:
         """Refuses launchers that bypass Slurm or its containers."""
         del world
-        return refused_in_a_job(launcher, self._slurm)
+        if launcher == "deepspeed":
+            return "it starts ranks by ssh, past Slurm; use launcher = 'srun', 'torchrun' or 'mpirun' in Slurm's jobs"
+        if launcher == "mpirun" and self._slurm.container is not None:
+            return "with slurm.container ranks are started by srun; use launcher = 'srun' or 'torchrun'"
+        return None
 
     def adapt(self, spawn: Spawn) -> Spawn:
         """Leaves srun and mpirun as they are, and wraps each host's command in an srun and a host agent.

@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import Annotated, Any, TextIO
 
 import typer
 from rich.console import Console
@@ -20,9 +20,8 @@ from typer.core import TyperGroup
 from typing_extensions import override
 
 from vitscale.errors import RequestError, shown
-
-if TYPE_CHECKING:
-    from vitscale.present.document import Document
+from vitscale.present.document import Document
+from vitscale.present.terminal import show
 
 VERBS = {
     "init": "starting", "plan": "studies", "run": "studies", "watch": "sharing", "report": "reporting",
@@ -175,10 +174,9 @@ def answer(
     verb: str, fields: Callable[[], Mapping[str, Any]], document: Callable[[], Document], *, json: bool, verbose: bool
 ) -> None:
     """Prints what a verb has found: as JSON where --json asks for it, else for a terminal."""
-    from vitscale.present.data import envelope
-    from vitscale.present.terminal import show
-
     if json:
+        from vitscale.present.data import envelope  # with msgspec, for which help need not wait
+
         sys.stdout.write(envelope(verb, fields()))
     else:
         show(ProgramConsole(), document(), verbose)

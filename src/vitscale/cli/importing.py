@@ -12,12 +12,12 @@ import typer
 from vitscale.cli import base
 from vitscale.cli.base import ProgramConsole, answer, app, option
 from vitscale.errors import unknown
-from vitscale.present.units import UNKNOWN
+from vitscale.present import units
+from vitscale.present.document import Block, Bullets, Column, Document, Paragraph, Table, table
 
 if TYPE_CHECKING:
     from vitscale.importers.contents import LinkFormat
     from vitscale.importers.importing import Done
-    from vitscale.present.document import Document, Table
 
 
 @app.command("import")
@@ -85,13 +85,11 @@ def import_(
 
 def _document(done: Done, results: Path, taken_for: str) -> Document:
     """A document with a row for each series, what was assumed, what could not be used, and the next step."""
-    from vitscale.present.document import Block, Bullets, Column, Document, Paragraph, table
-
     columns = [Column("series", words=True), Column("scaling", words=True), Column("GPUs")]
     columns += map(Column, ("runs", "epochs", "steps"))
     rows = []
     for row in _series(done):
-        counts = [f"{row[key]:,}" if row[key] else UNKNOWN for key in ("runs", "epochs", "steps")]
+        counts = [f"{row[key]:,}" if row[key] else units.UNKNOWN for key in ("runs", "epochs", "steps")]
         rows.append([row["series"], row["mode"], _counts(row["gpus"]), *counts])
     said = "Imported into" if done.written else "Nothing to do: this import is in"
     format_line = f" (taken for --format {taken_for})" if taken_for else ""
@@ -109,16 +107,13 @@ def _document(done: Done, results: Path, taken_for: str) -> Document:
 
 def _rank_table(done: Done) -> Table:
     """A table that divides each rank's time by what its device did."""
-    from vitscale.present import units
-    from vitscale.present.document import Column, table
-
     parts = {"computes": "compute", "exposed communication": "exposed_communication", "copies": "copy", "idle": "idle"}
     columns = [Column("job", words=True), Column("rank"), Column("in all"), *map(Column, parts)]
     rows = []
     for rank in done.data["ranks"]:
         whole = rank["total_seconds"]
         shares = [units.percent(rank[f"{part}_seconds"] / whole, 1) for part in parts.values()]
-        job = done.runs[rank["job"]].run.setting.series or rank["device"] or UNKNOWN
+        job = done.runs[rank["job"]].run.setting.series or rank["device"] or units.UNKNOWN
         rows.append([job, str(rank["rank"]), units.seconds(whole), *shares])
     return table(columns, rows)
 
@@ -126,8 +121,6 @@ def _rank_table(done: Done) -> Table:
 def waited_for(ranks: Sequence[dict[str, Any]]) -> list[str]:
     """A sentence for each job whose ranks wait for one rank: for which, and how long. `ranks`: as in --json."""
     from statistics import fmean
-
-    from vitscale.present import units
 
     told = []
     for late in (rank for rank in ranks if rank["rank"] == rank["straggler"]):
@@ -141,9 +134,7 @@ def waited_for(ranks: Sequence[dict[str, Any]]) -> list[str]:
 
 def _counts(gpus: Sequence[int]) -> str:
     """Counts as "1-8" or "1, 2, 4"; three or more consecutive ones become a range."""
-    from vitscale.present.units import runs_of
-
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs_of(gpus))
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in units.runs_of(gpus))
 
 
 def _series(done: Done) -> list[dict[str, Any]]:
@@ -209,7 +200,6 @@ def _import_links(logs: list[Path], taken: LinkFormat, results: Path, json: bool
     """Imports others' measurements of the network, as a check in the results folder."""
     from vitscale.prediction.network.checked import network_of
     from vitscale.preflight.imported import import_links
-    from vitscale.present import units
     from vitscale.present.data import envelope
 
     record, path, problems = import_links(logs, taken, results)

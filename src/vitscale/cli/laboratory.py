@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitscale.cli.base import JsonOption, ProgramConsole, answer, app, option
+from vitscale.present.document import Column, Document, table
 
 if TYPE_CHECKING:
     from vitscale.lab import Laboratory
-    from vitscale.present.document import Document
 
 lab_app = typer.Typer(
     help="Several hosts on this machine, to learn and to test with (root, Linux).", no_args_is_help=True
@@ -113,8 +113,6 @@ def up_lines(lab: Laboratory) -> list[str]:
 
 def status_document(labs: Sequence[Laboratory]) -> Document:
     """A table with a row per host."""
-    from vitscale.present.document import Column, Document, table
-
     names = ("lab", "host", "address", "slots", "Mbit/s", "cores", "state", "processes")
     columns = [Column(name, words=name in ("lab", "host", "state")) for name in names]
     rows = [["none" if value is None else str(value) for value in row.values()] for row in _rows(labs)]

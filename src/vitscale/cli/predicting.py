@@ -13,7 +13,6 @@ from vitscale.cli.base import app, option
 from vitscale.errors import RequestError, shown, unknown
 
 if TYPE_CHECKING:
-    from vitscale.advice.request import Request
     from vitscale.prediction.instances import Instance
 
 
@@ -127,8 +126,16 @@ def advise(
 ) -> None:
     """What to rent: fastest, cheapest, most ranks, the knee. Exits with 1 where nothing meets the limits."""
     base.compute_on_one_core()
+    from vitscale import analysis
+    from vitscale.advice.job_files import JOB_FORMATS, job_text
+    from vitscale.advice.pipeline import advised_from
+    from vitscale.advice.printing import advice_document, advice_fields
     from vitscale.advice.request import Request
+    from vitscale.advice.study_text import advised_trial, launch_lines, start_line, study_text
+    from vitscale.prediction.answering import Changes, told
+    from vitscale.prediction.evidence import evidence_of
     from vitscale.prediction.finishing import Horizon
+    from vitscale.prediction.fitting import fit
 
     for flag, count in (
         ("--max-gpus", max_gpus), ("--nodes-of", nodes_of), ("--epochs", epochs), ("--images", images)
@@ -168,72 +175,42 @@ def advise(
         instances=instances,
     )
     if chart is not None:
-        from vitscale.report.charts.advice import check_format
+        from vitscale.report.charts.advice import check_format, write_advice_chart
 
         check_format(chart)
     if output_format != "study":
-        from vitscale.advice.job_files import JOB_FORMATS
-
         if output_format not in JOB_FORMATS:
             raise unknown("format", output_format, ("study", *JOB_FORMATS))
         if output is None:
             raise RequestError("--format is of the file that -o names, and there is none", next_step="Add -o job.yaml")
-    met = _answer(results, asked, network, parameters, chart, output, output_format, verbose, json)
-    if not met:
-        raise typer.Exit(1)
-
-
-def _answer(
-    results: Path,
-    asked: Request,
-    network: str | None,
-    parameters: str | None,
-    chart: Path | None,
-    output: Path | None,
-    output_format: str,
-    verbose: bool,
-    json: bool,
-) -> bool:
-    """Prints, draws and writes what was asked for; returns whether anything meets the limits."""
-    from vitscale import analysis
-    from vitscale.advice.pipeline import advised_from
-    from vitscale.advice.printing import advice_document, advice_fields
-    from vitscale.advice.study_text import advised_trial, launch_lines, start_line, study_text
-    from vitscale.prediction.answering import Changes, told
-    from vitscale.prediction.evidence import evidence_of
-    from vitscale.prediction.fitting import fit
-
     analysed = analysis.analyse_folder(results)
     evidence, _ = told(evidence_of(results, analysed, declared=network), Changes(parameters=parameters))
     advice = advised_from(fit(evidence), analysed, asked)
-    option = advice.chosen
+    chosen = advice.chosen
     study, launch, start = None, [], None
-    if option is not None:
+    if chosen is not None:
         try:
-            trial = advice.trials[option.series]
-            study = study_text(f"{analysed.study.name[:90]}-advised", option, trial, advice.work)
-            launch = launch_lines(advised_trial(option, trial, advice.work))
+            trial = advice.trials[chosen.series]
+            study = study_text(f"{analysed.study.name[:90]}-advised", chosen, trial, advice.work)
+            launch = launch_lines(advised_trial(chosen, trial, advice.work))
         except RequestError as error:
             if output is not None:
                 raise
             launch = [f"unavailable: {error}"]
     if output is not None:
         written, verb = study, None
-        if study is not None and option is not None and output_format != "study":
-            from vitscale.advice.job_files import JOB_FORMATS, job_text
-
+        if study is not None and chosen is not None and output_format != "study":
             around = [result.environment for result in analysed.trials.values() if result.environment is not None]
-            devices = tuple(dict.fromkeys(device for environment in around for device in environment.devices))
+            gpu_types = tuple(dict.fromkeys(device for environment in around for device in environment.devices))
             verb = JOB_FORMATS[output_format].start
-            written = job_text(output_format, study, option, advice.trials[option.series], devices)
-        if written is None or option is None:
+            written = job_text(output_format, study, chosen, advice.trials[chosen.series], gpu_types)
+        if written is None or chosen is None:
             raise RequestError(f"{shown(str(output))} is not written: there is no answer to write")
         base.write_new(output, written)
-        start = start_line(output, option, advice.trials[option.series], verb)
+        start = start_line(output, chosen, advice.trials[chosen.series], verb)
     if chart is not None:
-        from vitscale.report.charts.advice import write_advice_chart
-
         write_advice_chart(advice, chart)
     document = partial(advice_document, advice, launch, start)
     base.answer("advise", partial(advice_fields, advice, study), document, json=json, verbose=verbose)
-    return advice.met
+    if not advice.met:
+        raise typer.Exit(1)

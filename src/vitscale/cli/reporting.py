@@ -12,12 +12,13 @@ import typer
 from vitscale.cli import base
 from vitscale.cli.base import app, option
 from vitscale.errors import RequestError, shown, unknown
+from vitscale.present.document import Document
+from vitscale.present.terminal import show
 
 if TYPE_CHECKING:
     from vitscale.advice.pipeline import Advice
     from vitscale.analysis import Analysis
     from vitscale.prediction.fitting import Fitted
-    from vitscale.present.document import Document
 
 
 @app.command()
@@ -74,7 +75,6 @@ def report(
     from vitscale import analysis, store
     from vitscale.prediction import answering, fitting
     from vitscale.prediction.evidence import evidence_of
-    from vitscale.present.terminal import show
     from vitscale.report import outputs
     from vitscale.report.answers import terminal_document
     from vitscale.store.reading import without_collection

@@ -7,6 +7,9 @@ from typing import Annotated, Any
 
 from vitscale.cli.base import JsonOption, ProgramConsole, ResultsArgument, VerboseOption, answer, app, option
 from vitscale.errors import RequestError, shown, unknown
+from vitscale.present.document import Document, Paragraph
+from vitscale.present.terminal import lines, redraws
+from vitscale.present.units import counted, size
 
 
 @app.command()
@@ -29,8 +32,6 @@ def export(
     import hashlib
 
     from vitscale import store
-    from vitscale.present.document import Document, Paragraph
-    from vitscale.present.units import counted, size
     from vitscale.store import bundles
 
     if to is not None:
@@ -66,7 +67,6 @@ def export(
 
 def _send(results: Path, to: str, folder: Path) -> None:
     from vitscale import analysis
-    from vitscale.present.units import counted
     from vitscale.report.sinks import SINKS, send
 
     if to not in SINKS:
@@ -95,7 +95,6 @@ def watch(
     from rich.console import Group
     from rich.live import Live
 
-    from vitscale.present.terminal import lines, redraws
     from vitscale.runner.live import study_view, view_document, view_fields
 
     began = time.monotonic()

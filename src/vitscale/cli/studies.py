@@ -12,6 +12,7 @@ import typer
 from vitscale.cli import base
 from vitscale.cli.base import app, option
 from vitscale.errors import RequestError, shown
+from vitscale.present.terminal import show
 
 if TYPE_CHECKING:
     from vitscale.runner import Options, Plan
@@ -117,7 +118,6 @@ def carry_out(
     done = runner.run(planned, results, options, console)
     # The report's modules are imported only when there is one to show: the first run need not wait for them.
     from vitscale import analysis
-    from vitscale.present.terminal import show
     from vitscale.report.answers import terminal_document
     from vitscale.report.contract import to_json
 

@@ -88,18 +88,37 @@ def build(plan: Plan, started: list[subprocess.Popen[str]]) -> State:
     Raises:
         RequestError: this machine cannot; what was made so far is left to `take_down`.
     """
-    building = _Building(plan, started)
-    with_ssh = not building.state.missing_for_ssh
+    lab = State(
+        name=plan.name,
+        pid_namespace=pid_namespace("self"),
+        slots=plan.slots,
+        bandwidth_mbit=plan.bandwidth_mbit,
+        missing_for_ssh=processes.missing_for_ssh(),
+    )
+
+    def hold(name: str, added: Callable[[Holder], dict[str, object]]) -> Process:
+        """Starts the process that holds a host's namespaces, or the switch's; returns the first process inside."""
+
+        def write_down(outside: Process, first: Process) -> None:
+            nonlocal lab
+            lab = lab.model_copy(update=added(Holder(name=name, outside=outside, first=first)))
+            state.write(lab)
+
+        process, first = processes.hold(name, write_down)
+        started.append(process)
+        return first
+
+    with_ssh = not lab.missing_for_ssh
     names = tuple(f"host{number}" for number in range(plan.hosts))
     known = [(name, address(number)) for number, name in enumerate(names)]
-    folder = building.state.folder
-    switch = building.hold_switch()
+    folder = lab.folder
+    switch = hold("switch", lambda holder: {"switch": holder})
     start_switch(switch)
-    _make_quotas(plan, building.state.cgroup, names)
+    _make_quotas(plan, lab.cgroup, names)
     write_hosts_file(folder, known)
     if with_ssh:
         write_keys(folder, known)
-    firsts = [building.hold_host(name) for name in names]
+    firsts = [hold(name, lambda holder: {"hosts": (*lab.hosts, holder)}) for name in names]
     hold_to_own(plan, firsts)
     for number, ((name, own_address), first) in enumerate(zip(known, firsts, strict=True)):
         own = folder / name
@@ -108,42 +127,11 @@ def build(plan: Plan, started: list[subprocess.Popen[str]]) -> State:
         mount_files(first, folder, own, with_ssh=with_ssh)
         if with_ssh:
             write_daemon_configuration(folder, own, own_address)
-            processes.call(*processes.enter_command(building.state, number, daemon_command(own)))
+            processes.call(*processes.enter_command(lab, number, daemon_command(own)))
     for name in names if with_ssh else ():
         wait_for_daemon(folder / name)
-    building.state.hostfile.write_text("".join(f"{name} slots={plan.slots}\n" for name in names), encoding="ascii")
-    return building.state
-
-
-class _Building:
-    """A lab while it is being made."""
-
-    def __init__(self, plan: Plan, started: list[subprocess.Popen[str]]) -> None:
-        self._started = started
-        self.state = State(
-            name=plan.name,
-            pid_namespace=pid_namespace("self"),
-            slots=plan.slots,
-            bandwidth_mbit=plan.bandwidth_mbit,
-            missing_for_ssh=processes.missing_for_ssh(),
-        )
-
-    def hold_switch(self) -> Process:
-        """Starts the process that holds the switch's namespaces; returns the first process inside."""
-        return self._hold("switch", lambda holder: {"switch": holder})
-
-    def hold_host(self, name: str) -> Process:
-        """Starts the process that holds the next host's namespaces; returns the first process inside."""
-        return self._hold(name, lambda holder: {"hosts": (*self.state.hosts, holder)})
-
-    def _hold(self, name: str, added: Callable[[Holder], dict[str, object]]) -> Process:
-        def write_down(outside: Process, first: Process) -> None:
-            self.state = self.state.model_copy(update=added(Holder(name=name, outside=outside, first=first)))
-            state.write(self.state)
-
-        process, first = processes.hold(name, write_down)
-        self._started.append(process)
-        return first
+    lab.hostfile.write_text("".join(f"{name} slots={plan.slots}\n" for name in names), encoding="ascii")
+    return lab
 
 
 def _make_quotas(plan: Plan, lab: str, hosts: tuple[str, ...]) -> None:

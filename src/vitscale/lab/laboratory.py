@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from types import TracebackType
 
 from vitscale.errors import RequestError, VitscaleError, unknown
 from vitscale.lab import building, processes, quota
@@ -103,7 +102,7 @@ def laboratory(
         VitscaleError: a value is wrong, a lab of this name exists, or this machine cannot make hosts.
     """
     name = name or f"{os.getpid()}-{secrets.token_hex(4)}"
-    with _built(Plan(name, hosts, bandwidth_mbit, cores_per_host, slots)) as (state, _):
+    with _built(Plan(name, hosts, bandwidth_mbit, cores_per_host, slots)) as state:
         yield Laboratory(state)
 
 
@@ -113,9 +112,8 @@ def up(plan: Plan) -> State:
     Raises:
         VitscaleError: a lab of this name exists, or this machine cannot make hosts; nothing is left then.
     """
-    with _built(plan) as (state, guard):
-        guard.keep()
-    return state
+    with _built(plan, keep=True) as state:
+        return state
 
 
 def down(name: str) -> bool:
@@ -159,56 +157,43 @@ def command_on(name: str, host: str, argv: Sequence[str]) -> list[str]:
     return lab.command(number, argv)
 
 
+_KEEP = "keep\n"
+
+
 @contextmanager
-def _built(plan: Plan) -> Iterator[tuple[State, Guard]]:
+def _built(plan: Plan, *, keep: bool = False) -> Iterator[State]:
+    """Makes a lab, and ends it with the block or with this process, whichever ends first.
+
+    With `keep` the lab outlives both, once the block has ended without an error.
+    """
     processes.require()
     building.make_folder(plan.name)
     started: list[subprocess.Popen[str]] = []
-    with Guard(plan.name, started) as guard:
+    guard = subprocess.Popen(
+        [sys.executable, "-m", "vitscale.lab.laboratory", plan.name],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd="/",
+        start_new_session=True,
+    )
+    kept = False
+    try:
         try:
             state = building.build(plan, started)
         except OSError as error:
             raise VitscaleError(f"the lab {plan.name!r} cannot be made: {error}") from None
-        yield state, guard
-
-
-_KEEP = "keep\n"
-
-
-class Guard:
-    """Ends the lab with the block or with this process, whichever ends first, unless the lab is to be kept."""
-
-    def __init__(self, name: str, started: list[subprocess.Popen[str]]) -> None:
-        self._name = name
-        self._started = started
-        self._keep = False
-
-    def __enter__(self) -> Guard:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "vitscale.lab.laboratory", self._name],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            cwd="/",
-            start_new_session=True,
-        )
-        return self
-
-    def keep(self) -> None:
-        """Lets the lab outlive the block and this process."""
-        self._keep = True
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+        yield state
+        kept = keep
+    finally:
         try:
-            if not self._keep:
-                take_down(self._name)
-                for process in self._started:
+            if not kept:
+                take_down(plan.name)
+                for process in started:
                     process.wait()
         finally:
-            self._process.communicate(_KEEP if self._keep else None)
+            guard.communicate(_KEEP if kept else None)
 
 
 def main(name: str) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitscale.errors import RequestError, VitscaleError
+from vitscale.machine.hardware import quota_of
 
 PERIOD_MICROSECONDS = 20_000
 """Shorter than a step, so that a host with half a core is slow rather than at a standstill now and then."""
@@ -55,17 +56,7 @@ class Controller:
 
     def cores(self, lab: str, host: str) -> float | None:
         """Cores that the host is limited to now; None where nothing limits it."""
-        folder = self.root / lab / host
-        try:
-            if self.version == 2:
-                quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()
-            else:
-                quota, period = (
-                    (folder / name).read_text(encoding="ascii") for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-                )
-            return None if quota.strip() in ("max", "-1") else int(quota) / int(period)
-        except (OSError, ValueError):
-            return None
+        return quota_of(self.root / lab / host)
 
     def members(self, lab: str, host: str) -> Path:
         """The file to which a process writes to join a host's cgroup."""

@@ -9,7 +9,7 @@ import subprocess
 from dataclasses import replace
 
 from vitscale.errors import shown
-from vitscale.launchers.base import Launcher, Spawn, hostfile, this_machine_first
+from vitscale.launchers.base import Launcher, Spawn, answer_to, hostfile, this_machine_first
 from vitscale.trial.trial import World
 
 _HOSTFILE = "mpirun.hostfile"
@@ -57,15 +57,7 @@ class Mpirun(Launcher):
 def _not_open_mpi(program: str) -> str | None:
     """Why an mpirun is not Open MPI's; None where it is. Cached, because every trial asks."""
     try:
-        answer = subprocess.run(
-            [program, "--version"],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            stdin=subprocess.DEVNULL,
-            timeout=_ANSWER_SECONDS,
-            check=False,
-        )
+        answer = answer_to([program, "--version"], _ANSWER_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{program} does not say its version ({error}); repair Open MPI, or use launcher = 'torchrun'"
     said = (answer.stdout or answer.stderr).strip()

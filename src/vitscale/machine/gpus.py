@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
-_DEVICE_FILES = Path("/dev")
 _HIDDEN = ("", "-1", "NoDevFiles", "none", "void")
 """Values of CUDA_VISIBLE_DEVICES by which users and launchers hide every GPU on purpose."""
 
@@ -72,9 +71,9 @@ def host_gpus() -> tuple[Gpu, ...]:
     return ()
 
 
-def device_files(folder: Path = _DEVICE_FILES) -> list[str]:
+def device_files() -> list[str]:
     """The device files of NVIDIA GPUs, which exist even in a container without NVML."""
-    return sorted(str(path) for path in folder.glob("nvidia[0-9]*"))
+    return sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*"))
 
 
 def select_visible(gpus: tuple[Gpu, ...], visible: str | None) -> tuple[Gpu, ...]:

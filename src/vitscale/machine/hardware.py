@@ -136,7 +136,7 @@ def _quotas(proc_cgroup: Path, mount: Path) -> list[tuple[float, Path]]:
         else:
             continue
         for root in roots:
-            quotas += [(q, folder) for folder in _upwards(root, path) if (q := _quota_of(folder)) is not None]
+            quotas += [(q, folder) for folder in _upwards(root, path) if (q := quota_of(folder)) is not None]
     return quotas
 
 
@@ -145,7 +145,8 @@ def _upwards(root: Path, path: str) -> list[Path]:
     return [root.joinpath(*inner[:depth]) for depth in range(len(inner), -1, -1)]
 
 
-def _quota_of(folder: Path) -> float | None:
+def quota_of(folder: Path) -> float | None:
+    """Cores that the cgroup with this folder is limited to; None where it has no limit of its own, or is not there."""
     try:
         if (folder / "cpu.max").is_file():
             quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()

@@ -68,34 +68,34 @@ def _host(words: list[str]) -> Host | None:
 
 @functools.cache
 def is_this_machine(name: str) -> bool:
-    """Whether `name` is an address or a name of this machine (or of this process's network namespace).
+    """Whether `name` is an address or a name of this machine (or of this process's network namespace)."""
+    own = ("localhost", "127.0.0.1", "::1", socket.gethostname())
+    return name in own or any(map(can_bind, _addresses(name)))
 
-    Cached: every trial asks, and a name that does not resolve can take seconds.
-    """
-    if name in ("localhost", "127.0.0.1", "::1", socket.gethostname()):
-        return True
-    try:
-        addresses = {info[4][0] for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
-    except (OSError, UnicodeError):  # UnicodeError: an empty or an overlong part between two dots
-        return False
-    return any(_is_own(str(address)) for address in addresses)
+
+def address_of(name: str) -> str | None:
+    """The first address of a host; None where its name does not resolve here."""
+    return next(iter(_addresses(name)), None)
 
 
 @functools.cache
-def address_of(name: str) -> str | None:
-    """The first address of a host; None where its name does not resolve here."""
+def _addresses(name: str) -> tuple[str, ...]:
+    """The addresses of a host; none where its name does not resolve here.
+
+    Cached: every trial asks, and a name that does not resolve can take seconds.
+    """
     try:
-        return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
-    except (OSError, UnicodeError):
-        return None
+        return tuple(str(info[4][0]) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM))
+    except (OSError, UnicodeError):  # UnicodeError: an empty or an overlong part between two dots
+        return ()
 
 
-def _is_own(address: str) -> bool:
-    """Whether an address belongs to this machine, which can bind only to its own."""
+def can_bind(address: str, port: int = 0) -> bool:
+    """Whether `port` (0: any) of an address can be bound here: it is free, and the address is this machine's own."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         try:
-            probe.bind((address, 0))
+            probe.bind((address, port))
         except OSError:
             return False
     return True

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from vitscale.errors import printable
+from vitscale.launchers.base import answer_to
 from vitscale.machine.hosts import Host, is_this_machine
 from vitscale.preflight.verdict import concerning, error, finding, host_of, hosts_of, ranks_named, warning
 from vitscale.present.document import About, Finding, Severity
@@ -156,15 +157,7 @@ def _answer(name: str, file: Path) -> HostAnswer:
     if _within(RESOLVE_SECONDS, lambda: is_this_machine(name)):
         return HostAnswer(name=name, address=address, seconds=time.monotonic() - began, sees_folder=file.exists())
     try:
-        done = subprocess.run(
-            on_host(name, ["test", "-r", str(file)]),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=ANSWER_SECONDS,
-            check=False,
-        )
+        done = answer_to(on_host(name, ["test", "-r", str(file)]), ANSWER_SECONDS)
     except subprocess.TimeoutExpired:
         return silent(reason=f"no answer to ssh within {ANSWER_SECONDS:g} s")
     except OSError as error:

@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from vitscale.processes.launch_file import LaunchFile
 
@@ -103,10 +103,7 @@ class Heartbeat:
     def _watch(self) -> None:
         while not self._closing.is_set():
             try:
-                if self._progress is not None:
-                    self._send({"step": self._progress.step, "phase": self._progress.phase})
-                else:
-                    self._send({})
+                self._send({} if self._progress is None else asdict(self._progress))
                 heard = self._connection.recv(256)
             except TimeoutError:
                 continue

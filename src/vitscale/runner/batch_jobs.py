@@ -40,40 +40,34 @@ def submit_outstanding(
         SchedulerError: a job is refused.
         StoreError: finished runs cannot be read; nothing is submitted.
     """
-    try:
-        return _submit_outstanding(plan, submitter, results, console, unfit, retry_failed=retry_failed)
-    except KeyboardInterrupt:
-        raise _detached(batch_file.open_jobs(results)) from None
-
-
-def _submit_outstanding(
-    plan: Plan, submitter: Submitter, results: Path, console: Console, unfit: Mapping[str, str], *, retry_failed: bool
-) -> Report:
     context = plan.in_folder(results)
 
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    settle(submitter, results, say)
-    index = RunIndex(results)
-    refuse_damaged(results, index)
-    todo = outstanding(plan, index, retry_failed=retry_failed)
-    outcomes = existing_outcomes(plan, index, todo)
-    todo = skip_unfit(context, todo, unfit, index, outcomes)
-    added = AddedRuns(plan, results, outcomes, todo)
-    done = 0
-    with StudyProgress(console) as progress:
+    try:
+        settle(submitter, results, say)
+        index = RunIndex(results)
+        refuse_damaged(results, index)
+        todo = outstanding(plan, index, retry_failed=retry_failed)
+        outcomes = existing_outcomes(plan, index, todo)
+        todo = skip_unfit(context, todo, unfit, index, outcomes)
+        added = AddedRuns(plan, results, outcomes, todo)
+        done = 0
+        with StudyProgress(console) as progress:
 
-        def on_outcome(task: Task, outcome: Outcome) -> None:
-            nonlocal done
-            done += 1
-            outcomes[task.trial_id, task.repeat] = outcome
-            progress.end(plan.record.trials[task.trial_id], outcome)
+            def on_outcome(task: Task, outcome: Outcome) -> None:
+                nonlocal done
+                done += 1
+                outcomes[task.trial_id, task.repeat] = outcome
+                progress.end(plan.record.trials[task.trial_id], outcome)
 
-        progress.expect(len(todo), added.most())
-        submit_and_watch(context, submitter, todo, say, on_outcome)
-        for task in added:
-            submit_and_watch(context, submitter, [task], say, on_outcome)
+            progress.expect(len(todo), added.most())
+            submit_and_watch(context, submitter, todo, say, on_outcome)
+            for task in added:
+                submit_and_watch(context, submitter, [task], say, on_outcome)
+    except KeyboardInterrupt:
+        raise _detached(batch_file.open_jobs(results)) from None
     return Report(done, outcomes)
 
 

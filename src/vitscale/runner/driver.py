@@ -74,7 +74,8 @@ def run(plan: Plan, results: Path, options: Options, console: Console) -> Report
     made = [folder for folder in (results, *results.parents) if not folder.exists()]
     try:
         results.mkdir(parents=True, exist_ok=True)
-        with locked(results) as lock, _signals_interrupt():
+        # SIGTERM and a closed terminal end the study as Ctrl-C does: in order, with no process left.
+        with locked(results) as lock, signals_interrupt(signal.SIGTERM, signal.SIGHUP):
             _refuse_deleted_lock(results, lock)
             # Check again under the lock: another driver may just have begun here.
             check_folder(results, plan.record, allow_version_change=options.allow_version_change)
@@ -286,13 +287,15 @@ def _threads(most: int, interrupted: threading.Event) -> Iterator[ThreadPoolExec
 
 
 @contextmanager
-def _signals_interrupt() -> Iterator[None]:
-    """Makes SIGTERM and a closed terminal end the study as Ctrl-C does: in order, with no process left."""
+def signals_interrupt(*numbers: signal.Signals, once: bool = False) -> Iterator[None]:
+    """Makes these signals interrupt as Ctrl-C does; with `once`, those that come later are ignored."""
 
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        if once:
+            signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield
     finally:

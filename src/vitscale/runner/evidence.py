@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from vitscale.processes.heartbeat_server import RankStatus
-from vitscale.store.records import ErrorLine
+from vitscale.store.checks import CheckedRank
+from vitscale.store.records import ErrorLine, RankRecord
 from vitscale.store.results import OutcomeKind
 from vitscale.trial.parallel import RankLayout
 
@@ -125,24 +126,8 @@ class Ending:
     """What was printed last then, where there are such hosts."""
 
 
-class RankEnd(Protocol):
-    """What a rank's record tells of its end, whether the rank trains or checks."""
-
-    @property
-    def rank(self) -> int:
-        """The rank's number."""
-
-    @property
-    def error(self) -> ErrorLine | None:
-        """The exception that ended it."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether it did all its work."""
-
-    @property
-    def last_sign(self) -> str:
-        """How far the rank has come, in words."""
+RankEnd = RankRecord | CheckedRank
+"""What a rank recorded, whether it trains or checks."""
 
 
 @dataclass(frozen=True)

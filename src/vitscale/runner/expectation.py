@@ -7,22 +7,27 @@ import socket
 import statistics
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from vitscale import analysis
+from vitscale.advice.comparable_series import ComparableSeries
 from vitscale.advice.request import of_a_run
+from vitscale.analysis.runs.compute import flops_per_image
 from vitscale.errors import RequestError, StoreError
 from vitscale.machine.hardware import this_machine
+from vitscale.prediction.configurations import Candidate
+from vitscale.prediction.evaluating import measured_step
+from vitscale.prediction.evidence import Point, Series, evidence_of
+from vitscale.prediction.finishing import with_start_up
+from vitscale.prediction.fitting import Fitted, fit
+from vitscale.prediction.start_up import beside_later_steps, evaluation_seconds, start_up
+from vitscale.prediction.workloads import evaluate_all, measured_like, workload
 from vitscale.present.estimate import Estimate
 from vitscale.runner.planning import Plan
 from vitscale.schedulers import Submitter
 from vitscale.store.checks import CheckRecord, latest
 from vitscale.trial.trial import Device, Precision, Trial
-
-if TYPE_CHECKING:
-    from vitscale.prediction.evidence import Point, Series
-    from vitscale.prediction.fitting import Fitted
 
 ROUGHLY = "order of magnitude"
 _SHARE_OF_MATMUL = 1 / 3
@@ -48,9 +53,9 @@ class Expected:
 
 @dataclass(frozen=True)
 class Expectations:
-    """Expected times of all trials of a plan."""
+    """Expected times of all trials of a plan; empty where nobody asked for them."""
 
-    by_trial: Mapping[str, Expected]
+    by_trial: Mapping[str, Expected] = field(default_factory=dict)
     origin: str = ""
     """What the expectations rest on."""
     price_per_gpu_hour: float | None = None
@@ -67,7 +72,7 @@ class Expectations:
         """
         seconds, hours, runs = [0.0] * 3, [0.0] * 3, 0
         for run in plan.certain_runs:
-            own = self.by_trial[run[0]].seconds
+            own = self.by_trial[run[0]].seconds if self.by_trial else None
             if own is None or run[0] in without or run in done:
                 continue
             runs += 1
@@ -103,13 +108,6 @@ def expectations(plan: Plan, results: Path | None, price_per_gpu_hour: float | N
 def _from_results(plan: Plan, results: Path, *, needed: bool) -> tuple[dict[str, Expected], str]:
     if not needed and not (results / "study.json").is_file():
         return {}, ""
-    from vitscale import analysis
-    from vitscale.prediction.configurations import Candidate
-    from vitscale.prediction.evaluating import measured_step
-    from vitscale.prediction.evidence import evidence_of
-    from vitscale.prediction.fitting import fit
-    from vitscale.prediction.workloads import measured_like
-
     try:
         analysed = analysis.analyse_folder(results)
     except StoreError:
@@ -141,18 +139,11 @@ def _from_results(plan: Plan, results: Path, *, needed: bool) -> tuple[dict[str,
 
 
 def _nearest(series: Sequence[Series], trial: Trial) -> Series | None:
-    from vitscale.advice.comparable_series import ComparableSeries
-    from vitscale.prediction.configurations import Candidate
-    from vitscale.prediction.workloads import workload
-
     alike = [candidate for candidate in series if workload(candidate.points[-1].trial) == workload(trial)]
     return ComparableSeries(alike[0], tuple(alike)).nearest(Candidate.of(trial)) if alike else None
 
 
 def _predicted(plan: Plan, fitted: Fitted, series: str, members: list[str]) -> dict[str, tuple[Estimate, str] | str]:
-    from vitscale.prediction.configurations import Candidate
-    from vitscale.prediction.workloads import evaluate_all
-
     try:
         evaluated = evaluate_all(fitted, series, [Candidate.of(plan.record.trials[trial_id]) for trial_id in members])
     except RequestError as error:
@@ -166,9 +157,6 @@ def _predicted(plan: Plan, fitted: Fitted, series: str, members: list[str]) -> d
 
 def _run(plan: Plan, trial_id: str, points: Sequence[Point], step: Estimate, label: str) -> Expected:
     """What one run is expected to take, with its start-up, of which the first step is part, evaluations and its end."""
-    from vitscale.prediction.finishing import with_start_up
-    from vitscale.prediction.start_up import beside_later_steps, evaluation_seconds, start_up
-
     trial = plan.record.trials[trial_id]
     of_epoch, count = plan.steps_of(trial_id)
     starts = start_up(points, trial, beside_later_steps)
@@ -180,8 +168,6 @@ def _run(plan: Plan, trial_id: str, points: Sequence[Point], step: Estimate, lab
 
 def _from_flops(plan: Plan, trial_ids: list[str]) -> tuple[dict[str, Expected], str] | None:
     """Times at a third of the matrix-multiply rate that a check measured, without transfers and start-up."""
-    from vitscale.analysis.runs.compute import flops_per_image
-
     largest = max((trial.world for trial in plan.record.trials.values()), key=lambda world: world.size)
     hosts = tuple(host.name for host in plan.scheduler.hosts(largest))
     if not hosts:

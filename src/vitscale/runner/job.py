@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
 
 from vitscale.errors import RequestError, StoreError, VitscaleError
 from vitscale.runner import batch_file
+from vitscale.runner.driver import signals_interrupt
 from vitscale.runner.one_run import RunContext, run_task, skip_reason
 from vitscale.runner.progress import StudyProgress
 from vitscale.schedulers import Cause, Placement, Submitter
@@ -31,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
         case _:
             sys.exit("usage: python -m vitscale.runner.job RESULTS NAME")
     try:
-        with _terminable():
+        with signals_interrupt(signal.SIGTERM, once=True):  # later ones are ignored while the job is being ended
             return _work(Path(results).absolute(), name)
     except KeyboardInterrupt:
         return 1
@@ -121,21 +120,6 @@ def _do(
                 batch_file.write_missing_outcomes(context, tasks, Cause(outcome.kind, outcome.reason))
                 return 1
     return 0
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Makes the first SIGTERM interrupt; later ones are ignored while the job is being ended."""
-
-    def interrupt(number: int, _frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ No lock is taken and nothing is written: a driver that runs, or just begins, not
 from __future__ import annotations
 
 import os
-import re
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -118,14 +117,15 @@ def study_view(results: Path, now_seconds: float) -> StudyView:
     driver: Driver = (
         "runs" if holder is not None else "runs elsewhere" if running else "gone" if left or more else "none left to do"
     )
-    newest = max(finished.values(), key=lambda own: own[1].started_unix_seconds + own[1].wall_seconds, default=None)
     last, ago = "", None
-    if newest is not None:
-        name, outcome = newest
+    if finished:
+        ends = {key: outcome.started_unix_seconds + outcome.wall_seconds for key, (_, outcome) in finished.items()}
+        (trial_id, repeat), ended = max(ends.items(), key=lambda each: each[1])
+        outcome = finished[trial_id, repeat][1]
         why = f": {outcome.reason}" if outcome.reason else ""
         took = seconds(outcome.wall_seconds)
-        last = f"{outcome.kind} in {took}: {_of_trial(study.trials[name[:12]], _repeat(name))}{why}"
-        ago = max(0.0, now_seconds - outcome.started_unix_seconds - outcome.wall_seconds)
+        last = f"{outcome.kind} in {took}: {describe(study.trials[trial_id])}, repeat {repeat + 1}{why}"
+        ago = max(0.0, now_seconds - ended)
     return StudyView(
         study=study.name,
         driver=driver,
@@ -178,11 +178,12 @@ def _open_runs(folder: Path, index: RunIndex, study: StudyRecord, now_seconds: f
         match = RUN_FOLDER.fullmatch(name)
         if outcome is not None or match is None or match["trial"] not in study.trials:
             continue
-        if int(match["attempt"]) == index.attempts[match["trial"], int(match["repeat"])]:
-            yield _open_run(folder / "runs" / name, study.trials[match["trial"]], now_seconds)
+        repeat = int(match["repeat"])
+        if int(match["attempt"]) == index.attempts[match["trial"], repeat]:
+            yield _open_run(folder / "runs" / name, study.trials[match["trial"]], repeat, now_seconds)
 
 
-def _open_run(folder: Path, trial: Trial, now_seconds: float) -> RunningRun:
+def _open_run(folder: Path, trial: Trial, repeat: int, now_seconds: float) -> RunningRun:
     changed = [folder.stat().st_mtime] if folder.is_dir() else []
     for path in folder.iterdir() if folder.is_dir() else ():
         try:
@@ -201,7 +202,7 @@ def _open_run(folder: Path, trial: Trial, now_seconds: float) -> RunningRun:
     return RunningRun(
         run=folder.name,
         trial=describe(trial),
-        repeat=_repeat(folder.name),
+        repeat=repeat,
         hosts=(start.environment.host,) if start is not None else (),
         step=steps[-1].step + 1 if steps else None,
         steps=_steps(trial, model.train_samples if model is not None else None),
@@ -256,15 +257,6 @@ def _parsed(raw: bytes) -> Any:
         return RankRecord.parse(raw)
     except (ValueError, RecursionError):
         return None
-
-
-def _repeat(name: str) -> int:
-    match = re.search(r"-r(\d{1,6})-", name)
-    return int(match[1]) if match else 0
-
-
-def _of_trial(trial: Trial, repeat: int) -> str:
-    return f"{describe(trial)}, repeat {repeat + 1}"
 
 
 def _left_seconds(left: Sequence[tuple[str, int]], finished: Any) -> float | None:

@@ -21,7 +21,7 @@ from vitscale.errors import RequestError
 from vitscale.launchers import LOCAL, launched, launcher_named
 from vitscale.launchers.base import Spawn
 from vitscale.machine.hardware import this_machine
-from vitscale.machine.hosts import Host, is_this_machine
+from vitscale.machine.hosts import Host, can_bind, is_this_machine
 from vitscale.present.units import counted
 from vitscale.processes import launch_file
 from vitscale.processes.heartbeat_server import HeartbeatServer
@@ -199,16 +199,7 @@ def _port(run_folder: Path, hosts: tuple[Host, ...]) -> int:
     # A launcher may put this machine first (mpirun).
     if hosts and not any(is_this_machine(host.name) for host in hosts):
         return candidates[0]
-    return next((port for port in candidates if _is_free(port)), candidates[0])
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-    return True
+    return next((port for port in candidates if can_bind("", port)), candidates[0])
 
 
 _UNKNOWN_NAME = "This machine must know the name: see /etc/hosts, and the hostfile where there is one"
@@ -316,53 +307,40 @@ def run_task(
         lost: asks `Placement.lost` of a run that did not complete, until there is an answer: what the end of an
             allocation does to ranks is no failure of theirs.
     """
-    for again in range(context.measure.retries + 1):
-        outcome = _attempt(context, placement, task, attempt + again, on_progress, prepared, lost)
+    trial = context.record.trials[task.trial_id]
+    variables = ranks_variables(trial.world, context.folder)
+    # A script has imports of its own, which may do anything: it starts as a new process.
+    ready = None if prepared is None or trial.train.script else partial(prepared.ready, task.trial_id, trial)
+    for number in range(attempt, attempt + context.measure.retries + 1):
+        folder = context.run_folder(task, number)
+        spawn = launch_plan(placement, context.launch, trial.launcher, trial.world, folder, RANK_MODULE)
+        new_attempt(context, task, number, spawn.commands[0], tuple(host.name for host in spawn.hosts))
+        try:
+            ending = watch(
+                start_ranks(spawn, placement, context.launch, environment=variables, ready=ready),
+                folder,
+                hang_seconds=context.measure.hang_seconds,
+                timeout_seconds=context.measure.timeout_seconds,
+                on_progress=on_progress,
+                prints=trial.train.script is not None,
+                interrupted=context.interrupted,
+            )
+        except RequestError as error:
+            # A host's name could not be resolved just now: the other runs need not suffer for it.
+            outcome = unstarted("failed", str(error), transient=True)
+        else:
+            away = tuple(host.name for host in spawn.hosts if not is_this_machine(host.name))
+            outcome = outcome_of(Evidence(ending, read_ranks(folder), trial.world.size, folder, trial.layout, away))
+            if trial.train.script is not None and outcome.kind == "completed":
+                from vitscale.importers.left_behind import take_in
+
+                take_in(folder, trial)
+        if outcome.kind != "completed" and (cause := lost()) is not None:
+            told = {"kind": cause.kind, "reason": cause.reason, "host": cause.host}
+            outcome = outcome.model_copy(update=told | {"rank": None, "external": True, "transient": False})
+        write_outcome(folder, outcome)
         if not outcome.transient:
             break
-    return outcome
-
-
-def _attempt(
-    context: RunContext,
-    placement: Placement,
-    task: Task,
-    attempt: int,
-    on_progress: Callable[[int, str], None],
-    prepared: PreparedProcesses | None,
-    lost: Callable[[], Cause | None],
-) -> Outcome:
-    trial = context.record.trials[task.trial_id]
-    folder = context.run_folder(task, attempt)
-    spawn = launch_plan(placement, context.launch, trial.launcher, trial.world, folder, RANK_MODULE)
-    new_attempt(context, task, attempt, spawn.commands[0], tuple(host.name for host in spawn.hosts))
-    try:
-        variables = ranks_variables(trial.world, context.folder)
-        # A script has imports of its own, which may do anything: it starts as a new process.
-        ready = None if prepared is None or trial.train.script else partial(prepared.ready, task.trial_id, trial)
-        ending = watch(
-            start_ranks(spawn, placement, context.launch, environment=variables, ready=ready),
-            folder,
-            hang_seconds=context.measure.hang_seconds,
-            timeout_seconds=context.measure.timeout_seconds,
-            on_progress=on_progress,
-            prints=trial.train.script is not None,
-            interrupted=context.interrupted,
-        )
-    except RequestError as error:
-        # A host's name could not be resolved just now: the other runs need not suffer for it.
-        outcome = unstarted("failed", str(error), transient=True)
-    else:
-        away = tuple(host.name for host in spawn.hosts if not is_this_machine(host.name))
-        outcome = outcome_of(Evidence(ending, read_ranks(folder), trial.world.size, folder, trial.layout, away))
-        if trial.train.script is not None and outcome.kind == "completed":
-            from vitscale.importers.left_behind import take_in
-
-            take_in(folder, trial)
-    if outcome.kind != "completed" and (cause := lost()) is not None:
-        told = {"kind": cause.kind, "reason": cause.reason, "host": cause.host}
-        outcome = outcome.model_copy(update=told | {"rank": None, "external": True, "transient": False})
-    write_outcome(folder, outcome)
     return outcome
 
 

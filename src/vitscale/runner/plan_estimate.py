@@ -16,7 +16,7 @@ from vitscale.prediction.memory.forecast import forecast, forecast_bytes, oom_ch
 from vitscale.present import units
 from vitscale.present.data import estimate_fields
 from vitscale.present.estimate import Estimate
-from vitscale.runner.expectation import ROUGHLY, Expectations, Expected
+from vitscale.runner.expectation import ROUGHLY, Expectations
 from vitscale.runner.planning import Plan
 from vitscale.schedulers import Local
 from vitscale.trial.trial import Trial
@@ -163,7 +163,7 @@ class PlanEstimate:
     """Estimates by trial. Of a trial in neither `fits` nor `expected` only the memory forecast is shown."""
 
     fits: Mapping[str, MemoryFit] = field(default_factory=dict)
-    expected: Expectations | None = None
+    expected: Expectations = field(default_factory=Expectations)
     skipped: frozenset[str] = frozenset()
     """Trials that will not be run; no sum includes them."""
     done: frozenset[tuple[str, int]] = frozenset()
@@ -179,7 +179,7 @@ class PlanEstimate:
             cells["fits"] = (
                 units.UNKNOWN if fit is None or not known else "no" if fit.unfit else "maybe" if fit.unsure else "yes"
             )
-        if self.expected is None or all(each.seconds is None for each in self.expected.by_trial.values()):
+        if all(each.seconds is None for each in self.expected.by_trial.values()):
             return cells
         own = self.expected.by_trial[trial_id]
         about = "~" if own.known_by == ROUGHLY else ""
@@ -234,8 +234,6 @@ class PlanEstimate:
         return [f"a rank has {sizes}: " + ("; ".join(filter(None, told)) or "all trials fit")]
 
     def _time_lines(self, plan: Plan) -> list[str]:
-        if self.expected is None:
-            return []
         whole = self.expected.total(plan, self.skipped, self.done)
         reasons = [own.reason for own in self.expected.by_trial.values() if own.seconds is None]
         left = [trial_id for trial_id, repeat in plan.certain_runs if (trial_id, repeat) not in self.done]
@@ -254,7 +252,7 @@ class PlanEstimate:
         unknown = len(left) - runs - skipped
         fewest = plan.fewest_repeats
         beyond = f"not in it: runs beyond {fewest} a trial, which measure.target_ci may add"
-        launchers = sorted({own.without_start_up for own in self._own()} - {""})
+        launchers = sorted({own.without_start_up for own in self.expected.by_trial.values()} - {""})
         return [
             line,
             *([f"not in it: start-up under {' and '.join(launchers)}, where none was measured"] if launchers else []),
@@ -270,12 +268,9 @@ class PlanEstimate:
         return sum((trial_id, repeat) not in self.done for trial_id in trials for repeat in rounds)
 
     def _known_by(self) -> str:
-        labels = [own.known_by for own in self._own() if own.seconds is not None]
+        labels = [own.known_by for own in self.expected.by_trial.values() if own.seconds is not None]
         counted = [f"{labels.count(label)} {label}" for label in dict.fromkeys(labels)]
         return f"{'trial' if len(labels) == 1 else 'trials'}: {', '.join(counted)}"
-
-    def _own(self) -> list[Expected]:
-        return [] if self.expected is None else list(self.expected.by_trial.values())
 
     def as_json(self, trial_id: str, trial: Trial) -> dict[str, Any]:
         """One trial's estimates for the JSON; unavailable values are null."""
@@ -286,7 +281,7 @@ class PlanEstimate:
             "oom_chance": None if fit is None else fit.oom_chance,
             "fits": None if fit is None or fit.oom_chance is None else not fit.unfit,
         }
-        own = None if self.expected is None else self.expected.by_trial.get(trial_id)
+        own = self.expected.by_trial.get(trial_id)
         hours = None if own is None or own.seconds is None else own.seconds.times(trial.world.size / 3600)
         return (
             fields
@@ -299,8 +294,8 @@ class PlanEstimate:
 
     def total_json(self, plan: Plan) -> dict[str, Any] | None:
         """Sums over all runs that are to be done; null where nothing is known of any."""
-        whole = None if self.expected is None else self.expected.total(plan, self.skipped, self.done)
-        if whole is None or self.expected is None:
+        whole = self.expected.total(plan, self.skipped, self.done)
+        if whole is None:
             return None
         seconds, runs, hours = whole
         return (
@@ -311,7 +306,7 @@ class PlanEstimate:
         )
 
     def _cost(self, hours: Estimate | None) -> Estimate | None:
-        price = None if self.expected is None else self.expected.price_per_gpu_hour
+        price = self.expected.price_per_gpu_hour
         return None if hours is None or price is None else hours.times(price)
 
 

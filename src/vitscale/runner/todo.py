@@ -259,12 +259,9 @@ class AddedRuns:
             return 0
         return sum(1 for repeat in self._rounds if repeat not in own and Task(trial_id, repeat) not in self._todo)
 
-    def _own(self, trial_id: str) -> dict[int, Outcome]:
-        return {repeat: outcome for (trial, repeat), outcome in self._outcomes.items() if trial == trial_id}
-
     def _status(self, trial_id: str, own: list[Run] | None = None) -> TargetStatus:
         """A trial's status against its target. `own`: its runs; None: those read before, and any since."""
-        runs = len(self._own(trial_id))
+        runs = sum(trial == trial_id for trial, _ in self._outcomes)
         known = self._stood.get(trial_id)
         if known is None or known[0] != runs:
             trial = self._plan.record.trials[trial_id]

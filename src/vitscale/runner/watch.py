@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from vitscale.processes.heartbeat import BEAT_SECONDS, COMPILING, STARTING
-from vitscale.processes.heartbeat_server import HeartbeatServer, RankStatus
+from vitscale.processes.heartbeat_server import RankStatus
 from vitscale.runner.evidence import Ending, Stop, last_words, log_tail
 from vitscale.schedulers import Job
 
@@ -164,7 +164,8 @@ def watch(
                 break
             if now - last_sign > (silence := silence_limit(statuses, hang_seconds)):
                 stopped, limit = "hang", silence
-                _stacks(heartbeats)
+                heartbeats.ask_for_stacks()
+                time.sleep(_STACK_SECONDS)  # for all together: a rank that cannot answer does not delay the others
                 break
             if timeout_seconds is not None and job.wall_seconds > timeout_seconds:
                 stopped, limit = "timeout", timeout_seconds
@@ -196,12 +197,6 @@ def watch(
         not_begun=not_begun,
         last_words=words,
     )
-
-
-def _stacks(heartbeats: HeartbeatServer) -> None:
-    """Asks every rank to write down where it stands; one that cannot (stopped, cut off) does not delay the others."""
-    heartbeats.ask_for_stacks()
-    time.sleep(_STACK_SECONDS)
 
 
 def kernel_oom_kills(vmstat: Path = Path("/proc/vmstat")) -> int:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vitscale.errors import RequestError
-from vitscale.launchers.base import Spawn
+from vitscale.launchers.base import Spawn, answer_to
 from vitscale.machine.hardware import Machine, this_machine
 from vitscale.machine.hosts import Host, address_of, is_this_machine
 from vitscale.schedulers.base import Placement
@@ -124,15 +124,7 @@ class Hostfile(Placement):
         def end_on(host: str) -> None:
             argv = on_host(host, [sys.executable, "-m", "vitscale.processes.host_agent", "--end", spawn.token])
             try:
-                answer = subprocess.run(
-                    argv,
-                    stdin=subprocess.DEVNULL,
-                    capture_output=True,
-                    timeout=_END_SECONDS,
-                    check=False,
-                    # A second Ctrl-C must not reach it.
-                    start_new_session=True,
-                )
+                answer = answer_to(argv, _END_SECONDS, own_session=True)  # a second Ctrl-C must not end it
             except (OSError, subprocess.TimeoutExpired):
                 return  # ranks there end with their heartbeats, which also tell of a host that has fallen silent
             if answer.returncode == _SSH_FAILED:

@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 
 from vitscale.errors import RequestError, shown
-from vitscale.launchers.base import Spawn
+from vitscale.launchers.base import Spawn, answer_to
 from vitscale.machine.hardware import Machine, this_machine
 from vitscale.machine.hosts import Host, is_this_machine
 from vitscale.schedulers import Cause
@@ -43,7 +43,7 @@ _OURS_ALONE = ("SBATCH_ARRAY_INX", "SBATCH_CLUSTERS", "SBATCH_REQUEUE", "SBATCH_
 """Variables that are dropped whatever the script says: with them a job is not what it is taken for."""
 
 
-def ask(*argv: str, cwd: Path | None = None, without: Collection[str] = _OURS_ALONE) -> str:
+def ask(*argv: str, without: Collection[str] = _OURS_ALONE) -> str:
     """What a Slurm command prints; it does not see the variables in `without`.
 
     Raises:
@@ -53,17 +53,7 @@ def ask(*argv: str, cwd: Path | None = None, without: Collection[str] = _OURS_AL
     """
     own = {key: value for key, value in os.environ.items() if not key.startswith(_FILTERS) and key not in without}
     try:
-        answer = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_ANSWER_SECONDS,
-            check=False,
-            cwd=cwd,
-            env=own,
-        )
+        answer = answer_to(argv, _ANSWER_SECONDS, own)
     except subprocess.TimeoutExpired:
         raise SchedulerSilentError(f"{argv[0]} has not answered within {_ANSWER_SECONDS:g} s") from None
     except OSError as error:
@@ -177,15 +167,6 @@ _MPIRUN_OPTIONS = "OMPI_MCA_plm_slurm_args"
 """Variable whose options Open MPI adds to the srun that starts its daemons in an allocation."""
 
 
-def refused_in_a_job(launcher: str, slurm: SlurmSection) -> str | None:
-    """Why this launcher cannot be used in a job of Slurm, and what to do instead; None where it can."""
-    if launcher == "deepspeed":
-        return "it starts ranks by ssh, past Slurm; use launcher = 'srun', 'torchrun' or 'mpirun' in Slurm's jobs"
-    if launcher == "mpirun" and slurm.container is not None:
-        return "with slurm.container ranks are started by srun; use launcher = 'srun' or 'torchrun'"
-    return None
-
-
 class SlurmAllocation(Placement):
     """The nodes that Slurm has given to this job, in their order. Paths are the same on all of them."""
 
@@ -261,7 +242,11 @@ class SlurmAllocation(Placement):
     def refuses(self, launcher: str, world: World) -> str | None:
         """Refuses launchers that bypass Slurm or its containers."""
         del world
-        return refused_in_a_job(launcher, self._slurm)
+        if launcher == "deepspeed":
+            return "it starts ranks by ssh, past Slurm; use launcher = 'srun', 'torchrun' or 'mpirun' in Slurm's jobs"
+        if launcher == "mpirun" and self._slurm.container is not None:
+            return "with slurm.container ranks are started by srun; use launcher = 'srun' or 'torchrun'"
+        return None
 
     def adapt(self, spawn: Spawn) -> Spawn:
         """Leaves srun and mpirun as they are, and wraps each host's command in an srun and a host agent.

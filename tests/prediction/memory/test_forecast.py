@@ -233,6 +233,15 @@ def test_zero_3_keeps_small_weights_gathered_and_large_ones_until_their_backward
     assert released["last block"]["gathered weights"] == 4 * (small + 24)
 
 
+def test_zero_3_gathers_twice_in_a_model_without_wrapped_blocks_too() -> None:
+    # Stages of one block each: none of them repeats, so that nothing is wrapped.
+    moments = deepspeed(3, model=SWIN, zero={"max_live_parameters": 0, "max_reuse_distance": 0}).moments
+    small, gathered = (moments[moment]["gathered weights"] for moment in ("exchange", "end of forward"))
+    # What is gathered one after the other is more than what always stays; all of it, and the buffers in which it
+    # arrives, would be twice the weights.
+    assert small < gathered < 2 * 4 * (parameters(resolve(SWIN, 3)) or 0)
+
+
 MEASURED_OF_ZERO_3: list[tuple[dict[str, int], dict[str, Any], float, int, float]] = [
     ({}, {}, 42.4, 84, 1.0),
     ({"max_live_parameters": 0}, {}, 42.3, 104, 1.0),

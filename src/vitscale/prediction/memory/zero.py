@@ -206,7 +206,7 @@ def _stage_3(trial: Trial, shapes: ParameterShapes) -> holding.Holding:
         last = max(at)
         own = max(went.coming[n] for n in range(len(at)) if at[n] == last) if train.device == "cpu" else 0
         forward = {"gathered weights": most[last] * each, "gloo's copies": own * each}
-        forward_end = {"gathered weights": most[-1] * each}
+        forward_end = {"gathered weights": most[at[-1]] * each}
         gathered_blocks = tuple(again[number] * each for number in range(last + 1))
     flush = {"temporaries": scattered, "gloo's copies": scattered if train.device == "cpu" else 0}
     matrices = holding.shard(max(map(sum, groups(shapes))), ranks)

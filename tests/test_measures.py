@@ -18,7 +18,7 @@ SRC = Path(__file__).parent.parent / "src/vitscale"
 
 MOST_FILES = 343
 """docs/decisions/0025 has this goal; a new module asks first which one has its subject already."""
-MOST_IMPORT_LINES = 12.5
+MOST_IMPORT_LINES = 12.4
 """In the mean of all files."""
 MOST_ENTERED = 124
 """Modules that `vitscale report` imports for its page."""

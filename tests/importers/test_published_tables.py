@@ -272,7 +272,7 @@ def test_what_spreadsheets_save_as_unicode_is_read(tmp_path: Path, encoding: str
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("| GPUs | step time (s) |\n|--|--|\n| 1 | 210 ms |\n| 2 | 0.2 s |\n", "line 3 ('210 ms' is no number)"),
+        ("| GPUs | step time (s) |\n|--|--|\n| 1 | 210 GB |\n| 2 | 0.2 s |\n", "line 3 ('210 GB' is no number)"),
         ("| GPUs | img/s |\n|--|--|\n| 1 | 400 img/s/GPU |\n| 2 | 780 |\n", "line 3 ('400 img/s/GPU' is no number)"),
         ("| GPUs | img/s |\n|--|--|\n| 1 | 10<sup>3</sup> images |\n| 2 | 780 |\n", "line 3 ('10 [3] images' is no"),
         (
@@ -285,6 +285,52 @@ def test_a_cell_of_another_unit_than_its_columns_is_refused(tmp_path: Path, text
     found = imported(tmp_path, [document(tmp_path, text)], "csv")
     assert [trial.trial.world.size for trial in found.trials.values()] == [2]
     assert problem in " ".join(found.problems)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("GPUs,epoch time\n1,20m48s\n2,10m24s\n4,5m12s\n", (1248, 624, 312)),
+        ("GPUs,Epoch time\n1,1h 20min\n2,41 min\n4,21 minutes 30 s\n", (4800, 2460, 1290)),
+        ("GPUs,Epoch time\n1,0:20:48\n2,0:10:24\n4,0:05:12\n", (1248, 624, 312)),
+        ("GPUs,Epoch time (s)\n1,20 min\n2,10.5 min\n4,324\n", (1200, 630, 324)),
+        ("GPUs,Epoch time (min)\n1,1 h 20 min\n2,41\n4,0:21:30\n", (4800, 2460, 1290)),
+        ("| GPUs | 1 | 2 | 4 |\n|--|--|--|--|\n| Epoch time | 20m48s | 10m24s | 312 sec |\n", (1248, 624, 312)),
+    ],
+)
+def test_durations_tell_their_own_units(tmp_path: Path, text: str, seconds: tuple[float, ...]) -> None:
+    found = imported(tmp_path, [document(tmp_path, text, "times.md" if "|" in text else "times.csv")], "csv")
+    assert found.problems == ()
+    assert [trial.epoch_seconds and trial.epoch_seconds.value for trial in found.trials.values()] == [*seconds]
+
+
+def test_steps_in_several_units_are_of_one_column(tmp_path: Path) -> None:
+    text = (
+        "| GPUs | Step time | of it data |\n|--|--|--|\n| 1 | 120 ms | 3 ms |\n| 2 | 131ms | 4 |\n| 4 | 0.15 s | 5 |\n"
+    )
+    found = imported(tmp_path, [document(tmp_path, text)], "csv", micro_batch=64)
+    steps = [trial.step_seconds and trial.step_seconds.value for trial in found.trials.values()]
+    assert steps == pytest.approx([0.12, 0.131, 0.15])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "GPUs,Throughput\n1,400img/s\n8,3.1k img/s\n",
+        "| model | 1 GPU | 8 GPUs |\n|--|--|--|\n| vit-b16 | 400 img/s | 3.1K img/s |\n",
+    ],
+)
+def test_rates_tell_their_own_unit(tmp_path: Path, text: str) -> None:
+    found = imported(tmp_path, [document(tmp_path, text, "rates.md" if "|" in text else "rates.csv")], "csv")
+    (rates,) = rates_of(found).values()
+    assert rates == pytest.approx({1: 400, 8: 3100})
+
+
+@pytest.mark.parametrize("cells", [("5 GB", "4 GB"), ("5m12s", "about 3"), ("20:48", "10:24")])
+def test_cells_that_may_be_no_durations_tell_nothing(tmp_path: Path, cells: tuple[str, str]) -> None:
+    path = document(tmp_path, f"GPUs,epoch time\n1,{cells[0]}\n2,{cells[1]}\n", "times.csv")
+    with pytest.raises(RequestError, match="only the unit of 'epoch time' is missing"):
+        imported(tmp_path, [path], "csv")
 
 
 def test_gpus_in_cells_tell_their_type_and_hosts(tmp_path: Path) -> None:

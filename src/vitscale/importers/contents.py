@@ -108,17 +108,23 @@ def parse_seconds(text: str) -> float:
 
 
 def parse_duration(text: str) -> float:
-    """A time in seconds, or as h:mm:ss.
+    """A time in seconds, or one that tells its units (`spelled_seconds`).
 
     Raises:
         ValueError: it is none, and why.
     """
-    if (match := CLOCK.fullmatch(text.strip()[:_LONGEST_TEXT])) is None:
-        if re.fullmatch(r"[0-5]?\d:[0-5]\d", text.strip()):
-            raise ValueError(f"{text.strip()} may be minutes or hours: write 0:{text.strip().zfill(5)}")
-        return parse_seconds(text)
-    hours, minutes, seconds = map(float, match.groups())
-    return parse_seconds(f"{3600 * hours + 60 * minutes + seconds}")
+    if re.fullmatch(r"[0-5]?\d:[0-5]\d", text.strip()):
+        raise ValueError(f"{text.strip()} may be minutes or hours: write 0:{text.strip().zfill(5)}")
+    spelled = spelled_seconds(text.strip()[:_LONGEST_TEXT])
+    return parse_seconds(text if spelled is None else f"{spelled}")
+
+
+def spelled_seconds(text: str) -> float | None:
+    """The seconds of a duration that tells its units: "0:05:12", "5m12s", "1 h 20 min", "85 ms". None: it does not."""
+    match = CLOCK.fullmatch(text) or _SPELLED.fullmatch(text.lower())
+    if match is None or not any(match.groups()):
+        return None
+    return sum(float(part or 0) * unit for part, unit in zip(match.groups(), (3600, 60, 1, 1e-3), strict=False))
 
 
 def parse_whole(text: str, least: int, most: int) -> int:
@@ -159,6 +165,11 @@ def parse_finite(text: str) -> float | None:
 
 CLOCK = re.compile(r"(\d{1,6}):([0-5]?\d):([0-5]?\d(?:\.\d{1,9})?)")
 """h:mm:ss; with one colon alone nobody knows whether hours or minutes are meant."""
+_HOURS, _MINUTES, _SECONDS, _MILLISECONDS = (
+    rf"(?:(\d+(?:\.\d+)?) ?{unit})?"
+    for unit in (r"h(?:(?:ou)?rs?)?", r"m(?:in(?:ute)?s?)?", r"s(?:ec(?:ond)?s?)?", "ms")
+)
+_SPELLED = re.compile(f"{_HOURS}(?:, ?| )?{_MINUTES}(?:, ?| )?{_SECONDS}{_MILLISECONDS}")
 _COMMA = re.compile(r"-?\d+,\d+")
 
 

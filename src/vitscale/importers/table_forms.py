@@ -12,12 +12,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
+from vitscale.importers.contents import spelled_seconds
 from vitscale.importers.grids import Grid, Line
 from vitscale.importers.headings import BATCH, CELLS_OF, OF_A_RUN, OF_A_SETTING, OWN, SPEEDS, Count, Heading, speed_told
 from vitscale.trial.trial import Precision
 
 _EMPTY = re.compile(r"[-\u2013\u2014]*|n/?a|oom", re.IGNORECASE)
-_UNIT_OF_RATE = re.compile(r"(?<=\d )[A-Za-z][A-Za-z/. ]*$")
+_UNIT_OF_RATE = re.compile(r"(?:(?<=\d )|(?<=\d[kK] )|(?<=\d)(?![kK]\b))[A-Za-z][A-Za-z/. ]*$")
 _NUMBER = re.compile(r"[\d.,]+(?:e[+-]?\d+)?", re.IGNORECASE)
 _SAID = re.compile(
     r"\b(?:training|throughput|speed|performance|time|images?|imgs?|samples?|sequences?|sec(?:ond)?s?|m?s)\b",
@@ -64,7 +65,7 @@ def forms(grid: Grid, cells: str | None = None, micro_batch: int | None = None) 
     """
     grid, filled = _filled(grid)
     speed = Heading.of(cells) if cells else speed_told((grid.caption, grid.title))
-    form = _turned(grid, speed) or _by_count(grid, speed) or _with_counts(grid)
+    form = _with_units(_turned(grid, speed) or _by_count(grid, speed) or _with_counts(grid))
     form = form if micro_batch else _of_all_gpus(form)
     return tuple(replace(each, filled=(*filled, *form.filled)) for each in _each_speed(form))
 
@@ -201,22 +202,16 @@ def _by_count(grid: Grid, speed: Heading | None) -> Form | None:
 
 
 def _with_counts(grid: Grid) -> Form:
-    """The table as it stands; a column all of whose cells count GPUs ("8 GPUs") tells them, and one of whose cells
-    each have the unit of a rate ("400 img/s") tells that, as if it stood in its heading. Beside a column of nodes only
-    GPUs of a "node type" are known for what they are: those of each node."""
+    """The table as it stands; a column all of whose cells count GPUs ("8 GPUs") tells them. Beside a column of nodes
+    only GPUs of a "node type" are known for what they are: those of each node."""
     headings = list(Heading.of_all(grid.head))
     rows = [cells for _, cells in grid.body if len(cells) == len(headings)]
     columns = {heading.column for heading in headings}
     counting = []
     for at, own in enumerate(headings):
-        cells = [row[at] for row in rows]
-        counts = [Count.of(cell) for cell in cells]
+        counts = [Count.of(row[at]) for row in rows]
         if own.column not in OWN - {"gpu"} and all(count and count.speed is None for count in counts):
-            counting += [] if _OF_ANOTHER.search(own.text.lower()) else [(own, set(cells), at)]
-        units = {unit[0] if (unit := _UNIT_OF_RATE.search(cell)) else "" for cell in cells}
-        told = Heading.of(f"{own.text} ({units.pop()})" if len(units) == 1 and own.column not in OWN else "")
-        if told.column in SPEEDS and told.column not in columns:
-            headings[at] = replace(told, text=own.text)
+            counting += [] if _OF_ANOTHER.search(own.text.lower()) else [(own, {row[at] for row in rows}, at)]
     if len(counting) == 1 and "gpus" not in columns:
         ((own, different, at),) = counting
         if "nodes" not in columns and len(different) > 1:
@@ -224,6 +219,21 @@ def _with_counts(grid: Grid) -> Form:
         elif {"nodes", "gpus_per_node"} & columns == {"nodes"} and _OF_A_NODE.search(own.text.lower()):
             headings[at] = replace(own, column="gpus_per_node")
     return Form(tuple(headings), grid.body)
+
+
+def _with_units(form: Form) -> Form:
+    """The form with headings that lack a unit completed by cells that each have one, of a rate ("400 img/s") or of time
+    ("5m12s")."""
+    headings, columns = list(form.headings), {heading.column for heading in form.headings}
+    rows = [cells for _, cells in form.body if len(cells) == len(headings)]
+    for at, own in enumerate(headings):
+        units = {unit[0] if (unit := _UNIT_OF_RATE.search(row[at])) else "" for row in rows}
+        if rows and all(spelled_seconds(row[at]) is not None for row in rows):
+            units = {"s"}
+        told = Heading.of(f"{own.text.removeprefix(CELLS_OF)} ({units.pop()})" if len(units) == 1 else "")
+        if own.column not in OWN and told.column in SPEEDS and told.column not in columns:
+            headings[at] = replace(told, text=own.text.removeprefix(CELLS_OF))
+    return replace(form, headings=tuple(headings))
 
 
 def _each_speed(form: Form) -> Iterator[Form]:

@@ -555,10 +555,12 @@ def _as_number(cell: str, sign: str) -> str:
 @lru_cache(4096)
 def _bare(cell: str, own: Heading) -> str:
     """A number without what people write beside it: the mark of a footnote, "~", the multiple of another, a unit that
-    is its column's, and spaces or apostrophes between thousands. Where it is a rate, "21k" is 21,000."""
+    is its column's, or any of time, and spaces or apostrophes between thousands. As a rate, "21k" is 21,000."""
     if len(cell) > _LONGEST_TEXT:
         return cell
     text = _BESIDE.sub("", cell.lstrip("~\u2248 "))
+    if own.column in _SECONDS and not own.inverse and (seconds := contents.spelled_seconds(text)) is not None:
+        return f"{seconds / own.factor!r}"  # in the heading's unit, whatever the cell's is
     if unit := _WITH_UNIT.fullmatch(text):
         kind, _, _ = own.column.partition("_")
         if any(

@@ -326,6 +326,14 @@ def test_rates_tell_their_own_unit(tmp_path: Path, text: str) -> None:
     assert rates == pytest.approx({1: 400, 8: 3100})
 
 
+def test_a_file_given_twice_is_no_repeat(tmp_path: Path) -> None:
+    path = document(tmp_path, TABLE.format(400, 3000))
+    (tmp_path / "link.md").symlink_to(path)
+    for again in (path, tmp_path / "link.md"):
+        with pytest.raises(RequestError, match=r"'README\.md' is given twice"):
+            imported(tmp_path, [path, again], "csv")
+
+
 @pytest.mark.parametrize("cells", [("5 GB", "4 GB"), ("5m12s", "about 3"), ("20:48", "10:24")])
 def test_cells_that_may_be_no_durations_tell_nothing(tmp_path: Path, cells: tuple[str, str]) -> None:
     path = document(tmp_path, f"GPUs,epoch time\n1,{cells[0]}\n2,{cells[1]}\n", "times.csv")

@@ -273,6 +273,16 @@ def test_a_log_that_was_appended_to_is_two_runs(tmp_path: Path) -> None:
     assert sorted(run.step_seconds or 0 for run in trial.runs) == pytest.approx([0.5, 0.6])
 
 
+def test_a_try_that_ended_before_its_first_step_tells_nothing_of_the_next(tmp_path: Path) -> None:
+    begin = "[2024-05-01 11:59:59,000] [INFO] [logging.py:128:log_dist] [Rank 0] DeepSpeed info: version=0.15.4, git"
+    failed = [begin, *configuration(4, micro_batch=32), "torch.OutOfMemoryError: CUDA out of memory."]
+    lines = [*failed, begin, *configuration(2, micro_batch=8), *steady(0, 20)]
+    path = tmp_path / "a.log"
+    path.write_text("\n".join(lines) + "\n")
+    trial = only(imported(tmp_path, [path], "deepspeed"))
+    assert (trial.trial.world.size, trial.trial.train.micro_batch) == (2, 8)
+
+
 def test_a_log_without_timers_is_refused(tmp_path: Path) -> None:
     path = deepspeed_log(tmp_path / "a.log", ["nothing", "time (ms) | optimizer_step: 3.00", "time (ms)"])
     with pytest.raises(StoreError, match="no timers in it"):

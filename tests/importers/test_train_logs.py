@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -254,6 +255,95 @@ def test_a_training_that_goes_on_with_other_gpus_is_another_run(tmp_path: Path) 
     assert trial.runs[0].timed_steps == len(STEPS)
     told = f"from line {len(first) + 1} on it is another run (2 GPUs where it had 8)"
     assert any(told in problem for problem in found.problems)
+
+
+@pytest.mark.parametrize("gpus", [8, 4])
+def test_a_try_that_ended_before_its_first_step_tells_nothing_of_the_next(tmp_path: Path, gpus: int) -> None:
+    failed = [
+        references()[0].replace("batch_size=128", "batch_size=256"),
+        "torch.OutOfMemoryError: CUDA out of memory.",
+    ]
+    lines = [line.replace("world_size=8", f"world_size={gpus}") for line in references()]
+    (trial,) = imported(tmp_path, [log(tmp_path, [*failed, *lines])], "train-log").trials.values()
+    assert (trial.trial.world.size, trial.trial.train.micro_batch) == (gpus, 128)
+    told_by_each = [*timm()[:1], *(line.replace("Process 0", "Process 1") for line in timm())]
+    (trial,) = imported(tmp_path / "ranks", [log(tmp_path, [*timm(4)[:2], *told_by_each])], "train-log").trials.values()
+    assert trial.trial.world.size == 8
+
+
+def test_another_training_of_the_same_gpus_is_another_run(tmp_path: Path) -> None:
+    again = [line.replace("Train: 0", "Train: 1") for line in timm()[2:-1]]
+    shorter = [line.replace(f"/{OF_EPOCH} ", f"/{OF_EPOCH // 2} ") for line in again]
+    smaller = [timm()[1].replace("base", "small").replace("86567656", "22050664"), *again]
+    larger = [line.replace("batch_size=128", "batch_size=256") for line in references("Epoch: [1]")]
+    for number, (first, second, why) in enumerate(
+        (
+            (timm(), shorter, f"epochs of {OF_EPOCH // 2} steps where it had 1,251"),
+            (timm(), smaller, "vit_small_patch16_224 where it had vit_base_patch16_224"),
+            (references(), larger, "256 images on each where it had 128"),
+        )
+    ):
+        found = imported(tmp_path / f"{number}", [log(tmp_path, [*first, *second])], "train-log")
+        (trial,) = found.trials.values()
+        assert trial.runs[0].timed_steps == len(STEPS)
+        assert any(f"it is another run ({why})" in problem for problem in found.problems), found.problems
+
+
+def test_ranks_lines_are_read_behind_what_launchers_put_before_them(tmp_path: Path) -> None:
+    for number, before in enumerate(("[default0]:", "0: ", " 0: ")):
+        lines = [f"{before}{line}" for line in references()]
+        (trial,) = imported(tmp_path / f"{number}", [log(tmp_path, lines)], "train-log").trials.values()
+        assert (trial.trial.world.size, trial.trial.train.micro_batch) == (8, 128)
+
+
+def test_gpus_that_a_log_tells_otherwise_are_not_taken_silently(tmp_path: Path) -> None:
+    assert "it tells 8 GPUs itself: --gpus 4 is not taken for it" in notes(tmp_path, timm(), gpus=4)
+    (tmp_path / "same").mkdir()
+    assert "itself" not in notes(tmp_path / "same", timm(), gpus=8)
+
+
+def test_coloured_lines_tell_their_format_too(tmp_path: Path) -> None:
+    assert guess([log(tmp_path, [f"\x1b[34m{line}\x1b[0m" for line in references()])]) == "train-log"
+
+
+def test_megatrons_seconds_stand_below_timers_of_setting_up(tmp_path: Path) -> None:
+    setting_up = "time (ms) | model-and-optimizer-setup: 9144.87 | train/valid/test-data-iterators-setup: 3012.01"
+    in_seconds = [
+        re.sub(r"\(ms\): ([\d.]+)", lambda told: f"(s): {float(told[1]) / 1000:.3f}", line) for line in megatron()
+    ]
+    path = log(tmp_path, [setting_up, *in_seconds])
+    assert guess([path]) == "train-log"
+    (trial,), (same,) = (
+        imported(tmp_path / name, [each], "train-log").trials.values()
+        for name, each in (("s", path), ("ms", log(tmp_path, megatron(), "ms.log")))
+    )
+    assert trial.step_seconds is not None
+    assert same.step_seconds is not None
+    assert trial.step_seconds.value == pytest.approx(same.step_seconds.value)
+
+
+def test_dinos_arguments_and_batches(tmp_path: Path) -> None:
+    first = ["world_size: 8", "batch_size_per_gpu: 128", *references()[1:]]
+    (trial,) = imported(tmp_path / "1", [log(tmp_path, first)], "train-log").trials.values()
+    assert (trial.trial.world.size, trial.trial.train.micro_batch) == (8, 128)
+    second = [
+        line.replace("total_loss", "current_batch_size: 512.0000 (512.0000)  total_loss") for line in dinov2()[1:]
+    ]
+    (trial,) = imported(tmp_path / "2", [log(tmp_path, second)], "train-log", gpus=4).trials.values()
+    assert trial.trial.train.micro_batch == 128
+
+
+def test_mmengines_accumulation_makes_steps_of_its_iterations(tmp_path: Path) -> None:
+    for number, told in enumerate(
+        (
+            "optim_wrapper = dict(accumulative_counts=4, type='OptimWrapper')",
+            "optimizer_config = dict(type='GradientCumulativeOptimizerHook', cumulative_iters=4)",
+        )
+    ):
+        (trial,) = imported(tmp_path / f"{number}", [log(tmp_path, [told, *mmengine()])], "train-log").trials.values()
+        assert trial.trial.train.grad_accum == 4
+        assert trial.step_seconds is not None
+        assert trial.step_seconds.value == pytest.approx(4 * 0.25, rel=0.02)
 
 
 def test_the_same_setting_again_is_the_same_run(tmp_path: Path) -> None:

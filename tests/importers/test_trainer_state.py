@@ -56,6 +56,15 @@ def test_steps_epochs_and_losses(tmp_path: Path) -> None:
     assert trial.epochs[0].train_loss == 1.5
 
 
+def test_each_of_several_evaluations_is_taken_out(tmp_path: Path) -> None:
+    history = json.loads(state(tmp_path).read_text())["log_history"]
+    named = [{key.replace("eval_", "eval_real_"): value for key, value in entry.items()} for entry in history]
+    several = [entry for pair in zip(history[:-1], named[:-1], strict=True) for entry in pair] + history[-1:]
+    found = imported(tmp_path, [state(tmp_path, "two.json", log_history=several)], "trainer-state", gpus=4)
+    (trial,) = found.trials.values()
+    assert trial.epoch_costs == pytest.approx([(180 - 60) / 3])
+
+
 def test_less_than_an_epoch_is_a_mean_step(tmp_path: Path) -> None:
     end = {"epoch": 0.4, "step": 40, "train_runtime": 20.0}
     path = state(tmp_path, log_history=[end], max_steps=40, num_train_epochs=1)

@@ -216,6 +216,8 @@ def _parts(path: Path, told: Problems, gpus: int | None) -> list[_Part]:
         text = without_colours(raw)
         if _BEGINS in text and parts[-1].has_steps:
             parts.append(_Part(files, gpus))  # started again, into the same file
+        elif _BEGINS in text:
+            parts[-1].facts.anew()
         part = parts[-1]
         part.facts.take(text)
         part.pipeline |= "iter time (s): " in text or "| pipe_" in text

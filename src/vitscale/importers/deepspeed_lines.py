@@ -175,7 +175,10 @@ _NCCL = re.compile(r"\bNCCL version ([\w.+-]{1,40})")
 
 @dataclass
 class Facts:
-    """Facts collected line by line: the first telling of each counts, for NCCL that of the largest group."""
+    """Facts collected line by line: the first telling of each counts, for NCCL that of the largest group.
+
+    A try that ended before its first step told facts too, which another try in the same file may tell anew (`anew`).
+    """
 
     numbers: dict[str, int] = field(default_factory=dict)
     flags: dict[str, bool] = field(default_factory=dict)
@@ -184,6 +187,12 @@ class Facts:
     nccl_ranks: int | None = None
     nccl_nodes: int | None = None
     versions: dict[str, str | None] = field(default_factory=dict)
+    of_before: set[str] = field(default_factory=set)
+    """The numbers and flags of an earlier try."""
+
+    def anew(self) -> None:
+        """Begins another try."""
+        self.of_before = {*self.numbers, *self.flags}
 
     def take(self, text: str) -> None:
         """Takes what one line tells."""
@@ -192,11 +201,16 @@ class Facts:
         if match := _VERSION.search(text):
             self.versions.setdefault("deepspeed", match[1])
         for name, pattern in _NUMBERS.items():
-            if name not in self.numbers and (told := pattern.search(text)):
+            if self._counts(name, self.numbers) and (told := pattern.search(text)):
                 self.numbers[name] = int(told[1])
+                self.of_before.discard(name)
         for name, pattern in _FLAGS.items():
-            if name not in self.flags and (told := pattern.search(text)):
+            if self._counts(name, self.flags) and (told := pattern.search(text)):
                 self.flags[name] = told[1] == "True"
+                self.of_before.discard(name)
+
+    def _counts(self, name: str, told: Mapping[str, int]) -> bool:
+        return name not in told or name in self.of_before
 
     def _take_nccl(self, text: str) -> None:
         if match := _NCCL.search(text):

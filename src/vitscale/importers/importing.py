@@ -17,6 +17,7 @@ from vitscale.errors import RequestError, StoreError, printable, shown
 from vitscale.importers import contents, deepspeed, epochs, links, plain_csv, traces, train_logs, trainer_state
 from vitscale.importers.contents import LinkFormat, LogContents, LogFormat, Options, Setting
 from vitscale.importers.curves import curves_of
+from vitscale.importers.deepspeed_lines import without_colours
 from vitscale.importers.headings import CELLS_OF, SPEEDS, Heading
 from vitscale.importers.records import TrialRun, fingerprint, micro_batch_of, notes_on, train_samples, trial_of, write
 from vitscale.importers.tables import headers, tells_steps
@@ -184,7 +185,8 @@ def _questions(curves: Iterable[Curve], runs: Iterable[TrialRun]) -> Iterable[st
 _LOOKED_AT = 20_000
 """Lines to look at: at most some thousands come before the first timed step of a DeepSpeed log."""
 _STATE = re.compile(r'^\s*\{?\s*"(log_history|best_metric|best_model_checkpoint|best_global_step|epoch|global_step)"')
-_TIMERS = re.compile(r"time \(ms\) \||, CurrSamplesPerSec=")
+_TIMERS = re.compile(r"time \(ms\) \|(?! model-and-optimizer-setup)|, CurrSamplesPerSec=")
+"""What DeepSpeed prints of its timers; Megatron-LM has some of setting up, before its first line of steps."""
 
 
 def guess(paths: Sequence[Path], cells: str | None = None, gpus: Sequence[int] = ()) -> LogFormat | LinkFormat:
@@ -257,7 +259,8 @@ def _of(path: Path, cells: str | None) -> LogFormat | LinkFormat | None:
         return "trace"
     if (of_table := _of_table(path, cells)) is not None:
         return of_table
-    for number, text, _ in islice(contents.lines(path), _LOOKED_AT):
+    for number, raw, _ in islice(contents.lines(path), _LOOKED_AT):
+        text = without_colours(raw)
         if (of_link := links.guessed(text)) is not None:
             return of_link
         if number == 1 and text.lstrip().startswith("{") and '"nccl_version"' in text:

@@ -63,7 +63,12 @@ _LOOPS = tuple(
             20,
             rf"\bEpoch: \[(?P<epoch>\d+)(?:/\d+)?\]\s+{_AT}\]\s.*?\btime: {_SECONDS}\s+data: (?P<data>{_NUMBER})",
         ),
-        ("DINOv2", 20, rf"\bTraining  {_AT}\]\s.*?\btime: {_SECONDS}\s+data: (?P<data>{_NUMBER})"),
+        (
+            "DINOv2",
+            20,
+            rf"\bTraining  {_AT}\]\s(?:.*? current_batch_size: (?P<batch>\d+)\.)?"
+            rf".*?\btime: {_SECONDS}\s+data: (?P<data>{_NUMBER})",
+        ),
         (
             "MMEngine",
             11,
@@ -79,7 +84,8 @@ _LOOPS = tuple(
         (
             "Megatron-LM",
             0,
-            rf"\biteration\s+(?P<step>\d+)/\s*(?P<of>\d+) \|.*? elapsed time per iteration \(ms\): (?P<ms>{_NUMBER})"
+            rf"\biteration\s+(?P<step>\d+)/\s*(?P<of>\d+) \|.*? elapsed time per iteration "
+            rf"(?:\(ms\): (?P<ms>{_NUMBER})|\(s\): {_SECONDS})"
             r"(?:.* global batch size: +(?P<batch>\d+))?",
         ),
         (
@@ -98,18 +104,18 @@ _COUNTS = {
     "gpus": (
         contents.MOST_GPUS,
         r"\bProcess \d+, total (\d+)|^\s*GPU number: (\d+)|WORLD_SIZE in environ: \d+/(\d+)"
-        rf"|{_ARGUMENT}world_size=(\d+)[,)]|^using world size: (\d+)",
+        rf"|{_ARGUMENT}world_size=(\d+)[,)]|^using world size: (\d+)|^world_size: (\d+)",
     ),
     "micro_batch": (
         _MOST_IN_BATCH,
-        rf"\bsamples_per_gpu=(\d+)|{_ARGUMENT}batch_size(?:_per_gpu)?=(\d+)[,)]|^batch_size_per_gpu: (\d+)"
+        rf"\bsamples_per_gpu=(\d+)|{_ARGUMENT}batch_size(?:_per_gpu)?=(\d+)[,)]|^\s*batch_size_per_gpu: (\d+)"
         r"|^\s+BATCH_SIZE: (\d+)|^train_dataloader = dict\(\s*batch_size=(\d+)"
         r"|\b(?:train_micro_batch_size_per_gpu|micro_batch_size) \.* *(\d+)",
     ),
     "grad_accum": (
         _MOST_IN_BATCH,
         rf"{_ARGUMENT}(?:accum_iter|update_freq)=(\d+)[,)]|^\s+ACCUMULATION_STEPS: (\d+)"
-        r"|\bgradient_accumulation_steps \.* *(\d+)",
+        r"|\bgradient_accumulation_steps \.* *(\d+)|\b(?:accumulative_counts|cumulative_iters)=(\d+)",
     ),
     # DeepSpeed's configuration has the data-parallel size as world_size (`DeepSpeedConfig` in runtime/config.py).
     "copies": (contents.MOST_GPUS, r"\bprint\] +world_size \.* *(\d+)|\bdata-parallel[- ]size: (\d+)"),
@@ -119,6 +125,8 @@ _TOLD = {count: (most, re.compile(pattern)) for count, (most, pattern) in _COUNT
 """Facts told before the first step -> the largest value that is believed, and the pattern that tells it."""
 _ALONE = re.compile(r"Training with a single process|^Not using distributed mode|Distributed training: False")
 _MODEL = re.compile(r"\bModel (\S+) created, param count")
+_RANK = re.compile(r"^(?:\[default\d+\]:|\s*\d+: )")
+"""What `torchrun --tee` and `srun -l` put before a rank's lines."""
 
 
 class _Step(NamedTuple):
@@ -138,6 +146,8 @@ class _Log:
 
     loop: _Loop = _LOOPS[0]
     counts: dict[str, int] = field(default_factory=dict)
+    earlier: set[str] = field(default_factory=set)
+    """The counts that were told before the GPUs were told again: another try may tell others."""
     model: str | None = None
     facts: Facts = field(default_factory=Facts)
     """What DeepSpeed's own configuration or Megatron-LM's arguments say."""
@@ -151,6 +161,8 @@ class _Log:
     """(Epoch, step) of the lines taken so far."""
     again: int = 0
     """Lines of a step that an earlier line told already."""
+    other_epochs: str | None = None
+    """How epochs are of other lengths from here on."""
 
 
 def is_line(text: str) -> bool:
@@ -201,13 +213,14 @@ def _read(path: Path, told: Problems) -> _Log:
                 log.loop = loop
                 _take(match.groupdict(), log, number, told)
                 break
+        text = _RANK.sub("", text)
         # Of MMEngine's configuration, only two lines together tell whose batch it is.
         facts = before + text if before.startswith("train_dataloader = dict(") else text
         before = text
         if not log.steps:
             _look_for_facts(facts, log)
             log.facts.take(text)
-        elif (other := _other_setting(facts, log)) is not None:
+        elif (other := log.other_epochs or _other_setting(facts, log)) is not None:
             log.goes_on = (
                 f"from line {number:,} on it is another run ({other}), which is left out: give it a file of its own"
             )
@@ -216,25 +229,34 @@ def _read(path: Path, told: Problems) -> _Log:
 
 
 def _other_setting(text: str, log: _Log) -> str | None:
-    """GPUs that a line tells where the log has told others before: a training that was resumed otherwise. (Batches are
-    told again of evaluation.)"""
+    """What a line tells of GPUs, model or (beside its GPUs) batch where the log has told another before: a training
+    that was resumed otherwise. (Batches alone are told again of evaluation.)"""
     again = _Log()
     _look_for_facts(text, again)
-    before, now = log.counts.get("gpus"), again.counts.get("gpus")
-    return f"{now:,} GPUs where it had {before:,}" if before and now and before != now else None
+    for name, what in (("gpus", "GPUs"), ("micro_batch", "images on each"), ("grad_accum", "micro-steps")):
+        before, now = log.counts.get(name), again.counts.get(name)
+        if "gpus" in again.counts and before and now and before != now:
+            return f"{now:,} {what} where it had {before:,}"
+    return f"{again.model} where it had {log.model}" if again.model and log.model not in (None, again.model) else None
 
 
 def _look_for_facts(text: str, log: _Log) -> None:
     for name, (most, pattern) in _TOLD.items():
-        if name not in log.counts and (match := pattern.search(text)) is not None:
-            with suppress(ValueError):  # a value that no run can have is ignored
-                log.counts[name] = contents.parse_whole(next(filter(None, match.groups())), 1, most)
+        if (match := pattern.search(text)) is not None:
+            if name == "gpus" and name in log.counts:  # by another rank, or in another try
+                log.earlier = {*log.counts, "model"}
+                log.facts.anew()
+            if name not in log.counts or name in log.earlier:
+                with suppress(ValueError):  # a value that no run can have is ignored
+                    log.counts[name] = contents.parse_whole(next(filter(None, match.groups())), 1, most)
+                    log.earlier.discard(name)
     if text.startswith("Using topology: {ProcessCoord(") and text.endswith("}"):  # of all ranks of a pipeline
         log.counts.setdefault("gpus", text.count("ProcessCoord("))
     if _ALONE.search(text):
         log.counts.setdefault("gpus", 1)
-    if log.model is None and (match := _MODEL.search(text)) is not None:
+    if (log.model is None or "model" in log.earlier) and (match := _MODEL.search(text)) is not None:
         log.model = text_of(match[1])
+        log.earlier.discard("model")
 
 
 def _take(told: dict[str, str | None], log: _Log, number: int, problems: Problems) -> None:
@@ -242,12 +264,15 @@ def _take(told: dict[str, str | None], log: _Log, number: int, problems: Problem
         step, of = (contents.parse_whole(told.get(name) or told["step"] or "", 0, 10**12) for name in ("step", "of"))
         seconds = (
             contents.parse_seconds(told.get("seconds") or "")
-            if "ms" not in told
+            if told.get("ms") is None
             else contents.parse_seconds(told["ms"] or "") / 1000
         )
         rate, data, batch = (contents.parse_finite(told.get(name) or "") for name in ("rate", "data", "batch"))
     except ValueError as error:
         problems.line(number, str(error))
+        return
+    if told.get("epoch") is not None and log.steps_of_epoch not in (None, of):
+        log.other_epochs = f"epochs of {of:,} steps where it had {log.steps_of_epoch:,}"
         return
     if (key := (told.get("epoch"), step)) in log.told_steps:
         log.again += 1  # from the first rank of another host, or from a run that was started again
@@ -279,6 +304,8 @@ def _run(path: Path, log: _Log, options: Options, how_to_tell: str) -> tuple[Log
     micro_steps = log.counts.get("grad_accum", 1) if log.loop.of_micro_steps else 1
     what = f"one of the {micro_steps} micro-steps of a step" if micro_steps > 1 else "a step"
     notes = [f"{len(log.steps):,} lines of {log.loop.name}, each taken for {what}"]
+    if options.gpus not in (None, gpus):
+        notes.append(f"it tells {gpus} GPUs itself: --gpus {options.gpus} is not taken for it")
     if told is None:
         notes.append(
             f"its world_size {gpus} counts copies of the model, taken for GPUs: --gpus says how many have them"

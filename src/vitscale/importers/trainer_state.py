@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from vitscale.store.records import EpochLine
 _LARGEST_BYTES = 256 << 20
 _MOST_EPOCHS = 10_000
 _NEAR = 0.05
+_EVALUATION = re.compile(r"eval_(?:\w+_)?runtime")
 
 
 def read(paths: Sequence[Path], options: Options) -> LogContents:
@@ -90,13 +92,11 @@ def _run(path: Path, state: Mapping[str, Any], gpus: int, options: Options) -> t
             break
         if entry is call_before:
             within.clear()
-        elif _positive(entry.get("eval_runtime")):
+        elif _evaluation_seconds(entry):
             within.append(entry)
     if by_rates:  # another process took the steps before
         within = [entry for entry in within if (_number(entry.get("step")) or steps) > steps - own]
-    evaluating = sum(
-        _positive(entry.get("eval_runtime")) or 0.0 for entry in within if not _at_its_end(entry, call_before)
-    )
+    evaluating = sum(_evaluation_seconds(entry) for entry in within if not _at_its_end(entry, call_before))
     seconds = runtime - evaluating
     if not 0 < seconds <= contents.LONGEST_SECONDS:
         raise ValueError(f"train_runtime {runtime:g} s less evaluation of {evaluating:g} s is no time")
@@ -212,6 +212,11 @@ def _number(value: object) -> float | None:
     except OverflowError:
         return None
     return number if math.isfinite(number) else None
+
+
+def _evaluation_seconds(entry: Mapping[str, Any]) -> float:
+    """Seconds of evaluation that an entry tells; of several sets, each has an entry and a name of its own."""
+    return sum(_positive(value) or 0.0 for key, value in entry.items() if _EVALUATION.fullmatch(key))
 
 
 def _positive(value: object) -> float | None:

@@ -326,12 +326,63 @@ def test_rates_tell_their_own_unit(tmp_path: Path, text: str) -> None:
     assert rates == pytest.approx({1: 400, 8: 3100})
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("| | 1 GPU | 8 GPUs |\n|--|--|--|\n| Step time (ms) | 201 | 215 |\n| Speedup | 1 | 7.5 |\n", (0.201, 0.215)),
+        ("| Metric | 1 GPU | 8 GPUs |\n|--|--|--|\n| Step time | 201 ms | 0.215 s |\n", (0.201, 0.215)),
+        ("GPUs,Batch time (ms)\n1,201\n8,215\n", (0.201, 0.215)),
+        ("Num. GPUs,Mean step duration (s)\n1,0.201\n8,0.215\n", (0.201, 0.215)),
+    ],
+)
+def test_rows_and_columns_named_by_a_time_of_steps(tmp_path: Path, text: str, seconds: tuple[float, ...]) -> None:
+    path = document(tmp_path, text, "times.md" if "|" in text else "times.csv")
+    found = imported(tmp_path, [path], "csv", micro_batch=64)
+    steps = [trial.step_seconds and trial.step_seconds.value for trial in found.trials.values()]
+    assert steps == pytest.approx(seconds)
+
+
+def test_a_heading_of_hours_or_minutes_says_what_a_colon_parts(tmp_path: Path) -> None:
+    for unit, cells, seconds in (("h", ("2:05", "0:20"), [7500, 1200]), ("min", ("20:50", "5:12"), [1250, 312])):
+        text = f"GPUs,Time per epoch ({unit})\n1,{cells[0]}\n8,{cells[1]}\n"
+        found = imported(tmp_path / unit, [document(tmp_path / unit, text, "times.csv")], "csv")
+        assert [trial.epoch_seconds and trial.epoch_seconds.value for trial in found.trials.values()] == seconds
+
+
+def test_a_second_table_in_a_csv_file_is_not_read_under_the_first_headings(tmp_path: Path) -> None:
+    path = document(tmp_path, "gpus,images/s\n1,402\n8,3104\n\ngpus,step_ms\n1,159\n8,165\n", "times.csv")
+    found = imported(tmp_path, [path], "csv")
+    (rates,) = rates_of(found).values()
+    assert rates == pytest.approx({1: 402, 8: 3104})
+    assert "line 5 (another table begins" in " ".join(found.problems)
+
+
+@pytest.mark.parametrize(
+    ("heading", "batch"),
+    [
+        ("Accum", (64, 8)), ("Grad. accum.", (64, 8)), ("Effective BS", (8, 1)), ("BS/GPU", (8, 1)),
+        ("Batch size per rank", (8, 1)),
+    ],
+)  # fmt: skip
+def test_short_names_of_batches_are_understood(tmp_path: Path, heading: str, batch: tuple[int, int]) -> None:
+    found = imported(tmp_path, [document(tmp_path, f"GPUs,micro_batch,{heading},img/s\n1,64,8,402\n", "times.csv")
+                     if "ccum" in heading else
+                     document(tmp_path, f"GPUs,{heading},img/s\n1,8,402\n", "times.csv")], "csv")  # fmt: skip
+    (trial,) = found.trials.values()
+    assert (trial.trial.train.micro_batch, trial.trial.train.grad_accum) == batch
+
+
+@pytest.mark.parametrize("word", ["Predicted", "Simulated", "Normalized", "Relative", "Upper bound,"])
+def test_forecasts_and_bounds_are_no_measurements(tmp_path: Path, word: str) -> None:
+    path = document(tmp_path, f"| GPUs | {word} images/s |\n|--|--|\n| 1 | 402 |\n| 8 | 3104 |\n")
+    with pytest.raises(RequestError):
+        guess([path])
+
+
 def test_a_file_given_twice_is_no_repeat(tmp_path: Path) -> None:
     path = document(tmp_path, TABLE.format(400, 3000))
-    (tmp_path / "link.md").symlink_to(path)
-    for again in (path, tmp_path / "link.md"):
-        with pytest.raises(RequestError, match=r"'README\.md' is given twice"):
-            imported(tmp_path, [path, again], "csv")
+    with pytest.raises(RequestError, match=r"'README\.md' is given twice"):
+        imported(tmp_path, [path, path], "csv")
 
 
 @pytest.mark.parametrize("cells", [("5 GB", "4 GB"), ("5m12s", "about 3"), ("20:48", "10:24")])

@@ -90,17 +90,19 @@ def is_stream(path: Path) -> bool:
 
 
 @contextmanager
-def told_if_unwritable(what: str, where: object, next_step: str = "") -> Iterator[None]:
-    """Tells in one message that `what` cannot be written to `where`; but for a pipe that nobody reads on from.
+def told_if_unwritable(what: str, where: object, next_step: str = "", *, is_answer: bool = True) -> Iterator[None]:
+    """Tells in one message that `what` cannot be written to `where`.
+
+    With `is_answer` a BrokenPipeError goes on as it is: the reader of the answer has seen enough.
 
     Raises:
-        RequestError: an OSError, but of such a pipe, has ended the block.
+        RequestError: an OSError has ended the block.
     """
     try:
         yield
-    except BrokenPipeError:
-        raise  # nobody reads on: no error
     except OSError as error:
+        if is_answer and isinstance(error, BrokenPipeError):
+            raise
         said = f"{what} cannot be written to {shown(str(error.filename or where))}: {error.strerror or error}"
         raise RequestError(said, next_step=next_step) from error
 

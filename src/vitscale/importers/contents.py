@@ -169,7 +169,7 @@ _HOURS, _MINUTES, _SECONDS, _MILLISECONDS = (
     rf"(?:(\d+(?:\.\d+)?) ?{unit})?"
     for unit in (r"h(?:(?:ou)?rs?)?", r"m(?:in(?:ute)?s?)?", r"s(?:ec(?:ond)?s?)?", "ms")
 )
-_SPELLED = re.compile(f"{_HOURS}(?:, ?| )?{_MINUTES}(?:, ?| )?{_SECONDS}{_MILLISECONDS}")
+_SPELLED = re.compile(f"{_HOURS}(?:, ?| )?{_MINUTES}(?:, ?| )?{_SECONDS}{_MILLISECONDS}", re.ASCII)
 _COMMA = re.compile(r"-?\d+,\d+")
 
 

@@ -139,12 +139,15 @@ _UNITS = {"hh:mm:ss": 1.0, "h:mm:ss": 1.0}  # as `parse_duration` reads them; "h
 _UNITS |= {"ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0, "min": 60.0, "minutes": 60.0, "h": 3600.0, "hours": 3600.0}
 _UNITS |= {"secs": 1.0, "mins": 60.0, "hrs": 3600.0}
 _UNIT = re.compile(rf"\b(?:{'|'.join(_UNITS)})\b")
-_COUNT, BATCH = r"(?:#|no\.?|n|num|number|total)?(?: of)? ?", r"batch(?:[ _-]?sizes?)?"
+_COUNT = r"(?:#|no\.?|n|nb\.?|num\.?|(?:total )?number|total)?(?: of)? ?"
+BATCH = r"(?:(?:mini-?)?batch(?:[ _-]?sizes?)?|bs)"
 _PER, _IN = r"(?: ?/ ?| per )", rf"[ \[(,]+{_UNIT.pattern}[\])]?"
 _THOUSAND = r"(?:\b(?:k|m|thousands?|millions?|x ?1,?000|1,?000|10\^\d|1e\d)|\u00d7 ?1,?000)(?: of)?"
 _OTHER = (
     r"(?!.*\b(?:std|stddev|min|max|peak|best|eval|evaluation|val|validation|test|inference|ideal|linear|target"
-    r"|theoretical|expected|speed[ -]?up|decod(?:e|ing)|i/?o|augment(?:ation)?|preprocess(?:ing)?|forward)\b)"
+    r"|theoretical|expected|predict(?:ed|ion)|simulated|estimated?|projected|extrapolated|modell?ed|relative|delta"
+    r"|normali[sz]ed|(?:upper|lower)[ -]bound|speed[ -]?up|decod(?:e|ing)|i/?o|augment(?:ation)?|preprocess(?:ing)?"
+    r"|forward)\b)"
     r"(?!(?:(?!\b(?:after|excl|excluding|without|with|incl|including)\b).)*\b(?:warm-?up|(?:data)?load(?:ing|er))\b)"
     rf"(?!.*{_THOUSAND} ?(?:images?|imgs?|samples?|sequences?|examples?)\b)"
 )
@@ -166,7 +169,8 @@ _REMARK = (
 _MEANT = {
     column: re.compile(pattern)
     for column, pattern in {
-        "gpus": rf"{_COUNT}(?:gpus?|ranks|devices|accelerators)|world size|gpu count",
+        "gpus": rf"{_COUNT}(?:gpus?|gpu\(s\)|ranks|devices|accelerators|gcds|cards)(?: used| ?\(total\)| ?#)?"
+        r"|world size|gpu count|nproc",
         "nodes": rf"{_COUNT}(?:nodes|hosts|machines|servers)",
         "gpus_per_node": rf"{_COUNT}(?:gpus?|ranks|devices|accelerators){_PER}{_HOST}",
         "images_per_second": rf"{_OF_WHOM}(?!.*\b(?:{_EACH}|each)\b)(?!{_ALONE}\b{_EACH_HOST}\b){_RATE}[\])]?{_REMARK}",
@@ -175,20 +179,23 @@ _MEANT = {
         "images_per_second_per_node": rf"{_RATE}{_PER}{_HOST}[\])]?|(?={_ALONE}\b{_EACH_HOST}\b){_RATE}[\])]?",
         "steps_per_second": rf"{_OTHER}{_WHICH}(?:steps?|iterations?|iters?|its?){_A_SECOND}",
         **{
-            column: rf"{_WHICH}{what}(?: time)?(?:,? (?:{_MEAN}))?{_IN}(?: (?:{_MEAN}))?"
-            rf"|time{_PER}{what}{_IN}|{_UNIT.pattern}{_PER}{own}"
+            column: rf"{_WHICH}{what}(?: (?:time|duration))?(?:,? (?:{_MEAN}))?{_IN}(?: (?:{_MEAN}))?"
+            rf"|{_WHICH}{own} (?:time|duration){_IN}"
+            rf"|{_WHICH}(?:wall(?:[- ]clock)? )?time(?:{_PER}| for (?:one|an?) )(?:training )?{own}{_IN}"
+            rf"|{_UNIT.pattern}{_PER}{own}"
             for column, what, own in (
-                ("step_seconds", "(?:step|iteration|iter|it)", "(?:step|iteration|iter|it|batch)"),
+                ("step_seconds", r"(?:step|iteration|iter\.?|it)", r"(?:step|iteration|iter\.?|it|batch)"),
                 ("epoch_seconds", "epoch", "epoch"),
             )
         },
         "step": r"(?:global )?(?:step|iteration|iter)(?: (?:number|index|no\.?))?",
-        "micro_batch": rf"(?:per[ -]gpu|local|micro|device)[ -]?{BATCH}|{BATCH} ?[\[(]?{_PER}(?:gpu|device)[\])]?"
+        "micro_batch": rf"(?:per[ -]gpu|local|micro|device)[ -]?{BATCH}"
+        rf"|{BATCH} ?[\[(]?{_PER}(?:gpu|device|rank|card|accelerator|replica)[\])]?"
         rf"|per[ -]device(?: train)? {BATCH}|(?:train )?micro {BATCH} per gpu|{BATCH} ?[\[(]per gpu[\])]|mbs",
-        "global_batch": rf"(?:global|total|effective)(?:[ -]train)?[ -]?{BATCH}"
+        "global_batch": rf"(?:global|total|effective|aggregate|overall)(?:[ -]train)?[ -]?{BATCH}|images per step"
         rf"|{BATCH} ?[\[(](?:global|total)[\])]|gbs",
-        "grad_accum": r"grad(?:ient)?[ -]acc(?:um(?:ulation)?)?(?:[ -]steps)?|accumulate[ -]grad[ -]batches"
-        r"|accum(?:ulation)?[ -](?:steps?|iters?)|update[ -]freq",
+        "grad_accum": r"grad(?:ient)?\.?[ -]acc(?:um(?:ulation)?)?\.?(?:[ -]steps)?|accumulate[ -]grad[ -]batches"
+        r"|accum(?:ulation)?\.?(?:[ -](?:steps?|iters?))?|update[ -]freq",
     }.items()
 }
 """Column -> other names of it, in small letters and with spaces for underscores; none that may mean another column."""

@@ -66,7 +66,7 @@ def import_logs(paths: Sequence[Path], log_format: str, options: Options, result
     contents.check(options)
     if not 1 <= len(paths) <= _MOST_FILES:
         raise RequestError(f"{len(paths)} files are given", valid=[f"1 to {_MOST_FILES:,}"])
-    if twice := [path for path, times in Counter(path.resolve() for path in paths).items() if times > 1]:
+    if twice := [path for path, times in Counter(path.absolute() for path in paths).items() if times > 1]:
         # Its runs would be taken for repeats, whose spread is what figures are unsure by.
         raise RequestError(f"{shown(twice[0].name)} is given twice", next_step="Give each file once")
     if options.each_gpus and log_format not in _OF_ONE_COUNT:

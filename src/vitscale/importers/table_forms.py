@@ -152,12 +152,18 @@ def _of_all_gpus(form: Form) -> Form:
 
 
 def _turned(grid: Grid, speed: Heading | None) -> Form | None:
-    """The table turned by a quarter, where its first row has GPU counts."""
-    names, *counts = grid.head
-    if Heading.of(names).column != "gpus" or len(counts) < 2 or not all(count.isdecimal() for count in counts):
-        return None
+    """The table turned by a quarter, where its first row has GPU counts: "GPUs", 1 and 8, or "1 GPU" and "8 GPUs" over
+    rows that are called by their speeds."""
+    names, *texts = grid.head
     rows = [cells for _, cells in grid.body if len(cells) == len(grid.head)]
-    headings = list(Heading.of_all([cells[0] for cells in rows]))
+    headings = list(Heading.of_all([cells[0] for cells in rows if cells]))
+    told = [count.gpus for text in texts if (count := Count.of(text)) and not (count.speed or count.nodes or count.gpu)]
+    named = [own.column in SPEEDS or Heading.of(f"{own.text} (s)").column in SPEEDS for own in headings]
+    counts = list(map(str, told)) if any(named) else []
+    if Heading.of(names).column == "gpus" and all(text.isdecimal() for text in texts):
+        counts = texts
+    if len(counts) < 2 or len(counts) < len(texts):
+        return None
     for at, heading in enumerate(headings):
         if speed and heading.column not in OWN and not heading.holds_no(speed):
             headings[at] = replace(speed, text=heading.text)

@@ -231,6 +231,7 @@ _ENGLISH = re.compile(r"(?:\d{1,3}(?:,\d{3})*|\d+)\.\d{1,2} ?[x%\u00d7]?|\d{1,3}
 _LOOKED_AT = 20_000
 """Rows that decide what a comma in their numbers is."""
 _SUMMARIES = {"mean", "avg", "avg.", "average", "median", "std", "stddev", "min", "max", "total", "sum"}
+_DIGIT = re.compile(r"\d")
 _TITLE = re.compile(r"""[^,;\t|{}]*[^,;\t|{}\s]([,;\t])\1*\s*""")
 _NOTHING_SAID = Options()
 _ABOVE, _MOST_ABOVE = re.compile(r"\s*(?:#|[,;\s]*$|sep=)", re.IGNORECASE), 100
@@ -350,6 +351,9 @@ def rows(path: Path, head: Header, required: Sequence[str], problems: Problems) 
     named: dict[tuple[str, ...], set[str]] = {}
     fewest: int | None = None
     for number, cells, whole in _lines(path, head):
+        if head.separator and not _DIGIT.search("".join(cells)) and _heads(cells):
+            problems.line(number, "another table begins: it and what follows need a file of their own")
+            return
         if len(cells) != len(columns):
             kind = "broken" if whole else "cut-off"
             problems.line(number, f"{len(cells)} cells where the header has {len(columns)}", kind)
@@ -382,6 +386,11 @@ def rows(path: Path, head: Header, required: Sequence[str], problems: Problems) 
             if head.series:
                 row["series"] = ", ".join(part for part in (head.series, row.get("series")) if part)
             yield Row(number, row)
+
+
+def _heads(cells: Sequence[str]) -> bool:
+    """Whether these cells are the headings of a table of measurements."""
+    return Header(Heading.of_all(cells), line=0, separator=",").tells == 2
 
 
 def _of_no_run(
@@ -534,8 +543,11 @@ def _plain(cell: str, own: Heading, sign: str, clocked: bool) -> str:
     """
     if own.column in _NUMBERS or own.column in _WHOLE:
         cell = _bare(cell, own)
-    if clocked and cell.count(":") == 1:
-        return f"0:{cell}"  # below an hour, as timers print it
+    if own.column in _SECONDS and cell.count(":") == 1:
+        if own.factor == 3600:  # a column of hours
+            return f"{cell}:00"
+        if clocked or own.factor == 60:  # below an hour, as timers print it
+            return f"0:{cell}"
     return _as_number(cell, sign)
 
 

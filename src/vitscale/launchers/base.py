@@ -106,7 +106,7 @@ def this_machine_first(hosts: Sequence[Host]) -> tuple[Host, ...]:
 def answer_to(
     argv: Sequence[str], seconds: float, environment: Mapping[str, str] | None = None, *, own_session: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program that starts processes, or tells of them, to its end; returns what it said and its exit code.
+    """Runs a program to its end, without input; returns what it printed and its exit code.
 
     Args:
         argv: the program and its arguments.

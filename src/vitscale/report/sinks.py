@@ -191,4 +191,4 @@ SINKS: Mapping[str, Callable[[Any, TrackedRun, Path], bool]] = {
     "mlflow": _mlflow,
     "wandb": _wandb,
 }
-"""Name to the client's module and what sends to it."""
+"""Name of a client's module to what sends a run to it."""

@@ -12,7 +12,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -98,7 +97,7 @@ def between_runs(run: tuple[int, Losses], reference: TrialResult) -> LossDiffere
 
 
 def _first_losses(figures: RunFigures) -> Losses:
-    return dict(islice(figures.loss_by_step, STEPS))
+    return dict(figures.loss_by_step[:STEPS])
 
 
 def seeded(result: TrialResult) -> bool:

@@ -108,7 +108,15 @@ def ill_placed(measured: Sequence[TrialResult]) -> Iterable[Finding]:
             "Leave the binding to vitscale, ask for cores on every socket, or use fewer launch.threads_per_rank.",
             far,
         )
-    idle = _by_trial(measured, lambda run: max((e.gpus_unused or 0 for e in environments(run)), default=0))
+    idle = {
+        trial.trial_id: most
+        for trial in measured
+        if (
+            most := max(
+                (e.gpus_unused or 0 for run in in_unlike_places(trial.records) for e in environments(run)), default=0
+            )
+        )
+    }
     if idle:
         yield note(
             "gpus-unused",

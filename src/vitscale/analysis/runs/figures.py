@@ -11,6 +11,7 @@ import math
 import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import overload
 
 import numpy as np
 import numpy.typing as npt
@@ -53,7 +54,7 @@ class EpochFigures:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class LossByStep:
+class LossByStep(Sequence[tuple[int, float | None]]):
     """Pairs of step number and loss; None where the loss was not finite."""
 
     step: step_figures.Integers
@@ -71,13 +72,21 @@ class LossByStep:
 
     def known(self) -> LossByStep:
         """Only the steps whose loss was finite."""
-        known = ~np.isnan(self.loss)
-        return LossByStep(self.step[known], self.loss[known])
+        return self._at(~np.isnan(self.loss))
+
+    def _at(self, places: slice | step_figures.Flags) -> LossByStep:
+        return LossByStep(self.step[places], self.loss[places])
 
     def __len__(self) -> int:
         return len(self.step)
 
-    def __getitem__(self, index: int) -> tuple[int, float | None]:
+    @overload
+    def __getitem__(self, index: int) -> tuple[int, float | None]: ...
+    @overload
+    def __getitem__(self, index: slice) -> LossByStep: ...
+    def __getitem__(self, index: int | slice) -> tuple[int, float | None] | LossByStep:
+        if isinstance(index, slice):
+            return self._at(index)
         loss = float(self.loss[index])
         return int(self.step[index]), None if math.isnan(loss) else loss
 
@@ -87,6 +96,9 @@ class LossByStep:
 
     def __eq__(self, other: object) -> bool:
         return tuple(self) == (tuple(other) if isinstance(other, LossByStep) else other)
+
+    def __hash__(self) -> int:
+        return hash((self.step.tobytes(), self.loss.tobytes()))
 
     def __repr__(self) -> str:
         return repr(tuple(self))

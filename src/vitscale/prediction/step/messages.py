@@ -247,7 +247,7 @@ def _without_offload(train: TrainSpec) -> TrainSpec:
 def _plain_exchange(train: TrainSpec) -> bool:
     """Whether a DeepSpeed file whose memory is `modelled` leaves alone what changes only the exchanges."""
     config = train.deepspeed_config or {}
-    return "optimizer" not in config and section(config, "zero_optimization").get("zeropp_loco_param") is None
+    return "optimizer" not in config and not section(config, "zero_optimization").get("zeropp_loco_param")
 
 
 def rescaled(

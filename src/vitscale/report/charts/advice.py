@@ -131,7 +131,7 @@ def write_advice_chart(advice: Advice, path: Path) -> None:
     chart = advice_chart(advice)
     if chart is None:
         raise RequestError("there is nothing to draw: no configuration's time is known")
-    with told_if_unwritable("the chart", path):
+    with told_if_unwritable("the chart", path, is_answer=False):
         write_whole(path, picture(chart.views[0], kind), make_folder=True)
 
 

@@ -379,6 +379,26 @@ def test_forecasts_and_bounds_are_no_measurements(tmp_path: Path, word: str) -> 
         guess([path])
 
 
+@pytest.mark.parametrize("said", ["# Throughput per GPU", "Table 1: Per-GPU training throughput."])
+def test_a_caption_tells_rates_of_each_gpu(tmp_path: Path, said: str) -> None:
+    table = "\n\n| GPUs | Throughput (img/s) |\n|--|--|\n| 1 | 402 |\n| 8 | 388 |\n"
+    (rates,) = rates_of(imported(tmp_path, [document(tmp_path, said + table)], "csv")).values()
+    assert rates == pytest.approx({1: 402, 8: 8 * 388})
+    of_all = "# Throughput, batch size 64 per GPU" + table.replace("388", "3104")
+    (rates,) = rates_of(imported(tmp_path / "all", [document(tmp_path / "all", of_all)], "csv")).values()
+    assert rates == pytest.approx({1: 402, 8: 3104})
+
+
+def test_rows_of_evaluation_are_left_out(tmp_path: Path) -> None:
+    rows = "".join(
+        f"| {gpus} | {phase} | {rate * gpus} |\n" for gpus in (1, 8) for phase, rate in (("train", 400), ("eval", 1400))
+    )
+    found = imported(tmp_path, [document(tmp_path, f"| GPUs | Phase | img/s |\n|--|--|--|\n{rows}")], "csv")
+    (rates,) = rates_of(found).values()
+    assert rates == pytest.approx({1: 400, 8: 3200})
+    assert "(it is of eval)" in " ".join(found.problems)
+
+
 def test_a_file_given_twice_is_no_repeat(tmp_path: Path) -> None:
     path = document(tmp_path, TABLE.format(400, 3000))
     with pytest.raises(RequestError, match=r"'README\.md' is given twice"):

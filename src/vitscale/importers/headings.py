@@ -94,6 +94,11 @@ class Heading:
         """Whether its cell says of a run that it has not ended as it should."""
         return self.column in ("state", "status") and cell.lower() in _UNFINISHED
 
+    @property
+    def tells_phases(self) -> bool:
+        """Whether its cells may say of a row that it is of evaluation or inference."""
+        return self._words in ("phase", "mode", "split", "stage")
+
     def holds_no(self, speed: Heading | None) -> bool:
         """Whether the row of this name holds something else than the speeds that its caption or its columns tell."""
         if self.column in SPEEDS:

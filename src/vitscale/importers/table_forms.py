@@ -19,6 +19,10 @@ from vitscale.trial.trial import Precision
 
 _EMPTY = re.compile(r"[-\u2013\u2014]*|n/?a|oom", re.IGNORECASE)
 _UNIT_OF_RATE = re.compile(r"(?:(?<=\d )|(?<=\d[kK] )|(?<=\d)(?![kK]\b))[A-Za-z][A-Za-z/. ]*$")
+_EACH_RATE = re.compile(
+    r"\b(?:throughput|speed)\b[^.;:]{0,60}\bper[ -]gpu\b|\bper[ -]gpu\b[^.;:]{0,60}\b(?:throughput|speed)\b"
+)
+_OF_ONE_GPU = {"images_per_second": "images_per_second_per_gpu"}
 _NUMBER = re.compile(r"[\d.,]+(?:e[+-]?\d+)?", re.IGNORECASE)
 _SAID = re.compile(
     r"\b(?:training|throughput|speed|performance|time|images?|imgs?|samples?|sequences?|sec(?:ond)?s?|m?s)\b",
@@ -66,6 +70,7 @@ def forms(grid: Grid, cells: str | None = None, micro_batch: int | None = None) 
     grid, filled = _filled(grid)
     speed = Heading.of(cells) if cells else speed_told((grid.caption, grid.title))
     form = _with_units(_turned(grid, speed) or _by_count(grid, speed) or _with_counts(grid))
+    form = _of_each_gpu(form, (grid.caption, grid.title))
     form = form if micro_batch else _of_all_gpus(form)
     return tuple(replace(each, filled=(*filled, *form.filled)) for each in _each_speed(form))
 
@@ -126,6 +131,15 @@ def _are_merged(cells: Sequence[str]) -> bool:
         and not any(_NUMBER.fullmatch(name) or _EMPTY.fullmatch(name) for name in names)
         and all(name != names[before] for before, name in enumerate(names[1:]))
     )
+
+
+def _of_each_gpu(form: Form, texts: Sequence[str]) -> Form:
+    """The form with its rates taken for each GPU's where a caption or heading says so ("Throughput per GPU")."""
+    told = any(_EACH_RATE.search(text.lower()) and not re.search(rf"\b{BATCH}\b", text.lower()) for text in texts)
+    if not told or "images_per_second_per_gpu" in {own.column for own in form.headings}:
+        return form
+    headings = (replace(own, column=_OF_ONE_GPU.get(own.column, own.column)) for own in form.headings)
+    return replace(form, headings=tuple(headings))
 
 
 def _of_all_gpus(form: Form) -> Form:

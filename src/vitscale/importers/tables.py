@@ -348,6 +348,7 @@ def rows(path: Path, head: Header, required: Sequence[str], problems: Problems) 
     converted = [own for own in head.headings if own.factor != 1.0 or own.inverse]
     signs = [sign for sign, _ in head.commas] or ["" if head.separator != ";" else "none"] * len(columns)
     clocked = [own in head.clocks for own in head.headings]
+    phases = [own for own in head.headings if own.tells_phases]
     named: dict[tuple[str, ...], set[str]] = {}
     fewest: int | None = None
     for number, cells, whole in _lines(path, head):
@@ -371,6 +372,9 @@ def rows(path: Path, head: Header, required: Sequence[str], problems: Problems) 
                 row = dict(zip(columns, plain, strict=True)) | told
             except ValueError as error:
                 problems.line(number, str(error))
+                continue
+            if untrained := not_of_training(row[own.column] for own in phases):
+                problems.line(number, f"it is of {untrained}", "untrained")
                 continue
             if (why := _of_no_run(row, head.headings, named)) is not None:
                 problems.line(number, *why)

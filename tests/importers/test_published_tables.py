@@ -379,6 +379,22 @@ def test_forecasts_and_bounds_are_no_measurements(tmp_path: Path, word: str) -> 
         guess([path])
 
 
+@pytest.mark.parametrize(
+    ("heading", "cells", "nodes"),
+    [
+        ("GPUs", ("8 (1x8)", "16 (2x8)"), [1, 2]),
+        ("GPUs", ("8 = 1 x 8", "16 = 2 x 8"), [1, 2]),
+        ("GPUs", ("1x8", "2\u00d78"), [1, 2]),
+        ("Hardware", ("8\u00d7A100", "16\u00d7A100"), [1, 1]),
+        ("Devices", ("8 \u00d7 A100", "16 \u00d7 A100"), [1, 1]),
+    ],
+)
+def test_gpus_laid_out_over_nodes(tmp_path: Path, heading: str, cells: tuple[str, str], nodes: list[int]) -> None:
+    text = f"| {heading} | img/s |\n|--|--|\n| {cells[0]} | 3000 |\n| {cells[1]} | 5800 |\n"
+    worlds = [trial.trial.world for trial in imported(tmp_path, [document(tmp_path, text)], "csv").trials.values()]
+    assert [(world.size, world.nodes) for world in worlds] == [(8, nodes[0]), (16, nodes[1])]
+
+
 @pytest.mark.parametrize("said", ["# Throughput per GPU", "Table 1: Per-GPU training throughput."])
 def test_a_caption_tells_rates_of_each_gpu(tmp_path: Path, said: str) -> None:
     table = "\n\n| GPUs | Throughput (img/s) |\n|--|--|\n| 1 | 402 |\n| 8 | 388 |\n"

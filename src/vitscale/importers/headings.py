@@ -282,7 +282,7 @@ class Count:
     @classmethod
     def of(cls, text: str) -> Count | None:
         """The count that a heading tells; None where it tells none, or anything else beside a speed."""
-        words = _SPACES.sub(" ", text[:_LONGEST].lower()).strip()
+        words = _SPACES.sub(" ", text[:_LONGEST].lower().replace("\u00d7", "x")).strip()
         of_each = _OF_EACH.search(words)
         if of_each:  # "2x8 GPUs" are 16 on two nodes
             words = words.replace(of_each[0], f"{int(of_each[1]) * int(of_each[2])}x", 1)

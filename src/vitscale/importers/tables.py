@@ -232,6 +232,7 @@ _LOOKED_AT = 20_000
 """Rows that decide what a comma in their numbers is."""
 _SUMMARIES = {"mean", "avg", "avg.", "average", "median", "std", "stddev", "min", "max", "total", "sum"}
 _DIGIT = re.compile(r"\d")
+_LAID_OUT = re.compile(r"(\d{1,6}) ?(?:= ?|\()(\d{1,6}) ?[x\u00d7*] ?(\d{1,6})\)?")
 _TITLE = re.compile(r"""[^,;\t|{}]*[^,;\t|{}\s]([,;\t])\1*\s*""")
 _NOTHING_SAID = Options()
 _ABOVE, _MOST_ABOVE = re.compile(r"\s*(?:#|[,;\s]*$|sep=)", re.IGNORECASE), 100
@@ -593,8 +594,12 @@ def _bare(cell: str, own: Heading) -> str:
 
 @lru_cache(1024)
 def _counted(cell: str) -> Mapping[str, str]:
-    """The columns that a cell of GPUs tells, as "8 (1 node)" and "8xA100" do; empty: it is no more than a number."""
-    count = Count.of(cell) or Count.of(re.sub(r"^(\d+)\b", r"\1 gpus", cell))
+    """The columns that a cell of GPUs tells, as "8 (1 node)", "8xA100", "2x8" and "16 (2x8)" do; empty: it is no more
+    than a number."""
+    if (whole := _LAID_OUT.fullmatch(cell)) and int(whole[1]) == int(whole[2]) * int(whole[3]):
+        return {"gpus": whole[1], "nodes": whole[2]}
+    readings = (cell, re.sub(r"^(\d+)\b", r"\1 gpus", cell), f"{cell} gpus")
+    count = next(filter(None, map(Count.of, readings)), None)
     if cell.isdecimal() or count is None or count.speed is not None:
         return {}
     told = {"gpus": count.gpus, "nodes": count.nodes, "gpu": count.gpu}

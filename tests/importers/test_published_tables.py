@@ -400,6 +400,9 @@ def test_a_caption_tells_rates_of_each_gpu(tmp_path: Path, said: str) -> None:
     table = "\n\n| GPUs | Throughput (img/s) |\n|--|--|\n| 1 | 402 |\n| 8 | 388 |\n"
     (rates,) = rates_of(imported(tmp_path, [document(tmp_path, said + table)], "csv")).values()
     assert rates == pytest.approx({1: 402, 8: 8 * 388})
+    several = said + "\n\n| GPUs | DDP (img/s) | FSDP (img/s) |\n|--|--|--|\n| 1 | 402 | 390 |\n| 8 | 388 | 370 |\n"
+    curves = rates_of(imported(tmp_path / "two", [document(tmp_path / "two", several)], "csv")).values()
+    assert sorted(rates[8] for rates in curves) == pytest.approx([8 * 370, 8 * 388])
     of_all = "# Throughput, batch size 64 per GPU" + table.replace("388", "3104")
     (rates,) = rates_of(imported(tmp_path / "all", [document(tmp_path / "all", of_all)], "csv")).values()
     assert rates == pytest.approx({1: 402, 8: 3104})

@@ -187,12 +187,12 @@ class Facts:
     nccl_ranks: int | None = None
     nccl_nodes: int | None = None
     versions: dict[str, str | None] = field(default_factory=dict)
-    of_before: set[str] = field(default_factory=set)
+    earlier: set[str] = field(default_factory=set)
     """The numbers and flags of an earlier try."""
 
     def anew(self) -> None:
         """Begins another try."""
-        self.of_before = {*self.numbers, *self.flags}
+        self.earlier = {*self.numbers, *self.flags}
 
     def take(self, text: str) -> None:
         """Takes what one line tells."""
@@ -203,14 +203,14 @@ class Facts:
         for name, pattern in _NUMBERS.items():
             if self._counts(name, self.numbers) and (told := pattern.search(text)):
                 self.numbers[name] = int(told[1])
-                self.of_before.discard(name)
+                self.earlier.discard(name)
         for name, pattern in _FLAGS.items():
             if self._counts(name, self.flags) and (told := pattern.search(text)):
                 self.flags[name] = told[1] == "True"
-                self.of_before.discard(name)
+                self.earlier.discard(name)
 
     def _counts(self, name: str, told: Mapping[str, int]) -> bool:
-        return name not in told or name in self.of_before
+        return name not in told or name in self.earlier
 
     def _take_nccl(self, text: str) -> None:
         if match := _NCCL.search(text):

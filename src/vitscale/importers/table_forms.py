@@ -22,7 +22,6 @@ _UNIT_OF_RATE = re.compile(r"(?:(?<=\d )|(?<=\d[kK] )|(?<=\d)(?![kK]\b))[A-Za-z]
 _EACH_RATE = re.compile(
     r"\b(?:throughput|speed)\b[^.;:]{0,60}\bper[ -]gpu\b|\bper[ -]gpu\b[^.;:]{0,60}\b(?:throughput|speed)\b"
 )
-_OF_ONE_GPU = {"images_per_second": "images_per_second_per_gpu"}
 _NUMBER = re.compile(r"[\d.,]+(?:e[+-]?\d+)?", re.IGNORECASE)
 _SAID = re.compile(
     r"\b(?:training|throughput|speed|performance|time|images?|imgs?|samples?|sequences?|sec(?:ond)?s?|m?s)\b",
@@ -138,7 +137,10 @@ def _of_each_gpu(form: Form, texts: Sequence[str]) -> Form:
     told = any(_EACH_RATE.search(text.lower()) and not re.search(rf"\b{BATCH}\b", text.lower()) for text in texts)
     if not told or "images_per_second_per_gpu" in {own.column for own in form.headings}:
         return form
-    headings = (replace(own, column=_OF_ONE_GPU.get(own.column, own.column)) for own in form.headings)
+    headings = (
+        replace(own, column="images_per_second_per_gpu") if own.column == "images_per_second" else own
+        for own in form.headings
+    )
     return replace(form, headings=tuple(headings))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from lab.ranks import make_trial, run_ranks
-from vitscale.analysis.quality.shares import gain
+from vitscale.analysis.quality.shares import time_saved
 from vitscale.analysis.runs.figures import run_figures
 from vitscale.analysis.summaries import summarise
 from vitscale.analysis.time.breakdown import Breakdown, breakdown
@@ -75,7 +75,7 @@ def test_the_speeds_are_found_again_from_either_run(runs: dict[str, Run], name: 
     assert found is not None
     assert found == pytest.approx(SPEEDS, rel=0.1)
     expected = {"equal": 1 - 1 / 1.5, "by speed": 0.0}[name]
-    assert gain(result(runs[name]), found) == pytest.approx(expected, abs=0.05)
+    assert time_saved(result(runs[name]), found) == pytest.approx(expected, abs=0.05)
 
 
 def test_every_image_of_a_step_is_counted_once_and_none_twice(runs: dict[str, Run]) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from check_factory import checked, compute, record
-from vitscale.preflight.pace_verdicts import against_others, rank_speeds, rates
+from vitscale.preflight.pace_verdicts import rank_speeds, rates, relative_speeds
 
 
 def test_a_rate_is_the_median_over_repeats_of_the_same_work() -> None:
@@ -32,14 +32,14 @@ def test_a_rate_is_the_median_over_repeats_of_the_same_work() -> None:
 def test_each_rank_is_held_against_the_median_of_the_others(
     found: dict[int, float], relative: dict[int, float]
 ) -> None:
-    assert against_others(found) == pytest.approx(relative)
+    assert relative_speeds(found) == pytest.approx(relative)
 
 
 @given(st.dictionaries(st.integers(0, 50), st.floats(1e-3, 1e6), min_size=2))
 def test_others_leave_the_rank_itself_out(found: dict[int, float]) -> None:
     import statistics
 
-    for rank, relative in against_others(found).items():
+    for rank, relative in relative_speeds(found).items():
         others = [rate for other, rate in found.items() if other != rank]
         assert relative == pytest.approx(found[rank] / statistics.median(others))
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from vitscale.analysis.comparisons import CurveComparison, compare_curves
 from vitscale.analysis.learning.drift import judged
 from vitscale.analysis.quality import findings
-from vitscale.analysis.scaling import CurveResult, Point, base_of, by_mode, named_apart, scale
+from vitscale.analysis.scaling import CurveResult, Point, base_of, by_mode, scale, with_distinct_names
 from vitscale.analysis.summaries import summarise, without_one_off
 from vitscale.analysis.time.waterfall import Factor, Waterfall, waterfalls
 from vitscale.analysis.trials import TrialResult
@@ -163,7 +163,7 @@ def _analysis(summaries: Mapping[str, TrialResult], results: Results, combine_un
         for curve in study.curves
     ]
     curves = tuple(scale(curve, trials, combine_unlike) for curve in known if curve.points)
-    trials = named_apart(trials, curves)
+    trials = with_distinct_names(trials, curves)
     notes = [note for trial in trials.values() for run in trial.runs for note in run.notes]
     return Analysis(
         study=study,

@@ -113,35 +113,64 @@ def split_name(parallel: ParallelSpec) -> str:
     )
 
 
-def named_apart(trials: Mapping[str, TrialResult], curves: Sequence[CurveResult]) -> dict[str, TrialResult]:
-    """The same trials with names that tell them apart: "ddp on 2 ranks, micro-batch 16".
+def with_distinct_names(trials: Mapping[str, TrialResult], curves: Sequence[CurveResult]) -> dict[str, TrialResult]:
+    """The same trials, by identity, with names that tell them apart: "ddp on 2 ranks, micro-batch 16".
 
-    A name is the engine and the rank count. Where several trials share these, what was swept, the micro-batch and the
-    share of the images are added as far as they differ.
+    A name is the engine and the rank count. Where several trials share these, each gets those of its additions
+    (`_name_additions`) that are not the same for all of them.
     """
-    curve_of = {point.trial_id: curve.name for curve in reversed(curves) for point in curve.points}
-    alike: dict[str, list[str]] = {}
+    curve_names = _names_of_curves(curves)
+    renamed = dict(trials)
+    for name, trial_ids in _ids_by_name(trials).items():
+        additions = [_name_additions(trials[trial_id].trial, curve_names.get(trial_id, "")) for trial_id in trial_ids]
+        for trial_id, different in zip(trial_ids, _without_common(additions), strict=True):
+            renamed[trial_id] = replace(trials[trial_id], name=", ".join([name, *different]))
+    return renamed
+
+
+def _names_of_curves(curves: Sequence[CurveResult]) -> dict[str, str]:
+    """Trial identity -> the name of the first curve that has it."""
+    names: dict[str, str] = {}
+    for curve in curves:
+        for point in curve.points:
+            names.setdefault(point.trial_id, curve.name)
+    return names
+
+
+def _ids_by_name(trials: Mapping[str, TrialResult]) -> dict[str, list[str]]:
+    """Name of a trial by itself -> the identities of all trials with that name."""
+    ids: dict[str, list[str]] = {}
     for trial_id, result in trials.items():
-        alike.setdefault(trial_name(result.trial), []).append(trial_id)
-    named = dict(trials)
-    for name, ids in alike.items():
-        told = {trial_id: _apart(curve_of.get(trial_id, ""), trials[trial_id].trial) for trial_id in ids}
-        differs = [len(set(parts)) > 1 for parts in zip(*told.values(), strict=True)]
-        for trial_id, parts in told.items():
-            apart = [part for part, differs_here in zip(parts, differs, strict=True) if differs_here and part]
-            named[trial_id] = replace(trials[trial_id], name=", ".join([name, *apart]))
-    return named
+        ids.setdefault(trial_name(result.trial), []).append(trial_id)
+    return ids
 
 
-def _apart(curve: str, trial: Trial) -> tuple[str, str, str]:
-    """What may tell a trial from others of its engine and rank count."""
-    engine, _, swept = curve.partition(", ")
-    data = f"{trial.data.fraction:.3g} of the images" if trial.data.fraction < 1 else ""
-    return (
-        swept if swept or engine in ("", engine_name(trial.train)) else engine,
-        "" if "micro_batch" in swept else f"micro-batch {trial.train.micro_batch}",
-        data,
-    )
+def _name_additions(trial: Trial, curve_name: str) -> dict[str, str]:
+    """What may be added to a trial's name, by kind; empty texts where there is nothing to say.
+
+    Args:
+        trial: the trial.
+        curve_name: the name of a curve that has it: the engine, then what was swept ("ddp, micro_batch 16").
+    """
+    engine, _, swept = curve_name.partition(", ")
+    if not swept and engine != engine_name(trial.train):
+        swept = engine
+    micro_batch = f"micro-batch {trial.train.micro_batch}" if "micro_batch" not in swept else ""
+    images = f"{trial.data.fraction:.3g} of the images" if trial.data.fraction < 1 else ""
+    return {"swept": swept, "micro_batch": micro_batch, "images": images}
+
+
+def _without_common(additions: Sequence[Mapping[str, str]]) -> list[list[str]]:
+    """For each trial, the texts of those kinds of additions in which the trials differ."""
+    different_kinds = []
+    for kind in additions[0]:
+        texts = {addition[kind] for addition in additions}
+        if len(texts) > 1:
+            different_kinds.append(kind)
+    different = []
+    for addition in additions:
+        different.append([addition[kind] for kind in different_kinds if addition[kind]])
+    return different
 
 
 def _norms_locally(trial: Trial) -> bool:

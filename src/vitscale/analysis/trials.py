@@ -159,7 +159,7 @@ class TrialResult:
     """What a checkpoint takes; None where no run measured it."""
     drift: Drift = Drift("unknown", reason="not held against another trial")
     name: str = ""
-    """The trial's name among those of its study, for sentences (`vitscale.analysis.scaling.named_apart`)."""
+    """The trial's name among those of its study, for sentences (`vitscale.analysis.scaling.with_distinct_names`)."""
     looked: int = 0
     """Number of first runs that decided how many runs there are (`vitscale.analysis.runs.repeats`)."""
     allocations: tuple[tuple[int, ...], ...] = ()

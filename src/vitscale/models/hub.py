@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -196,31 +197,73 @@ def load_weights(model: nn.Module, source: str) -> None:
     """
     pretrained, missing = _pretrained(source)
     prefix = str(getattr(pretrained, "base_model_prefix", ""))
-    held = {name: tensor for name, tensor in pretrained.state_dict().items() if name not in missing}
-    theirs = {_core(name, prefix): tensor for name, tensor in held.items()}
-    first = next((f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Conv2d)), "")
-    taken, unlike = 0, []
+    weights = {name: tensor for name, tensor in pretrained.state_dict().items() if name not in missing}
+    copied, differences = _copy_weights(model, weights, prefix)
+    if copied:
+        parameter_names = [name for name, _ in pretrained.named_parameters() if name in weights]
+        differences += _unmatched(model, parameter_names, prefix)
+    else:
+        differences = differences or ["none of its tensors has the name of one of the model's"]
+    if differences:
+        raise RequestError(
+            f"model.weights {shown(source)} are of another model: {'; '.join(differences[:3])}",
+            next_step="Name weights of the same architecture and size, or leave weights out",
+        )
+    _keep_distances(model, pretrained, prefix)
+
+
+class _Copied(NamedTuple):
+    """What `_copy_weights` has done."""
+
+    tensors: int
+    """Number of tensors of the body that were copied."""
+    differences: list[str]
+    """Tensors of the body that have another shape, in words."""
+
+
+def _copy_weights(model: nn.Module, weights: Mapping[str, Tensor], prefix: str) -> _Copied:
+    """Copies each tensor of `weights` into the model's tensor of the same name, fitted to its shape.
+
+    A head's tensors keep their random weights where the shapes differ, as for other classes.
+
+    Args:
+        model: gets the weights.
+        weights: the pretrained tensors by their names.
+        prefix: the name of the pretrained model's body, which precedes its tensors' names.
+    """
+    weights_by_core_name = {_core(name, prefix): tensor for name, tensor in weights.items()}
+    first_kernels = _first_convolution(model)
+    copied = 0
+    differences = []
     with torch.no_grad():
-        for name, own in model.state_dict().items():
-            other = theirs.get(_core(name, prefix))
-            if other is None:
+        for name, tensor in model.state_dict().items():
+            weight = weights_by_core_name.get(_core(name, prefix))
+            if weight is None:
                 continue
             if name.endswith("position_embeddings"):
-                other = interpolated(other, own.shape[1])
-            elif name == first and other.shape[0::2] == own.shape[0::2]:
-                other = inflated(other, own.shape[1])
-            if other.shape == own.shape:
-                own.copy_(other)
-                taken += not name.startswith(_HEADS)
-            elif not name.startswith(_HEADS):
-                unlike.append(f"{name} is {list(other.shape)} there and {list(own.shape)} here")
-    if taken:
-        unlike += _unmatched(model, [name for name, _ in pretrained.named_parameters() if name in held], prefix)
-    if unlike or not taken:
-        what = "; ".join(unlike[:3]) or "none of its tensors has the name of one of the model's"
-        what = f"model.weights {shown(source)} are of another model: {what}"
-        raise RequestError(what, next_step="Name weights of the same architecture and size, or leave weights out")
-    _keep_distances(model, pretrained, prefix)
+                weight = interpolated(weight, length=tensor.shape[1])
+            elif name == first_kernels and _differ_in_channels_alone(weight, tensor):
+                weight = inflated(weight, channels=tensor.shape[1])
+            is_head = name.startswith(_HEADS)
+            if weight.shape == tensor.shape:
+                tensor.copy_(weight)
+                copied += 0 if is_head else 1
+            elif not is_head:
+                differences.append(f"{name} is {list(weight.shape)} there and {list(tensor.shape)} here")
+    return _Copied(copied, differences)
+
+
+def _first_convolution(model: nn.Module) -> str | None:
+    """The name of the kernels that take the image's channels; None in a model without convolutions."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Conv2d):
+            return f"{name}.weight"
+    return None
+
+
+def _differ_in_channels_alone(weight: Tensor, tensor: Tensor) -> bool:
+    """Whether both are kernels [outputs, channels, height, width] of the same outputs and height."""
+    return weight.shape[0::2] == tensor.shape[0::2]  # a slice, for a weight may have fewer dimensions
 
 
 def _pretrained(source: str) -> tuple[Any, set[str]]:

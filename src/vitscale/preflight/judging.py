@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vitscale.preflight import host_verdicts, network_verdicts, pace_verdicts, reach_verdicts
-from vitscale.preflight.pace_verdicts import against_others, rank_speeds, rates
+from vitscale.preflight.pace_verdicts import rank_speeds, rates, relative_speeds
 from vitscale.preflight.verdict import host_of
 from vitscale.present import document as doc
 from vitscale.present.data import finding_fields
@@ -31,7 +31,8 @@ RULES: tuple[Callable[[CheckRecord], Iterable[doc.Finding]], ...] = (
     host_verdicts.unshared_folder,
     host_verdicts.full_disk,
     pace_verdicts.slow_ranks,
-    pace_verdicts.throttled,
+    pace_verdicts.gpu_throttling,
+    pace_verdicts.cpu_throttling,
     pace_verdicts.clocks_differ,
     pace_verdicts.mixed_devices,
     host_verdicts.too_few_cores,
@@ -89,7 +90,7 @@ def check_fields(record: CheckRecord, findings: Sequence[doc.Finding], path: Pat
         "stored": str(path),
         "verdicts": [finding_fields(finding) for finding in findings],
         "rank_speeds": list(speeds) if speeds is not None else None,
-        "pace_against_others": {str(rank): pace for rank, pace in against_others(rates(record.ranks)).items()},
+        "pace_against_others": {str(rank): pace for rank, pace in relative_speeds(rates(record.ranks)).items()},
         "check": record.model_dump(mode="json"),
     }
 

@@ -1,233 +1,393 @@
-"""Do all ranks compute at the same pace? If not, which are slow, and why?"""
+"""Findings of a check about the speed of its ranks: which are slow and why, unlike devices, throttling, clocks.
+
+All ranks of a check compute pieces of the same work at the same time, in several repeats (`ComputeLine`). Three figures
+of a rank follow from that:
+
+    rate             pieces per second, the median over its repeats
+    relative speed   its rate / the median rate of all other ranks: 0.5 is half as fast as they are
+    rank speed       its rate / the rate of the fastest rank, as `train.rank_speeds` in a study takes it
+"""
 
 from __future__ import annotations
 
+import bisect
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from math import ceil, floor
+from typing import NamedTuple
 
 from vitscale.preflight.verdict import concerning, hosts_of, note, ranks_named, warning
 from vitscale.present.document import About, Finding
 from vitscale.present.units import listed
 from vitscale.store.checks import CheckedRank, CheckRecord
+from vitscale.store.records import GpuSamples
 
 _SLOW = 0.9
-"""A rank below this share of the others' pace is slow."""
+"""A rank is slow below this relative speed."""
 _UNSTEADY = 0.15
+"""A rank is unsteady if its repeats differ by more than this share of their median."""
 _THROTTLED = 0.01
-"""Share of the time above which throttling is told."""
-_TAKEN = "other processes take the rest"
-_MOST_SPEEDS = 64
+"""Throttling is reported above this share of the time."""
+_LONGEST_SPEED_LIST = 64
+"""Most ranks whose speeds are written out in an advice."""
+_SPEED_DECIMALS = 2
+_SLOWEST_SPEED = 0.01
+"""Smallest rank speed that a study accepts."""
+
+
+class _SlowGroup(NamedTuple):
+    """Slow ranks with the same device and the same relative speed share one finding."""
+
+    device: str
+    speed: str
+    """Relative speed with two decimals."""
 
 
 def slow_ranks(record: CheckRecord) -> Iterable[Finding]:
-    """Ranks well below the others' pace in every repeat; ranks alike share a finding."""
-    pieces_per_second = rates(record.ranks)
-    relative = against_others(pieces_per_second)
-    alike: dict[tuple[str, str], list[CheckedRank]] = {}
+    """Warns of ranks that were clearly slower than the others in every repeat, and says why."""
+    rank_rates = rates(record.ranks)
+    speeds = relative_speeds(rank_rates)
+    groups: dict[_SlowGroup, list[CheckedRank]] = {}
     for rank in record.ranks:
-        pace = relative.get(rank.rank)
-        if pace is None or pace >= _SLOW or rank.compute is None:
-            continue
-        # A rank with one repeat at the others' pace was disturbed in its other repeats, which `unsteady` tells.
-        # Multiplied instead of divided, because a pace can be so small that it is 0.
-        if max(rank.compute.pieces_per_second) * pace < pieces_per_second[rank.rank]:
-            alike.setdefault((_device(rank), f"{pace:.2f}"), []).append(rank)
-    multiplied = against_others({r.rank: r.matmul.flops_per_second for r in record.ranks if r.matmul is not None})
-    for (device, at), slow in sorted(alike.items(), key=lambda item: item[0][1]):
-        numbers = [rank.rank for rank in slow]
-        verb = "computes" if len(slow) == 1 else "compute"
-        whose = "its" if len(slow) == 1 else "their"
-        why = _why(slow[0], record, multiplied)
-        disturbed = why.endswith(_TAKEN)
-        yield warning(
-            "slow-rank",
-            f"{ranks_named(numbers)} ({device}, {listed(hosts_of(slow))}) {verb} at {at} of the others: with equal "
-            f"shares the job runs at {whose} pace. {why}",
-            "Stop what else runs there, and check again" if disturbed else _share_advice(record, numbers),
-            concerning(slow),
-        )
+        speed = speeds.get(rank.rank)
+        if speed is not None and _is_slow_in_every_repeat(rank, rank_rates[rank.rank], speed):
+            group = _SlowGroup(_device_name(rank), f"{speed:.2f}")
+            groups.setdefault(group, []).append(rank)
+
+    matmul_rates = {rank.rank: rank.matmul.flops_per_second for rank in record.ranks if rank.matmul is not None}
+    matmul_speeds = relative_speeds(matmul_rates)
+    for group in sorted(groups, key=lambda group: group.speed):
+        yield _slow_group_finding(record, group, groups[group], matmul_speeds)
 
 
-def _why(rank: CheckedRank, record: CheckRecord, multiplied: Mapping[int, float]) -> str:
-    """Why a slow rank is slow, as far as was measured."""
-    compute = rank.compute
-    others = [each.compute.cpu_share for each in record.ranks if each.compute is not None and each.rank != rank.rank]
-    most = max((share for share in others if share is not None), default=None)
-    own_share = compute.cpu_share if compute is not None else None
-    # A quota that gives all ranks the same makes none slower than the others.
-    lacks_cpu = own_share is None or most is None or own_share < _SLOW * most
-    throttled_share = (compute.cpu_throttled_share or 0.0) if compute is not None else 0.0
-    if throttled_share > _THROTTLED and rank.facts is not None and lacks_cpu:
-        quota = rank.facts.environment.cpu_quota_cores
-        return f"Its CPU quota of {quota:g} cores holds it back" if quota is not None else "Its CPU quota holds it back"
-    if compute is not None and compute.gpu is not None and (compute.gpu.throttled_share or 0.0) > _THROTTLED:
-        return f"Its GPU slows its clocks: {listed(compute.gpu.throttle_reasons)}"
-    on_cpu = rank.facts is not None and rank.facts.environment.device.type == "cpu"
-    if own_share is not None and on_cpu and own_share < _SLOW and lacks_cpu:
-        return f"It gets {own_share:.2f} of a core: {_TAKEN}"
-    own = multiplied.get(rank.rank)
-    if own is None:
-        return "Its matrix-multiply rate is unavailable"
-    if own < _SLOW:
-        return f"Its matrix-multiply rate is {own:.2f} of the others' too: the device is slower"
-    return f"Its matrix-multiply rate is {own:.2f} of the others': something else takes its time"
+def _is_slow_in_every_repeat(rank: CheckedRank, rate: float, relative_speed: float) -> bool:
+    """Whether the rank is slow, and even its fastest repeat was below the median rate of the others.
+
+    A rank with one repeat at the others' rate was disturbed in its other repeats, which `unsteady` reports.
+    """
+    if rank.compute is None or relative_speed >= _SLOW:
+        return False
+    fastest_repeat = max(rank.compute.pieces_per_second)
+    # The others' rate is rate / relative_speed. Multiply instead: a relative speed can be so small that it is 0.
+    return fastest_repeat * relative_speed < rate
 
 
-def _share_advice(record: CheckRecord, slow: list[int]) -> str:
-    without = f"Leave {'it' if len(slow) == 1 else 'them'} out, or give smaller shares"
+def _slow_group_finding(
+    record: CheckRecord, group: _SlowGroup, ranks: Sequence[CheckedRank], matmul_speeds: Mapping[int, float]
+) -> Finding:
+    numbers = [rank.rank for rank in ranks]
+    is_single = len(ranks) == 1
+    verb = "computes" if is_single else "compute"
+    possessive = "its" if is_single else "their"
+    cause = _cause_of_slowness(ranks[0], record, matmul_speeds)
+    if cause.is_other_processes:
+        advice = "Stop what else runs there, and check again"
+    else:
+        advice = _share_advice(record, numbers)
+    return warning(
+        kind="slow-rank",
+        message=f"{ranks_named(numbers)} ({group.device}, {listed(hosts_of(ranks))}) {verb} at {group.speed} of the "
+        f"others: with equal shares the job runs at {possessive} pace. {cause.sentence}",
+        advice=advice,
+        about=concerning(ranks),
+    )
+
+
+class _Cause(NamedTuple):
+    """Why a rank is slow."""
+
+    sentence: str
+    """Without its full stop."""
+    is_other_processes: bool = False
+    """Whether other processes take the rank's CPU time, so that stopping them helps."""
+
+
+def _cause_of_slowness(rank: CheckedRank, record: CheckRecord, matmul_speeds: Mapping[int, float]) -> _Cause:
+    """The first cause that the measurements support: CPU quota, GPU clocks, busy cores, slow device.
+
+    Args:
+        rank: the slow rank.
+        record: the check, for the CPU time of the other ranks.
+        matmul_speeds: rank number -> relative speed of large matrix products, which use the device alone.
+    """
+    lacks_cpu_time = _lacks_cpu_time(rank, record.ranks)
+    if rank.facts is not None and _cpu_throttled_share(rank) > _THROTTLED and lacks_cpu_time:
+        return _Cause(_quota_sentence(rank.facts.environment.cpu_quota_cores))
+
+    gpu = _gpu_samples(rank)
+    if gpu is not None and _gpu_throttled_share(rank) > _THROTTLED:
+        return _Cause(f"Its GPU slows its clocks: {listed(gpu.throttle_reasons)}")
+
+    cpu_share = _cpu_share(rank) if _computes_on_cpu(rank) else None
+    if cpu_share is not None and cpu_share < _SLOW and lacks_cpu_time:
+        sentence = f"It gets {cpu_share:.2f} of a core: other processes take the rest"
+        return _Cause(sentence, is_other_processes=True)
+
+    matmul_speed = matmul_speeds.get(rank.rank)
+    if matmul_speed is None:
+        return _Cause("Its matrix-multiply rate is unavailable")
+    if matmul_speed < _SLOW:
+        return _Cause(f"Its matrix-multiply rate is {matmul_speed:.2f} of the others' too: the device is slower")
+    return _Cause(f"Its matrix-multiply rate is {matmul_speed:.2f} of the others': something else takes its time")
+
+
+def _lacks_cpu_time(rank: CheckedRank, ranks: Sequence[CheckedRank]) -> bool:
+    """Whether the rank got clearly less CPU time than the rank with the most; True where either is unknown.
+
+    A quota that gives all ranks the same makes none of them slower than the others.
+    """
+    own_share = _cpu_share(rank)
+    other_shares = [_cpu_share(other) for other in ranks if other.rank != rank.rank]
+    known_shares = [share for share in other_shares if share is not None]
+    if own_share is None or not known_shares:
+        return True
+    return own_share < _SLOW * max(known_shares)
+
+
+def _quota_sentence(quota_cores: float | None) -> str:
+    if quota_cores is None:
+        return "Its CPU quota holds it back"
+    return f"Its CPU quota of {quota_cores:g} cores holds it back"
+
+
+def _share_advice(record: CheckRecord, slow_ranks: Sequence[int]) -> str:
+    pronoun = "it" if len(slow_ranks) == 1 else "them"
+    advice = f"Leave {pronoun} out, or give smaller shares"
     speeds = rank_speeds(record)
-    if speeds is None or len(speeds) > _MOST_SPEEDS:
-        return f"{without} with rank_speeds in [train]"
-    return f"{without}: in [train] rank_speeds = [{', '.join(map(str, speeds))}]"
+    if speeds is None or len(speeds) > _LONGEST_SPEED_LIST:
+        return f"{advice} with rank_speeds in [train]"
+    values = ", ".join(str(speed) for speed in speeds)
+    return f"{advice}: in [train] rank_speeds = [{values}]"
 
 
 def mixed_devices(record: CheckRecord) -> Iterable[Finding]:
-    """Ranks on different devices."""
-    by_device: dict[str, list[CheckedRank]] = {}
+    """Warns of ranks on different devices."""
+    ranks_by_device: dict[str, list[int]] = {}
     for rank in record.ranks:
         if rank.facts is not None:
-            by_device.setdefault(_device(rank), []).append(rank)
-    if len(by_device) > 1:
-        each = listed([f"{name} ({ranks_named([r.rank for r in ranks])})" for name, ranks in by_device.items()])
-        yield warning(
-            "mixed-devices",
-            f"the ranks compute on unlike devices: {each}; the slowest type sets the pace of every step, and the least "
-            "memory the largest batch",
-            "Use one type, or shares that follow the speeds (rank_speeds in [train])",
-        )
+            ranks_by_device.setdefault(_device_name(rank), []).append(rank.rank)
+    if len(ranks_by_device) < 2:
+        return
+    devices = listed([f"{device} ({ranks_named(ranks)})" for device, ranks in ranks_by_device.items()])
+    yield warning(
+        kind="mixed-devices",
+        message=f"the ranks compute on unlike devices: {devices}; the slowest type sets the pace of every step, and "
+        "the least memory the largest batch",
+        advice="Use one type, or shares that follow the speeds (rank_speeds in [train])",
+    )
 
 
-def throttled(record: CheckRecord) -> Iterable[Finding]:
-    """GPUs that slowed their clocks, and ranks that a CPU quota held back, while they computed."""
-    hot = {
-        rank.rank: rank
-        for rank in record.ranks
-        if rank.compute is not None and rank.compute.gpu is not None
-        and (rank.compute.gpu.throttled_share or 0.0) > _THROTTLED
-    }  # fmt: skip
-    if hot:
-        reasons = [
-            reason for r in hot.values() if r.compute and r.compute.gpu for reason in r.compute.gpu.throttle_reasons
-        ]
-        yield warning(
-            "gpu-throttled",
-            f"the GPU of {ranks_named([*hot])} ({listed(hosts_of(hot.values()))}) slows its clocks: "
-            f"{listed(list(dict.fromkeys(reasons)))}",
-            "See to cooling and the power limit (nvidia-smi -q -d PERFORMANCE)",
-            concerning(hot.values()),
-        )
-    held = {r.rank: r for r in record.ranks if r.compute and (r.compute.cpu_throttled_share or 0.0) > _THROTTLED}
-    if held:
-        most = max(rank.compute.cpu_throttled_share or 0.0 for rank in held.values() if rank.compute)
-        yield warning(
-            "cpu-throttled",
-            f"the CPU quota holds back {ranks_named([*held])} ({listed(hosts_of(held.values()))}), by up to "
-            f"{most:.2f} core-seconds per second",
-            "Ask for a quota of as many cores as the ranks of a host compute with, or use fewer ranks or threads",
-            concerning(held.values()),
-        )
+def gpu_throttling(record: CheckRecord) -> Iterable[Finding]:
+    """Warns of GPUs that slowed their clocks while they computed."""
+    ranks = [rank for rank in record.ranks if _gpu_throttled_share(rank) > _THROTTLED]
+    if not ranks:
+        return
+    reasons: list[str] = []
+    for rank in ranks:
+        gpu = _gpu_samples(rank)
+        if gpu is not None:
+            reasons += [reason for reason in gpu.throttle_reasons if reason not in reasons]
+    yield warning(
+        kind="gpu-throttled",
+        message=f"the GPU of {_numbers_and_hosts(ranks)} slows its clocks: {listed(reasons)}",
+        advice="See to cooling and the power limit (nvidia-smi -q -d PERFORMANCE)",
+        about=concerning(ranks),
+    )
+
+
+def cpu_throttling(record: CheckRecord) -> Iterable[Finding]:
+    """Warns of ranks that a CPU quota held back while they computed."""
+    ranks = [rank for rank in record.ranks if _cpu_throttled_share(rank) > _THROTTLED]
+    if not ranks:
+        return
+    largest_share = max(_cpu_throttled_share(rank) for rank in ranks)
+    yield warning(
+        kind="cpu-throttled",
+        message=f"the CPU quota holds back {_numbers_and_hosts(ranks)}, by up to {largest_share:.2f} core-seconds per "
+        "second",
+        advice="Ask for a quota of as many cores as the ranks of a host compute with, or use fewer ranks or threads",
+        about=concerning(ranks),
+    )
 
 
 def power_limits(record: CheckRecord) -> Iterable[Finding]:
-    """GPUs whose power limit is below the default, or was reached while they computed."""
-    limits: dict[str, list[CheckedRank]] = {}
+    """Notes GPUs whose power limit is below the default, or was reached while they computed."""
+    ranks_by_limit: dict[str, list[CheckedRank]] = {}
     for rank in record.ranks:
-        settings = rank.facts.environment.device.settings if rank.facts is not None else None
-        limit, default = (settings.power_limit_watts, settings.power_limit_default_watts) if settings else (None, None)
-        samples = rank.compute.gpu if rank.compute is not None else None
-        of = f" of {limit:g} W" if limit is not None else ""
-        if limit is not None and default is not None and limit < default:
-            limits.setdefault(f"a power limit{of}, below the default of {default:g} W", []).append(rank)
-        elif samples is not None and "power cap" in (samples.limits or ()):
-            limits.setdefault(f"a power limit{of}, which was reached", []).append(rank)
-    for said, ranks in limits.items():
-        numbers = [rank.rank for rank in ranks]
+        limit = _notable_power_limit(rank)
+        if limit is not None:
+            ranks_by_limit.setdefault(limit, []).append(rank)
+    for limit, ranks in ranks_by_limit.items():
+        subject, verb = ("the GPU", "has") if len(ranks) == 1 else ("the GPUs", "have")
         yield note(
-            "power-limit",
-            f"the GPU{'s' if len(numbers) > 1 else ''} of {ranks_named(numbers)} ({listed(hosts_of(ranks))}) "
-            f"{'have' if len(numbers) > 1 else 'has'} {said}",
-            "Times belong to this limit: compare only GPUs with the same one (nvidia-smi -pl sets it)",
-            concerning(ranks),
+            kind="power-limit",
+            message=f"{subject} of {_numbers_and_hosts(ranks)} {verb} {limit}",
+            advice="Times belong to this limit: compare only GPUs with the same one (nvidia-smi -pl sets it)",
+            about=concerning(ranks),
         )
+
+
+def _notable_power_limit(rank: CheckedRank) -> str | None:
+    """ "a power limit of 300 W, which was reached"; None where the limit is the default and was not reached."""
+    settings = rank.facts.environment.device.settings if rank.facts is not None else None
+    limit = settings.power_limit_watts if settings is not None else None
+    default = settings.power_limit_default_watts if settings is not None else None
+    name = "a power limit" if limit is None else f"a power limit of {limit:g} W"
+    if limit is not None and default is not None and limit < default:
+        return f"{name}, below the default of {default:g} W"
+    gpu = _gpu_samples(rank)
+    if gpu is not None and gpu.limits is not None and "power cap" in gpu.limits:
+        return f"{name}, which was reached"
+    return None
 
 
 def unsteady(record: CheckRecord) -> Iterable[Finding]:
-    """Ranks whose pace changes from one repeat to the next."""
-    worst = {}
+    """Notes ranks whose rate changes from one repeat to the next."""
+    spreads: dict[int, float] = {}
     for rank in record.ranks:
-        if rank.compute is not None and (middle := statistics.median(rank.compute.pieces_per_second)) > 0:
-            spread = (max(rank.compute.pieces_per_second) - min(rank.compute.pieces_per_second)) / middle
-            if spread > _UNSTEADY:
-                worst[rank.rank] = spread
-    if worst:
-        yield note(
-            "unsteady",
-            f"the pace of {ranks_named([*worst])} varies by up to {100 * max(worst.values()):.0f} % from one repeat to "
-            "the next: other processes compute there too, or clocks change",
-            "See what else runs there (top, nvidia-smi), and check again; speeds are known no better than that",
-            About(ranks=tuple(worst)),
-        )
+        spread = _spread_over_repeats(rank)
+        if spread is not None and spread > _UNSTEADY:
+            spreads[rank.rank] = spread
+    if not spreads:
+        return
+    yield note(
+        kind="unsteady",
+        message=f"the pace of {ranks_named(list(spreads))} varies by up to {100 * max(spreads.values()):.0f} % from "
+        "one repeat to the next: other processes compute there too, or clocks change",
+        advice="See what else runs there (top, nvidia-smi), and check again; speeds are known no better than that",
+        about=About(ranks=tuple(spreads)),
+    )
+
+
+def _spread_over_repeats(rank: CheckedRank) -> float | None:
+    """(Fastest - slowest repeat) / the median of them; None where the rank computed nothing."""
+    if rank.compute is None:
+        return None
+    repeats = rank.compute.pieces_per_second
+    median = statistics.median(repeats)
+    if median <= 0:
+        return None
+    return (max(repeats) - min(repeats)) / median
 
 
 def clocks_differ(record: CheckRecord) -> Iterable[Finding]:
-    """GPUs of one type at different clocks under the same work."""
-    clocks: dict[str, dict[int, float]] = {}
+    """Warns of GPUs of one type that ran at different clocks under the same work."""
+    clocks_by_device: dict[str, dict[int, float]] = {}
     for rank in record.ranks:
-        if rank.compute is not None and rank.compute.gpu is not None:
-            clock = rank.compute.gpu.sm_clock_mhz_median
-            if clock is not None and clock > 0:
-                clocks.setdefault(_device(rank), {})[rank.rank] = clock
-    for device, by_rank in clocks.items():
-        highest = max(by_rank.values())
-        low = [rank for rank, clock in by_rank.items() if clock < _SLOW * highest]
-        if low:
+        gpu = _gpu_samples(rank)
+        clock = gpu.sm_clock_mhz_median if gpu is not None else None
+        if clock is not None and clock > 0:
+            clocks_by_device.setdefault(_device_name(rank), {})[rank.rank] = clock
+    for device, clocks in clocks_by_device.items():
+        highest = max(clocks.values())
+        lowest = min(clocks.values())
+        slow_ranks = [rank for rank, clock in clocks.items() if clock < _SLOW * highest]
+        if slow_ranks:
             yield warning(
-                "clocks-differ",
-                f"{device}: {ranks_named(low)} at {min(by_rank.values()):,.0f} MHz, others at {highest:,.0f} MHz under "
+                kind="clocks-differ",
+                message=f"{device}: {ranks_named(slow_ranks)} at {lowest:,.0f} MHz, others at {highest:,.0f} MHz under "
                 "the same work",
-                "Look for a lower power limit or locked clocks (nvidia-smi -q -d CLOCK,POWER)",
-                About(ranks=tuple(low)),
+                advice="Look for a lower power limit or locked clocks (nvidia-smi -q -d CLOCK,POWER)",
+                about=About(ranks=tuple(slow_ranks)),
             )
 
 
-def _device(rank: CheckedRank) -> str:
-    return rank.facts.environment.device.name if rank.facts is not None else "unavailable device"
-
-
-_DECIMALS = 2
+# The figures that the findings rest on
 
 
 def rates(ranks: Sequence[CheckedRank]) -> dict[int, float]:
-    """Each rank's pieces of the fixed work per second, median over repeats; only ranks with the most common work."""
-    told = {rank.rank: rank.compute for rank in ranks if rank.compute is not None}
-    kinds = [line.work for line in told.values()]
-    usual = max(kinds, key=kinds.count, default="")
-    return {
-        rank: rate
-        for rank, line in sorted(told.items())
-        if line.work == usual and (rate := statistics.median(line.pieces_per_second)) > 0
-    }
+    """Rank number -> pieces per second, the median over its repeats.
 
-
-def against_others(pieces_per_second: Mapping[int, float]) -> dict[int, float]:
-    """Each rank's rate over the median rate of all other ranks; empty for one rank."""
-    if len(pieces_per_second) < 2:
+    Only ranks that computed the most common kind of work have one, because rates of unlike work do not compare; nor
+    have ranks whose rate is 0.
+    """
+    compute_lines = {rank.rank: rank.compute for rank in ranks if rank.compute is not None}
+    if not compute_lines:
         return {}
-    ordered = sorted(pieces_per_second, key=lambda rank: pieces_per_second[rank])
-    middle = (len(ordered) - 2) / 2  # index of the median among the others, which are one fewer
-    relative = {}
-    for at, rank in enumerate(ordered):
-        two = (floor(middle), ceil(middle))
-        others = statistics.fmean(pieces_per_second[ordered[n if n < at else n + 1]] for n in two)
-        relative[rank] = pieces_per_second[rank] / others
-    return dict(sorted(relative.items()))
+    kinds_of_work = Counter(line.work for line in compute_lines.values())
+    most_common_work = kinds_of_work.most_common(1)[0][0]
+    medians = {
+        number: statistics.median(line.pieces_per_second)
+        for number, line in sorted(compute_lines.items())
+        if line.work == most_common_work
+    }
+    return {number: rate for number, rate in medians.items() if rate > 0}
+
+
+def relative_speeds(rates: Mapping[int, float]) -> dict[int, float]:
+    """Rank number -> its rate / the median rate of all other ranks; empty for a single rank.
+
+    Example: {0: 100.0, 1: 100.0, 2: 50.0} gives 0.5 for rank 2, and 100 / 75 for ranks 0 and 1.
+    """
+    if len(rates) < 2:
+        return {}
+    ordered_rates = sorted(rates.values())
+    speeds = {}
+    for number, rate in sorted(rates.items()):
+        position = bisect.bisect_left(ordered_rates, rate)
+        speeds[number] = rate / _median_without(ordered_rates, position)
+    return speeds
+
+
+def _median_without(ordered_rates: Sequence[float], position: int) -> float:
+    """The median of sorted rates without the one at `position`. It is fast, for a check may have thousands of ranks."""
+    count = len(ordered_rates) - 1
+    middle_positions = ((count - 1) // 2, count // 2)  # two of an even number of rates, one of an odd number twice
+    middle_rates = []
+    for middle in middle_positions:
+        shifted = middle if middle < position else middle + 1
+        middle_rates.append(ordered_rates[shifted])
+    return statistics.fmean(middle_rates)
 
 
 def rank_speeds(record: CheckRecord) -> tuple[float, ...] | None:
-    """Values for `train.rank_speeds`: rates over the fastest rank's, in rank order; None where a rank is missing."""
-    pieces_per_second = rates(record.ranks)
-    if set(pieces_per_second) != set(range(record.request.world.size)):
+    """Values for `train.rank_speeds`, in rank order; None where a rank has no rate.
+
+    Example: rates of 100 and 31 pieces per second give (1.0, 0.31).
+    """
+    rank_rates = rates(record.ranks)
+    if set(rank_rates) != set(range(record.request.world.size)):
         return None
-    fastest = max(pieces_per_second.values())
-    return tuple(max(round(rate / fastest, _DECIMALS), 10**-_DECIMALS) for _, rate in sorted(pieces_per_second.items()))
+    fastest = max(rank_rates.values())
+    speeds = [round(rank_rates[number] / fastest, _SPEED_DECIMALS) for number in sorted(rank_rates)]
+    return tuple(max(speed, _SLOWEST_SPEED) for speed in speeds)
+
+
+# What one rank tells
+
+
+def _device_name(rank: CheckedRank) -> str:
+    return rank.facts.environment.device.name if rank.facts is not None else "unavailable device"
+
+
+def _computes_on_cpu(rank: CheckedRank) -> bool:
+    return rank.facts is not None and rank.facts.environment.device.type == "cpu"
+
+
+def _cpu_share(rank: CheckedRank) -> float | None:
+    """CPU seconds per second that the rank's process got while it computed; None where unknown."""
+    return rank.compute.cpu_share if rank.compute is not None else None
+
+
+def _cpu_throttled_share(rank: CheckedRank) -> float:
+    """Core-seconds per second for which a CPU quota held the rank back; 0 without a quota."""
+    share = rank.compute.cpu_throttled_share if rank.compute is not None else None
+    return share if share is not None else 0.0
+
+
+def _gpu_samples(rank: CheckedRank) -> GpuSamples | None:
+    """What was sampled of the rank's GPU while it computed; None without a GPU."""
+    return rank.compute.gpu if rank.compute is not None else None
+
+
+def _gpu_throttled_share(rank: CheckedRank) -> float:
+    """Share of the samples in which the GPU slowed its clocks because of heat or a fault; 0 where unknown."""
+    gpu = _gpu_samples(rank)
+    share = gpu.throttled_share if gpu is not None else None
+    return share if share is not None else 0.0
+
+
+def _numbers_and_hosts(ranks: Sequence[CheckedRank]) -> str:
+    """ "ranks 1 and 2 (node-a)"."""
+    numbers = [rank.rank for rank in ranks]
+    return f"{ranks_named(numbers)} ({listed(hosts_of(ranks))})"

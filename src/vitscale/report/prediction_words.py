@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from vitscale.prediction.evidence import Evidence, Series
 from vitscale.prediction.layouts import share_of_global_batch
@@ -142,22 +143,39 @@ def measure_next(predictions: Iterable[Prediction]) -> str:
     return f"What would narrow it most: {assumed[-1].measurement}." if assumed else ""
 
 
+class _Gap(NamedTuple):
+    """Figures that are unavailable for the same reason, at the same rank counts, share one sentence."""
+
+    reason: str
+    gpus: tuple[int, ...]
+
+
 def unavailable(predictions: Sequence[Prediction]) -> tuple[str, ...]:
-    """What is unavailable and why, a line for each reason; with the rank counts, unless all are affected."""
-    fields: dict[tuple[str, tuple[int, ...]], list[str]] = {}
-    for field, name in FIELD_NAMES.items():
-        counts: dict[str, list[int]] = {}
-        for prediction in predictions:
-            if field in prediction.reasons:
-                counts.setdefault(prediction.reasons[field], []).append(prediction.gpus)
-        for reason, at in counts.items():
-            fields.setdefault((reason, tuple(at)), []).append(name)
-    everywhere = tuple(prediction.gpus for prediction in predictions)
-    lines = (
-        f"{listed(names, len(names))}{'' if at == everywhere else f' at {_counts(at)}'}: unavailable: {reason}."
-        for (reason, at), names in fields.items()
-    )
-    return tuple(line[:1].upper() + line[1:] for line in lines)
+    """Sentences on the figures that are unavailable, and why, one for each reason.
+
+    Example: "Energy and cost at 8 ranks: unavailable: no power was measured." The rank counts are left out where all
+    predictions are affected.
+    """
+    figures_by_gap: dict[_Gap, list[str]] = {}
+    for field, figure in FIELD_NAMES.items():
+        for gap in _gaps(field, predictions):
+            figures_by_gap.setdefault(gap, []).append(figure)
+    all_gpus = tuple(prediction.gpus for prediction in predictions)
+    sentences = []
+    for gap, figures in figures_by_gap.items():
+        counts = "" if gap.gpus == all_gpus else f" at {_counts(gap.gpus)}"
+        sentence = f"{listed(figures, len(figures))}{counts}: unavailable: {gap.reason}."
+        sentences.append(sentence[:1].upper() + sentence[1:])
+    return tuple(sentences)
+
+
+def _gaps(field: str, predictions: Sequence[Prediction]) -> list[_Gap]:
+    """The reasons why one field is unavailable, each with the rank counts of the predictions that lack it."""
+    gpus_by_reason: dict[str, list[int]] = {}
+    for prediction in predictions:
+        if field in prediction.reasons:
+            gpus_by_reason.setdefault(prediction.reasons[field], []).append(prediction.gpus)
+    return [_Gap(reason, tuple(gpus)) for reason, gpus in gpus_by_reason.items()]
 
 
 def _counts(gpus: Sequence[int]) -> str:

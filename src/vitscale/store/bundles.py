@@ -187,40 +187,90 @@ class _Bounded(gzip.GzipFile):
 
 
 def _unpack(path: Path, folder: Path) -> None:
+    """Unpacks a bundle into an empty folder, and checks all of it against its manifest.
+
+    A bundle may be a stranger's: every member must be a file that vitscale itself writes, with the content that the
+    manifest names, and tables are decoded in a process of their own before anything here reads them.
+
+    Raises:
+        ValueError, EOFError, OSError: it is no whole bundle, and why.
+    """
     digests: dict[str, str] = {}
-    with _Bounded(path) as packed, tarfile.open(fileobj=packed, mode="r:") as archive:
-        for count in itertools.count():
-            vars(archive)["members"].clear()  # it keeps every header that it has read
-            entry = archive.next()
-            if entry is None:
-                break
-            top, _, name = entry.name.partition("/")
-            regular = entry.type in (tarfile.REGTYPE, tarfile.AREGTYPE)
-            if top != _TOP or not _MEMBER.fullmatch(name) or not (regular or entry.isdir()) or entry.issparse():
-                raise ValueError(f"{shown(entry.name)} in it is no file of a bundle")
-            if count >= _MOST_FILES:
-                raise ValueError(f"it has more than {_MOST_FILES:,} files")
+    with _Bounded(path) as unzipped, tarfile.open(fileobj=unzipped, mode="r:") as archive:
+        for entry in _entries(archive):
+            name = _checked_name(entry)
+            target = folder / name
             if entry.isdir():
-                (folder / name).mkdir(parents=True, exist_ok=True)
-                continue
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            digest = hashlib.sha256()
-            left = entry.size
-            with (folder / name).open("xb") as file:
-                while left > 0:
-                    content = packed.read(min(left, _READ_BYTES))
-                    if not content:
-                        raise EOFError(f"it ends inside {name}")
-                    left -= len(content)
-                    digest.update(content)
-                    file.write(content)
-            digests[name] = digest.hexdigest()
-    told = digests.pop("manifest.json", None) and json.loads((folder / "manifest.json").read_bytes())
-    expected = told.get("sha256") if isinstance(told, dict) else None
+                target.mkdir(parents=True, exist_ok=True)
+            else:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                digests[name] = _write_member(unzipped, entry, target)
+    _check_manifest(folder, digests)
+    pack = undecodable(folder)
+    if pack is not None:
+        raise ValueError(f"packs/{pack} in it cannot be decoded")
+
+
+def _entries(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """The headers of an archive one by one, in constant memory.
+
+    `tarfile` remembers every header that it has read, and has no public way to forget them.
+    """
+    read_headers: list[tarfile.TarInfo] = vars(archive)["members"]
+    for count in itertools.count():
+        read_headers.clear()
+        entry = archive.next()
+        if entry is None:
+            return
+        if count >= _MOST_FILES:
+            raise ValueError(f"it has more than {_MOST_FILES:,} files")
+        yield entry
+
+
+def _checked_name(entry: tarfile.TarInfo) -> str:
+    """The path of a member below the bundle's top folder: "runs/0123456789ab-r0-a0/log.txt".
+
+    Raises:
+        ValueError: it lies elsewhere, has a name that no results folder has, or is a link, a device or a sparse file.
+    """
+    top, _, name = entry.name.partition("/")
+    is_file = entry.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not entry.issparse()
+    is_known_name = top == _TOP and _MEMBER.fullmatch(name) is not None
+    if not is_known_name or not (is_file or entry.isdir()):
+        raise ValueError(f"{shown(entry.name)} in it is no file of a bundle")
+    return name
+
+
+def _write_member(unzipped: _Bounded, entry: tarfile.TarInfo, target: Path) -> str:
+    """Copies a member's content, which follows its header, into a new file piece by piece; returns its SHA-256."""
+    digest = hashlib.sha256()
+    remaining = entry.size
+    with target.open("xb") as file:
+        while remaining > 0:
+            content = unzipped.read(min(remaining, _READ_BYTES))
+            if not content:
+                raise EOFError(f"it ends inside {entry.name.removeprefix(f'{_TOP}/')}")
+            file.write(content)
+            digest.update(content)
+            remaining -= len(content)
+    return digest.hexdigest()
+
+
+def _check_manifest(folder: Path, digests: dict[str, str]) -> None:
+    """Compares the unpacked files with those that the manifest lists.
+
+    Args:
+        folder: the unpacked bundle.
+        digests: name of each unpacked file, the manifest's included -> its SHA-256.
+
+    Raises:
+        ValueError: the manifest is missing, or a file is missing, is not in it, or has another content.
+    """
+    actual = {name: digest for name, digest in digests.items() if name != "manifest.json"}
+    manifest = json.loads((folder / "manifest.json").read_bytes()) if "manifest.json" in digests else None
+    expected = manifest.get("sha256") if isinstance(manifest, dict) else None
     if not isinstance(expected, dict):
         raise ValueError("its manifest is missing")
-    for name in sorted({*expected, *digests}, key=str):
-        if digests.get(name) != expected.get(name):
+    for name in sorted({*expected, *actual}):
+        if actual.get(name) != expected.get(name):
             raise ValueError(f"{shown(name)} in it is not what its manifest says")
-    if bad := undecodable(folder):
-        raise ValueError(f"packs/{bad} in it cannot be decoded")

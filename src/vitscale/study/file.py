@@ -9,8 +9,9 @@ import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from pydantic import ValidationError
 
@@ -115,7 +116,7 @@ class StudyFile:
                 section, _, key = field.partition(".")
                 raw.setdefault(section, {})[key] = value
             # No line is named: a swept value stands on none, and all others have been validated.
-            yield labels, _validated(self.path, raw, where="in [sweep]"), frozenset(_fields_of(raw))
+            yield labels, _validated(self.path, raw, location="in [sweep]"), frozenset(_fields_of(raw))
 
     def _choices(self) -> list[list[Choice]]:
         try:
@@ -159,9 +160,13 @@ class StudyFile:
         return RequestError(f"{shown(str(self.path))}: {what}", valid=valid or [], next_step=next_step)
 
 
-_OF_NUMBERS, _NUMBER = ("scaling.gpus", "train.rank_speeds", "model.depths"), "[1-9][0-9]*"
-"""Keys that take lists of numbers, and the form of a whole one."""
-_COMMAND_LINE, _ON_IT = "command line", "on the command line"
+_NUMBER_FIELDS = ("scaling.gpus", "train.rank_speeds", "model.depths")
+"""Fields that take lists of numbers."""
+_COMMAND_LINE = "command line"
+_ON_COMMAND_LINE = "on the command line"
+_MOST_MESSAGES = 5
+_LONGEST_STEP = 120
+"""Characters of a next step beyond which it does not repeat the user's list."""
 
 
 def _fields_of(sections: Mapping[str, Any]) -> Iterator[str]:
@@ -209,7 +214,7 @@ def _check_by_itself(name: str, section: Mapping[str, Any], source: str) -> None
         for problem in problems:
             problem["loc"] = (name, *problem["loc"])
         if problems:
-            told = _messages(problems, where=_ON_IT if source == _COMMAND_LINE else "")
+            told = _messages(problems, location=_ON_COMMAND_LINE if source == _COMMAND_LINE else "")
             raise RequestError(f"{source}{told}") from None
 
 
@@ -232,12 +237,12 @@ def _nested_too_deeply(path: Path) -> RequestError:
     )
 
 
-def _validated(path: Path, raw: Mapping[str, Any], text: str = "", where: str = "") -> Study:
+def _validated(path: Path, raw: Mapping[str, Any], text: str = "", location: str = "") -> Study:
     try:
         # Strict: "64" is no number, and 1 is not true.
         study = Study.model_validate(raw, strict=True)
     except ValidationError as error:
-        told = _messages(error.errors(include_url=False), text, where=where)
+        told = _messages(error.errors(include_url=False), text, location=location)
         raise RequestError(f"{shown(str(path))}{told}") from None
     if not _NAME.fullmatch(study.name):
         raise RequestError(
@@ -247,28 +252,36 @@ def _validated(path: Path, raw: Mapping[str, Any], text: str = "", where: str = 
     return study
 
 
-def _messages(problems: Sequence[ErrorDetails], text: str = "", *, where: str = "") -> str:
+def _messages(problems: Sequence[ErrorDetails], text: str = "", *, location: str = "") -> str:
     """What is wrong, with its line in `text`; several mistakes are listed one per line, at most five.
 
-    `where`: where the values stand ("on the command line") if not in their own sections.
+    `location`: where the values stand ("on the command line") if not in their own sections.
     """
-    listed: set[str] = set()
-    # pydantic counts only valid items, so a list with wrong ones may seem too short: only the wrong ones are told.
-    problems = [
-        problem
-        for problem in problems
-        if problem["type"] != "too_short" or not any(other["loc"][:-1] == problem["loc"] for other in problems)
-    ]
-    told = [(_line_of(text, problem["loc"]), _message(problem, listed, where=where)) for problem in problems[:5]]
-    if len(told) == 1:
-        return "".join(f", {line}: {message}" if line else f": {message}" for line, message in told)
-    lines = [f"\n  {line}{': ' if line else ''}{message}" for line, message in told]
-    return ":" + "".join(lines) + (f"\n  (and {len(problems) - 5} more)" if len(problems) > 5 else "")
+    listed_sections: set[str] = set()
+    problems = [problem for problem in problems if not _follows_from_wrong_items(problem, problems)]
+    messages = []
+    for details in problems[:_MOST_MESSAGES]:
+        message = _message(_Problem(details, location), listed_sections)
+        messages.append((_line_of(text, details["loc"]), message))
+    if len(messages) == 1:
+        line, message = messages[0]
+        return f", {line}: {message}" if line else f": {message}"
+    lines = [f"\n  {line}: {message}" if line else f"\n  {message}" for line, message in messages]
+    if len(problems) > _MOST_MESSAGES:
+        lines.append(f"\n  (and {len(problems) - _MOST_MESSAGES} more)")
+    return ":" + "".join(lines)
 
 
-def _line_of(text: str, where: Sequence[int | str]) -> str:
+def _follows_from_wrong_items(problem: ErrorDetails, problems: Sequence[ErrorDetails]) -> bool:
+    """Whether a list is called too short only because pydantic does not count its wrong items, which are told too."""
+    lists_with_wrong_items = [other["loc"][:-1] for other in problems]
+    return problem["type"] == "too_short" and problem["loc"] in lists_with_wrong_items
+
+
+def _line_of(text: str, path: Sequence[int | str]) -> str:
     """ "line 7", where a key of a section stands in a study's text, or else its section; empty if neither is found."""
-    section, key = str(where[0]), str(where[1]) if len(where) > 1 else ""
+    section = str(path[0])
+    key = str(path[1]) if len(path) > 1 else ""
     at, heading = "", 0
     for number, line in enumerate(text.splitlines(), 1):
         if head := re.match(r"\s*\[+([^\[\]]+)\]", line):
@@ -280,58 +293,166 @@ def _line_of(text: str, where: Sequence[int | str]) -> str:
     return f"line {heading}" if heading else ""
 
 
-def _message(problem: ErrorDetails, listed: set[str], *, where: str) -> str:
-    """Words one problem: an unknown key with the valid ones and where it belongs, or a wrong value.
+@dataclass(frozen=True)
+class _Problem:
+    """One thing that pydantic finds wrong in a study."""
 
-    A section's keys are listed only once; `listed` holds the sections whose keys have been.
+    details: ErrorDetails
+    location: str
+    """Where the values stand ("on the command line"); empty: in their own sections of the study file."""
+
+    @property
+    def kind(self) -> str:
+        """pydantic's name for it: "missing", "extra_forbidden", "list_type"."""
+        return self.details["type"]
+
+    @property
+    def value(self) -> Any:
+        """The wrong value."""
+        return self.details["input"]
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """("train", "micro_batch")"""
+        return tuple(str(part) for part in self.details["loc"])
+
+    @property
+    def section(self) -> str:
+        """ "train"; empty for what stands outside all sections."""
+        return self.path[0] if len(self.path) > 1 else ""
+
+    @property
+    def key(self) -> str:
+        """ "micro_batch" """
+        return self.path[-1]
+
+    @property
+    def field(self) -> str:
+        """ "train.micro_batch" """
+        return f"{self.section}.{self.key}"
+
+
+def _message(problem: _Problem, listed_sections: set[str]) -> str:
+    """What is wrong, and what to write instead.
+
+    Args:
+        problem: the problem.
+        listed_sections: the sections whose valid keys an earlier message lists; this message's section is added.
     """
-    *outer, last = (str(part) for part in problem["loc"])
-    section = outer[0] if outer else ""
-    if problem["type"] == "extra_forbidden":
-        valid = sorted(SECTIONS[section].model_fields if section else Study.model_fields)
-        if meant := meant_key(last):
-            (home, _, key), value, remark = meant[0].partition("."), meant[1], meant[2]
-            written = f"{key} = {value}" if value else key
-            at = f"[{section}]" if section else "the study"
-            return f"unknown key {shown(last)} in {at}. Write {written} in [{home}]{remark}."
-        homes = [f"[{name}]" for name, model in SECTIONS.items() if last in model.model_fields]
-        at = f"in [{section}]" if section else "at the top level"
-        hint = nearest(last, valid)
-        message = explain(
-            f"unknown key {shown(last)} {at}{f'.{hint}' if hint else ''}",
-            valid=[] if section in listed else valid,
-            next_step=f"It belongs in {' or '.join(homes)}" if homes else "",
-        )
-        listed.add(section)
-        return message
-    if problem["type"] == "missing":
-        if not section and last != "name":
-            return wrong_value(problem, next_step=f'Add [{last}] with name = "..."')
-        value = '"..."' if last == "name" else "..."
-        return wrong_value(problem, next_step=f"Add {last} = {value}" + (f" in [{section}]" if section else ""))
-    if problem["type"] in ("model_type", "dict_type"):
-        return wrong_value(
-            problem, next_step=f"Write [{'.'.join((*outer, last))}] on a line of its own, then one key = value per line"
-        )
-    if section == "sweep" and problem["type"] == "list_type" and isinstance(problem["input"], dict):
-        return wrong_value(problem, next_step='Write a field in quotes, as "train.engine" = ["ddp", "fsdp2"]')
-    field, value = f"{section}.{last}", problem["input"]
-    correct = f"Correct it {where or (f'in [{section}]' if section else 'at the top')}"
-    if problem["type"] in ("list_type", "tuple_type") and not isinstance(value, bool) and isinstance(value, str | int):
-        # Where a list holds words or numbers, commas part them; elsewhere they may belong to the text.
-        numbers, words = field in _OF_NUMBERS, section == "sweep" or field == "measure.probes"
-        parts = [part.strip() for part in str(value).split(",")] if numbers or words else [str(value)]
-        form = _NUMBER if numbers else rf"{_NUMBER}|[A-Za-z][\w./:-]*" if words else r"[^\"'\\]+"
-        if all(re.fullmatch(form, part) and part.isprintable() for part in parts):
-            bare = _NUMBER if numbers or words else ""
-            values = ", ".join(part if re.fullmatch(bare, part) else f'"{part}"' for part in parts)
-            key = f'"{last}"' if "." in last else last
-            written = f"Write '{field}=[{values}]'" if where == _ON_IT else f"Write {key} = [{values}]"
-            correct = written if len(written) < 120 else correct
-    elif isinstance(value, list) and value and field in SWEEPABLE and field != "data.columns" and where in ("", _ON_IT):
-        listed_there = f"'sweep.{field}=[...]'" if where else f'"{field}" = [...] in [sweep]'
-        correct = f"To vary it, write {listed_there}"
-    return wrong_value(problem, next_step=meant_value(field, value) or correct)
+    if problem.kind == "extra_forbidden":
+        return _unknown_key_message(problem, listed_sections)
+    return wrong_value(problem.details, next_step=_next_step(problem))
+
+
+def _unknown_key_message(problem: _Problem, listed_sections: set[str]) -> str:
+    """Names the key that another program's word stands for, or else the sections that have it, or the valid keys."""
+    key = problem.key
+    section = problem.section
+    meaning = meant_key(key)
+    if meaning is not None:
+        field, value, remark = meaning
+        right_section, _, right_key = field.partition(".")
+        assignment = f"{right_key} = {value}" if value else right_key
+        location = f"[{section}]" if section else "the study"
+        return f"unknown key {shown(key)} in {location}. Write {assignment} in [{right_section}]{remark}."
+
+    valid_keys = sorted(SECTIONS[section].model_fields if section else Study.model_fields)
+    location = f"in [{section}]" if section else "at the top level"
+    hint = nearest(key, valid_keys)
+    sections_with_key = [f"[{name}]" for name, model in SECTIONS.items() if key in model.model_fields]
+    next_step = f"It belongs in {' or '.join(sections_with_key)}" if sections_with_key else ""
+    if section in listed_sections:
+        valid_keys = []
+    listed_sections.add(section)
+    what = f"unknown key {shown(key)} {location}"
+    return explain(f"{what}.{hint}" if hint else what, valid=valid_keys, next_step=next_step)
+
+
+def _next_step(problem: _Problem) -> str:
+    """What to write in place of a wrong or missing value."""
+    if problem.kind == "missing":
+        return _addition(problem)
+    if problem.kind in ("model_type", "dict_type"):
+        return f"Write [{'.'.join(problem.path)}] on a line of its own, then one key = value per line"
+    if problem.section == "sweep" and problem.kind == "list_type" and isinstance(problem.value, dict):
+        return 'Write a field in quotes, as "train.engine" = ["ddp", "fsdp2"]'
+    for next_step in (meant_value(problem.field, problem.value), _list_step(problem), _sweep_step(problem)):
+        if next_step:
+            return next_step
+    if problem.location:
+        return f"Correct it {problem.location}"
+    return f"Correct it in [{problem.section}]" if problem.section else "Correct it at the top"
+
+
+def _addition(problem: _Problem) -> str:
+    """ "Add name = "..." in [model]", or the section where that is missing."""
+    if problem.key == "name":
+        addition = 'Add name = "..."'
+    elif problem.section:
+        addition = f"Add {problem.key} = ..."
+    else:
+        return f'Add [{problem.key}] with name = "..."'
+    return f"{addition} in [{problem.section}]" if problem.section else addition
+
+
+class _ListForm(NamedTuple):
+    """What the items of a list look like."""
+
+    item: str
+    """A regular expression."""
+    has_commas_between: bool = True
+    """Whether a text with commas holds several items; otherwise a comma may belong to the text."""
+
+
+_NUMBER_LIST = _ListForm("[1-9][0-9]*")
+_WORD_LIST = _ListForm(r"[1-9][0-9]*|[A-Za-z][\w./:-]*")
+_TEXT_LIST = _ListForm(r"[^\"'\\]+", has_commas_between=False)
+
+
+def _list_step(problem: _Problem) -> str:
+    """ "Write gpus = [1, 2]" for gpus = "1, 2"; empty where no list was expected, or the text is none."""
+    value = problem.value
+    is_list_expected = problem.kind in ("list_type", "tuple_type")
+    is_single_value = isinstance(value, str | int) and not isinstance(value, bool)
+    if not (is_list_expected and is_single_value):
+        return ""
+    form = _list_form(problem)
+    items = [item.strip() for item in str(value).split(",")] if form.has_commas_between else [str(value)]
+    if not all(re.fullmatch(form.item, item) and item.isprintable() for item in items):
+        return ""
+    toml_items = ", ".join(_toml_item(item, form) for item in items)
+    key = f'"{problem.key}"' if "." in problem.key else problem.key
+    is_on_command_line = problem.location == _ON_COMMAND_LINE
+    assignment = f"'{problem.field}=[{toml_items}]'" if is_on_command_line else f"{key} = [{toml_items}]"
+    step = f"Write {assignment}"
+    return step if len(step) < _LONGEST_STEP else ""
+
+
+def _list_form(problem: _Problem) -> _ListForm:
+    if problem.field in _NUMBER_FIELDS:
+        return _NUMBER_LIST
+    if problem.section == "sweep" or problem.field == "measure.probes":
+        return _WORD_LIST
+    return _TEXT_LIST
+
+
+def _toml_item(item: str, form: _ListForm) -> str:
+    """A number as it is, all else in quotes; in a list of texts a number is a text too."""
+    is_number = form is not _TEXT_LIST and re.fullmatch(_NUMBER_LIST.item, item)
+    return item if is_number else f'"{item}"'
+
+
+def _sweep_step(problem: _Problem) -> str:
+    """How to vary a field that was given a list; empty where it was not, or cannot be varied."""
+    is_list = isinstance(problem.value, list) and problem.value
+    is_sweepable = problem.field in SWEEPABLE and problem.field != "data.columns"
+    if not (is_list and is_sweepable):
+        return ""
+    if problem.location == "":
+        return f'To vary it, write "{problem.field}" = [...] in [sweep]'
+    if problem.location == _ON_COMMAND_LINE:
+        return f"To vary it, write 'sweep.{problem.field}=[...]'"
+    return ""
 
 
 def overridden(words: Sequence[str]) -> dict[str, Any]:

@@ -35,6 +35,41 @@ _PART_OF_PHASE = {"data": "data_wait", "forward": "forward", "backward": "backwa
 _PHASES = get_args(Phase)
 
 
+class _LongestStretch:
+    """The resources that a rank used in its longest stretch of timed steps without a pause."""
+
+    def __init__(self, probe: ResourceProbe) -> None:
+        self._probe = probe
+        self._first_step: int | None = None
+        """First step of the stretch that is sampled now; None between stretches."""
+        self._longest = range(0)
+        self._line: ResourcesLine | None = None
+        """The record of the longest stretch so far."""
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether a stretch has begun and not ended."""
+        return self._first_step is not None
+
+    def begin(self, step: int) -> None:
+        """Begins to sample, before this step."""
+        self._probe.begin()
+        self._first_step = step
+
+    def end(self, next_step: int) -> None:
+        """Ends the stretch before `next_step`, and keeps its record if it is as long as the longest so far."""
+        steps = range(self._first_step or 0, next_step)
+        self._first_step = None
+        line = self._probe.end(0, steps)
+        if len(steps) >= max(1, len(self._longest)):
+            self._longest = steps
+            self._line = line
+
+    def line(self) -> ResourcesLine:
+        """The record of the longest stretch; of no steps where none was timed."""
+        return self._line if self._line is not None else self._probe.end(0, range(0))
+
+
 class Measuring:
     """One rank's measurement of a script."""
 
@@ -77,9 +112,6 @@ class Measuring:
         """The step before whose profile the ranks have waited for each other."""
         self._losses: list[torch.Tensor | float] = []
         self._named: set[str] = set()
-        self._used: ResourcesLine | None = None
-        self._asked_since: int | None = None
-        """The first step since resources were last asked for."""
         self._seconds = 0.0
 
     # What the script calls
@@ -261,7 +293,7 @@ class Measuring:
     def _end_recorded(self, images: int) -> None:
         window = self._window
         if self.step + 1 == self._stretch.start:
-            self._ask_resources(self.step + 1)
+            self._stretch_resources.begin(self.step + 1)
         warmup = self.step < self._trial.window.warmup_steps
         line = partial(StepLine, step=self.step, epoch=self._epoch, images=images, warmup=warmup, window=window)
         self._record(self._clock.mark(line, self._loss()))
@@ -272,8 +304,8 @@ class Measuring:
             seconds = time.perf_counter() - began
             self._log.write(PhaseLine(name="first_step", seconds=seconds, compiled=tuple(compiled)))
         self.step += 1
-        if self._asked_since is not None and self.step == self._stretch.stop:
-            self._read_resources()
+        if self._stretch_resources.is_sampled and self.step == self._stretch.stop:
+            self._stretch_resources.end(self.step)
         over = self.step == self.last_step
         if self._explainer.explaining and (over or self._window != "explained"):
             self._read_profile()
@@ -301,14 +333,14 @@ class Measuring:
         self._clock_is_off = False
         if self._finished or not self._started:
             return
-        if self._asked_since is not None:
-            self._read_resources()
+        if self._stretch_resources.is_sampled:
+            self._stretch_resources.end(self.step)
         finish_device_work(self._device)
         barrier()
         if self.step > self._epoch_began:  # two pauses without a step between them are no epoch
             self._epoch, self._epoch_began = self._epoch + 1, self.step
         if self.step in self._stretch:
-            self._ask_resources(self.step)
+            self._stretch_resources.begin(self.step)
         self._clock.start()
 
     @property
@@ -341,8 +373,9 @@ class Measuring:
             self._explainer.warm_up()
         self._resources = ResourceProbe(self._device, own.local_rank)
         self._resources.begin_epoch()
+        self._stretch_resources = _LongestStretch(self._resources)
         if self._stretch.start == 0 and self._stretch:
-            self._ask_resources(0)
+            self._stretch_resources.begin(0)
         self._started, self._clock_is_off = True, False
         register_optimizer_step_post_hook(self._note_optimizer)
         barrier()
@@ -356,10 +389,9 @@ class Measuring:
     def _finish_recording(self) -> None:
         finish_device_work(self._device)
         self._record(self._clock.drain())
-        if self._asked_since is not None:
-            self._read_resources()
-        used = self._used or self._resources.end(0, range(0))
-        resources = self._resources.with_memory(used)
+        if self._stretch_resources.is_sampled:
+            self._stretch_resources.end(self.step)
+        resources = self._resources.with_memory(self._stretch_resources.line())
         self._log.write(resources)
         self._log.write(
             EpochLine(
@@ -429,18 +461,6 @@ class Measuring:
             self._log.write(line.model_copy(update={"unknown": unnamed | line.unknown}))
         barrier()
         self._clock.start()
-
-    def _ask_resources(self, step: int) -> None:
-        self._resources.begin()
-        self._asked_since = step
-
-    def _read_resources(self) -> None:
-        """Keeps the record of the longest stretch of timed steps without a pause."""
-        steps, self._asked_since = range(self._asked_since or 0, self.step), None
-        line = self._resources.end(0, steps)
-        before = 0 if self._used is None or self._used.steps is None else self._used.steps[1] + 1 - self._used.steps[0]
-        if len(steps) >= max(1, before):
-            self._used = line
 
     def _check_images(self, images: int) -> None:
         if images != self._expected:

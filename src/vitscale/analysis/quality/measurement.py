@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from enum import Enum
 
 import numpy as np
 
@@ -56,55 +57,73 @@ def synchronised(measured: Sequence[TrialResult]) -> Iterable[Finding]:
         )
 
 
-def _tells_no_step(trial: TrialResult) -> bool:
+def _marks_no_step(trial: TrialResult) -> bool:
+    """Whether the trial ran a user's script that has no Probe around its steps."""
     return trial.trial.train.script is not None and not any(run.timed_steps for run in trial.runs)
 
 
+class _NoProfile(Enum):
+    """Why nothing says where the time of a trial's steps goes; the value is the advice."""
+
+    SWITCHED_OFF = (
+        "Set measure.explain = true for the breakdown. Reported times hold no explained step either way, and on a GPU "
+        "no step after the profiler first started."
+    )
+    NO_PROBE = "Put a Probe around its step, or let it leave a profiler's traces in {output} (docs/own-script.md)."
+    TOO_SHORT = (
+        "Train longer (train.epochs or measure.steps): a run must hold several light steps for each explained one. On "
+        "a GPU they come last: a run that ends early, at its target accuracy, has none."
+    )
+    PROFILER_FAILED = (
+        "End other profilers of this GPU (Nsight, DCGM's profiling); where only administrators may profile it "
+        "(NVreg_RestrictProfilingToAdminUsers), ask one. Times and throughput stand."
+    )
+
+
 def no_profile(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Trials that do not tell where the time of a step goes."""
-    own = [trial for trial in measured if trial.trial.origin is None]  # what a log does not tell, no option brings
-    off = [trial for trial in own if trial.breakdown is None and not trial.trial.window.explain]
-    blind = [trial for trial in own if trial.breakdown and set(trial.breakdown.typical.parts.values()) == {None}]
-    untold = [trial for trial in own if trial.breakdown is None and trial.trial.window.explain]
-    unprobed = [trial for trial in untold if _tells_no_step(trial)]
-    short = [trial for trial in untold if not _tells_no_step(trial)]
-    if off:
-        yield note(
-            "profile-missing",
-            f"profile missing: {count(off)} ran with measure.explain = false, so that nothing says where the time goes",
-            "Set measure.explain = true for the breakdown. Reported times hold no explained step either way, and on a "
-            "GPU no step after the profiler first started.",
-            off,
-        )
-    if unprobed:
-        yield note(
-            "profile-missing",
-            f"profile missing: the script of {count(unprobed)} tells of no step, so that nothing says where the time "
-            "goes",
-            "Put a Probe around its step, or let it leave a profiler's traces in {output} (docs/own-script.md).",
-            unprobed,
-        )
-    if short:
-        yield note(
-            "profile-missing",
-            f"profile missing: no step of {count(short)} was explained on all ranks, so that nothing says where the "
-            "time goes",
-            "Train longer (train.epochs or measure.steps): a run must hold several light steps for each explained one. "
-            "On a GPU they come last: a run that ends early, at its target accuracy, has none.",
-            short,
-        )
-    if blind:
-        yield note(
-            "profile-missing",
-            f"profile missing: no part of a step of {count(blind)} is known: {_why_blind(blind[0])} ({name(blind[0])})",
-            "End other profilers of this GPU (Nsight, DCGM's profiling); where only administrators may profile it "
-            "(NVreg_RestrictProfilingToAdminUsers), ask one. Times and throughput stand.",
-            blind,
-        )
+    """Notes trials that do not tell where the time of a step goes, one finding for each cause."""
+    for cause in _NoProfile:
+        trials = [trial for trial in measured if _why_no_profile(trial) is cause]
+        if trials:
+            yield note(
+                kind="profile-missing",
+                message=f"profile missing: {_no_profile_clause(cause, trials)}",
+                advice=cause.value,
+                trials=trials,
+            )
 
 
-def _why_blind(trial: TrialResult) -> str:
-    return next(iter(trial.breakdown.reasons.values()), "its record is empty") if trial.breakdown else ""
+def _why_no_profile(trial: TrialResult) -> _NoProfile | None:
+    """The cause; None where the trial has a profile, or was imported: no option brings what a log does not tell."""
+    if trial.trial.origin is not None:
+        return None
+    if trial.breakdown is not None:
+        parts = trial.breakdown.typical.parts.values()
+        has_no_part = set(parts) == {None}
+        return _NoProfile.PROFILER_FAILED if has_no_part else None
+    if not trial.trial.window.explain:
+        return _NoProfile.SWITCHED_OFF
+    return _NoProfile.NO_PROBE if _marks_no_step(trial) else _NoProfile.TOO_SHORT
+
+
+def _no_profile_clause(cause: _NoProfile, trials: Sequence[TrialResult]) -> str:
+    consequence = "so that nothing says where the time goes"
+    match cause:
+        case _NoProfile.SWITCHED_OFF:
+            return f"{count(trials)} ran with measure.explain = false, {consequence}"
+        case _NoProfile.NO_PROBE:
+            return f"the script of {count(trials)} tells of no step, {consequence}"
+        case _NoProfile.TOO_SHORT:
+            return f"no step of {count(trials)} was explained on all ranks, {consequence}"
+        case _NoProfile.PROFILER_FAILED:
+            first = trials[0]
+            return f"no part of a step of {count(trials)} is known: {_profiler_error(first)} ({name(first)})"
+
+
+def _profiler_error(trial: TrialResult) -> str:
+    """The first reason why a part of the trial's step is unknown."""
+    reasons = list(trial.breakdown.reasons.values()) if trial.breakdown is not None else []
+    return reasons[0] if reasons else "its record is empty"
 
 
 def timed_whole(measured: Sequence[TrialResult]) -> Iterable[Finding]:

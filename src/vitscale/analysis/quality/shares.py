@@ -5,9 +5,8 @@ A rank's speed is judged by the time that an image takes in forward and backward
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from vitscale.analysis.quality.wording import count, name, note, warning
 from vitscale.analysis.runs.environments import environments
@@ -23,62 +22,67 @@ from vitscale.trial.trial import Trial
 
 _WORTH_IT = 0.05
 """Saving, as a share of the time of forward and backward, from which other shares are advised."""
+_SLOWEST_SPEED = 0.01
+"""Smallest rank speed that a study accepts."""
 
 
 def mixed_hardware(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Trials whose ranks differ in type or quota but take equally many images; with the shares that suit them."""
-    mixed = [trial for trial in measured if trial.trial.train.micro_batches is None and _unlike(trial)]
+    """Warns of trials whose ranks differ in type or quota but take equally many images; names shares that suit them."""
+    with_equal_shares = [trial for trial in measured if trial.trial.train.micro_batches is None]
+    mixed = [trial for trial in with_equal_shares if _hardware_difference(trial)]
     if not mixed:
         return
-    widest = _widest(mixed)
-    speeds = widest.rank_speeds
-    otherwise = "Or use one device type, or read the figures as those of the slowest."
+    largest = _largest_trial(mixed)
+    speeds = largest.rank_speeds
+    alternative = "Or use one device type, or read the figures as those of the slowest."
     if speeds is None:
-        advice = f"Set train.rank_speeds: `vitscale check` measures them. {otherwise}"
-    elif gain(widest, speeds) < _WORTH_IT:
+        advice = f"Set train.rank_speeds: `vitscale check` measures them. {alternative}"
+    elif time_saved(largest, speeds) < _WORTH_IT:
         advice = f"Other shares would save less than {percent(_WORTH_IT)} of forward and backward."
     else:
-        advice = f"{_set(widest, speeds)} {otherwise}"
+        advice = f"{_advice_to_set(speeds, largest)} {alternative}"
     yield warning(
-        "mixed-hardware",
-        f"mixed hardware inside {count(mixed)}: {_unlike(widest)}; all ranks take equally many images, so that the "
-        f"slowest sets the pace of every step{_measured(speeds)}",
-        advice,
-        mixed,
+        kind="mixed-hardware",
+        message=f"mixed hardware inside {count(mixed)}: {_hardware_difference(largest)}; all ranks take equally many "
+        f"images, so that the slowest sets the pace of every step{_measured_speeds(speeds)}",
+        advice=advice,
+        trials=mixed,
     )
 
 
 def unequal_shares(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Trials whose ranks take unequal shares of the images, and whether the shares suit the ranks."""
+    """Notes trials whose ranks take unequal shares of the images; warns where other shares would save time."""
     unequal = [trial for trial in measured if trial.trial.train.micro_batches is not None]
     if not unequal:
         return
-    widest = _widest(unequal)
-    speeds = widest.rank_speeds
-    suits = speeds is None or gain(widest, speeds) < _WORTH_IT
-    hardware = f" ({_unlike(widest)})" if _unlike(widest) else ""
-    same = "A step has the images and the gradient of equal shares: these trials compare as any other."
-    yield (note if suits else warning)(
-        "unequal-shares",
-        f"unequal shares in {count(unequal)}: {name(widest)}{hardware}{_measured(speeds)}",
-        same if speeds is None or suits else f"{_set(widest, speeds)} {same}",
-        unequal,
-    )
+    largest = _largest_trial(unequal)
+    speeds = largest.rank_speeds
+    difference = _hardware_difference(largest)
+    hardware = f" ({difference})" if difference else ""
+    message = f"unequal shares in {count(unequal)}: {name(largest)}{hardware}{_measured_speeds(speeds)}"
+    reassurance = "A step has the images and the gradient of equal shares: these trials compare as any other."
+    if speeds is None or time_saved(largest, speeds) < _WORTH_IT:
+        yield note(kind="unequal-shares", message=message, advice=reassurance, trials=unequal)
+    else:
+        advice = f"{_advice_to_set(speeds, largest)} {reassurance}"
+        yield warning(kind="unequal-shares", message=message, advice=advice, trials=unequal)
 
 
-def _widest(trials: Sequence[TrialResult]) -> TrialResult:
-    """The trial with the most ranks: smaller ones use the first of its speeds."""
+def _largest_trial(trials: Sequence[TrialResult]) -> TrialResult:
+    """The trial with the most ranks, which stands for all: smaller ones use the first of its speeds."""
     return max(trials, key=lambda trial: trial.trial.world.size)
 
 
-def _set(trial: TrialResult, speeds: Sequence[float]) -> str:
+def _advice_to_set(speeds: Sequence[float], trial: TrialResult) -> str:
+    saved = percent(time_saved(trial, speeds))
     return (
-        f"Set rank_speeds = {list(speeds)} under [train]: forward and backward of a step then take "
-        f"{percent(gain(trial, speeds))} less time, with the same images in it."
+        f"Set rank_speeds = {list(speeds)} under [train]: forward and backward of a step then take {saved} less time, "
+        "with the same images in it."
     )
 
 
-def _measured(speeds: Sequence[float] | None) -> str:
+def _measured_speeds(speeds: Sequence[float] | None) -> str:
+    """A sentence that follows a full stop: how slow the slowest rank is; empty where nothing was measured."""
     if speeds is None:
         return ""
     slowest = min(speeds)
@@ -88,53 +92,81 @@ def _measured(speeds: Sequence[float] | None) -> str:
     )
 
 
-def _unlike(trial: TrialResult) -> str:
-    """The types or quotas that differ among a trial's ranks; empty where none do, or where nothing is known."""
+def _hardware_difference(trial: TrialResult) -> str:
+    """How the ranks of a trial differ: "A100 and V100", "CPU quotas of 2 and 4 cores".
+
+    Empty where they are alike, or where nothing is known of them.
+    """
     for run in trial.records:
         ranks = environments(run)
-        if len(devices := sorted({rank.device.name for rank in ranks})) > 1:
+        devices = sorted({rank.device.name for rank in ranks})
+        if len(devices) > 1:
             return " and ".join(devices)
-        if len(quotas := {rank.cpu_quota_cores for rank in ranks}) > 1:
-            each = sorted(quotas, key=lambda cores: math.inf if cores is None else cores)
-            return f"CPU quotas of {' and '.join('none' if cores is None else f'{cores:g}' for cores in each)} cores"
+        quotas = {rank.cpu_quota_cores for rank in ranks}
+        if len(quotas) > 1:
+            return f"CPU quotas of {_quotas_in_words(quotas)} cores"
     return ""
 
 
+def _quotas_in_words(quotas: Collection[float | None]) -> str:
+    """ "2 and 4 and none": the smallest first, no quota last."""
+    limited = sorted(cores for cores in quotas if cores is not None)
+    words = [f"{cores:g}" for cores in limited]
+    if None in quotas:
+        words.append("none")
+    return " and ".join(words)
+
+
 def rank_speeds(trial: Trial, runs: Sequence[Run], figures: Sequence[RunFigures]) -> tuple[float, ...] | None:
-    """Each rank's speed against the fastest, 1.0, to two decimals; None where no full step was explained on all ranks.
+    """Each rank's speed / the fastest rank's, to two decimals; None where no full step was explained on all ranks.
 
     It is the median over the explained steps of all runs, without waiting and transfers. It holds for about as many
     images as were taken: a micro-step has a cost that does not depend on its images.
     """
-    by_step = [
-        per_image
-        for run, own in zip(runs, figures, strict=True)
-        for per_image in _seconds_per_image(run, own.steady_from or 0)
-    ]
-    if not by_step:
+    steps: list[tuple[float, ...]] = []
+    for run, run_figures in zip(runs, figures, strict=True):
+        steps += _seconds_per_image(run, run_figures.steady_from or 0)
+    if not steps:
         return None
-    seconds = [statistics.median(of_rank) for of_rank in zip(*by_step, strict=True)]
-    if len(seconds) != trial.world.size:
+    rank_seconds = [statistics.median(seconds) for seconds in zip(*steps, strict=True)]
+    if len(rank_seconds) != trial.world.size:
         return None
-    return tuple(max(0.01, round(min(seconds) / each, 2)) for each in seconds)
+    fastest = min(rank_seconds)
+    return tuple(max(_SLOWEST_SPEED, round(fastest / seconds, 2)) for seconds in rank_seconds)
 
 
-def gain(result: TrialResult, speeds: Sequence[float]) -> float:
+def time_saved(result: TrialResult, speeds: Sequence[float]) -> float:
     """Share by which forward and backward of a step would be shorter if its images were divided by `speeds`."""
-    taken = micro_batches(result.trial.train, result.trial.layout.data)
-    return 1 - longest(shares(sum(taken), speeds), speeds) / longest(taken, speeds)
+    images = micro_batches(result.trial.train, result.trial.layout.data)
+    better_images = shares(sum(images), speeds)
+    return 1 - longest(better_images, speeds) / longest(images, speeds)
 
 
 def _seconds_per_image(run: Run, steady_from: int) -> Iterator[tuple[float, ...]]:
-    """Seconds of forward and backward per image and rank, for each full step from `steady_from` that all explained."""
-    of_ranks = {rank.rank: Steps.of(rank.steps) for rank in run.ranks}
+    """Seconds of forward and backward per image, by rank, of each full step that was explained on all ranks.
+
+    Args:
+        run: one run of a trial.
+        steady_from: the first step that counts; those before warm up.
+    """
+    steps_by_rank = {rank.rank: Steps.of(rank.steps) for rank in run.ranks}
     for lines in explained(run, steady_from):
-        images: dict[int, int] = {}
-        for rank, steps in of_ranks.items():
-            if len(own := steps.images[steps.step == lines[0][1].step]):
-                images[rank] = int(own[-1])
-        if sum(images.values()) != run.header.trial.global_batch or min(images.values()) < 1:
+        _, first_line = lines[0]
+        images_by_rank = _images_in_step(steps_by_rank, first_line.step)
+        images = images_by_rank.values()
+        is_full = sum(images) == run.header.trial.global_batch and min(images) > 0
+        if not is_full or any(rank not in images_by_rank for rank, _ in lines):
             continue
-        seconds = [computing_seconds(line) / images[rank] if rank in images else 0.0 for rank, line in lines]
+        seconds = tuple(computing_seconds(line) / images_by_rank[rank] for rank, line in lines)
         if min(seconds) > 0:
-            yield tuple(seconds)
+            yield seconds
+
+
+def _images_in_step(steps_by_rank: Mapping[int, Steps], step: int) -> dict[int, int]:
+    """Rank -> its images in a step; ranks without a record of the step are left out."""
+    images_by_rank = {}
+    for rank, steps in steps_by_rank.items():
+        images = steps.images[steps.step == step]
+        if len(images) > 0:
+            images_by_rank[rank] = int(images[-1])
+    return images_by_rank

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import lzma
+import os
+import struct
 import subprocess
 import sys
 import zipfile
@@ -329,6 +331,79 @@ def test_hdf5_that_points_to_other_files_is_refused(tmp_path: Path, kind: str) -
     linked(tmp_path / "x.h5", kind)
     with pytest.raises(RequestError, match=r"its reconstruction_rss (is a link out of|lies in other files)"):
         images_in(str(tmp_path / "x.h5"), "x.h5")
+
+
+def ome_description(file_name: str) -> str:
+    """OME-XML that says: both channels are the first page of another file."""
+    planes = "".join(
+        f'<TiffData IFD="0" FirstC="{channel}" FirstZ="0" FirstT="0" PlaneCount="1">'
+        f'<UUID FileName="{file_name}">urn:uuid:x</UUID></TiffData>'
+        for channel in range(2)
+    )
+    return (
+        '<?xml version="1.0"?><OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06" UUID="urn:uuid:a">'
+        '<Image ID="Image:0"><Pixels ID="Pixels:0" DimensionOrder="XYZCT" Type="uint16" SizeX="8" SizeY="8" SizeZ="1" '
+        f'SizeC="2" SizeT="1"><Channel ID="Channel:0:0" SamplesPerPixel="1"/>{planes}</Pixels></Image></OME>'
+    )
+
+
+def write_ndtiff_index(path: Path, file_name: str) -> None:
+    """One entry: axes, file name, then offset, width, height and type of the pixels, and no compression."""
+    axes = b'{"channel": 0}'
+    name = file_name.encode()
+    numbers = struct.pack("<8i", 8, 8, 8, 1, 0, 0, 0, 0)
+    entry = struct.pack("<i", len(axes)) + axes + struct.pack("<i", len(name)) + name + numbers
+    path.write_bytes(entry)
+
+
+@pytest.mark.parametrize("form", ["ome", "ndtiff"])
+def test_a_tiff_that_names_other_files_is_read_without_them(tmp_path: Path, form: str) -> None:
+    """Its own page has one channel; 777 stands in a file outside, which may as well be a pipe that nobody writes to."""
+    (tmp_path / "class").mkdir()
+    path = tmp_path / "class" / "x.tif"
+    own = np.full((8, 8), 5, np.uint16)
+    outside = tmp_path / "outside.tif"
+    tifffile.imwrite(outside, np.full((8, 8), 777, np.uint16), photometric="minisblack")
+    if form == "ome":
+        description = ome_description("../outside.tif")
+        tifffile.imwrite(path, own, description=description, metadata=None, photometric="minisblack")
+    else:
+        tifffile.imwrite(path, own, description="", metadata=None, photometric="minisblack")
+        write_ndtiff_index(path.with_name("NDTiff.index"), "../outside.tif")
+    np.testing.assert_array_equal(decoded(path, ArrayShape(8, 1, "uint16"))[..., 0], own)
+    with pytest.raises(RequestError, match="it holds 8 x 8, not height x width x 2"):
+        verify_array(str(path), ArrayShape(8, 2, "uint16"), "x.tif")
+    outside.unlink()
+    os.mkfifo(outside)
+    verify_array(str(path), ArrayShape(8, 1, "uint16"), "x.tif")
+
+
+def write_claim(path: Path, slices: int, side: int) -> None:
+    """A volume of which no slice is stored."""
+    with h5py.File(path, "w") as file:
+        file.create_dataset("reconstruction_rss", shape=(slices, side, side), dtype="f4", chunks=(1, side, side))
+
+
+@pytest.mark.parametrize(
+    ("slices", "side", "says"),
+    [
+        (10**9, 20, "claims 1,000,000,000 slices, more than 16,384"),
+        (16_000, 20, "claims 25,600,000 bytes of slices, and a file of"),
+    ],
+)
+def test_slices_that_a_file_only_claims_are_refused(tmp_path: Path, slices: int, side: int, says: str) -> None:
+    write_claim(tmp_path / "x.h5", slices, side)
+    for content in (str(tmp_path / "x.h5"), (tmp_path / "x.h5").read_bytes()):
+        with pytest.raises(RequestError, match=says):
+            images_in(content, "x.h5")
+
+
+def test_equal_slices_that_are_stored_are_images(tmp_path: Path) -> None:
+    """A thousand of them are packed as small as zlib can."""
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        zeros = np.zeros((1000, 64, 64), np.float32)
+        file.create_dataset("reconstruction_rss", data=zeros, compression="gzip", compression_opts=9)
+    assert images_in(str(tmp_path / "x.h5"), "x.h5") == 1000
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -163,6 +166,81 @@ def test_what_is_no_dataset_is_one_message(tmp_path: Path, content: str | None, 
         (tmp_path / "x" / content).write_text("{")
     with pytest.raises(RequestError, match=r"data\.hf '.*x' cannot be loaded: "):
         sources.check(spec(tmp_path / "x"))
+
+
+@pytest.mark.parametrize("form", ["torch", "numpy", "arrow", "pandas"])
+@pytest.mark.parametrize("columns", [None, ["kind"]])
+def test_a_format_that_was_saved_with_a_dataset_changes_nothing(
+    tmp_path: Path, form: str, columns: list[str] | None
+) -> None:
+    table(TRAIN).with_format(form, columns=columns).save_to_disk(str(tmp_path / "x"))
+    dataset = sources.load(spec(tmp_path / "x", held_out=0.01, source="jpeg"))
+    images = seen(dataset.train) | seen(dataset.held_out)
+    assert images == {(label, label, green) for label, green in TRAIN}
+
+
+def with_paths(folder: Path, paths: list[str]) -> Path:
+    """A dataset whose rows name files. The library would put their content in, so the rows are written as they are."""
+    rows = {"picture": [{"bytes": None, "path": path} for path in paths], "kind": [n % 2 for n in range(len(paths))]}
+    features = {"picture": datasets.Image(decode=False), "kind": datasets.ClassLabel(names=["x", "y"])}
+    saved = datasets.Dataset.from_dict(rows, datasets.Features(features))
+    folder.mkdir(parents=True, exist_ok=True)
+    with datasets.arrow_writer.ArrowWriter(features=saved.features, path=str(folder / "data.arrow")) as writer:
+        for row in saved:
+            writer.write(row)
+        writer.finalize()
+    plain = datasets.Dataset.from_file(str(folder / "data.arrow"))
+    state: dict[str, Any] = {
+        "_data_files": [{"filename": "data.arrow"}], "_fingerprint": "0123456789abcdef", "_format_columns": None,
+        "_format_kwargs": {}, "_format_type": None, "_output_all_columns": False, "_split": None,
+    }  # fmt: skip
+    (folder / "state.json").write_text(json.dumps(state))
+    plain.info.write_to_directory(str(folder))
+    return folder
+
+
+def test_images_that_a_table_names_lie_in_the_dataset(tmp_path: Path) -> None:
+    inside = tmp_path / "x" / "images"
+    inside.mkdir(parents=True)
+    paths = [inside / f"{number}.png" for number in range(4)]
+    for number, path in enumerate(paths):
+        Image.new("RGB", (9, 9), (number % 2, number, 0)).save(path)
+    folder = with_paths(tmp_path / "x", [str(path) for path in paths])
+    dataset = sources.load(spec(folder, source="jpeg", held_out=0.01))
+    assert seen(dataset.train) | seen(dataset.held_out) == {(n % 2, n % 2, n) for n in range(4)}
+
+    Image.new("RGB", (9, 9), (9, 9, 9)).save(tmp_path / "outside.png")
+    (inside / "link.png").symlink_to(tmp_path / "outside.png")
+    folder = with_paths(tmp_path / "x", [str(tmp_path / "outside.png"), *map(str, paths), str(inside / "link.png")])
+    with pytest.raises(RequestError, match=r"2 images are broken: .*outside\.png', which lies outside of the dataset"):
+        sources.check(spec(folder))
+
+
+def test_a_pipe_in_a_dataset_is_refused_before_anything_waits_for_it(both: Path, tmp_path: Path) -> None:
+    shutil.copytree(both, tmp_path / "x")
+    shard = next((tmp_path / "x" / "train").glob("*.arrow"))
+    shard.unlink()
+    os.mkfifo(shard)
+    with pytest.raises(RequestError, match=r"holds '.*\.arrow', a pipe or a device"):
+        sources.check(spec(tmp_path / "x"))
+
+
+@pytest.mark.parametrize(
+    ("head", "is_refused"),
+    [
+        ("a: &a [x]\nb: [*a, *a]", True),
+        ("license: mit\ntags: ['*not', an, alias]", False),
+        ("license: mit", False),
+    ],
+)
+def test_a_head_that_unfolds_itself_is_refused(tmp_path: Path, head: str, is_refused: bool) -> None:
+    table(TRAIN).to_parquet(str(tmp_path / "x" / "train.parquet"))
+    (tmp_path / "x" / "README.md").write_text(f"---\n{head}\n---\n# Pictures, with *stars* in the text\n")
+    if is_refused:
+        with pytest.raises(RequestError, match="repeats itself by YAML aliases"):
+            sources.check(spec(tmp_path / "x"))
+    else:
+        assert sources.check(spec(tmp_path / "x")).classes == ("zebra", "ant", "cow")
 
 
 def test_hf_is_the_name_and_needs_one() -> None:

@@ -39,6 +39,13 @@ _MOST_PAGES = 4096
 """Most pages of a TIFF: as many as an image may have channels."""
 _MOST_FROM_DEFLATED = 1032
 """Most bytes that zlib makes of one."""
+_MOST_SLICES = 16_384
+"""Most slices of an HDF5 volume, each of which becomes an entry of the image set."""
+_HARMLESS_SLICES = 256
+"""Number of slices up to which each is an entry, whatever it claims; the images themselves are checked one by one."""
+_SERIES_IN_OTHER_FILES = {"is_ome": False, "is_mmstack": False, "is_ndtiff": False}
+"""Formats in which a TIFF may name other files, whose pixels tifffile would read wherever they lie. Without them it
+reads the pages of this file alone."""
 _DEFLATE, _FILTERS = 1, {1: "gzip", 2: "shuffle", 3: "fletcher32", 32000: "lzf"}
 """HDF5's numbers of the filters that chunks may be packed with."""
 _CHECKSUM_BYTES = 4
@@ -77,8 +84,28 @@ def images_in(content: Content, name: str) -> int:
     """
     if not name.lower().endswith((".h5", ".hdf5")):
         return 1
+    file_bytes = len(content) if isinstance(content, bytes) else Path(content).stat().st_size
     with _reported(name), _hdf5(content) as file:
-        return int(_volume(file, name).shape[0])
+        volume = _volume(file, name)
+        _verify_slices(volume, file_bytes, name)
+        return int(volume.shape[0])
+
+
+def _verify_slices(volume: Any, file_bytes: int, name: str) -> None:
+    """Refuses a volume that claims more slices, or more bytes, than a file of this size can hold.
+
+    HDF5 stores no chunk that nobody has written: a file of a kilobyte may claim any number of slices.
+    """
+    slices = int(volume.shape[0])
+    if slices > _MOST_SLICES:
+        raise BrokenImage(name, f"it claims {slices:,} slices, more than {_MOST_SLICES:,}")
+    if slices <= _HARMLESS_SLICES:
+        return
+    claimed_bytes = math.prod(map(int, volume.shape)) * volume.dtype.itemsize
+    most_bytes = file_bytes * _MOST_FROM_DEFLATED
+    if claimed_bytes > most_bytes:
+        what = f"it claims {claimed_bytes:,} bytes of slices, and a file of {file_bytes:,} holds at most {most_bytes:,}"
+        raise BrokenImage(name, what)
 
 
 def acquisition_of(path: str) -> str | None:
@@ -224,7 +251,7 @@ def _npz(content: Content, name: str) -> Iterator[_Stored]:
 def _tiff(content: Content, name: str) -> Iterator[_Stored]:
     tifffile = library("tifffile", "TIFF of other than 3 channels of 8 bits", "images")
     logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # one message, or none
-    with _file(content) as file, tifffile.TiffFile(file) as tiff:
+    with _file(content) as file, tifffile.TiffFile(file, **_SERIES_IN_OTHER_FILES) as tiff:
         size = file.seek(0, os.SEEK_END)
         _verify_pages(file, tiff.tiff, name)
         series = tiff.series[0]

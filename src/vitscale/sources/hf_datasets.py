@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
+import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from vitscale.errors import RequestError, shown
 from vitscale.sources.base import Encoded, Labels, library, reason
@@ -16,6 +20,8 @@ from vitscale.sources.image_set import ImageSet, Listing, chosen_classes, listin
 from vitscale.sources.pictures import BrokenImage
 from vitscale.trial.trial import DataSpec
 
+_MOST_CARD_BYTES = 1 << 20
+"""Largest README.md whose head is read: the library takes its settings from there."""
 _HOW = "Name a dataset of images and classes: a folder, or a name of the hub where there is a network"
 
 
@@ -28,6 +34,8 @@ class Rows(Encoded):
     column: str
     named: str
     rows: Labels
+    folders: tuple[str, ...]
+    """Real paths of the only folders in which files that the table names may lie."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -45,11 +53,21 @@ class Rows(Encoded):
         content = image.get("bytes") or image.get("path")
         if not isinstance(content, str | bytes):
             raise BrokenImage(self.name(number), "it has no content")
+        if isinstance(content, str):
+            self._check_path(content, number)
         return content
+
+    def _check_path(self, path: str, number: int) -> None:
+        """Refuses a file outside of the dataset, and what is no file: a table may be a stranger's."""
+        target = os.path.realpath(path)
+        if not any(Path(target).is_relative_to(folder) for folder in self.folders):
+            raise BrokenImage(self.name(number), f"it names {shown(target)}, which lies outside of the dataset")
+        if not Path(target).is_file():
+            raise BrokenImage(self.name(number), f"it names {shown(target)}, which is no file")
 
     def some(self, numbers: Labels) -> Rows:
         """See `Encoded`."""
-        return Rows(self.table, self.column, self.named, self.rows[numbers])
+        return Rows(self.table, self.column, self.named, self.rows[numbers], self.folders)
 
 
 def list_hf(spec: DataSpec) -> Listing:
@@ -83,12 +101,15 @@ def list_hf(spec: DataSpec) -> Listing:
         classes.sort(key=int)
     number = {name: position for position, name in enumerate(classes)}
 
+    folders = _image_folders(str(spec.hf))
+
     def chosen(labels: list[str], table: Any) -> tuple[Rows, Labels]:
         if isinstance(spec.classes, int) and (stray := sorted({*labels} - number.keys())):
             what = f"data.hf {shown(spec.hf)} holds out the class {shown(stray[0])}, which is not among the training"
             raise RequestError(f"{what} classes", next_step="Remove its rows, or name classes by data.classes")
         rows = np.array([row for row, name in enumerate(labels) if name in number], dtype=np.int64)
-        return Rows(table, image, str(spec.hf), rows), np.array([number[labels[row]] for row in rows], dtype=np.int64)
+        images = Rows(table, image, str(spec.hf), rows, folders)
+        return images, np.array([number[labels[row]] for row in rows], dtype=np.int64)
 
     own = chosen(*read(held_out)) if held_out is not None else None
     tables = [split._fingerprint for split in (train, held_out) if split is not None]
@@ -104,6 +125,7 @@ def _splits(spec: DataSpec) -> dict[str, Any]:
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it logs each try; one message is enough
     try:
         folder = Path(spec.hf).expanduser()
+        _check_folder(folder)
         if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
             loaded = datasets.load_from_disk(str(folder))
         elif folder.is_dir():
@@ -111,13 +133,73 @@ def _splits(spec: DataSpec) -> dict[str, Any]:
         else:
             name, _, configuration = spec.hf.partition(":")
             loaded = datasets.load_dataset(name, configuration or None)
+    except RequestError:
+        raise
     except Exception as error:  # whatever files, parsers and the network raise
         text = " ".join((reason(error) or type(error).__name__).split())[:300]
         raise RequestError(f"data.hf {shown(spec.hf)} cannot be loaded: {text}", next_step=_HOW) from None
     splits = dict(loaded) if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
     if not splits or not all(isinstance(split, datasets.Dataset) and len(split) for split in splits.values()):
         raise RequestError(f"data.hf {shown(spec.hf)} has no rows", next_step=_HOW)
-    return splits
+    return {name: _without_format(split) for name, split in splits.items()}
+
+
+def _without_format(split: Any) -> Any:
+    """The split as plain Python values: `with_format("torch")` is saved with a dataset, and gives tensors for labels.
+
+    A split without a format stays as it is: a copy has another fingerprint, under which no cache of it exists.
+    """
+    is_plain = split.format["type"] is None and split.format["columns"] == split.column_names
+    return split if is_plain else split.with_format(None)
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuses a local dataset that would stop or fill the library: pipes among its files, a head that unfolds itself.
+
+    Raises:
+        RequestError: there is such a file; OSError: one cannot be looked at.
+    """
+    for path, mode in _modes_below(folder):
+        if not stat.S_ISREG(mode):
+            what = f"data.hf {shown(str(folder))} holds {shown(path)}, a pipe or a device"
+            raise RequestError(what, next_step="Remove it")
+    card = folder / "README.md"
+    if card.is_file() and _has_aliases(card):
+        what = f"data.hf {shown(str(folder))} has a README.md whose head repeats itself by YAML aliases (*name)"
+        raise RequestError(what, next_step="Remove them: written out, a few of them fill any memory")
+
+
+def _modes_below(folder: Path) -> Iterator[tuple[str, int]]:
+    """Path and mode of every file below a folder, links followed; links that lead nowhere are left out."""
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            path = Path(parent, name)
+            if path.exists():
+                yield str(path), path.stat().st_mode
+
+
+def _has_aliases(card: Path) -> bool:
+    """Whether the YAML between the first two lines of "---" has an alias; also where it is too long to look through."""
+    with card.open(encoding="utf-8", errors="replace") as file:
+        text = file.read(_MOST_CARD_BYTES)
+    if not text.startswith("---"):
+        return False
+    head, end, _ = text.removeprefix("---").partition("\n---")
+    if not end:
+        return len(text) == _MOST_CARD_BYTES
+    try:
+        return any(isinstance(token, yaml.AliasToken) for token in yaml.scan(head))
+    except yaml.YAMLError:
+        return False  # the library says what is wrong with it
+
+
+def _image_folders(hf: str) -> tuple[str, ...]:
+    """Real paths of the folders in which images of a dataset may lie: its own, and those of the library's downloads."""
+    config = _library().config
+    downloads = (config.HF_CACHE_HOME, config.HF_DATASETS_CACHE, config.DOWNLOADED_DATASETS_PATH)
+    own = Path(hf).expanduser()
+    folders = (own, *downloads) if own.is_dir() else downloads
+    return tuple(os.path.realpath(folder) for folder in folders)
 
 
 def _library() -> Any:

@@ -115,7 +115,7 @@ def fingerprint_of(*parts: Sequence[str]) -> str:
 
 
 def files_under(folder: Path, root: Path, beside: Sequence[str] = ()) -> Iterator[tuple[str, os.stat_result]]:
-    """Yields every file at any depth with its status, except hidden ones and those of hidden folders.
+    """Yields every regular file at any depth with its status, except hidden ones and those of hidden folders.
 
     `beside`: real paths of folders that are read too, those of the other split among them.
 
@@ -142,7 +142,9 @@ def files_under(folder: Path, root: Path, beside: Sequence[str] = ()) -> Iterato
                 if Path(name).suffix.lower() in (*_READ, ".tar"):
                     if os.path.islink(path):  # noqa: PTH114  a million of them
                         refuse_link_out(path, root)
-                    yield path, os.stat(path)  # noqa: PTH116 - as above
+                    status = os.stat(path)  # noqa: PTH116 - as above
+                    if stat.S_ISREG(status.st_mode):  # opening a pipe would wait for ever
+                        yield path, status
     except OSError as error:
         raise _unreadable(folder, error) from None
 
@@ -190,7 +192,7 @@ def _files(folder: Path, present: list[str], classes: list[str], root: Path, rea
         of_class = sorted(
             _File(path, number[name], stamp(path, folder, status))
             for path, status in files_under(folder / name, root, read)
-            if stat.S_ISREG(status.st_mode) and not path.lower().endswith(".tar")
+            if not path.lower().endswith(".tar")
         )
         if not of_class:
             what = f"the class folder {shown(str(folder / name))} holds no image"

@@ -347,13 +347,29 @@ def ome_description(file_name: str) -> str:
     )
 
 
-def write_ndtiff_index(path: Path, file_name: str) -> None:
-    """One entry: axes, file name, then offset, width, height and type of the pixels, and no compression."""
+def write_ndtiff(path: Path, pixels: Any, file_name: str) -> None:
+    """A page as Micro-Manager writes it, beside an index that says: the page's pixels stand in another file."""
+    summary = b"{}".ljust(8)
+    header = struct.pack("<4I", 483729, 2, 2355492, len(summary)) + summary
+    begins = 8 + len(header)
+    text, short, long = 2, 3, 4
+    fields = [
+        (256, short, pixels.shape[1]), (257, short, pixels.shape[0]), (258, short, 16), (259, short, 1),
+        (262, short, 1), (273, long, begins), (277, short, 1), (278, short, pixels.shape[0]),
+        (279, long, pixels.nbytes), (51123, text, 24),
+    ]  # fmt: skip
+    page = struct.pack("<H", len(fields))
+    for tag, kind, value in fields:
+        count = len(summary) if kind == text else 1
+        page += struct.pack("<HHII", tag, kind, count, value)
+    tiff = b"II*\0" + struct.pack("<I", begins + pixels.nbytes) + header + pixels.tobytes() + page + bytes(4)
+    path.write_bytes(tiff)
+
     axes = b'{"channel": 0}'
     name = file_name.encode()
-    numbers = struct.pack("<8i", 8, 8, 8, 1, 0, 0, 0, 0)
-    entry = struct.pack("<i", len(axes)) + axes + struct.pack("<i", len(name)) + name + numbers
-    path.write_bytes(entry)
+    numbers = struct.pack("<IiiiiIii", begins, pixels.shape[1], pixels.shape[0], 1, 0, 0, 0, 0)
+    index = struct.pack("<I", len(axes)) + axes + struct.pack("<I", len(name)) + name + numbers
+    path.with_name("NDTiff.index").write_bytes(index)
 
 
 @pytest.mark.parametrize("form", ["ome", "ndtiff"])
@@ -368,8 +384,7 @@ def test_a_tiff_that_names_other_files_is_read_without_them(tmp_path: Path, form
         description = ome_description("../outside.tif")
         tifffile.imwrite(path, own, description=description, metadata=None, photometric="minisblack")
     else:
-        tifffile.imwrite(path, own, description="", metadata=None, photometric="minisblack")
-        write_ndtiff_index(path.with_name("NDTiff.index"), "../outside.tif")
+        write_ndtiff(path, own, "../outside.tif")
     np.testing.assert_array_equal(decoded(path, ArrayShape(8, 1, "uint16"))[..., 0], own)
     with pytest.raises(RequestError, match="it holds 8 x 8, not height x width x 2"):
         verify_array(str(path), ArrayShape(8, 2, "uint16"), "x.tif")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,13 @@ def test_what_was_put_in_comes_out(shards: Path) -> None:
         assert seen(dataset.train) == {(n % 2, n % 2, 10 * shard + n) for shard in range(2) for n in range(6)}
         assert seen(dataset.held_out) == {(n % 2, n % 2, 100 + n) for n in range(4)}
         assert sources.check(spec(shards, source=source)) == dataset.summary
+
+
+def test_a_pipe_called_a_shard_is_none(shards: Path) -> None:
+    """Whoever opens it waits for ever."""
+    whole = sources.check(spec(shards))
+    os.mkfifo(shards / "train-0002.tar")
+    assert sources.check(spec(shards)) == whole
 
 
 def test_folders_of_shards_and_shares_of_one(shards: Path) -> None:

@@ -294,7 +294,7 @@ class TrialResult:
 
     @property
     def kept_slow_share(self) -> float | None:
-        """Share of that time in slow steps that come too often to be set aside; mean over runs."""
+        """Share of that time in slow steps that recur in the runs; mean over runs."""
         return known_mean(run.kept_slow_share for run in self.runs)
 
     @property

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from prediction_factory import resolved_study
 from results_factory import write_results
 from vitscale import cli
+from vitscale.analysis.counterparts import _short
 from vitscale.errors import RequestError
-from vitscale.report.side_by_side import _short
 
 SPREAD = (1.0, 1.004, 0.996, 1.002)
 
@@ -96,7 +96,7 @@ def test_it_writes_a_page_and_markdown(base: Path, tmp_path: Path) -> None:
         answer = CliRunner().invoke(cli.app, ["compare", str(base), str(other), "-o", str(tmp_path / name)])
         assert (answer.exit_code, answer.stdout, answer.stderr) == (0, f"{tmp_path / name}\n", "")
         text = (tmp_path / name).read_text().replace("\N{NO-BREAK SPACE}", " ")
-        assert "2 trials held against base: 2 slower" in text
+        assert "2 trials compared with base: 2 slower" in text
         assert "1.20" in text
     page = tmp_path / "again.html"
     answer = CliRunner().invoke(cli.app, ["compare", str(base), str(other), "-o", str(page), "--json"])

@@ -19,7 +19,7 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 from vitscale.analysis import Analysis, TrialResult, power
-from vitscale.analysis.rounds import rounds
+from vitscale.analysis.rounds import Round, rounds
 from vitscale.analysis.statistics import Comparison, LogMean, compare, compare_pairs, corrected, log_mean, ratio
 from vitscale.present.data import dotted
 from vitscale.present.estimate import Estimate
@@ -191,13 +191,17 @@ def _measured(first: TrialResult, other: TrialResult) -> Measured | None:
     looked = (other.looked, first.looked)
     alternated = () if any(looked) else rounds(first, other)
     if alternated:
-        first_seconds = [each.first_seconds for each in alternated]
-        other_seconds = [each.other_seconds for each in alternated]
-        result = compare_pairs(other_seconds, first_seconds)
-        sides = (log_mean([b / a for a, b in alternated]),)
-        return Measured(result, result.ratio.into(1.0), sides, len(alternated))
+        return _measured_in_rounds(alternated)
     sides = (log_mean(theirs, other.looked), log_mean(ours, first.looked))
     return Measured(compare(theirs, ours, looked), ratio(theirs, ours, looked), sides)
+
+
+def _measured_in_rounds(alternated: Sequence[Round]) -> Measured:
+    first_seconds = [pair.first_seconds for pair in alternated]
+    other_seconds = [pair.other_seconds for pair in alternated]
+    result = compare_pairs(other_seconds, first_seconds)
+    of_ratios = log_mean([other / first for first, other in alternated])
+    return Measured(result, result.ratio.into(1.0), (of_ratios,), len(alternated))
 
 
 def _runs_of(analysis: Analysis, trial_id: str) -> list[Run]:

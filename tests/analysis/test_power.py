@@ -79,7 +79,7 @@ def test_the_advised_repeats_show_what_was_asked() -> None:
     random = np.random.default_rng(RANDOM_SEED)
     shown = []
     for _ in range(500):
-        few = [log_mean(np.exp(0.04 * random.standard_normal(4)).tolist()) for _ in range(2)]
+        few = tuple(log_mean(np.exp(0.04 * random.standard_normal(4)).tolist()) for _ in range(2))
         repeats = repeats_to_show(0.05, few, Question(1)) or MOST_REPEATS
         first, other = (np.exp(0.04 * random.standard_normal(repeats)) for _ in range(2))
         shown.append(compare((1.05 * other).tolist(), first.tolist()).verdict == "slower")

@@ -15,10 +15,12 @@ from study_factory import write_study
 from vitscale import analysis, launchers
 from vitscale.analysis.counterparts import Pair, side_by_side
 from vitscale.errors import RequestError
-from vitscale.runner import alternating
+from vitscale.runner import Options, alternating
+from vitscale.runner import run as drive
 from vitscale.runner.driver import Interrupted
 from vitscale.runner.planning import Report
 from vitscale.runner.planning import plan as planned
+from vitscale.study.file import StudyFile
 
 ROUNDS = 4
 
@@ -137,6 +139,22 @@ def test_what_has_no_rounds_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(RequestError, match=r"measure\.parallel_runs = 2"):
         sides.run()
     assert sides.order == []
+
+
+def test_a_loop_of_run_with_one_repeat_more_each_time_is_in_turn_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for two environments, each with a program of its own."""
+    sides = Sides(tmp_path, monkeypatch, [1.0] * ROUNDS, [1.1] * ROUNDS)
+    for repeats in range(1, ROUNDS + 1):
+        for study in sides.studies:
+            results = tmp_path / "results" / study.parent.name
+            plan = planned(StudyFile.read(study, None, [f"measure.repeats={repeats}"]), results=results)
+            drive(plan, results, Options(), Console(file=io.StringIO()))
+    assert sides.order == [f"{side} {repeat}" for repeat in range(ROUNDS) for side in ("old", "new")]
+    measured = sides.pair().measured
+    assert measured is not None
+    assert measured.rounds == ROUNDS
 
 
 @pytest.mark.parametrize(

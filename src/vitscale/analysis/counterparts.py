@@ -121,15 +121,16 @@ def side_by_side(named: Sequence[tuple[str, Analysis]]) -> tuple[Pair, ...]:
     A trial that neither of two results has run is no pair.
     """
     (_, first), *others = named
+    runs_of_first = _runs_by_trial(first)
     pairs = []
     for name, other in others:
-        counterparts = _by_point(other)
+        counterparts, runs_of_other = _by_point(other), _runs_by_trial(other)
         for key, (curve, gpus, trial_id) in _by_point(first).items():
             ours = first.trials[trial_id]
             same = trial_id if trial_id in other.trials else counterparts.get(key, ("", 0, ""))[2]
             theirs = other.trials.get(same)
             if theirs is not None and (ours.runs_done or theirs.runs_done):
-                shared = _shared_runs(_runs_of(first, trial_id), _runs_of(other, same))
+                shared = _shared_runs(runs_of_first.get(trial_id, ()), runs_of_other.get(same, ()))
                 pairs.append(_pair(name, curve, gpus, ours, theirs, shared))
     tested = [(pair, pair.measured) for pair in pairs if pair.measured is not None]
     keys = [(pair.results, pair.first.trial_id) for pair, _ in tested]
@@ -204,9 +205,12 @@ def _measured_in_rounds(alternated: Sequence[Round]) -> Measured:
     return Measured(result, result.ratio.into(1.0), (of_ratios,), len(alternated))
 
 
-def _runs_of(analysis: Analysis, trial_id: str) -> list[Run]:
-    """All runs of a trial, completed or not."""
-    return [run for run in analysis.runs if run.header.trial_id == trial_id]
+def _runs_by_trial(analysis: Analysis) -> dict[str, list[Run]]:
+    """All runs of each trial, completed or not."""
+    runs: dict[str, list[Run]] = {}
+    for run in analysis.runs:
+        runs.setdefault(run.header.trial_id, []).append(run)
+    return runs
 
 
 def _shared_runs(first: Sequence[Run], other: Sequence[Run]) -> _Shared:

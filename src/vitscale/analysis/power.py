@@ -62,7 +62,8 @@ class _Design(NamedTuple):
     """Degrees of freedom with which the spread is known from the runs at hand."""
 
 
-def smallest_shown(sides: Sequence[LogMean], question: Question) -> float | None:
+@functools.lru_cache(4096)
+def smallest_shown(sides: tuple[LogMean, ...], question: Question) -> float | None:
     """The smallest slowdown that as many runs of this spread report in 80 % of studies, as a share.
 
     Args:
@@ -87,7 +88,8 @@ def smallest_shown(sides: Sequence[LogMean], question: Question) -> float | None
     return exp_of(high) - 1
 
 
-def repeats_to_show(slowdown: float, sides: Sequence[LogMean], question: Question) -> int | None:
+@functools.lru_cache(4096)
+def repeats_to_show(slowdown: float, sides: tuple[LogMean, ...], question: Question) -> int | None:
     """The fewest repeats on each side that report a slowdown in 80 % of studies, if runs spread as these do.
 
     Returns:
@@ -96,7 +98,8 @@ def repeats_to_show(slowdown: float, sides: Sequence[LogMean], question: Questio
     return _fewest(sides, lambda design: _power(math.log1p(slowdown), design, question))
 
 
-def repeats_to_clear(limit: float, sides: Sequence[LogMean]) -> int | None:
+@functools.lru_cache(4096)
+def repeats_to_clear(limit: float, sides: tuple[LogMean, ...]) -> int | None:
     """The fewest repeats on each side that find equal trials within a limit in 80 % of studies; None as above.
 
     Equal trials are within it where the upper end of their interval is: the same distance, from the other side.

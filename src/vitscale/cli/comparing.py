@@ -141,10 +141,16 @@ def _run_in_turn(
     studies: Sequence[Path], repeats: int | None, folder: Path | None, *, json: bool
 ) -> tuple[list[Path], bool]:
     """Runs studies in turn, each into a folder of its own; returns these, and whether a run failed."""
+    from vitscale.preflight import pace_warnings
     from vitscale.runner import alternating
+    from vitscale.runner.preview import finding_lines
 
     console = base.ProgramConsole(stderr=json)
     sides = alternating.sides_of(studies, folder or _FOLDER, repeats)
+    for side in sides:
+        notes = [*side.plan.expansion.notes, *pace_warnings(side.plan, side.results)]
+        for line in (*(f"note: {side.name}: {note}" for note in notes), *finding_lines(side.plan)):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
     reports = alternating.run_in_turn(sides, console)
     failures = sum(len(report.failures) for report in reports)
     if failures:

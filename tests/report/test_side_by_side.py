@@ -202,8 +202,8 @@ def test_the_smallest_slowdown_and_the_repeats_stand_beside_an_undecided_limit(t
         assert pair["target_slowdown"] == 0.05
         assert pair["repeats_to_show_target"] is None or pair["repeats_to_show_target"] > 50
     shown, next_step = told["next_steps"]
-    assert shown.startswith("in 4 of 5 cases these runs fail a slowdown from ")
-    assert "they may miss a smaller one" in shown
+    assert "or more fails in 4 of 5 cases with these runs (" in shown
+    assert shown.endswith("% in the least steady trial); a smaller one may be missed")
     assert "to decide 2 undecided trials (equal ones within 5 %, 10 % fails)" in next_step
     text = CliRunner().invoke(cli.app, ["compare", str(first), str(other), "--fail-if-slower", "5%"]).stdout
     assert shown in " ".join(text.split())
@@ -220,7 +220,7 @@ def test_steady_runs_show_more_and_need_no_further_repeats(base: Path, tmp_path:
     assert {pair["target_slowdown"] for pair in without["pairs"]} == {0.05}
     assert all(pair["smallest_slowdown_shown"] < 0.02 for pair in without["pairs"])
     assert len(without["next_steps"]) == 1
-    assert "these runs report a slowdown from" in without["next_steps"][0]
+    assert "or more is reported in 4 of 5 cases with these runs" in without["next_steps"][0]
 
 
 @pytest.mark.parametrize(
@@ -285,3 +285,16 @@ def unsteady(
 
     write_results(study.model_copy(update={"runs": tuple(map(at_its_time, study.runs))}), folder / name)
     return folder / name
+
+
+def test_a_study_file_needs_run_and_repeats_do_too(base: Path, tmp_path: Path) -> None:
+    study = tmp_path / "new.toml"
+    study.write_text("name = 'new'\n")
+    answer = CliRunner().invoke(cli.app, ["compare", str(base), str(study)])
+    assert str(answer.exception).endswith(
+        "is a study file, and compare reads results. Add --run to run the studies in turn; or give results folders."
+    )
+    answer = CliRunner().invoke(cli.app, ["compare", str(base), str(base), "--repeats", "5"])
+    assert str(answer.exception).startswith("--repeats is of --run, which is not given")
+    answer = CliRunner().invoke(cli.app, ["compare", "--run", str(study)])
+    assert "one study is given" in str(answer.exception)

@@ -39,7 +39,11 @@ def compare(
     ] = False,
     output: Annotated[
         Path | None,
-        option("-o --output", "FILE", "A page (.html) or Markdown (.md) instead; with --run, the folder for results."),
+        option(
+            "-o --output",
+            "FILE",
+            "A page (.html) or Markdown (.md) instead; with --run, the results.  [default: results/compared]",
+        ),
     ] = None,
     combine_unlike: base.CombineOption = False,
     verbose: base.VerboseOption = False,

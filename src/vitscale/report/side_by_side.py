@@ -158,10 +158,10 @@ def _shown(pairs: Sequence[Pair], limit: float | None) -> str:
     if not smallest:
         return f"fewer than {FEWEST_REPEATS} runs on a side: nothing is reported as slower or faster"
     by_trial = f" ({_slowdown(max(smallest))} in the least steady trial)" if len(smallest) > 1 else ""
-    verb = "report" if limit is None else "fail"
+    outcome = "is reported" if limit is None else "fails"
     return (
-        f"in 4 of 5 cases these runs {verb} a slowdown from {_slowdown(min(smallest))} on{by_trial}; they may miss a "
-        "smaller one"
+        f"a slowdown of {_slowdown(min(smallest))} or more {outcome} in 4 of 5 cases with these runs{by_trial}; a "
+        "smaller one may be missed"
     )
 
 

@@ -59,8 +59,8 @@ def slow_steps(measured: Sequence[TrialResult]) -> Iterable[Finding]:
             "slow-steps",
             f"slow steps: in {count(aside.trials)} a single slow step took more than {percent(_SLOW_SHARE)} of the "
             f"time and is set aside ({percent(aside.value)} in {steps} of {all_steps} steps of {name(trial)})",
-            "Times and images/s stand without them; elapsed epochs hold them. Look for what stops the machine: other "
-            "work, paging, a kernel that is compiled anew.",
+            "Times and images/s stand without it; elapsed epochs hold it. Look for what stops the machine: other work, "
+            "paging, a kernel that is compiled anew. One event does not say how often it comes; longer runs do.",
             aside.trials,
         )
     if kept := worst(measured, lambda trial: trial.kept_slow_share, _SLOW_SHARE):

@@ -126,12 +126,12 @@ def side_by_side(named: Sequence[tuple[str, Analysis]]) -> tuple[Pair, ...]:
     for name, other in others:
         counterparts, runs_of_other = _by_point(other), _runs_by_trial(other)
         for key, (curve, gpus, trial_id) in _by_point(first).items():
-            ours = first.trials[trial_id]
-            same = trial_id if trial_id in other.trials else counterparts.get(key, ("", 0, ""))[2]
-            theirs = other.trials.get(same)
-            if theirs is not None and (ours.runs_done or theirs.runs_done):
-                shared = _shared_runs(runs_of_first.get(trial_id, ()), runs_of_other.get(same, ()))
-                pairs.append(_pair(name, curve, gpus, ours, theirs, shared))
+            first_trial = first.trials[trial_id]
+            other_id = trial_id if trial_id in other.trials else counterparts.get(key, _NO_POINT).trial_id
+            other_trial = other.trials.get(other_id)
+            if other_trial is not None and (first_trial.runs_done or other_trial.runs_done):
+                shared = _shared_runs(runs_of_first.get(trial_id, ()), runs_of_other.get(other_id, ()))
+                pairs.append(_pair(name, curve, gpus, first_trial, other_trial, shared))
     tested = [(pair, pair.measured) for pair in pairs if pair.measured is not None]
     keys = [(pair.results, pair.first.trial_id) for pair, _ in tested]
     results = iter(corrected([measured.result for _, measured in tested], keys))
@@ -155,15 +155,26 @@ def unmatched(named: Sequence[tuple[str, Analysis]], pairs: Sequence[Pair]) -> t
     return tuple(sentences)
 
 
-def _by_point(analysis: Analysis) -> dict[str, tuple[str, int, str]]:
-    """Place on a curve -> (curve's name, ranks, trial); a trial on several curves occurs once."""
-    points: dict[str, tuple[str, int, str]] = {}
+class _CurvePoint(NamedTuple):
+    """A trial where it stands on its first curve."""
+
+    curve: str
+    gpus: int
+    trial_id: str
+
+
+_NO_POINT = _CurvePoint("", 0, "")
+
+
+def _by_point(analysis: Analysis) -> dict[str, _CurvePoint]:
+    """Place on a curve -> the trial there; a trial on several curves occurs once."""
+    points: dict[str, _CurvePoint] = {}
     seen: set[str] = set()
     for curve in analysis.curves:
         for point in curve.points:
             key = json.dumps([curve.mode, dict(curve.labels), point.gpus], sort_keys=True, default=str)
             if point.trial_id not in seen:
-                points[key] = (f"{curve.name} ({curve.mode})", point.gpus, point.trial_id)
+                points[key] = _CurvePoint(f"{curve.name} ({curve.mode})", point.gpus, point.trial_id)
                 seen.add(point.trial_id)
     return points
 
@@ -186,15 +197,15 @@ def _pair(name: str, curve: str, gpus: int, first: TrialResult, other: TrialResu
 
 def _measured(first: TrialResult, other: TrialResult) -> Measured | None:
     """The comparison of two trials; None where one has no times, or their times are of different kinds."""
-    ours, theirs = first.comparable_costs, other.comparable_costs
-    if not ours or not theirs or first.unlike(other, combine=True):
+    first_costs, other_costs = first.comparable_costs, other.comparable_costs
+    if not first_costs or not other_costs or first.unlike(other, combine=True):
         return None
     looked = (other.looked, first.looked)
     alternated = () if any(looked) else rounds(first, other)
     if alternated:
         return _measured_in_rounds(alternated)
-    sides = (log_mean(theirs, other.looked), log_mean(ours, first.looked))
-    return Measured(compare(theirs, ours, looked), ratio(theirs, ours, looked), sides)
+    sides = (log_mean(other_costs, other.looked), log_mean(first_costs, first.looked))
+    return Measured(compare(other_costs, first_costs, looked), ratio(other_costs, first_costs, looked), sides)
 
 
 def _measured_in_rounds(alternated: Sequence[Round]) -> Measured:
@@ -243,11 +254,11 @@ _DIGEST = re.compile(r"\b[0-9a-f]{40}(?:[0-9a-f]{24})?\b")
 
 
 def _of_trials(first: TrialResult, other: TrialResult) -> list[str]:
-    ours, theirs = (dotted(result.trial.model_dump(mode="json")) for result in (first, other))
+    first_fields, other_fields = (dotted(result.trial.model_dump(mode="json")) for result in (first, other))
     return [
-        f"{key}: {_short(ours.get(key))} against {_short(theirs.get(key))}"
-        for key in dict.fromkeys([*ours, *theirs])
-        if ours.get(key) != theirs.get(key)
+        f"{key}: {_short(first_fields.get(key))} against {_short(other_fields.get(key))}"
+        for key in dict.fromkeys([*first_fields, *other_fields])
+        if first_fields.get(key) != other_fields.get(key)
     ]
 
 

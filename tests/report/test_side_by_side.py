@@ -298,3 +298,15 @@ def test_a_study_file_needs_run_and_repeats_do_too(base: Path, tmp_path: Path) -
     assert str(answer.exception).startswith("--repeats is of --run, which is not given")
     answer = CliRunner().invoke(cli.app, ["compare", "--run", str(study)])
     assert "one study is given" in str(answer.exception)
+
+
+def test_what_no_number_of_repeats_shows_says_to_look_for_the_cause(tmp_path: Path) -> None:
+    wild = (0.01, 1.0, 0.1)
+    first, other = unsteady(tmp_path, "first", times=wild), unsteady(tmp_path, "other", times=(1.0, 0.02, 0.1))
+    _, told = compared(first, other, "--fail-if-slower", "5%")
+    assert told["next_steps"] == [
+        "these runs differ too much to show even a slowdown of 1000 %",
+        "next: to report 5 % as slower in 4 of 5 cases, and to decide 2 undecided trials (equal ones within 5 %, 10 % "
+        "fails) takes more than 200 repeats at this spread of runs: look first for what makes them differ",
+    ]
+    assert {pair["repeats_to_decide"] for pair in told["pairs"]} == {None}

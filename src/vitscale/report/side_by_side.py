@@ -21,7 +21,7 @@ from vitscale.present.units import UNKNOWN, bounds, counted, number, rough_perce
 
 SAME_RUNS = "the same runs"
 _NO_TIMES = "no times"
-_LARGEST_PERCENT = 10.0
+_LARGEST_SHOWN = 10.0
 """Slowdown, as a share, beyond which percent say no more."""
 
 
@@ -132,7 +132,7 @@ def _slowdown(share: float | None) -> str:
     """A slowdown in percent; a dash where it is unknown."""
     if share is None:
         return UNKNOWN
-    return rough_percent(share) if share <= _LARGEST_PERCENT else f"over {rough_percent(_LARGEST_PERCENT)}"
+    return rough_percent(share) if share <= _LARGEST_SHOWN else f"over {rough_percent(_LARGEST_SHOWN)}"
 
 
 # --- what these runs could have shown, and what to do next ----------------------------------------------------------
@@ -144,19 +144,16 @@ def next_steps(pairs: Sequence[Pair], limit: float | None) -> list[str]:
     if not compared:
         return []
     target = USUAL_LIMIT if limit is None else limit
-    if any(side.runs < 2 for pair in compared if pair.measured for side in pair.measured.sides):
-        begin = f"next: measure.repeats = {FEWEST_REPEATS} on each side: one run does not say by how much runs differ"
-        return [_shown(compared, limit), begin]
     undecided = [] if limit is None else [pair for pair in compared if pair.gate(limit) == "undecided"]
-    steps = [_to_show(compared, target), _to_decide(undecided, target)]
-    next_step = "; ".join(step for step in steps if step)
-    return [_shown(compared, limit), *([f"next: {next_step}"] if next_step else [])]
+    return [_shown(compared, limit), *_next(compared, undecided, target)]
 
 
 def _shown(pairs: Sequence[Pair], limit: float | None) -> str:
     smallest = [shown for pair in pairs if (shown := _smallest_shown(pair, limit)) is not None]
     if not smallest:
         return f"fewer than {FEWEST_REPEATS} runs on a side: nothing is reported as slower or faster"
+    if min(smallest) > _LARGEST_SHOWN:
+        return f"these runs differ too much to show even a slowdown of {rough_percent(_LARGEST_SHOWN)}"
     by_trial = f" ({_slowdown(max(smallest))} in the least steady trial)" if len(smallest) > 1 else ""
     outcome = "is reported" if limit is None else "fails"
     return (
@@ -165,31 +162,36 @@ def _shown(pairs: Sequence[Pair], limit: float | None) -> str:
     )
 
 
-def _to_show(pairs: Sequence[Pair], target: float) -> str:
-    """The repeats that report a slowdown of `target` as slower; empty where there are enough."""
-    smallest = [pair.smallest_slower for pair in pairs]
-    if all(shown is not None and shown <= target for shown in smallest):
-        return ""
-    repeats = _most([pair.repeats_to_show(target) for pair in pairs])
-    return f"to report {rough_percent(target)} as slower in 4 of 5 cases, {_repeats(repeats)}"
+def _next(compared: Sequence[Pair], undecided: Sequence[Pair], target: float) -> list[str]:
+    """The repeats that report a slowdown of `target` as slower, and that decide what is undecided; none where these
+    runs are enough."""
+    if any(side.runs < 2 for pair in compared if pair.measured for side in pair.measured.sides):
+        return [f"next: measure.repeats = {FEWEST_REPEATS} on each side: one run does not say by how much runs differ"]
+    steps = []
+    smallest = [pair.smallest_slower for pair in compared]
+    if not all(shown is not None and shown <= target for shown in smallest):
+        purpose = f"to report {rough_percent(target)} as slower in 4 of 5 cases"
+        steps.append(_Step(purpose, _most([pair.repeats_to_show(target) for pair in compared])))
+    if undecided:
+        purpose = (
+            f"to decide {counted(len(undecided), 'undecided trial')} (equal ones within {rough_percent(target)}, "
+            f"{rough_percent(2 * target)} fails)"
+        )
+        steps.append(_Step(purpose, _most([pair.repeats_to_decide(target) for pair in undecided])))
+    within_reach = [f"{step.purpose}, measure.repeats = {step.repeats} on each side" for step in steps if step.repeats]
+    out_of_reach = [step.purpose for step in steps if step.repeats is None]
+    if out_of_reach:
+        spread = f"takes more than {MOST_REPEATS} repeats at this spread of runs"
+        within_reach.append(f"{', and '.join(out_of_reach)} {spread}: look first for what makes them differ")
+    return [f"next: {'; '.join(within_reach)}"] if within_reach else []
 
 
-def _to_decide(undecided: Sequence[Pair], limit: float) -> str:
-    """The repeats that decide what is undecided."""
-    if not undecided:
-        return ""
-    repeats = _most([pair.repeats_to_decide(limit) for pair in undecided])
-    return (
-        f"to decide {counted(len(undecided), 'undecided trial')} (equal ones within {rough_percent(limit)}, "
-        f"{rough_percent(2 * limit)} fails), {_repeats(repeats)}"
-    )
+class _Step(NamedTuple):
+    """What further repeats are for."""
 
-
-def _repeats(repeats: int | None) -> str:
-    """How many repeats it takes, in words. `repeats`: None where that is more than are advised."""
-    if repeats is not None:
-        return f"measure.repeats = {repeats} on each side"
-    return f"more than {MOST_REPEATS} repeats at this spread of runs: look first for what makes them differ"
+    purpose: str
+    repeats: int | None
+    """None: more than are advised."""
 
 
 def _most(repeats: Sequence[int | None]) -> int | None:

@@ -9,7 +9,7 @@ import numpy as np
 from peers.runs import Array, Places, places
 from simulator import Cluster, invent, play
 
-from vitscale.analysis.runs.steps import WHOLE, slow_steps
+from vitscale.analysis.runs.steps import WHOLE, decide_slow_steps, slow_steps
 from vitscale.prediction.evidence import Evidence, Point, Series, StepParts
 from vitscale.prediction.layouts import whole_steps
 from vitscale.prediction.network.links import Link, Network
@@ -115,10 +115,12 @@ def future_run(cluster: Cluster, ranks: int, random: np.random.Generator) -> flo
 
 
 def step_seconds(steps: Array) -> Array:
-    """Of each run, (runs,), from its steps (runs, steps), as the product has it: their mean without rare slow ones."""
-    count = steps.shape[1]
+    """Of each run of a trial, (runs,), from its steps (runs, steps), as the product has it: their mean without the slow
+    step that is the only one of all runs."""
+    runs, count = steps.shape
     slow = slow_steps(np.arange(count), steps, np.full(count, WHOLE, dtype=np.uint8))
-    return np.array([np.delete(run, list(own.set_aside)).mean() for run, own in zip(steps, slow, strict=True)])
+    decided = decide_slow_steps(slow, [None] * runs)
+    return np.array([np.delete(run, of_run.set_aside).mean() for run, of_run in zip(steps, decided, strict=True)])
 
 
 def _point(cluster: Cluster, ranks: int, random: np.random.Generator) -> Point:

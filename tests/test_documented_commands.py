@@ -58,6 +58,8 @@ PROGRAMS: dict[str, list[str] | str] = {
     "benchmarks/start_up.py": ["--pairs", "1", "--steps", "8"],
     "benchmarks/decoders.py": ["--images", "16", "--side", "32", "--rounds", "1", "--processes", "1"],
     "benchmarks/target_ci.py": ["--studies", "2"],
+    "benchmarks/slow_steps.py": ["--studies", "2"],
+    "benchmarks/comparing.py": ["--studies", "2"],
     "benchmarks/calibration.py": "prediction/test_calibration.py",
     "benchmarks/simulator.py": "../benchmarks/calibration.py",
     "benchmarks/published_study.py": "prediction/test_published_study.py",

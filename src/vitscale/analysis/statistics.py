@@ -70,7 +70,7 @@ Tested = TypeVar("Tested", bound=_Tested)
 
 
 @dataclass(frozen=True)
-class _Mean:
+class LogMean:
     """The mean of some logarithms, its squared standard error, and the degrees of freedom of that error."""
 
     value: float
@@ -93,7 +93,7 @@ def interval(values: Sequence[float], *, looked: int = 0, fewest: int = 2) -> Es
     Raises:
         ValueError: there is no value, or one that is not positive and finite.
     """
-    mean = _mean_log(values, looked)
+    mean = log_mean(values, looked)
     if mean.runs < max(2, fewest):
         return Estimate(values[0] if mean.runs == 1 else exp_of(mean.value), note=_note(mean.runs))
     half = t_quantile(mean.freedom) * math.sqrt(mean.squared_error)
@@ -154,7 +154,7 @@ def ratio(numerators: Sequence[float], denominators: Sequence[float], looked: tu
     Raises:
         ValueError: a side is empty or holds a value that is not positive and finite.
     """
-    above, below = _mean_log(numerators, looked[0]), _mean_log(denominators, looked[1])
+    above, below = log_mean(numerators, looked[0]), log_mean(denominators, looked[1])
     difference = above.value - below.value
     fewest = min(above.runs, below.runs)
     if fewest == 1:
@@ -172,11 +172,39 @@ def compare(seconds: Sequence[float], other_seconds: Sequence[float], looked: tu
     times_as_fast = ratio(other_seconds, seconds, (looked[1], looked[0]))
     if times_as_fast.note:
         return Comparison(times_as_fast, "too few repeats to tell")
-    side = times_as_fast.side_of(1.0)
-    verdict: ComparisonVerdict = {"above": "faster", "below": "slower"}.get(side or "", "no significant difference")  # type: ignore[assignment]  # all three are verdicts
-    first, second = _mean_log(seconds, looked[0]), _mean_log(other_seconds, looked[1])
+    first, second = log_mean(seconds, looked[0]), log_mean(other_seconds, looked[1])
     p = welch_p(first.value - second.value, [(side.squared_error, side.freedom) for side in (first, second)])
-    return Comparison(times_as_fast, verdict, p, p)
+    return Comparison(times_as_fast, _direction(times_as_fast), p, p)
+
+
+def compare_pairs(seconds: Sequence[float], other_seconds: Sequence[float]) -> Comparison:
+    """Is the first faster than the second, where run k of one was made beside run k of the other?
+
+    A pair has the time at which it was made in common, so that what changes from pair to pair cancels: Student's t on
+    the logarithms of the ratios. It has half the degrees of freedom of `compare`, and no direction from fewer than 3.
+
+    Args:
+        seconds: one positive cost per pair.
+        other_seconds: the cost of the other run of each pair.
+    """
+    ratios = [other / own for own, other in zip(seconds, other_seconds, strict=True)]
+    times_as_fast = interval(ratios)
+    if times_as_fast.note:
+        return Comparison(times_as_fast, "too few repeats to tell")
+    mean = log_mean(ratios)
+    p = welch_p(mean.value, [(mean.squared_error, mean.freedom)])
+    return Comparison(times_as_fast, _direction(times_as_fast), p, p)
+
+
+def _direction(times_as_fast: Estimate) -> ComparisonVerdict:
+    """The verdict of an interval on a ratio of times."""
+    match times_as_fast.side_of(1.0):
+        case "above":
+            return "faster"
+        case "below":
+            return "slower"
+        case None:
+            return "no significant difference"
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -241,7 +269,7 @@ def whole_mean(values: Sequence[float | None]) -> float | None:
 def welch_half(parts: Sequence[tuple[float, int]]) -> float:
     """Half the 95 % interval of a sum of independent figures, from their squared errors and degrees of freedom."""
     squared_error = sum(part for part, _ in parts)
-    return t_quantile(_freedom(parts, squared_error)) * math.sqrt(squared_error) if squared_error > 0 else 0.0
+    return t_quantile(welch_freedom(parts)) * math.sqrt(squared_error) if squared_error > 0 else 0.0
 
 
 def welch_p(difference: float, parts: Sequence[tuple[float, int]]) -> float:
@@ -249,12 +277,13 @@ def welch_p(difference: float, parts: Sequence[tuple[float, int]]) -> float:
     squared_error = sum(part for part, _ in parts)
     if squared_error == 0:
         return 1.0 if difference == 0 else 0.0
-    return float(2 * t_below(_freedom(parts, squared_error), -abs(difference) / math.sqrt(squared_error)))
+    return float(2 * t_below(welch_freedom(parts), -abs(difference) / math.sqrt(squared_error)))
 
 
-def _mean_log(values: Sequence[float], looked: int) -> _Mean:
-    """The mean of the logarithms. Its spread is that of all runs; with `looked`, only what the later runs add to it.
+def log_mean(values: Sequence[float], looked: int = 0) -> LogMean:
+    """The mean of the logarithms of positive values, at least one.
 
+    Its spread is that of all runs; with `looked`, only what the later runs add to it.
     In normal noise, what they add to the sum of squares is independent of the first runs' spread, and so is the mean of
     all runs. Hence no decision that rested on that spread makes the interval wrong. One degree of freedom less is
     counted than there is: skewed noise leaves some dependence (benchmarks/target_ci.py).
@@ -262,12 +291,12 @@ def _mean_log(values: Sequence[float], looked: int) -> _Mean:
     logs = _logs(values)
     count, mean = len(logs), statistics.fmean(logs)
     if count == 1:
-        return _Mean(mean, 0.0, 0, 1)
+        return LogMean(mean, 0.0, 0, 1)
     if not 0 < looked < count - 1:
-        return _Mean(mean, variance(logs) / count, count - 1, count)
+        return LogMean(mean, variance(logs) / count, count - 1, count)
     of_first = statistics.fmean(logs[:looked])
     added = sum((log - mean) ** 2 for log in logs) - sum((log - of_first) ** 2 for log in logs[:looked])
-    return _Mean(mean, max(0.0, added) / (count - looked) / count, count - looked - 1, count)
+    return LogMean(mean, max(0.0, added) / (count - looked) / count, count - looked - 1, count)
 
 
 def variance(values: Sequence[float]) -> float:
@@ -300,8 +329,10 @@ def _squares_about_mean(costs: tuple[float, ...]) -> float:
     return sum((log - mean) ** 2 for log in logs)
 
 
-def _freedom(parts: Sequence[tuple[float, int]], squared_error: float) -> float:
-    """Welch-Satterthwaite's degrees of freedom, in shares of the squared error: squares of tiny ones underflow."""
+def welch_freedom(parts: Sequence[tuple[float, int]]) -> float:
+    """Welch-Satterthwaite's degrees of freedom of a sum of figures, from their squared errors, which are not all 0, and
+    degrees of freedom. Worked out in shares of the squared error: squares of tiny ones underflow."""
+    squared_error = sum(part for part, _ in parts)
     return 1 / sum((part / squared_error) ** 2 / degrees for part, degrees in parts)
 
 

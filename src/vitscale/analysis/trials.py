@@ -213,9 +213,15 @@ class TrialResult:
     def observed_costs(self) -> list[float]:
         """Epoch seconds of each observation: a run, or an allocation with its runs where allocations differ. Where no
         run tells them, as `comparable_costs`."""
+        return observations(self.run_costs, self.clusters)
+
+    @property
+    def run_costs(self) -> list[float | None]:
+        """Epoch seconds of each of `runs`, or where none tells them, those of the images that are trained, by its rate;
+        None for a run that tells neither."""
         share = self.trial.data.fraction
         rates = [share / run.images_per_second if run.images_per_second else None for run in self.runs]
-        return observations(rates if self.of_rates else [run.epoch_seconds for run in self.runs], self.clusters)
+        return rates if self.of_rates else [run.epoch_seconds for run in self.runs]
 
     @property
     def observed_steps(self) -> list[float]:
@@ -294,7 +300,7 @@ class TrialResult:
 
     @property
     def kept_slow_share(self) -> float | None:
-        """Share of that time in slow steps that come too often to be set aside; mean over runs."""
+        """Share of that time in slow steps that recur in the runs; mean over runs."""
         return known_mean(run.kept_slow_share for run in self.runs)
 
     @property

@@ -25,7 +25,7 @@ from vitscale.present.terminal import show
 
 VERBS = {
     "init": "starting", "plan": "studies", "run": "studies", "watch": "sharing", "report": "reporting",
-    "compare": "reporting", "predict": "predicting", "advise": "predicting", "import": "importing", "check": "studies",
+    "compare": "comparing", "predict": "predicting", "advise": "predicting", "import": "importing", "check": "studies",
     "export": "sharing", "lint": "studies", "lab": "laboratory", "train": "starting", "schema": "starting",
     "completion": "starting",
 }  # fmt: skip

@@ -1,9 +1,8 @@
-"""The verbs that show results: report, compare."""
+"""The verb that shows results: report."""
 
 from __future__ import annotations
 
 import gc
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -183,59 +182,3 @@ def _advice(fitted: Fitted, analysed: Analysis) -> Advice | None:
         return advised_from(fitted, analysed, Request())
     except RequestError:
         return None
-
-
-@app.command()
-def compare(
-    results: Annotated[
-        list[Path], typer.Argument(metavar="A B [C...]", help="Results folders; the others are held against the first.")
-    ],
-    fail_if_slower: Annotated[
-        str | None, option("--fail-if-slower", "SHARE", "Exit with 1 where a trial is slower by more: 5%.")
-    ] = None,
-    strict: Annotated[
-        bool, option("--strict", "", "Exit with 1 also where that is undecided, or a trial has no counterpart.")
-    ] = False,
-    output: Annotated[Path | None, option("-o --output", "FILE", "A page (.html) or Markdown (.md) instead.")] = None,
-    combine_unlike: base.CombineOption = False,
-    verbose: base.VerboseOption = False,
-    json: base.JsonOption = False,
-) -> None:
-    """Results side by side: what differs, and which trials got slower or faster for certain."""
-    base.compute_on_one_core()
-    from vitscale import analysis, store
-    from vitscale.present.html import to_html
-    from vitscale.present.markdown import to_markdown
-    from vitscale.report.side_by_side import compared_document, compared_fields, side_by_side, unmatched
-
-    if len(results) < 2:
-        raise RequestError("compare holds results against others, and one folder is given", next_step="Give two")
-    if strict and fail_if_slower is None:
-        raise RequestError("--strict is of --fail-if-slower, which is not given", next_step="Add --fail-if-slower 5%")
-    renderers = {".html": to_html, ".md": to_markdown}
-    if output is not None and output.suffix not in renderers:
-        raise RequestError(f"-o names {shown(output.name)}", valid=["FILE.html", "FILE.md"])
-    limit = base.share_of(fail_if_slower, "--fail-if-slower") if fail_if_slower is not None else None
-    names = [path.name if [other.name for other in results].count(path.name) == 1 else str(path) for path in results]
-    analysed = [analysis.analyse_folder(path, combine_unlike=combine_unlike) for path in results]
-    named = list(zip(names, analysed, strict=True))
-    pairs = side_by_side(named)
-    if not pairs:
-        raise RequestError(
-            f"no trial of {shown(names[0])} has a counterpart in the others",
-            next_step="Compare results of one study, or of studies that sweep the same fields on as many ranks",
-        )
-    missing = unmatched(named, pairs)
-    document = compared_document(names[0], pairs, limit, missing)
-    if output is not None:
-        try:
-            store.write_whole(output, renderers[output.suffix](document), make_folder=True)
-        except OSError as error:
-            raise RequestError(f"{shown(str(output))} cannot be written: {error.strerror or error}") from None
-        base.ProgramConsole(stderr=json).print(str(output), markup=False, highlight=False, soft_wrap=True)
-    if json or output is None:
-        fields = partial(compared_fields, names[0], pairs, limit, missing)
-        base.answer("compare", fields, lambda: document, json=json, verbose=verbose)
-    gates = {pair.gate(limit) for pair in pairs} if limit is not None else set()
-    if "slower" in gates or (strict and (missing or "undecided" in gates)):
-        raise typer.Exit(1)

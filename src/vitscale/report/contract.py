@@ -21,9 +21,9 @@ Versions of the JSON:
      `effective_steps` of them, and `images_per_second` x `epoch_seconds` is `epoch_images`, those trained in an epoch.
      `epoch_seconds_source` is steps, or epochs for imported logs of these alone; `last_step_source` says whether the
      short last step was measured or taken by its slots' share (null: there is none). `elapsed_epoch_seconds` is from
-     barrier to barrier, over `elapsed_epochs` epochs. `slow_steps` were set aside, `slow_steps_kept` come too often
-     for that, each with its share of the time. p95 and p99 are null where a run has fewer than 100 steps; `tail_steps`
-     says how many are behind them.
+     barrier to barrier, over `elapsed_epochs` epochs. `slow_steps` were set aside, `slow_steps_kept` recur in
+     the trial's runs, each with its share of the time. p95 and p99 are null where a run has fewer than 100 steps;
+     `tail_steps` says how many are behind them.
   7  segmentation: a trial and each of its epochs have `mean_iou` and `pixel_accuracy`, on the held-out images; null in
      classification. `held_out_accuracy` is that of pixels there. `resolutions`: time and memory by image size, beside
      what arithmetic says (empty where the size does not vary). Parts of a step have `norm`, and predictions

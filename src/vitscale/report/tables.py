@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from vitscale.analysis import Analysis, CurveComparison, CurveResult, Point, by_mode
 from vitscale.analysis.comparisons import AgainstReference, against_references
-from vitscale.analysis.runs.steps import DEVIATIONS, ONE_IN, SLOWER_TIMES
+from vitscale.analysis.runs.steps import DEVIATIONS, SLOWER_TIMES
 from vitscale.analysis.summaries import NOT_RUN_YET
 from vitscale.analysis.trials import TrialResult
 from vitscale.present import units
@@ -152,7 +152,7 @@ def slow_steps_told(trials: Sequence[TrialResult]) -> list[str]:
     aside, timed = sum(len(run.slow.set_aside) for run in runs), sum(run.timed_steps for run in runs)
     text = (
         f"A step slow on any rank (over {SLOWER_TIMES:g} times the median, and {DEVIATIONS:g} deviations) is set aside "
-        f"on all, at most one in {ONE_IN}: {aside} of {aside + timed:,}"
+        f"on all where it is the only one in its trial's runs: {aside} of {aside + timed:,}"
     )
     share = max((trial.slow_share or 0.0 for trial in each), default=0.0)
     return [f"{text}, up to {units.percent(share)} of the time." if aside else f"{text}."]

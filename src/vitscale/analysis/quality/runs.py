@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from vitscale.analysis.quality.wording import count, imported, name, note, warning, worst
 from vitscale.analysis.runs.figures import FEWEST_FOR_TAILS
-from vitscale.analysis.runs.steps import ONE_IN, whole_epochs_alone
+from vitscale.analysis.runs.steps import whole_epochs_alone
 from vitscale.analysis.statistics import FEWEST_REPEATS
 from vitscale.analysis.trials import TrialResult
 from vitscale.present.document import Finding
@@ -50,23 +50,23 @@ def unstable(measured: Sequence[TrialResult]) -> Iterable[Finding]:
 
 
 def slow_steps(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Slow steps that take more than 2 % of the time: those set aside, and those too frequent for that."""
+    """Slow steps that take more than 2 % of the time: single ones that were set aside, and those that recur."""
     if aside := worst(measured, lambda trial: trial.slow_share, _SLOW_SHARE):
         trial = aside.trial
         steps = sum(len(run.slow.set_aside) for run in trial.runs)
         all_steps = steps + sum(run.timed_steps for run in trial.runs)
         yield note(
             "slow-steps",
-            f"slow steps: in {count(aside.trials)} rare slow steps took more than {percent(_SLOW_SHARE)} of the time "
-            f"and are set aside ({percent(aside.value)} in {steps} of {all_steps} steps of {name(trial)})",
-            "Times and images/s stand without them; elapsed epochs hold them. Look for what stops the machine: other "
-            "work, paging, a kernel that is compiled anew.",
+            f"slow steps: in {count(aside.trials)} a single slow step took more than {percent(_SLOW_SHARE)} of the "
+            f"time and is set aside ({percent(aside.value)} in {steps} of {all_steps} steps of {name(trial)})",
+            "Times and images/s stand without it; elapsed epochs hold it. Look for what stops the machine: other work, "
+            "paging, a kernel that is compiled anew. One event does not say how often it comes; longer runs do.",
             aside.trials,
         )
     if kept := worst(measured, lambda trial: trial.kept_slow_share, _SLOW_SHARE):
         yield warning(
             "slow-steps",
-            f"slow steps: in {count(kept.trials)} they come more often than one in {ONE_IN} and stay in every figure "
+            f"slow steps: in {count(kept.trials)} they recur and stay in every figure "
             f"({percent(kept.value)} of the time in {sum(len(run.slow.kept) for run in kept.trial.runs)} steps of "
             f"{name(kept.trial)})",
             "Stop what else the machine does and run again; or read these times as what this machine gives.",

@@ -1,6 +1,6 @@
 """The figures of one run, from the raw values of its ranks.
 
-All figures of time derive from the timed steps: light ones, without warm-up and without rare slow steps. Warm-up is
+All figures of time derive from the timed steps: light ones, without warm-up and without a one-off slow step. Warm-up is
 what is marked as such, and the steps after it that are still slow (`warmup`). `steps` tells which steps are slow, and
 what pace the others come to.
 """
@@ -11,7 +11,7 @@ import math
 import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import overload
+from typing import NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -122,7 +122,7 @@ class RunFigures:
     slow_share: float | None
     """Time of the slow steps that were set aside, as a share of that of all light steps after warm-up."""
     kept_slow_share: float | None
-    """The same share for slow steps that come too often to be set aside."""
+    """The same share for slow steps that recur in the trial's runs."""
     trend: float | None
     """Share by which step times fall (below 0) or rise through the rest of the run; None where they are steady."""
     step_spread: float | None
@@ -186,77 +186,101 @@ class RunFigures:
 
 
 def run_figures(run: Run) -> RunFigures:
-    """The figures of one run; see `all_run_figures`."""
+    """The figures of a trial's only run; see `all_run_figures`."""
     return all_run_figures([run])[0]
 
 
 def all_run_figures(runs: Sequence[Run]) -> list[RunFigures]:
-    """Works out the figures of each run from its record.
+    """Works out the figures of each run of one trial from its record.
 
-    Runs whose steps differ in seconds and losses alone are worked out together. An imported run needs only the ranks
-    that its files tell of.
+    Runs whose steps differ in seconds and losses alone are worked out together; which slow steps are set aside is
+    decided once for all of them. An imported run needs only the ranks that its files tell of.
     """
-    figures: dict[int, RunFigures] = {}
     recorded = [step_figures.recorded_steps(run) for run in runs]
-    for like in step_figures.in_like_groups(recorded):
-        together = _of_steps([runs[index] for index in like], [recorded[index] for index in like])
-        figures |= zip(like, together, strict=True)
-    return [figures[index] for index in range(len(runs))]
+    like_groups = step_figures.in_like_groups(recorded)
+    groups = [_LikeRuns.of([recorded[index] for index in like]) for like in like_groups]
+    place_of = {index: (group, place) for group, like in enumerate(like_groups) for place, index in enumerate(like)}
+    places = [place_of[index] for index in range(len(runs))]
+    decided = step_figures.decide_slow_steps(
+        [groups[group].steady[place].slow for group, place in places],
+        [groups[group].new_shape for group, _ in places],
+    )
+    return [
+        _of_run(run, groups[group], place, slow)
+        for run, (group, place), slow in zip(runs, places, decided, strict=True)
+    ]
 
 
-@dataclass(frozen=True)
-class _TimedSteps:
-    """What the light steps of one run come to."""
+class _SteadySteps(NamedTuple):
+    """The light steps of one run after its warm-up."""
 
     warm: WarmUp
-    slow: step_figures.SlowSteps
-    steady: step_figures.Integers
-    """Places of the light steps after warm-up."""
-    timed: step_figures.Integers
-    """Places of the steady steps that are not set aside; empty where no time passed in them."""
+    places: step_figures.Integers
+    """Their places among the run's steps."""
+    slow: list[step_figures.SlowStep]
     tails: step_figures.Floats
-    """Seconds of the slowest rank in each steady step, sorted."""
+    """Seconds of the slowest rank in each, sorted."""
     disturbed_epochs: Collection[int]
     """Epochs with a step that is not a light one after warm-up."""
 
 
-def _of_steps(runs: Sequence[Run], recorded: Sequence[Sequence[Steps]]) -> list[RunFigures]:
-    """The figures of runs whose steps differ in seconds and losses alone."""
-    steps = step_figures.RunSteps.of(recorded)
-    is_light = steps.in_window(step_figures.LIGHT)
-    elapsed, kinds = step_figures.elapsed_seconds(steps), step_figures.step_kinds(steps)
-    light = np.flatnonzero(is_light)
-    alike = np.flatnonzero(is_light & (kinds == step_figures.WHOLE))
-    timed: dict[int, _TimedSteps] = {}
-    warm = warm_up(elapsed[:, alike])
-    for seen in sorted({own.steps for own in warm}):
-        own = [run for run in range(len(runs)) if warm[run].steps == seen]
-        steady = _steady(light, alike, seen)
-        slow = step_figures.slow_steps(steps.step[steady], elapsed[own][:, steady], kinds[steady])
-        tails = np.sort(steps.seconds[own][:, :, steady].max(axis=1, initial=0.0), axis=1)
-        warming = steps.step < (steps.step[steady[0]] if len(steady) else 0)
-        no_light = steps.warmup | (steps.window != step_figures.LIGHT) | warming
-        disturbed = set(steps.epoch[no_light].tolist())
-        for run, of_run, largest in zip(own, slow, tails, strict=True):
-            rest = steady[~np.isin(steps.step[steady], of_run.set_aside)] if of_run.set_aside else steady
-            timed[run] = _TimedSteps(warm[run], of_run, steady, rest, largest, disturbed)
-    losses = LossByStep.means(steps.step, steps.loss)
-    return [_of_run(run, steps, elapsed[n], kinds, losses[n], timed[n], len(light)) for n, run in enumerate(runs)]
+@dataclass(frozen=True, eq=False)
+class _LikeRuns:
+    """Runs whose steps differ in seconds and losses alone."""
+
+    steps: step_figures.RunSteps
+    elapsed: step_figures.Floats
+    """Seconds that each step adds, (runs, steps)."""
+    kinds: npt.NDArray[np.uint8]
+    losses: Sequence[LossByStep]
+    light: int
+    """Number of light steps after marked warm-up."""
+    new_shape: int | None
+    """Number of the first short step; None without one."""
+    steady: Sequence[_SteadySteps]
+    """By run."""
+
+    @classmethod
+    def of(cls, recorded: Sequence[Sequence[Steps]]) -> _LikeRuns:
+        """The runs from the steps of their ranks."""
+        steps = step_figures.RunSteps.of(recorded)
+        is_light = steps.in_window(step_figures.LIGHT)
+        elapsed, kinds = step_figures.elapsed_seconds(steps), step_figures.step_kinds(steps)
+        light = np.flatnonzero(is_light)
+        alike = np.flatnonzero(is_light & (kinds == step_figures.WHOLE))
+        short_steps = steps.step[kinds == step_figures.SHORT]
+        steady: dict[int, _SteadySteps] = {}
+        warm = warm_up(elapsed[:, alike])
+        for warm_steps in sorted({run.steps for run in warm}):
+            members = [run for run in range(len(recorded)) if warm[run].steps == warm_steps]
+            places = _steady(light, alike, warm_steps)
+            slow = step_figures.slow_steps(steps.step[places], elapsed[members][:, places], kinds[places])
+            tails = np.sort(steps.seconds[members][:, :, places].max(axis=1, initial=0.0), axis=1)
+            warming = steps.step < (steps.step[places[0]] if len(places) else 0)
+            no_light = steps.warmup | (steps.window != step_figures.LIGHT) | warming
+            disturbed = set(steps.epoch[no_light].tolist())
+            for run, slow_of_run, largest in zip(members, slow, tails, strict=True):
+                steady[run] = _SteadySteps(warm[run], places, slow_of_run, largest, disturbed)
+        return cls(
+            steps,
+            elapsed,
+            kinds,
+            LossByStep.means(steps.step, steps.loss),
+            len(light),
+            int(short_steps[0]) if len(short_steps) else None,
+            [steady[run] for run in range(len(recorded))],
+        )
 
 
-def _of_run(
-    run: Run,
-    steps: step_figures.RunSteps,
-    elapsed: step_figures.Floats,
-    kinds: npt.NDArray[np.uint8],
-    losses: LossByStep,
-    own: _TimedSteps,
-    light: int,
-) -> RunFigures:
+def _of_run(run: Run, like: _LikeRuns, place: int, slow: step_figures.SlowSteps) -> RunFigures:
+    """The figures of the run at `place` among its like, of whose slow steps some are set aside."""
     header = run.header
     name = f"{header.trial_id} repeat {header.repeat + 1}"
+    steps, elapsed, kinds, losses = like.steps, like.elapsed[place], like.kinds, like.losses[place]
+    steady_steps = like.steady[place]
     notes = _lacking(run, len(steps))
-    steady, timed, tails = own.steady, own.timed, own.tails
+    steady, tails = steady_steps.places, steady_steps.tails
+    timed = steady[~np.isin(steps.step[steady], slow.set_aside)] if slow.set_aside else steady
     passed: float = sum(elapsed[steady].tolist())
     if (passed if timed is steady else sum(elapsed[timed].tolist())) <= 0:
         timed, tails = timed[:0], tails[:0]
@@ -265,7 +289,7 @@ def _of_run(
     steady_from = int(steps.step[steady[0]]) if len(steady) else None
     model = next((rank.model for rank in run.ranks if rank.model is not None), None)
     epochs = _epochs(run.ranks, run.ranks_needed if header.imported else (), notes)
-    whole_epochs = _elapsed_epochs(header.trial, model, epochs, own.disturbed_epochs)
+    whole_epochs = _elapsed_epochs(header.trial, model, epochs, steady_steps.disturbed_epochs)
     elapsed_epoch = step_figures.cost(statistics.median(whole_epochs)) if whole_epochs else None
     startup = _startup(run.ranks)
     of_script = header.trial.train.script is not None
@@ -290,12 +314,12 @@ def _of_run(
         run=name,
         steps=len(steps),
         timed_steps=len(timed),
-        detected_warmup_steps=light - len(steady),
+        detected_warmup_steps=like.light - len(steady),
         steady_from=steady_from,
-        slow=own.slow,
-        slow_share=share(own.slow.set_aside),
-        kept_slow_share=share(own.slow.kept),
-        trend=own.warm.trend,
+        slow=slow,
+        slow_share=share(slow.set_aside),
+        kept_slow_share=share(slow.kept),
+        trend=steady_steps.warm.trend,
         step_spread=_spread(elapsed[timed[kinds[timed] == step_figures.WHOLE]]),
         pace=pace,
         step_seconds_p95=quantile(tails, 0.95) if len(tails) >= FEWEST_FOR_TAILS else None,

@@ -10,8 +10,10 @@ collectives tie the ranks' pace, so that a rank which stamps late in one step is
 maxima is more than the time that passed, the more ranks the more.
 
 A preemption, a page-cache miss or a kernel compiled anew makes a step slow beyond all others of its run. One such step
-of eight seconds among 80 would decide what all 80 say. Slow steps are set aside on all ranks where they are rare: at
-most one step in a hundred. What comes more often is the machine's nature, and stays in every figure.
+of eight seconds among 80 would decide what all 80 say. What recurs is the machine's nature, and counts at its long-run
+rate. Which of the two a slow step is shows only among all runs of a trial: the single one of them all is set aside, and
+two or more stay in every figure (`one_off`). Runs that decided alone would set aside every step that comes about once a
+run, and read too fast by all of them.
 
 How fast a run goes follows from its timed steps, or for an imported run from whole epochs shared out over their steps.
 
@@ -31,7 +33,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -55,10 +57,11 @@ FEWEST_STEPS = 8
 SLOWER_TIMES = 1.5
 DEVIATIONS = 6.0
 """Deviations of the logarithms. With both limits, chance sets a step aside in at most 2 % of log-normal runs."""
-ONE_IN = 100
 MAD_TO_SIGMA = 1.4826
 """Factor from the median absolute deviation of normal noise to its standard deviation."""
-_AS_LONG = 0.5
+_OF_LIKE_SIZE = 0.25
+"""Share of the largest excess from which another slow step is one of its kind. Recurring steps differ among themselves,
+by a factor of two easily; benchmarks/slow_steps.py shows what each choice costs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,6 +198,14 @@ def medians(values: Floats) -> Floats:
         return np.asarray(np.where(known % 2, below, (below + above) / 2)[..., 0])
 
 
+class SlowStep(NamedTuple):
+    """A step that is slow beyond the others of its run."""
+
+    step: int
+    excess_seconds: float
+    """Its seconds beyond the usual ones of its kind."""
+
+
 @dataclass(frozen=True)
 class SlowSteps:
     """The slow steps of one run, by number."""
@@ -202,25 +213,22 @@ class SlowSteps:
     set_aside: tuple[int, ...] = ()
     """Steps that are in no figure of the run but its tails (p95, p99) and its elapsed epochs."""
     kept: tuple[int, ...] = ()
-    """Steps that come too often to be set aside, and are in every figure."""
+    """Steps of a kind that recurs in the trial's runs; they are in every figure."""
 
 
-def slow_steps(numbers: Integers, seconds: Floats, kinds: npt.NDArray[np.uint8]) -> list[SlowSteps]:
-    """Finds the slow steps among each run's light steps after warm-up.
+def slow_steps(numbers: Integers, seconds: Floats, kinds: npt.NDArray[np.uint8]) -> list[list[SlowStep]]:
+    """Finds the slow steps among each run's light steps after warm-up, in their order.
 
     A step is slow where it takes more than 1.5 times the median whole step, and lies more than 6 scaled median absolute
     deviations of the logarithms beyond it. A step that begins an epoch is compared with the shortest of its kind
     instead, where there are two or more and that is longer: waiting for the loader is part of every epoch.
-
-    The slowest are set aside: at most one step in a hundred, and one in shorter runs. A step is not set aside where the
-    next slowest exceeds the usual by at least half as much: such steps come more often than that.
 
     Args:
         numbers: numbers of the steps, (S,).
         seconds: elapsed seconds (`elapsed_seconds`), (B, S).
         kinds: kinds of the steps (`step_kinds`), (S,).
     """
-    slow = [SlowSteps()] * len(seconds)
+    slow: list[list[SlowStep]] = [[] for _ in seconds]
     if len(numbers) < FEWEST_STEPS:
         return slow
     whole, firsts = seconds[:, kinds == WHOLE], seconds[:, kinds == FIRST]
@@ -235,23 +243,62 @@ def slow_steps(numbers: Integers, seconds: Floats, kinds: npt.NDArray[np.uint8])
     runs, above = np.nonzero((seconds > level) & (usual > 0)[:, None])
     taken, usually = seconds[runs, above], level[runs, above]
     far = np.log(taken) - np.log(usually) > margin[runs]
-    runs, above, beyond = runs[far], above[far], (taken - usually)[far]
-    for run in np.unique(runs).tolist():
-        own = runs == run
-        slow[run] = _set_aside(numbers[above[own]], beyond[own], max(1, len(numbers) // ONE_IN))
+    excess = taken - usually
+    for run, step, beyond in zip(runs[far].tolist(), numbers[above[far]].tolist(), excess[far].tolist(), strict=True):
+        slow[run].append(SlowStep(step, beyond))
     return slow
 
 
-def _set_aside(numbers: Integers, beyond: Floats, most: int) -> SlowSteps:
-    """Sets aside at most `most` of the slow steps `numbers`, which exceed the usual by `beyond` seconds."""
-    order = np.argsort(-beyond, kind="stable")
-    excess, slowest = beyond[order].tolist(), numbers[order].tolist()
-    count = next(
-        count
-        for count in range(min(most, len(slowest)), -1, -1)
-        if count in (0, len(slowest)) or excess[count] < _AS_LONG * excess[count - 1]
-    )
-    return SlowSteps(tuple(sorted(slowest[:count])), tuple(sorted(slowest[count:])))
+def decide_slow_steps(slow_by_run: Sequence[Sequence[SlowStep]], new_shapes: Sequence[int | None]) -> list[SlowSteps]:
+    """Decides once for all runs of a trial which of their slow steps are set aside.
+
+    Set aside are the single event of all runs (`one_off`), and in each run the first step of a new shape: a short last
+    step for which kernels are compiled or chosen anew. That comes once a run, not once in so many steps.
+
+    Args:
+        slow_by_run: the slow steps of each run (`slow_steps`).
+        new_shapes: the number of each run's first short step; None where it has none, or had it in its warm-up.
+    """
+    of_new_shapes = [
+        [slow for slow in run if slow.step == new_shape] for run, new_shape in zip(slow_by_run, new_shapes, strict=True)
+    ]
+    recurring = [
+        [slow for slow in run if slow not in first] for run, first in zip(slow_by_run, of_new_shapes, strict=True)
+    ]
+    event = one_off(recurring)
+    decided = []
+    for number, run in enumerate(slow_by_run):
+        aside = [slow.step for slow in of_new_shapes[number]]
+        if event is not None and event.run == number:
+            aside.append(event.step)
+        kept = [slow.step for slow in run if slow.step not in aside]
+        decided.append(SlowSteps(tuple(sorted(aside)), tuple(kept)))
+    return decided
+
+
+class OneOff(NamedTuple):
+    """The event that no other in the runs of a trial is like."""
+
+    run: int
+    """Place of its run."""
+    step: int
+
+
+def one_off(slow_by_run: Sequence[Sequence[SlowStep]]) -> OneOff | None:
+    """Finds the slow step that is alone of its size in all runs of a trial; None where there is none, or it recurs.
+
+    Alone is a step where every other slow step exceeds the usual by less than a quarter as much. A step that recurs
+    with probability p is mistaken for a single event only where the runs' N steps show it once. So the mean over many
+    studies lacks exp(-N p) of what such steps add: 22 % at N p = 1.5, 5 % at 3. There no rule can tell the two apart.
+    """
+    events = [(slow.excess_seconds, run, slow.step) for run, steps in enumerate(slow_by_run) for slow in steps]
+    events.sort(reverse=True)
+    if not events:
+        return None
+    largest_excess, run, step = events[0]
+    if len(events) > 1 and events[1][0] >= _OF_LIKE_SIZE * largest_excess:
+        return None
+    return OneOff(run, step)
 
 
 class _OfAStep(Protocol):

@@ -375,9 +375,9 @@ def _overheads(run: Run, steady_from: int) -> tuple[float | None, float | None, 
 
     def timed(window: int) -> step_figures.Integers:
         own = np.flatnonzero(steps.in_window(window) & (steps.step >= steady_from) & ~np.isin(steps.step, explained))
-        (seen,) = step_figures.slow_steps(steps.step[own], elapsed[None, own], kinds[own])
-        slow = seen.set_aside
-        return own[~np.isin(steps.step[own], slow)] if slow else own
+        # Within this run alone: neighbours of a block are compared with it, and a long run is not spoken of.
+        event = step_figures.one_off(step_figures.slow_steps(steps.step[own], elapsed[None, own], kinds[own]))
+        return own[steps.step[own] != event.step] if event is not None else own
 
     def slower(some: step_figures.Integers, against: step_figures.Integers) -> float | None:
         usual = float(elapsed[against].mean()) if len(against) else 0.0

@@ -1,0 +1,154 @@
+"""What a comparison of times could have shown: the smallest slowdown, and how many repeats show a given one.
+
+A slowdown d (0.1: a tenth longer) moves the difference D of the mean logarithms by log(1 + d). `compare` reports
+"slower" where D / S exceeds a quantile of Student's t. S is the standard error of D, with f degrees of freedom
+(Welch's, or those of pairs). The chance of that, the power, is the upper tail of the noncentral t with noncentrality
+log(1 + d) / sigma. A gate on a limit L wants the whole interval beyond it too, so that
+
+    power(d) = P( D > max( log(1 + L) + t(0.975, f) S,  t(1 - 0.025 / m, f) S ) )
+    D ~ Normal(log(1 + d), sigma^2)        S^2 ~ sigma^2 chi2(f) / f
+
+Both bounds depend on the same S, so the chance is worked out by integrating over S. m trials are tested together:
+Holm's correction asks p < 0.05 / m of the one that is slower while the others are equal, which is its strictest step.
+
+The spread of runs is known from these few runs alone. A slowdown that took their S for sigma would be shown by fewer
+than 80 % of the studies that read it, for S is too small in more than half of them. So sigma^2 is integrated over too,
+as f S^2 / chi2(f): then 80 % holds on average over studies, at any spread (benchmarks/comparing.py).
+
+Sources: Cohen, "Statistical Power Analysis for the Behavioral Sciences" (2nd ed., 1988), chapter 2 (power of t tests by
+the noncentral t); Welch, "The generalization of 'Student's' problem" (Biometrika 34, 1947, 28-35); Geisser,
+"Predictive Inference" (1993), chapter 2 (the spread of a coming sample where that of a small one is all that is known).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from vitscale.analysis.statistics import CONFIDENCE, FEWEST_REPEATS, LogMean, exp_of, t_quantile, welch_freedom
+
+POWER = 0.8
+"""Share of studies that show a slowdown which is called shown: 4 of 5."""
+MOST_REPEATS = 200
+"""Most repeats that are advised: what takes more is not shown by repeating."""
+_POINTS = 60
+"""Points of each integral, at equal steps of probability."""
+_LARGEST = 10.0
+"""Logarithm of the largest slowdown that is looked for."""
+
+
+class Question(NamedTuple):
+    """What a comparison is asked: "slower at all?", or by a gate "slower by more than the limit?"."""
+
+    tests: int
+    """Trials that are tested together, for Holm's correction."""
+    limit: float | None = None
+    """Share by which a trial may be slower; None: is it slower at all?"""
+
+
+class _Design(NamedTuple):
+    """A comparison still to be made, as far as its spread is known."""
+
+    squared_error: float
+    """Of the difference of the mean logarithms."""
+    freedom: float
+    """Degrees of freedom of that error in the comparison to be made."""
+    freedom_of_spread: float
+    """Degrees of freedom with which the spread is known from the runs at hand."""
+
+
+@functools.lru_cache(4096)
+def smallest_shown(sides: tuple[LogMean, ...], question: Question) -> float | None:
+    """The smallest slowdown that as many runs of this spread report in 80 % of studies, as a share.
+
+    Args:
+        sides: mean logarithms of the costs of both sides; of paired runs the one of their ratios.
+        question: what is to be reported.
+
+    Returns:
+        None where a side has fewer than 3 runs, which report nothing.
+    """
+    if min(side.runs for side in sides) < FEWEST_REPEATS:
+        return None
+    parts = [(side.squared_error, side.freedom) for side in sides]
+    squared_error = sum(part for part, _ in parts)
+    if squared_error == 0:
+        return question.limit or 0.0
+    freedom = welch_freedom(parts)
+    design = _Design(squared_error, freedom, freedom)
+    low, high = 0.0, _LARGEST
+    while high - low > 1e-5:
+        middle = (low + high) / 2
+        low, high = (low, middle) if _power(middle, design, question) >= POWER else (middle, high)
+    return exp_of(high) - 1
+
+
+@functools.lru_cache(4096)
+def repeats_to_show(slowdown: float, sides: tuple[LogMean, ...], question: Question) -> int | None:
+    """The fewest repeats on each side that report a slowdown in 80 % of studies, if runs spread as these do.
+
+    Returns:
+        None where a side has one run, whose spread is unknown, or `MOST_REPEATS` are too few.
+    """
+    return _fewest(sides, lambda design: _power(math.log1p(slowdown), design, question))
+
+
+@functools.lru_cache(4096)
+def repeats_to_clear(limit: float, sides: tuple[LogMean, ...]) -> int | None:
+    """The fewest repeats on each side that find equal trials within a limit in 80 % of studies; None as above.
+
+    Equal trials are within it where the upper end of their interval is: the same distance, from the other side.
+    """
+    return _fewest(sides, lambda design: _power(math.log1p(limit), design, Question(tests=1)))
+
+
+def _fewest(sides: Sequence[LogMean], power_of: Callable[[_Design], float]) -> int | None:
+    """The fewest repeats with which `power_of` reaches 80 %."""
+    if min(side.runs for side in sides) < 2:
+        return None
+    if all(side.squared_error == 0 for side in sides):
+        return FEWEST_REPEATS
+
+    def suffices(repeats: int) -> bool:
+        return power_of(_with_repeats(sides, repeats)) >= POWER
+
+    if not suffices(MOST_REPEATS):
+        return None
+    too_few, enough = FEWEST_REPEATS - 1, MOST_REPEATS
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        too_few, enough = (too_few, middle) if suffices(middle) else (middle, enough)
+    return enough
+
+
+def _with_repeats(sides: Sequence[LogMean], repeats: int) -> _Design:
+    """The comparison with so many repeats on each side, whose runs spread as these do."""
+    planned = [(side.squared_error * side.runs / repeats, repeats - 1) for side in sides]
+    present = [(side.squared_error * side.runs, side.freedom) for side in sides]
+    return _Design(sum(part for part, _ in planned), welch_freedom(planned), welch_freedom(present))
+
+
+def _power(log_slowdown: float, design: _Design, question: Question) -> float:
+    """The share of studies that report a slowdown (the module's docstring has the formula)."""
+    from scipy.special import ndtr  # a third of a second to import, and only needed here
+
+    sigma = math.sqrt(design.squared_error) / _chi(design.freedom_of_spread)[:, None]
+    standard_error = sigma * _chi(design.freedom)[None, :]
+    needed = t_quantile(design.freedom, 1 - (1 - CONFIDENCE) / 2 / question.tests) * standard_error
+    if question.limit is not None:
+        needed = np.maximum(needed, math.log1p(question.limit) + t_quantile(design.freedom) * standard_error)
+    return float(np.mean(ndtr((log_slowdown - needed) / sigma)))
+
+
+@functools.lru_cache(1024)
+def _chi(freedom: float) -> npt.NDArray[np.float64]:
+    """Points of equal probability of sqrt(chi2(f) / f): an estimated standard deviation over the true one."""
+    from scipy.special import chdtri
+
+    probabilities = (np.arange(_POINTS) + 0.5) / _POINTS
+    return np.asarray(np.sqrt(chdtri(freedom, probabilities) / freedom))

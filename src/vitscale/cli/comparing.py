@@ -1,0 +1,162 @@
+"""The verb that compares results, and runs studies in turn to compare them: compare."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vitscale.cli import base
+from vitscale.cli.base import app, option
+from vitscale.errors import RequestError, shown
+
+if TYPE_CHECKING:
+    from vitscale.present.document import Document
+
+
+@app.command()
+def compare(
+    compared: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="A B [C...]", help="Results folders, of which the first is compared with; with --run, study files."
+        ),
+    ],
+    run: Annotated[
+        bool, option("--run", "", "Run the studies A and B in turn, round by round, and compare them; resumes.")
+    ] = False,
+    repeats: Annotated[
+        int | None, option("--repeats", "N", "Rounds of --run.  [default: measure.repeats of the first study]")
+    ] = None,
+    fail_if_slower: Annotated[
+        str | None, option("--fail-if-slower", "SHARE", "Exit with 1 where a trial is slower by more: 5%.")
+    ] = None,
+    strict: Annotated[
+        bool, option("--strict", "", "Exit with 1 also where that is undecided, or a trial has no counterpart.")
+    ] = False,
+    output: Annotated[
+        Path | None,
+        option(
+            "-o --output",
+            "FILE",
+            "A page (.html) or Markdown (.md) instead; with --run, the results.  [default: results/compared]",
+        ),
+    ] = None,
+    combine_unlike: base.CombineOption = False,
+    verbose: base.VerboseOption = False,
+    json: base.JsonOption = False,
+) -> None:
+    """Results side by side: what differs, and which trials got slower or faster for certain."""
+    if len(compared) < 2:
+        what = "study" if run else "folder"
+        raise RequestError(f"compare needs two or more, and one {what} is given", next_step="Give two")
+    if strict and fail_if_slower is None:
+        raise RequestError("--strict is of --fail-if-slower, which is not given", next_step="Add --fail-if-slower 5%")
+    limit = base.share_of(fail_if_slower, "--fail-if-slower") if fail_if_slower is not None else None
+    if repeats is not None and not run:
+        raise RequestError("--repeats is of --run, which is not given", next_step="Add --run, and give study files")
+    if not run:
+        _refuse_studies(compared)
+        _compare(compared, limit, output, strict=strict, combine_unlike=combine_unlike, verbose=verbose, json=json)
+        return
+    folders, has_failures = _run_in_turn(compared, repeats, output, json=json)
+    _compare(folders, limit, None, strict=strict, combine_unlike=combine_unlike, verbose=verbose, json=json)
+    if has_failures:
+        raise typer.Exit(1)
+
+
+def _refuse_studies(compared: Sequence[Path]) -> None:
+    studies = [path for path in compared if path.suffix == ".toml" and path.is_file()]
+    if studies:
+        raise RequestError(
+            f"{shown(str(studies[0]))} is a study file, and compare reads results",
+            next_step="Add --run to run the studies in turn; or give results folders",
+        )
+
+
+def _compare(
+    results: Sequence[Path],
+    limit: float | None,
+    page: Path | None,
+    *,
+    strict: bool,
+    combine_unlike: bool,
+    verbose: bool,
+    json: bool,
+) -> None:
+    """Compares results folders and shows what comes out; exits with 1 where the limit is broken."""
+    base.compute_on_one_core()
+    from vitscale import analysis
+    from vitscale.analysis.counterparts import side_by_side
+    from vitscale.report.side_by_side import Compared, compared_document, compared_fields
+
+    if page is not None and page.suffix not in _PAGES:
+        raise RequestError(f"-o names {shown(page.name)}", valid=["FILE.html", "FILE.md"])
+    names = _short_names(results)
+    analysed = [analysis.analyse_folder(path, combine_unlike=combine_unlike) for path in results]
+    named = list(zip(names, analysed, strict=True))
+    pairs = side_by_side(named)
+    if not pairs:
+        raise RequestError(
+            f"no trial of {shown(names[0])} has a counterpart in the others",
+            next_step="Compare results of one study, or of studies that sweep the same fields on as many ranks",
+        )
+    answer = Compared.of(named, pairs, limit)
+    document = compared_document(answer)
+    if page is not None:
+        _write_page(page, document, json=json)
+    if json or page is None:
+        base.answer("compare", partial(compared_fields, answer), lambda: document, json=json, verbose=verbose)
+    if answer.is_failed or (strict and answer.is_undecided):
+        raise typer.Exit(1)
+
+
+_PAGES = (".html", ".md")
+
+
+def _short_names(paths: Sequence[Path]) -> list[str]:
+    """The name of each folder; its path where another has that name."""
+    names = [path.name for path in paths]
+    return [path.name if names.count(path.name) == 1 else str(path) for path in paths]
+
+
+def _write_page(page: Path, document: Document, *, json: bool) -> None:
+    from vitscale import store
+    from vitscale.present.html import to_html
+    from vitscale.present.markdown import to_markdown
+
+    text = to_html(document) if page.suffix == ".html" else to_markdown(document)
+    try:
+        store.write_whole(page, text, make_folder=True)
+    except OSError as error:
+        raise RequestError(f"{shown(str(page))} cannot be written: {error.strerror or error}") from None
+    base.ProgramConsole(stderr=json).print(str(page), markup=False, highlight=False, soft_wrap=True)
+
+
+# --- --run ----------------------------------------------------------------------------------------------------------
+
+_FOLDER = Path("results") / "compared"
+
+
+def _run_in_turn(
+    studies: Sequence[Path], repeats: int | None, folder: Path | None, *, json: bool
+) -> tuple[list[Path], bool]:
+    """Runs studies in turn, each into a folder of its own; returns these, and whether a run failed."""
+    from vitscale.preflight import pace_warnings
+    from vitscale.runner import alternating
+    from vitscale.runner.preview import finding_lines
+
+    console = base.ProgramConsole(stderr=json)
+    sides = alternating.sides_of(studies, folder or _FOLDER, repeats)
+    for side in sides:
+        notes = [*side.plan.expansion.notes, *pace_warnings(side.plan, side.results)]
+        for line in (*(f"note: {side.name}: {note}" for note in notes), *finding_lines(side.plan)):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+    reports = alternating.run_in_turn(sides, console)
+    failures = sum(len(report.failures) for report in reports)
+    if failures:
+        console.print(f"{failures} runs did not complete, and are not compared: vitscale report says why", markup=False)
+    return [side.results for side in sides], bool(failures)

@@ -1,0 +1,120 @@
+"""Runs two or more studies in turn, round by round, so that what changes on the machine changes for all of them.
+
+A round is one run of each trial of each study. Sides take turns in going first (A B, B A, A B, ...), so that steady
+drift favours none. Each side has a results folder of its own, as `vitscale run` makes it; the same call resumes where
+it was interrupted. `vitscale.analysis.rounds` reads from the times of the runs that they alternated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+
+from vitscale.errors import RequestError, shown
+from vitscale.runner import driver
+from vitscale.runner.planning import Plan, Report, plan
+from vitscale.runner.todo import outstanding
+from vitscale.schedulers import Submitter
+from vitscale.store import RunIndex
+from vitscale.study.file import StudyFile
+
+
+class Side(NamedTuple):
+    """One of the studies that are run in turn."""
+
+    name: str
+    plan: Plan
+    results: Path
+
+
+def sides_of(studies: Sequence[Path], folder: Path, repeats: int | None = None) -> list[Side]:
+    """The studies as sides, with their results in folders of `folder` named after the study files.
+
+    Args:
+        studies: study files, two or more.
+        folder: for the results.
+        repeats: number of rounds; None: `measure.repeats` of the first study.
+
+    Raises:
+        RequestError: a study cannot be run, or not round by round.
+    """
+    if repeats is None:
+        repeats = StudyFile.read(studies[0]).study.measure.repeats
+    sides = []
+    for study, name in zip(studies, _names(studies), strict=True):
+        file = StudyFile.read(study, None, [f"measure.repeats={repeats}"])
+        _refuse_what_has_no_rounds(study, file)
+        results = folder / name
+        planned = plan(file, results=results)
+        if isinstance(planned.scheduler, Submitter):
+            raise RequestError(
+                f"{shown(str(study))} is run as batch jobs, whose order the batch system decides",
+                next_step="Run compare --run inside an allocation (salloc), where runs go on one after the other",
+            )
+        sides.append(Side(name, planned, results))
+    return sides
+
+
+def run_in_turn(sides: Sequence[Side], console: Console) -> list[Report]:
+    """Does the missing runs of all sides, round by round; returns each side's last report.
+
+    Raises:
+        VitscaleError: as `driver.run`.
+    """
+    rounds = max(side.plan.measure.repeats for side in sides)
+    reports: dict[str, Report] = {}
+    for number in range(rounds):
+        in_order = sides if number % 2 == 0 else tuple(reversed(sides))
+        for side in in_order:
+            until_now = _until_round(side.plan, number)
+            is_last = number == rounds - 1
+            if is_last or _has_work(until_now, side.results):
+                console.print(f"round {number + 1} of {rounds}: {side.name}", markup=False, highlight=False)
+                reports[side.name] = driver.run(until_now, side.results, driver.Options(), console)
+    return [reports[side.name] for side in sides]
+
+
+def _refuse_what_has_no_rounds(study: Path, file: StudyFile) -> None:
+    """Refuses a study whose runs cannot be made a given number of times, one after the other.
+
+    Raises:
+        RequestError: it adds runs by what they show, or runs several at a time.
+    """
+    measure = file.study.measure
+    if measure.target_ci is not None:
+        raise RequestError(
+            f"{shown(str(study))} has measure.target_ci, which adds runs to one side and not to the other",
+            next_step="Leave it out; --repeats N says how many rounds are made",
+        )
+    if (measure.parallel_runs or 1) > 1:
+        raise RequestError(
+            f"{shown(str(study))} has measure.parallel_runs = {measure.parallel_runs}, and runs side by side are in no "
+            "order",
+            next_step="Leave it out",
+        )
+
+
+def _names(studies: Sequence[Path]) -> list[str]:
+    """Different names for the studies: of their files, else of their folders, else numbered."""
+    of_files = [study.stem for study in studies]
+    of_folders = [study.absolute().parent.name for study in studies]
+    for names in (of_files, of_folders):
+        if len({*names}) == len(names) and all(names):
+            return names
+    return [f"{number}-{name}" for number, name in enumerate(of_files, start=1)]
+
+
+def _until_round(planned: Plan, number: int) -> Plan:
+    """The plan with the runs of the first `number` + 1 rounds alone."""
+    return replace(planned, tasks=tuple(task for task in planned.tasks if task.repeat <= number))
+
+
+def _has_work(planned: Plan, results: Path) -> bool:
+    """Whether a run of this plan is still to be done."""
+    if not (results / "study.json").exists():
+        return True
+    return bool(outstanding(planned, RunIndex(results), retry_failed=False))

@@ -171,6 +171,7 @@ def _trial(cluster: Cluster, ranks: int, nodes: int) -> Trial:
 
 def checked_network(cluster: Cluster, random: np.random.Generator) -> Network:
     """What a check of the cluster would have measured."""
+
     def link(bandwidth: float, latency: float) -> Link:
         errors = random.standard_normal(2)
         return Link(

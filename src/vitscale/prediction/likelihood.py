@@ -4,7 +4,9 @@ Three things bear on the parameters: their priors (`prediction.parameters`), wit
 compute, optimizer and exposed transfers of explained steps, each against its own part of the model; and the step time
 of every run. The logarithm of a run's step is the model's plus the effect of that job. The effect is Student's t of 4
 degrees of freedom, so that one run that hung does not move three that did not. The scale of jobs is a parameter as
-well, under a scaled inverse chi-squared prior, cut off at 8 %.
+well, under a scaled inverse chi-squared prior, cut off at 8 %. Where the runs of one rank count differ by more than
+half of that, they say themselves how far runs differ: the prior is then about that scale, the cut three times as far,
+and parts of explained steps are as uncertain as the runs that they were explained in.
 """
 
 from __future__ import annotations
@@ -13,19 +15,26 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitscale.prediction.evidence import Point
-from vitscale.prediction.parameters import JOB_FREEDOM, JOB_TO_JOB_RUNS, NAMES, Prior, job_scale
+from vitscale.prediction.parameters import JOB_DEVIATION, JOB_FREEDOM, JOB_TO_JOB_RUNS, NAMES, Prior, job_scale
 from vitscale.prediction.sampling import Normal, Proposal, StudentT, medians, spread_out_normals
 from vitscale.prediction.step.model import Array, Calls, Draws, StepModel, StepTimes, Worlds
 from vitscale.prediction.step.of_series import device_factors, typical_slowdown, worlds_of
 from vitscale.store.records import EXPOSED
 
 MOST_JOB_TO_JOB = 0.08
-"""Largest scale of jobs that is believed: what differs by more has another cause."""
+"""Largest scale of jobs that is believed without runs that differ so: what differs by more has another cause."""
+_NOISY = MOST_JOB_TO_JOB / 2
+"""Spread of runs of one rank count from which they say themselves how far runs differ."""
+_OF_A_DIFFERENCE = 1.0483
+"""Standard deviation of a normal distribution over the median difference of two of its values."""
+_BEYOND_OWN_SPREAD = 3.0
+"""Largest scale of jobs that is believed, over the spread of the runs of one rank count."""
 _PARTS_SPREAD = {"compute": 0.03, "optimizer": 0.10, "exposed": 0.15, "wire": 0.10, "norm": 0.10, "wait": 0.30}
 """Relative standard deviation of a part of explained steps about the model's."""
 _EXPOSED_FLOOR = 0.01
@@ -42,6 +51,20 @@ _FOLDS = 4
 """Times that terms of many runs are multiplied in halves before logarithms are taken: of 1, not of 16."""
 
 
+def spread_of_runs(points: Sequence[Point]) -> float:
+    """Standard deviation of the logarithm of a step from run to run at one rank count; 0 where no count has two runs.
+
+    It is Shamos's: the median of all differences between two runs of one count (Rousseeuw & Croux, "Alternatives to the
+    Median Absolute Deviation", J. Am. Stat. Assoc. 1993, section 4). A run that hung is in few of them.
+    """
+    differences = [
+        abs(math.log(one) - math.log(other))
+        for point in points
+        for one, other in combinations(point.step_seconds, 2)
+    ]  # fmt: skip
+    return _OF_A_DIFFERENCE * statistics.median(differences) if differences else 0.0
+
+
 def by_name(rows: Array) -> Draws:
     """Parameter -> its column (sets, 1) of `rows`, which may have further columns."""
     return {name: rows[:, [n]] for n, name in enumerate(NAMES)}
@@ -52,7 +75,13 @@ class Likelihood:
 
     def __init__(self, model: StepModel, points: Sequence[Point], known: Mapping[str, Prior]) -> None:
         self.model = model
-        self.job_to_job = job_scale(points[-1].trial)
+        spread = spread_of_runs(points)
+        self.noise = spread if spread > _NOISY else 0.0
+        """How far runs of one rank count differ, where that is far; else 0."""
+        self.job_to_job = max(job_scale(points[-1].trial), self.noise / JOB_DEVIATION)
+        """Scale of jobs that the prior is about."""
+        self.most_job_to_job = max(MOST_JOB_TO_JOB, _BEYOND_OWN_SPREAD * self.noise)
+        """Scale of jobs beyond which there is no density."""
         self.worlds: Worlds = worlds_of(points)
         self.mean = np.array([known[name].mean for name in NAMES])
         self.spread = np.array([max(1e-6, known[name].spread) for name in NAMES])
@@ -94,7 +123,7 @@ class Likelihood:
             of_runs[rows] = np.multiply(np.log1p(runs, out=runs), (JOB_FREEDOM + 1) / 2, out=runs).sum(axis=1)
         density = -0.5 * (others**2).sum(axis=1) - of_runs - len(self.of_point) * log_scale
         density += self._of_scale(log_scale) - 0.5 * len(self.active) * math.log(2 * math.pi)
-        return np.asarray(np.where(log_scale < math.log(MOST_JOB_TO_JOB), density, -np.inf), dtype=np.float64)
+        return np.asarray(np.where(log_scale < math.log(self.most_job_to_job), density, -np.inf), dtype=np.float64)
 
     def residuals(self, standard: Array) -> tuple[Array, Array]:
         """((sets, runs) logarithm of each run's step over the model's; (sets, ...) residuals of parameters and of
@@ -173,11 +202,13 @@ class Likelihood:
         residuals: list[Array] = []
         if parts is None:
             return residuals
+        of_runs = self.noise / math.sqrt(len(point.step_seconds))
+        spread_of = {name: math.hypot(spread, of_runs) for name, spread in _PARTS_SPREAD.items()}
         if parts.compute > 0:
             typical = parts.compute / typical_slowdown(point, self.factors)
-            residuals.append(np.log(typical / times.compute[:, [n]]) / _PARTS_SPREAD["compute"])
+            residuals.append(np.log(typical / times.compute[:, [n]]) / spread_of["compute"])
         if parts.optimizer:
-            residuals.append(np.log(parts.optimizer / times.optimizer[:, [n]]) / _PARTS_SPREAD["optimizer"])
+            residuals.append(np.log(parts.optimizer / times.optimizer[:, [n]]) / spread_of["optimizer"])
         floor = _EXPOSED_FLOOR * statistics.median(point.step_seconds)
         if point.gpus > 1 and self.worlds.slowdown[n] < 1.05:
             of_model = {name: getattr(times, name)[:, [n]] for name in EXPOSED if name != "norm" or self.model.norms}
@@ -185,7 +216,7 @@ class Likelihood:
             if None in measured.values():
                 of_model, measured = {"exposed": sum(of_model.values())}, {"exposed": parts.exposed}
             for name, seconds in measured.items():
-                scale = _PARTS_SPREAD[name] * (seconds or 0.0) + floor
+                scale = spread_of[name] * (seconds or 0.0) + floor
                 residuals.append(((seconds or 0.0) - of_model[name]) / scale)
         return residuals
 

@@ -20,7 +20,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from vitscale.prediction.evidence import Point
+from vitscale.prediction.evidence import Point, StepParts
 from vitscale.prediction.parameters import JOB_DEVIATION, JOB_FREEDOM, JOB_TO_JOB_RUNS, NAMES, Prior, job_scale
 from vitscale.prediction.sampling import Normal, Proposal, StudentT, medians, spread_out_normals
 from vitscale.prediction.step.model import Array, Calls, Draws, StepModel, StepTimes, Worlds
@@ -198,20 +198,23 @@ class Likelihood:
         return np.array(sorted({COMPUTE, *np.flatnonzero(change.max(axis=(1, 2)) > 1e-9).tolist()}))
 
     def _parts(self, times: StepTimes, point: Point, n: int) -> list[Array]:
+        """Residuals of the point's explained parts, (sets, 1) each; `n`: its place."""
         parts = point.parts
         residuals: list[Array] = []
         if parts is None:
             return residuals
+        pace = self._pace_of_explained_steps(times, parts, n)
         of_runs = self.noise / math.sqrt(len(point.step_seconds))
         spread_of = {name: math.hypot(spread, of_runs) for name, spread in _PARTS_SPREAD.items()}
         if parts.compute > 0:
             typical = parts.compute / typical_slowdown(point, self.factors)
-            residuals.append(np.log(typical / times.compute[:, [n]]) / spread_of["compute"])
+            residuals.append(np.log(typical / (pace * times.compute[:, [n]])) / spread_of["compute"])
         if parts.optimizer:
-            residuals.append(np.log(parts.optimizer / times.optimizer[:, [n]]) / spread_of["optimizer"])
+            residuals.append(np.log(parts.optimizer / (pace * times.optimizer[:, [n]])) / spread_of["optimizer"])
         floor = _EXPOSED_FLOOR * statistics.median(point.step_seconds)
         if point.gpus > 1 and self.worlds.slowdown[n] < 1.05:
-            of_model = {name: getattr(times, name)[:, [n]] for name in EXPOSED if name != "norm" or self.model.norms}
+            names = [name for name in EXPOSED if name != "norm" or self.model.norms]
+            of_model = {name: pace * getattr(times, name)[:, [n]] for name in names}
             measured: dict[str, float | None] = {name: getattr(parts, name) for name in of_model}
             if None in measured.values():
                 of_model, measured = {"exposed": sum(of_model.values())}, {"exposed": parts.exposed}
@@ -219,6 +222,18 @@ class Likelihood:
                 scale = spread_of[name] * (seconds or 0.0) + floor
                 residuals.append(((seconds or 0.0) - of_model[name]) / scale)
         return residuals
+
+    def _pace_of_explained_steps(self, times: StepTimes, parts: StepParts, n: int) -> Array | float:
+        """Explained step of a point over the model's, (sets, 1), where runs differ much; 1 where they do not.
+
+        Explained steps are of the same runs as the others. Where these are slow by luck all parts are long by the same
+        luck, and would tell of it a second time: their shares alone tell something new.
+        """
+        if not self.noise:
+            return 1.0
+        explained_seconds = parts.compute + (parts.optimizer or 0.0) + (parts.data_wait or 0.0) + parts.exposed
+        model_seconds = times.total[:, [n]] - times.bubble[:, [n]]
+        return np.asarray(explained_seconds / model_seconds, dtype=np.float64)
 
     def _around_the_maximum(self, job_scale: float, every_run: bool) -> Proposal:
         """A t around the most probable parameters if jobs differ by `job_scale`: Gauss-Newton, damped.

@@ -4,8 +4,8 @@ Three things bear on the parameters: their priors (`prediction.parameters`), wit
 compute, optimizer and exposed transfers of explained steps, each against its own part of the model; and the step time
 of every run. The logarithm of a run's step is the model's plus the effect of that job. The effect is Student's t of 4
 degrees of freedom, so that one run that hung does not move three that did not. The scale of jobs is a parameter as
-well, under a scaled inverse chi-squared prior, cut off at 8 %. Where the runs of one rank count differ by more than
-half of that, they say themselves how far runs differ: the prior is then about that scale, the cut three times as far,
+well, under a scaled inverse chi-squared prior, cut off at 8 %. Where the report calls the runs of one rank count
+unstable, they say themselves how far runs differ: the prior is then about that scale, the cut three times as far,
 and parts of explained steps are as uncertain as the runs that they were explained in.
 """
 
@@ -20,6 +20,8 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
+from vitscale.analysis.quality.steadiness import RUNS_DIFFER
+from vitscale.analysis.statistics import FEWEST_REPEATS
 from vitscale.prediction.evidence import Point, StepParts
 from vitscale.prediction.parameters import JOB_DEVIATION, JOB_FREEDOM, JOB_TO_JOB_RUNS, NAMES, Prior, job_scale
 from vitscale.prediction.sampling import Normal, Proposal, StudentT, medians, spread_out_normals
@@ -29,8 +31,6 @@ from vitscale.store.records import EXPOSED
 
 MOST_JOB_TO_JOB = 0.08
 """Largest scale of jobs that is believed without runs that differ so: what differs by more has another cause."""
-_NOISY = MOST_JOB_TO_JOB / 2
-"""Spread of runs of one rank count from which they say themselves how far runs differ."""
 _OF_A_DIFFERENCE = 1.0483
 """Standard deviation of a normal distribution over the median difference of two of its values."""
 _BEYOND_OWN_SPREAD = 3.0
@@ -52,16 +52,14 @@ _FOLDS = 4
 
 
 def spread_of_runs(points: Sequence[Point]) -> float:
-    """Standard deviation of the logarithm of a step from run to run at one rank count; 0 where no count has two runs.
+    """Standard deviation of the logarithm of a step from run to run at one rank count; 0 where none has three runs.
 
     It is Shamos's: the median of all differences between two runs of one count (Rousseeuw & Croux, "Alternatives to the
     Median Absolute Deviation", J. Am. Stat. Assoc. 1993, section 4). A run that hung is in few of them.
     """
-    differences = [
-        abs(math.log(one) - math.log(other))
-        for point in points
-        for one, other in combinations(point.step_seconds, 2)
-    ]  # fmt: skip
+    repeated = [point for point in points if len(point.step_seconds) >= FEWEST_REPEATS]
+    pairs = [pair for point in repeated for pair in combinations(point.step_seconds, 2)]
+    differences = [abs(math.log(one) - math.log(other)) for one, other in pairs]
     return _OF_A_DIFFERENCE * statistics.median(differences) if differences else 0.0
 
 
@@ -76,7 +74,7 @@ class Likelihood:
     def __init__(self, model: StepModel, points: Sequence[Point], known: Mapping[str, Prior]) -> None:
         self.model = model
         spread = spread_of_runs(points)
-        self.noise = spread if spread > _NOISY else 0.0
+        self.noise = spread if spread > RUNS_DIFFER else 0.0
         """How far runs of one rank count differ, where that is far; else 0."""
         self.job_to_job = max(job_scale(points[-1].trial), self.noise / JOB_DEVIATION)
         """Scale of jobs that the prior is about."""

@@ -27,6 +27,10 @@ _QUARTILES_APART = 1.349
 """Distance of a normal distribution's quartiles, in standard deviations."""
 
 
+PRECISION, IMAGE_SIZE, MICRO_BATCH = "train.precision", "model.image_size", "train.micro_batch"
+"""Fields that an import may assume (`Point.assumed`)."""
+
+
 @dataclass(frozen=True)
 class StepParts:
     """Mean seconds of an explained step on the rank with the median wait. None where unknown."""
@@ -80,6 +84,8 @@ class Point:
     """What carries collectives: nccl or gloo."""
     batch_known: bool = True
     """Whether anybody told the micro-batch (`TrialResult.batch_known`)."""
+    assumed: frozenset[str] = frozenset()
+    """Fields of the trial that its import assumed (`Imported.assumed`), and nobody told since."""
     rate_known: bool = True
     """Whether a step takes the trial's images, be it for want of a batch one of each rank, as where a rate was told."""
     trace_steps: int = 0
@@ -208,10 +214,15 @@ def _point(result: TrialResult) -> Point:
         evaluation_seconds=result.median_of(lambda run: run.evaluation_seconds),
         memory_capacity_bytes=min(capacities) if capacities else None,
         batch_known=result.batch_known,
+        assumed=frozenset(field for run in result.records for field in _assumed_by_the_import(run)),
         rate_known=result.batch_known or _of_its_images(result),
         trace_steps=sum(run.timed_steps for run in result.runs) if traces else 0,
         backend=backend if backend in ("nccl", "gloo") else ("nccl" if train.device == "cuda" else "gloo"),
     )
+
+
+def _assumed_by_the_import(run: Run) -> tuple[str, ...]:
+    return run.header.imported.assumed if run.header.imported is not None else ()
 
 
 def _outside(result: TrialResult) -> tuple[float, ...]:

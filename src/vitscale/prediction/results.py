@@ -43,6 +43,11 @@ class Assumption:
     """The cheapest measurement that would replace it, as a command or a study."""
 
 
+MEMORY, START_UP = "memory", "start-up"
+BESIDE_STEPS = (MEMORY, START_UP)
+"""Assumptions that leave the time of a step as it is."""
+
+
 STEP_FIELDS = ("step_seconds", *(f"{part}_seconds" for part in ("compute", "wait", "wire", "norm", "bubble", "rest")))
 """Fields of a prediction that tell of a step, and of its parts."""
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from vitscale.analysis.statistics import spread_within, t_quantile
 from vitscale.prediction.evidence import Point
-from vitscale.prediction.results import Assumption, predicted
+from vitscale.prediction.results import START_UP, Assumption, predicted
 from vitscale.present.estimate import Estimate
 from vitscale.trial.trial import OF_THE_WRAPPER, Trial
 
@@ -88,7 +88,7 @@ def start_up(points: Sequence[Point], trial: Trial, seconds_of: SecondsOf = _unt
         seconds,
         "assumed",
         Assumption(
-            "start-up",
+            START_UP,
             f"{seconds.value:.3g} s, as of other engines ({seconds.future_low:.3g} to {seconds.future_high:.3g} s)",
             "one short run of it (measure.steps = 10)",
         ),

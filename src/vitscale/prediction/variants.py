@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from vitscale.errors import RequestError, unknown
-from vitscale.prediction.evidence import Point
+from vitscale.prediction.evidence import PRECISION, Point
 from vitscale.prediction.fitting import DRAWS, FittedSeries
 from vitscale.prediction.gpu_types import GpuType, common_type, optimizer_factor, time_factors
 from vitscale.prediction.network.links import Link, Network
@@ -213,6 +213,9 @@ class _Changed:
             f"{math.exp(middle):.2g} times the compute, {low:.2g} to {high:.2g}, by matrix rate and memory bandwidth",
             f"a study of one rank on {gpu.name}",
         )
+        if PRECISION in self.fitted.points[-1].assumed:
+            taken = f"{self.trial.train.precision}, which their import does not tell"
+            self._assume("precision of the measured runs", taken, "say --precision")
         self._assume("network inside its hosts", "faster as half of what the GPUs are", "`vitscale check` on one host")
         self.guessed = True
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from vitscale.prediction.evidence import Evidence, Series
 from vitscale.prediction.layouts import share_of_global_batch
-from vitscale.prediction.results import Assumption, Forecast, Label, Prediction, Score
+from vitscale.prediction.results import BESIDE_STEPS, Assumption, Forecast, Label, Prediction, Score
 from vitscale.present.units import counted, listed, number, percent, runs_of, share
 from vitscale.trial.trial import Mode
 
@@ -137,10 +137,10 @@ def distinct_assumptions(predictions: Iterable[Prediction]) -> tuple[Assumption,
 
 def measure_next(predictions: Iterable[Prediction]) -> str:
     """The one measurement that would narrow the interval at the most ranks most; empty where nothing is assumed."""
-    assumed = [
-        prediction.assumptions[0] for prediction in sorted(predictions, key=lambda p: p.gpus) if prediction.assumptions
-    ]
-    return f"What would narrow it most: {assumed[-1].measurement}." if assumed else ""
+    by_ranks = sorted(predictions, key=lambda prediction: prediction.gpus)
+    of_steps = [[one for one in prediction.assumptions if one.part not in BESIDE_STEPS] for prediction in by_ranks]
+    widest = [assumed[0] for assumed in of_steps if assumed]
+    return f"What would narrow it most: {widest[-1].measurement}." if widest else ""
 
 
 class _Gap(NamedTuple):

@@ -18,7 +18,7 @@ from vitscale.prediction.fitting import DRAWS, Fitted, FittedSeries
 from vitscale.prediction.labels import ACROSS, FIT, FURTHER_HOSTS, HOST_SIZE, INSIDE, MODEL, assumptions
 from vitscale.prediction.layouts import Placement, placement_of
 from vitscale.prediction.parameters import PARTS
-from vitscale.prediction.results import MEMORY, STEP_FIELDS, Assumption, Prediction
+from vitscale.prediction.results import MEMORY, PART_FIELDS, REST_TOLD, STEP_FIELDS, Assumption, Prediction
 from vitscale.prediction.sampling import spread_out_normals
 from vitscale.prediction.start_up import launcher_of, start_up
 from vitscale.prediction.step import of_series
@@ -154,6 +154,10 @@ def _prediction(
         scaling, rate = (None, None), None
         why = f"{at.images:,} images do not fill one batch of {at.trial.global_batch:,}, and drop_last leaves them out"
         reasons |= dict.fromkeys(("epoch_seconds", "images_per_second", "speedup", "efficiency"), why)
+    parts = {f"{name}_seconds": part.at(n) for name, part in evaluated.parts.items()}
+    parts["rest_seconds"] = Estimate(step.value - sum(part.value for part in parts.values()))
+    if parts["rest_seconds"].value < -REST_TOLD * step.value:
+        reasons = dict.fromkeys(PART_FIELDS, _PARTS_EXCEED) | reasons
     memory = None if np.isnan(evaluated.memory_bytes[n]) else int(evaluated.memory_bytes[n])
     if MICRO_BATCH in fitted.points[-1].assumed:
         memory, reasons["memory_bytes"] = None, "the micro-batch is not told: import again with --micro-batch"
@@ -197,8 +201,7 @@ def _prediction(
         images_per_second=rate,
         speedup=scaling[0],
         efficiency=scaling[1],
-        **{f"{name}_seconds": part.at(n) for name, part in evaluated.parts.items()},
-        rest_seconds=Estimate(step.value - sum(part.at(n).value for part in evaluated.parts.values())),
+        **parts,
         memory_bytes=memory,
         memory_capacity_bytes=capacity,
         oom_chance=chance,
@@ -209,6 +212,10 @@ def _prediction(
         assumptions=assumed,
         reasons=reasons,
     )
+
+
+_PARTS_EXCEED = "together they come to more than the step, whose middle is not the sum of theirs"
+"""The middle of a step may lie between two models (`evaluating`); its parts are those of one."""
 
 
 def _assumed_for_memory(trial: Trial, assumed_fields: Collection[str]) -> tuple[Assumption, ...]:

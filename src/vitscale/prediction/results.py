@@ -48,8 +48,12 @@ BESIDE_STEPS = (MEMORY, START_UP)
 """Assumptions that leave the time of a step as it is."""
 
 
-STEP_FIELDS = ("step_seconds", *(f"{part}_seconds" for part in ("compute", "wait", "wire", "norm", "bubble", "rest")))
+PART_FIELDS = tuple(f"{part}_seconds" for part in ("compute", "wait", "wire", "norm", "bubble", "rest"))
+"""Fields of a prediction that tell of the parts of a step."""
+STEP_FIELDS = ("step_seconds", *PART_FIELDS)
 """Fields of a prediction that tell of a step, and of its parts."""
+REST_TOLD = 0.01
+"""Share of a step from which it is told that its parts come to less, and up to which they may come to more."""
 
 
 @dataclass(frozen=True)

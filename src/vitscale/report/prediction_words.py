@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from vitscale.prediction.evidence import Evidence, Series
 from vitscale.prediction.layouts import share_of_global_batch
-from vitscale.prediction.results import BESIDE_STEPS, Assumption, Forecast, Label, Prediction, Score
+from vitscale.prediction.results import BESIDE_STEPS, REST_TOLD, Assumption, Forecast, Label, Prediction, Score
 from vitscale.present.units import counted, listed, number, percent, runs_of, share
 from vitscale.trial.trial import Mode
 
@@ -102,14 +102,10 @@ def changed(prediction: Prediction, series: Series) -> str:
     return f"with {', '.join(told)}" if told else ""
 
 
-_TOLD = 0.01
-"""Share of a step from which what no part has is told."""
-
-
 def tells_rest(prediction: Prediction) -> bool:
     """Whether what of a step no part has is more than next to nothing."""
     own = prediction.rest_seconds
-    return own is not None and abs(own.value) > _TOLD * prediction.step_seconds.value
+    return own is not None and abs(own.value) > REST_TOLD * prediction.step_seconds.value
 
 
 def labels(predictions: Iterable[Prediction]) -> tuple[str, ...]:

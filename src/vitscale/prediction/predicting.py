@@ -160,7 +160,7 @@ def _prediction(
         reasons = dict.fromkeys(PART_FIELDS, _PARTS_EXCEED) | reasons
     memory = None if np.isnan(evaluated.memory_bytes[n]) else int(evaluated.memory_bytes[n])
     if MICRO_BATCH in fitted.points[-1].assumed:
-        memory, reasons["memory_bytes"] = None, "the micro-batch is not told: import again with --micro-batch"
+        memory, reasons["memory_bytes"] = None, "it depends on the micro-batch, which is not told"
     elif memory is None:
         reasons["memory_bytes"] = "no forecast for this model or engine"
     capacity = question.memory_capacity_bytes or asked.memory_capacity_bytes

@@ -19,7 +19,8 @@ REACH = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 Label = Literal["measured", "interpolated", "extrapolated", "prior-driven", "does not fit"]
 """measured: its own runs answer; only in advice and plans. interpolated: between rank counts that were measured, on
 no more hosts. extrapolated: beyond them, with every part of the answer resting on something measured or declared.
-prior-driven: a part that decides the answer rests on nothing but what is known of clusters in general. does not fit:
+prior-driven: a part that decides the answer rests on nothing but arithmetic (an engine that nobody ran), or what is
+known of clusters in general. does not fit:
 the model is far from some of the measured points themselves, and the intervals are wide enough to hold those."""
 
 

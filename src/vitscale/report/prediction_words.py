@@ -14,8 +14,8 @@ from vitscale.trial.trial import Mode
 LABEL_MEANINGS: dict[Label, str] = {
     "interpolated": "between rank counts that were measured, on as many hosts",
     "extrapolated": "beyond what was measured; each part that decides it was measured or declared",
-    "prior-driven": "a part that decides it was neither measured nor declared: it rests on arithmetic, or on clusters in "
-    "general",
+    "prior-driven": "a part that decides it was neither measured nor declared: it rests on arithmetic, or on "
+    "clusters in general",
     "does not fit": "the model is far from measured points themselves; the intervals are wide enough to hold those",
 }
 INTERVALS_MEANING = (

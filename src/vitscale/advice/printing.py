@@ -12,6 +12,7 @@ from vitscale.advice.pipeline import Advice
 from vitscale.advice.request import Option, Verdict
 from vitscale.prediction.configurations import Candidate
 from vitscale.prediction.labels import PROFILER
+from vitscale.prediction.remarks import NO_REMARKS, Remarks
 from vitscale.present import document as doc
 from vitscale.present import units
 from vitscale.present.data import attributes, estimate_fields, estimates
@@ -25,13 +26,16 @@ _BRACKETS = (
 )
 
 
-def advice_document(advice: Advice, launch: Sequence[str], start: str | None) -> doc.Document:
+def advice_document(
+    advice: Advice, launch: Sequence[str], start: str | None, remarks: Remarks = NO_REMARKS
+) -> doc.Document:
     """The answers, what would narrow them, what must be known; the Pareto front and all else folded.
 
     Args:
         advice: what was found.
         launch: the commands that would start it.
         start: the command that starts the file that was written; None: none was.
+        remarks: what a reader must know first.
     """
     work = advice.work
     head = (
@@ -43,6 +47,7 @@ def advice_document(advice: Advice, launch: Sequence[str], start: str | None) ->
         limits.append("It rests on profiler traces: a few steps, the profiler's cost in each.")
     narrower, *others = _measurements(advice.measurements)
     blocks: list[doc.Block] = [
+        *remarks.blocks,
         doc.Paragraph(" ".join([head, *limits]), "strong"),
         *_answers(advice),
         doc.Paragraph(narrower),
@@ -220,15 +225,17 @@ def _measurements(measurements: Sequence[Measurement]) -> list[str]:
     return [f"What would narrow the first answer most, for what it costs: {told[0]}.", *told[1:]]
 
 
-def advice_fields(advice: Advice, study: str | None) -> dict[str, Any]:
+def advice_fields(advice: Advice, study: str | None, remarks: Remarks = NO_REMARKS) -> dict[str, Any]:
     """The advice as one JSON object.
 
     Args:
         advice: what was found.
         study: the text of the study that would run it; None where there is none.
+        remarks: what a reader must know first.
     """
     asked = advice.asked
     return {
+        **remarks.fields,
         "series": list(advice.origins),
         "limits": {
             **attributes(asked, "deadline_seconds", "budget", "min_efficiency"),

@@ -15,7 +15,7 @@ from vitscale.prediction.configurations import Candidate, Evaluated
 from vitscale.prediction.evaluating import evaluate, slower_added_hosts, worlds_of
 from vitscale.prediction.evidence import IMAGE_SIZE, MICRO_BATCH, PRECISION, Point, Series
 from vitscale.prediction.fitting import DRAWS, Fitted, FittedSeries
-from vitscale.prediction.labels import ACROSS, FIT, FURTHER_HOSTS, HOST_SIZE, INSIDE, MODEL, assumptions
+from vitscale.prediction.labels import ACROSS, FIT, FURTHER_HOSTS, HOST_SIZE, INSIDE, MODEL, WHAT_IS_SENT, assumptions
 from vitscale.prediction.layouts import Placement, placement_of
 from vitscale.prediction.parameters import PARTS
 from vitscale.prediction.results import MEMORY, PART_FIELDS, REST_TOLD, STEP_FIELDS, Assumption, Prediction
@@ -302,7 +302,7 @@ OPENED_BY: Mapping[str, tuple[str, ...]] = {
     ACROSS: ("network between hosts",),
     INSIDE: ("network inside hosts",),
     "network inside its hosts": ("network inside hosts",),
-    "what is sent": ("overlap", "network between hosts"),
+    WHAT_IS_SENT: ("overlap", "network between hosts"),
     "job-to-job variation": ("job-to-job",),
     "the mixture of devices": ("stragglers",),
     "compute of another model": ("compute",),

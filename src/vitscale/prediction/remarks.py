@@ -22,6 +22,8 @@ class Remarks:
 
     unstable_runs: str = ""
     """How far the runs that the answer rests on differ, and what to do first; empty where they are steady."""
+    taken_as_measured: str = ""
+    """What the options say of measured runs that their import left open; empty where they say nothing of them."""
     without_effect: tuple[str, ...] = ()
     """A sentence for each option that changes nothing."""
 
@@ -29,13 +31,20 @@ class Remarks:
     def blocks(self) -> tuple[doc.Block, ...]:
         """The sentences as they are shown."""
         first = [doc.Paragraph(self.unstable_runs, "bad")] if self.unstable_runs else []
-        then = [doc.Bullets(self.without_effect)] if self.without_effect else []
-        return (*first, *then)
+        of_options = tuple(filter(None, (self.taken_as_measured, *self.without_effect)))
+        return (*first, *([doc.Bullets(of_options)] if of_options else []))
 
     @property
     def fields(self) -> dict[str, Any]:
         """The sentences in JSON."""
-        return {"unstable_runs": self.unstable_runs or None, "without_effect": list(self.without_effect)}
+        return {
+            "unstable_runs": self.unstable_runs or None,
+            "taken_as_measured": self.taken_as_measured or None,
+            "without_effect": list(self.without_effect),
+        }
+
+
+NO_REMARKS = Remarks()
 
 
 def unstable_runs(analysis: Analysis, series: Sequence[Series]) -> str:
@@ -71,5 +80,6 @@ def _figures_without(options: Options, name: str, figures_of: Callable[[Options]
 
 def changes_nothing(option: str, value: object, why: str = "") -> str:
     """ "--network 100GbE changes nothing: what is sent is unknown."."""
-    what = option if value is True else f"{option} {value}"
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    what = option if value is True else f"{option} {text}"
     return f"{what} changes nothing: {why or 'the answer without it is the same'}."

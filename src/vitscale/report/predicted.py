@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from vitscale.prediction.finishing import Finish
+from vitscale.prediction.remarks import NO_REMARKS, Remarks
 from vitscale.prediction.results import Forecast, Prediction
 from vitscale.present import units
 from vitscale.present.data import attributes
@@ -23,22 +24,24 @@ _AS_IT_IS = units.Unit(1.0, "")
 Show = Callable[[Prediction], Cell]
 
 
-def predict_fields(forecast: Forecast, finishes: Sequence[Finish] = ()) -> Object:
+def predict_fields(forecast: Forecast, finishes: Sequence[Finish] = (), remarks: Remarks = NO_REMARKS) -> Object:
     """An object for each series and rank count, with its time to finish where that was asked for."""
     objects = [prediction_table.prediction(prediction) for prediction in forecast.predictions]
     if finishes:
         objects = [fields | _finish_fields(end) for fields, end in zip(objects, finishes, strict=True)]
     return {
+        **remarks.fields,
         "predictions": objects,
         "prediction_scores": prediction_table.scores(forecast),
         "left_out": list(forecast.left_out),
     }
 
 
-def predict_document(forecast: Forecast, finishes: Sequence[Finish] = ()) -> Document:
+def predict_document(forecast: Forecast, finishes: Sequence[Finish] = (), remarks: Remarks = NO_REMARKS) -> Document:
     """How long each rank count takes, to finish too where that was asked for, and what would narrow it most."""
     predictions = forecast.predictions
-    blocks: list[Block] = [_table(forecast, _how_long(predictions), notes=(prediction_words.INTERVALS_MEANING,))]
+    times = _table(forecast, _how_long(predictions), notes=(prediction_words.INTERVALS_MEANING,))
+    blocks: list[Block] = [*remarks.blocks, times]
     if finishes:
         blocks.append(_finish_table(forecast, finishes))
     asked = any(p.cost_per_epoch is not None or (p.oom_chance or 0.0) >= _LIKELY_ENOUGH for p in predictions)

@@ -38,18 +38,17 @@ def spread_of_runs(trial: TrialResult) -> float | None:
 def steady_first(measured: Sequence[TrialResult]) -> str:
     """A sentence on runs that are too unsteady to conclude from, and what to do first; empty where they are steady.
 
-    Example: "Run-to-run spread is 58 % (ddp on 1 rank; above 5 % in 4 of 6 trials): first stop what else runs on the
-    machine, or take nodes of your own, and add runs (measure.target_ci)."
+    Example: "Run-to-run spread is 58 % (ddp on 1 rank; 4 of 6 trials are above 5 %): first stop what else runs there,
+    then add runs (measure.target_ci)."
     """
     unsteady = unsteady_trials(measured)
     if unsteady is None:
         return ""
-    where = f"{name(unsteady.trial)}; above {rough_percent(RUNS_DIFFER)} in {len(unsteady.trials)} of {count(measured)}"
+    unsteady_of_all = f"{len(unsteady.trials)} of {count(measured)}"
+    are = "is" if len(unsteady.trials) == 1 else "are"
+    where = f"{name(unsteady.trial)}; {unsteady_of_all} {are} above {rough_percent(RUNS_DIFFER)}"
     if imported(unsteady.trials):
-        step = "first look for what differed between the imported runs, and import more of each"
+        step = "first look for what differed between these runs, then import more of each"
     else:
-        step = (
-            "first stop what else runs on the machine, or take nodes of your own, and add runs (measure.repeats, or "
-            "measure.target_ci)"
-        )
+        step = "first stop what else runs there, then add runs (measure.target_ci)"
     return f"Run-to-run spread is {rough_percent(unsteady.value)} ({where}): {step}."

@@ -136,6 +136,18 @@ def _estimate(points: Sequence[Sequence[float]], spread: float, freedom: float, 
     return predicted(middle, middle / mean, middle * mean, middle / future, middle * future)
 
 
+OF_FORKS = (
+    "Start-up is in the time, as forks of a process that has imported everything take it (launcher local); others import "
+    "anew, which takes seconds more."
+)
+"""Said wherever the start-up of such ranks is added."""
+
+
+def started_as_forks(trial: Trial) -> bool:
+    """Whether a trial's ranks are forks of a process that has imported everything: their start-up lacks the imports."""
+    return trial.launcher == "local" and trial.train.script is None
+
+
 def launcher_of(points: Sequence[Point], gpus: int) -> str:
     """The launcher that a series would start `gpus` ranks with: that of its nearest measured rank count."""
     return min(points, key=lambda point: abs(math.log2(point.gpus / gpus))).trial.launcher

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from vitscale.prediction.finishing import Finish
 from vitscale.prediction.remarks import NO_REMARKS, Remarks
 from vitscale.prediction.results import Forecast, Prediction
+from vitscale.prediction.start_up import OF_FORKS, started_as_forks
 from vitscale.present import units
 from vitscale.present.data import attributes
 from vitscale.present.document import Block, Bullets, Cell, Column, Document, Row, Section, Table, table
@@ -183,6 +184,8 @@ def _finish_table(forecast: Forecast, finishes: Sequence[Finish]) -> Table:
         for taken in end.assumptions
     }
     told = [f"Assumed: {taken.part}: {taken.taken}." for taken in assumed.values()]
+    started = [prediction.trial for prediction in forecast.predictions if prediction.startup_seconds is not None]
+    told += [OF_FORKS] if any(started_as_forks(trial) for trial in started) else []
     reasons = [f"Time to finish unavailable: {end.reason}." for end in finishes if end.reason]
     columns: list[tuple[str, Callable[[Finish], str]]] = [
         ("epochs alone", lambda end: units.seconds(end.work_seconds)),

@@ -137,8 +137,8 @@ def _estimate(points: Sequence[Sequence[float]], spread: float, freedom: float, 
 
 
 OF_FORKS = (
-    "Start-up is in the time, as forks of a process that has imported everything take it (launcher local); others import "
-    "anew, which takes seconds more."
+    "Start-up is in the time, as forks of a process that has imported everything take it (launcher local); others "
+    "import anew, which takes seconds more."
 )
 """Said wherever the start-up of such ranks is added."""
 

@@ -65,7 +65,7 @@ def predictions(fitted: Fitted, questions: Sequence[Question]) -> tuple[tuple[Pr
             raise why[0]
     if refused and not answered:
         raise refused[0]
-    return tuple(answered), tuple(dict.fromkeys(map(str, refused)))
+    return tuple(answered), tuple(dict.fromkeys([*fitted.evidence.left_out, *map(str, refused)]))
 
 
 def forecast(fitted: Fitted) -> Forecast | None:

@@ -77,3 +77,13 @@ def test_the_spread_is_that_of_many_runs() -> None:
     points = [make_point(gpus, (0.2 * np.exp(0.3 * random.standard_normal(200))).tolist()) for gpus in (1, 2)]
     assert spread_of_runs(points) == pytest.approx(0.3, rel=0.1)
     assert spread_of_runs([make_point(1, (0.2, 0.4))]) == 0.0  # two runs decide nothing
+
+
+def test_explained_steps_of_noisy_runs_do_not_tell_their_length_a_second_time() -> None:
+    """They are of the same runs, and as lucky: with them a mean is no better known than without."""
+    widths = []
+    for explained in (False, True):
+        (answered,) = predict(fit(noisy_study(0.3, 1, explained=explained)), Question((4,), nodes_of=8))
+        low, high = answered.step_seconds.ends
+        widths.append(math.log(high / low))
+    assert widths[1] > 0.85 * widths[0]

@@ -99,6 +99,12 @@ def test_another_micro_batch_than_an_untold_one_is_refused(imported: Import) -> 
         questions(evidence, (8,), Changes(micro_batch=32))
 
 
+def test_an_image_size_of_an_unknown_model_is_refused_in_words(imported: Import) -> None:
+    evidence = imported()
+    with pytest.raises(RequestError, match=r"--image-size 384: the measured model is not known. .* --model"):
+        questions(evidence, (8,), Changes(image_size=384))
+
+
 def test_memory_and_another_gpu_name_the_precision_that_they_take_for_granted(imported: Import) -> None:
     evidence = imported(*TOLD)
     (answered,) = predict(fit(evidence), Question((8,)))

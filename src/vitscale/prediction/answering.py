@@ -386,6 +386,9 @@ def _changed(series: Series, changes: Changes) -> dict[str, Any]:
 def _model(name: str | None, image_size: int, measured: ModelSpec) -> ModelSpec:
     """`measured` at another image size, or another model with as many classes."""
     classes = measured.num_classes or _IMAGENET_CLASSES
+    if name is None and measured.unknown:
+        what = f"--image-size {image_size}: the measured model is not known"
+        raise RequestError(what, next_step="Say which it was with --model")
     if name is None:
         return resolve(measured.model_copy(update={"image_size": image_size}), classes)
     asked = ModelSpec(task=measured.task, image_size=image_size, num_classes=classes)

@@ -63,6 +63,17 @@ def spread_of_runs(points: Sequence[Point]) -> float:
     return _OF_A_DIFFERENCE * statistics.median(differences) if differences else 0.0
 
 
+def noise_of_runs(points: Sequence[Point]) -> float:
+    """How far runs of one rank count differ (`spread_of_runs`), where the report calls that unstable; else 0."""
+    spread = spread_of_runs(points)
+    return spread if spread > RUNS_DIFFER else 0.0
+
+
+def scale_of_jobs(points: Sequence[Point]) -> float:
+    """Expected scale of the t of `JOB_FREEDOM` by which the logarithm of a run's step differs from the mean of many."""
+    return max(job_scale(points[-1].trial), noise_of_runs(points) / JOB_DEVIATION)
+
+
 def by_name(rows: Array) -> Draws:
     """Parameter -> its column (sets, 1) of `rows`, which may have further columns."""
     return {name: rows[:, [n]] for n, name in enumerate(NAMES)}
@@ -73,10 +84,8 @@ class Likelihood:
 
     def __init__(self, model: StepModel, points: Sequence[Point], known: Mapping[str, Prior]) -> None:
         self.model = model
-        spread = spread_of_runs(points)
-        self.noise = spread if spread > RUNS_DIFFER else 0.0
-        """How far runs of one rank count differ, where that is far; else 0."""
-        self.job_to_job = max(job_scale(points[-1].trial), self.noise / JOB_DEVIATION)
+        self.noise = noise_of_runs(points)
+        self.job_to_job = scale_of_jobs(points)
         """Scale of jobs that the prior is about."""
         self.most_job_to_job = max(MOST_JOB_TO_JOB, _BEYOND_OWN_SPREAD * self.noise)
         """Scale of jobs beyond which there is no density."""

@@ -88,12 +88,12 @@ def simulated_study(seed: int) -> SimulatedStudy:
     """The study of `invent(seed)`."""
     cluster = invent(seed)
     random = np.random.default_rng([seed, 11])
-    points = tuple(_point(cluster, ranks, random) for ranks in cluster.measured)
+    points = tuple(measured_point(cluster, ranks, random) for ranks in cluster.measured)
     targets = tuple(times * cluster.measured[-1] for times in TIMES)
     return SimulatedStudy(
         cluster,
         points,
-        _check(cluster, random),
+        checked_network(cluster, random),
         targets,
         np.array([true_mean(cluster, ranks, random) for ranks in targets]),
         np.array([future_run(cluster, ranks, random) for ranks in targets]),
@@ -123,7 +123,8 @@ def step_seconds(steps: Array) -> Array:
     return np.array([np.delete(run, of_run.set_aside).mean() for run, of_run in zip(steps, decided, strict=True)])
 
 
-def _point(cluster: Cluster, ranks: int, random: np.random.Generator) -> Point:
+def measured_point(cluster: Cluster, ranks: int, random: np.random.Generator) -> Point:
+    """What `cluster.repeats` runs on so many ranks would have recorded."""
     nodes = math.ceil(ranks / cluster.ranks_per_node)
     jobs = random.standard_normal((cluster.repeats, 2))
     light = play(cluster, ranks, jobs, LIGHT_STEPS, random)
@@ -170,7 +171,9 @@ def _trial(cluster: Cluster, ranks: int, nodes: int) -> Trial:
     )  # fmt: skip
 
 
-def _check(cluster: Cluster, random: np.random.Generator) -> Network:
+def checked_network(cluster: Cluster, random: np.random.Generator) -> Network:
+    """What a check of the cluster would have measured."""
+
     def link(bandwidth: float, latency: float) -> Link:
         errors = random.standard_normal(2)
         return Link(

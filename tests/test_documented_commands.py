@@ -61,6 +61,7 @@ PROGRAMS: dict[str, list[str] | str] = {
     "benchmarks/slow_steps.py": ["--studies", "2"],
     "benchmarks/comparing.py": ["--studies", "2"],
     "benchmarks/calibration.py": "prediction/test_calibration.py",
+    "benchmarks/noisy_studies.py": ["--studies", "1"],
     "benchmarks/simulator.py": "../benchmarks/calibration.py",
     "benchmarks/published_study.py": "prediction/test_published_study.py",
     "benchmarks/published_tables.py": "prediction/test_published_tables.py",

@@ -99,3 +99,14 @@ def test_on_another_gpu_a_run_on_one_of_it_comes_first() -> None:
     assert shares["compute"] > 0.5
     assert best.what.startswith("2 short runs on 1 rank of g6 ")
     assert math.log(best.spread_after) < 0.8 * math.log(best.spread_before)
+
+
+def test_two_runs_of_noisy_ones_narrow_no_further_than_they_agree() -> None:
+    """Runs that differ by half of their time: two more do not tell an answer within a few per cent."""
+    (series,) = evidence().series
+    noisy = replace(series, points=tuple(replace(point, step_seconds=(0.1, 0.16, 0.25)) for point in series.points))
+    offered = [
+        any("themselves" in one.what for one in measurements(across_hosts(), own, MEASURED, SHARES))
+        for own in (series, noisy)
+    ]
+    assert offered == [True, False]

@@ -297,7 +297,7 @@ def test_many_runs_of_a_point_are_drawn_in_other_coordinates_and_say_the_same(
 def test_many_runs_that_are_alike_or_contradict_one_another_are_drawn_too(
     spread: float, steps: tuple[float, ...]
 ) -> None:
-    """Equal runs, runs that differ by more than jobs are believed to, and steps that no model explains."""
+    """Equal runs, runs that differ by more than jobs elsewhere do, and steps that no model explains."""
     rng = np.random.default_rng(0)
     points = [
         make_point(2**n, (base * np.exp(spread * rng.standard_normal(12))).tolist()) for n, base in enumerate(steps)
@@ -305,7 +305,10 @@ def test_many_runs_that_are_alike_or_contradict_one_another_are_drawn_too(
     fitted = of(*points)
     assert fitted.effective_draws >= 400
     assert all(np.isfinite(draws).all() for draws in fitted.draws.values())
-    assert fitted.job_spread.max() <= likelihood.MOST_JOB_TO_JOB
+    if spread < likelihood.MOST_JOB_TO_JOB:
+        assert fitted.job_spread.max() <= likelihood.MOST_JOB_TO_JOB
+    else:  # these runs differ so among themselves
+        assert np.median(fitted.job_spread) == pytest.approx(spread, rel=0.4)
 
 
 @pytest.mark.parametrize("runs", [10, 11, 37])

@@ -251,7 +251,7 @@ def test_a_split_that_nobody_measured_computes_its_share_and_says_so() -> None:
     assert half == pytest.approx(whole / 2 + sent / 100e9, rel=0.1)
     # Against one rank alone: of two ranks' step half the images.
     assert found.speed.value[1] == pytest.approx(0.4 / (2 * half), rel=0.05)
-    assert found.labels[1] == "extrapolated"
+    assert found.labels[1] == "prior-driven"
 
 
 def test_stages_are_as_fast_as_their_bubble_leaves_and_the_rank_alone_has_none() -> None:

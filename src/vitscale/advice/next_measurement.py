@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from vitscale.advice.request import Option
 from vitscale.prediction.evidence import Series
+from vitscale.prediction.likelihood import scale_of_jobs
 from vitscale.prediction.network.links import Network
-from vitscale.prediction.parameters import job_scale
 from vitscale.prediction.results import REACH
 
 CHECKED_SPREAD = 0.1
@@ -108,7 +108,7 @@ def _runs(
     """Short runs: of the answer itself, and of smaller counts where a part was never measured."""
     candidate = option.candidate
     step = max(seconds for point in series.points for seconds in point.step_seconds)
-    of_a_run = job_scale(series.points[-1].trial) ** 2
+    of_a_run = scale_of_jobs(series.points) ** 2
 
     def gpu_minutes(ranks: int, runs: int) -> float:
         return runs * ranks * (startup + _SHORT_STEPS * step) / 60

@@ -73,6 +73,11 @@ class Advice:
     """What would narrow `chosen` most for what it costs, best first."""
 
     @property
+    def device(self) -> str:
+        """What its ranks compute on: cuda or cpu."""
+        return "cuda" if self.asked.instances else self.trial.train.device
+
+    @property
     def met(self) -> bool:
         """Whether the limits, if any, are met by something."""
         return self.closest is None

@@ -12,6 +12,8 @@ from vitscale.advice.pipeline import Advice
 from vitscale.advice.request import Option, Verdict
 from vitscale.prediction.configurations import Candidate
 from vitscale.prediction.labels import PROFILER
+from vitscale.prediction.remarks import NO_REMARKS, Remarks
+from vitscale.prediction.start_up import OF_FORKS, started_as_forks
 from vitscale.present import document as doc
 from vitscale.present import units
 from vitscale.present.data import attributes, estimate_fields, estimates
@@ -25,13 +27,16 @@ _BRACKETS = (
 )
 
 
-def advice_document(advice: Advice, launch: Sequence[str], start: str | None) -> doc.Document:
+def advice_document(
+    advice: Advice, launch: Sequence[str], start: str | None, remarks: Remarks = NO_REMARKS
+) -> doc.Document:
     """The answers, what would narrow them, what must be known; the Pareto front and all else folded.
 
     Args:
         advice: what was found.
         launch: the commands that would start it.
         start: the command that starts the file that was written; None: none was.
+        remarks: what a reader must know first.
     """
     work = advice.work
     head = (
@@ -41,8 +46,9 @@ def advice_document(advice: Advice, launch: Sequence[str], start: str | None) ->
     limits = [f"Limits: {'; '.join(told)}."] if (told := sentences.limit_lines(advice)) else []
     if any(assumed.part == PROFILER for assumed in advice.assumptions):
         limits.append("It rests on profiler traces: a few steps, the profiler's cost in each.")
-    narrower, *others = _measurements(advice.measurements)
+    narrower, *others = _measurements(advice.measurements, units.ranks_time(advice.device, "minutes"))
     blocks: list[doc.Block] = [
+        *remarks.blocks,
         doc.Paragraph(" ".join([head, *limits]), "strong"),
         *_answers(advice),
         doc.Paragraph(narrower),
@@ -77,8 +83,9 @@ def _answers(advice: Advice) -> Iterator[doc.Block]:
     if advice.closest is not None and (large := advice.large_batch) is not None:
         surely = "meets" if large.verdict == "meets" else "probably meets"
         yield doc.Paragraph(
-            f"Only large-batch training {surely} the limits: {sentences.in_short(large)}, {sentences.amounts(large)} "
-            f"({large.label}). --large-batch lets the answers do that. What comes nearest without it:",
+            f"Only large-batch training {surely} the limits: {sentences.in_short(large)}, "
+            f"{sentences.amounts(advice, large)} ({large.label}). "
+            "--large-batch lets the answers do that. What comes nearest without it:",
             "bad",
         )
         asked = {"nearest": advice.closest}
@@ -88,21 +95,29 @@ def _answers(advice: Advice) -> Iterator[doc.Block]:
     if not asked:
         return
     columns = _columns(advice, [*asked.values()], lambda option: _seconds_cell(option.seconds))
+    rest = _rest(advice)
     names: dict[Candidate, str] = {}
     rows, whole = [], []
     for question, option in asked.items():
         same = f"the same as the {names[option.candidate]}" if option.candidate in names else ""
         cells = [doc.Cell(same, spans=len(columns))] if same else [form(option) for form in columns.values()]
         rows.append((doc.Cell(question), *cells))
-        whole += [] if same else [(doc.Cell(question), *(form(option) for form in _REST.values()))]
+        whole += [] if same else [(doc.Cell(question), *(form(option) for form in rest.values()))]
         names.setdefault(option.candidate, question)
     first = doc.Column("answer", words=True)
-    yield doc.Table((first, *columns), (doc.Group("", tuple(rows)),), (_BRACKETS,))
+    of_forks = any(starts_as_forks(advice, option) for option in asked.values())
+    notes = (_BRACKETS, *((OF_FORKS,) if of_forks else ()))
+    yield doc.Table((first, *columns), (doc.Group("", tuple(rows)),), notes)
     if dares := tuple(sentences.dares(advice)):
         yield doc.Bullets(dares)
     if advice.closest is not None:
         yield doc.Bullets((*_shortfalls(advice, advice.closest), *_alone(advice)))
-    yield doc.table([first, *_REST], whole, title="The answers in full", folded=True)
+    yield doc.table([first, *rest], whole, title="The answers in full", folded=True)
+
+
+def starts_as_forks(advice: Advice, option: Option) -> bool:
+    """Whether the start-up in an option's time is that of forks of a process that has imported everything."""
+    return option.startup is not None and started_as_forks(advice.trials[option.series])
 
 
 def _alone(advice: Advice) -> Iterator[str]:
@@ -110,7 +125,7 @@ def _alone(advice: Advice) -> Iterator[str]:
     if len(advice.alone) + len(advice.never) < 2:
         return
     for limit, option in advice.alone.items():
-        yield f"The {limit} alone: {sentences.in_short(option)}, {sentences.amounts(option)} ({option.label})."
+        yield f"The {limit} alone: {sentences.in_short(option)}, {sentences.amounts(advice, option)} ({option.label})."
     for limit in advice.never:
         without = "" if advice.asked.large_batch else " without large-batch training"
         yield f"The {limit} alone: nothing meets it{without}."
@@ -156,25 +171,26 @@ def _amount_cell(between: Estimate | None) -> doc.Cell:
     return doc.Cell(number(between.value), units.bounds(between.low, between.high))
 
 
-_REST: dict[doc.Column, Form] = {
-    doc.Column("limits met", words=True): lambda option: doc.Cell(
-        ", ".join(f"{limit}: {_SHORT_VERDICT[met]}" for limit, met in option.verdicts.items()) or units.UNKNOWN
-    ),
-    doc.Column("start-up"): lambda option: _seconds_cell(option.startup),
-    doc.Column("GPU-hours"): lambda option: _amount_cell(option.gpu_hours),
-    doc.Column("cost"): lambda option: _amount_cell(option.cost),
-    doc.Column("efficiency"): lambda option: _amount_cell(option.efficiency),
-    doc.Column("memory a rank"): lambda option: doc.Cell(units.size(option.memory_bytes)),
-    doc.Column("OOM chance"): lambda option: doc.Cell(units.percent(option.oom_chance)),
-    doc.Column("known by", words=True): lambda option: doc.Cell(
-        f"{option.label}, {'in' if option.label == 'measured' else 'from'} {option.series}"
-    ),
-}
-"""What the table of answers has no room for. Start-up is in the time; the chance is that of not fitting in memory."""
+def _rest(advice: Advice) -> dict[doc.Column, Form]:
+    """What the table of answers has no room for. Start-up is in the time; the chance is that of not fitting."""
+    return {
+        doc.Column("limits met", words=True): lambda option: doc.Cell(
+            ", ".join(f"{limit}: {_SHORT_VERDICT[met]}" for limit, met in option.verdicts.items()) or units.UNKNOWN
+        ),
+        doc.Column("start-up"): lambda option: _seconds_cell(option.startup),
+        doc.Column(units.ranks_time(advice.device)): lambda option: _amount_cell(option.gpu_hours),
+        doc.Column("cost"): lambda option: _amount_cell(option.cost),
+        doc.Column("efficiency"): lambda option: _amount_cell(option.efficiency),
+        doc.Column("memory a rank"): lambda option: doc.Cell(units.size(option.memory_bytes)),
+        doc.Column("OOM chance"): lambda option: doc.Cell(units.percent(option.oom_chance)),
+        doc.Column("known by", words=True): lambda option: doc.Cell(
+            f"{option.label}, {'in' if option.label == 'measured' else 'from'} {option.series}"
+        ),
+    }
 
 
 def _columns(advice: Advice, options: Sequence[Option], time: Form = _time) -> dict[doc.Column, Form]:
-    """What stands in each column; for instances, and where there is a price, money takes the place of GPU-hours."""
+    """What stands in each column; for instances, and where there is a price, money takes the place of ranks' time."""
     rented = any(option.candidate.instance is not None for option in options)
     several_engines = len({sentences.engine(option) for option in options}) > 1
     money = advice.asked.priced or rented
@@ -198,7 +214,9 @@ def _columns(advice: Advice, options: Sequence[Option], time: Form = _time) -> d
             number(None if option.cost is None else option.cost.value)
         )
     else:
-        columns[doc.Column("GPU-h")] = lambda option: doc.Cell(number(option.gpu_hours.value))
+        columns[doc.Column(units.ranks_time(advice.device, "h"))] = lambda option: doc.Cell(
+            number(option.gpu_hours.value)
+        )
     columns[doc.Column("eff.")] = lambda option: doc.Cell(units.share(option.efficiency.value))
     if advice.noise.images is not None:
         columns[doc.Column("same loss")] = lambda option: doc.Cell(units.seconds(option.same_loss_seconds))
@@ -207,10 +225,10 @@ def _columns(advice: Advice, options: Sequence[Option], time: Form = _time) -> d
     return columns | {doc.Column("known", words=True, narrow=None): lambda option: doc.Cell(option.label)}
 
 
-def _measurements(measurements: Sequence[Measurement]) -> list[str]:
-    """Sentences on measurements; first what would narrow the first answer most for what it costs."""
+def _measurements(measurements: Sequence[Measurement], minutes: str) -> list[str]:
+    """Sentences on measurements; first what would narrow the first answer most for what it costs, in `minutes`."""
     told = [
-        f"{measurement.what}: about {number(measurement.gpu_minutes)} GPU-minutes; tells of {measurement.part}; the "
+        f"{measurement.what}: about {number(measurement.gpu_minutes)} {minutes}; tells of {measurement.part}; the "
         f"90 % interval's ends, now a factor {measurement.spread_before:.2f} apart, would be "
         f"{measurement.spread_after:.2f} apart"
         for measurement in measurements[:3]
@@ -220,19 +238,21 @@ def _measurements(measurements: Sequence[Measurement]) -> list[str]:
     return [f"What would narrow the first answer most, for what it costs: {told[0]}.", *told[1:]]
 
 
-def advice_fields(advice: Advice, study: str | None) -> dict[str, Any]:
+def advice_fields(advice: Advice, study: str | None, remarks: Remarks = NO_REMARKS) -> dict[str, Any]:
     """The advice as one JSON object.
 
     Args:
         advice: what was found.
         study: the text of the study that would run it; None where there is none.
+        remarks: what a reader must know first.
     """
     asked = advice.asked
     return {
+        **remarks.fields,
         "series": list(advice.origins),
         "limits": {
             **attributes(asked, "deadline_seconds", "budget", "min_efficiency"),
-            "budget_unit": "money" if asked.priced else "GPU-hours",
+            "budget_unit": "money" if asked.priced else units.ranks_time(advice.device),
         },
         "price_per_gpu_hour": asked.price_per_gpu_hour,
         "work": {"images_per_epoch": advice.work.images, "epochs": advice.work.epochs},

@@ -54,9 +54,9 @@ def amount(between: Estimate) -> str:
     return f"{number(between.value)} ({number(low)} to {number(high)})"
 
 
-def amounts(option: Option) -> str:
+def amounts(advice: Advice, option: Option) -> str:
     """ "1.50 h, 12.0 GPU-hours"."""
-    return f"{units.seconds(option.seconds.value)}, {number(option.gpu_hours.value)} GPU-hours"
+    return f"{units.seconds(option.seconds.value)}, {number(option.gpu_hours.value)} {units.ranks_time(advice.device)}"
 
 
 def ranks_on_hosts(option: Option) -> str:
@@ -92,7 +92,7 @@ def origins(advice: Advice) -> str:
 def limit_lines(advice: Advice) -> list[str]:
     """The limits as they were understood."""
     asked = advice.asked
-    money, unit = ("a cost of ", "") if asked.priced else ("", " GPU-hours")
+    money, unit = ("a cost of ", "") if asked.priced else ("", f" {units.ranks_time(advice.device)}")
     lines = []
     if asked.deadline_seconds is not None:
         lines.append(f"done within {units.seconds(asked.deadline_seconds)}")
@@ -210,7 +210,7 @@ def dares(advice: Advice) -> Iterator[str]:
         sure = "" if other.verdict == "meets" else ", which only probably meets the limits"
         yield (
             f"{name}, if you dare: {in_short(other)}{why}{sure}: {time(other.seconds)}, "
-            f"{number(other.gpu_hours.value)} GPU-hours ({other.label})."
+            f"{number(other.gpu_hours.value)} {units.ranks_time(advice.device)} ({other.label})."
         )
 
 

@@ -81,10 +81,11 @@ def study_text(name: str, option: Option, trial: Trial, work: Work) -> str:
         "measure": {"repeats": 1, "warmup_steps": window.warmup_steps, "evaluate": window.evaluate}
         | ({} if window.steps is None else {"steps": window.steps}),
     }
+    spent = f"{number(option.gpu_hours.value)} {units.ranks_time(advised.train.device)}"
     lines = [
         "# Written by vitscale advise.",
         f"# Expected: {units.seconds(option.seconds.value)} ({units.seconds(option.seconds.low)} to "
-        f"{units.seconds(option.seconds.high)} for 9 runs in 10), {number(option.gpu_hours.value)} GPU-hours; "
+        f"{units.seconds(option.seconds.high)} for 9 runs in 10), {spent}; "
         f"{option.label}.",
         f"# Global batch {option.global_batch:,}"
         + ("." if option.keeps_batch else ", which is NOT the one that the measured study trains with."),

@@ -54,31 +54,33 @@ def predict(
     """Time, efficiency, memory and cost on rank counts that nobody has measured, with intervals."""
     base.compute_on_one_core()
     from vitscale import analysis
-    from vitscale.prediction import answering, finishing, fitting
-    from vitscale.prediction.evidence import evidence_of
+    from vitscale.cli.asking import PredictAsking
     from vitscale.report.predicted import predict_document, predict_fields
 
     counts = None if gpus is None else base.rank_counts(gpus)
-    memory = None if gpu_memory is None else base.size_bytes(gpu_memory, "--gpu-memory")
-    horizon = finishing.horizon(epochs, checkpoint_seconds, node_mtbf)
-    analysed = analysis.analyse_folder(results)
-    evidence = evidence_of(results, analysed, declared=network, check=check)
-    changes = answering.Changes(
-        model, image_size, engine, zero_stage, precision, micro_batch, grad_accum, device, parameters
-    )
-    evidence, changes = answering.told(evidence, changes)
-    asked = answering.questions(
-        evidence,
-        counts or answering.counts_ahead(evidence),
-        changes,
-        series=series,
-        nodes_of=nodes_of,
-        price_per_gpu_hour=price,
-        memory_capacity_bytes=memory,
-    )
-    answered = answering.answer(fitting.fit(evidence), asked)
-    ends = finishing.finish(horizon, answered.predictions, evidence, analysed) if horizon else ()
-    fields, document = partial(predict_fields, answered, ends), partial(predict_document, answered, ends)
+    options = {
+        "--nodes-of": nodes_of,
+        "--network": network,
+        "--check": check,
+        "--model": model,
+        "--image-size": image_size,
+        "--parameters": parameters,
+        "--engine": engine,
+        "--zero-stage": zero_stage,
+        "--precision": precision,
+        "--micro-batch": micro_batch,
+        "--grad-accum": grad_accum,
+        "--device": device,
+        "--price": price,
+        "--gpu-memory": gpu_memory,
+        "--epochs": epochs,
+        "--checkpoint-seconds": checkpoint_seconds,
+        "--node-mtbf": node_mtbf,
+    }
+    asking = PredictAsking(results, analysis.analyse_folder(results), counts, series)
+    answered = asking.answer(options)
+    of_answer = answered.forecast, answered.finishes, asking.remarks(answered, options)
+    fields, document = partial(predict_fields, *of_answer), partial(predict_document, *of_answer)
     base.answer("predict", fields, document, json=json, verbose=verbose)
 
 
@@ -128,14 +130,10 @@ def advise(
     base.compute_on_one_core()
     from vitscale import analysis
     from vitscale.advice.job_files import JOB_FORMATS, job_text
-    from vitscale.advice.pipeline import advised_from
     from vitscale.advice.printing import advice_document, advice_fields
     from vitscale.advice.request import Request
     from vitscale.advice.study_text import advised_trial, launch_lines, start_line, study_text
-    from vitscale.prediction.answering import Changes, told
-    from vitscale.prediction.evidence import evidence_of
-    from vitscale.prediction.finishing import Horizon
-    from vitscale.prediction.fitting import fit
+    from vitscale.cli.asking import AdviseAsking
 
     for flag, count in (
         ("--max-gpus", max_gpus), ("--nodes-of", nodes_of), ("--epochs", epochs), ("--images", images)
@@ -154,26 +152,29 @@ def advise(
         instances, left_out = read_instances(devices)
     for note in left_out:
         base.ProgramConsole(stderr=True).print(note, markup=False, highlight=False)
-    job = Horizon.of(epochs or 1, checkpoint_seconds, node_mtbf)
-    asked = Request(
+    limits = Request(
         deadline_seconds=None if deadline is None else base.seconds_of(deadline, "--deadline"),
         budget=base.positive(budget, "--budget"),
         min_efficiency=base.positive(min_efficiency, "--min-efficiency", most=1.0),
         price_per_gpu_hour=base.positive(price, "--price"),
         max_gpus=max_gpus,
         gpus=None if gpus is None else base.rank_counts(gpus),
-        ranks_per_node=nodes_of,
         epochs=epochs,
-        images=images,
         series=series,
-        memory_capacity_bytes=None if gpu_memory is None else base.size_bytes(gpu_memory, "--gpu-memory"),
-        any_batch=any_batch,
-        large_batch=large_batch,
-        split=split,
-        checkpoint_seconds=job.checkpoint_seconds,
-        node_mtbf_seconds=job.node_mtbf_seconds,
         instances=instances,
     )
+    options = {
+        "--nodes-of": nodes_of,
+        "--network": network,
+        "--images": images,
+        "--parameters": parameters,
+        "--gpu-memory": gpu_memory,
+        "--any-batch": any_batch,
+        "--large-batch": large_batch,
+        "--split": split,
+        "--checkpoint-seconds": checkpoint_seconds,
+        "--node-mtbf": node_mtbf,
+    }
     if chart is not None:
         from vitscale.report.charts.advice import check_format, write_advice_chart
 
@@ -184,8 +185,8 @@ def advise(
         if output is None:
             raise RequestError("--format is of the file that -o names, and there is none", next_step="Add -o job.yaml")
     analysed = analysis.analyse_folder(results)
-    evidence, _ = told(evidence_of(results, analysed, declared=network), Changes(parameters=parameters))
-    advice = advised_from(fit(evidence), analysed, asked)
+    asking = AdviseAsking(results, analysed, limits)
+    advice = asking.answer(options)
     chosen = advice.chosen
     study, launch, start = None, [], None
     if chosen is not None:
@@ -210,7 +211,8 @@ def advise(
         start = start_line(output, chosen, advice.trials[chosen.series], verb)
     if chart is not None:
         write_advice_chart(advice, chart)
-    document = partial(advice_document, advice, launch, start)
-    base.answer("advise", partial(advice_fields, advice, study), document, json=json, verbose=verbose)
+    remarks = asking.remarks(advice, options)
+    document = partial(advice_document, advice, launch, start, remarks)
+    base.answer("advise", partial(advice_fields, advice, study, remarks), document, json=json, verbose=verbose)
     if not advice.met:
         raise typer.Exit(1)

@@ -19,7 +19,16 @@ from vitscale.importers.contents import LinkFormat, LogContents, LogFormat, Opti
 from vitscale.importers.curves import curves_of
 from vitscale.importers.deepspeed_lines import without_colours
 from vitscale.importers.headings import CELLS_OF, SPEEDS, Heading
-from vitscale.importers.records import TrialRun, fingerprint, micro_batch_of, notes_on, train_samples, trial_of, write
+from vitscale.importers.records import (
+    TrialRun,
+    assumed_fields,
+    fingerprint,
+    micro_batch_of,
+    notes_on,
+    train_samples,
+    trial_of,
+    write,
+)
 from vitscale.importers.tables import headers, tells_steps
 from vitscale.profiles.trace_json import is_trace
 from vitscale.store.results import Curve, Imported, RunHeader, StudyImport, StudyRecord
@@ -111,6 +120,7 @@ def _trial_runs(log_format: str, log_contents: LogContents, options: Options) ->
                 ranks=tuple(rank.rank for rank in run.ranks),
                 of_the_run=run.of_the_run,
                 batch_told=batch_told,
+                assumed=assumed_fields(run, options),
             ),
         )
         runs.append(TrialRun(run, header, samples))

@@ -84,6 +84,22 @@ def origin_of(setting: Setting) -> str:
     return "; ".join(part for part in parts if part) or UNKNOWN
 
 
+def assumed_fields(run: LogRun, options: Options) -> tuple[str, ...]:
+    """Fields of a run's trial that are assumed, for neither its file nor the user tells them: "train.precision".
+
+    What is measured under an assumed value must not be converted from that value to another one.
+    """
+    setting = run.setting
+    model = model_of(options, setting)
+    size_is_assumed = not model.unknown and model.hf is None and options.image_size is None
+    is_assumed = {
+        "train.precision": options.precision is None and setting.precision is None,
+        "train.micro_batch": micro_batch_of(run, options) is None,
+        "model.image_size": size_is_assumed,
+    }
+    return tuple(field for field, assumed in is_assumed.items() if assumed)
+
+
 def notes_on(runs: Sequence[LogRun], options: Options) -> Iterable[str]:
     """Notes on what had to be assumed for these runs, or stays unknown."""
     settings = {(s.model, s.parameters, s.dataset): s for s in (run.setting for run in runs)}

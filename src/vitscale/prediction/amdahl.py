@@ -20,7 +20,9 @@ end."""
 
 
 def serial_and_parallel(gpus: Sequence[float], seconds: Sequence[float]) -> tuple[float, float] | None:
-    """Serial seconds and parallel rank-seconds, by least squares of relative errors; None below two rank counts.
+    """Serial seconds and parallel rank-seconds, by least squares of relative errors; None where these do not tell.
+
+    That takes two rank counts, and times that are not so far apart that one of them alone decides.
 
     `T(N) = serial + parallel / N` for a fixed amount of work (Amdahl, AFIPS 1967). Where the fit would make one of them
     negative, that is 0 and the other alone is fitted.
@@ -31,7 +33,10 @@ def serial_and_parallel(gpus: Sequence[float], seconds: Sequence[float]) -> tupl
     terms = [(1 / each, 1 / (count * each)) for count, each in zip(gpus, seconds, strict=True)]
     aa, bb = sum(a * a for a, _ in terms), sum(b * b for _, b in terms)
     ab, a1, b1 = sum(a * b for a, b in terms), sum(a for a, _ in terms), sum(b for _, b in terms)
-    serial, parallel = (a1 * bb - b1 * ab) / (aa * bb - ab * ab), (b1 * aa - a1 * ab) / (aa * bb - ab * ab)
+    determinant = aa * bb - ab * ab
+    if determinant <= 0:
+        return None
+    serial, parallel = (a1 * bb - b1 * ab) / determinant, (b1 * aa - a1 * ab) / determinant
     if serial < 0:
         return 0.0, b1 / bb
     return (a1 / aa, 0.0) if parallel < 0 else (serial, parallel)

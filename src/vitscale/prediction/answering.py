@@ -14,7 +14,7 @@ from typing import Any, get_args
 from vitscale.analysis.statistics import t_quantile
 from vitscale.base.forks import spread
 from vitscale.errors import RequestError, check_within, nearest, shown, unknown
-from vitscale.prediction.evidence import Evidence, Point, Series
+from vitscale.prediction.evidence import IMAGE_SIZE, MICRO_BATCH, PRECISION, Evidence, Point, Series
 from vitscale.prediction.fitting import Fitted, FittedSeries, fit_series
 from vitscale.prediction.gpu_types import gpu_type
 from vitscale.prediction.predicting import Question, can_grow, predict
@@ -24,7 +24,7 @@ from vitscale.present.estimate import Estimate
 from vitscale.trial.engines import ENGINES
 from vitscale.trial.model_cost import counted
 from vitscale.trial.model_spec import ModelSpec, fields_named, resolve
-from vitscale.trial.trial import Precision
+from vitscale.trial.trial import Precision, TrainSpec
 
 _FRACTIONS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 """How many times the largest measured rank count a report looks ahead."""
@@ -43,19 +43,29 @@ def answer(fitted: Fitted, questions: Sequence[Question]) -> Forecast:
         RequestError: no question can be answered.
     """
     evidence = fitted.evidence
+    answered, left_out = predictions(fitted, questions)
+    asked_about = {question.series for question in questions}
+    judged = replace(evidence, series=tuple(series for series in evidence.series if asked_about & {series.name, None}))
+    return Forecast(evidence, answered, score(judged), left_out)
+
+
+def predictions(fitted: Fitted, questions: Sequence[Question]) -> tuple[tuple[Prediction, ...], tuple[str, ...]]:
+    """(the predictions, why others cannot be made), as `answer` has them.
+
+    Raises:
+        RequestError: no question can be answered.
+    """
     answered: list[Prediction] = []
     refused: list[RequestError] = []
     for asked in questions:
-        predictions, why = _as_far_as_possible(fitted, asked)
-        answered += predictions
+        possible, why = _as_far_as_possible(fitted, asked)
+        answered += possible
         refused += why
         if why and len(questions) == 1:
             raise why[0]
     if refused and not answered:
         raise refused[0]
-    asked_about = {question.series for question in questions}
-    judged = replace(evidence, series=tuple(series for series in evidence.series if asked_about & {series.name, None}))
-    return Forecast(evidence, tuple(answered), score(judged), tuple(dict.fromkeys(map(str, refused))))
+    return tuple(answered), tuple(dict.fromkeys([*fitted.evidence.left_out, *map(str, refused)]))
 
 
 def forecast(fitted: Fitted) -> Forecast | None:
@@ -77,9 +87,9 @@ def forecast(fitted: Fitted) -> Forecast | None:
     fitted.keep([known for known, _, _ in answers if known is not None])
     predicted = [
         prediction
-        for series, (_, predictions, _) in zip(evidence.series, answers, strict=True)
-        if any(prediction.gpus > series.points[-1].gpus for prediction in predictions)
-        for prediction in predictions
+        for series, (_, of_series, _) in zip(evidence.series, answers, strict=True)
+        if any(prediction.gpus > series.points[-1].gpus for prediction in of_series)
+        for prediction in of_series
     ]
     scores = tuple(score for _, _, score in answers if score is not None)
     return Forecast(evidence, tuple(predicted), scores) if predicted else None
@@ -196,7 +206,10 @@ class Changes:
 
 
 def told(evidence: Evidence, changes: Changes) -> tuple[Evidence, Changes]:
-    """Takes facts that an import's files left out as if they were measured: its engine, its model or parameters.
+    """Takes facts that an import's files left out as if they were measured.
+
+    These are its engine, its model or parameters, and what the import assumed: precision and image size. An assumption
+    is no measurement, so that nothing is converted from it.
 
     Returns:
         The evidence with these facts, and the changes; these still apply to what a series knows already.
@@ -216,17 +229,53 @@ def told(evidence: Evidence, changes: Changes) -> tuple[Evidence, Changes]:
     return replace(evidence, series=tuple(series)), replace(changes, parameters=None)
 
 
+def taken_as_measured(before: Evidence, after: Evidence) -> str:
+    """A sentence on what `told` made of assumptions; empty where it made nothing of any."""
+    points_before = [point for series in before.series for point in series.points]
+    points_after = [point for series in after.series for point in series.points]
+    facts: dict[str, None] = {}
+    for assumed, point in zip(points_before, points_after, strict=True):
+        values = {PRECISION: point.trial.train.precision, IMAGE_SIZE: f"{point.trial.model.image_size} pixels"}
+        facts |= dict.fromkeys(values[field] for field in values if field in assumed.assumed - point.assumed)
+    if not facts:
+        return ""
+    return (
+        f"Taken for what was measured, which the import does not tell: {', '.join(facts)}. To ask for another one, "
+        "import again and say what was measured."
+    )
+
+
 def _told(point: Point, changes: Changes, count: int | None) -> Point:
-    trial = point.trial
-    train, model = trial.train, trial.model
-    if trial.origin is not None and train.engine not in ENGINES and changes.engine is not None:
-        stage = {"zero_stage": changes.zero_stage} if changes.engine == "deepspeed" and changes.zero_stage else {}
-        train = train.model_copy(update={"engine": changes.engine, **stage})
+    train, model = _told_training(point, changes), _told_model(point, changes, count)
+    says = {PRECISION: changes.precision, IMAGE_SIZE: changes.image_size}
+    still_assumed = frozenset(field for field in point.assumed if says.get(field) is None)
+    trial = point.trial.model_copy(update={"train": train, "model": model})
+    return replace(point, trial=trial, assumed=still_assumed)
+
+
+def _told_training(point: Point, changes: Changes) -> TrainSpec:
+    """The point's training with the engine and precision that nobody recorded."""
+    train = point.trial.train
+    facts: dict[str, Any] = {}
+    if point.trial.origin is not None and train.engine not in ENGINES and changes.engine is not None:
+        facts["engine"] = changes.engine
+        if changes.engine == "deepspeed" and changes.zero_stage:
+            facts["zero_stage"] = changes.zero_stage
+    if PRECISION in point.assumed and changes.precision is not None:
+        facts["precision"] = changes.precision
+    return train.model_copy(update=facts)
+
+
+def _told_model(point: Point, changes: Changes, count: int | None) -> ModelSpec:
+    """The point's model with the name, image size or parameters that nobody recorded."""
+    model = point.trial.model
     if model.unknown and changes.model is not None:
-        model = _model(changes.model, changes.image_size or model.image_size, model)
-    elif model.unknown and count is not None:
-        model = model.model_copy(update={"parameter_count": count})
-    return replace(point, trial=trial.model_copy(update={"train": train, "model": model}))
+        return _model(changes.model, changes.image_size or model.image_size, model)
+    if model.unknown and count is not None:
+        return model.model_copy(update={"parameter_count": count})
+    if IMAGE_SIZE in point.assumed and changes.image_size is not None:
+        return _model(None, changes.image_size, model)
+    return model
 
 
 def counts_ahead(evidence: Evidence) -> tuple[int, ...]:
@@ -273,6 +322,7 @@ def questions(
     asked = list(named) if series is None else matching(named, series)
     if nodes_of is not None and nodes_of < 1:
         raise RequestError(f"--nodes-of is {nodes_of}", valid=["1 or more"])
+    _check_batch([named[name] for name in asked], changes)
     if price_per_gpu_hour is not None and not 0 < price_per_gpu_hour <= _MOST_A_PRICE:
         raise RequestError(f"--price is {price_per_gpu_hour:g}", valid=["more than 0"])
     return tuple(
@@ -295,6 +345,18 @@ def _chosen(series: Sequence[Series], gpus: tuple[int, ...], changes: Changes) -
         names = ", ".join(shown(member.name) for member in series)
         raise RequestError(f"{names}: measured without an engine, so on one rank only", next_step="Add --engine ddp")
     return [member for member in able if not differing(member.points, _changed(member, changes))] or able
+
+
+def _check_batch(series: Sequence[Series], changes: Changes) -> None:
+    """Refuses another micro-batch than one that was assumed: what a step took then is not known.
+
+    Raises:
+        RequestError: the import of a series assumed its micro-batch.
+    """
+    untold = [one.name for one in series if any(MICRO_BATCH in point.assumed for point in one.points)]
+    if changes.micro_batch is not None and untold:
+        what = f"--micro-batch {changes.micro_batch}: the measured one of {shown(untold[0])} is not told"
+        raise RequestError(what, next_step="Import the files again with the --micro-batch that was measured")
 
 
 def _check(changes: Changes) -> None:
@@ -324,6 +386,9 @@ def _changed(series: Series, changes: Changes) -> dict[str, Any]:
 def _model(name: str | None, image_size: int, measured: ModelSpec) -> ModelSpec:
     """`measured` at another image size, or another model with as many classes."""
     classes = measured.num_classes or _IMAGENET_CLASSES
+    if name is None and measured.unknown:
+        what = f"--image-size {image_size}: the measured model is not known"
+        raise RequestError(what, next_step="Say which it was with --model")
     if name is None:
         return resolve(measured.model_copy(update={"image_size": image_size}), classes)
     asked = ModelSpec(task=measured.task, image_size=image_size, num_classes=classes)

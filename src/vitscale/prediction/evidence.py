@@ -10,6 +10,7 @@ from typing import Any
 
 from vitscale import store
 from vitscale.analysis import Analysis
+from vitscale.analysis.scaling import trial_name
 from vitscale.analysis.time.breakdown import Breakdown
 from vitscale.analysis.trials import TrialResult
 from vitscale.errors import RequestError, shown
@@ -25,6 +26,10 @@ from vitscale.trial.trial import Mode, Trial, samples_used
 
 _QUARTILES_APART = 1.349
 """Distance of a normal distribution's quartiles, in standard deviations."""
+
+
+PRECISION, IMAGE_SIZE, MICRO_BATCH = "train.precision", "model.image_size", "train.micro_batch"
+"""Fields that an import may assume (`Point.assumed`)."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,8 @@ class Point:
     """What carries collectives: nccl or gloo."""
     batch_known: bool = True
     """Whether anybody told the micro-batch (`TrialResult.batch_known`)."""
+    assumed: frozenset[str] = frozenset()
+    """Fields of the trial that its import assumed (`Imported.assumed`), and nobody told since."""
     rate_known: bool = True
     """Whether a step takes the trial's images, be it for want of a batch one of each rank, as where a rate was told."""
     trace_steps: int = 0
@@ -118,6 +125,8 @@ class Evidence:
     """Measured trials that are left out: their ranks share a model ([parallel]), and what these send is not known."""
     epochs_told: bool = False
     """Whether any run tells how long an epoch took."""
+    left_out: tuple[str, ...] = ()
+    """Trials whose runs tell of steps that cannot be, as sentences."""
 
     def refusal(self, purpose: str) -> RequestError:
         """The error where there is no series; `purpose` is "to predict from" or "to advise from"."""
@@ -131,7 +140,10 @@ class Evidence:
         elif self.completed:
             what = "tell of no step how long it took, and have nothing"
             then = "Import traces that mark their steps (torch.profiler.schedule and step()), or the training's own log"
-            if self.epochs_told:
+            if self.left_out:
+                what = f"tell of no step that can be ({self.left_out[0]}), and have nothing"
+                then = "Look at the unit of the times that were recorded or imported"
+            elif self.epochs_told:
                 what = "tell how long epochs took and not how many steps these had, and have nothing"
                 then = "Import the files again with both --train-samples and --micro-batch: the steps follow from them"
         return RequestError(f"the results {what} {purpose}", next_step=then)
@@ -141,13 +153,12 @@ def gather(analysis: Analysis, network: Network, loader_images_per_second: float
     """The evidence in an analysed results folder. Trials that drift do other work than the rest and are left out."""
     names = [curve.name for curve in analysis.curves]
     shared: set[str] = set()
+    impossible: dict[str, str] = {}
     series = []
     for curve in analysis.curves:
-        usable = [
-            result
-            for point in curve.points
-            if (result := analysis.trials[point.trial_id]).runs and not result.drifts and _costs(result)
-        ]
+        measured = [analysis.trials[point.trial_id] for point in curve.points]
+        usable = [result for result in measured if result.runs and not result.drifts and _costs(result)]
+        impossible |= {result.trial_id: _why_impossible(result) for result in measured if _impossible_costs(result)}
         unknown = {
             result.trial_id
             for result in usable
@@ -160,10 +171,40 @@ def gather(analysis: Analysis, network: Network, loader_images_per_second: float
             series.append(Series(name, curve.mode, curve.labels, points))
     completed = any(result.runs for result in analysis.trials.values())
     epochs_told = any(result.epoch_costs for result in analysis.trials.values())
-    return Evidence(tuple(series), network, loader_images_per_second, completed, len(shared), epochs_told)
+    return Evidence(
+        tuple(series),
+        network,
+        loader_images_per_second,
+        completed=completed,
+        shared_models=len(shared),
+        epochs_told=epochs_told,
+        left_out=tuple(impossible.values()),
+    )
+
+
+_SHORTEST_STEP, _LONGEST_STEP = 1e-9, 1e9
+"""Seconds of a step that are believed: those of which importers take times, too."""
 
 
 def _costs(result: TrialResult) -> tuple[float, ...]:
+    """Seconds of a step in each run, without what no step takes."""
+    return tuple(step for step in _recorded_costs(result) if _SHORTEST_STEP <= step <= _LONGEST_STEP)
+
+
+def _impossible_costs(result: TrialResult) -> tuple[float, ...]:
+    possible = _costs(result)
+    return tuple(step for step in _recorded_costs(result) if step not in possible)
+
+
+def _why_impossible(result: TrialResult) -> str:
+    """ "ddp on 2 ranks: runs with steps of 1e-320 s, for none is shorter than 1e-09 s."."""
+    step = _impossible_costs(result)[0]
+    limit = f"shorter than {_SHORTEST_STEP:g}" if step < _SHORTEST_STEP else f"longer than {_LONGEST_STEP:g}"
+    name = result.name or trial_name(result.trial)
+    return f"{name}: runs with steps of {step:.3g} s, for none is {limit} s."
+
+
+def _recorded_costs(result: TrialResult) -> tuple[float, ...]:
     pairs = [(run.step_seconds, run.images_per_second) for run in result.runs]
     # Rates without a batch are "steps" of one image per GPU, as the records have them.
     steps = [result.trial.world.size / rate if step is None and rate else step for step, rate in pairs]
@@ -208,10 +249,15 @@ def _point(result: TrialResult) -> Point:
         evaluation_seconds=result.median_of(lambda run: run.evaluation_seconds),
         memory_capacity_bytes=min(capacities) if capacities else None,
         batch_known=result.batch_known,
+        assumed=frozenset(field for run in result.records for field in _assumed_by_the_import(run)),
         rate_known=result.batch_known or _of_its_images(result),
         trace_steps=sum(run.timed_steps for run in result.runs) if traces else 0,
         backend=backend if backend in ("nccl", "gloo") else ("nccl" if train.device == "cuda" else "gloo"),
     )
+
+
+def _assumed_by_the_import(run: Run) -> tuple[str, ...]:
+    return run.header.imported.assumed if run.header.imported is not None else ()
 
 
 def _outside(result: TrialResult) -> tuple[float, ...]:

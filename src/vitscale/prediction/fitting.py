@@ -141,11 +141,12 @@ def _fit(
     known = priors(points, evidence.network, model.messages is not None)
     likelihood = Likelihood(model, points, known)
     rng = np.random.default_rng(SEED)
-    if likelihood.many_runs:
-        drawn, standard = draw_levelled(likelihood, rng, DRAWS)
-    else:
-        drawn = sample(likelihood.log_density, likelihood.proposals(), rng, DRAWS)
-        standard = drawn.rows
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # of sets that are tried and have no density
+        if likelihood.many_runs:
+            drawn, standard = draw_levelled(likelihood, rng, DRAWS)
+        else:
+            drawn = sample(likelihood.log_density, likelihood.proposals(), rng, DRAWS)
+            standard = drawn.rows
     draws = by_name(likelihood.rows(standard, rng))
     misfits = _misfits(points, model.times(draws, likelihood.worlds).total, likelihood.job_to_job)
     fitted = FittedSeries(

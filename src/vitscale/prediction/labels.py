@@ -32,6 +32,7 @@ def label(asked: Variant, placement: Placement, assumptions: Sequence[Assumption
 
 MODEL, FIT = "the model", "the fit"
 INSIDE, ACROSS = "network inside a host", "network between hosts"
+WHAT_IS_SENT = "what is sent"
 HOST_SIZE = "ranks on a host"
 """If this is assumed, so is which transfers cross hosts."""
 FURTHER_HOSTS = "further hosts"
@@ -48,7 +49,7 @@ def assumptions(asked: Variant, placement: Placement) -> tuple[Assumption, ...]:
     elif asked.trial.model.unknown and placement.gpus > 1:
         count = f"{parameters(asked.trial.model) or 0:,}"
         taken = f"that of {asked.trial.train.engine} with {count} parameters, which come evenly through backward"
-        assumed.append(Assumption("what is sent", taken, "a study run by vitscale itself"))
+        assumed.append(Assumption(WHAT_IS_SENT, taken, "a study run by vitscale itself"))
     measured = max(point.nodes for point in points)
     if placement.trial.world.nodes > measured:
         names = sorted({name for point in points for name in point.devices})
@@ -107,13 +108,11 @@ def _what_is_sent(asked: Variant) -> Assumption:
     if (odds := asked.fitted.told_odds) is not None:
         why = f"steps like the measured ones are {min(odds, 1e6):.2g} times less probable with {trial.train.engine}"
         taken += f"; what was told of it is set aside: {why} and {parameters(trial.model) or 0:,} parameters"
-        return Assumption(
-            "what is sent", taken, "rates and micro_batch in one unit (samples or tokens), or step_seconds"
-        )
+        return Assumption(WHAT_IS_SENT, taken, "rates and micro_batch in one unit (samples or tokens), or step_seconds")
     missing = [] if trial.train.engine in ENGINES else ["--engine ddp"]
     missing += [] if parameters(trial.model) else ["--parameters 110M, or --model"]
     told = f"say {' and '.join(missing)}" if missing else "a study run by vitscale itself"
-    return Assumption("what is sent", taken, told)
+    return Assumption(WHAT_IS_SENT, taken, told)
 
 
 def types_are_known(fitted: FittedSeries) -> bool:

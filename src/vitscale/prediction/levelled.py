@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from vitscale.prediction.likelihood import COMPUTE, MOST_JOB_TO_JOB, Likelihood, meeting
+from vitscale.prediction.likelihood import COMPUTE, Likelihood, meeting
 from vitscale.prediction.sampling import Proposal, Sample, StudentT, sample
 from vitscale.prediction.step.model import Array
 
@@ -75,7 +75,7 @@ class Levelled:
         around = np.vstack([np.zeros(size), along, -along, both, -both])
         shorter = 0.5 ** np.arange(8)[:, None]
         # Beyond the largest scale of jobs there is no density to take differences of.
-        largest_scale = math.log(MOST_JOB_TO_JOB) - 3 * _STEP
+        largest_scale = math.log(self.likelihood.most_job_to_job) - 3 * _STEP
         best[-1] = min(best[-1], largest_scale)
         for _ in range(_ITERATIONS):
             (here,), up, down, above, below = np.split(

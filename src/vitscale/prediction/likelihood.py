@@ -4,7 +4,9 @@ Three things bear on the parameters: their priors (`prediction.parameters`), wit
 compute, optimizer and exposed transfers of explained steps, each against its own part of the model; and the step time
 of every run. The logarithm of a run's step is the model's plus the effect of that job. The effect is Student's t of 4
 degrees of freedom, so that one run that hung does not move three that did not. The scale of jobs is a parameter as
-well, under a scaled inverse chi-squared prior, cut off at 8 %.
+well, under a scaled inverse chi-squared prior, cut off at 8 %. Where the report calls the runs of one rank count
+unstable, they say themselves how far runs differ: the prior is then about that scale, the cut three times as far,
+and parts of explained steps are as uncertain as the runs that they were explained in.
 """
 
 from __future__ import annotations
@@ -13,19 +15,26 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vitscale.prediction.evidence import Point
-from vitscale.prediction.parameters import JOB_FREEDOM, JOB_TO_JOB_RUNS, NAMES, Prior, job_scale
+from vitscale.analysis.quality.steadiness import RUNS_DIFFER
+from vitscale.analysis.statistics import FEWEST_REPEATS
+from vitscale.prediction.evidence import Point, StepParts
+from vitscale.prediction.parameters import JOB_DEVIATION, JOB_FREEDOM, JOB_TO_JOB_RUNS, NAMES, Prior, job_scale
 from vitscale.prediction.sampling import Normal, Proposal, StudentT, medians, spread_out_normals
 from vitscale.prediction.step.model import Array, Calls, Draws, StepModel, StepTimes, Worlds
 from vitscale.prediction.step.of_series import device_factors, typical_slowdown, worlds_of
 from vitscale.store.records import EXPOSED
 
 MOST_JOB_TO_JOB = 0.08
-"""Largest scale of jobs that is believed: what differs by more has another cause."""
+"""Largest scale of jobs that is believed without runs that differ so: what differs by more has another cause."""
+_OF_A_DIFFERENCE = 1.0483
+"""Standard deviation of a normal distribution over the median difference of two of its values."""
+_BEYOND_OWN_SPREAD = 3.0
+"""Largest scale of jobs that is believed, over the spread of the runs of one rank count."""
 _PARTS_SPREAD = {"compute": 0.03, "optimizer": 0.10, "exposed": 0.15, "wire": 0.10, "norm": 0.10, "wait": 0.30}
 """Relative standard deviation of a part of explained steps about the model's."""
 _EXPOSED_FLOOR = 0.01
@@ -42,6 +51,29 @@ _FOLDS = 4
 """Times that terms of many runs are multiplied in halves before logarithms are taken: of 1, not of 16."""
 
 
+def spread_of_runs(points: Sequence[Point]) -> float:
+    """Standard deviation of the logarithm of a step from run to run at one rank count; 0 where none has three runs.
+
+    It is Shamos's: the median of all differences between two runs of one count (Rousseeuw & Croux, "Alternatives to the
+    Median Absolute Deviation", J. Am. Stat. Assoc. 1993, section 4). A run that hung is in few of them.
+    """
+    repeated = [point for point in points if len(point.step_seconds) >= FEWEST_REPEATS]
+    pairs = [pair for point in repeated for pair in combinations(point.step_seconds, 2)]
+    differences = [abs(math.log(one) - math.log(other)) for one, other in pairs]
+    return _OF_A_DIFFERENCE * statistics.median(differences) if differences else 0.0
+
+
+def noise_of_runs(points: Sequence[Point]) -> float:
+    """How far runs of one rank count differ (`spread_of_runs`), where the report calls that unstable; else 0."""
+    spread = spread_of_runs(points)
+    return spread if spread > RUNS_DIFFER else 0.0
+
+
+def scale_of_jobs(points: Sequence[Point]) -> float:
+    """Expected scale of the t of `JOB_FREEDOM` by which the logarithm of a run's step differs from the mean of many."""
+    return max(job_scale(points[-1].trial), noise_of_runs(points) / JOB_DEVIATION)
+
+
 def by_name(rows: Array) -> Draws:
     """Parameter -> its column (sets, 1) of `rows`, which may have further columns."""
     return {name: rows[:, [n]] for n, name in enumerate(NAMES)}
@@ -52,7 +84,11 @@ class Likelihood:
 
     def __init__(self, model: StepModel, points: Sequence[Point], known: Mapping[str, Prior]) -> None:
         self.model = model
-        self.job_to_job = job_scale(points[-1].trial)
+        self.noise = noise_of_runs(points)
+        self.job_to_job = scale_of_jobs(points)
+        """Scale of jobs that the prior is about."""
+        self.most_job_to_job = max(MOST_JOB_TO_JOB, _BEYOND_OWN_SPREAD * self.noise)
+        """Scale of jobs beyond which there is no density."""
         self.worlds: Worlds = worlds_of(points)
         self.mean = np.array([known[name].mean for name in NAMES])
         self.spread = np.array([max(1e-6, known[name].spread) for name in NAMES])
@@ -94,7 +130,7 @@ class Likelihood:
             of_runs[rows] = np.multiply(np.log1p(runs, out=runs), (JOB_FREEDOM + 1) / 2, out=runs).sum(axis=1)
         density = -0.5 * (others**2).sum(axis=1) - of_runs - len(self.of_point) * log_scale
         density += self._of_scale(log_scale) - 0.5 * len(self.active) * math.log(2 * math.pi)
-        return np.asarray(np.where(log_scale < math.log(MOST_JOB_TO_JOB), density, -np.inf), dtype=np.float64)
+        return np.asarray(np.where(log_scale < math.log(self.most_job_to_job), density, -np.inf), dtype=np.float64)
 
     def residuals(self, standard: Array) -> tuple[Array, Array]:
         """((sets, runs) logarithm of each run's step over the model's; (sets, ...) residuals of parameters and of
@@ -169,25 +205,42 @@ class Likelihood:
         return np.array(sorted({COMPUTE, *np.flatnonzero(change.max(axis=(1, 2)) > 1e-9).tolist()}))
 
     def _parts(self, times: StepTimes, point: Point, n: int) -> list[Array]:
+        """Residuals of the point's explained parts, (sets, 1) each; `n`: its place."""
         parts = point.parts
         residuals: list[Array] = []
         if parts is None:
             return residuals
+        pace = self._pace_of_explained_steps(times, parts, n)
+        of_runs = self.noise / math.sqrt(len(point.step_seconds))
+        spread_of = {name: math.hypot(spread, of_runs) for name, spread in _PARTS_SPREAD.items()}
         if parts.compute > 0:
             typical = parts.compute / typical_slowdown(point, self.factors)
-            residuals.append(np.log(typical / times.compute[:, [n]]) / _PARTS_SPREAD["compute"])
+            residuals.append(np.log(typical / (pace * times.compute[:, [n]])) / spread_of["compute"])
         if parts.optimizer:
-            residuals.append(np.log(parts.optimizer / times.optimizer[:, [n]]) / _PARTS_SPREAD["optimizer"])
+            residuals.append(np.log(parts.optimizer / (pace * times.optimizer[:, [n]])) / spread_of["optimizer"])
         floor = _EXPOSED_FLOOR * statistics.median(point.step_seconds)
         if point.gpus > 1 and self.worlds.slowdown[n] < 1.05:
-            of_model = {name: getattr(times, name)[:, [n]] for name in EXPOSED if name != "norm" or self.model.norms}
+            names = [name for name in EXPOSED if name != "norm" or self.model.norms]
+            of_model = {name: pace * getattr(times, name)[:, [n]] for name in names}
             measured: dict[str, float | None] = {name: getattr(parts, name) for name in of_model}
             if None in measured.values():
                 of_model, measured = {"exposed": sum(of_model.values())}, {"exposed": parts.exposed}
             for name, seconds in measured.items():
-                scale = _PARTS_SPREAD[name] * (seconds or 0.0) + floor
+                scale = spread_of[name] * (seconds or 0.0) + floor
                 residuals.append(((seconds or 0.0) - of_model[name]) / scale)
         return residuals
+
+    def _pace_of_explained_steps(self, times: StepTimes, parts: StepParts, n: int) -> Array | float:
+        """Explained step of a point over the model's, (sets, 1), where runs differ much; 1 where they do not.
+
+        Explained steps are of the same runs as the others. Where these are slow by luck all parts are long by the same
+        luck, and would tell of it a second time: their shares alone tell something new.
+        """
+        if not self.noise:
+            return 1.0
+        explained_seconds = parts.compute + (parts.optimizer or 0.0) + (parts.data_wait or 0.0) + parts.exposed
+        model_seconds = times.total[:, [n]] - times.bubble[:, [n]]
+        return np.asarray(explained_seconds / model_seconds, dtype=np.float64)
 
     def _around_the_maximum(self, job_scale: float, every_run: bool) -> Proposal:
         """A t around the most probable parameters if jobs differ by `job_scale`: Gauss-Newton, damped.

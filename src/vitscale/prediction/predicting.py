@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,12 +13,12 @@ import numpy as np
 from vitscale.errors import RequestError, unknown
 from vitscale.prediction.configurations import Candidate, Evaluated
 from vitscale.prediction.evaluating import evaluate, slower_added_hosts, worlds_of
-from vitscale.prediction.evidence import Point, Series
+from vitscale.prediction.evidence import IMAGE_SIZE, MICRO_BATCH, PRECISION, Point, Series
 from vitscale.prediction.fitting import DRAWS, Fitted, FittedSeries
-from vitscale.prediction.labels import ACROSS, FIT, FURTHER_HOSTS, HOST_SIZE, INSIDE, MODEL, assumptions
+from vitscale.prediction.labels import ACROSS, FIT, FURTHER_HOSTS, HOST_SIZE, INSIDE, MODEL, WHAT_IS_SENT, assumptions
 from vitscale.prediction.layouts import Placement, placement_of
 from vitscale.prediction.parameters import PARTS
-from vitscale.prediction.results import STEP_FIELDS, Assumption, Prediction
+from vitscale.prediction.results import MEMORY, PART_FIELDS, REST_TOLD, STEP_FIELDS, Assumption, Prediction
 from vitscale.prediction.sampling import spread_out_normals
 from vitscale.prediction.start_up import launcher_of, start_up
 from vitscale.prediction.step import of_series
@@ -154,11 +154,17 @@ def _prediction(
         scaling, rate = (None, None), None
         why = f"{at.images:,} images do not fill one batch of {at.trial.global_batch:,}, and drop_last leaves them out"
         reasons |= dict.fromkeys(("epoch_seconds", "images_per_second", "speedup", "efficiency"), why)
+    parts = {f"{name}_seconds": part.at(n) for name, part in evaluated.parts.items()}
+    parts["rest_seconds"] = Estimate(step.value - sum(part.value for part in parts.values()))
+    if parts["rest_seconds"].value < -REST_TOLD * step.value:
+        reasons = dict.fromkeys(PART_FIELDS, _PARTS_EXCEED) | reasons
     memory = None if np.isnan(evaluated.memory_bytes[n]) else int(evaluated.memory_bytes[n])
-    if memory is None:
+    if MICRO_BATCH in fitted.points[-1].assumed:
+        memory, reasons["memory_bytes"] = None, "it depends on the micro-batch, which is not told"
+    elif memory is None:
         reasons["memory_bytes"] = "no forecast for this model or engine"
     capacity = question.memory_capacity_bytes or asked.memory_capacity_bytes
-    chance = None if np.isnan(evaluated.oom_chance[n]) else float(evaluated.oom_chance[n])
+    chance = None if memory is None or np.isnan(evaluated.oom_chance[n]) else float(evaluated.oom_chance[n])
     if chance is None:
         reasons["oom_chance"] = reasons.get("memory_bytes") or "the device's memory is not recorded: say --gpu-memory"
     joules = _joules_per_epoch(asked, at, epoch)
@@ -175,6 +181,8 @@ def _prediction(
     starts = start_up([*fitted.points, *started], at.trial.model_copy(update={"launcher": launcher}))
     if starts is None:
         reasons["startup_seconds"] = "no run under its launcher measured it"
+    if memory is not None:
+        assumed = (*assumed, *_assumed_for_memory(at.trial, fitted.points[-1].assumed))
     if starts is not None and starts.assumption is not None:
         assumed = (*assumed, starts.assumption)
     return Prediction(
@@ -193,8 +201,7 @@ def _prediction(
         images_per_second=rate,
         speedup=scaling[0],
         efficiency=scaling[1],
-        **{f"{name}_seconds": part.at(n) for name, part in evaluated.parts.items()},
-        rest_seconds=Estimate(step.value - sum(part.at(n).value for part in evaluated.parts.values())),
+        **parts,
         memory_bytes=memory,
         memory_capacity_bytes=capacity,
         oom_chance=chance,
@@ -205,6 +212,21 @@ def _prediction(
         assumptions=assumed,
         reasons=reasons,
     )
+
+
+_PARTS_EXCEED = "together they come to more than the step, whose middle is not the sum of theirs"
+"""The middle of a step may lie between two models (`evaluating`); its parts are those of one."""
+
+
+def _assumed_for_memory(trial: Trial, assumed_fields: Collection[str]) -> tuple[Assumption, ...]:
+    """What a forecast of memory takes for granted where an import did not tell it."""
+    options = {PRECISION: "--precision", IMAGE_SIZE: "--image-size"}
+    values = {PRECISION: trial.train.precision, IMAGE_SIZE: f"{trial.model.image_size} pixels"}
+    untold = [field for field in options if field in assumed_fields]
+    if not untold:
+        return ()
+    taken = f"that of {' and '.join(values[field] for field in untold)}, which the import does not tell"
+    return (Assumption(MEMORY, taken, f"say {' and '.join(options[field] for field in untold)}"),)
 
 
 def _scaling(fitted: FittedSeries, base: Placement, at: Placement, ratio: Estimate) -> tuple[Estimate, Estimate]:
@@ -280,7 +302,7 @@ OPENED_BY: Mapping[str, tuple[str, ...]] = {
     ACROSS: ("network between hosts",),
     INSIDE: ("network inside hosts",),
     "network inside its hosts": ("network inside hosts",),
-    "what is sent": ("overlap", "network between hosts"),
+    WHAT_IS_SENT: ("overlap", "network between hosts"),
     "job-to-job variation": ("job-to-job",),
     "the mixture of devices": ("stragglers",),
     "compute of another model": ("compute",),

@@ -19,7 +19,8 @@ REACH = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 Label = Literal["measured", "interpolated", "extrapolated", "prior-driven", "does not fit"]
 """measured: its own runs answer; only in advice and plans. interpolated: between rank counts that were measured, on
 no more hosts. extrapolated: beyond them, with every part of the answer resting on something measured or declared.
-prior-driven: a part that decides the answer rests on nothing but what is known of clusters in general. does not fit:
+prior-driven: a part that decides the answer rests on nothing but arithmetic (an engine that nobody ran), or what is
+known of clusters in general. does not fit:
 the model is far from some of the measured points themselves, and the intervals are wide enough to hold those."""
 
 
@@ -43,8 +44,17 @@ class Assumption:
     """The cheapest measurement that would replace it, as a command or a study."""
 
 
-STEP_FIELDS = ("step_seconds", *(f"{part}_seconds" for part in ("compute", "wait", "wire", "norm", "bubble", "rest")))
+MEMORY, START_UP = "memory", "start-up"
+BESIDE_STEPS = (MEMORY, START_UP)
+"""Assumptions that leave the time of a step as it is."""
+
+
+PART_FIELDS = tuple(f"{part}_seconds" for part in ("compute", "wait", "wire", "norm", "bubble", "rest"))
+"""Fields of a prediction that tell of the parts of a step."""
+STEP_FIELDS = ("step_seconds", *PART_FIELDS)
 """Fields of a prediction that tell of a step, and of its parts."""
+REST_TOLD = 0.01
+"""Share of a step from which it is told that its parts come to less, and up to which they may come to more."""
 
 
 @dataclass(frozen=True)

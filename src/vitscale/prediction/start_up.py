@@ -16,7 +16,7 @@ from typing import Any
 
 from vitscale.analysis.statistics import spread_within, t_quantile
 from vitscale.prediction.evidence import Point
-from vitscale.prediction.results import Assumption, predicted
+from vitscale.prediction.results import START_UP, Assumption, predicted
 from vitscale.present.estimate import Estimate
 from vitscale.trial.trial import OF_THE_WRAPPER, Trial
 
@@ -88,7 +88,7 @@ def start_up(points: Sequence[Point], trial: Trial, seconds_of: SecondsOf = _unt
         seconds,
         "assumed",
         Assumption(
-            "start-up",
+            START_UP,
             f"{seconds.value:.3g} s, as of other engines ({seconds.future_low:.3g} to {seconds.future_high:.3g} s)",
             "one short run of it (measure.steps = 10)",
         ),
@@ -134,6 +134,18 @@ def _estimate(points: Sequence[Sequence[float]], spread: float, freedom: float, 
     mean = math.exp(reach * math.hypot(spread / math.sqrt(len(seconds)), apart))
     future = math.exp(reach * math.hypot(spread * math.sqrt(1 + 1 / len(seconds)), apart))
     return predicted(middle, middle / mean, middle * mean, middle / future, middle * future)
+
+
+OF_FORKS = (
+    "Start-up is in the time, as forks of a process that has imported everything take it (launcher local); others "
+    "import anew, which takes seconds more."
+)
+"""Said wherever the start-up of such ranks is added."""
+
+
+def started_as_forks(trial: Trial) -> bool:
+    """Whether a trial's ranks are forks of a process that has imported everything: their start-up lacks the imports."""
+    return trial.launcher == "local" and trial.train.script is None
 
 
 def launcher_of(points: Sequence[Point], gpus: int) -> str:

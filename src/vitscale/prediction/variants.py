@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from vitscale.errors import RequestError, unknown
-from vitscale.prediction.evidence import Point
+from vitscale.prediction.evidence import PRECISION, Point
 from vitscale.prediction.fitting import DRAWS, FittedSeries
 from vitscale.prediction.gpu_types import GpuType, common_type, optimizer_factor, time_factors
 from vitscale.prediction.network.links import Link, Network
@@ -48,7 +48,8 @@ class Variant:
     assumptions: tuple[Assumption, ...]
     """Assumptions that the changes make."""
     guessed: bool
-    """Whether a change rests on general knowledge alone."""
+    """Whether a change rests on arithmetic or general knowledge alone: nobody ran that engine, model, precision, split,
+    checkpointing or GPU."""
     gpu: GpuType | None
     """The type of GPU, where it is another than the measured one."""
 
@@ -132,7 +133,7 @@ class _Changed:
         if new.activation_checkpointing != old.activation_checkpointing:
             factor = _RECOMPUTED if new.activation_checkpointing else 1 / _RECOMPUTED
             self._scale("compute", factor, _SPREAD_OF_CHECKPOINTING)
-            self._assume("activation checkpointing", f"{factor:.3g} times the compute", "run the study with it")
+            self._guess("activation checkpointing", f"{factor:.3g} times the compute", "run the study with it")
         if self.base.parallel != self.trial.parallel:
             self._other_split()
         if _wrapping(old) != _wrapping(new) or self.base.model != self.trial.model or self.model.parallel != (
@@ -152,6 +153,11 @@ class _Changed:
     def _assume(self, part: str, taken: str, measurement: str) -> None:
         self.assumptions.append(Assumption(part, taken, measurement))
 
+    def _guess(self, part: str, taken: str, measurement: str) -> None:
+        """Assumes what decides the answer and was not measured."""
+        self._assume(part, taken, measurement)
+        self.guessed = True
+
     def _other_model(self) -> None:
         flops = [model_cost.training_flops(trial.model) for trial in (self.base, self.trial)]
         counts = [model_cost.parameters(trial.model) for trial in (self.base, self.trial)]
@@ -163,7 +169,7 @@ class _Changed:
         factor = flops[1] / flops[0]
         self._scale("compute", factor, _SPREAD_OF_MODELS)
         self._scale("optimizer", counts[1] / counts[0], _SPREAD_OF_MODELS)
-        self._assume(
+        self._guess(
             "compute of another model",
             f"{factor:.3g} times, as its FLOPs are, within 25 %",
             "a study of one rank with it",
@@ -172,7 +178,7 @@ class _Changed:
     def _other_split(self) -> None:
         share = compute_share(self.trial) / compute_share(self.base)
         self._scale("compute", share, _SPREAD_OF_SPLITS)
-        self._assume(
+        self._guess(
             "compute of ranks that share a model",
             f"{share:.3g} times, as their share of its products is, within 15 %",
             "a short study with this [parallel]",
@@ -182,10 +188,9 @@ class _Changed:
         speed = {"fp32": 1.0, "bf16": 2.5, "fp16": 2.5, "bf16-params": 2.5}
         factor = speed[self.base.train.precision] / speed[self.trial.train.precision]
         self._scale("compute", factor, _SPREAD_OF_PRECISIONS)
-        self._assume(
+        self._guess(
             "another precision", f"{factor:.3g} times the compute, within a factor of 1.6", "run the study with it"
         )
-        self.guessed = True
 
     def _other_network(self, across: Link) -> None:
         known = self.model.network
@@ -208,13 +213,15 @@ class _Changed:
         self._scale("bandwidth inside", math.exp(-links), spread)
         self._scale("transfer share", math.exp(links - middle), spread)
         low, high = (math.exp(end) for end in np.quantile(factors, [0.05, 0.95]))
-        self._assume(
+        self._guess(
             f"another GPU ({gpu.name} for {old.name})",
             f"{math.exp(middle):.2g} times the compute, {low:.2g} to {high:.2g}, by matrix rate and memory bandwidth",
             f"a study of one rank on {gpu.name}",
         )
+        if PRECISION in self.fitted.points[-1].assumed:
+            taken = f"{self.trial.train.precision}, which their import does not tell"
+            self._assume("precision of the measured runs", taken, "say --precision")
         self._assume("network inside its hosts", "faster as half of what the GPUs are", "`vitscale check` on one host")
-        self.guessed = True
 
     def _other_engine(self) -> None:
         sent = messages(self.trial)
@@ -235,7 +242,7 @@ class _Changed:
         )
         if _wrapping(self.base.train) != _wrapping(train):
             self.draws["overlap"] = _SPREAD_OF_ENGINES * self.rng.standard_normal((DRAWS, 1))
-            self._assume(
+            self._guess(
                 "an engine that was not measured",
                 "what it sends and hides, by arithmetic, within 30 %",
                 "a study with it",

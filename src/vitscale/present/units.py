@@ -150,6 +150,16 @@ def counted(count: int, noun: str, plural: str = "") -> str:
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
 
 
+def ranks_time(device: str, unit: str = "hours") -> str:
+    """What the time of all ranks together is counted in: "GPU-hours"; "rank-hours" where ranks compute on a CPU.
+
+    Args:
+        device: cuda or cpu, as `TrainSpec.device` has it.
+        unit: "hours", "minutes" or, where there is little room, "h".
+    """
+    return f"{'GPU' if device == 'cuda' else 'rank'}-{unit}"
+
+
 def ranks(count: int) -> str:
     """ "1 rank", "8 ranks"."""
     return counted(count, "rank")

@@ -9,9 +9,12 @@ from pathlib import Path
 
 from vitscale.advice import sentences as advised
 from vitscale.advice.pipeline import Advice
+from vitscale.advice.printing import starts_as_forks
 from vitscale.advice.request import Option
 from vitscale.analysis import Analysis, TrialResult, Waterfall
+from vitscale.analysis.quality.steadiness import steady_first
 from vitscale.analysis.summaries import NOT_RUN_YET
+from vitscale.prediction.start_up import OF_FORKS
 from vitscale.present import document as doc
 from vitscale.present import units
 from vitscale.report import sentences
@@ -188,13 +191,16 @@ def what_next(analysis: Analysis, advice: Advice | None, results: Path | None) -
     """What to run first, then the advice in one line, each with its command."""
     where = shlex.quote(str(results)) if results is not None else "RESULTS"
     to_run = what_to_run(analysis)
-    lines = [f"{to_run[:1].upper()}{to_run[1:]}"] if to_run else []
+    unsteady = steady_first([trial for trial in analysis.trials.values() if trial.runs])
+    lines = [unsteady] if unsteady else []
+    lines += [f"{to_run[:1].upper()}{to_run[1:]}"] if to_run else []
     commands = [f"vitscale run STUDY.toml -o {where}"] if to_run and not _imported(analysis) else []
     if advice is not None and (option := advice.chosen) is not None:
         lines.append(
             f"Fastest for {units.counted(advice.work.epochs, 'epoch')} with start-up: {advised.in_short(option)}: "
             f"{advised.time(option.seconds)}, {option.label}.{_other_batch(analysis, advice, option)}"
         )
+        lines += [OF_FORKS] if starts_as_forks(advice, option) else []
     if advice is not None:
         commands.append(f"vitscale advise {where} --deadline 1h")
     warned = [verdict for verdict in analysis.findings if verdict.severity == "warning" and verdict.advice]

@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from vitscale.prediction.finishing import Finish
+from vitscale.prediction.remarks import NO_REMARKS, Remarks
 from vitscale.prediction.results import Forecast, Prediction
+from vitscale.prediction.start_up import OF_FORKS, started_as_forks
 from vitscale.present import units
 from vitscale.present.data import attributes
 from vitscale.present.document import Block, Bullets, Cell, Column, Document, Row, Section, Table, table
@@ -23,22 +25,24 @@ _AS_IT_IS = units.Unit(1.0, "")
 Show = Callable[[Prediction], Cell]
 
 
-def predict_fields(forecast: Forecast, finishes: Sequence[Finish] = ()) -> Object:
+def predict_fields(forecast: Forecast, finishes: Sequence[Finish] = (), remarks: Remarks = NO_REMARKS) -> Object:
     """An object for each series and rank count, with its time to finish where that was asked for."""
     objects = [prediction_table.prediction(prediction) for prediction in forecast.predictions]
     if finishes:
         objects = [fields | _finish_fields(end) for fields, end in zip(objects, finishes, strict=True)]
     return {
+        **remarks.fields,
         "predictions": objects,
         "prediction_scores": prediction_table.scores(forecast),
         "left_out": list(forecast.left_out),
     }
 
 
-def predict_document(forecast: Forecast, finishes: Sequence[Finish] = ()) -> Document:
+def predict_document(forecast: Forecast, finishes: Sequence[Finish] = (), remarks: Remarks = NO_REMARKS) -> Document:
     """How long each rank count takes, to finish too where that was asked for, and what would narrow it most."""
     predictions = forecast.predictions
-    blocks: list[Block] = [_table(forecast, _how_long(predictions), notes=(prediction_words.INTERVALS_MEANING,))]
+    times = _table(forecast, _how_long(predictions), notes=(prediction_words.INTERVALS_MEANING,))
+    blocks: list[Block] = [*remarks.blocks, times]
     if finishes:
         blocks.append(_finish_table(forecast, finishes))
     asked = any(p.cost_per_epoch is not None or (p.oom_chance or 0.0) >= _LIKELY_ENOUGH for p in predictions)
@@ -180,6 +184,8 @@ def _finish_table(forecast: Forecast, finishes: Sequence[Finish]) -> Table:
         for taken in end.assumptions
     }
     told = [f"Assumed: {taken.part}: {taken.taken}." for taken in assumed.values()]
+    started = [prediction.trial for prediction in forecast.predictions if prediction.startup_seconds is not None]
+    told += [OF_FORKS] if any(started_as_forks(trial) for trial in started) else []
     reasons = [f"Time to finish unavailable: {end.reason}." for end in finishes if end.reason]
     columns: list[tuple[str, Callable[[Finish], str]]] = [
         ("epochs alone", lambda end: units.seconds(end.work_seconds)),

@@ -7,14 +7,15 @@ from typing import NamedTuple
 
 from vitscale.prediction.evidence import Evidence, Series
 from vitscale.prediction.layouts import share_of_global_batch
-from vitscale.prediction.results import Assumption, Forecast, Label, Prediction, Score
+from vitscale.prediction.results import BESIDE_STEPS, REST_TOLD, Assumption, Forecast, Label, Prediction, Score
 from vitscale.present.units import counted, listed, number, percent, runs_of, share
 from vitscale.trial.trial import Mode
 
 LABEL_MEANINGS: dict[Label, str] = {
     "interpolated": "between rank counts that were measured, on as many hosts",
     "extrapolated": "beyond what was measured; each part that decides it was measured or declared",
-    "prior-driven": "a part that decides it is an assumption about clusters in general, not a measurement",
+    "prior-driven": "a part that decides it was neither measured nor declared: it rests on arithmetic, or on "
+    "clusters in general",
     "does not fit": "the model is far from measured points themselves; the intervals are wide enough to hold those",
 }
 INTERVALS_MEANING = (
@@ -102,14 +103,10 @@ def changed(prediction: Prediction, series: Series) -> str:
     return f"with {', '.join(told)}" if told else ""
 
 
-_TOLD = 0.01
-"""Share of a step from which what no part has is told."""
-
-
 def tells_rest(prediction: Prediction) -> bool:
     """Whether what of a step no part has is more than next to nothing."""
     own = prediction.rest_seconds
-    return own is not None and abs(own.value) > _TOLD * prediction.step_seconds.value
+    return own is not None and abs(own.value) > REST_TOLD * prediction.step_seconds.value
 
 
 def labels(predictions: Iterable[Prediction]) -> tuple[str, ...]:
@@ -137,10 +134,10 @@ def distinct_assumptions(predictions: Iterable[Prediction]) -> tuple[Assumption,
 
 def measure_next(predictions: Iterable[Prediction]) -> str:
     """The one measurement that would narrow the interval at the most ranks most; empty where nothing is assumed."""
-    assumed = [
-        prediction.assumptions[0] for prediction in sorted(predictions, key=lambda p: p.gpus) if prediction.assumptions
-    ]
-    return f"What would narrow it most: {assumed[-1].measurement}." if assumed else ""
+    by_ranks = sorted(predictions, key=lambda prediction: prediction.gpus)
+    of_steps = [[one for one in prediction.assumptions if one.part not in BESIDE_STEPS] for prediction in by_ranks]
+    widest = [assumed[0] for assumed in of_steps if assumed]
+    return f"What would narrow it most: {widest[-1].measurement}." if widest else ""
 
 
 class _Gap(NamedTuple):

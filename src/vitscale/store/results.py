@@ -55,6 +55,8 @@ class Imported(Record):
     """The times are the whole run's, not those of one rank; they stand under rank 0."""
     batch_told: bool | None = None
     """Whether anybody told the trial's micro-batch, which is 1 otherwise; None: an older version did not record it."""
+    assumed: tuple[str, ...] = ()
+    """Fields of the trial that nobody told and that have a usual value instead: train.precision, model.image_size."""
 
 
 class StudyImport(Record):

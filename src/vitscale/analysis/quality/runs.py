@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Iterable, Sequence
 
+from vitscale.analysis.quality.steadiness import RUNS_DIFFER, unsteady_trials
 from vitscale.analysis.quality.wording import count, imported, name, note, warning, worst
 from vitscale.analysis.runs.figures import FEWEST_FOR_TAILS
 from vitscale.analysis.runs.steps import whole_epochs_alone
-from vitscale.analysis.statistics import FEWEST_REPEATS
 from vitscale.analysis.trials import TrialResult
 from vitscale.present.document import Finding
 from vitscale.present.units import rough_percent as percent
 
 _FEWEST_TIMED_STEPS = 5
-_RUNS_DIFFER = 0.05
 _STEPS_DIFFER = 0.2
 _STEPS_MISLEAD = 0.5
 """Above this no step is typical, and the mean of a few is down to chance."""
@@ -26,12 +23,12 @@ _DATA_BOUND = 0.1
 
 def unstable(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Runs whose times have a standard deviation above 5 %, and steps whose middle half spans more than 20 %."""
-    if runs := worst(measured, _spread_of_runs, _RUNS_DIFFER):
+    if runs := unsteady_trials(measured):
         times = "epoch times" if runs.trial.epoch_costs else "step times" if runs.trial.step_seconds else "images/s"
         yield warning(
             "unstable",
             f"unstable: the {times} of {count(runs.trials)} differ from run to run by more than "
-            f"{percent(_RUNS_DIFFER)} (standard deviation; {percent(runs.value)} in {name(runs.trial)})",
+            f"{percent(RUNS_DIFFER)} (standard deviation; {percent(runs.value)} in {name(runs.trial)})",
             "Look for what differed between the imported runs, or read each trial's time with its interval."
             if imported(runs.trials)
             else "Stop what else runs on the machine, or give the study nodes of its own; measure.target_ci adds runs "
@@ -72,16 +69,6 @@ def slow_steps(measured: Sequence[TrialResult]) -> Iterable[Finding]:
             "Stop what else the machine does and run again; or read these times as what this machine gives.",
             kept.trials,
         )
-
-
-def _spread_of_runs(trial: TrialResult) -> float | None:
-    """The standard deviation of the logarithms, which is the relative one where it is small; of the mean steps where
-    no run tells its epoch."""
-    costs = trial.epoch_costs or [run.step_seconds for run in trial.runs if run.step_seconds is not None]
-    costs = costs or [run.images_per_second for run in trial.runs if run.images_per_second is not None]
-    if len(costs) < FEWEST_REPEATS:
-        return None
-    return statistics.stdev(math.log(seconds) for seconds in costs)
 
 
 def warming_up(measured: Sequence[TrialResult]) -> Iterable[Finding]:

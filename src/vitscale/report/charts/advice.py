@@ -36,7 +36,7 @@ def advice_chart(advice: Advice) -> Figure | None:
     for index, row in enumerate(picked):
         row["above"] = index % 2 == 0  # above and below in turn: answers may lie side by side
     in_front = [_row(option, unit.factor) for option in advice.front]
-    costs = "cost" if advice.asked.priced else "GPU-hours"
+    costs = "cost" if advice.asked.priced else units.ranks_time(advice.device)
     scale = {"type": "log", "nice": False, "padding": 36}
     axis = {"format": "~r", "labelOverlap": True, "tickCount": 6}
     x = quantity("time", f"time of the whole work ({unit.sign})", scale=scale, axis=axis)

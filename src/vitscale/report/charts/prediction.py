@@ -106,7 +106,7 @@ def _further_transfers(base: int, predictions: Sequence[Prediction], of_epoch: b
         prediction.gpus: prediction.wire_seconds.value
         + (prediction.norm_seconds.value if prediction.norm_seconds is not None else 0.0)
         for prediction in predictions
-        if prediction.wire_seconds is not None
+        if prediction.wire_seconds is not None and "wire_seconds" not in prediction.reasons
     }
     if base not in seconds:
         return []

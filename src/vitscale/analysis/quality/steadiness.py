@@ -1,0 +1,54 @@
+"""Do runs of one trial agree with one another? One answer for the finding, `predict`, `advise` and the page."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from vitscale.analysis.quality.wording import Worst, count, imported, name, worst
+from vitscale.analysis.statistics import FEWEST_REPEATS
+from vitscale.analysis.trials import TrialResult
+from vitscale.present.units import rough_percent
+
+RUNS_DIFFER = 0.05
+"""Standard deviation of the logarithm of a trial's time, from run to run, above which its runs are unsteady."""
+
+
+def unsteady_trials(measured: Sequence[TrialResult]) -> Worst | None:
+    """The trials whose times differ from run to run by more than `RUNS_DIFFER`, the worst first; None without any."""
+    return worst(measured, spread_of_runs, RUNS_DIFFER)
+
+
+def spread_of_runs(trial: TrialResult) -> float | None:
+    """The standard deviation of the logarithms of a trial's times, which is the relative one where it is small.
+
+    The times are those of epochs; of mean steps where no run tells an epoch, and images/s where none tells a step. None
+    for fewer than three runs.
+    """
+    epochs = list(trial.epoch_costs)
+    steps = [run.step_seconds for run in trial.runs if run.step_seconds is not None]
+    rates = [run.images_per_second for run in trial.runs if run.images_per_second is not None]
+    costs = epochs or steps or rates
+    if len(costs) < FEWEST_REPEATS:
+        return None
+    return statistics.stdev(math.log(cost) for cost in costs)
+
+
+def steady_first(measured: Sequence[TrialResult]) -> str:
+    """A sentence on runs that are too unsteady to conclude from, and what to do first; empty where they are steady.
+
+    Example: "Run-to-run spread is 58 % (ddp on 1 rank; 4 of 6 trials are above 5 %): first stop what else runs there,
+    then add runs (measure.target_ci)."
+    """
+    unsteady = unsteady_trials(measured)
+    if unsteady is None:
+        return ""
+    unsteady_of_all = f"{len(unsteady.trials)} of {count(measured)}"
+    are = "is" if len(unsteady.trials) == 1 else "are"
+    where = f"{name(unsteady.trial)}; {unsteady_of_all} {are} above {rough_percent(RUNS_DIFFER)}"
+    if imported(unsteady.trials):
+        step = "first look for what differed between these runs, then import more of each"
+    else:
+        step = "first stop what else runs there, then add runs (measure.target_ci)"
+    return f"Run-to-run spread is {rough_percent(unsteady.value)} ({where}): {step}."

@@ -1,0 +1,274 @@
+"""What `predict` and `advise` ask of results with the options of a command line, and with any one of them left out.
+
+Modules that take long to import are imported here: the verbs import this one when they are called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from vitscale.advice.pipeline import Advice, advised_from
+from vitscale.advice.printing import advice_fields
+from vitscale.advice.request import Request
+from vitscale.analysis import Analysis
+from vitscale.cli.base import size_bytes
+from vitscale.prediction import answering, finishing
+from vitscale.prediction.evidence import Evidence, Series, evidence_of
+from vitscale.prediction.finishing import Finish
+from vitscale.prediction.fitting import Fitted, fit
+from vitscale.prediction.labels import WHAT_IS_SENT
+from vitscale.prediction.remarks import Options, Remarks, changes_nothing, options_without_effect, unstable_runs
+from vitscale.prediction.results import Assumption, Forecast
+from vitscale.report.predicted import predict_fields
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What `predict` says."""
+
+    forecast: Forecast
+    finishes: tuple[Finish, ...]
+    recorded: Evidence
+    """The evidence without what the options say of measured runs."""
+
+    @property
+    def recorded_series(self) -> tuple[Series, ...]:
+        """What is recorded of the series that the answer is about."""
+        names = {prediction.series for prediction in self.forecast.predictions}
+        return tuple(series for series in self.recorded.series if series.name in names)
+
+
+class _Asking:
+    """One results folder, fitted once for each evidence that options make of it."""
+
+    def __init__(self, results: Path, analysed: Analysis) -> None:
+        self.results, self.analysed = results, analysed
+        self._fits: list[Fitted] = []
+
+    def _fitted(self, evidence: Evidence) -> Fitted:
+        for known in self._fits:
+            if known.evidence == evidence:
+                return known
+        self._fits.append(fit(evidence))
+        return self._fits[-1]
+
+
+class PredictAsking(_Asking):
+    """`predict` of some series at some rank counts."""
+
+    OPTIONS = (
+        "--nodes-of", "--network", "--check", "--model", "--image-size", "--parameters", "--engine", "--zero-stage",
+        "--precision", "--micro-batch", "--grad-accum", "--device", "--price", "--gpu-memory", "--epochs",
+        "--checkpoint-seconds", "--node-mtbf",
+    )  # fmt: skip
+    """Options that are to change a figure. All others choose what is shown, or where."""
+
+    def __init__(self, results: Path, analysed: Analysis, counts: tuple[int, ...] | None, series: str | None) -> None:
+        super().__init__(results, analysed)
+        self.counts, self.series = counts, series
+
+    def answer(self, options: Options, *, scored: bool = True) -> Predicted:
+        """The answer with these options; `scored`: with how well such answers did.
+
+        Raises:
+            RequestError: it cannot be answered.
+        """
+        horizon = finishing.horizon(options["--epochs"], options["--checkpoint-seconds"], options["--node-mtbf"])
+        memory = options["--gpu-memory"]
+        changes = answering.Changes(
+            model=options["--model"],
+            image_size=options["--image-size"],
+            engine=options["--engine"],
+            zero_stage=options["--zero-stage"],
+            precision=options["--precision"],
+            micro_batch=options["--micro-batch"],
+            grad_accum=options["--grad-accum"],
+            device=options["--device"],
+            parameters=options["--parameters"],
+        )
+        recorded = evidence_of(self.results, self.analysed, declared=options["--network"], check=options["--check"])
+        evidence, changes = answering.told(recorded, changes)
+        questions = answering.questions(
+            evidence,
+            self.counts or answering.counts_ahead(evidence),
+            changes,
+            series=self.series,
+            nodes_of=options["--nodes-of"],
+            price_per_gpu_hour=options["--price"],
+            memory_capacity_bytes=None if memory is None else size_bytes(memory, "--gpu-memory"),
+        )
+        fitted = self._fitted(evidence)
+        if scored:
+            forecast = answering.answer(fitted, questions)
+        else:
+            predictions, left_out = answering.predictions(fitted, questions)
+            forecast = Forecast(evidence, predictions, (), left_out)
+        ends = finishing.finish(horizon, forecast.predictions, evidence, self.analysed) if horizon else ()
+        return Predicted(forecast, ends, recorded)
+
+    def figures(self, options: Options) -> object:
+        """All figures of the answer with these options."""
+        answered = self.answer(options, scored=False)
+        fields = predict_fields(answered.forecast)
+        ends = [_finish_figures(end) for end in answered.finishes if not end.reason]
+        return _rounded([[_figures(one) for one in fields["predictions"]], fields["left_out"], ends])
+
+    def remarks(self, answered: Predicted, options: Options) -> Remarks:
+        """What is to be known before the answer."""
+        idle = options_without_effect(options, self.figures)
+        return Remarks(
+            unstable_runs(self.analysed, answered.recorded_series),
+            answering.taken_as_measured(answered.recorded, answered.forecast.evidence),
+            tuple(
+                changes_nothing(option, options[option], _why_idle(option, options[option], answered))
+                for option in idle
+            ),
+        )
+
+
+_FIELDS = {"--engine": "engine", "--zero-stage": "zero_stage", "--precision": "precision",
+           "--micro-batch": "micro_batch", "--grad-accum": "grad_accum"}  # fmt: skip
+"""Option -> the field of training that it names."""
+_REASONS = {"--price": "cost_per_epoch", "--gpu-memory": "oom_chance"}
+"""Option -> the figure that there is because of it."""
+
+
+def _why_idle(option: str, value: object, answered: Predicted) -> str:
+    """Why an option of `predict` changes no figure; empty where that is not known."""
+    predictions = answered.forecast.predictions
+    if option in _REASONS:
+        return predictions[0].reasons.get(_REASONS[option], "")
+    if option in ("--epochs", "--checkpoint-seconds", "--node-mtbf"):
+        return next((end.reason for end in answered.finishes if end.reason), "")
+    if option in _FIELDS and _is_measured(option, value, answered):
+        return "that is what was measured"
+    assumptions = [assumed for prediction in predictions for assumed in prediction.assumptions]
+    several_hosts = any(prediction.nodes > 1 for prediction in predictions)
+    return _why_transfers_are_the_same(option, assumptions, several_hosts=several_hosts)
+
+
+def _is_measured(option: str, value: object, answered: Predicted) -> bool:
+    """Whether an option names what is recorded of all series."""
+    field = _FIELDS[option]
+    last_points = [series.points[-1] for series in answered.recorded_series]
+    recorded = [point.trial.train for point in last_points if f"train.{field}" not in point.assumed]
+    return len(recorded) == len(last_points) and all(getattr(train, field) == value for train in recorded)
+
+
+_OF_TRANSFERS = ("--network", "--check", "--engine", "--model", "--parameters")
+"""Options that say what is sent, or how fast."""
+
+
+def _why_transfers_are_the_same(option: str, assumptions: Iterable[Assumption], *, several_hosts: bool) -> str:
+    if option == "--network" and not several_hosts:
+        return "no answer lies on several hosts"
+    sent = next((assumed for assumed in assumptions if assumed.part == WHAT_IS_SENT), None)
+    if option not in _OF_TRANSFERS or sent is None:
+        return ""
+    return f"what is sent is unknown (to tell it: {sent.measurement})"
+
+
+class AdviseAsking(_Asking):
+    """`advise` under the limits of a request."""
+
+    OPTIONS = (
+        "--nodes-of", "--network", "--images", "--parameters", "--gpu-memory", "--any-batch", "--large-batch",
+        "--split", "--checkpoint-seconds", "--node-mtbf",
+    )  # fmt: skip
+    """Options that may change a figure and need not. Limits are judged beside each answer, --price and --devices are in
+    each cost, --epochs in each time; all others choose what is looked at, or where it is written."""
+
+    def __init__(self, results: Path, analysed: Analysis, limits: Request) -> None:
+        super().__init__(results, analysed)
+        self.limits = limits
+
+    def answer(self, options: Options) -> Advice:
+        """The advice with these options.
+
+        Raises:
+            RequestError: what is asked cannot be answered from these results.
+        """
+        memory, images, nodes_of = options["--gpu-memory"], options["--images"], options["--nodes-of"]
+        job = finishing.Horizon.of(self.limits.epochs or 1, options["--checkpoint-seconds"], options["--node-mtbf"])
+        asked = replace(
+            self.limits,
+            ranks_per_node=nodes_of,
+            images=images,
+            memory_capacity_bytes=None if memory is None else size_bytes(memory, "--gpu-memory"),
+            any_batch=bool(options["--any-batch"]),
+            large_batch=bool(options["--large-batch"]),
+            split=bool(options["--split"]),
+            checkpoint_seconds=job.checkpoint_seconds,
+            node_mtbf_seconds=job.node_mtbf_seconds,
+        )
+        return advised_from(self._fitted(self._evidence(options)), self.analysed, asked)
+
+    def _evidence(self, options: Options) -> Evidence:
+        recorded = evidence_of(self.results, self.analysed, declared=options["--network"])
+        evidence, _ = answering.told(recorded, answering.Changes(parameters=options["--parameters"]))
+        return evidence
+
+    def figures(self, options: Options) -> object:
+        """All figures of the advice with these options."""
+        return _rounded(_figures(advice_fields(self.answer(options), None)))
+
+    def remarks(self, advice: Advice, options: Options) -> Remarks:
+        """What is to be known before the answers."""
+        idle = options_without_effect(options, self.figures)
+        series = [own for own in self._evidence(options).series if own.name in advice.trials]
+        return Remarks(
+            unstable_runs(self.analysed, series),
+            without_effect=tuple(
+                changes_nothing(option, options[option], _why_of_advice(option, advice)) for option in idle
+            ),
+        )
+
+
+_WHY_NO_BETTER = {
+    "--any-batch": "no answer with another global batch is better",
+    "--large-batch": "no answer of large-batch training is better",
+    "--split": "no answer shares a model among ranks",
+}
+
+
+def _why_of_advice(option: str, advice: Advice) -> str:
+    """Why an option of `advise` changes no figure; empty where that is not known."""
+    if option in _WHY_NO_BETTER:
+        return _WHY_NO_BETTER[option]
+    if option == "--gpu-memory" and not advice.memory_known:
+        return "what this model takes is not forecast"
+    told = [*(answer.option for answer in advice.answers), *advice.front]
+    several_hosts = any(one.nodes > 1 for one in told)
+    return _why_transfers_are_the_same(option, advice.assumptions, several_hosts=several_hosts)
+
+
+_NO_FIGURES = (
+    "assumptions", "reasons", "effective_draws", "looked_at", "dropped", "refused",
+    "engine", "zero_stage", "precision", "micro_batch", "grad_accum", "global_batch", "image_size", "gpu",
+    "memory_capacity_bytes", "limits", "price_per_gpu_hour",
+)  # fmt: skip
+"""Fields of an answer that are words, say how much was looked at, or repeat the question."""
+
+
+def _figures(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of an answer, with what is assumed for them, but not in which words."""
+    assumed = [assumption["part"] for assumption in fields["assumptions"]]
+    return {name: value for name, value in fields.items() if name not in _NO_FIGURES} | {"assumed": assumed}
+
+
+def _finish_figures(end: Finish) -> tuple[float | None, ...]:
+    return (end.work_seconds, end.wall_seconds, end.low, end.high, end.failures, end.lost_share, end.cost)
+
+
+def _rounded(value: Any) -> Any:
+    """The value with every number to six digits, at any depth: what differs further on is no other answer."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, Mapping):
+        return {name: _rounded(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    return value

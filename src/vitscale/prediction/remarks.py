@@ -1,0 +1,85 @@
+"""What a reader must know before the figures of an answer, of `predict` and `advise` alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from vitscale.analysis import Analysis
+from vitscale.analysis.quality.steadiness import steady_first
+from vitscale.errors import RequestError
+from vitscale.prediction.evidence import Series
+from vitscale.present import document as doc
+
+Options: TypeAlias = Mapping[str, Any]
+"""Option of a command line, such as "--network" -> its value; None or False: it was not given."""
+
+
+@dataclass(frozen=True)
+class Remarks:
+    """Sentences that stand before the figures."""
+
+    unstable_runs: str = ""
+    """How far the runs that the answer rests on differ, and what to do first; empty where they are steady."""
+    taken_as_measured: str = ""
+    """What the options say of measured runs that their import left open; empty where they say nothing of them."""
+    without_effect: tuple[str, ...] = ()
+    """A sentence for each option that changes nothing."""
+
+    @property
+    def blocks(self) -> tuple[doc.Block, ...]:
+        """The sentences as they are shown."""
+        first = [doc.Paragraph(self.unstable_runs, "bad")] if self.unstable_runs else []
+        of_options = tuple(filter(None, (self.taken_as_measured, *self.without_effect)))
+        return (*first, *([doc.Bullets(of_options)] if of_options else []))
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The sentences in JSON."""
+        return {
+            "unstable_runs": self.unstable_runs or None,
+            "taken_as_measured": self.taken_as_measured or None,
+            "without_effect": list(self.without_effect),
+        }
+
+
+NO_REMARKS = Remarks()
+
+
+def unstable_runs(analysis: Analysis, series: Sequence[Series]) -> str:
+    """What to do before anything is concluded from these series; empty where their runs are steady."""
+    trial_ids = dict.fromkeys(point.trial_id for one in series for point in one.points)
+    return steady_first([analysis.trials[trial_id] for trial_id in trial_ids])
+
+
+def options_without_effect(options: Options, figures_of: Callable[[Options], object]) -> tuple[str, ...]:
+    """The options that were given and without which all figures are the same.
+
+    It is found by asking again without each, so no option needs to be known here. One without which there is no answer
+    at all has an effect.
+
+    Args:
+        options: all that may be without effect.
+        figures_of: the figures of the answer with these options, to be compared by `==`.
+    """
+    given = [name for name, value in options.items() if value is not None and value is not False]
+    if not given:
+        return ()
+    figures = figures_of(options)
+    return tuple(name for name in given if _figures_without(options, name, figures_of) == figures)
+
+
+def _figures_without(options: Options, name: str, figures_of: Callable[[Options], object]) -> object:
+    """The figures without one option; None where there is no answer."""
+    try:
+        return figures_of({**options, name: None})
+    except RequestError:
+        return None
+
+
+def changes_nothing(option: str, value: object, why: str = "") -> str:
+    """ "--network 100GbE changes nothing: what is sent is unknown."."""
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    what = option if value is True else f"{option} {text}"
+    return f"{what} changes nothing: {why or 'the answer without it is the same'}."

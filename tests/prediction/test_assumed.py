@@ -1,0 +1,124 @@
+"""What an import assumed is no measurement: an option that names it says what was measured, and nothing is converted
+from it. What the import recorded is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from prediction_factory import resolved_study
+from vitscale import cli
+from vitscale.analysis import analyse, analyse_folder
+from vitscale.errors import RequestError
+from vitscale.prediction.answering import Changes, answer, questions, taken_as_measured, told
+from vitscale.prediction.evidence import IMAGE_SIZE, MICRO_BATCH, PRECISION, Evidence, evidence_of
+from vitscale.prediction.fitting import fit
+from vitscale.prediction.gpu_types import gpu_type
+from vitscale.prediction.predicting import Question, predict
+from vitscale.prediction.results import MEMORY, Prediction
+from vitscale.report import prediction_words
+
+Import = Callable[..., Evidence]
+TABLE = "gpus,images_per_second,gpu\n1,400,Tesla T4\n2,780,Tesla T4\n4,1500,Tesla T4\n8,2800,Tesla T4\n"
+
+
+@pytest.fixture
+def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Import:
+    """The evidence of a table of rates that tells neither precision nor batch nor image size, by further options."""
+
+    def run(*options: str) -> Evidence:
+        table, folder = tmp_path / "table.csv", tmp_path / f"results{len(options)}"
+        table.write_text(TABLE)
+        monkeypatch.setattr(sys, "argv", ["vitscale", "import", str(table), "-o", str(folder), *options])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert not ended.value.code
+        return evidence_of(folder, analyse_folder(folder))
+
+    return run
+
+
+TOLD = ("--model", "vit-b16", "--engine", "ddp", "--micro-batch", "32")
+
+
+def predicted(evidence: Evidence, changes: Changes) -> Prediction:
+    known, rest = told(evidence, changes)
+    (answered,) = answer(fit(known), questions(known, (8,), rest, nodes_of=8)).predictions
+    return answered
+
+
+def rate(answered: Prediction) -> float:
+    assert answered.images_per_second is not None
+    return answered.images_per_second.value
+
+
+def test_an_import_records_what_it_assumed(imported: Import) -> None:
+    assumed = [
+        imported(*options).series[0].points[-1].assumed for options in ((), TOLD, (*TOLD, "--precision", "fp32"))
+    ]
+    assert assumed == [{PRECISION, MICRO_BATCH}, {PRECISION, IMAGE_SIZE}, {IMAGE_SIZE}]
+
+
+def test_no_run_of_our_own_assumes_anything(tmp_path: Path) -> None:
+    evidence = evidence_of(tmp_path, analyse(resolved_study({1: [0.1], 2: [0.1]})))
+    assert [point.assumed for point in evidence.series[0].points] == [frozenset(), frozenset()]
+
+
+def test_an_assumed_precision_is_told_and_a_recorded_one_is_converted_from(imported: Import) -> None:
+    """It was 2.5 times the measured rate."""
+    assumed, recorded = imported(*TOLD), imported(*TOLD, "--precision", "fp32")
+    assert rate(predicted(assumed, Changes(precision="bf16"))) == pytest.approx(2800, rel=0.05)
+    assert predicted(assumed, Changes(precision="bf16")).label == "interpolated"
+    converted = predicted(recorded, Changes(precision="bf16"))
+    assert rate(converted) > 1.5 * 2800
+    assert converted.label == "prior-driven"
+
+
+def test_an_assumed_image_size_is_told_and_a_recorded_one_is_converted_from(imported: Import) -> None:
+    assumed, recorded = imported(*TOLD), imported(*TOLD, "--image-size", "224")
+    assert rate(predicted(assumed, Changes(image_size=384))) == pytest.approx(2800, rel=0.05)
+    assert rate(predicted(recorded, Changes(image_size=384))) < 0.5 * 2800
+
+
+def test_what_was_told_is_said_and_how_to_ask_for_another(imported: Import) -> None:
+    before = imported(*TOLD)
+    after, _ = told(before, Changes(precision="bf16", image_size=384))
+    said = taken_as_measured(before, after)
+    assert said.startswith("Taken for what was measured, which the import does not tell: bf16, 384 pixels.")
+    assert taken_as_measured(before, told(before, Changes())[0]) == ""
+    recorded = imported(*TOLD, "--precision", "fp32")
+    assert taken_as_measured(recorded, told(recorded, Changes(precision="bf16"))[0]) == ""
+
+
+def test_another_micro_batch_than_an_untold_one_is_refused(imported: Import) -> None:
+    evidence = imported("--model", "vit-b16", "--engine", "ddp")
+    with pytest.raises(RequestError, match=r"--micro-batch 32: the measured one of .* is not told.* Import the files"):
+        questions(evidence, (8,), Changes(micro_batch=32))
+
+
+def test_an_image_size_of_an_unknown_model_is_refused_in_words(imported: Import) -> None:
+    evidence = imported()
+    with pytest.raises(RequestError, match=r"--image-size 384: the measured model is not known. .* --model"):
+        questions(evidence, (8,), Changes(image_size=384))
+
+
+def test_memory_and_another_gpu_name_the_precision_that_they_take_for_granted(imported: Import) -> None:
+    evidence = imported(*TOLD)
+    (answered,) = predict(fit(evidence), Question((8,)))
+    (memory,) = (assumed for assumed in answered.assumptions if assumed.part == MEMORY)
+    assert (memory.taken, memory.measurement) == (
+        "that of fp32 and 224 pixels, which the import does not tell",
+        "say --precision and --image-size",
+    )
+    assert "--image-size" not in prediction_words.measure_next([answered]), "that narrows no time"
+    (other,) = predict(fit(evidence), Question((8,), changes={"gpu": gpu_type("A100-SXM4-80GB")}))
+    assert any(assumed.part == "precision of the measured runs" for assumed in other.assumptions)
+
+
+def test_without_a_batch_there_is_no_memory_of_one_image(imported: Import) -> None:
+    (answered,) = predict(fit(imported("--model", "vit-b16", "--engine", "ddp")), Question((8,)))
+    assert (answered.memory_bytes, answered.oom_chance) == (None, None)
+    assert "micro-batch" in answered.reasons["memory_bytes"]

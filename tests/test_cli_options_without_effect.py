@@ -1,0 +1,173 @@
+"""An option that changes nothing is said beside the answer: tried with each option of `predict` and `advise`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from prediction_factory import resolved_study
+from results_factory import write_results
+from vitscale import cli
+from vitscale.cli.asking import AdviseAsking, PredictAsking
+from vitscale.cli.predicting import advise, predict
+from vitscale.prediction.remarks import changes_nothing, options_without_effect
+
+Call = Callable[..., dict[str, Any] | None]
+ASKED = {
+    "predict": ("--gpus", "8,16", "--nodes-of", "4"),
+    "advise": ("--gpus", "2,8", "--images", "1024", "--epochs", "3"),
+}
+CHOOSE_WHAT_IS_SHOWN = {
+    "predict": {"results", "--gpus", "--series", "--verbose", "--json"},
+    "advise": {
+        "results", "--gpus", "--max-gpus", "--series", "--verbose", "--json", "--chart", "--output", "--format",
+        "--deadline", "--budget", "--min-efficiency", "--price", "--devices", "--epochs",
+    },
+}  # fmt: skip
+"""Options that are not to change a figure: of `advise` the limits, which are judged beside each answer, and what is in
+each cost or time."""
+VALUES = {
+    "--nodes-of": ("4", "8"), "--network": ("10GbE",), "--model": ("vit-b16",), "--image-size": ("32", "64"),
+    "--parameters": ("86M",), "--engine": ("ddp", "fsdp2"), "--zero-stage": ("2",), "--precision": ("fp32", "bf16"),
+    "--micro-batch": ("8", "16"), "--grad-accum": ("1", "2"), "--device": ("H100",), "--price": ("2",),
+    "--gpu-memory": ("80GB",), "--epochs": ("3",), "--images": ("1024", "4096"), "--any-batch": ((),),
+    "--large-batch": ((),), "--split": ((),), "--checkpoint-seconds": ("10",), "--node-mtbf": ("100",),
+}  # fmt: skip
+REPEATED = (
+    "engine", "zero_stage", "precision", "micro_batch", "grad_accum", "global_batch", "image_size", "gpu", "study",
+    "memory_capacity_bytes", "effective_draws", "looked_at", "dropped", "refused", "price_per_gpu_hour", "reasons",
+    "unstable_runs", "taken_as_measured", "without_effect", "prediction_scores",
+)  # fmt: skip
+"""Fields that repeat the question, or are words."""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Results of our own, and an imported table that tells neither engine nor model."""
+    base = tmp_path_factory.mktemp("options")
+    write_results(resolved_study({1: [0.1, 0.101], 2: [0.104, 0.105], 4: [0.108, 0.109]}), base / "own")
+    (base / "table.csv").write_text("gpus,images_per_second,micro_batch\n1,400,8\n2,780,8\n4,1500,8\n8,2800,8\n")
+    sys.argv = ["vitscale", "import", str(base / "table.csv"), "-o", str(base / "table")]
+    with pytest.raises(SystemExit):
+        cli.main()
+    return {"own": base / "own", "table": base / "table"}
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
+    """What `vitscale ARGUMENTS --json` prints; None where it is refused."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+    def run(*arguments: str) -> dict[str, Any] | None:
+        monkeypatch.setattr(sys, "argv", ["vitscale", *arguments, "--json"])
+        code: Any = 0
+        try:
+            cli.main()
+        except SystemExit as ended:
+            code = ended.code or 0
+        out = capsys.readouterr().out
+        return None if code == 2 else json.loads(out)
+
+    return run
+
+
+def figures(value: Any) -> Any:
+    """All figures to six digits; of assumptions which there are. Options inside an answer of advice are answers."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, list):
+        return [figures(item) for item in value]
+    if isinstance(value, dict):
+        return {name: figures(item) for name, item in value.items() if name not in ("taken", "measurement")}
+    return value
+
+
+def compared(verb: str, answer: dict[str, Any]) -> Any:
+    if verb == "advise":
+        return figures({name: item for name, item in answer.items() if name not in (*REPEATED, "limits")})
+    of_finish = [
+        [one.get(name) for name in ("finish_seconds", "finish_seconds_low", "finish_seconds_high", "finish_cost")]
+        for one in answer["predictions"]
+        if one.get("finish_seconds") is not None
+    ]
+    of_finishing = ("finish", "epochs", "work_", "checkpoint_")
+    told = [
+        {name: item for name, item in one.items() if name not in REPEATED and not name.startswith(of_finishing)}
+        for one in answer["predictions"]
+    ]
+    return figures([told, of_finish])
+
+
+@pytest.mark.parametrize("folder", ["own", "table"])
+@pytest.mark.parametrize(("verb", "option"), [
+    (verb, option) for verb, asking in (("predict", PredictAsking), ("advise", AdviseAsking))
+    for option in asking.OPTIONS if option in VALUES
+])  # fmt: skip
+def test_an_option_is_said_to_change_nothing_exactly_where_all_figures_are_the_same_without_it(
+    verb: str, option: str, folder: str, folders: dict[str, Path], call: Call
+) -> None:
+    asked = list(ASKED[verb])
+    if option in asked:  # it is tried by itself
+        del asked[asked.index(option) : asked.index(option) + 2]
+    if option in ("--checkpoint-seconds", "--node-mtbf") and verb == "predict":
+        asked += ["--epochs", "3"]
+    without = call(verb, str(folders[folder]), *asked)
+    for value in VALUES[option]:
+        arguments = [option, *([value] if value else [])]
+        answer = call(verb, str(folders[folder]), *asked, *arguments)
+        if answer is None:
+            continue  # refused in one message
+        said = any(sentence.startswith(f"{option} ") for sentence in answer["without_effect"])
+        same = without is not None and compared(verb, answer) == compared(verb, without)
+        assert said == same, (arguments, answer["without_effect"])
+
+
+def test_every_option_is_tried_or_chooses_what_is_shown() -> None:
+    for verb, command, asking in (("predict", predict, PredictAsking), ("advise", advise, AdviseAsking)):
+        app = typer.Typer()
+        app.command()(command)
+        options = {parameter.opts[-1] for parameter in typer.main.get_command(app).params} - {"--help"}
+        options -= {"--install-completion", "--show-completion"}
+        assert options == CHOOSE_WHAT_IS_SHOWN[verb] | {*asking.OPTIONS}
+        assert {*asking.OPTIONS} - {*VALUES} <= {"--check"}
+
+
+def test_a_network_says_why_it_changes_nothing_on_the_terminal_too(
+    folders: dict[str, Path], call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = call("predict", str(folders["table"]), "--gpus", "16", "--nodes-of", "4", "--network", "100GbE")
+    assert answer is not None
+    expected = (
+        "--network 100GbE changes nothing: what is sent is unknown (to tell it: say --engine ddp and --parameters "
+        "110M, or --model)."
+    )
+    assert answer["without_effect"] == [expected]
+    arguments = ["--gpus", "16", "--nodes-of", "4", "--network", "100GbE"]
+    monkeypatch.setattr(sys, "argv", ["vitscale", "predict", str(folders["table"]), *arguments])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert expected in " ".join(capsys.readouterr().out.split())
+
+
+def test_only_given_options_are_left_out_one_by_one() -> None:
+    asked: list[dict[str, Any]] = []
+
+    def figures_of(options: Any) -> object:
+        asked.append(dict(options))
+        return options["--a"]
+
+    assert options_without_effect({"--a": 1, "--b": 2, "--c": None, "--d": False}, figures_of) == ("--b",)
+    assert len(asked) == 3
+    assert options_without_effect({"--a": None}, figures_of) == ()
+    assert len(asked) == 3, "nothing is worked out where no option is given"
+
+
+def test_a_number_is_told_as_it_was_written() -> None:
+    assert changes_nothing("--price", 3.0, "no epochs") == "--price 3 changes nothing: no epochs."
+    assert changes_nothing("--split", value=True) == "--split changes nothing: the answer without it is the same."

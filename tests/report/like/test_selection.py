@@ -9,8 +9,9 @@ import pytest
 from like_paper_factory import paper_curve, paper_study, whole_study
 from vitscale.analysis import analyse
 from vitscale.report.like.paper import FIGURES
+from vitscale.report.like.selection import Selection, select, steps_for
 from vitscale.report.like.series import all_series
-from vitscale.report.like.study import Selection, StudyFigure, select, steps_for
+from vitscale.report.like.study import StudyFigure
 from vitscale.store.results import Results
 from vitscale.study.sections import ScalingSection
 

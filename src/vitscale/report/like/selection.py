@@ -100,16 +100,25 @@ def _is_of_another_cluster(figure: StudyFigure, curve: Series) -> bool:
     return bool(figure.cluster) and cluster in _CLUSTERS and cluster != figure.cluster.lower()
 
 
+def _are_of_other_datasets(series: Sequence[Series]) -> bool:
+    """Whether the results hold none of the study's datasets."""
+    return not any(curve.dataset in _DATASETS for curve in series)
+
+
 def _datasets(figure: StudyFigure, series: Sequence[Series]) -> list[str]:
     """The datasets to draw: the figure's; where the results hold none of the study's, their own in its place."""
-    own = list(dict.fromkeys(curve.dataset for curve in series))
-    if any(name in _DATASETS for name in own):
+    if not _are_of_other_datasets(series):
         return list(figure.datasets)
+    own = list(dict.fromkeys(curve.dataset for curve in series))
     return [own[min(_DATASETS.index(name), len(own) - 1)] for name in figure.datasets]
 
 
 def _micro_batch(figure: StudyFigure, candidates: Sequence[Series], datasets: Sequence[str]) -> int | None:
-    """The micro-batch to draw; where the results have neither 16 nor 64, their smallest or largest in its place."""
+    """The micro-batch to draw, or the smallest or largest that there is in its place.
+
+    Another stands in where the results are of other datasets than the study's, or have neither of its micro-batches.
+    """
+    wanted = figure.micro_batch
     own = {
         curve.micro_batch
         for curve in candidates
@@ -117,9 +126,11 @@ def _micro_batch(figure: StudyFigure, candidates: Sequence[Series], datasets: Se
         and curve.hosts in (figure.hosts or (curve.hosts,))
         and curve.dataset in (datasets or (curve.dataset,))
     }
-    if figure.micro_batch is None or not own or own.intersection(_MICRO_BATCHES):
-        return figure.micro_batch
-    return min(own) if figure.micro_batch == min(_MICRO_BATCHES) else max(own)
+    if wanted is None or not own or wanted in own:
+        return wanted
+    if own.intersection(_MICRO_BATCHES) and not _are_of_other_datasets(candidates):
+        return wanted
+    return min(own) if wanted == min(_MICRO_BATCHES) else max(own)
 
 
 def _departures(figure: StudyFigure, datasets: Sequence[str], micro_batch: int | None) -> tuple[str, ...]:

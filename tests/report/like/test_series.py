@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
 from like_paper_factory import beyond_one_host, paper_curve, paper_study, whole_study
 from results_factory import rich_study
 from vitscale.analysis import analyse
-from vitscale.report.like.series import Series, all_series, names
+from vitscale.report.like.series import Series, all_series, names, published_points
 from vitscale.store.results import Results
 
 
@@ -26,7 +27,7 @@ def test_curves_are_placed_by_their_hosts() -> None:
     )
     assert [(one.dataset, one.hosts) for one in series(study)] == [
         ("cifar10", "one host"),
-        ("cifar100", "several like hosts"),
+        ("cifar100", "one GPU a host"),
         ("digits", "several unlike hosts"),
     ]
 
@@ -82,6 +83,16 @@ def test_names_of_all_curves_of_a_study_are_distinct() -> None:
     assert len(set(names(found))) == len(found) > 1
 
 
+def test_what_was_published_of_one_gpu_a_host_is_not_of_hosts_with_several() -> None:
+    cells = {1: [0.8], 2: [0.8], 4: [0.8]}
+    workload: dict[str, Any] = {"dataset": "cifar100", "micro_batch": 64}
+    _, over_pairs = series(paper_study(beyond_one_host(paper_curve(cells, **workload), 2)))
+    assert (over_pairs.hosts, published_points([over_pairs]).facts) == ("several like hosts", ())
+    (over_single,) = series(paper_study(paper_curve(cells, spread=True, **workload)))
+    ((_, facts),) = published_points([over_single]).facts
+    assert {fact.layout for fact in facts if fact.gpus > 1} == {"one-gpu-per-node"}
+
+
 def test_curves_without_runs_are_no_series() -> None:
     study = whole_study()
     assert series(study.model_copy(update={"runs": ()})) == []
@@ -92,7 +103,7 @@ def test_published_measurements_of_unlike_hosts_are_known_though_their_devices_h
     curve, trials, runs = paper_curve({1: [0.8], 2: [0.8]}, spread=True)
     curve = curve.model_copy(update={"labels": {**curve.labels, "cluster": "tesla"}})
     analysis = analyse(paper_study((curve, trials, runs)))
-    assert [one.hosts for one in all_series(analysis)] == ["several like hosts"]
+    assert [one.hosts for one in all_series(analysis)] == ["one GPU a host"]
     published = {1: 712.92, 2: 916.4}
     timed = {
         identity: dataclasses.replace(

@@ -14,7 +14,7 @@ from vitscale import cli
 from vitscale.analysis import analyse, analyse_folder
 from vitscale.errors import RequestError
 from vitscale.prediction.answering import Changes, answer, questions, taken_as_measured, told
-from vitscale.prediction.evidence import IMAGE_SIZE, MICRO_BATCH, PRECISION, Evidence, evidence_of
+from vitscale.prediction.evidence import HOSTS, IMAGE_SIZE, MICRO_BATCH, PRECISION, Evidence, evidence_of
 from vitscale.prediction.fitting import fit
 from vitscale.prediction.gpu_types import gpu_type
 from vitscale.prediction.predicting import Question, predict
@@ -29,10 +29,10 @@ TABLE = "gpus,images_per_second,gpu\n1,400,Tesla T4\n2,780,Tesla T4\n4,1500,Tesl
 def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Import:
     """The evidence of a table of rates that tells neither precision nor batch nor image size, by further options."""
 
-    def run(*options: str) -> Evidence:
-        table, folder = tmp_path / "table.csv", tmp_path / f"results{len(options)}"
-        table.write_text(TABLE)
-        monkeypatch.setattr(sys, "argv", ["vitscale", "import", str(table), "-o", str(folder), *options])
+    def run(*options: str, table: str = TABLE) -> Evidence:
+        file, folder = tmp_path / "table.csv", tmp_path / f"results{len(options)}"
+        file.write_text(table)
+        monkeypatch.setattr(sys, "argv", ["vitscale", "import", str(file), "-o", str(folder), *options])
         with pytest.raises(SystemExit) as ended:
             cli.main()
         assert not ended.value.code
@@ -59,7 +59,7 @@ def test_an_import_records_what_it_assumed(imported: Import) -> None:
     assumed = [
         imported(*options).series[0].points[-1].assumed for options in ((), TOLD, (*TOLD, "--precision", "fp32"))
     ]
-    assert assumed == [{PRECISION, MICRO_BATCH}, {PRECISION, IMAGE_SIZE}, {IMAGE_SIZE}]
+    assert assumed == [{PRECISION, MICRO_BATCH, HOSTS}, {PRECISION, IMAGE_SIZE, HOSTS}, {IMAGE_SIZE, HOSTS}]
 
 
 def test_no_run_of_our_own_assumes_anything(tmp_path: Path) -> None:
@@ -81,6 +81,29 @@ def test_an_assumed_image_size_is_told_and_a_recorded_one_is_converted_from(impo
     assumed, recorded = imported(*TOLD), imported(*TOLD, "--image-size", "224")
     assert rate(predicted(assumed, Changes(image_size=384))) == pytest.approx(2800, rel=0.05)
     assert rate(predicted(recorded, Changes(image_size=384))) < 0.5 * 2800
+
+
+def test_hosts_that_a_table_does_not_count_are_those_of_nodes_of(imported: Import) -> None:
+    """Eight ranks with four to a host were on two hosts: what lies between hosts was measured then."""
+    evidence = imported(*TOLD)
+    known, _ = told(evidence, Changes(), nodes_of=4)
+    assert [point.nodes for point in known.series[0].points] == [1, 1, 1, 2]
+    assert known.series[0].points[-1].trial.world.ranks_per_node == 4
+    assert taken_as_measured(evidence, known).startswith(
+        "Taken for what was measured, which the import does not tell: 4 ranks on a full host."
+    )
+    (one_host,), (two_hosts,) = (predict(fit(own), Question((16,), nodes_of=4)) for own in (evidence, known))
+    assert (one_host.label, two_hosts.label) == ("prior-driven", "extrapolated")
+    fits, _ = told(evidence, Changes(), nodes_of=8)
+    assert taken_as_measured(evidence, fits) == "", "one host it was, as was assumed"
+
+
+def test_hosts_that_a_table_counts_are_as_it_says(imported: Import) -> None:
+    counted = "gpus,images_per_second,nodes\n4,1500,1\n8,2800,1\n"
+    evidence = imported(*TOLD, table=counted)
+    assert not any(HOSTS in point.assumed for point in evidence.series[0].points)
+    known, _ = told(evidence, Changes(), nodes_of=4)
+    assert [point.nodes for point in known.series[0].points] == [1, 1]
 
 
 def test_what_was_told_is_said_and_how_to_ask_for_another(imported: Import) -> None:

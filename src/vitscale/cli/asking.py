@@ -90,7 +90,7 @@ class PredictAsking(_Asking):
             parameters=options["--parameters"],
         )
         recorded = evidence_of(self.results, self.analysed, declared=options["--network"], check=options["--check"])
-        evidence, changes = answering.told(recorded, changes)
+        evidence, changes = answering.told(recorded, changes, options["--nodes-of"])
         questions = answering.questions(
             evidence,
             self.counts or answering.counts_ahead(evidence),
@@ -206,10 +206,12 @@ class AdviseAsking(_Asking):
         )
         return advised_from(self._fitted(self._evidence(options)), self.analysed, asked)
 
+    def _recorded(self, options: Options) -> Evidence:
+        return evidence_of(self.results, self.analysed, declared=options["--network"])
+
     def _evidence(self, options: Options) -> Evidence:
-        recorded = evidence_of(self.results, self.analysed, declared=options["--network"])
-        evidence, _ = answering.told(recorded, answering.Changes(parameters=options["--parameters"]))
-        return evidence
+        changes = answering.Changes(parameters=options["--parameters"])
+        return answering.told(self._recorded(options), changes, options["--nodes-of"])[0]
 
     def figures(self, options: Options) -> object:
         """All figures of the advice with these options."""
@@ -218,12 +220,12 @@ class AdviseAsking(_Asking):
     def remarks(self, advice: Advice, options: Options) -> Remarks:
         """What is to be known before the answers."""
         idle = options_without_effect(options, self.figures)
-        series = [own for own in self._evidence(options).series if own.name in advice.trials]
+        evidence = self._evidence(options)
+        series = [own for own in evidence.series if own.name in advice.trials]
         return Remarks(
             unstable_runs(self.analysed, series),
-            without_effect=tuple(
-                changes_nothing(option, options[option], _why_of_advice(option, advice)) for option in idle
-            ),
+            answering.taken_as_measured(self._recorded(options), evidence),
+            tuple(changes_nothing(option, options[option], _why_of_advice(option, advice)) for option in idle),
         )
 
 

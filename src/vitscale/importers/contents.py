@@ -250,6 +250,8 @@ class LogRun:
     """The times are the run's own, not those of one rank."""
     started_unix_seconds: float = 0.0
     warmup_steps: int = 0
+    one_host_told: bool = False
+    """Whether its file says that all ranks were on one host; else that is assumed where no layout or count tells."""
 
     @property
     def of_images(self) -> bool:

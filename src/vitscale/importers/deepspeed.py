@@ -271,6 +271,7 @@ def _run(group: Sequence[_Part], options: Options, number: int) -> tuple[LogRun,
     accum = next((n for f in facts if 0 < (n := f.numbers.get("grad_accum", 0)) <= MOST_MICRO_STEPS), 1)
     micro_batch = next((known for f in facts if (known := f.micro_batch(gpus, accum)) is not None), None)
     nodes = next((known for f in facts if (known := f.nodes(gpus)) is not None), None)
+    hosts_told = nodes is not None
     if nodes is None:
         nodes = 1
         if gpus > 1:
@@ -309,6 +310,7 @@ def _run(group: Sequence[_Part], options: Options, number: int) -> tuple[LogRun,
         synchronised=any(f.synchronised for f in facts) if timers_ran else None,
         started_unix_seconds=max(0.0, group[0].began or 0.0),
         warmup_steps=0 if of_rates else WARMUP_STEPS,
+        one_host_told=hosts_told,
     )
     return run, notes
 

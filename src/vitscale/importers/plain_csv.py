@@ -32,6 +32,8 @@ class _Run:
     steps: list[tuple[float, int]] = field(default_factory=list)
     """(Seconds, images of one rank) of each step; 0 images: unknown."""
     epochs: list[float] = field(default_factory=list)
+    hosts_told: bool = False
+    """Whether a row says on how many hosts it ran."""
     batches: list[float | None] = field(default_factory=list)
     """Images of one rank's step as the rate beside its time gives them, for each row; None: nothing gives them."""
     rates: list[tuple[float, float]] = field(default_factory=list)
@@ -92,6 +94,7 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
                 if len(runs) >= _MOST_ROWS:
                     raise RequestError(f"more than {_MOST_ROWS:,} runs", next_step="Import fewer at a time")
                 run = runs.setdefault((setting, name), _Run(setting, name))
+                run.hosts_told = run.hosts_told or bool(row["nodes"] or row["gpus_per_node"])
                 run.steps += [] if times.step is None else [times.step]
                 run.epochs += [] if times.epoch is None else [times.epoch]
                 run.batches.append(times.batch)
@@ -267,4 +270,4 @@ def _log_run(run: _Run, micro_batch: int | None, options: Options, files: tuple[
         steps=tuple(step_line(number, *step) for number, step in enumerate(steps)),
         epochs=tuple(epoch_line(number, seconds, sizes) for number, seconds in enumerate(run.epochs)),
     )
-    return LogRun(setting, run.name, files, (rank,), of_the_run=True)
+    return LogRun(setting, run.name, files, (rank,), of_the_run=True, one_host_told=run.hosts_told)

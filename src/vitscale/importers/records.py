@@ -92,10 +92,13 @@ def assumed_fields(run: LogRun, options: Options) -> tuple[str, ...]:
     setting = run.setting
     model = model_of(options, setting)
     size_is_assumed = not model.unknown and model.hf is None and options.image_size is None
+    layout_tells = setting.layout is not None and nodes_of(setting.layout, setting.gpus) is not None
+    hosts_are_told = setting.nodes > 1 or layout_tells or run.one_host_told
     is_assumed = {
         "train.precision": options.precision is None and setting.precision is None,
         "train.micro_batch": micro_batch_of(run, options) is None,
         "model.image_size": size_is_assumed,
+        "world.nodes": setting.gpus > 1 and not hosts_are_told,
     }
     return tuple(field for field, assumed in is_assumed.items() if assumed)
 

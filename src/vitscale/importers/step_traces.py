@@ -61,7 +61,7 @@ def exported_run(path: Path, data: dict[str, list[Any]], number: int) -> LogRun:
         series=texts["series"],
         device="cpu" if about.get("device") == "cpu" else "cuda",
     )
-    return LogRun(setting, path.name, (identified(path),), tuple(own))
+    return LogRun(setting, path.name, (identified(path),), tuple(own), one_host_told=True)
 
 
 def _shares(line: ExplainedLine) -> TimeShares:

@@ -14,17 +14,18 @@ from typing import Any, get_args
 from vitscale.analysis.statistics import t_quantile
 from vitscale.base.forks import spread
 from vitscale.errors import RequestError, check_within, nearest, shown, unknown
-from vitscale.prediction.evidence import IMAGE_SIZE, MICRO_BATCH, PRECISION, Evidence, Point, Series
+from vitscale.prediction.evidence import HOSTS, IMAGE_SIZE, MICRO_BATCH, PRECISION, Evidence, Point, Series
 from vitscale.prediction.fitting import Fitted, FittedSeries, fit_series
 from vitscale.prediction.gpu_types import gpu_type
 from vitscale.prediction.predicting import Question, can_grow, predict
 from vitscale.prediction.results import CONFIDENCE, Forecast, Prediction, Score, predicted
 from vitscale.prediction.variants import differing
+from vitscale.present import units
 from vitscale.present.estimate import Estimate
 from vitscale.trial.engines import ENGINES
 from vitscale.trial.model_cost import counted
 from vitscale.trial.model_spec import ModelSpec, fields_named, resolve
-from vitscale.trial.trial import Precision, TrainSpec
+from vitscale.trial.trial import Precision, TrainSpec, world_of_hosts
 
 _FRACTIONS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 """How many times the largest measured rank count a report looks ahead."""
@@ -205,11 +206,16 @@ class Changes:
     """Number of parameters of a model that has no name here: "110M"."""
 
 
-def told(evidence: Evidence, changes: Changes) -> tuple[Evidence, Changes]:
+def told(evidence: Evidence, changes: Changes, nodes_of: int | None = None) -> tuple[Evidence, Changes]:
     """Takes facts that an import's files left out as if they were measured.
 
-    These are its engine, its model or parameters, and what the import assumed: precision and image size. An assumption
-    is no measurement, so that nothing is converted from it.
+    These are its engine, its model or parameters, and what the import assumed: precision, image size, and that there
+    was one host. An assumption is no measurement, so that nothing is converted from it.
+
+    Args:
+        evidence: what is recorded.
+        changes: what the options say.
+        nodes_of: ranks on a full host, if said.
 
     Returns:
         The evidence with these facts, and the changes; these still apply to what a series knows already.
@@ -224,19 +230,23 @@ def told(evidence: Evidence, changes: Changes) -> tuple[Evidence, Changes]:
         raise RequestError(what, next_step="Leave it out; --model NAME asks for another")
     _check(changes)
     series = [
-        replace(own, points=tuple(_told(point, changes, count) for point in own.points)) for own in evidence.series
+        replace(own, points=tuple(_told(point, changes, count, nodes_of) for point in own.points))
+        for own in evidence.series
     ]
     return replace(evidence, series=tuple(series)), replace(changes, parameters=None)
 
 
 def taken_as_measured(before: Evidence, after: Evidence) -> str:
-    """A sentence on what `told` made of assumptions; empty where it made nothing of any."""
+    """A sentence on what `told` made of assumptions; empty where it made nothing else of any."""
     points_before = [point for series in before.series for point in series.points]
     points_after = [point for series in after.series for point in series.points]
     facts: dict[str, None] = {}
     for assumed, point in zip(points_before, points_after, strict=True):
         values = {PRECISION: point.trial.train.precision, IMAGE_SIZE: f"{point.trial.model.image_size} pixels"}
-        facts |= dict.fromkeys(values[field] for field in values if field in assumed.assumed - point.assumed)
+        if point.nodes > 1:
+            values[HOSTS] = f"{units.ranks(point.trial.world.ranks_per_node)} on a full host"
+        told_fields = assumed.assumed - point.assumed
+        facts |= dict.fromkeys(values[field] for field in values if field in told_fields)
     if not facts:
         return ""
     return (
@@ -245,12 +255,14 @@ def taken_as_measured(before: Evidence, after: Evidence) -> str:
     )
 
 
-def _told(point: Point, changes: Changes, count: int | None) -> Point:
-    train, model = _told_training(point, changes), _told_model(point, changes, count)
-    says = {PRECISION: changes.precision, IMAGE_SIZE: changes.image_size}
+def _told(point: Point, changes: Changes, count: int | None, nodes_of: int | None) -> Point:
+    train, model, world = _told_training(point, changes), _told_model(point, changes, count), point.trial.world
+    if HOSTS in point.assumed and nodes_of is not None and nodes_of > 0:
+        world = world_of_hosts(world.size, nodes_of, world.threads_per_rank)
+    says = {PRECISION: changes.precision, IMAGE_SIZE: changes.image_size, HOSTS: nodes_of}
     still_assumed = frozenset(field for field in point.assumed if says.get(field) is None)
-    trial = point.trial.model_copy(update={"train": train, "model": model})
-    return replace(point, trial=trial, assumed=still_assumed)
+    trial = point.trial.model_copy(update={"train": train, "model": model, "world": world})
+    return replace(point, trial=trial, nodes=world.nodes, assumed=still_assumed)
 
 
 def _told_training(point: Point, changes: Changes) -> TrainSpec:

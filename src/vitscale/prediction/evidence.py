@@ -29,6 +29,7 @@ _QUARTILES_APART = 1.349
 
 
 PRECISION, IMAGE_SIZE, MICRO_BATCH = "train.precision", "model.image_size", "train.micro_batch"
+HOSTS = "world.nodes"
 """Fields that an import may assume (`Point.assumed`)."""
 
 

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from vitscale.lint.key_lines import lines_of_keys
 from vitscale.lint.rules import batch, keys, memory, optimizer, overlap, parts, precision, timing, values
 from vitscale.lint.view import Release, Setting, View, installed_version
 from vitscale.present.data import finding_fields
 from vitscale.present.document import Document, Finding, Paragraph, counts_of, most_severe_first
-from vitscale.trial import model_cost
+from vitscale.trial import deepspeed_config, model_cost
 from vitscale.trial.deepspeed_config import BATCH_KEYS
 from vitscale.trial.trial import TrainSpec, Trial
 
 Rule = Callable[[View], Iterable[Finding]]
-
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:]')
 
 RULES: tuple[Rule, ...] = (
     keys.release_not_in_the_table,
@@ -66,31 +64,18 @@ def lint(config: dict[str, Any], setting: Setting) -> tuple[Finding, ...]:
     return most_severe_first([finding for rule in RULES for finding in rule(view)])
 
 
-def at_lines(findings: Iterable[Finding], text: str) -> tuple[Finding, ...]:
-    """The findings with the line of each finding's key in the file; `text` is the file's valid JSON."""
-    lines = _lines_of_keys(text)
+def lint_file(path: Path, setting: Setting) -> tuple[Finding, ...]:
+    """Reads a DeepSpeed file and returns the findings on it, each with the line of its key.
+
+    Raises:
+        RequestError: the file cannot be read, or `setting.deepspeed` is no version.
+    """
+    file = deepspeed_config.load(path, next_step="Give the JSON file that deepspeed.initialize gets")
+    findings = lint(file.values, setting)
+    if not deepspeed_config.is_json(file.text):
+        findings = most_severe_first([*findings, keys.not_json()])
+    lines = lines_of_keys(file.text)
     return tuple(replace(each, about=replace(each.about, line=lines.get(each.about.key))) for each in findings)
-
-
-def _lines_of_keys(text: str) -> dict[str, int]:
-    """Dotted key -> its line, counted from 1."""
-    lines: dict[str, int] = {}
-    above: list[str] = []
-    last = key = ""
-    line, counted_to = 1, 0
-    for match in _TOKEN.finditer(text):
-        line, counted_to = line + text.count("\n", counted_to, match.start()), match.start()
-        match match[0]:
-            case ":":
-                key = f"{above[-1]}.{last}" if above and above[-1] else last
-                lines.setdefault(key, line)
-            case "{" | "[":
-                above.append(key)
-            case "}" | "]":
-                key = above.pop()
-            case string:
-                last = json.loads(string)
-    return lines
 
 
 def lint_document(file: str, findings: Sequence[Finding], setting: Setting) -> Document:

@@ -31,6 +31,16 @@ def release_not_in_the_table(view: View) -> Iterator[Finding]:
         yield finding("deepspeed-version", "note", "", message, fix, source)
 
 
+def not_json() -> Finding:
+    """A file that is Hjson and no JSON: it has comments, commas that trail, or texts without quotes."""
+    return finding(
+        "not-json", "note", "",
+        "The file is Hjson: DeepSpeed reads it, but the Hugging Face Trainer and Accelerate read JSON only, and fail",
+        "Take out comments and trailing commas where one of these reads the file",
+        "deepspeed/runtime/config.py (hjson.load, since 0.8.1) and accelerate/utils/deepspeed.py of 1.15 (json.load)",
+    )  # fmt: skip
+
+
 def unknown_and_removed_keys(view: View) -> Iterator[Finding]:
     """Keys in the file that the release does not know in their place, refuses or deprecates."""
     told = 0

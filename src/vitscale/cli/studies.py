@@ -239,6 +239,7 @@ def _check_training(
 def lint(
     config: Annotated[Path, typer.Argument(metavar="DS.json", help="A DeepSpeed configuration.", show_default=False)],
     model: base.ModelOption = None,
+    parameters: base.ParametersOption = None,
     gpus: Annotated[int | None, option("--gpus", "N", "Ranks in all.")] = None,
     deepspeed: Annotated[
         str | None, option("--deepspeed", "VERSION", "Judge for this version.  [default: installed]")
@@ -256,7 +257,7 @@ def lint(
         raise RequestError(
             what, next_step="Give the JSON file that deepspeed.initialize gets; a study is looked at by vitscale plan"
         )
-    setting = linter.setting_of(model, gpus, deepspeed)
+    setting = linter.setting_of(model, parameters, gpus, deepspeed)
     findings = linter.lint_file(config, setting)
     file = str(config)
     base.answer(

@@ -136,7 +136,7 @@ class _RefusedValue(ValueError):
 
 def _values(text: str) -> Any:
     """Parses JSON with the parser for it, which is a hundred times as fast, and all else as Hjson."""
-    hooks = {"object_pairs_hook": _unique, "parse_int": _whole, "parse_float": _number}
+    hooks: dict[str, Any] = {"object_pairs_hook": _unique, "parse_int": _whole, "parse_float": _number}
     try:
         return json.loads(text, parse_constant=_no_constant, **hooks)
     except _RefusedValue:

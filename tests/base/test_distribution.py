@@ -37,7 +37,7 @@ class Environment:
         venv.create(folder, symlinks=True)
         self.python = folder / "bin/python"
         self.site = next(folder.glob("lib/python*/site-packages"))
-        pip = [sys.executable, "-m", "pip", "--python", self.python, "install", "--no-deps", "--no-index", "--quiet"]
+        pip = [sys.executable, "-m", "pip", "--python", str(self.python), "install", "--no-deps", "--no-index"]
         subprocess.run([*pip, wheel], check=True, capture_output=True)
         needed = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
         (self.site / "needed.pth").write_text("\n".join(needed) + "\n")

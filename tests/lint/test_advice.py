@@ -266,3 +266,18 @@ def test_changes_leave_the_configuration_as_it_was() -> None:
     assert changed(config, changes) == {"a": {"b": 3}, "c": {"d": {"e": 4}}}
     assert config == {"a": {"b": 1}, "a.b": 2, "c": True}
     assert Advice("x").changes is None
+
+
+def test_advice_that_is_followed_one_after_another_comes_to_an_end() -> None:
+    """No two pieces of advice undo each other: what can be changed in a file is changed after some twenty steps."""
+    chance = random.Random(3)
+    for _ in range(150):
+        config = QUIET | chance.choice(BREAKS)[0] | chance.choice(BREAKS)[0]
+        steps: list[str] = []
+        while len(steps) < 20:
+            changes = [found for found in lint(config, FULL) if found.changes is not None and found.severity != "note"]
+            if not changes:
+                break
+            config = changed(config, changes[0].changes or {})
+            steps.append(changes[0].advice)
+        assert len(steps) < 20, steps

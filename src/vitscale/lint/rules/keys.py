@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 from vitscale.errors import shown
@@ -139,9 +140,9 @@ def _unknown(view: View, key: str, name: str, part: str, *, refuses: bool, sourc
 
 def _meant(view: View, key: str, name: str, part: str, place: tuple[str, ...]) -> list[Advice]:
     """Advice on what an unknown key was probably meant for: a name that resembles it, or its place in another part."""
-    near = difflib.get_close_matches(name.lower()[:80], view.release.children(part), n=1, cutoff=0.7)
-    if near:
-        return _meant_as(view, key, place, f"{part}.{near[0]}" if part else near[0])
+    near = _nearest_name(name.lower()[:80], tuple(view.release.children(part)))
+    if near is not None:
+        return _meant_as(view, key, place, f"{part}.{near}" if part else near)
     if len(name) <= 2 or name in _COMMON:
         return []
     places = [known_key for known_key in view.release.places(name) if known_key != key]
@@ -155,6 +156,12 @@ def _meant(view: View, key: str, name: str, part: str, place: tuple[str, ...]) -
         moved = Advice(text, {place: REMOVED, current[0]: view.value(key)})
         return [moved, remove(place, f"{text} and fits the rest of the file; else remove it")]
     return _meant_as(view, key, place, replaced[0]) if replaced else []
+
+
+@lru_cache(maxsize=1024)  # advice is tried on the whole file, again and again
+def _nearest_name(name: str, valid: tuple[str, ...]) -> str | None:
+    """The valid name that resembles a misspelt one; None where none does."""
+    return next(iter(difflib.get_close_matches(name, valid, n=1, cutoff=0.7)), None)
 
 
 def _meant_as(view: View, key: str, place: tuple[str, ...], known_key: str) -> list[Advice]:

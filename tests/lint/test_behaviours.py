@@ -61,6 +61,11 @@ def test_it_is_said_only_where_gradients_are_sent_so() -> None:
     assert "/pull/7371" in found.about.source
 
 
+def test_a_release_that_the_table_of_keys_lacks_is_named_with_the_one_that_lends_its_keys() -> None:
+    assert Setting(deepspeed="0.18.2").described().startswith("DeepSpeed '0.18.2' by the keys of 0.18.9; ")
+    assert Setting(deepspeed="0.19.8").described().startswith("DeepSpeed 0.19.8; ")
+
+
 def test_stage_1_overlaps_since_0_13_0() -> None:
     """#4887 is in 0.13.0; the releases before reset overlap_comm at stage 1."""
     (found,) = [found for found in lint(QUIET, Setting(deepspeed="0.12.6")) if found.about.key == KEY]

@@ -171,7 +171,8 @@ class Setting:
 
     def described(self) -> str:
         """What the file was judged for, in a few words."""
-        judged = Release(self.deepspeed).version
+        release = Release(self.deepspeed)
+        judged = release.version if release.exact else f"{shown(release.wanted)} by the keys of {release.version}"
         model = "no --model or --parameters"
         if self.parameters is not None:
             model = f"{self.parameters:,} parameters"

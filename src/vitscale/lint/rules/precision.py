@@ -25,7 +25,7 @@ def no_reduced_precision(view: View) -> Iterator[FileFinding]:
         switch = '"bf16": {"enabled": true}'
         changes = {f"{view.bf16}.enabled": True}
     text = f"{switch} on GPUs since Ampere; to stay in fp32, call torch.set_float32_matmul_precision('high') for TF32"
-    beside = "in place of what the file says of types and buckets that are for fp32"
+    beside = "what the file says of types and buckets then has to change too"
     yield finding(
         "no-reduced-precision", "warning", said,
         "Nothing enables bf16, fp16 or autocast, so all runs in fp32: twice the memory of activations and twice the "

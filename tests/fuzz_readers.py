@@ -27,7 +27,7 @@ from vitscale import analysis, sources, store
 from vitscale.errors import StoreError
 from vitscale.importers.contents import LinkFormat, Options
 from vitscale.importers.importing import import_logs
-from vitscale.lint import Setting, at_lines, lint
+from vitscale.lint import Setting, lint_file
 from vitscale.machine.hosts import read_hostfile
 from vitscale.prediction.instances import read_instances
 from vitscale.preflight.imported import import_links
@@ -329,8 +329,8 @@ def _launch(path: Path) -> object:
 
 
 def _deepspeed_file(path: Path) -> object:
-    config = deepspeed_config.read(path)
-    return at_lines(lint(config, Setting(parameters=86_567_656, gpus=8)), path.read_text(encoding="utf-8"))
+    deepspeed_config.read(path)
+    return lint_file(path, Setting(parameters=86_567_656, gpus=8))
 
 
 _DEEPSPEED = json.dumps(

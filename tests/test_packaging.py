@@ -21,6 +21,7 @@ from packaging.utils import canonicalize_name
 
 from prediction_factory import resolved_study
 from results_factory import write_results
+from vitscale.base.distribution import write_wheel
 
 ROOT = Path(__file__).parent.parent
 STUDY = """
@@ -197,7 +198,7 @@ def test_without_torch_a_run_says_which_extra_trains_and_writes_nothing(
     code, said, error = light("run", study, "-o", tmp_path / "results")
     assert (code, said) == (2, "")
     assert re.sub(r"\s+", " ", error).startswith(
-        f"vitscale: ranks on this machine need {missing} not installed. Run pip install 'vitscale[train]'."
+        f"vitscale: ranks on this machine need {missing} not installed. Run pip install '/path/to/vitscale[train]'."
     )
     assert not (tmp_path / "results").exists()
 
@@ -205,7 +206,7 @@ def test_without_torch_a_run_says_which_extra_trains_and_writes_nothing(
 def test_without_torch_a_check_says_which_extra_it_needs(light: Callable[..., tuple[int, str, str]]) -> None:
     code, _, error = light("check")
     assert code == 2
-    assert "pip install 'vitscale[train]'" in re.sub(r"\s+", " ", error)
+    assert "pip install '/path/to/vitscale[train]'" in re.sub(r"\s+", " ", error)
 
 
 def test_containers_and_citation_name_what_there_is(packages: dict[str, Path]) -> None:
@@ -223,3 +224,29 @@ def test_containers_and_citation_name_what_there_is(packages: dict[str, Path]) -
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"\n## {version}\n" in (ROOT / "CHANGELOG.md").read_text()
     assert "bash .ci/run" in (ROOT / ".github/workflows/test.yml").read_text()
+
+
+def test_a_written_wheel_is_what_the_backend_builds(packages: dict[str, Path], tmp_path: Path) -> None:
+    """The same files, needs, extras and commands as setuptools' own wheel of this tree."""
+    ours = write_wheel(tmp_path)
+    listed = subprocess.run(["git", "ls-files", "src"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    tracked = {line.removeprefix("src/") for line in listed.splitlines()}
+    described: dict[Path, tuple[set[str], list[str], str]] = {}
+    for wheel in (ours, packages["wheel"]):
+        with zipfile.ZipFile(wheel) as archive:
+            names = archive.namelist()
+            (about,) = (name for name in names if name.endswith("METADATA"))
+            (commands,) = (name for name in names if name.endswith("entry_points.txt"))
+            fields = ("Name", "Version", "Requires-Python", "Requires-Dist", "Provides-Extra")
+            lines = [
+                _normal(line) for line in archive.read(about).decode().splitlines() if line.split(":")[0] in fields
+            ]
+            files = {name for name in names if name.startswith("vitscale/") and (not tracked or name in tracked)}
+            described[wheel] = (files, sorted(lines), archive.read(commands).decode().strip())
+    assert described[ours] == described[packages["wheel"]]
+
+
+def _normal(line: str) -> str:
+    """A line of METADATA, with a requirement's limits in one order."""
+    name, _, value = line.partition(": ")
+    return f"{name}: {Requirement(value)}" if name == "Requires-Dist" else line

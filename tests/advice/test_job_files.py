@@ -18,6 +18,7 @@ from vitscale.advice.study_text import study_text
 from vitscale.errors import RequestError
 from vitscale.trial.trial import Trial
 
+WHEEL = Path("/home/me/vitscale-0.1.0-py3-none-any.whl")
 GOLDEN = Path(__file__).parent / "golden"
 
 
@@ -34,7 +35,7 @@ def advice_on(nodes: int) -> tuple[str, Option, Trial]:
 
 def written(kind: str, nodes: int, devices: tuple[str, ...] = ("NVIDIA A100-SXM4-80GB",)) -> str:
     study, option, trial = advice_on(nodes)
-    return job_text(kind, study, option, trial, devices)
+    return job_text(kind, study, option, trial, devices, WHEEL)
 
 
 @pytest.mark.parametrize("kind", JOB_FORMATS)
@@ -99,7 +100,7 @@ def test_a_hostile_study_stays_a_text(tmp_path: Path) -> None:
     )
     text = study_text("x", option, trial.model_copy(update={"data": evil}), advised().work)
     for kind in JOB_FORMATS:
-        documents: list[Any] = [*yaml.safe_load_all(job_text(kind, text, option, trial, ()))]
+        documents: list[Any] = [*yaml.safe_load_all(job_text(kind, text, option, trial, (), WHEEL))]
         if kind == "jobset":
             assert documents[0]["data"]["study.toml"] == text
             continue
@@ -115,16 +116,16 @@ def test_a_script_goes_along(tmp_path: Path) -> None:
     assert option is not None
     trial = scripted(advice.trial, tmp_path / "own.py")
     study = study_text("own", option, trial, advice.work)
-    task = yaml.safe_load(job_text("skypilot", study, option, trial, ()))
+    task = yaml.safe_load(job_text("skypilot", study, option, trial, (), WHEEL))
     assert task["workdir"] == str(tmp_path)
     assert '\nscript = "own.py"\n' in task["run"]
-    assert f"the script '{tmp_path}/own.py'" in job_text("jobset", study, option, trial, ()).splitlines()[0]
+    assert f"the script '{tmp_path}/own.py'" in job_text("jobset", study, option, trial, (), WHEEL).splitlines()[0]
 
 
 def test_an_unknown_format_is_named() -> None:
     study, option, trial = advice_on(1)
     with pytest.raises(RequestError, match=r"unknown format of a job 'skypilo'.*Did you mean 'skypilot'"):
-        job_text("skypilo", study, option, trial, ())
+        job_text("skypilo", study, option, trial, (), WHEEL)
 
 
 @pytest.mark.parametrize("nodes", [1, 3])

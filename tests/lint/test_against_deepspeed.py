@@ -61,7 +61,8 @@ def errors_in(config: dict[str, Any]) -> list[str]:
     return [f.about.key for f in lint(config, setting) if f.severity == "error" and f.kind not in _OF_THE_ENGINE]
 
 
-_OF_THE_ENGINE = ("optimizer-type", "scheduler-type")
+_OF_THE_ENGINE = ("optimizer-type", "scheduler-type", "auto-value")
+"""And those on "auto", on which not DeepSpeed fails but the integrations that fill it in."""
 
 
 def held_keys() -> list[str]:

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from vitscale.lint import Setting, lint
-from vitscale.trial.deepspeed_config import read_json
+from vitscale.trial.deepspeed_config import load
 
 FILE = Path(__file__).parent / "appendix_b.json"
 
 
 @pytest.mark.parametrize("setting", [Setting(), Setting("vit-b16", 86_567_656, 2), Setting(deepspeed="0.16.9")])
 def test_what_is_wrong_with_it_is_found(setting: Setting) -> None:
-    found = {(f.kind, f.severity, f.about.key): f for f in lint(read_json(FILE, next_step=""), setting)}
+    found = {(f.kind, f.severity, f.about.key): f for f in lint(load(FILE, next_step="").values, setting)}
     assert set(found) == {
         ("unknown-key", "error", "micro_batch_per_gpu"),
         ("unknown-key", "error", "pin_memory"),

@@ -197,7 +197,7 @@ def no_zeus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_zeus_the_reason_says_what_to_install(rapl: Rapl, no_zeus: None) -> None:
     two_sockets(rapl)
-    assert reason_of() == reason_of(UUID) == "the zeus library is not here: install vitscale[energy]"
+    assert reason_of() == reason_of(UUID) == "the zeus library is not here: it comes with vitscale's extra energy"
 
 
 def test_nobody_is_sent_to_install_zeus_where_there_is_nothing_to_measure(

@@ -48,7 +48,7 @@ def test_a_client_that_is_not_there_is_named(
     analysis: Analysis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(RequestError, match=r"the client of mlflow is not installed.*pip install 'vitscale\[track\]'"):
+    with pytest.raises(RequestError, match=r"the client of mlflow is not installed.*Run pip install .*\[track\]'"):
         send("mlflow", analysis, tmp_path)
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from image_files import cache
 from vitscale import sources
+from vitscale.base.distribution import install_command
 from vitscale.errors import RequestError
 from vitscale.sources.arrays import ArrayShape, decode_array, images_in, verify_array
 from vitscale.trial.trial import DataSpec, PixelType
@@ -451,4 +452,4 @@ def test_a_library_that_is_missing_is_named(tmp_path: Path) -> None:
         f"try: images_in({str(tmp_path / 'x.h5')!r}, 'x.h5')\nexcept Exception as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "HDF5 is read by h5py, which is not installed. Run pip install 'vitscale[images]'."
+    assert done.stdout.strip() == f"HDF5 is read by h5py, which is not installed. Run {install_command('images')}."

@@ -49,5 +49,5 @@ def test_without_scikit_learn_a_plan_is_told_all_and_reading_says_what_is_missin
 ) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     assert sources.check(DataSpec(name="digits", held_out=0.25)).train_samples == 1797 - 449
-    with pytest.raises(RequestError, match=r"which is not installed\. Run pip install 'vitscale\[train\]'"):
+    with pytest.raises(RequestError, match=r"which is not installed\. Run pip install .*/.*\[train\]'"):
         sources.load(DataSpec(name="digits"), tmp_path)

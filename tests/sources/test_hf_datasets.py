@@ -16,6 +16,7 @@ from PIL import Image
 
 from image_files import cache, encoded, seen
 from vitscale import sources
+from vitscale.base.distribution import install_command
 from vitscale.errors import RequestError
 from vitscale.trial.trial import DataSpec
 
@@ -258,6 +259,4 @@ def test_without_the_library_the_message_says_what_to_install() -> None:
         "try: sources.check(DataSpec(hf='x'))\nexcept Exception as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == (
-        "data.hf is read by datasets, which is not installed. Run pip install 'vitscale[hf]'."
-    )
+    assert done.stdout.strip() == (f"data.hf is read by datasets, which is not installed. Run {install_command('hf')}.")

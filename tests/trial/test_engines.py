@@ -9,6 +9,7 @@ import pytest
 
 from results_factory import make_trial
 from study_factory import EIGHT_CORES, expanded
+from vitscale.base.distribution import install_command
 from vitscale.errors import RequestError
 from vitscale.trial import engines
 from vitscale.trial.engines import norms_unknown
@@ -149,7 +150,8 @@ def test_one_bit_optimizers_need_cupy_where_deepspeed_has_them(
 def test_megatron_asks_for_its_package_where_there_is_a_gpu() -> None:
     if util.find_spec("megatron") is not None:
         pytest.skip("megatron-core is installed")
-    assert "megatron-core is not installed (pip install 'vitscale[megatron]')" in refusal("megatron", device="cuda")
+    missing = f"megatron-core is not installed ({install_command('megatron')})"
+    assert missing in refusal("megatron", device="cuda")
 
 
 def test_megatron_has_adam_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,13 @@
 
 On several hosts both do what a person at a terminal would: the first host runs `vitscale run` with a hostfile of all,
 reaches the others by ssh, and all see one folder. What nobody here can know (an image, a volume, keys) has a name that
-is to be replaced.
+is to be replaced. vitscale itself comes from a wheel that lies beside the file, of the package that wrote it.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +30,7 @@ _STUDY_END = "END_OF_STUDY"
 """No line of a study file is this: each is a comment, a section or `key = value`."""
 
 
-def job_text(kind: str, study: str, option: Option, trial: Trial, devices: tuple[str, ...]) -> str:
+def job_text(kind: str, study: str, option: Option, trial: Trial, devices: tuple[str, ...], wheel: Path) -> str:
     """The file that starts a study, in a format of `JOB_FORMATS`.
 
     Args:
@@ -38,16 +39,17 @@ def job_text(kind: str, study: str, option: Option, trial: Trial, devices: tuple
         option: what was advised.
         trial: the trial that it was worked out from.
         devices: the GPUs that were measured, by name.
+        wheel: the wheel of vitscale that the job installs (`vitscale.base.distribution.write_wheel`).
 
     Raises:
         RequestError: `kind` is unknown.
     """
     if kind not in JOB_FORMATS:
         raise unknown("format of a job", kind, ("study", *JOB_FORMATS))
-    return JOB_FORMATS[kind].text(study, option, trial, devices)
+    return JOB_FORMATS[kind].text(study, option, trial, devices, wheel)
 
 
-def _sky_task(study: str, option: Option, trial: Trial, devices: tuple[str, ...]) -> str:
+def _sky_task(study: str, option: Option, trial: Trial, devices: tuple[str, ...], wheel: Path) -> str:
     candidate = option.candidate
     resources: dict[str, Any] = {"cpus": f"{_cores(option, trial)}+"}
     if trial.train.device == "cuda":
@@ -76,14 +78,15 @@ def _sky_task(study: str, option: Option, trial: Trial, devices: tuple[str, ...]
         "num_nodes": option.nodes,
         "resources": resources,
         **volumes,
-        "setup": "pip install 'vitscale[train]'\n",
+        "file_mounts": {f"~/{wheel.name}": str(wheel)},
+        "setup": f"pip install ~/{shlex.quote(f'{wheel.name}[train]')}\n",
         "run": run,
     }
     head = "sky launch FILE" + ("" if option.nodes == 1 else "; the volume is one that all hosts may write to")
     return _yaml(f"Written by vitscale advise. Start it with: {head}.", task)
 
 
-def _job_set(study: str, option: Option, trial: Trial, _: tuple[str, ...]) -> str:
+def _job_set(study: str, option: Option, trial: Trial, _: tuple[str, ...], wheel: Path) -> str:
     name, candidate = _label(study), option.candidate
     hosts = [f"{name}-first-0-0.{name}", *(f"{name}-others-0-{n}.{name}" for n in range(option.nodes - 1))]
     files = {"study.toml": study, "hosts": "".join(f"{host} slots={candidate.ranks_per_node}\n" for host in hosts)}
@@ -107,7 +110,7 @@ def _job_set(study: str, option: Option, trial: Trial, _: tuple[str, ...]) -> st
     }
     own = f" and the script {shown(trial.train.script)}" if trial.train.script is not None else ""
     head = (
-        f"Written by vitscale advise. Name an image with vitscale[train]{own} in it and a claim for /shared"
+        f"Written by vitscale advise. Name an image with {wheel.name}[train]{own} in it and a claim for /shared"
         + (" that all hosts may write to; the image has sshd, and the secret the keys of ~/.ssh" if several else "")
         + ". Then: kubectl apply -f FILE"
     )
@@ -145,7 +148,7 @@ def _job(name: str, pods: int, command: str, option: Option, trial: Trial, job_s
 class JobFormat(NamedTuple):
     """A file format of another project, and the command that starts such a file."""
 
-    text: Callable[[str, Option, Trial, tuple[str, ...]], str]
+    text: Callable[[str, Option, Trial, tuple[str, ...], Path], str]
     start: str
 
 

@@ -15,7 +15,6 @@ quality/      can this be trusted? what to do?
 from __future__ import annotations
 
 import itertools
-import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +29,7 @@ from vitscale.analysis.summaries import summarise, without_one_off
 from vitscale.analysis.time.waterfall import Factor, Waterfall, waterfalls
 from vitscale.analysis.trials import TrialResult
 from vitscale.base.forks import spread
+from vitscale.base.processors import usable_cores
 from vitscale.present.document import Finding
 from vitscale.store.packs import pack_files
 from vitscale.store.reading import folder_of, load, read_study, without_collection, without_lines
@@ -114,7 +114,7 @@ def analyse_folder(folder: Path, *, combine_unlike: bool = False) -> Analysis:
         StoreError: the folder does not exist, cannot be read or holds no study.
     """
     named, folder = folder, folder_of(folder)
-    count = min(len(os.sched_getaffinity(0)), len(pack_files(folder)) // _PACKS_EACH)
+    count = min(len(usable_cores()), len(pack_files(folder)) // _PACKS_EACH)
     # polars starts threads, and a fork would lack those that it counts on.
     if count < 2 or "polars" in sys.modules or (study := read_study(folder)) is None:
         return analyse(load(named), combine_unlike=combine_unlike)

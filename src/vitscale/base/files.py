@@ -157,6 +157,26 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+_ZEROS = bytes(2**20)
+
+
+def allocate(file: BinaryIO, size: int) -> None:
+    """Reserves room on the disk for the first `size` bytes of a file that is shorter or has no data there yet.
+
+    Where the system has no call for it (macOS) what is beyond the file's end is written as zeros, and holes stay.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file.fileno(), 0, size)
+        return
+    missing = size - file.seek(0, os.SEEK_END)
+    while missing > 0:
+        missing -= file.write(_ZEROS[:missing])
+    file.flush()
+
+
 _LOOK_SECONDS = 0.1
 
 

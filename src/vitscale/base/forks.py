@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
+
+from vitscale.base.processors import usable_cores
 
 Item = TypeVar("Item")
 Done = TypeVar("Done")
@@ -25,7 +28,7 @@ def spread(work: Callable[[Item], Done], items: Sequence[Item], *, fewest: int) 
         items: items to work on.
         fewest: number of items from which forking is worth its cost.
     """
-    forks = min(len(items), len(os.sched_getaffinity(0))) if len(items) >= max(1, fewest) else 1
+    forks = min(len(items), len(usable_cores())) if _may_fork() and len(items) >= max(1, fewest) else 1
     shares = [range(first, len(items), forks) for first in range(forks)]
     done: dict[int, Done] = {}
     children: list[tuple[int, int, range]] = []
@@ -55,6 +58,12 @@ def spread(work: Callable[[Item], Done], items: Sequence[Item], *, fewest: int) 
             os.kill(child, signal.SIGKILL)  # it has answered, or nobody wants its answer any more
             os.waitpid(child, 0)
     return [done[index] if index in done else work(items[index]) for index in range(len(items))]
+
+
+def _may_fork() -> bool:
+    """Whether a fork may go on without an exec: macOS's own libraries end such a process
+    (https://docs.python.org/3/library/multiprocessing.html#contexts-and-start-methods)."""
+    return sys.platform != "darwin"
 
 
 def _answer(write: int, work: Callable[[Item], Done], items: Sequence[Item]) -> None:

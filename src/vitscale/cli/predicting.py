@@ -133,6 +133,7 @@ def advise(
     from vitscale.advice.printing import advice_document, advice_fields
     from vitscale.advice.request import Request
     from vitscale.advice.study_text import advised_trial, launch_lines, start_line, study_text
+    from vitscale.base.distribution import write_wheel
     from vitscale.cli.asking import AdviseAsking
 
     for flag, count in (
@@ -204,7 +205,8 @@ def advise(
             around = [result.environment for result in analysed.trials.values() if result.environment is not None]
             gpu_types = tuple(dict.fromkeys(device for environment in around for device in environment.devices))
             verb = JOB_FORMATS[output_format].start
-            written = job_text(output_format, study, chosen, advice.trials[chosen.series], gpu_types)
+            wheel = write_wheel(output.absolute().parent)
+            written = job_text(output_format, study, chosen, advice.trials[chosen.series], gpu_types, wheel)
         if written is None or chosen is None:
             raise RequestError(f"{shown(str(output))} is not written: there is no answer to write")
         base.write_new(output, written)

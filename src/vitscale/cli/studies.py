@@ -239,6 +239,7 @@ def _check_training(
 def lint(
     config: Annotated[Path, typer.Argument(metavar="DS.json", help="A DeepSpeed configuration.", show_default=False)],
     model: base.ModelOption = None,
+    parameters: base.ParametersOption = None,
     gpus: Annotated[int | None, option("--gpus", "N", "Ranks in all.")] = None,
     deepspeed: Annotated[
         str | None, option("--deepspeed", "VERSION", "Judge for this version.  [default: installed]")
@@ -248,8 +249,6 @@ def lint(
 ) -> None:
     """What a DeepSpeed configuration will really do. Exits with 1 where DeepSpeed refuses it or does otherwise."""
     from vitscale import lint as linter
-    from vitscale.base.files import read_text
-    from vitscale.trial import deepspeed_config
 
     if gpus is not None and gpus < 1:
         raise RequestError(f"--gpus is {gpus}", valid=["1 or more"])
@@ -258,12 +257,15 @@ def lint(
         raise RequestError(
             what, next_step="Give the JSON file that deepspeed.initialize gets; a study is looked at by vitscale plan"
         )
-    setting = linter.setting_of(model, gpus, deepspeed)
-    text = read_text(config, "DeepSpeed configuration", next_step="Give the JSON file that deepspeed.initialize gets")
-    findings = linter.at_lines(linter.lint(deepspeed_config.parse_json(text, shown(str(config))), setting), text)
-    told = (str(config), findings, setting)
+    setting = linter.setting_of(model, parameters, gpus, deepspeed)
+    findings = linter.lint_file(config, setting)
+    file = str(config)
     base.answer(
-        "lint", lambda: linter.lint_fields(*told), lambda: linter.lint_document(*told), json=json, verbose=verbose
+        "lint",
+        lambda: linter.lint_fields(file, findings, setting),
+        lambda: linter.lint_document(file, findings, setting),
+        json=json,
+        verbose=verbose,
     )
     if any(finding.severity == "error" for finding in findings):
         raise typer.Exit(1)

@@ -4,7 +4,7 @@ from vitscale.lint import Setting, lint
 findings = lint(config, Setting(parameters=86_567_656, gpus=8))
 """
 
-from vitscale.lint.rules import at_lines, lint, lint_document, lint_fields
+from vitscale.lint.rules import lint, lint_document, lint_fields, lint_file
 from vitscale.lint.view import Setting, setting_of
 
-__all__ = ["Setting", "at_lines", "lint", "lint_document", "lint_fields", "setting_of"]
+__all__ = ["Setting", "lint", "lint_document", "lint_fields", "lint_file", "setting_of"]

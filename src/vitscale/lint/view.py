@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any
 
 from vitscale.errors import RequestError, shown
-from vitscale.present.document import About, Finding, Severity
+from vitscale.lint.advice import Advice, FileFinding, options_of
+from vitscale.lint.behaviours import Behaviour
+from vitscale.present.document import About, Severity
 from vitscale.trial import engines, model_cost, model_spec
 from vitscale.trial.model_spec import NAMED_MODELS, ModelSpec
 
@@ -54,10 +56,15 @@ class Release:
         number = _numbers(self.wanted)
         if number is None:
             raise RequestError(f"{shown(self.wanted)} is no version of DeepSpeed", valid=known)
+        self.number = number
         self.version = _nearest(number)
         self.exact = self.version == self.wanted
         self._place = known.index(self.version)
         self._facts = {key: fact for key, history in _table()["keys"].items() if (fact := self._now(history))}
+
+    def does(self, behaviour: Behaviour) -> bool:
+        """Whether the version that was asked for behaves so; it need not be in the table of keys."""
+        return behaviour.holds_in(self.number)
 
     def fact(self, key: str) -> str | None:
         """What the release does with a dotted key; None where it does not know the key.
@@ -159,30 +166,45 @@ class Setting:
     """The precision in `View.precision`'s words, where a study sets it."""
     settled: frozenset[str] = frozenset()
     """Dotted keys that a study writes itself, so that the file need not have them."""
+    in_a_study: bool = False
+    """Whether vitscale itself hands the file to DeepSpeed, without those keys that are "auto"."""
 
     def described(self) -> str:
         """What the file was judged for, in a few words."""
-        judged = Release(self.deepspeed).version
-        model = f"{self.model} with {self.parameters:,} parameters" if self.parameters is not None else "no --model"
+        release = Release(self.deepspeed)
+        judged = release.version if release.exact else f"{shown(release.wanted)} by the keys of {release.version}"
+        model = "no --model or --parameters"
+        if self.parameters is not None:
+            model = f"{self.parameters:,} parameters"
+        if self.model is not None:
+            model = f"{self.model} with {model}"
         gpus = "no --gpus" if self.gpus is None else "1 GPU" if self.gpus == 1 else f"{self.gpus:,} GPUs"
         return f"DeepSpeed {judged}; {model}; {gpus}"
 
 
-def setting_of(model: str | None, gpus: int | None, deepspeed: str | None) -> Setting:
+def setting_of(model: str | None, parameters: str | None, gpus: int | None, deepspeed: str | None) -> Setting:
     """The setting from the command line, checked, with the installed version filled in.
 
     Args:
         model: a named model (with the 1,000 classes of ImageNet-1k), or the folder of a Hugging Face model.
+        parameters: the number of parameters of any other model, such as "304M".
         gpus: ranks in all.
         deepspeed: a version; None takes the installed one.
 
     Raises:
-        RequestError: the model is unknown, or its size is.
+        RequestError: the model is unknown, or its size is; or both a model and a number of parameters are given.
     """
+    if model is not None and parameters is not None:
+        raise RequestError("both --model and --parameters are given", valid=["one of the two"])
     version = installed_version() if deepspeed is None else deepspeed
+    count = None
+    if model is not None:
+        count = _parameters(model)
+    elif parameters is not None:
+        count = model_cost.counted(parameters)
     return Setting(
         model=model,
-        parameters=None if model is None else _parameters(model),
+        parameters=count,
         gpus=gpus,
         deepspeed=version,
         installed=version is not None,
@@ -196,7 +218,7 @@ def _parameters(model: str) -> int:
         raise RequestError(
             f"the size of {shown(model)} cannot be known without building it",
             valid=["a plain ViT or DeiT", *NAMED_MODELS],
-            next_step="Leave --model out: the rules that need a size then say nothing",
+            next_step="Say --parameters 110M instead; without a size the rules that need one say nothing",
         )
     return count
 
@@ -213,7 +235,9 @@ DTYPES = {
 """Names that DeepSpeed has for types of floating-point numbers (`DtypeEnum` in deepspeed/runtime/config.py)."""
 
 
-def finding(rule: str, severity: Severity, key: str, message: str, fix: str, source: str) -> Finding:
+def finding(
+    rule: str, severity: Severity, key: str, message: str, fix: str | Advice | Sequence[Advice], source: str
+) -> FileFinding:
     """One finding of a rule.
 
     Args:
@@ -221,10 +245,12 @@ def finding(rule: str, severity: Severity, key: str, message: str, fix: str, sou
         severity: "error" where DeepSpeed refuses the file, or does not do what the file says.
         key: the dotted key in the file; empty where the finding concerns the whole file.
         message: what the file has and what DeepSpeed does with it.
-        fix: what to do.
+        fix: what to do; several pieces of advice stand in the order in which they are tried.
         source: where to look this up: a file of a release of DeepSpeed, its documentation, a paper.
     """
-    return Finding(rule, severity, message, fix, About(key=key, source=source))
+    options = options_of(fix)
+    about = About(key=key, source=source)
+    return FileFinding(rule, severity, message, options[0].text, about, options, options[0].changes)
 
 
 @dataclass(frozen=True)
@@ -312,6 +338,11 @@ class View:
         return "bfloat16" if self.has("bfloat16") and not self.has("bf16") else "bf16"
 
     @property
+    def has_autocast(self) -> bool:
+        """Whether the release reads `torch_autocast`; others ignore it."""
+        return self.release.fact("torch_autocast") is not None
+
+    @property
     def accumulates(self) -> str | None:
         """The type in which gradients are accumulated, where the file names a known one: "fp32", "bf16" or "fp16"."""
         return DTYPES.get(self.text("data_types.grad_accum_dtype") or "")
@@ -321,7 +352,9 @@ class View:
         """The precision: "fp32", "bf16", "fp16" or "autocast"; None where it is open."""
         if self.setting.precision is not None:
             return self.setting.precision
-        parts = {self.bf16: "bf16", "fp16": "fp16", "torch_autocast": "autocast"}
+        parts = {self.bf16: "bf16", "fp16": "fp16"}
+        if self.has_autocast:
+            parts["torch_autocast"] = "autocast"
         for part, name in parts.items():
             if self.on(f"{part}.enabled"):
                 return name

@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from vitscale.base.processors import usable_cores
+
 _SYSFS = Path("/sys/devices/system")
 _MOST_CORES = 8192
 """NR_CPUS of the largest kernels for x86."""
@@ -35,7 +37,7 @@ def physical_cores(allowed: Iterable[int] | None = None, sysfs: Path = _SYSFS) -
 
     Where the kernel does not tell siblings, every logical core counts as a physical one.
     """
-    cores = frozenset(os.sched_getaffinity(0) if allowed is None else allowed)
+    cores = usable_cores() if allowed is None else frozenset(allowed)
     node_of = {core: node for node, own in _cores_of_nodes(sysfs).items() for core in own}
     logical: dict[tuple[int | None, int], list[int]] = {}
     for core in sorted(cores):
@@ -106,11 +108,13 @@ def is_bound(own: frozenset[int], parent: frozenset[int], host: frozenset[int]) 
 
 def bound_by_launcher() -> bool:
     """`is_bound` for this process, which for a moment asks for all cores: the kernel grants those of its cpuset."""
-    own = frozenset(os.sched_getaffinity(0))
+    if not hasattr(os, "sched_setaffinity"):
+        return False
+    own = usable_cores()
     try:
         parent = frozenset(os.sched_getaffinity(os.getppid()))
         os.sched_setaffinity(0, range(_MOST_CORES))
-        host = frozenset(os.sched_getaffinity(0))
+        host = usable_cores()
         os.sched_setaffinity(0, own)
     except OSError:
         return False

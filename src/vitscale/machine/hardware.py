@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from vitscale.base.processors import usable_cores
 from vitscale.machine.cores import cpu_facts, physical_cores
 from vitscale.machine.gpus import Gpu, GpusUnreadable, visible_gpus
 from vitscale.trial.trial import Device
@@ -64,7 +64,7 @@ class Machine:
 def this_machine() -> Machine:
     """This machine, from the kernel and, where it exists, NVML."""
     quota = cpu_quota_cores()
-    cores = len(os.sched_getaffinity(0))
+    cores = len(usable_cores())
     if quota is not None:
         cores = max(1, min(cores, math.floor(quota)))
     flags = cpu_facts().get("flags", "").split()

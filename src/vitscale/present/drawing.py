@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vitscale.base.files import whole_file
+from vitscale.base.processors import usable_cores
 from vitscale.present.document import View
 
 FIGURE_FORMATS = ("png", "svg", "pdf")
@@ -97,7 +98,7 @@ def draw_beside() -> None:
 
     Loading the library takes half a second, which this process has for other things.
     """
-    if _beside or "vl_convert" in sys.modules or len(os.sched_getaffinity(0)) < 2:
+    if _beside or "vl_convert" in sys.modules or len(usable_cores()) < 2:
         return
     with contextlib.suppress(OSError):
         argv, pipe = [sys.executable, "-c", _DRAWS], subprocess.PIPE

@@ -27,7 +27,7 @@ from vitscale.probes.gpu_monitor import gpu_monitor
 from vitscale.processes.launch_file import boot_id
 from vitscale.store.records import EnergyReading, ResourcesLine
 
-NOT_INSTALLED = "the zeus library is not here: install vitscale[energy]"
+NOT_INSTALLED = "the zeus library is not here: it comes with vitscale's extra energy"
 BY_LOCAL_RANK_0 = "measured by local rank 0"
 RAPL_FOLDERS = (Path("/sys/class/powercap/intel-rapl"), Path("/zeus_sys/class/powercap/intel-rapl"))
 """Folders in which zeus looks; the second is where it is mounted in containers."""

@@ -18,6 +18,7 @@ from typing import Any
 
 from vitscale.analysis import Analysis
 from vitscale.analysis.runs.figures import LEARNED
+from vitscale.base.distribution import install_command
 from vitscale.errors import RequestError
 from vitscale.report.contract import run_rows
 from vitscale.store.lines import Steps
@@ -104,7 +105,7 @@ def send(kind: str, analysis: Analysis, folder: Path) -> tuple[int, int]:
         client = importlib.import_module(kind)
     except ImportError as error:
         what = f"the client of {kind} is not installed ({error.name or kind})"
-        raise RequestError(what, next_step="pip install 'vitscale[track]'") from None
+        raise RequestError(what, next_step=f"Run {install_command('track')}") from None
     try:
         runs = list(tracked_runs(analysis))
         sent = [SINKS[kind](client, run, folder) for run in runs]

@@ -152,6 +152,8 @@ def _drivers_gone(folder: Path, running: Sequence[RunningRun]) -> bool:
     except (OSError, ValueError):
         return False
     here = launch_file.host_id()
+    if not here:  # no /proc, so nothing is known of other processes
+        return False
     return all(
         launch is not None and launch.host_id == here and not Path(f"/proc/{launch.driver_pid}").exists()
         for launch in began

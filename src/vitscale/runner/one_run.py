@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from vitscale.base.distribution import install_command
 from vitscale.errors import RequestError
 from vitscale.launchers import LOCAL, launched, launcher_named
 from vitscale.launchers.base import Spawn
@@ -106,7 +107,7 @@ def refuse_elsewhere(scheduler: Scheduler, engines: Iterable[str] = ()) -> None:
         theirs = {package: needed_by(package, engines) for package in missing}
         steps = [f"Install {package}, which engine '{by[0]}' of {by[1]} needs" for package, by in theirs.items() if by]
         if None in theirs.values():
-            steps.append("Run pip install 'vitscale[train]'. All verbs but run, train, check and lab do without it")
+            steps.append(f"Run {install_command('train')}. All verbs but run, train, check and lab do without it")
         raise RequestError(
             f"ranks on this machine need {' and '.join(missing)}, which {are} not installed",
             next_step=". ".join(steps),

@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from vitscale.base.distribution import install_command
 from vitscale.base.files import whole_file
 from vitscale.errors import RequestError, shown
 from vitscale.trial.model_spec import Task
@@ -236,7 +237,7 @@ def library(module: str, what: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ImportError:
         what = f"{what} is read by {module}, which is not installed"
-        raise RequestError(what, next_step=f"Run pip install 'vitscale[{extra}]'") from None
+        raise RequestError(what, next_step=f"Run {install_command(extra)}") from None
 
 
 Words = NDArray[np.uint64]

@@ -21,7 +21,8 @@ from typing import TypeVar, get_args
 
 import numpy as np
 
-from vitscale.base.files import file_lock
+from vitscale.base.files import allocate, file_lock
+from vitscale.base.processors import usable_cores
 from vitscale.errors import RequestError
 from vitscale.sources.base import ArraySplit, Dataset, Images, Labels, Summary
 from vitscale.trial.trial import PixelType
@@ -39,7 +40,7 @@ def in_threads(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
     Pillow releases the interpreter lock while it decodes.
     """
     remaining = iter(items)
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(len(usable_cores())) as pool:
         while block := list(islice(remaining, _BLOCK)):
             yield from pool.map(function, block)
 
@@ -277,5 +278,5 @@ def _mapped(path: Path, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> 
     array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
     with path.open("r+b") as file:
         # A full disk raises OSError here; in a sparse file the first write would raise SIGBUS.
-        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        allocate(file, path.stat().st_size)
     return array

@@ -203,7 +203,8 @@ def _read_ahead(encoded: Encoded) -> None:
                 break  # asking for it has read it
             file = os.open(content, os.O_RDONLY | os.O_NONBLOCK)
             try:
-                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_WILLNEED)
+                if hasattr(os, "posix_fadvise"):  # not on macOS
+                    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_WILLNEED)
             finally:
                 os.close(file)
 

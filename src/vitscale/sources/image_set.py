@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from vitscale.base.processors import usable_cores
 from vitscale.errors import RequestError, nearest, shown
 from vitscale.sources import base
 from vitscale.sources.arrays import ArrayShape
@@ -161,7 +162,7 @@ class ImageSet:
         listing = self._listing(spec, cache_root)
         if spec.source == "jpeg" or (spec.source is None and listing.decoded_bytes > MOST_CACHED_BYTES):
             return
-        processes = len(os.sched_getaffinity(0))
+        processes = len(usable_cores())
         build = partial(_decode, listing, processes=processes, progress=progress)
         decoded = cached(cache_root, listing.key, build, verify=True)
         if decoded is None and spec.source == "cache":

@@ -134,7 +134,8 @@ def decode_all() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     most = _MOST_MEMORY if hard == resource.RLIM_INFINITY else min(hard, _MOST_MEMORY)  # it cannot be raised
-    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+    with contextlib.suppress(ValueError, OSError):  # macOS has the limit by name only, and refuses to set it
+        resource.setrlimit(resource.RLIMIT_AS, (most, hard))
     for path in pack_files(Path(sys.argv[1])):
         with contextlib.suppress(StoreError):
             _frame(path)

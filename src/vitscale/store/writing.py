@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from vitscale.base.files import file_lock, sync_folder, whole_file
+from vitscale.base.files import allocate, file_lock, sync_folder, whole_file
 from vitscale.errors import StoreError, shown
 from vitscale.store.lines import RankLine
 from vitscale.store.records import ErrorLine
@@ -74,7 +74,7 @@ def new_run_folder(results: Path, header: RunHeader) -> Path:
 
 def _reserve(path: Path, size: int) -> None:
     with path.open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, size)
+        allocate(file, size)
 
 
 def write_outcome(folder: Path, outcome: Outcome) -> None:

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -21,6 +21,8 @@ from vitscale.trial.trial import ZeroStage
 _DEEPEST = 20
 BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 _MOST_DIGITS = 1000
+_LONGEST_LINE = 2000
+"""Longest line of a file that is no JSON, in characters."""
 
 
 class _Part(BaseModel):
@@ -66,59 +68,127 @@ class _Known(_Part):
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Reads a DeepSpeed JSON file for a study.
+    """Reads a DeepSpeed file for a study.
 
     Raises:
-        RequestError: it cannot be read (see `read_json`), or gives a value of the wrong type to a key that this program
-            looks at.
+        RequestError: it cannot be read (see `load`), or gives a value of the wrong type to a key
+            that this program looks at.
     """
-    config = read_json(path, next_step="train.deepspeed_config names a JSON file")
+    config = load(path, next_step="train.deepspeed_config names a JSON file").values
     _known(config)
     return config
 
 
-def read_json(path: Path, *, next_step: str) -> dict[str, Any]:
-    """Reads a DeepSpeed JSON file, whatever its keys and values.
+class File(NamedTuple):
+    """A DeepSpeed file: its text, and the values that DeepSpeed makes of it."""
+
+    text: str
+    values: dict[str, Any]
+
+
+def load(path: Path, *, next_step: str) -> File:
+    """Reads a DeepSpeed file of at most 1 MiB, whatever its keys and values.
 
     Raises:
-        RequestError: it is missing, too large, not JSON (with line and column), holds a key twice, or is no object.
+        RequestError: it is missing, too large, no text, or `parse` refuses it.
     """
-    return parse_json(read_text(path, "DeepSpeed configuration", next_step=next_step), shown(str(path)))
+    text = read_text(path, "DeepSpeed configuration", next_step=next_step)
+    return File(text, parse(text, shown(str(path))))
 
 
-def parse_json(text: str, named: str) -> dict[str, Any]:
-    """Parses the text of the DeepSpeed file `named`, as `read_json` does.
+def parse(text: str, named: str) -> dict[str, Any]:
+    """Parses the text of the DeepSpeed file `named` to the values that DeepSpeed makes of it.
+
+    DeepSpeed reads a file with `hjson.load` and refuses a key that stands twice (`DeepSpeedConfig.__init__` in
+    deepspeed/runtime/config.py, all releases since 0.8.1). Hjson is JSON with comments, commas that trail or lack,
+    and texts without quotes; a number without a fraction becomes an int below 1e10, so that 5e8 is 500000000.
 
     Raises:
-        RequestError: it is no JSON, nested too deeply, or no object.
+        RequestError: it is no Hjson (with line and column where they are known), holds a key twice, is nested too
+            deeply, or is no object.
     """
     try:
-        config = json.loads(text, object_pairs_hook=_unique, parse_int=_whole, parse_constant=_no_constant)
+        config = _values(text)
         _require_plain(config)
-    except json.JSONDecodeError as error:
-        raise RequestError(f"{named} is not JSON at line {error.lineno}, column {error.colno}: {error.msg}") from None
     except RecursionError:
         raise RequestError(f"{named} is nested too deeply", valid=[f"{_DEEPEST} levels"]) from None
+    except IndexError:  # what hjson 3.1 raises where a comment or a text of several lines never ends
+        raise RequestError(f"{named} is no JSON or Hjson: a comment or a text in it has no end") from None
     except ValueError as error:
-        raise RequestError(f"{named} is not JSON: {error}") from None
+        raise RequestError(f"{named} is no JSON or Hjson{_place_and_reason(error)}") from None
     if not isinstance(config, dict):
         raise RequestError(f"{named} holds {shown(config)}", valid=["one object: { ... }"])
     return config
+
+
+def is_json(text: str) -> bool:
+    """Whether a text that `parse` reads is JSON too, which is all that Transformers and Accelerate read."""
+    try:
+        json.loads(text, parse_int=_whole, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+class _RefusedValue(ValueError):
+    """A value in the file that this program does not take, in whatever form it is written."""
+
+
+def _values(text: str) -> Any:
+    """Parses JSON with the parser for it, which is a hundred times as fast, and all else as Hjson."""
+    hooks: dict[str, Any] = {"object_pairs_hook": _unique, "parse_int": _whole, "parse_float": _number}
+    try:
+        return json.loads(text, parse_constant=_no_constant, **hooks)
+    except _RefusedValue:
+        raise
+    except ValueError as error:
+        json_error = error
+    # hjson looks at a text without quotes again at each comma in it, which takes time by the square of its length.
+    longest = max(map(len, text.splitlines()), default=0)
+    if longest > _LONGEST_LINE:
+        reason = f"a line of {longest:,} characters is too long for Hjson, and as JSON it is wrong"
+        raise ValueError(f"{reason}{_place_and_reason(json_error)}")
+    import hjson
+
+    try:
+        return hjson.loads(text, **hooks)
+    except hjson.HjsonDecodeError:
+        if isinstance(json_error, json.JSONDecodeError):
+            raise
+        raise json_error from None  # NaN or Infinity
+
+
+def _place_and_reason(error: ValueError) -> str:
+    """The place and reason of a parser's error in words; the reason alone where it has no place."""
+    line, column = getattr(error, "lineno", None), getattr(error, "colno", None)
+    if line is None or column is None:
+        return f": {error}"
+    reason = str(getattr(error, "msg", error)).partition(" (")[0]  # hjson adds hints in brackets
+    reason = reason.replace("%r", "").strip().removesuffix("at").strip()
+    return f" at line {line}, column {column}: {reason}"
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content: dict[str, Any] = {}
     for key, value in pairs:
         if key in content:
-            raise ValueError(f"key {shown(key)} stands twice in one object")
+            raise _RefusedValue(f"key {shown(key)} stands twice in one object")
         content[key] = value
     return content
 
 
 def _whole(text: str) -> int:
     if len(text) > _MOST_DIGITS:
-        raise ValueError(f"a whole number in it has {len(text):,} digits")
+        raise _RefusedValue(f"a whole number in it has {len(text):,} digits")
     return int(text)
+
+
+def _number(text: str) -> int | float:
+    """Converts as hjson does: below 1e10 a number without a fraction becomes an int."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise _RefusedValue("a number in it is too large for a float")
+    return int(number) if abs(number) < 1e10 and number.is_integer() else number
 
 
 def _no_constant(name: str) -> float:

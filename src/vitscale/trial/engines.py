@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vitscale.base import plugins
+from vitscale.base.distribution import install_command
 from vitscale.errors import RequestError, shown
 from vitscale.trial import script
 from vitscale.trial.facts import fact_of
@@ -326,7 +327,7 @@ def _megatron_unavailable(device: Device) -> str | None:
             "Megatron-Core needs a CUDA GPU: it allocates its gradient buffers on the current CUDA device and "
             "takes CUDA tensors alone for weights"
         )
-    why = "megatron-core is not installed (pip install 'vitscale[megatron]')"
+    why = f"megatron-core is not installed ({install_command('megatron')})"
     return why if versions_of(["megatron-core"])["megatron-core"] is None else None
 
 

@@ -359,6 +359,28 @@ def test_accelerate_takes_what_it_stands_for(stage: int) -> None:
     assert known(through) == known(trial(2, engine="deepspeed", **fields))
 
 
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "ADAMW"])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_adam_of_the_users_file_keeps_what_the_studys_adamw_keeps(name: str, stage: int) -> None:
+    """Two fp32 moments, in FusedAdam of DeepSpeed (ops/adam/fused_adam.py) as in torch's AdamW."""
+    file = {"optimizer": {"type": name, "params": {"lr": 1e-3, "weight_decay": 0.05}}, "bf16": {"enabled": True}}
+    fields: dict[str, Any] = {"engine": "deepspeed", "zero_stage": stage, "precision": "bf16-params"}
+    ours = known(trial(2, deepspeed_config={"bf16": {"enabled": True}}, **fields))
+    assert known(trial(2, optimizer="deepspeed_config", deepspeed_config=file, **fields)) == ours
+
+
+@pytest.mark.parametrize(
+    ("train", "reason"),
+    [
+        ({"zero_stage": 2, "deepspeed_config": {"optimizer": {"type": "Lion"}}}, "the states of 'Lion' are not"),
+        ({"zero_stage": 0, "precision": "fp16", "deepspeed_config": {"optimizer": {"type": "Adam"}}}, "'Adam' are not"),
+    ],
+)
+def test_another_optimizer_of_the_users_file_is_named(train: dict[str, Any], reason: str) -> None:
+    asked = trial(2, engine="deepspeed", optimizer="deepspeed_config", **train)
+    assert reason in unavailable(asked)
+
+
 # --- unknown ----------------------------------------------------------------------------------------------------------
 
 

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from vitscale.lint.advice import Changes, FileFinding, changed
+from vitscale.lint.key_lines import lines_of_keys
 from vitscale.lint.rules import batch, keys, memory, optimizer, overlap, parts, precision, timing, values
 from vitscale.lint.view import Release, Setting, View, installed_version
 from vitscale.present.data import finding_fields
-from vitscale.present.document import Document, Finding, Paragraph, counts_of, most_severe_first
-from vitscale.trial import model_cost
+from vitscale.present.document import SEVERITIES, Document, Finding, Paragraph, counts_of, most_severe_first
+from vitscale.trial import deepspeed_config, model_cost
 from vitscale.trial.deepspeed_config import BATCH_KEYS
 from vitscale.trial.trial import TrainSpec, Trial
 
-Rule = Callable[[View], Iterable[Finding]]
-
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:]')
+Rule = Callable[[View], Iterable[FileFinding]]
 
 RULES: tuple[Rule, ...] = (
     keys.release_not_in_the_table,
@@ -36,6 +35,7 @@ RULES: tuple[Rule, ...] = (
     timing.costly_switches,
     timing.throughput_timer,
     overlap.nothing_overlaps,
+    overlap.overlap_of_the_release,
     overlap.one_bucket,
     overlap.gradients_sent_every_micro_step,
     memory.bucket_memory,
@@ -56,41 +56,66 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def lint(config: dict[str, Any], setting: Setting) -> tuple[Finding, ...]:
+def lint(config: dict[str, Any], setting: Setting) -> tuple[FileFinding, ...]:
     """The findings of all rules, the most severe first, otherwise in the order of `RULES`.
+
+    Each has the first piece of its rule's advice that, once followed, raises no error or warning of its own beside the
+    rest of the file.
 
     Raises:
         RequestError: `setting.deepspeed` is no version.
     """
     view = View(config, setting, Release(setting.deepspeed))
-    return most_severe_first([finding for rule in RULES for finding in rule(view)])
+    findings = _raised(view)
+    complaints = _complaints(findings)
+    tried = [
+        _with_advice_that_holds(found, view, complaints) if position < _MOST_TRIED else found
+        for position, found in enumerate(findings)
+    ]
+    return tuple(sorted(tried, key=lambda found: SEVERITIES.index(found.severity)))
 
 
-def at_lines(findings: Iterable[Finding], text: str) -> tuple[Finding, ...]:
-    """The findings with the line of each finding's key in the file; `text` is the file's valid JSON."""
-    lines = _lines_of_keys(text)
-    return tuple(replace(each, about=replace(each.about, line=lines.get(each.about.key))) for each in findings)
+_MOST_TRIED = 40
+"""Findings whose advice is tried: a file with more is hardly a configuration."""
 
 
-def _lines_of_keys(text: str) -> dict[str, int]:
-    """Dotted key -> its line, counted from 1."""
-    lines: dict[str, int] = {}
-    above: list[str] = []
-    last = key = ""
-    line, counted_to = 1, 0
-    for match in _TOKEN.finditer(text):
-        line, counted_to = line + text.count("\n", counted_to, match.start()), match.start()
-        match match[0]:
-            case ":":
-                key = f"{above[-1]}.{last}" if above and above[-1] else last
-                lines.setdefault(key, line)
-            case "{" | "[":
-                above.append(key)
-            case "}" | "]":
-                key = above.pop()
-            case string:
-                last = json.loads(string)
-    return lines
+def _raised(view: View) -> list[FileFinding]:
+    return [found for rule in RULES for found in rule(view)]
+
+
+def _complaints(findings: Iterable[Finding]) -> set[tuple[str, str]]:
+    """(rule, key) of errors and warnings."""
+    return {(found.kind, found.about.key) for found in findings if found.severity != "note"}
+
+
+def _with_advice_that_holds(found: FileFinding, view: View, complaints: set[tuple[str, str]]) -> FileFinding:
+    """The finding with its first piece of advice that ends it and raises nothing new; the last one if none does."""
+    if len(found.options) == 1:
+        return found
+    for advice in found.options:
+        if advice.changes is None or _holds(advice.changes, found, view, complaints):
+            break
+    return replace(found, advice=advice.text, changes=advice.changes)
+
+
+def _holds(changes: Changes, found: FileFinding, view: View, complaints: set[tuple[str, str]]) -> bool:
+    after = _raised(replace(view, config=changed(view.config, changes)))
+    is_gone = all((other.kind, other.about.key) != (found.kind, found.about.key) for other in after)
+    return is_gone and _complaints(after) <= complaints
+
+
+def lint_file(path: Path, setting: Setting) -> tuple[FileFinding, ...]:
+    """Reads a DeepSpeed file and returns the findings on it, each with the line of its key.
+
+    Raises:
+        RequestError: the file cannot be read, or `setting.deepspeed` is no version.
+    """
+    file = deepspeed_config.load(path, next_step="Give the JSON file that deepspeed.initialize gets")
+    findings = lint(file.values, setting)
+    if not deepspeed_config.is_json(file.text):
+        findings = (*findings, keys.not_json())
+    lines = lines_of_keys(file.text)
+    return tuple(replace(found, about=replace(found.about, line=lines.get(found.about.key))) for found in findings)
 
 
 def lint_document(file: str, findings: Sequence[Finding], setting: Setting) -> Document:
@@ -135,6 +160,7 @@ def _setting(trial: Trial) -> Setting:
         stage=trial.train.zero_stage,
         precision=_PRECISIONS[trial.train.precision],
         settled=frozenset(_settled(trial.train)),
+        in_a_study=True,
     )
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
+from vitscale.lint.advice import REMOVED, Advice, FileFinding, remove
 from vitscale.lint.view import View, finding
-from vitscale.present.document import Finding
 
 _OF_STAGE_3 = (
     *("sub_group_size", "zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_gradients"),
@@ -34,7 +35,7 @@ _NEEDS_THE_PROGRAM = {
 }
 
 
-def scaling_before_reduction(view: View) -> Iterator[Finding]:
+def scaling_before_reduction(view: View) -> Iterator[FileFinding]:
     """Gradient scaling that DeepSpeed refuses with reduce-scatter."""
     if view.stage not in (2, 3) or view.flag("zero_optimization.reduce_scatter", True) is not True:
         return
@@ -46,50 +47,75 @@ def scaling_before_reduction(view: View) -> Iterator[Finding]:
     ):
         if wrong:
             message = f"DeepSpeed refuses it at stage {view.stage} while reduce_scatter is on, as it is by default"
-            fix = "Remove it: the mean is taken either way"
+            fix = remove(key, "Remove it: the mean is taken either way")
             yield finding("scaling-before-reduction", "error", key, message, fix, view.source(file))
 
 
-def refused_values(view: View) -> Iterator[Finding]:
+class _Refusal(NamedTuple):
+    """A value that DeepSpeed refuses."""
+
+    key: str
+    message: str
+    fix: Advice
+    file: str
+
+
+def refused_values(view: View) -> Iterator[FileFinding]:
     """Values that DeepSpeed refuses when it reads the file, makes the engine or takes the first step."""
+    for refusal in (*_refused_in_zero(view), *_refused_at_the_top(view)):
+        is_read = view.release.fact(refusal.key) is not None or refusal.key in ("gradient_clipping", "steps_per_print")
+        if is_read and refusal.key not in view.setting.settled:
+            source = view.source(refusal.file)
+            yield finding("refused-value", "error", refusal.key, refusal.message, refusal.fix, source)
+
+
+def _refused_in_zero(view: View) -> Iterator[_Refusal]:
     zero, stage = "zero_optimization", view.stage
-    norm, tag = f"{zero}.compute_grad_norm", view.text("checkpoint.tag_validation")
-    gathers = view.number(f"{zero}.allgather_bucket_size")
+    norm, zenflow, legacy = f"{zero}.compute_grad_norm", f"{zero}.zenflow", f"{zero}.legacy_stage1"
+    has_no_norm = view.flag(norm, True) is False
     clips = view.number("gradient_clipping", view.release.default("gradient_clipping"))
-    nvme = [
-        f"{zero}.{part}" for part in ("offload_optimizer", "offload_param")
-        if view.text(f"{zero}.{part}.device") == "nvme" and view.value(f"{zero}.{part}.nvme_path") is None
-    ]  # fmt: skip
-    no_norm = view.flag(norm, True) is False
-    for key, refused, why, fix, file in (
-        (norm, no_norm and stage in (0, 3), f"false is refused at stage {stage}", "Remove it",
-         "runtime/zero/config.py"),
-        (norm, no_norm and stage in (1, 2) and bool(clips), "false is refused where gradients are clipped",
-         "Remove it, or set gradient_clipping to 0.0", "runtime/zero/stage_1_and_2.py"),
-        (f"{zero}.zenflow", stage == 0 and bool(view.part(f"{zero}.zenflow")), "The first step fails with it at stage "
-         "0", "Remove it, or take the stage that it is for", "runtime/engine.py"),
-        (f"{zero}.legacy_stage1", bool(stage) and view.on(f"{zero}.legacy_stage1"), "Refused since 0.5.9", "Remove it",
-         "runtime/engine.py"),
-        ("gradient_allreduce_op", stage == 3 and view.text("gradient_allreduce_op") == "sum",
-         "A sum is refused at stage 3", "Remove it: the mean is taken then", "runtime/config.py"),
-        (f"{zero}.allgather_bucket_size", stage in (1, 2) and gathers is not None and gathers % 2 == 1,
-         "An odd number is refused", "Write an even number", "runtime/zero/stage_1_and_2.py"),
-        ("checkpoint.tag_validation", tag is not None and tag.capitalize() not in _TAG_VALIDATION,
-         "Any other word is refused", f"Write {', '.join(_TAG_VALIDATION[:2])} or {_TAG_VALIDATION[2]}",
-         "runtime/config.py"),
-        ("gradient_clipping", view.has("gradient_clipping") and view.value("gradient_clipping") is None,
-         "The first step fails on null", "Write 0.0 for no clipping", "runtime/engine.py"),
-        ("steps_per_print", view.number("steps_per_print") == 0, "The first step fails on 0 (a division)",
-         "Write null to print nothing", "runtime/engine.py"),
-        *((f"{part}.nvme_path", stage == 3, "Needed where the device is nvme", "Name a folder on the drive",
-           "runtime/zero/offload_config.py") for part in nvme),
-    ):  # fmt: skip
-        known = view.release.fact(key) is not None or key in ("gradient_clipping", "steps_per_print")
-        if refused and known and key not in view.setting.settled:
-            yield finding("refused-value", "error", key, why, fix, view.source(file))
+    if has_no_norm and stage in (0, 3):
+        yield _Refusal(norm, f"false is refused at stage {stage}", remove(norm), "runtime/zero/config.py")
+    if has_no_norm and stage in (1, 2) and clips:
+        fix = remove(norm, "Remove it, or set gradient_clipping to 0.0")
+        yield _Refusal(norm, "false is refused where gradients are clipped", fix, "runtime/zero/stage_1_and_2.py")
+    if stage == 0 and view.part(zenflow):
+        fix = remove(zenflow, "Remove it, or take the stage that it is for")
+        yield _Refusal(zenflow, "The first step fails with it at stage 0", fix, "runtime/engine.py")
+    if stage and view.on(legacy):
+        yield _Refusal(legacy, "Refused since 0.5.9", remove(legacy), "runtime/engine.py")
+    gathers = view.number(f"{zero}.allgather_bucket_size")
+    if stage in (1, 2) and gathers is not None and gathers % 2 == 1:
+        key, even = f"{zero}.allgather_bucket_size", int(gathers) + 1
+        fix = Advice(f"Write an even number, such as {even:,}", {key: even})
+        yield _Refusal(key, "An odd number is refused", fix, "runtime/zero/stage_1_and_2.py")
+    for part in (f"{zero}.offload_optimizer", f"{zero}.offload_param"):
+        lacks_path = view.text(f"{part}.device") == "nvme" and view.value(f"{part}.nvme_path") is None
+        if stage == 3 and lacks_path:
+            key, fix = f"{part}.nvme_path", Advice("Name a folder on the drive")
+            yield _Refusal(key, "Needed where the device is nvme", fix, "runtime/zero/offload_config.py")
 
 
-def keys_without_effect_at_this_stage(view: View) -> Iterator[Finding]:
+def _refused_at_the_top(view: View) -> Iterator[_Refusal]:
+    key = "gradient_allreduce_op"
+    if view.stage == 3 and view.text(key) == "sum":
+        fix = remove(key, "Remove it: the mean is taken then")
+        yield _Refusal(key, "A sum is refused at stage 3", fix, "runtime/config.py")
+    key, tag = "checkpoint.tag_validation", view.text("checkpoint.tag_validation")
+    if tag is not None and tag.capitalize() not in _TAG_VALIDATION:
+        fix = Advice("Write Warn, Ignore or Fail", {key: "Warn"})
+        yield _Refusal(key, "Any other word is refused", fix, "runtime/config.py")
+    key = "gradient_clipping"
+    if view.has(key) and view.value(key) is None:
+        fix = Advice("Write 0.0 for no clipping", {key: 0.0})
+        yield _Refusal(key, "The first step fails on null", fix, "runtime/engine.py")
+    key = "steps_per_print"
+    if view.number(key) == 0:
+        fix = Advice("Write null to print nothing", {key: None})
+        yield _Refusal(key, "The first step fails on 0 (a division)", fix, "runtime/engine.py")
+
+
+def keys_without_effect_at_this_stage(view: View) -> Iterator[FileFinding]:
     """Keys of `zero_optimization` that the stage does not use; one finding names them all."""
     stage = view.stage
     names = [name for name in view.part("zero_optimization") if name not in _OFFLOAD]
@@ -107,24 +133,29 @@ def keys_without_effect_at_this_stage(view: View) -> Iterator[Finding]:
         yield finding(
             "no-effect-at-this-stage", "note",
             f"zero_optimization.{idle[0]}" if len(idle) == 1 else "zero_optimization",
-            f"Without effect at stage {stage}: {several}", "Remove what does nothing, or take the stage that it is for",
+            f"Without effect at stage {stage}: {several}",
+            Advice(
+                "Remove what does nothing, or take the stage that it is for",
+                {f"zero_optimization.{name}": REMOVED for name in idle},
+            ),
             f"{view.source('runtime/engine.py')} (_configure_zero_optimizer)",
         )  # fmt: skip
 
 
-def old_form_of_zero(view: View) -> Iterator[Finding]:
+def old_form_of_zero(view: View) -> Iterator[FileFinding]:
     """The old form `"zero_optimization": true`."""
     if isinstance(view.value("zero_optimization"), bool):
         yield finding(
             "old-form", "warning", "zero_optimization",
             f"The old form: DeepSpeed warns, and takes it for stage {view.stage}",
-            f'"zero_optimization": {{"stage": {view.stage}}}',
+            Advice(f'"zero_optimization": {{"stage": {view.stage}}}', {"zero_optimization": {"stage": view.stage}}),
             f"{view.source('runtime/zero/config.py')} (read_zero_config_deprecated)",
         )  # fmt: skip
 
 
-def parts_that_need_the_program(view: View) -> Iterator[Finding]:
+def parts_that_need_the_program(view: View) -> Iterator[FileFinding]:
     """Parts that do nothing unless the model or the program asks for them."""
     for part, (message, fix, file) in _NEEDS_THE_PROGRAM.items():
         if view.part(part):
-            yield finding("needs-the-program", "note", part, message, fix, view.source(file))
+            advice = remove(part, fix) if fix.startswith("Remove") else Advice(fix)
+            yield finding("needs-the-program", "note", part, message, advice, view.source(file))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from vitscale.lint.advice import Advice, FileFinding
 from vitscale.lint.view import View, finding
-from vitscale.present.document import Finding
 
 _COSTLY_SWITCHES = (
     (
@@ -19,13 +19,14 @@ _COSTLY_SWITCHES = (
         "flops_profiler.enabled", "synchronising-flops-profiler",
         "It counts FLOPs in one step, but switches wall_clock_breakdown on for the whole run, whose timers make "
         "the host wait in every micro-step",
-        "Enable it in a run of its own, which is not timed", ("runtime/config.py (wall_clock_breakdown)",),
+        "Set it to false, and enable it in a run of its own, which is not timed",
+        ("runtime/config.py (wall_clock_breakdown)",),
     ),
     (
         "comms_logger.enabled", "synchronising-comms-logger",
         "The device is synchronised after every collective: nothing overlaps any more, and the times that it logs "
         "are those of that run alone",
-        "Enable it in a run of its own, which is not timed", ("comm/comm.py (timed_op)",),
+        "Set it to false, and enable it in a run of its own, which is not timed", ("comm/comm.py (timed_op)",),
     ),
     (
         "memory_breakdown", "memory-breakdown",
@@ -44,14 +45,15 @@ _COSTLY_SWITCHES = (
 """(switch, rule, what DeepSpeed does where it is on, what to do, source files)."""
 
 
-def costly_switches(view: View) -> Iterator[Finding]:
+def costly_switches(view: View) -> Iterator[FileFinding]:
     """Switches that slow every step, or end training."""
     for key, rule, message, fix, files in _COSTLY_SWITCHES:
         if view.on(key):
-            yield finding(rule, "warning", key, message, fix, " and ".join(map(view.source, files)))
+            advice = Advice(fix, {key: False})
+            yield finding(rule, "warning", key, message, advice, " and ".join(map(view.source, files)))
 
 
-def throughput_timer(view: View) -> Iterator[Finding]:
+def throughput_timer(view: View) -> Iterator[FileFinding]:
     """The throughput timer, which is on by default and synchronises the device twice in every micro-step."""
     timer = "timers.throughput"
     if view.open(f"{timer}.enabled"):
@@ -64,7 +66,7 @@ def throughput_timer(view: View) -> Iterator[Finding]:
         "synchronising-throughput-timer", "warning" if given else "note", f"{timer}.enabled" if given else timer,
         ("The throughput timer" if given else "The throughput timer is on by default and")
         + " synchronises the device at the start and the end of every micro-step, whether or not it prints anything",
-        '"timers": {"throughput": {"enabled": false}}' if can_be_off else
+        Advice('"timers": {"throughput": {"enabled": false}}', {f"{timer}.enabled": False}) if can_be_off else
         "This release cannot switch it off; 0.14.5 and later can",
         f"{view.source('utils/timer.py')} (ThroughputTimer)",
     )  # fmt: skip

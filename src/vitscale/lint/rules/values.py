@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from vitscale.errors import shown
+from vitscale.lint.advice import REMOVED, Advice, FileFinding, remove
+from vitscale.lint.integrations import DEEPSPEEDS_OWN, FILLED, TRAINER
 from vitscale.lint.view import View, finding, keys_of
-from vitscale.present.document import Finding
 from vitscale.trial import deepspeed_config, engines
 
 _SWITCHES = (
@@ -55,7 +56,7 @@ _IN_WORDS = {
 }
 
 
-def wrong_types(view: View) -> Iterator[Finding]:
+def wrong_types(view: View) -> Iterator[FileFinding]:
     """Values of a wrong type, such as a string for a number, a number for a switch, a value for a part."""
     for part in _PARTS:
         value = view.value(part)
@@ -69,7 +70,7 @@ def wrong_types(view: View) -> Iterator[Finding]:
             yield finding(
                 "wrong-type", "note", key,
                 f"It is {shown(value)}: DeepSpeed computes with it, but its data loader and its pipelines refuse it",
-                f"Write {value:.0f}", view.source("runtime/engine.py (deepspeed_io)"),
+                Advice(f"Write {value:.0f}", {key: int(value)}), view.source("runtime/engine.py (deepspeed_io)"),
             )  # fmt: skip
     for key, _, _, value in keys_of(view, view.config):
         fact = view.release.fact(key) or ""
@@ -77,7 +78,7 @@ def wrong_types(view: View) -> Iterator[Finding]:
             yield from _in_model(view, key, value, fact)
 
 
-def _in_model(view: View, key: str, value: object, fact: str) -> Iterator[Finding]:
+def _in_model(view: View, key: str, value: object, fact: str) -> Iterator[FileFinding]:
     """Checks a value as pydantic does, against the type and limits in `fact` ("int gt=0"), or several valid values."""
     may_be_null, fact = fact.endswith(" or null"), fact.removesuffix(" or null")
     if value is None and may_be_null:
@@ -86,7 +87,8 @@ def _in_model(view: View, key: str, value: object, fact: str) -> Iterator[Findin
         valid = fact.removeprefix("one of ").split(", ")
         number = engines.as_number(value) if all(name.isdigit() for name in valid) else None
         if (str(value) if number is None else f"{number:g}") not in valid:
-            message, fix = f"It is {shown(value)}, but should be one of {', '.join(valid)}", "Write one of these"
+            message = f"It is {shown(value)}, but should be one of {', '.join(valid)}"
+            fix = [remove(key, "Write one of these, or leave it out"), Advice("Write one of these")]
             yield finding("wrong-value", "error", key, message, fix, view.source("runtime/config.py"))
         return
     kind, *limits = fact.split()
@@ -98,7 +100,9 @@ def _in_model(view: View, key: str, value: object, fact: str) -> Iterator[Findin
         name, _, bound = limit.partition("=")
         holds, words = _LIMITS[name]
         if not holds(number, float(bound)):
-            message, fix = f"It is {shown(value)}, but should be {words} {bound}", f"Write a number {words} {bound}"
+            message = f"It is {shown(value)}, but should be {words} {bound}"
+            text = f"Write a number {words} {bound}"
+            fix = [remove(key, f"{text}, or leave it out"), Advice(text)]
             yield finding("wrong-value", "error", key, message, fix, view.source("runtime/config.py"))
 
 
@@ -108,13 +112,25 @@ def _may_stand_for_a_part(part: str, value: object) -> bool:
     return (value is None and part in _MAY_BE_NULL) or value == "auto"
 
 
-def _wrong(view: View, key: str, value: object, kind: str) -> Finding:
+def _wrong(view: View, key: str, value: object, kind: str) -> FileFinding:
     quoted = isinstance(value, str) and kind in ("int", "float", "bool")
     taken = ": DeepSpeed takes any text for true, or fails on it" if quoted and key in _SWITCHES else ""
     return finding(
         "wrong-type", "error", key, f"It is {shown(value)}, but should be {_IN_WORDS[kind]}{taken}",
-        f"Write {_IN_WORDS[kind]}" + (" without quotes" if quoted else ""), view.source("runtime/config.py"),
+        _right_type(view, key, value, kind, quoted=quoted), view.source("runtime/config.py"),
     )  # fmt: skip
+
+
+def _right_type(view: View, key: str, value: object, kind: str, *, quoted: bool) -> list[Advice]:
+    """Advice for a value of a wrong type: the same value in the right one, else none, which is the default."""
+    text = f"Write {_IN_WORDS[kind]}" + (" without quotes" if quoted else "")
+    meant = engines.as_flag(value) if kind == "bool" else engines.as_number(value, kind) if quoted else None
+    written = [] if meant is None else [Advice(text, {key: meant})]
+    if kind == "part" and isinstance(value, bool) and view.release.fact(f"{key}.enabled") is not None:
+        written = [Advice(f'Write {{"enabled": {str(value).lower()}}}', {key: {"enabled": value}})]
+    if kind == "part" and isinstance(value, str) and key in ("optimizer", "scheduler"):
+        written = [Advice(f'Write {{"type": "{value[:40]}", "params": {{}}}}', {key: {"type": value, "params": {}}})]
+    return [*written, remove(key, f"{text}, or leave it out"), Advice(text)]
 
 
 def _is(value: object, kind: str) -> bool:
@@ -137,10 +153,6 @@ def _converts(value: object, kind: str) -> bool:
     return engines.as_number(value, kind) is not None
 
 
-_NOT_FILLED_IN = ("wall_clock_breakdown", "steps_per_print", "communication_data_type", "flops_profiler")
-"""What the Hugging Face Trainer leaves as it is: `fill_match` in transformers/integrations/deepspeed.py."""
-
-
 def _left_open(part: dict[str, Any]) -> list[str]:
     """Dotted names of a part's values that are "auto", at any depth."""
     inside = [name for name, value in part.items() if value == "auto"]
@@ -148,24 +160,68 @@ def _left_open(part: dict[str, Any]) -> list[str]:
     return inside + [f"{name}.{rest}" for name, names in deeper for rest in names]
 
 
-def _integrated(keys: list[str]) -> str:
-    never = [key for key in keys if key.partition(".")[0] in _NOT_FILLED_IN]
-    most = "The Hugging Face Trainer and Accelerate fill in what they have an argument for"
-    return f"{most}, which {' and '.join(never[:2])} is not among" if never else most
+_MOST_AUTO = 20
+"""Most findings on values that nothing fills in."""
 
 
-def values_left_to_an_integration(view: View) -> Iterator[Finding]:
-    """Values "auto", which the Hugging Face Trainer and Accelerate fill in, but not DeepSpeed itself."""
-    keys = [key for key in _left_open(view.config) if key not in view.setting.settled]
-    of_both = ("optimizer.params.", "scheduler.params.")
-    known = [key for key in keys if view.release.fact(key) is not None or key.startswith(of_both)]
-    if known:
-        several = ", ".join(known[:3]) + (f" and {len(known) - 3} more" if len(known) > 3 else "")
+def values_left_to_an_integration(view: View) -> Iterator[FileFinding]:
+    """Values "auto": which the Hugging Face integrations fill in, and on which they fail."""
+    keys = [key for key in _left_open(view.config) if key not in view.setting.settled and key not in DEEPSPEEDS_OWN]
+    if view.setting.in_a_study:
+        yield from _left_to_vitscale(keys)
+        return
+    unfilled = [key for key in keys if key not in FILLED]
+    for key in unfilled[:_MOST_AUTO]:
+        yield _not_filled(view, key)
+    filled = [key for key in keys if key in FILLED]
+    if filled:
+        of_the_trainer = [key for key in filled if FILLED[key] == (TRAINER,)]
+        alone = f"; Accelerate alone does not fill in {' and '.join(of_the_trainer)}" if of_the_trainer else ""
         yield finding(
-            "auto-value", "note", known[0] if len(known) == 1 else "",
-            f'"auto" stands at {several}. {_integrated(known)}; DeepSpeed itself takes "auto" for its default in '
-            "zero_optimization, bf16 and fp16, and elsewhere fails on it or takes it for true",
-            "Without that integration write the values out",
-            "https://huggingface.co/docs/transformers/main/en/deepspeed and "
-            + view.source("runtime/config_utils.py"),
+            "auto-value", "note", filled[0] if len(filled) == 1 else "",
+            f'"auto" stands at {_several(filled)}. The Hugging Face Trainer and Accelerate fill this in{alone}. '
+            'DeepSpeed itself takes "auto" for its default in zero_optimization, bf16 and fp16, and elsewhere fails on '
+            "it or takes it for true",
+            "Without that integration write the values out", _INTEGRATIONS,
+        )  # fmt: skip
+
+
+_INTEGRATIONS = (
+    "integrations/deepspeed.py of transformers 5.23, utils/dataclasses.py (fill_match) and accelerator.py "
+    "(_prepare_deepspeed) of accelerate 1.15, and https://huggingface.co/docs/transformers/main/en/deepspeed"
+)
+
+
+def _several(keys: list[str]) -> str:
+    more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
+    return ", ".join(keys[:3]) + more
+
+
+def _not_filled(view: View, key: str) -> FileFinding:
+    """A value "auto" under a name that no integration fills in, so that they end with an error at the start."""
+    part, _, name = key.rpartition(".")
+    other = f"{part}.stage3_{name}" if part else key
+    fixes = [remove(key, "Write the value out, or leave the key out for DeepSpeed's default")]
+    if other in FILLED and not view.has(other):
+        fixes.insert(
+            0,
+            Advice(f'Write "{other.rpartition(".")[2]}": "auto", which they do fill in', {key: REMOVED, other: "auto"}),
+        )
+    return finding(
+        "auto-value", "error", key,
+        '"auto" stands under a name that no integration fills in: the Hugging Face Trainer and Accelerate end at the '
+        'start with "not found in kwargs"; DeepSpeed itself takes "auto" for its default in zero_optimization, bf16 '
+        "and fp16, and elsewhere fails on it or takes it for true",
+        fixes, _INTEGRATIONS,
+    )  # fmt: skip
+
+
+def _left_to_vitscale(keys: list[str]) -> Iterator[FileFinding]:
+    """Values "auto" in the file of a study, which vitscale itself hands to DeepSpeed."""
+    if keys:
+        yield finding(
+            "auto-value", "note", keys[0] if len(keys) == 1 else "",
+            f'"auto" stands at {_several(keys)}. vitscale takes lr and weight_decay of the optimizer from the study, '
+            "and leaves the rest to DeepSpeed's default",
+            "Write the values out where the defaults do not suit", "docs/study-file.md",
         )  # fmt: skip

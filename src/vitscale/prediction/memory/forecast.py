@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitscale.base.plugins import referred
+from vitscale.errors import shown
 from vitscale.prediction.memory.activations import AUTOCAST, Activations, activations
-from vitscale.prediction.memory.holding import STATE_BYTES, Holding, Parts, added
+from vitscale.prediction.memory.holding import STATE_BYTES, Holding, Parts, added, optimizer_of_states
 from vitscale.prediction.memory.in_parts import moments_in_parts, moments_in_turn, of_parts, pieces
 from vitscale.prediction.memory.in_stages import StageBytes, in_turns, that_may_take_most
 from vitscale.prediction.memory.moments import ORDER, all_totals, moments
@@ -104,8 +105,9 @@ def unavailable(trial: Trial) -> str:
     train = trial.train
     if not of_engine(train.wrapper).memory:
         return f"what {train.wrapper} holds is not modelled"
-    if train.optimizer not in STATE_BYTES:
-        return f"the states of {train.optimizer} are not modelled"
+    optimizer = optimizer_of_states(train)
+    if optimizer not in STATE_BYTES:
+        return f"the states of {optimizer if optimizer == train.optimizer else shown(optimizer)} are not modelled"
     if train.offload != "none" or not modelled(train):
         return "offloading and these settings of the DeepSpeed file are not modelled"
     shapes = recorded_shapes(trial.model)

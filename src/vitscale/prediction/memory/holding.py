@@ -18,9 +18,27 @@ STATE_BYTES = {"adamw": 8, "lamb": 8, "sgd": 4}
 """Bytes of optimizer state per fp32 parameter: two moments, or one momentum. ZeRO (arXiv 1910.02054), section 3.1."""
 
 
+_FLAT_COPIES = ("fp16", "bf16-params")
+"""Precisions in which DeepSpeed at stage 0 keeps other copies for an optimizer of its own than for one of torch's."""
+
+
+def optimizer_of_states(train: TrainSpec) -> str:
+    """The optimizer of `STATE_BYTES` that keeps the same states; the name of another one as it is.
+
+    Adam and AdamW of a user's DeepSpeed file are DeepSpeed's FusedAdam: two fp32 moments, as torch's AdamW has.
+    """
+    if train.optimizer != "deepspeed_config":
+        return train.optimizer
+    part = (train.deepspeed_config or {}).get("optimizer")
+    named = str(part.get("type")) if isinstance(part, dict) else train.optimizer
+    has_flat_copies = not train.zero_stage and train.precision in _FLAT_COPIES
+    return "adamw" if named.lower() in ("adam", "adamw") and not has_flat_copies else named
+
+
 def state_bytes(train: TrainSpec) -> int:
     """Bytes of optimizer state per fp32 parameter: SGD without momentum keeps none."""
-    return 0 if train.optimizer == "sgd" and not train.momentum else STATE_BYTES[train.optimizer]
+    optimizer = optimizer_of_states(train)
+    return 0 if optimizer == "sgd" and not train.momentum else STATE_BYTES[optimizer]
 
 
 class Sizes(NamedTuple):

@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from vitscale.base import program
 from vitscale.base.plugins import answer, known
 from vitscale.errors import RequestError, StoreError, printable, shown
 from vitscale.importers import contents, deepspeed, epochs, links, plain_csv, traces, train_logs, trainer_state
@@ -112,6 +113,7 @@ def _trial_runs(log_format: str, log_contents: LogContents, options: Options) ->
                 of_the_run=run.of_the_run,
                 batch_told=batch_told,
             ),
+            vitscale=program.identity(),
         )
         runs.append(TrialRun(run, header, samples))
     return tuple(runs)
@@ -148,6 +150,7 @@ def _study(
             notes=tuple(dict.fromkeys(notes)),
             problems=log_contents.problems,
         ),
+        vitscale=program.identity(),
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vitscale import sources
+from vitscale.base import program
 from vitscale.errors import RequestError, StoreError, VitscaleError, shown
 from vitscale.launchers import LOCAL, find_launcher
 from vitscale.machine.hardware import Machine
@@ -188,6 +189,7 @@ def plan(
         trials=expansion.trials,
         versions=installed_versions({trial.train.engine for trial in expansion.trials.values()}),
         dataset_fingerprints=expansion.fingerprints,
+        vitscale=program.identity(),
     )
     context = RunContext(record, measure, launch, file.study.slurm, file.path.parent.absolute(), results)
     return Plan(context, scheduler, expansion, tuple(tasks), frozenset(alone))
@@ -302,9 +304,10 @@ def check_folder(results: Path, record: StudyRecord, *, allow_version_change: bo
     ]
     if changed and not allow_version_change and RunIndex(results).finished:
         raise StoreError(
-            f"{shown(str(results))} was begun under other library versions: {', '.join(changed)}",
-            next_step="Install those versions, begin a new folder with -o, or mix them on purpose with "
-            "--allow-version-change",
+            f"{shown(str(results))} was begun under other versions: {', '.join(changed)}",
+            next_step="Install those versions, begin a new folder with -o, or go on under the new ones with "
+            "--allow-version-change: the report then leaves runs of the other versions out, or mixes them with "
+            "--combine-unlike",
         )
 
 

@@ -87,6 +87,8 @@ class RunHeader(Record):
     """The seed of this run; null in format 1, where it was the trial's."""
     imported: Imported | None = None
     """Null where vitscale ran it itself."""
+    vitscale: str | None = None
+    """The program that wrote it (`base.program.identity`), "0.1.0+3fa9c1d2e4b5"; null in older formats."""
 
     @property
     def folder(self) -> str:
@@ -175,6 +177,8 @@ class StudyRecord(Record):
     """Trial identity to the fingerprint of the data that it reads."""
     imported: StudyImport | None = None
     """Null for a study of vitscale's own."""
+    vitscale: str | None = None
+    """The program that wrote it last, as in `RunHeader`; null in older formats."""
 
 
 class Results(Record):

@@ -30,6 +30,7 @@ Format history (`FORMAT`):
      of ProbeLine may be null, which its reason explains; in older formats all are known.
  12  which vitscale: RunHeader.vitscale and StudyRecord.vitscale; "vitscale's measuring code" among the versions of
      Environment and StudyRecord, a digest. Null or missing in older formats: unknown, and like any other.
+     StudyRecord.factory_digests, empty in older formats.
 
 A reader accepts its own format and older ones; a newer one is refused by name.
 """

@@ -175,6 +175,9 @@ class StudyRecord(Record):
     versions: dict[str, str | None]
     dataset_fingerprints: dict[str, str]
     """Trial identity to the fingerprint of the data that it reads."""
+    factory_digests: dict[str, str] = Field(default={})
+    """Trial identity to the SHA-256 of the file of its `model.factory`; lacks trials without one, or whose file is no
+    text. Empty in older formats: unknown."""
     imported: StudyImport | None = None
     """Null for a study of vitscale's own."""
     vitscale: str | None = None

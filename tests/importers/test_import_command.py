@@ -13,6 +13,7 @@ import pytest
 from driving import tree
 from importers.logs import deepspeed_log, epoch_rows, epoch_table, steady
 from vitscale import cli
+from vitscale.base.program import identity
 
 
 @pytest.fixture
@@ -76,6 +77,17 @@ def test_another_import_into_the_same_folder_is_refused(
     table.write_text(table.read_text() + "\n")
     assert vitscale("import", str(table), "-o", "imported")[0] == 2
     assert tree(tmp_path / "imported") == before
+
+
+def test_an_import_says_which_program_read_it(
+    vitscale: Callable[..., tuple[int, str, str]], table: Path, tmp_path: Path
+) -> None:
+    code, out, _ = vitscale("import", str(table), "-o", "imported", "--json")
+    assert (code, json.loads(out)["program"]) == (0, identity())
+    assert json.loads((tmp_path / "imported" / "study.json").read_text())["vitscale"] == identity()
+    headers = [json.loads(path.read_text()) for path in (tmp_path / "imported").rglob("trial.json")]
+    assert {header["vitscale"] for header in headers} == {identity()}
+    assert vitscale("--version") == (0, f"vitscale {identity()}\n", "")
 
 
 def imported_by(folder: Path, program: str | None) -> None:

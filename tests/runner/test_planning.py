@@ -12,13 +12,13 @@ from vitscale.base import program
 from vitscale.errors import RequestError, StoreError
 from vitscale.launchers.mpirun import Mpirun
 from vitscale.machine.hardware import Machine
-from vitscale.runner.one_run import Task
+from vitscale.runner.one_run import Task, new_attempt
 from vitscale.runner.planning import Plan, check_folder, plan
 from vitscale.runner.todo import outstanding
 from vitscale.sources import Summary
 from vitscale.store import RunIndex, new_run_folder, write_outcome
 from vitscale.store import write_study as write_study_record
-from vitscale.store.results import Outcome, OutcomeKind, StudyRecord
+from vitscale.store.results import Outcome, OutcomeKind, RunHeader, StudyRecord
 from vitscale.trial.engines import installed_versions
 from vitscale.trial.trial import DataSpec
 
@@ -331,6 +331,14 @@ def test_results_of_another_measuring_code_are_not_gone_on_with_unless_asked(
     refused(folder, other, f"{program.MEASURING_NAME} {program.measuring_digest()} -> {'0' * 12}")
     refused(folder, other, "go on under the new ones with --allow-version-change: the report then leaves")
     accepted(folder, other, allow_version_change=True)
+
+
+def test_a_run_says_which_program_wrote_it(tmp_path: Path) -> None:
+    of = planned(tmp_path)
+    (tmp_path / "results").mkdir()
+    folder = new_attempt(of.in_folder(tmp_path / "results"), of.tasks[0], 0)
+    header = RunHeader.model_validate_json((folder / "trial.json").read_text())
+    assert header.vitscale == program.identity()
 
 
 def test_results_of_another_program_with_the_same_measuring_code_go_on(tmp_path: Path, record: StudyRecord) -> None:

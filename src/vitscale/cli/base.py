@@ -89,8 +89,12 @@ def option(names: str, metavar: str, words: str, parse: Callable[[str, str], Any
     `parse` makes the value of its text and its name, where the type alone does not say how it may be written.
     """
     *_, longest = names.split()
-    parser = None if parse is None else partial(parse, option=longest)
+    parser = None if parse is None else partial(_parsed, parse, longest)
     return typer.Option(*names.split(), metavar=metavar or None, help=words, callback=_usable, parser=parser)
+
+
+def _parsed(parse: Callable[[str, str], Any], option_name: str, text: str) -> Any:
+    return parse(text, option_name)
 
 
 def _no_number(error: Exception) -> RequestError | None:

@@ -166,13 +166,13 @@ class _Rates:
     """Rates of a table that does not say whether they are each GPU's or those of all, by GPU count."""
 
     def __init__(self, head: Header, options: Options) -> None:
-        (own, *others) = [heading for heading in head.headings if heading.column in RATES] or [None]
+        headings = [heading for heading in head.headings if heading.column in RATES]
+        own = headings[0] if len(headings) == 1 else None
         is_unclear = (
             own is not None
-            and not others
             and own.column == "images_per_second"
             and own.text.strip().lower() != own.column
-            and not any(_OF_ALL.search(text.lower()) for text in (own.text, head.title))
+            and not _OF_ALL.search(own.text.lower())
             and options.cells not in RATES
             and not {"step_seconds", "epoch_seconds"} & {*head.columns}  # which tell the batch of a step
         )

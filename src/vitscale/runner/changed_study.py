@@ -8,7 +8,7 @@ model's configuration, its weights, a list of classes).
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
@@ -21,7 +21,6 @@ from vitscale.trial.trial import HOW_FOUND, Trial, WindowSpec
 
 _MOST_NAMED = 3
 _OF_LAUNCH = ("launcher", "threads_per_rank")
-_CONFIG = "train.deepspeed_config."
 _CONTENTS = {
     "script_digest": ("train.script", "the content of {}"),
     "model_digest": ("model.hf", "the config.json of {}"),
@@ -43,31 +42,30 @@ class Change(NamedTuple):
 
 def changes(before: StudyRecord, now: StudyRecord) -> list[Change]:
     """What makes the trials of `now` others than those of `before`, the likeliest cause first; empty: nobody knows."""
-    by_trials = list(_of_trials(before, now))
-    typed = {field for field, _, _ in _unlike(_overrides(before), _overrides(now))}
+    in_trials = list(_of_trials(before, now))
     in_text = list(_of_text(before, now))
-    found = [
+    overridden_fields = _overridden_fields(before, now)
+    causes = [
         *_of_launch(before, now, {change.field for change in in_text}),
         *_of_files(before, now),
         *in_text,
-        *(change for change in by_trials if change.field in typed),
+        *(change for change in in_trials if change.field in overridden_fields),
     ]
     # What the studies do not say may come from a site file, or from a file that an earlier version read otherwise.
-    return list({change.field: change for change in found or by_trials}.values())
+    return list({change.field: change for change in causes or in_trials}.values())
 
 
-def in_brackets(found: Iterable[Change]) -> str:
+def in_brackets(causes: Iterable[Change]) -> str:
     """The changes behind a statement: " (train.learning_rate was 0.0005 and is 0.001)"; empty where there are none."""
-    words = [change.words for change in found]
+    words = [change.words for change in causes]
     return f" ({listed(words, most=_MOST_NAMED)})" if words else ""
 
 
-def how_to_go_on(found: Iterable[Change], before: StudyRecord, now: StudyRecord) -> list[str]:
+def how_to_go_on(causes: Sequence[Change], before: StudyRecord, now: StudyRecord) -> list[str]:
     """Steps after which a folder goes on as it was begun, as far as they are known: clauses for an advice."""
-    found = list(found)
-    steps = list(dict.fromkeys(change.restore for change in found if change.restore))
-    typed = {field for field, _, _ in _unlike(_overrides(before), _overrides(now))}
-    if before.overrides != now.overrides and (typed & {change.field for change in found} or not found):
+    steps = list(dict.fromkeys(change.restore for change in causes if change.restore))
+    is_by_override = not _overridden_fields(before, now).isdisjoint(change.field for change in causes)
+    if before.overrides != now.overrides and (is_by_override or not causes):
         words = " ".join(before.overrides) or "nothing"
         steps.append(f"go on as it was begun, with {words} on the command line")
     return steps
@@ -86,6 +84,11 @@ def _value(value: object) -> str:
 
 def _changed(field: str, before: object, now: object) -> Change:
     return Change(field, f"{field} was {_value(before)} and is {_value(now)}")
+
+
+def _overridden_fields(before: StudyRecord, now: StudyRecord) -> set[str]:
+    """Fields to which the two command lines give other values."""
+    return {field for field, _, _ in _unlike(_overrides(before), _overrides(now))}
 
 
 def _overrides(study: StudyRecord) -> dict[str, Any]:
@@ -172,12 +175,15 @@ def _configs(study: StudyRecord) -> list[dict[str, Any]]:
 
 def _of_trials(before: StudyRecord, now: StudyRecord) -> Iterator[Change]:
     """Fields with other values in the trials of one record than in those of the other."""
-    trials = [[_fields(trial) for trial in study.trials.values()] for study in (before, now)]
-    for field in dict.fromkeys(field for some in trials for trial in some for field in trial):
-        values = [sorted({_value(trial.get(field)) for trial in some}) for some in trials]
-        if values[0] != values[1]:
-            words = [" and ".join(some) for some in values]
-            yield Change(field, f"{field} was {words[0]} and is {words[1]}")
+    earlier, later = ([_fields(trial) for trial in study.trials.values()] for study in (before, now))
+    for field in dict.fromkeys(field for trial in (*earlier, *later) for field in trial):
+        values, new_values = _values_of(field, earlier), _values_of(field, later)
+        if values != new_values:
+            yield Change(field, f"{field} was {' and '.join(values)} and is {' and '.join(new_values)}")
+
+
+def _values_of(field: str, trials: Iterable[Mapping[str, Any]]) -> list[str]:
+    return sorted({_value(trial.get(field)) for trial in trials})
 
 
 def _fields(trial: Trial) -> dict[str, Any]:

@@ -318,13 +318,13 @@ def _entries(results: Path) -> list[str] | None:
 def _refuse_another_study(results: Path, held: StudyRecord, record: StudyRecord) -> None:
     common = set(held.trials) & set(record.trials)
     if held.name != record.name or not common:
-        found = changes(held, record) if held.name == record.name else []
-        same = f"other trials under the name {shown(held.name)}{in_brackets(found)}"
+        causes = changes(held, record) if held.name == record.name else []
+        same = f"other trials under the name {shown(held.name)}{in_brackets(causes)}"
         what = shown(held.name) if held.name != record.name else same
         own_folder = f"Give the results of {shown(record.name)} a folder of their own with -o"
         raise StoreError(
             f"{shown(str(results))} holds another study: {what}",
-            next_step="; or ".join([own_folder, *how_to_go_on(found, held, record)]),
+            next_step="; or ".join([own_folder, *how_to_go_on(causes, held, record)]),
         )
     for trial_id in common:
         before, now = held.dataset_fingerprints.get(trial_id), record.dataset_fingerprints.get(trial_id)

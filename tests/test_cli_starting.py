@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -163,6 +165,45 @@ def test_what_cannot_be_planned_is_not_written(call: Call, tmp_path: Path, argum
     assert code == 2
     assert said in error
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("verb", ["init", "train"])
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--data", "{}/pics"], "--data is the name of a dataset, and '{}/pics' is a path. "
+                                "Write --data folder --root {}/pics."),
+        (["--data", "./pics"], "'./pics' is a path. Write --data folder --root ./pics."),
+        (["--data", "pics"], "'pics' is a path. Write --data folder --root pics."),
+        (["--data", "/nowhere/pics"], "Write --data NAME --root /nowhere/pics, once the path exists."),
+        (["--data", "folder"], "--data folder is given, and not where its files lie. Add --root: --data folder"),
+        (["--data", "cifar10"], "--data cifar10 is given, and not where its files lie. Add --root"),
+    ],
+)  # fmt: skip
+def test_a_path_of_images_leads_to_the_two_options(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, arguments: list[str], said: str
+) -> None:
+    """No default that nobody gave is blamed, and nothing is written."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "pics").mkdir()
+    code, _, error = call(verb, "--gpus", "1", *(word.format(tmp_path) for word in arguments))
+    assert code == 2
+    assert said.format(tmp_path, tmp_path) in error
+    assert "~/data" not in error
+    assert "hf =" not in error
+    assert [path.name for path in tmp_path.iterdir()] == ["pics"]
+
+
+def test_what_is_written_for_a_path_of_images_works(call: Call, tmp_path: Path) -> None:
+    for part, label in (("train", "cat"), ("train", "dog"), ("val", "cat"), ("val", "dog")):
+        folder = tmp_path / "my pics" / part / label
+        folder.mkdir(parents=True)
+        for number in range(20):
+            Image.new("RGB", (8, 8), (number, 0, 0)).save(folder / f"{number}.png")
+    code, _, error = call("init", "--gpus", "1", "--data", "my pics")
+    assert code == 2
+    (words,) = re.findall(r"Write (--data .*)\.\n", error)
+    assert call("init", "--gpus", "1", *shlex.split(words))[0] == 0
 
 
 @pytest.mark.parametrize(

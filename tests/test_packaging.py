@@ -21,6 +21,7 @@ from packaging.utils import canonicalize_name
 
 from prediction_factory import resolved_study
 from results_factory import write_results
+from vitscale.base import program
 from vitscale.base.distribution import write_wheel
 
 ROOT = Path(__file__).parent.parent
@@ -72,6 +73,14 @@ def _build(tree: Path, into: Path, what: str) -> Path:
     subprocess.run(backend, cwd=tree, env=environment, check=True, capture_output=True)
     (made,) = (path for path in into.iterdir() if path.name.endswith((".whl", ".tar.gz")))
     return made
+
+
+def test_a_wheel_is_the_same_program_as_its_sources(packages: dict[str, Path], tmp_path: Path) -> None:
+    for name in ("wheel", "wheel of the sdist"):
+        shutil.unpack_archive(packages[name], tmp_path / name, format="zip")
+        installed = tmp_path / name / "vitscale"
+        assert program.digest_of(installed, ("",)) == program.digest()
+        assert program.digest_of(installed, program.MEASURING) == program.measuring_digest()
 
 
 @pytest.fixture(scope="module")

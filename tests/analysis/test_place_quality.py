@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 
-from results_factory import failed_run, make_curve, make_environment, make_results, make_trial, steady_run
+from results_factory import VERSIONS, failed_run, make_curve, make_environment, make_results, make_trial, steady_run
 from verdict_finder import THREE, kinds, three_repeats, verdict
 from vitscale.analysis import analyse
 from vitscale.analysis.runs.environments import RunEnvironment, differences, run_environments
 from vitscale.analysis.runs.repeats import allocation_of
+from vitscale.base.program import MEASURING_NAME
 from vitscale.store.records import Collective, Device, GpuSamples, GpuSettings, ResourcesLine, TrafficLine
 from vitscale.store.results import Results, Run
 from vitscale.trial.trial import Trial, World
@@ -53,6 +54,31 @@ def test_unlike_repeats_are_named() -> None:
     runs.append(steady_run(trial, 0.1, 3, environments=[make_environment(versions={"torch": "2.12.0"})]))
     found = verdict(make_results([(make_curve([trial]), [trial])], runs), "unlike-runs")
     assert "repeat 4: torch: 2.13.0 against 2.12.0" in found.message
+
+
+def test_repeats_measured_by_unlike_code_of_one_version_are_not_combined() -> None:
+    """One number, 0.1.0, and steps 6 % faster: a mean over both is of neither."""
+    trial = make_trial()
+
+    def by(digest: str | None, repeat: int, seconds: float) -> Run:
+        named = {"vitscale": "0.1.0"} | ({} if digest is None else {MEASURING_NAME: digest})
+        environments = [make_environment(versions=VERSIONS | named)]
+        return steady_run(trial, seconds, repeat, environments=environments)
+
+    def judged(*runs: Run) -> Results:
+        return make_results([(make_curve([trial]), [trial])], runs)
+
+    mixed = judged(*(by("a" * 12, r, 0.1) for r in range(3)), by("b" * 12, 3, 0.094))
+    message = f"repeat 4: {MEASURING_NAME}: {'a' * 12} against {'b' * 12}"
+    assert message in verdict(mixed, "unlike-runs").message
+    assert "with one vitscale" in verdict(mixed, "unlike-runs").advice
+    (alone,) = analyse(mixed).trials.values()
+    assert alone.step_seconds is not None
+    assert alone.step_seconds.value == pytest.approx(0.1)
+    (together,) = analyse(mixed, combine_unlike=True).trials.values()
+    assert len(together.runs) == 4
+    unknown = judged(*(by("a" * 12, r, 0.1) for r in range(3)), by(None, 3, 0.1), by(None, 4, 0.1))
+    assert "unlike-runs" not in kinds(unknown), "records of older formats do not say"
 
 
 @pytest.mark.parametrize(("samples", "told"), [(10_500, False), (10_501, True)])

@@ -13,6 +13,7 @@ import pytest
 from driving import tree
 from importers.logs import deepspeed_log, epoch_rows, epoch_table, steady
 from vitscale import cli
+from vitscale.base.program import identity
 
 
 @pytest.fixture
@@ -76,6 +77,52 @@ def test_another_import_into_the_same_folder_is_refused(
     table.write_text(table.read_text() + "\n")
     assert vitscale("import", str(table), "-o", "imported")[0] == 2
     assert tree(tmp_path / "imported") == before
+
+
+def test_an_import_says_which_program_read_it(
+    vitscale: Callable[..., tuple[int, str, str]], table: Path, tmp_path: Path
+) -> None:
+    code, out, _ = vitscale("import", str(table), "-o", "imported", "--json")
+    assert (code, json.loads(out)["program"]) == (0, identity())
+    assert json.loads((tmp_path / "imported" / "study.json").read_text())["vitscale"] == identity()
+    headers = [json.loads(path.read_text()) for path in (tmp_path / "imported").rglob("trial.json")]
+    assert {header["vitscale"] for header in headers} == {identity()}
+    assert vitscale("--version") == (0, f"vitscale {identity()}\n", "")
+
+
+def imported_by(folder: Path, program: str | None) -> None:
+    """Makes an import one of another program; None: of a format that did not say which."""
+    path = folder / "study.json"
+    study = json.loads(path.read_text()) | ({"format": 11} if program is None else {})
+    path.write_text(json.dumps(study | {"vitscale": program}))
+
+
+@pytest.mark.parametrize("program", [None, "0.1.0+000000000000"])
+def test_an_import_of_another_program_is_done_where_this_one_reads_the_same(
+    vitscale: Callable[..., tuple[int, str, str]], table: Path, tmp_path: Path, program: str | None
+) -> None:
+    assert vitscale("import", str(table), "-o", "imported")[0] == 0
+    imported_by(tmp_path / "imported", program)
+    before = tree(tmp_path)
+    code, out, _ = vitscale("import", str(table), "-o", "imported")
+    assert code == 0
+    assert "Nothing to do" in out
+    assert tree(tmp_path) == before
+
+
+def test_an_import_that_another_program_read_otherwise_is_not_called_done(
+    vitscale: Callable[..., tuple[int, str, str]], table: Path, tmp_path: Path
+) -> None:
+    """A mended reader: figures of the folder are those of the old one until it is imported anew."""
+    assert vitscale("import", str(table), "-o", "imported")[0] == 0
+    imported_by(tmp_path / "imported", "0.1.0+000000000000")
+    lines = next((tmp_path / "imported").rglob("rank-0.jsonl"))
+    lines.write_text(lines.read_text().replace('"train_loss":', '"train_loss":1', 1))
+    code, _, err = vitscale("import", str(table), "-o", "imported")
+    assert code == 2
+    assert "as vitscale 0.1.0+000000000000 read 'epochs.csv'; this one, 0.1.0+" in err
+    assert "Give another folder with -o, or remove this one to import anew" in err
+    assert vitscale("import", str(table), "-o", "again")[0] == 0
 
 
 def test_a_folder_of_something_else_is_refused(

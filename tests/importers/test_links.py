@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vitscale.base import program
 from vitscale.errors import VitscaleError
 from vitscale.importers.contents import LinkFormat
 from vitscale.importers.importing import guess
@@ -54,6 +55,7 @@ def of_check(
     taken: str = guess(paths)
     assert taken == log_format
     record, path, problems = import_links(paths, log_format, folder / "results")
+    assert record.vitscale == program.identity()
     assert problems == ()
     assert read_check(path) == record
     network = network_of(record)

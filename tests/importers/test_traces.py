@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,19 @@ def write(folder: Path, name: str, content: dict[str, Any]) -> Path:
     path = folder / name
     path.write_bytes(gzip.compress(json.dumps(content).encode(), 1))
     return path
+
+
+CASES = Path(os.environ.get("VITSCALE_CASES", Path(__file__).resolve().parents[3] / "shared" / "cases"))
+
+
+def test_a_trace_of_one_step_and_an_empty_mark_has_one_step(tmp_path: Path) -> None:
+    """Of Holistic Trace Analysis: a step of 9.3 ms, 49 us after which the profiler ended."""
+    path = CASES / "hta-amd_trace.json.gz"
+    if not path.exists():
+        pytest.skip(f"needs the trace {path} (VITSCALE_CASES names another folder)")
+    import_logs([path], "trace", Options(), tmp_path / "results")
+    (run,) = load(tmp_path / "results").runs
+    assert [step.seconds for step in run.ranks[0].steps] == pytest.approx([9.3e-3], rel=0.01)
 
 
 def test_a_known_wait_between_two_ranks_comes_out_though_their_clocks_differ(tmp_path: Path) -> None:

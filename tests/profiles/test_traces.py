@@ -563,6 +563,108 @@ def test_a_step_that_only_evaluates_is_forward_beside_others_that_train(tmp_path
     assert hand.phases(tmp_path) == ({"forward": 100}, {})
 
 
+def step_seconds(hand: Hand, folder: Path) -> dict[int, float]:
+    """Number of each step of a trace -> its seconds, as an import records them."""
+    trace = hand.read(folder)
+    steps = steps_of(trace)
+    events = [*(event for event in trace.events if event.kind != "annotation"), *steps.annotations]
+    lines = steps_on_cuda(
+        events, steps.numbers, 0, 1, first_is_whole=steps.first_is_whole, first_begin_ns=steps.first_begin_ns
+    )
+    return {line.step: line.seconds for line in lines}
+
+
+def three_steps() -> Hand:
+    """Steps 1 to 3 of 1,000 us on host and device, each with its last kernel 340 us after it began."""
+    hand = Hand()
+    for number in (1, 2, 3):
+        hand.mark(f"ProfilerStep#{number}", 1000 * number, 1000 * number + 1000)
+        trained(hand, 1000 * number)
+    return hand
+
+
+@pytest.mark.parametrize("lasts_us", [1, 49, 5000])
+def test_a_mark_in_which_nothing_was_launched_is_no_step(lasts_us: int, tmp_path: Path) -> None:
+    """`prof.step()` after the last batch opens one, which lasts until the profiler ends."""
+    marks = three_steps()
+    marks.mark("ProfilerStep#4", 4000, 4000 + lasts_us)
+    assert step_seconds(marks, tmp_path) == pytest.approx({2: 1e-3, 3: 1e-3})
+    assert steps_of(marks.read(tmp_path)).found_by.endswith("(ProfilerStep); ProfilerStep#4 launched nothing: left out")
+
+
+def test_an_empty_mark_before_the_first_step_or_between_two_is_no_step(tmp_path: Path) -> None:
+    marks = Hand()
+    marks.mark("ProfilerStep#1", 900, 1000)
+    for number, at in ((2, 1000), (3, 2000), (5, 3000)):
+        marks.mark(f"ProfilerStep#{number}", at, at + 990)
+        trained(marks, at)
+    marks.mark("ProfilerStep#4", 2990, 3000)
+    assert step_seconds(marks, tmp_path) == pytest.approx({3: 1e-3, 5: 1e-3})
+
+
+@pytest.mark.parametrize(("kernels", "is_step"), [(1, False), (3, False), (5, True)])
+def test_a_last_mark_that_the_profilers_end_cuts_is_no_step(kernels: int, is_step: bool, tmp_path: Path) -> None:
+    """A whole step launches 5 kernels in 1,000 us."""
+    marks = three_steps()
+    marks.mark("ProfilerStep#4", 4000, 4100)
+    for place in range(kernels):
+        marks.run(4010 + 10 * place, 5)
+    assert (4 in step_seconds(marks, tmp_path)) is is_step
+    assert {2, 3} <= {*step_seconds(marks, tmp_path)}
+    left_out = f"ProfilerStep#4 ({kernels} of a whole step's 5 launches) cut off: left out"
+    assert (left_out in steps_of(marks.read(tmp_path)).found_by) is not is_step
+
+
+def test_a_first_mark_that_the_profilers_beginning_cut_is_no_step(tmp_path: Path) -> None:
+    """What follows it is a whole step: what ran before is recorded."""
+    marks = Hand()
+    marks.mark("ProfilerStep#0", 900, 1000)
+    marks.run(950, 20)
+    for number in (1, 2, 3):
+        marks.mark(f"ProfilerStep#{number}", 1000 * number, 1000 * number + 1000)
+        trained(marks, 1000 * number)
+    steps = step_seconds(marks, tmp_path)
+    assert sorted(steps) == [1, 2, 3]
+    assert steps[2] == steps[3] == pytest.approx(1e-3)
+
+
+def test_steps_of_accumulated_gradients_are_not_taken_for_cut_ones(tmp_path: Path) -> None:
+    """Marks of micro-steps: every second one updates, and the last one does not."""
+    marks = Hand()
+    for number in range(1, 6):
+        marks.mark(f"ProfilerStep#{number}", 1000 * number, 1000 * number + 600 + 400 * (number % 2 == 0))
+        for place in range(3 + 2 * (number % 2 == 0)):
+            marks.run(1000 * number + 20 + 50 * place, 40)
+    assert sorted(step_seconds(marks, tmp_path)) == [2, 3, 4, 5]
+
+
+def test_the_only_step_lasts_as_long_as_its_mark_at_least(tmp_path: Path) -> None:
+    """The host needs 1,000 us a step, the device works for the last 300 of them at first."""
+    marks = Hand()
+    marks.mark("ProfilerStep#1", 1000, 2000)
+    marks.run(1650, 100)
+    marks.run(1800, 150)
+    marks.mark("ProfilerStep#2", 2010, 2060)
+    assert step_seconds(marks, tmp_path) == pytest.approx({1: 1e-3})
+    ((number, (begin, end), is_whole),) = step_spans(marks.read(tmp_path), steps_of(marks.read(tmp_path)))
+    assert (number, end - begin, is_whole) == (1, 1_000_000, True)
+
+
+@pytest.mark.parametrize("name", [A100, V100, MI300X])
+def test_an_empty_mark_more_changes_nothing_of_a_real_trace(name: str, tmp_path: Path) -> None:
+    job = json.loads(gzip.decompress(trace_path(name).read_bytes()))
+    marks = [event for event in job["traceEvents"] if str(event.get("name")).startswith("ProfilerStep")]
+    last = max((event for event in marks if event["cat"] == "user_annotation"), key=lambda event: float(event["ts"]))
+    begin = float(last["ts"]) + float(last["dur"]) + 5
+    empty = {**last, "name": "ProfilerStep#999", "ts": begin, "dur": 40}
+    path = written(tmp_path, {**job, "traceEvents": [*job["traceEvents"], empty]})
+    before, after = trace_of(name), read_trace(path)
+    assert steps_of(after).numbers == steps_of(before).numbers
+    spans = [step_spans(trace, steps_of(trace)) for trace in (before, after)]
+    lengths = [[(number, end - begin, is_whole) for number, (begin, end), is_whole in steps] for steps in spans]
+    assert lengths[0] == lengths[1]
+
+
 def test_what_fsdp2_reduces_last_is_of_backward(tmp_path: Path) -> None:
     """The root's gradients: its inputs are images, so that no backward function of torch's reduces them."""
     hand = Hand()

@@ -8,16 +8,17 @@ import pytest
 
 from results_factory import make_run, one_curve, write_results
 from study_factory import EIGHT_CORES, summary, write_study
+from vitscale.base import program
 from vitscale.errors import RequestError, StoreError
 from vitscale.launchers.mpirun import Mpirun
 from vitscale.machine.hardware import Machine
-from vitscale.runner.one_run import Task
+from vitscale.runner.one_run import Task, new_attempt
 from vitscale.runner.planning import Plan, check_folder, plan
 from vitscale.runner.todo import outstanding
 from vitscale.sources import Summary
 from vitscale.store import RunIndex, new_run_folder, write_outcome
 from vitscale.store import write_study as write_study_record
-from vitscale.store.results import Outcome, OutcomeKind, StudyRecord
+from vitscale.store.results import Outcome, OutcomeKind, RunHeader, StudyRecord
 from vitscale.trial.engines import installed_versions
 from vitscale.trial.trial import DataSpec
 
@@ -317,6 +318,40 @@ def test_changed_versions_are_refused_unless_asked_for(tmp_path: Path, record: S
 def test_versions_matter_only_where_there_is_something_to_mix_with(tmp_path: Path, record: StudyRecord) -> None:
     folder = begun(tmp_path / "results", record, finished=False)
     accepted(folder, record.model_copy(update={"versions": record.versions | {"torch": "99.0"}}))
+
+
+def test_results_of_another_measuring_code_are_not_gone_on_with_unless_asked(
+    tmp_path: Path, record: StudyRecord
+) -> None:
+    """Both call themselves by one version number; what is measured may differ all the same."""
+    assert record.vitscale == program.identity()
+    assert record.versions[program.MEASURING_NAME] == program.measuring_digest()
+    folder = begun(tmp_path / "results", record)
+    other = record.model_copy(update={"versions": record.versions | {program.MEASURING_NAME: "0" * 12}})
+    refused(folder, other, f"{program.MEASURING_NAME} {program.measuring_digest()} -> {'0' * 12}")
+    refused(folder, other, "go on under the new ones with --allow-version-change: the report then leaves")
+    accepted(folder, other, allow_version_change=True)
+
+
+def test_a_run_says_which_program_wrote_it(tmp_path: Path) -> None:
+    of = planned(tmp_path)
+    (tmp_path / "results").mkdir()
+    folder = new_attempt(of.in_folder(tmp_path / "results"), of.tasks[0], 0)
+    header = RunHeader.model_validate_json((folder / "trial.json").read_text())
+    assert header.vitscale == program.identity()
+
+
+def test_results_of_another_program_with_the_same_measuring_code_go_on(tmp_path: Path, record: StudyRecord) -> None:
+    """A change of the report alone."""
+    folder = begun(tmp_path / "results", record)
+    accepted(folder, record.model_copy(update={"vitscale": "0.1.0+000000000000"}))
+
+
+def test_results_that_do_not_say_which_measuring_code_it_was_go_on(tmp_path: Path, record: StudyRecord) -> None:
+    """As those of older formats: unknown is not different."""
+    older = {name: version for name, version in record.versions.items() if name != program.MEASURING_NAME}
+    folder = begun(tmp_path / "results", record.model_copy(update={"versions": older, "vitscale": None}))
+    accepted(folder, record)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"format": 99}'])

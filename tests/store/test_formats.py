@@ -37,6 +37,7 @@ FIELDS_SINCE = {
         *(f"epoch.loader_{name}" for name in ("images_per_second", "reading_seconds", "decoding_seconds")),
         *("epoch.mean_iou", "explained.norms"),
     },
+    12: {"trial.json.vitscale", "study.json.vitscale"},
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from vitscale import __version__
+from vitscale.base import program
 from vitscale.cli import base
 from vitscale.errors import VitscaleError, shown
 
@@ -24,7 +24,7 @@ def _version(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
 ) -> None:
     if version:
-        sys.stdout.write(f"vitscale {__version__}\n")
+        sys.stdout.write(f"vitscale {program.identity()}\n")
         raise typer.Exit
 
 

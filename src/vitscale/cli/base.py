@@ -11,8 +11,9 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any, Self, TextIO
 
 import typer
 from rich.console import Console
@@ -44,7 +45,7 @@ class _Program(TyperGroup):
         """Invokes a verb; where an unknown option names a study's field (--lr), suggests the KEY=VALUE to write.
 
         Raises:
-            RequestError: an unknown option names a field of the study.
+            RequestError: an unknown option names a field of the study, or an option's text is no number.
         """
         try:
             return super().invoke(ctx)
@@ -57,6 +58,8 @@ class _Program(TyperGroup):
                 if likely := likely_overrides(unknown.lstrip("-").replace("-", "_").lower()):
                     what = f"no such option: {shown(unknown)}; what a study says is given as KEY=VALUE"
                     raise RequestError(what, next_step=f"Write {' or '.join(likely)}") from None
+            if (refusal := _no_number(error)) is not None:
+                raise refusal from None
             raise
 
 
@@ -80,9 +83,35 @@ app = typer.Typer(
 )
 
 
-def option(names: str, metavar: str, words: str) -> Any:
-    """An option from its names ("-o --output"), a word for its value (empty: a switch), and its help."""
-    return typer.Option(*names.split(), metavar=metavar or None, help=words, callback=_usable)
+def option(names: str, metavar: str, words: str, parse: Callable[[str, str], Any] | None = None) -> Any:
+    """An option from its names ("-o --output"), a word for its value (empty: a switch), and its help.
+
+    `parse` makes the value of its text and its name, where the type alone does not say how it may be written.
+    """
+    *_, longest = names.split()
+    parser = None if parse is None else partial(_parsed, parse, longest)
+    return typer.Option(*names.split(), metavar=metavar or None, help=words, callback=_usable, parser=parser)
+
+
+def _parsed(parse: Callable[[str, str], Any], option_name: str, text: str) -> Any:
+    return parse(text, option_name)
+
+
+def _no_number(error: Exception) -> RequestError | None:
+    """The refusal of an option's text that is no number; None where an error is about something else.
+
+    The library that converts options says it in words of its own, without the text.
+    """
+    details = getattr(error.__cause__, "errors", None)
+    option_names = getattr(getattr(error, "param", None), "opts", ())
+    if details is None or not option_names:
+        return None
+    for detail in details():
+        kind = {"int_": "whole number", "float_": "number"}
+        of_kind = [words for beginning, words in kind.items() if str(detail["type"]).startswith(beginning)]
+        if of_kind:
+            return RequestError(f"{max(option_names, key=len)}: {shown(str(detail['input']))} is no {of_kind[0]}")
+    return None
 
 
 def _usable(value: Any) -> Any:
@@ -97,6 +126,58 @@ def _usable(value: Any) -> Any:
         except OSError as error:
             raise RequestError(f"{shown(str(value))} cannot be used: {error.strerror or error}") from None
     return value
+
+
+def seconds(text: str, option: str) -> float:
+    """The seconds of "12" or "12s", of "2m" or "1.5h"; see `seconds_of`."""
+    number = _plain_number(text)
+    return seconds_of(text, option) if number is None else number
+
+
+def hours(text: str, option: str) -> float:
+    """The hours of "1000" or "1000h", of "30d" or "90m"; see `seconds_of`."""
+    number = _plain_number(text)
+    return seconds_of(text, option) / _SECONDS["h"] if number is None else number
+
+
+class Money(float):
+    """An amount, with the currency that stood beside it; empty: none did."""
+
+    currency: str
+
+    def __new__(cls, amount: float, currency: str = "") -> Self:
+        """An amount of this currency."""
+        money = super().__new__(cls, amount)
+        money.currency = currency
+        return money
+
+
+_AMOUNT = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?|nan|[+-]?inf"
+_CURRENCY = r"[$\u20ac\u00a3\u00a5\u20b9]|[A-Za-z]{3}"
+_MONEY = re.compile(rf"(?:({_CURRENCY}) ?)?({_AMOUNT})(?: ?({_CURRENCY}))?")
+
+
+def money(text: str, option: str) -> Money:
+    """The amount in "300", "$300", "300 EUR" or "USD 2.50", in whatever currency.
+
+    Raises:
+        RequestError: it is no amount. What it must be is checked where it is used.
+    """
+    match = None if text in ("nan", "inf") else _MONEY.fullmatch(text.strip())
+    if match is None and (value := _plain_number(text)) is not None:
+        return Money(value)
+    if match is None:
+        plain = re.sub(r",(?=\d{3}(?:,|\.|$))", "", text.strip()).replace(",", ".")  # "1,500" is 1500, "2,5" is 2.5
+        example = plain if _MONEY.fullmatch(plain) else "300, $300 or 300 EUR"
+        raise RequestError(f"{option}: {shown(text)} is no amount", next_step=f"Write {example}")
+    return Money(float(match[2]), match[1] or match[3] or "")
+
+
+def _plain_number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 StudyArgument = Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The study file.", show_default=False)]
@@ -121,7 +202,9 @@ ModelOption = Annotated[str | None, option("--model", "NAME", "A named model (vi
 ParametersOption = Annotated[
     str | None, option("--parameters", "N", "Size of a model that has no name here: 110M, 1.3B.")
 ]
-PriceOption = Annotated[float | None, option("--price", "PRICE", "Price of one GPU for an hour, in any currency.")]
+PriceOption = Annotated[
+    float | None, option("--price", "PRICE", "Price of one GPU for an hour, in any currency: 2.5.", money)
+]
 GpuMemoryOption = Annotated[
     str | None, option("--gpu-memory", "SIZE", "Memory of one device: 80GB.  [default: as recorded, or found here]")
 ]
@@ -129,10 +212,10 @@ CombineOption = Annotated[
     bool, option("--combine-unlike", "", "Combine runs of unlike hardware or library versions all the same.")
 ]
 CheckpointOption = Annotated[
-    float | None, option("--checkpoint-seconds", "SECONDS", "To save one checkpoint.  [default: as recorded]")
+    float | None, option("--checkpoint-seconds", "SECONDS", "To save one checkpoint.  [default: as recorded]", seconds)
 ]
 NodeMtbfOption = Annotated[
-    float | None, option("--node-mtbf", "HOURS", "Mean time between failures of a host.  [default: a prior]")
+    float | None, option("--node-mtbf", "HOURS", "Mean time between failures of a host.  [default: a prior]", hours)
 ]
 VerboseOption = Annotated[bool, option("-v --verbose", "", "Print everything, not the first 25 lines.")]
 SiteOption = Annotated[
@@ -285,17 +368,29 @@ def positive(value: float | None, option: str, most: float = math.inf) -> float 
     return value
 
 
-_SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)\s*(%?)")
+_SHARE = re.compile(r"(\d{0,3}(?:\.\d{1,9})?)\s*(%?)")
 
 
-def share_of(text: str, option: str) -> float:
-    """The share in "5%" or "0.05": 0.05. More than the whole is told in percent: "5" may be meant as "5%".
+def share_of(text: str, option: str, most: float = 10.0) -> float:
+    """The share in "5%" or "0.05": 0.05. Where it may be more than the whole, that is told in percent: "5" may be "5%".
 
     Raises:
-        RequestError: it is no share above 0 and up to 10.
+        RequestError: it is no share above 0 and up to `most`.
     """
     match = _SHARE.fullmatch(text.strip())
-    share = float(match[1]) / (100 if match[2] else 1) if match else 0.0
-    if not 0 < share <= 10 or (share >= 1 and match and not match[2]):
-        raise RequestError(f"{option} is {shown(text)}", valid=["5%", "0.05"])
-    return share
+    in_percent = match is not None and match[2] == "%"
+    number = float(match[1]) if match is not None and match[1] not in ("", ".") else math.nan
+    share = number / 100 if in_percent else number
+    may_be_percent = not in_percent and (number > 1 or (number == 1 and most > 1))
+    if 0 < share <= most and not may_be_percent:
+        return share
+    percent = f"Write {text.strip()}% if percent are meant" if may_be_percent and number <= 100 * most else ""
+    if most <= 1:
+        valid = [f"numbers above 0 and at most {most:g}", "80%"]
+        raise RequestError(f"{option}: {shown(text)} cannot be", valid=valid, next_step=percent)
+    raise RequestError(f"{option} is {shown(text)}", valid=["5%", "0.05"], next_step=percent)
+
+
+def share_of_whole(text: str, option: str) -> float:
+    """The share in "80%" or "0.8", which is at most the whole; see `share_of`."""
+    return share_of(text, option, most=1.0)

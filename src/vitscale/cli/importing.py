@@ -43,8 +43,11 @@ def import_(
         str | None, option("--gpus", "N", "Ranks, where logs do not say; 1,8: of each log in turn.")
     ] = None,
     cells: Annotated[
-        str | None, option("--cells", "SPEED", "What a table with a column per GPU count holds: images_per_second, ...")
+        str | None, option("--cells", "SPEED", "What cells hold, where a table does not say it: images_per_second, ...")
     ] = None,
+    as_repeats: Annotated[
+        bool, option("--as-repeats", "", "Take files of one setting for repeats, however much they differ.")
+    ] = False,
     verbose: base.VerboseOption = False,
     json: base.JsonOption = False,
 ) -> None:
@@ -71,6 +74,7 @@ def import_(
         parameters,
         cells,
         each,
+        as_repeats or None,
     )
     results = output or Path("results") / (name or logs[0].stem)
     if (of_links := next((known for known in OF_LINKS if known == taken), None)) is not None:

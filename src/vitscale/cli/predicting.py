@@ -89,9 +89,11 @@ def advise(
     results: base.ResultsArgument,
     deadline: Annotated[str | None, option("--deadline", "TIME", "Be done within it: 90s, 30m, 2h, 1.5d.")] = None,
     budget: Annotated[
-        float | None, option("--budget", "X", "Spend at most: money with --price, else GPU-hours.")
+        float | None, option("--budget", "X", "Spend at most: money with --price, else GPU-hours.", base.money)
     ] = None,
-    min_efficiency: Annotated[float | None, option("--min-efficiency", "E", "Against one rank, such as 0.8.")] = None,
+    min_efficiency: Annotated[
+        float | None, option("--min-efficiency", "E", "Against one rank: 80%, or 0.8.", base.share_of_whole)
+    ] = None,
     price: base.PriceOption = None,
     devices: Annotated[
         Path | None, option("--devices", "FILE.csv", "Choose among these instances: a table of prices.")
@@ -141,6 +143,9 @@ def advise(
     ):  # fmt: skip
         if count is not None and not 1 <= count <= 10**9:
             raise RequestError(f"{flag}: {count} cannot be", valid=["1 or more"])
+    if isinstance(budget, base.Money) and budget.currency and price is None and devices is None:
+        what = f"--budget is in {budget.currency}, and no price is known: without one a budget is in GPU-hours"
+        raise RequestError(what, next_step="Add --price of a GPU for an hour, or --devices with a table of prices")
     of_measured = {"--split": split, "--nodes-of": nodes_of, "--gpu-memory": gpu_memory}
     if devices is not None and price is None and (given := [name for name, value in of_measured.items() if value]):
         step = "Add --price for hosts like the measured ones beside them, or leave it out"
@@ -156,7 +161,7 @@ def advise(
     limits = Request(
         deadline_seconds=None if deadline is None else base.seconds_of(deadline, "--deadline"),
         budget=base.positive(budget, "--budget"),
-        min_efficiency=base.positive(min_efficiency, "--min-efficiency", most=1.0),
+        min_efficiency=min_efficiency,
         price_per_gpu_hour=base.positive(price, "--price"),
         max_gpus=max_gpus,
         gpus=None if gpus is None else base.rank_counts(gpus),

@@ -34,7 +34,7 @@ def init(
     """Look at this machine, its hostfile or its Slurm, and write a first study for it. On a terminal it asks."""
     base.compute_on_one_core()
     from vitscale import runner
-    from vitscale.preflight.first_study import Wishes, first_study, look_around, rank_counts_for
+    from vitscale.preflight.first_study import Wishes, check_images, first_study, look_around, rank_counts_for
     from vitscale.study.file import StudyFile
     from vitscale.study.schema import study_schema
 
@@ -49,6 +49,7 @@ def init(
         if root is None and data not in ("digits", "synthetic"):
             root = typer.prompt("Where they lie", "~/data")
         gpus = gpus or typer.prompt("Rank counts", fits)
+    check_images(Wishes(data=data, root=root))
     if root is not None and not root.startswith("~") and not Path(root).is_absolute():
         # A study's paths start in its folder; from one that is still to be made there is no way up.
         there = output.parent.is_dir()
@@ -91,7 +92,7 @@ def train(
 
     from vitscale import runner
     from vitscale.cli.studies import carry_out
-    from vitscale.preflight.first_study import Wishes, first_study, look_around, rank_counts_for
+    from vitscale.preflight.first_study import Wishes, check_images, first_study, look_around, rank_counts_for
     from vitscale.study.file import StudyFile, overlay
 
     if gpus is not None and gpus < 1:
@@ -99,6 +100,7 @@ def train(
     where = look_around(hostfile, Path.cwd())
     ranks = rank_counts_for(where)[-1] if gpus is None else gpus
     wishes = Wishes(model, data, root, engine, (ranks,))
+    check_images(wishes)
     over = overlay(site, launcher=launcher, scheduler=scheduler, hostfile=hostfile)
     # Named by what is asked for: the same command finds its folder again, and another command has its own.
     asked = repr((first_study("", where, wishes, repeats=1), over, overrides))

@@ -333,9 +333,12 @@ class Options:
     parameters: str | None = None
     """Parameter count of a model that has no name here: "110M"."""
     cells: str | None = None
-    """What the cells of a table are that has a column or row for each GPU count: the name of a speed."""
+    """What cells are, where a table does not say it: the name of a speed. For a table with a column or row for each GPU
+    count, and for rates that may be each GPU's or those of all."""
     each_gpus: tuple[int, ...] | None = None
     """The GPUs of each file, in the order of the files; in place of `gpus`."""
+    as_repeats: bool | None = None
+    """True: runs of one trial in several files are its repeats, however much they differ."""
 
     def of_file(self, number: int) -> Options:
         """The options for the file of that number, from 0."""

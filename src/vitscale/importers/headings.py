@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from vitscale.present.units import counted
+
 OF_A_SETTING = (
     *("gpus", "nodes", "gpus_per_node", "layout", "micro_batch", "grad_accum", "global_batch", "fraction", "dataset"),
     *("cluster", "gpu", "series", "engine", "zero_stage", "precision", "model", "parameters"),
@@ -114,10 +116,8 @@ class Heading:
         return _SPACES.sub(" ", sized.lower().strip("*`")).strip()
 
 
-SPEEDS = (
-    *("step_seconds", "epoch_seconds"),
-    *("images_per_second", "images_per_second_per_gpu", "images_per_second_per_node"),
-)
+RATES = ("images_per_second", "images_per_second_per_gpu", "images_per_second_per_node")
+SPEEDS = ("step_seconds", "epoch_seconds", *RATES)
 """Columns of which a table of measurements has at least one."""
 _UNFINISHED = {"crashed", "failed", "running", "killed", "pending", "preempted", "preempting", "cancelled", "canceled"}
 """What trackers and schedulers say of runs that have not ended as they should."""
@@ -260,6 +260,14 @@ _OF_EACH = re.compile(
     r"\b(\d{1,6})(?: (?:nodes?|hosts?|machines?|servers?))? ?[x\u00d7] ?(\d{1,6})(?: ?x)?"
     rf"(?= ?(?:{_TYPE}|(?:gpus?|ranks|devices)\b))"
 )
+_JOINED_TYPE = re.compile(r"\b(\d+)(([a-z]+)(\d+)\w*?) ?(?:gpus?|ranks|devices)")
+"""A count, a word that ends in a number, and the word for GPUs, as in "8A100 GPUs" and in "1node4gpus"."""
+_GPU_NAME = re.compile(
+    r"[abhlmptvk]\d|g[hb]\d|[rg]tx|mi\d|tesla|titan|quadro|geforce|radeon|instinct|arc\d|max\d|gfx|dgx|hgx|gaudi|hpu|npu|xpu"
+    r"|ascend|tpu|ipu|mtt|x|e\d"
+)
+"""How the names of accelerators begin, in small letters; "x" multiplies a name, and "e" a power of ten."""
+_HOST_WORD = re.compile(rf"n|{_HOST}s?")
 _OF_THREE = re.compile(r"\d ?[x\u00d7] ?\d+ ?[x\u00d7] ?\d")
 _LONGEST = 200
 _NODES_TOLD = re.compile(r"\b(\d{1,6}) ?(?:nodes?|hosts?|machines?|servers?)\b")
@@ -278,6 +286,29 @@ class Count:
     """GPU type; empty: not told."""
     speed: Heading | None
     """What the heading says the cells are."""
+
+    @staticmethod
+    def readings(text: str) -> tuple[str, ...]:
+        """What a count with letters after it may mean that are no GPU's name, each with what to write for it.
+
+        Empty where it is plain: "8A100 GPUs". Three for "2node4gpus": "2 nodes with 4 GPUs each (columns nodes and
+        gpus_per_node: 2 and 4)", and so on.
+        """
+        match = _JOINED_TYPE.search(_SPACES.sub(" ", text[:_LONGEST].lower()))
+        if match is None or _GPU_NAME.match(match[2]):
+            return ()
+        before, name, word, after = match.groups()
+        gpus = counted(int(after), "GPU")
+        of_a_type = f"{counted(int(before), 'GPU')} of a type {name.upper()} (columns gpus and gpu: {before} and "
+        of_a_type += f"{name.upper()})"
+        if not _HOST_WORD.fullmatch(word):
+            return of_a_type, f"{gpus} (a column gpus: {after})"
+        nodes = counted(int(before), "node")
+        return (
+            f"{nodes} with {gpus} each (columns nodes and gpus_per_node: {before} and {after})",
+            f"{gpus} in all on {nodes} (columns gpus and nodes: {after} and {before})",
+            of_a_type,
+        )
 
     @classmethod
     def of(cls, text: str) -> Count | None:

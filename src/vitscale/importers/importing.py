@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from vitscale.base import program
 from vitscale.base.plugins import answer, known
 from vitscale.errors import RequestError, StoreError, printable, shown
 from vitscale.importers import contents, deepspeed, epochs, links, plain_csv, traces, train_logs, trainer_state
@@ -92,8 +93,71 @@ def import_logs(paths: Sequence[Path], log_format: str, options: Options, result
             what, next_step=f"See docs/importing.md for what each format needs: {', '.join(contents.FORMATS)}"
         )
     runs = _trial_runs(log_format, log_contents, options)
+    if not options.as_repeats:
+        _refuse_unlike_files(runs)
     study = _study(paths, log_format, options, log_contents, runs)
     return Done(study, runs, write(results, study, runs), log_contents.data)
+
+
+_UNLIKE_FILES = 1.15
+"""Ratio of two files' median steps above which they are not taken for repeats of one trial unasked. Runs of one
+configuration on several nodes differ by up to 5 % (arXiv 2602.21081), and by some times that where machines are shared.
+"""
+_FEWEST_TIMES = 2
+"""Times of a file that tell how far its own steps lie apart."""
+
+
+@dataclass(frozen=True)
+class _FileTimes:
+    """Seconds of the steps, else of the epochs, that a file has of one trial."""
+
+    name: str
+    seconds: Sequence[float]
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """The middle half of them, which a slow beginning leaves as it is."""
+        low, _, high = statistics.quantiles(self.seconds, n=4, method="inclusive")
+        return low, high
+
+    def is_unlike(self, other: _FileTimes) -> bool:
+        """Whether the two differ by more than `_UNLIKE_FILES` and by more than either's own spread."""
+        first, second = sorted((self, other), key=lambda times: statistics.median(times.seconds))
+        ratio = statistics.median(second.seconds) / statistics.median(first.seconds)
+        return ratio > _UNLIKE_FILES and first.quartiles[1] < second.quartiles[0]
+
+
+def _refuse_unlike_files(runs: Sequence[TrialRun]) -> None:
+    """Refuses files that would be repeats of one trial, and of which something else was measured by their times.
+
+    Raises:
+        RequestError: it names two of them, and how to import them apart or as repeats.
+    """
+    for files in _times_of_files(runs):
+        for other in files[1:]:
+            if files[0].is_unlike(other):
+                spreads = [f"{low:.3g} to {high:.3g} s" for low, high in (files[0].quartiles, other.quartiles)]
+                raise RequestError(
+                    f"{shown(files[0].name)} and {shown(other.name)} would be repeats of one trial, and they differ by "
+                    f"more than their own spread (half of the times are {spreads[0]}, and {spreads[1]})",
+                    next_step="If something else ran in each, import each into a folder of its own with -o, and "
+                    "compare the folders; if they are repeats all the same, add --as-repeats",
+                )
+
+
+def _times_of_files(runs: Sequence[TrialRun]) -> Iterable[list[_FileTimes]]:
+    """The times of each file with several, for each trial that several files have."""
+    by_trial: dict[str, dict[str, list[float]]] = {}
+    for run in runs:
+        rank = run.run.ranks[0]
+        seconds = [line.seconds for line in rank.steps if not line.warmup] or [line.seconds for line in rank.epochs]
+        if len(run.run.files) == 1:
+            times = by_trial.setdefault(run.header.trial_id, {})
+            times.setdefault(run.run.files[0].name, []).extend(seconds)
+    for times in by_trial.values():
+        files = [_FileTimes(name, seconds) for name, seconds in times.items() if len(seconds) >= _FEWEST_TIMES]
+        if len(files) > 1:
+            yield files
 
 
 def _trial_runs(log_format: str, log_contents: LogContents, options: Options) -> tuple[TrialRun, ...]:
@@ -122,6 +186,7 @@ def _trial_runs(log_format: str, log_contents: LogContents, options: Options) ->
                 batch_told=batch_told,
                 assumed=assumed_fields(run, options),
             ),
+            vitscale=program.identity(),
         )
         runs.append(TrialRun(run, header, samples))
     return tuple(runs)
@@ -158,6 +223,7 @@ def _study(
             notes=tuple(dict.fromkeys(notes)),
             problems=log_contents.problems,
         ),
+        vitscale=program.identity(),
     )
 
 

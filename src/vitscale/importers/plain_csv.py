@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 
 from vitscale.errors import RequestError, shown
 from vitscale.importers import contents
 from vitscale.importers.contents import LogContents, LogRank, LogRun, Options, Problems, Setting
-from vitscale.importers.headings import OF_A_RUN, OF_A_SETTING, OWN, SPEEDS, Heading
+from vitscale.importers.headings import OF_A_RUN, OF_A_SETTING, OWN, RATES, SPEEDS, Heading
 from vitscale.importers.records import an_epoch, epoch_line, nodes_of, step_line, unknown_layouts
 from vitscale.importers.tables import Header, Row, headers, rows, setting_of, text_of
 from vitscale.store.results import ImportedFile
@@ -75,7 +77,7 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
         for head in headers(path, options.of_file(number)):
             if not set(head.columns) & set(SPEEDS):
                 raise RequestError(f"{shown(path.name)} has no column of times{head.unit_lacking}", valid=SPEEDS)
-            naming = _Naming(path.name, head)
+            naming, falling = _Naming(path.name, head), _Rates(head, options)
             for row in rows(path, head, ("gpus",), told):
                 try:
                     setting = setting_of(row, options)
@@ -93,6 +95,7 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
                 name = text_of(row["run"]) or naming.name(row, setting)
                 if len(runs) >= _MOST_ROWS:
                     raise RequestError(f"more than {_MOST_ROWS:,} runs", next_step="Import fewer at a time")
+                falling.add(setting, row)
                 run = runs.setdefault((setting, name), _Run(setting, name))
                 run.hosts_told = run.hosts_told or bool(row["nodes"] or row["gpus_per_node"])
                 run.steps += [] if times.step is None else [times.step]
@@ -104,6 +107,7 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
                     micro.append((row.line, times.unlike, run, len(run.steps) - 1))
                 elif times.unlike:
                     unlike.append((row.line, times.unlike))
+            falling.refuse_unclear(path)
             notes |= dict.fromkeys((*head.notes(_KNOWN), *naming.notes()))
         problems += told.told()
         if False in hosts_told:
@@ -156,6 +160,74 @@ class _Naming:
     def notes(self) -> Iterable[str]:
         """What rows of one setting differ in that may be no repeats."""
         return self._head.doubts(tuple(self._differ))
+
+
+_OF_ALL = re.compile(r"\b(?:global|aggregated?|total|all|overall|cluster|system)\b")
+
+
+class _Rates:
+    """Rates of a table that does not say whether they are each GPU's or those of all, by GPU count."""
+
+    def __init__(self, head: Header, options: Options) -> None:
+        headings = [heading for heading in head.headings if heading.column in RATES]
+        own = headings[0] if len(headings) == 1 else None
+        is_unclear = (
+            own is not None
+            and own.column == "images_per_second"
+            and own.text.strip().lower() != own.column
+            and not _OF_ALL.search(own.text.lower())
+            and options.cells not in RATES
+            and not {"step_seconds", "epoch_seconds"} & {*head.columns}  # which tell the batch of a step
+        )
+        self._heading = own if is_unclear else None
+        self._rates: dict[Setting, dict[int, list[float]]] = {}
+
+    def add(self, setting: Setting, row: Row) -> None:
+        """Takes the rate of a row."""
+        if self._heading is None or not row[self._heading.column]:
+            return
+        series = Setting(
+            gpus=1,
+            series=setting.series,
+            engine=setting.engine,
+            zero_stage=setting.zero_stage,
+            precision=setting.precision,
+            model=setting.model,
+            cluster=setting.cluster,
+            dataset=setting.dataset,
+            devices=setting.devices,
+        )
+        rates = self._rates.setdefault(series, {})
+        rates.setdefault(setting.gpus, []).append(contents.parse_seconds(row[self._heading.column]))
+
+    def refuse_unclear(self, path: Path) -> None:
+        """Refuses rates that fall in every series.
+
+        Raises:
+            RequestError: it says both readings, and the option for each.
+        """
+        curves = [rates for rates in self._rates.values() if len(rates) > 1]
+        if self._heading is None or not curves or not all(map(_falls, curves)):
+            return
+        fewest, most = min(curves[0]), max(curves[0])
+        first, last = fmean(curves[0][fewest]), fmean(curves[0][most])
+        raise RequestError(
+            f"{shown(self._heading.text)} of {shown(path.name)} falls as GPUs grow ({first:g} on {fewest}, {last:g} on "
+            f"{most}), and it does not say whose it is: each GPU's ({most * last:g} of all {most}), or all GPUs' "
+            f"together ({last / most:g} of each)",
+            next_step="Say --cells images_per_second_per_gpu if it is each GPU's, or --cells images_per_second if it "
+            "is that of all",
+        )
+
+
+_NO_MORE = 1.1
+"""Ratio to the rate on the fewest GPUs that the rate of one GPU does not exceed on more; that of all soon does."""
+
+
+def _falls(rates: Mapping[int, Sequence[float]]) -> bool:
+    """Whether a rate is lower on the most GPUs than on the fewest, and nowhere between as that of all GPUs would be."""
+    by_count = [fmean(rates[gpus]) for gpus in sorted(rates)]
+    return by_count[-1] < by_count[0] and max(by_count) <= _NO_MORE * by_count[0]
 
 
 def _times(row: Row, setting: Setting) -> _Told:

@@ -18,8 +18,18 @@ from vitscale.importers.contents import LogRank, LogRun, Options, Setting, model
 from vitscale.present.units import listed
 from vitscale.store import read_study
 from vitscale.store.lines import RankLine
-from vitscale.store.records import FORMAT, Device, EndLine, Environment, EpochLine, ModelLine, StartLine, StepLine
-from vitscale.store.results import Outcome, RunHeader, StudyRecord
+from vitscale.store.records import (
+    FORMAT,
+    Device,
+    EndLine,
+    Environment,
+    EpochLine,
+    ModelLine,
+    RankRecord,
+    StartLine,
+    StepLine,
+)
+from vitscale.store.results import Outcome, RunHeader, StudyImport, StudyRecord
 from vitscale.trial.model_cost import parameters
 from vitscale.trial.model_spec import NAMED_MODELS
 from vitscale.trial.trial import (
@@ -300,12 +310,54 @@ def _held(results: Path, study: StudyRecord, runs: Iterable[TrialRun]) -> bool:
     if held is None or held.imported is None:
         what = "results of another kind" if held is not None else "something else than results"
         raise StoreError(f"{shown(str(results))} exists already and holds {what}", next_step=other)
-    if held != study:
-        files = ", ".join(file.name for file in held.imported.files)
+    files = ", ".join(file.name for file in held.imported.files)
+    is_of_this_program = held.vitscale == study.vitscale
+    if not _is_same_import(held, study) or (is_of_this_program and held != study):
         raise StoreError(f"{shown(str(results))} holds another import already (of {shown(files)})", next_step=other)
     if not all((results / "runs" / run.header.folder / "outcome.json").is_file() for run in runs):
         raise StoreError(f"{shown(str(results))} holds a part of this import only", next_step=other)
+    if not is_of_this_program and not _reads_the_same(results, held, study, runs):
+        raise StoreError(
+            f"{shown(str(results))} holds this import as vitscale {held.vitscale or 'of an older format'} read "
+            f"{shown(files)}; this one, {study.vitscale}, reads it otherwise",
+            next_step="Give another folder with -o, or remove this one to import anew",
+        )
     return True
+
+
+def _is_same_import(stored: StudyRecord, study: StudyRecord) -> bool:
+    """Whether both are of the same files, read as the same format under the same options; not what was read in them."""
+
+    def request(record: StudyRecord) -> tuple[str, StudyImport | None]:
+        imported = record.imported
+        return record.name, imported and imported.model_copy(update={"notes": (), "problems": ()})
+
+    return request(stored) == request(study)
+
+
+def _reads_the_same(results: Path, stored: StudyRecord, study: StudyRecord, runs: Iterable[TrialRun]) -> bool:
+    """Whether a folder that another vitscale imported holds what this one reads in the same files."""
+    as_now = {"format": study.format, "vitscale": study.vitscale}
+    if stored.model_copy(update=as_now) != study:
+        return False
+    return all(
+        _stored_lines(results / "runs" / run.header.folder / f"rank-{rank.rank}.jsonl")
+        == [_without_format(line) for line in _lines(run, rank)]
+        for run in runs
+        for rank in run.run.ranks
+    )
+
+
+def _stored_lines(path: Path) -> list[RankLine] | None:
+    """The lines of a rank's file without the format in which they are stored; None where one cannot be read."""
+    try:
+        return [_without_format(RankRecord.parse(line)) for line in path.read_bytes().splitlines()]
+    except (OSError, ValueError):
+        return None
+
+
+def _without_format(line: RankLine) -> RankLine:
+    return line.model_copy(update={"format": 0}) if isinstance(line, StartLine) else line
 
 
 def _write_run(folder: Path, trial_run: TrialRun) -> None:

@@ -17,7 +17,17 @@ from vitscale.errors import RequestError, shown
 from vitscale.importers import contents
 from vitscale.importers.contents import Options, Problems, Setting, precision_of
 from vitscale.importers.grids import grids
-from vitscale.importers.headings import BATCH, CELLS_OF, OF_A_SETTING, OWN, SPEEDS, Count, Heading, not_of_training
+from vitscale.importers.headings import (
+    BATCH,
+    CELLS_OF,
+    OF_A_SETTING,
+    OWN,
+    RATES,
+    SPEEDS,
+    Count,
+    Heading,
+    not_of_training,
+)
 from vitscale.importers.records import hold, nodes_of
 from vitscale.importers.table_forms import Form, forms
 from vitscale.present.units import listed
@@ -250,6 +260,19 @@ def headers(path: Path, options: Options = _NOTHING_SAID) -> tuple[Header, ...]:
         RequestError: the file tells the GPUs that the user says of it.
         StoreError: it cannot be read.
     """
+    return tuple(_with_rates_of(head, options.cells) for head in _headers(path, options))
+
+
+def _with_rates_of(head: Header, cells: str | None) -> Header:
+    """The header with its rates, where it has one column of them, taken for those that `--cells` names."""
+    at = [number for number, column in enumerate(head.columns) if column in RATES]
+    if cells not in RATES or len(at) != 1:
+        return head
+    headings = [replace(own, column=cells) if number in at else own for number, own in enumerate(head.headings)]
+    return replace(head, headings=tuple(headings))
+
+
+def _headers(path: Path, options: Options) -> tuple[Header, ...]:
     nearest = _first(path)
     tables = [
         Header(
@@ -342,6 +365,10 @@ def rows(path: Path, head: Header, required: Sequence[str], problems: Problems) 
         StoreError: the file cannot be read.
     """
     _check(path, head, required)
+    for own in head.headings:
+        if own.column == "gpus":  # of a table with a column for each count it has the texts of all
+            for name in own.text.split(", "):
+                _refuse_unclear_count(path, name)
     columns = head.columns
     told = {"precision": head.precision} if head.precision else {}
     told |= {} if head.tells_gpus or head.gpus is None else {"gpus": str(head.gpus)}
@@ -381,6 +408,7 @@ def rows(path: Path, head: Header, required: Sequence[str], problems: Problems) 
                 problems.line(number, *why)
                 continue
             for counts in ("gpus", "gpus_per_node"):
+                _refuse_unclear_count(path, row.get(counts, ""))
                 for column, said in _counted(row.get(counts, "")).items():
                     if column == "gpus":
                         row[counts] = said
@@ -590,6 +618,19 @@ def _bare(cell: str, own: Heading) -> str:
     if own.column.startswith("images") and (thousands := _KILO.fullmatch(text)):
         text = f"{1000 * float(thousands[1]):.10g}"
     return text
+
+
+def _refuse_unclear_count(path: Path, text: str) -> None:
+    """Refuses a cell or heading of GPUs with letters after its count that are no GPU's name.
+
+    Raises:
+        RequestError: it says what the text may mean, and what to write for each.
+    """
+    if readings := Count.readings(text) or Count.readings(f"{text} gpus"):
+        raise RequestError(
+            f"{shown(text)} of {shown(path.name)} does not say how many GPUs there were: {'; or '.join(readings)}",
+            next_step="Write the columns in the brackets for the one that is meant",
+        )
 
 
 @lru_cache(1024)

@@ -224,7 +224,15 @@ def rank_trace(path: Path) -> RankTrace:
 def _explained(trace: Trace, steps: trace_figures.Steps) -> tuple[ExplainedLine, ...]:
     events = [*(event for event in trace.events if event.kind != "annotation"), *steps.annotations]
     world = trace.world_size or max((call.ranks or 1 for call in trace.calls), default=1)
-    return tuple(timeline.steps_on_cuda(events, steps.numbers, 0, world, first_is_whole=steps.first_is_whole))
+    lines = timeline.steps_on_cuda(
+        events,
+        steps.numbers,
+        0,
+        world,
+        first_is_whole=steps.first_is_whole,
+        first_begin_ns=steps.first_begin_ns,
+    )
+    return tuple(lines)
 
 
 def _passes(trace: Trace, steps: trace_figures.Steps) -> tuple[int | None, int]:

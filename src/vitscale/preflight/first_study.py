@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from vitscale.advice.study_text import toml_value
-from vitscale.errors import RequestError, VitscaleError
+from vitscale.errors import RequestError, VitscaleError, shown
 from vitscale.launchers import find_launcher
 from vitscale.machine.hardware import Machine, this_machine
 from vitscale.machine.hosts import read_hostfile
 from vitscale.present.units import counted
 from vitscale.schedulers.slurm import ask
+from vitscale.sources import SOURCES
 
 Line = tuple[str, object, str]
 """A key, its value, and a comment on it."""
@@ -26,6 +28,8 @@ _MOST_CPU_RANKS = 4
 _OF_PIXELS = ("ade20k", "synthetic-masks")
 _OF_ANY_SIZE = ("ade20k", "folder", "hf", "shards")
 _WITHOUT_FILES = ("digits", "synthetic", "synthetic-masks")
+_USUAL_ROOT = "~/data"
+"""Folder of images that the written study has where nobody names one."""
 _GPUS = re.compile(r"\bgpu(?::[\w.-]+)*:(\d+)")
 
 
@@ -130,6 +134,35 @@ class Wishes:
     gpus: tuple[int, ...] | None = None
 
 
+_OF_FILES = tuple(name for name in SOURCES if name not in (*_WITHOUT_FILES, "hf"))
+
+
+def check_images(wishes: Wishes) -> None:
+    """Refuses a path in place of a dataset's name, and images of files whose folder nobody names.
+
+    Raises:
+        RequestError: it says which options to give.
+    """
+    data = wishes.data
+    if data is None or data in SOURCES:
+        usual = Path(_USUAL_ROOT).expanduser()
+        if data in _OF_FILES and wishes.root is None and not usual.is_dir():
+            raise RequestError(
+                f"--data {data} is given, and not where its files lie",
+                next_step=f"Add --root: --data {data} --root /path/to/images",
+            )
+        return
+    path = Path(data).expanduser()
+    is_spelled_as_path = data.startswith(("/", "~", "./", "../")) or data in (".", "..")
+    if not is_spelled_as_path and not path.is_dir():
+        return  # a name that is not known: there is a message for it
+    what = f"--data is the name of a dataset, and {shown(data)} is a path"
+    if path.is_dir():
+        raise RequestError(what, next_step=f"Write --data folder --root {shlex.quote(data)}")
+    step = f"Write --data NAME --root {shlex.quote(data)}, once the path exists"
+    raise RequestError(what, valid=[f"--data {name}" for name in _OF_FILES], next_step=step)
+
+
 def rank_counts_for(where: Where) -> tuple[int, ...]:
     """Numbers of ranks that double up to one host, then numbers of whole hosts that double up to all."""
     each = where.ranks_per_host
@@ -157,7 +190,7 @@ def first_study(name: str, where: Where, wishes: Wishes, repeats: int = 3) -> st
         shape += [("patch_size", 8, ""), ("layers", 4, "small, for processors; leave it out for the whole model")]
     images: list[Line] = [("name", data, "digits, synthetic, cifar10, cifar100, folder, shards, ...")]
     if wishes.root is not None or data not in _WITHOUT_FILES:
-        images += [("root", wishes.root or "~/data", "the archive, or the folder with train/ and val/")]
+        images += [("root", wishes.root or _USUAL_ROOT, "the archive, or the folder with train/ and val/")]
     if data.startswith("synthetic") or data in _OF_ANY_SIZE:
         images += [("source_size", size, "at which images are made, or stored")]
     train: list[Line] = [

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from vitscale.base import program
 from vitscale.errors import StoreError, shown
 from vitscale.importers.contents import LinkFormat
 from vitscale.importers.links import MeasuredLink, read_nccl_tests, read_perftest
@@ -89,6 +90,7 @@ def _record(links: Sequence[MeasuredLink], log_format: LinkFormat) -> tuple[Chec
         loader_need=None,
         ending="ended",
         imported=f"{log_format} in {names}"[:_LONGEST_DESCRIPTION],
+        vitscale=program.identity(),
     )
     return record, left_out
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from vitscale import sources, store
 from vitscale.analysis.runs.compute import flops_per_image
 from vitscale.analysis.runs.figures import run_figures
+from vitscale.base import program
 from vitscale.base.files import beside
 from vitscale.errors import RequestError, StoreError, VitscaleError, printable, shown
 from vitscale.machine.hardware import Machine
@@ -258,6 +259,7 @@ def run_check(
                 "ending_reason": "" if whole else end.reason,
                 "guilty_rank": None if whole else end.rank,
                 "log": "" if whole else printable(log_tail(folder / "log.txt"))[-_LOG_CHARACTERS:],
+                "vitscale": program.identity(),
             }
         )
         return record, checks.write_check(stored, record)

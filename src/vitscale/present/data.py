@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from vitscale.base import program
 from vitscale.present.document import Finding
 from vitscale.present.estimate import Estimate
 
@@ -39,14 +40,17 @@ VERSIONS: Mapping[str, int] = MappingProxyType(
 
 
 def envelope(verb: str, content: Mapping[str, Any]) -> str:
-    """`{"vitscale": verb, "version": n, ...content}` as text; null: unavailable, or what JSON cannot express.
+    """`{"vitscale": verb, "version": n, "program": "0.1.0+3fa9c1d2e4b5", ...content}` as text.
+
+    `program` is the vitscale that wrote it (`base.program`). Null: unavailable, or what JSON cannot express.
 
     Raises:
         ValueError: the content has a field of the envelope's own.
     """
-    if taken := {"vitscale", "version"} & set(content):
+    head = {"vitscale": verb, "version": VERSIONS[verb], "program": program.identity()}
+    if taken := head.keys() & content.keys():
         raise ValueError(f"fields of the envelope in the content of {verb}: {', '.join(sorted(taken))}")
-    whole = {"vitscale": verb, "version": VERSIONS[verb], **content}
+    whole = {**head, **content}
     try:
         text = json.dumps(whole, allow_nan=False)
     except ValueError:  # a number that JSON does not know

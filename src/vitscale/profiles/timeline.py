@@ -177,12 +177,26 @@ def _launched(events: Iterable[Event]) -> dict[int, int]:
 
 
 def steps_on_cuda(
-    events: Sequence[Event], steps: Sequence[int], block: int, world_size: int, *, first_is_whole: bool = False
+    events: Sequence[Event],
+    steps: Sequence[int],
+    block: int,
+    world_size: int,
+    *,
+    first_is_whole: bool = False,
+    first_begin_ns: int | None = None,
 ) -> list[ExplainedLine]:
     """The lines of one block on a GPU, in device time. A step ends with the last kernel launched in it.
 
     The block's first step has no line unless it is whole: it began on a device that had been waited for. Parts with
     lost events are unknown, and so are those that they would be mistaken for: without its kernel a device looks idle.
+
+    Args:
+        events: what was recorded.
+        steps: numbers of the steps, one for each that is marked.
+        block: number of the block.
+        world_size: ranks of the run.
+        first_is_whole: whether it is known when the first step began on the device.
+        first_begin_ns: when that was, where nothing was launched before it; None: with the first event on the device.
     """
     launched = _launched(events)
     on_device = launches_of(events)
@@ -211,7 +225,8 @@ def steps_on_cuda(
     # Nothing runs before it is launched, so the device's clock is at least so much behind the host's.
     behind = max([0, *(launch - event.start_ns for launch, event in on_device)])
     lines = []
-    first = min((event.start_ns for _, event in on_device), default=None)
+    first_event_ns = min((event.start_ns for _, event in on_device), default=None)
+    first = first_event_ns if first_begin_ns is None else first_begin_ns
     for step, span in list(zip(steps, annotated.steps, strict=True))[not first_is_whole :]:
         begin = ends.before(span.start_ns)
         begin = (first if first_is_whole and first is not None else span.start_ns - behind) if begin is None else begin

@@ -16,12 +16,13 @@ import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from vitscale.base.time_spans import Interval, complement, intersection, length, union
+from vitscale.present.units import listed
 from vitscale.profiles.kernels import COMMUNICATION, is_collective, kind_of
 from vitscale.profiles.timeline import PHASE_PREFIX, STEP, UNTOLD_PHASES, Event
 from vitscale.profiles.trace_file import Call, Trace
@@ -61,20 +62,15 @@ class Steps:
     """How the steps were told apart, in words: "by ..."."""
     first_is_whole: bool = False
     """Whether it is known when the first began on the device: earlier work was recorded, or there is only this step."""
+    first_begin_ns: int | None = None
+    """When the first began on the device, where nothing was launched before it; None: with the first event there."""
 
 
 def steps_of(trace: Trace) -> Steps:
     """Steps by `ProfilerStep`, else by the optimizer's ranges, else by kernels that repeat, else all as one."""
-    ranges = [event for event in trace.events if event.kind == "annotation"]
+    if marks := _marks(trace):
+        return _marked_steps(trace, marks)
     launched = trace.launches
-    marked = sorted((event.start_ns, event.end_ns, match[1]) for event in ranges if (match := _STEP.match(event.name)))
-    if marked:
-        numbers = tuple(int(number) if number else index for index, (_, _, number) in enumerate(marked))
-        spans = [(start, end) for start, end, _ in marked]
-        if len(set(numbers)) < len(numbers):
-            numbers = tuple(range(len(spans)))
-        alone = ", one step, taken from its first kernel" if len(spans) == 1 else ""
-        return _steps(trace, numbers, spans, f"by the profiler's own marks (ProfilerStep){alone}", bool(alone))
     begin = min((event.start_ns for event in trace.events), default=0)
     last = max((event.end_ns for event in trace.events), default=0)
     if len(ends := _ends_of_updates(trace)) > 1:
@@ -85,6 +81,109 @@ def steps_of(trace: Trace) -> Steps:
         found_by = f"by kernels that repeat, {np.median(np.diff(starts)):,.0f} to a step"
         return _steps(trace, range(len(at) - 1), list(itertools.pairwise(at)), found_by)
     return _steps(trace, [0], [(begin, last + 1)], UNTOLD, first_is_whole=True)
+
+
+class _Mark(NamedTuple):
+    """A `ProfilerStep` range: the host's time from one call of `prof.step()` to the next, or to the profiler's end."""
+
+    start_ns: int
+    end_ns: int
+    number: int
+    launches: int
+    """Calls of the host in it by which something ran on the device."""
+
+    @property
+    def duration_ns(self) -> int:
+        """Nanoseconds on the host's clock."""
+        return self.end_ns - self.start_ns
+
+    def __str__(self) -> str:
+        return f"ProfilerStep#{self.number}"
+
+
+def _marks(trace: Trace) -> list[_Mark]:
+    """The marks of a trace in order, numbered by place where they have no numbers of their own."""
+    ranges = [event for event in trace.events if event.kind == "annotation"]
+    named = sorted((event.start_ns, event.end_ns, match[1]) for event in ranges if (match := _STEP.match(event.name)))
+    numbers = [int(number) if number else place for place, (_, _, number) in enumerate(named)]
+    if len(set(numbers)) < len(numbers):
+        numbers = [*range(len(named))]
+    launches = np.unique(np.array([launch for launch, _ in trace.launches], dtype=np.int64))  # one runs a whole graph
+    return [
+        _Mark(start, end, number, int(np.diff(np.searchsorted(launches, (start, end)))[0]))
+        for (start, end, _), number in zip(named, numbers, strict=True)
+    ]
+
+
+_CUT, _CUT_AMONG_EQUALS = 0.5, 0.9
+"""Share of the other marks' fewest launches below which a shorter mark is taken for a part of a step. Whole steps may
+differ (a gradient that is accumulated without an update), but where all others agree a whole one does too."""
+_SHORTER = 0.9
+"""Share of the shortest other mark's time: a mark that is longer was not cut off, whatever was launched in it."""
+
+
+def _marked_steps(trace: Trace, marks: Sequence[_Mark]) -> Steps:
+    """The steps that were marked, without marks that hold no whole step.
+
+    The profiler opens a mark with every `prof.step()`, so that its end cuts the last one off, mostly before anything
+    was launched in it; started in the middle of a step, it cuts the first.
+    """
+    whole = _without_cut(_without_empty(marks))
+    numbers = [mark.number for mark in whole]
+    spans = [(mark.start_ns, mark.end_ns) for mark in whole]
+    found_by = "by the profiler's own marks (ProfilerStep)"
+    if len(whole) > 1:
+        return _steps(trace, numbers, spans, found_by + _left_out(marks, whole))
+    begin_ns = _begin_of_lone_step(trace, whole[0])
+    since = "its first kernel" if begin_ns is None else "its mark's length before its last kernel's end"
+    found_by += f", one step, taken from {since}{_left_out(marks, whole)}"
+    return replace(_steps(trace, numbers, spans, found_by, first_is_whole=True), first_begin_ns=begin_ns)
+
+
+def _left_out(marks: Sequence[_Mark], whole: Sequence[_Mark]) -> str:
+    """A clause for the marks that hold no whole step; empty where all do."""
+    empty = [mark for mark in marks if mark not in whole and not mark.launches]
+    cut = [mark for mark in marks if mark not in whole and mark.launches]
+    usual = min(mark.launches for mark in whole)
+    clauses = [f"; {listed(empty)} launched nothing: left out"] if empty else []
+    if cut:
+        each = [f"{mark} ({mark.launches:,} of a whole step's {usual:,} launches)" for mark in cut]
+        clauses.append(f"; {listed(each)} cut off: left out")
+    return "".join(clauses)
+
+
+def _without_empty(marks: Sequence[_Mark]) -> Sequence[_Mark]:
+    """The marks in which something was launched; all of them where the trace records no launches."""
+    return [mark for mark in marks if mark.launches] or marks
+
+
+def _without_cut(marks: Sequence[_Mark]) -> Sequence[_Mark]:
+    """The marks without a first and a last one that are a part of a step: shorter than all others, and less in them."""
+    if len(marks) > 1 and _is_cut(marks[-1], marks[:-1]):
+        marks = marks[:-1]
+    if len(marks) > 1 and _is_cut(marks[0], marks[1:]):
+        marks = marks[1:]
+    return marks
+
+
+def _is_cut(mark: _Mark, others: Sequence[_Mark]) -> bool:
+    counts = [other.launches for other in others]
+    do_agree = len(counts) > 1 and min(counts) >= _CUT_AMONG_EQUALS * max(counts)
+    fewest_launches = (_CUT_AMONG_EQUALS if do_agree else _CUT) * min(counts)
+    is_shorter = mark.duration_ns < _SHORTER * min(other.duration_ns for other in others)
+    return is_shorter and mark.launches < fewest_launches
+
+
+def _begin_of_lone_step(trace: Trace, mark: _Mark) -> int | None:
+    """When the only step of a trace began on the device, if that was before the first event there; else None.
+
+    It lasted as long as its mark at least, for the host began the next one after that. So where the device was done
+    sooner after its first event, it had waited for the host before that.
+    """
+    first_ns = min((event.start_ns for _, event in trace.launches), default=mark.start_ns)
+    ends = [event.end_ns for launch, event in trace.launches if mark.start_ns <= launch < mark.end_ns]
+    begin_ns = max(ends, default=mark.end_ns) - mark.duration_ns
+    return begin_ns if begin_ns < first_ns else None
 
 
 def _ends_of_updates(trace: Trace) -> list[int]:
@@ -337,7 +436,10 @@ def step_spans(trace: Trace, steps: Steps) -> list[tuple[int, Interval, bool]]:
     """
     launches = trace.launches
     spans: list[tuple[int, Interval, bool]] = []
-    reached, index, first = 0, 0, min((event.start_ns for _, event in launches), default=0)
+    reached, index = 0, 0
+    first = min((event.start_ns for _, event in launches), default=0)
+    if steps.first_begin_ns is not None:
+        first = steps.first_begin_ns
     for number, (start, end) in zip(steps.numbers, _host_spans(steps), strict=True):
         while index < len(launches) and launches[index][0] < start:
             reached, index = max(reached, launches[index][1].end_ns), index + 1

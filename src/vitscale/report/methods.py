@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from vitscale import __version__
 from vitscale.analysis import Analysis, TrialResult
 from vitscale.analysis.runs.figures import FEWEST_FOR_TAILS
+from vitscale.base import program
 from vitscale.present import units
 from vitscale.present.document import Column, Paragraph, Section, table
 from vitscale.present.units import counted, listed
@@ -97,7 +97,8 @@ def paragraph(analysis: Analysis) -> str:
             f"devices: {listed(devices) if devices else 'not recorded'}; batch policy: {listed(modes)}.",
             f"{told}. Runs of a trial: {_range(len(result.runs) for result in measured)}.",
             f"{timing} over runs it is the geometric mean with {_intervals(measured)}.",
-            f"Software: {listed(versions, 30) if versions else 'not recorded'}; figures by vitscale {__version__}.",
+            f"Software: {listed(versions, 30) if versions else 'not recorded'};",
+            f"figures by vitscale {program.identity()}.",
         )
     )
 

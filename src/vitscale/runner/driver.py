@@ -111,7 +111,7 @@ def _write_study(results: Path, plan: Plan) -> None:
     """Records the study. Fewer repeats than were measured of every trial take nothing back of that."""
     held, record = read_study(results), plan.record
     if held is not None and held.repeats > record.repeats:
-        alike = {"repeats": held.repeats, "text": held.text, "overrides": held.overrides}
+        alike = {name: getattr(held, name) for name in ("repeats", "text", "overrides", "vitscale")}
         done = RunIndex(results).finished
         if record.model_copy(update=alike) == held and all(
             (trial, repeat) in done for trial in held.trials for repeat in range(held.repeats)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from vitscale.base import program
 from vitscale.base.distribution import install_command
 from vitscale.errors import RequestError
 from vitscale.launchers import LOCAL, launched, launcher_named
@@ -269,6 +270,7 @@ def new_attempt(
         command=command,
         hosts=hosts,
         dataset_fingerprint=context.record.dataset_fingerprints[task.trial_id],
+        vitscale=program.identity(),
     )
     return new_run_folder(context.results, header)
 

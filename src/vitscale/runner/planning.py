@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 import random
 import threading
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vitscale import sources
+from vitscale.base import program
 from vitscale.errors import RequestError, StoreError, VitscaleError, shown
 from vitscale.launchers import LOCAL, find_launcher
 from vitscale.machine.hardware import Machine
-from vitscale.present.data import dotted
-from vitscale.present.units import listed
+from vitscale.runner.changed_study import changes, how_to_go_on, in_brackets, threads_of
 from vitscale.runner.one_run import RANK_MODULE, RunContext, Task, launch_plan
 from vitscale.schedulers import Placement, Submitter, scheduler_for
 from vitscale.store import RunIndex, read_study
@@ -145,7 +144,7 @@ def plan(
     if launcher == LOCAL and scheduler.default_launcher != LOCAL:
         launcher = scheduler.default_launcher  # the study was begun on one machine, and now has hosts
     host = machine or scheduler.machine()
-    threads = _threads_of(begun)
+    threads = threads_of(begun)
     expansion = expand(file, host, check_data, scheduler.slots(), launcher, threads)
     if begun is not None and host.node_cores and not begun.trials.keys() & expansion.trials.keys():
         # Default threads once came from logical cores: a folder begun that way goes on that way.
@@ -188,6 +187,8 @@ def plan(
         trials=expansion.trials,
         versions=installed_versions({trial.train.engine for trial in expansion.trials.values()}),
         dataset_fingerprints=expansion.fingerprints,
+        factory_digests=expansion.factory_digests,
+        vitscale=program.identity(),
     )
     context = RunContext(record, measure, launch, file.study.slurm, file.path.parent.absolute(), results)
     return Plan(context, scheduler, expansion, tuple(tasks), frozenset(alone))
@@ -256,14 +257,6 @@ def _launcher_of(begun: StudyRecord | None) -> str | None:
     return launchers.pop() if len(launchers) == 1 else None
 
 
-def _threads_of(study: StudyRecord | None) -> int | None:
-    """The threads of each rank of a study; None where it has none, or more than one number."""
-    if study is None:
-        return None
-    threads = {trial.world.threads_per_rank for trial in study.trials.values() if trial.origin is None}
-    return threads.pop() if len(threads) == 1 else None
-
-
 def _check_discovery(launch: LaunchSection, trial: Trial) -> None:
     if launch.mpi_discovery and (trial.launcher != "mpirun" or trial.train.wrapper != "deepspeed"):
         raise RequestError(
@@ -302,9 +295,10 @@ def check_folder(results: Path, record: StudyRecord, *, allow_version_change: bo
     ]
     if changed and not allow_version_change and RunIndex(results).finished:
         raise StoreError(
-            f"{shown(str(results))} was begun under other library versions: {', '.join(changed)}",
-            next_step="Install those versions, begin a new folder with -o, or mix them on purpose with "
-            "--allow-version-change",
+            f"{shown(str(results))} was begun under other versions: {', '.join(changed)}",
+            next_step="Install those versions, begin a new folder with -o, or go on under the new ones with "
+            "--allow-version-change: the report then leaves runs of the other versions out, or mixes them with "
+            "--combine-unlike",
         )
 
 
@@ -321,59 +315,17 @@ def _entries(results: Path) -> list[str] | None:
         ) from None
 
 
-_MOST_DIFFERING = 3
-
-
-def _differing(before: StudyRecord, now: StudyRecord) -> str:
-    """How a study differs, as " (train.learning_rate was 0.0005 and is 0.001)"; empty where that is unknown."""
-    try:
-        was, is_now = (dotted(tomllib.loads(study.text)) for study in (before, now))
-    except ValueError:
-        return ""
-    fields = [field for field in {**was, **is_now} if was.get(field) != is_now.get(field)]
-    told = [f"{field} was {_value(was.get(field))} and is {_value(is_now.get(field))}" for field in fields]
-    threads = _threads_of(before), _threads_of(now)
-    if "launch.threads_per_rank" not in fields and None not in threads and threads[0] != threads[1]:
-        # They follow from the largest rank count and the cores, which no line of the study may show.
-        told.insert(0, f"launch.threads_per_rank was {threads[0]} and is {threads[1]}")
-    launchers = [{trial.launcher for trial in study.trials.values()} for study in (before, now)]
-    if "launch.launcher" not in fields and launchers[0] != launchers[1]:  # it may come from the command line
-        words = [" and ".join(sorted(names)) for names in launchers]
-        told.insert(0, f"launch.launcher was {words[0]} and is {words[1]}")
-    # What the studies do not say may come from a file that they name, which an earlier version read otherwise.
-    told = told or _differing_training(before, now)
-    return f" ({listed(told, most=_MOST_DIFFERING)})" if told else ""
-
-
-def _differing_training(before: StudyRecord, now: StudyRecord) -> list[str]:
-    """Fields of `train` that have other values in the trials of one record than in those of the other."""
-    was, is_now = (
-        [dotted(trial.train.model_dump(mode="json"), "train.") for trial in study.trials.values()]
-        for study in (before, now)
-    )
-    told = []
-    for field in dict.fromkeys(field for train in (*was, *is_now) for field in train):
-        values = [sorted({_value(train.get(field)) for train in trains}) for trains in (was, is_now)]
-        if values[0] != values[1]:
-            told.append(f"{field} was {' and '.join(values[0])} and is {' and '.join(values[1])}")
-    return told
-
-
-def _value(value: object) -> str:
-    return "not given" if value is None else shown(value)
-
-
 def _refuse_another_study(results: Path, held: StudyRecord, record: StudyRecord) -> None:
     common = set(held.trials) & set(record.trials)
     if held.name != record.name or not common:
-        same = f"other trials under the name {shown(held.name)}{_differing(held, record)}"
+        causes = changes(held, record) if held.name == record.name else []
+        same = f"other trials under the name {shown(held.name)}{in_brackets(causes)}"
         what = shown(held.name) if held.name != record.name else same
-        what = f"{shown(str(results))} holds another study: {what}"
         own_folder = f"Give the results of {shown(record.name)} a folder of their own with -o"
-        if held.overrides != record.overrides:
-            was = " ".join(held.overrides) or "nothing"
-            own_folder += f"; or go on as it was begun, with {was} on the command line"
-        raise StoreError(what, next_step=own_folder)
+        raise StoreError(
+            f"{shown(str(results))} holds another study: {what}",
+            next_step="; or ".join([own_folder, *how_to_go_on(causes, held, record)]),
+        )
     for trial_id in common:
         before, now = held.dataset_fingerprints.get(trial_id), record.dataset_fingerprints.get(trial_id)
         if before != now:
@@ -382,3 +334,21 @@ def _refuse_another_study(results: Path, held: StudyRecord, record: StudyRecord)
                 f"(fingerprint {before}, now {now})",
                 next_step="Restore the data, or begin a new folder with -o",
             )
+    _refuse_changed_factory(results, held, record)
+
+
+def _refuse_changed_factory(results: Path, stored: StudyRecord, record: StudyRecord) -> None:
+    """Refuses to go on with another model under the same name: what a factory builds is no part of an identity."""
+    changed = [
+        trial_id
+        for trial_id, digest in record.factory_digests.items()
+        if stored.factory_digests.get(trial_id, digest) != digest
+    ]
+    has_completed = any(outcome.kind == "completed" for _, outcome in RunIndex(results).finished.values())
+    if changed and has_completed:
+        factory = record.trials[changed[0]].model.factory
+        raise StoreError(
+            f"the file of model.factory {shown(factory)} has changed since the results in {shown(str(results))} were "
+            "begun",
+            next_step="Put that file back as it was, or begin a new folder with -o",
+        )

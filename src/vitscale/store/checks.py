@@ -10,6 +10,8 @@ Format history (`FORMAT`):
      sweep; CollectiveFit.latency_known, true in format 1. World.ranks, null in format 1.
   3  what ended a rank outside all stages: the line error, CheckedRank.error; null in older formats.
   4  what groups of ranks that share a model exchange: CheckRequest.exchanges, empty in older formats, and groups by it.
+  5  which vitscale: CheckRecord.vitscale, null in older formats; "vitscale's measuring code" among the versions of
+     a rank's environment.
 
 A reader accepts its own format and older ones; a newer one is refused by name.
 """
@@ -33,7 +35,7 @@ from vitscale.store.writing import write_whole
 from vitscale.trial.parallel import RankLayout
 from vitscale.trial.trial import Device, Precision, Trial, World
 
-FORMAT = 4
+FORMAT = 5
 
 # Bounded, so that arithmetic on what a file says never overflows.
 Seconds = Annotated[float, Field(ge=0.0, le=1e9, allow_inf_nan=False)]
@@ -328,6 +330,8 @@ class CheckRecord(Record):
     """The end of what the launcher and the ranks printed; empty unless a rank is missing."""
     imported: str = ""
     """The tool and the files it was imported from; empty where `vitscale check` measured it."""
+    vitscale: str | None = None
+    """The program that wrote it (`base.program.identity`); null in older formats."""
 
 
 _CHECK_FILE = re.compile(r"\d{8}T\d{6}-[0-9a-f]{6}\.json")

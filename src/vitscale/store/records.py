@@ -28,6 +28,9 @@ Format history (`FORMAT`):
  11  what the command line put over a study: StudyRecord.overrides. Ranks that hold stages of a model:
      ParallelSpec.schedule and stages_per_rank, the phase "bubble" of an explained step. Empty in older formats. Figures
      of ProbeLine may be null, which its reason explains; in older formats all are known.
+ 12  which vitscale: RunHeader.vitscale and StudyRecord.vitscale; "vitscale's measuring code" among the versions of
+     Environment and StudyRecord, a digest. Null or missing in older formats: unknown, and like any other.
+     StudyRecord.factory_digests, empty in older formats.
 
 A reader accepts its own format and older ones; a newer one is refused by name.
 """
@@ -42,7 +45,7 @@ from pydantic import Field, PlainSerializer, PlainValidator
 from vitscale.store.lines import Count, Finite, IfThere, RankLine, RankLines, Record, Seconds, Steps
 from vitscale.store.lines import StepLine as StepLine
 
-FORMAT = 11
+FORMAT = 12
 
 PhaseName = Literal["data", "h2d", "forward", "backward", "bubble", "optimizer"]
 

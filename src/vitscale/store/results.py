@@ -89,6 +89,8 @@ class RunHeader(Record):
     """The seed of this run; null in format 1, where it was the trial's."""
     imported: Imported | None = None
     """Null where vitscale ran it itself."""
+    vitscale: str | None = None
+    """The program that wrote it (`base.program.identity`), "0.1.0+3fa9c1d2e4b5"; null in older formats."""
 
     @property
     def folder(self) -> str:
@@ -175,8 +177,13 @@ class StudyRecord(Record):
     versions: dict[str, str | None]
     dataset_fingerprints: dict[str, str]
     """Trial identity to the fingerprint of the data that it reads."""
+    factory_digests: dict[str, str] = Field(default={})
+    """Trial identity to the SHA-256 of the file of its `model.factory`; lacks trials without one, or whose file is no
+    text. Empty in older formats: unknown."""
     imported: StudyImport | None = None
     """Null for a study of vitscale's own."""
+    vitscale: str | None = None
+    """The program that wrote it last, as in `RunHeader`; null in older formats."""
 
 
 class Results(Record):

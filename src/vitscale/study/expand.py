@@ -36,6 +36,8 @@ class Expansion:
     train_samples: dict[str, int]
     """Trial identity to the number of images in its whole training split."""
     notes: tuple[str, ...]
+    factory_digests: dict[str, str]
+    """Trial identity to the digest of the file of its model's factory, where it has one."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +87,12 @@ def expand(
     summaries: dict[DataSpec, Summary] = {}
     digests = {model: user_model.check(file.path, model) for model in dict.fromkeys(point.model for point in points)}
     weights = {model: user_model.weights_digest(model) for model in digests}
+    factories = {model: user_model.factory_digest(file.path, model) for model in digests}
     curves: list[Curve] = []
     trials: dict[str, Trial] = {}
     fingerprints: dict[str, str] = {}
     train_samples: dict[str, int] = {}
+    factory_digests: dict[str, str] = {}
     for point in points:
         if point.data not in summaries:
             summaries[point.data] = check_data(point.data)
@@ -101,6 +105,8 @@ def expand(
             trials[identity] = trial
             fingerprints[identity] = summary.fingerprint
             train_samples[identity] = summary.train_samples
+            if (factory := factories[point.model]) is not None:
+                factory_digests[identity] = factory
             on_curve.append(CurvePoint(gpus=world.size, trial_id=identity))
         labels = {field: value for field, value in point.labels.items() if field != "scaling.mode"}
         curves.append(Curve(mode=point.study.scaling.mode, labels=labels, points=tuple(on_curve)))
@@ -111,7 +117,7 @@ def expand(
         notes[f"train.engine = 'none' trains on one rank: {listed(more)} of scaling.gpus left out. Name an engine"] = (
             None
         )
-    return Expansion(tuple(curves), trials, fingerprints, train_samples, tuple(notes))
+    return Expansion(tuple(curves), trials, fingerprints, train_samples, tuple(notes), factory_digests)
 
 
 def _micro_step_notes(point: _Settled) -> Iterator[str]:

@@ -106,6 +106,27 @@ def check(study_path: Path, model: ModelSpec) -> str | None:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def factory_digest(study_path: Path, model: ModelSpec) -> str | None:
+    """The SHA-256 of the file in which a model's factory stands, as the ranks find it; None: no factory, or no text.
+
+    Modules that it imports are not in it.
+    """
+    if model.factory is None:
+        return None
+    spec = _spec_of(study_path, model.factory)
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return None
+    text = read_text(Path(spec.origin), "the module of model.factory", next_step="Mend or remove it")
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _spec_of(study_path: Path, reference: str) -> ModuleSpec | None:
+    """The specification of the module in "module:name", found where the ranks look for it."""
+    module = reference.partition("[")[0].strip().partition(":")[0]
+    # The ranks search in the same order: working directory, study file's folder, installed packages.
+    return _module_spec(module.split("."), [str(Path.cwd()), str(study_path.parent.absolute())])
+
+
 _HEADS = {"classification": "IMAGE_CLASSIFICATION", "segmentation": "SEMANTIC_SEGMENTATION"}
 
 
@@ -185,8 +206,7 @@ def check_reference(
         RequestError: it is not there, or cannot be that.
     """
     module, _, name = reference.partition("[")[0].strip().partition(":")
-    # The ranks search in the same order: working directory, study file's folder, installed packages.
-    spec = _module_spec(module.split("."), [str(Path.cwd()), str(study_path.parent.absolute())])
+    spec = _spec_of(study_path, reference)
     if spec is None:
         refused = f"{what}: there is no module {shown(module)}"
         raise RequestError(

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from vitscale.base import plugins
+from vitscale.base import plugins, program
 from vitscale.base.distribution import install_command
 from vitscale.errors import RequestError, shown
 from vitscale.trial import script
@@ -459,10 +459,13 @@ def needed_by(package: str, engines: Iterable[str]) -> tuple[str, str] | None:
 
 
 def installed_versions(engines: Iterable[str] = ()) -> dict[str, str | None]:
-    """Versions of the distributions that decide a result: those of vitscale's engines and of the engines named. Imports
-    nothing; None: not installed."""
+    """Versions of the distributions that decide a result: those of vitscale's engines and of the engines named, and the
+    digest of vitscale's measuring code where its files can be read. Imports nothing; None: not installed."""
     of_engines = [package for name in (*ENGINES, *engines) for package in of_engine(name).packages]
-    return versions_of(("vitscale", "torch", "deepspeed", "transformers", "numpy", *of_engines, "pytorch-optimizer"))
+    names = ("vitscale", "torch", "deepspeed", "transformers", "numpy", *of_engines, "pytorch-optimizer")
+    versions = versions_of(names)
+    measuring = program.measuring_digest()
+    return versions if measuring is None else versions | {program.MEASURING_NAME: measuring}
 
 
 def versions_of(distributions: Iterable[str]) -> dict[str, str | None]:

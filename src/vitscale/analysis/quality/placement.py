@@ -32,7 +32,8 @@ def unlike_repeats(measured: Sequence[TrialResult]) -> Iterable[Finding]:
             "unlike-runs",
             f"unlike runs are not combined: of {count(apart)} some repeats are left out "
             f"({name(apart[0])}, {apart[0].left_out[0]})",
-            "Run the study again in one folder on one kind of machine with one set of library versions.",
+            "Run the study again in one folder on one kind of machine, with one vitscale and one set of library "
+            "versions; --combine-unlike takes all runs together.",
             apart,
         )
 
@@ -62,7 +63,8 @@ def unlike_points(curves: Sequence[CurveResult]) -> Iterable[Finding]:
                 "unlike-runs",
                 f"unlike runs are not combined: {curve.name} ({curve.mode}) has points that differ from the baseline "
                 f"in more than rank count ({next(iter(curve.unlike.values()))}); they have no speedup",
-                "Run the whole curve on one kind of machine, with one set of library versions and the same images.",
+                "Run the whole curve on one kind of machine, with one vitscale, one set of library versions and the "
+                "same images.",
                 curve.unlike,
             )
 

@@ -1,0 +1,88 @@
+"""Which vitscale this is: its version number, and digests of its files, which tell apart programs of one number.
+
+`digest`            of all files of the package: names the program that wrote a record
+`measuring_digest`  of the files that decide what a run measures: runs are like only where it is the same
+
+The files are those that every installation has, wheel or editable: `SUFFIXES` inside the package's folder. A
+digest is worked out once in a process: of all files in 15 to 25 ms, of the measuring ones in 4 to 10 ms.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+import vitscale
+
+PACKAGE = Path(__file__).parents[1]
+SUFFIXES = frozenset({".py", ".typed", ".json", ".css", ".js"})
+"""Suffixes of the files that an installation has. Others are an editor's, a debugger's or the interpreter's own."""
+MEASURING = (
+    "worker",
+    "engines",
+    "models",
+    "datasets",
+    "probes",
+    "trial",
+    "machine",
+    "processes",
+    "sources",
+    "launchers",
+    "schedulers",
+    "profiles/kernels.py",
+    "profiles/step_trace.py",
+    "profiles/timeline.py",
+    "profiles/trace_json.py",
+    "runner/one_run.py",
+    "store/writing.py",
+)
+"""Rooms and files that decide what a run measures: what runs inside a rank, and what starts ranks and gives them their
+cores and variables. Reports, predictions, importers and how records are read decide nothing of what was recorded."""
+MEASURING_NAME = "vitscale's measuring code"
+"""Name under which records have `measuring_digest` beside the versions of libraries."""
+_DIGITS = 12
+
+
+def identity() -> str:
+    """The version with the digest of all files: "0.1.0+3fa9c1d2e4b5"; without it where the files cannot be read."""
+    known_digest = digest()
+    return f"{vitscale.__version__}+{known_digest}" if known_digest is not None else vitscale.__version__
+
+
+@cache
+def digest() -> str | None:
+    """Digest of all files of this installation, as they are when it is first asked for; None: they cannot be read."""
+    return digest_of(PACKAGE, ("",))
+
+
+@cache
+def measuring_digest() -> str | None:
+    """Digest of the files in `MEASURING`, as `digest`."""
+    return digest_of(PACKAGE, MEASURING)
+
+
+def digest_of(package: Path, parts: Iterable[str]) -> str | None:
+    """Digest of names and contents of an installation's files; None where there are none, or one cannot be read.
+
+    Args:
+        package: folder of the package.
+        parts: folders and files inside it; "" is all of it.
+    """
+    content = hashlib.sha256()
+    try:
+        files = sorted({file for part in parts for file in _files(package / part)})
+        for file in files:
+            text = file.read_bytes()
+            content.update(f"{file.relative_to(package).as_posix()}\0{len(text)}\0".encode())
+            content.update(text)
+    except OSError:
+        return None
+    return content.hexdigest()[:_DIGITS] if files else None
+
+
+def _files(part: Path) -> list[Path]:
+    """The files of an installation that are this one, or lie below it."""
+    paths = [part] if part.is_file() else part.rglob("*")
+    return [path for path in paths if path.suffix in SUFFIXES and "__pycache__" not in path.parts]

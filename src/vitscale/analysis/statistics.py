@@ -70,7 +70,7 @@ Tested = TypeVar("Tested", bound=_Tested)
 
 
 @dataclass(frozen=True)
-class _Mean:
+class LogMean:
     """The mean of some logarithms, its squared standard error, and the degrees of freedom of that error."""
 
     value: float
@@ -93,7 +93,7 @@ def interval(values: Sequence[float], *, looked: int = 0, fewest: int = 2) -> Es
     Raises:
         ValueError: there is no value, or one that is not positive and finite.
     """
-    mean = _mean_log(values, looked)
+    mean = mean_of_logs(values, looked)
     if mean.runs < max(2, fewest):
         return Estimate(values[0] if mean.runs == 1 else exp_of(mean.value), note=_note(mean.runs))
     half = t_quantile(mean.freedom) * math.sqrt(mean.squared_error)
@@ -154,7 +154,7 @@ def ratio(numerators: Sequence[float], denominators: Sequence[float], looked: tu
     Raises:
         ValueError: a side is empty or holds a value that is not positive and finite.
     """
-    above, below = _mean_log(numerators, looked[0]), _mean_log(denominators, looked[1])
+    above, below = mean_of_logs(numerators, looked[0]), mean_of_logs(denominators, looked[1])
     difference = above.value - below.value
     fewest = min(above.runs, below.runs)
     if fewest == 1:
@@ -174,7 +174,7 @@ def compare(seconds: Sequence[float], other_seconds: Sequence[float], looked: tu
         return Comparison(times_as_fast, "too few repeats to tell")
     side = times_as_fast.side_of(1.0)
     verdict: ComparisonVerdict = {"above": "faster", "below": "slower"}.get(side or "", "no significant difference")  # type: ignore[assignment]  # all three are verdicts
-    first, second = _mean_log(seconds, looked[0]), _mean_log(other_seconds, looked[1])
+    first, second = mean_of_logs(seconds, looked[0]), mean_of_logs(other_seconds, looked[1])
     p = welch_p(first.value - second.value, [(side.squared_error, side.freedom) for side in (first, second)])
     return Comparison(times_as_fast, verdict, p, p)
 
@@ -252,7 +252,7 @@ def welch_p(difference: float, parts: Sequence[tuple[float, int]]) -> float:
     return float(2 * t_below(_freedom(parts, squared_error), -abs(difference) / math.sqrt(squared_error)))
 
 
-def _mean_log(values: Sequence[float], looked: int) -> _Mean:
+def mean_of_logs(values: Sequence[float], looked: int) -> LogMean:
     """The mean of the logarithms. Its spread is that of all runs; with `looked`, only what the later runs add to it.
 
     In normal noise, what they add to the sum of squares is independent of the first runs' spread, and so is the mean of
@@ -262,12 +262,12 @@ def _mean_log(values: Sequence[float], looked: int) -> _Mean:
     logs = _logs(values)
     count, mean = len(logs), statistics.fmean(logs)
     if count == 1:
-        return _Mean(mean, 0.0, 0, 1)
+        return LogMean(mean, 0.0, 0, 1)
     if not 0 < looked < count - 1:
-        return _Mean(mean, variance(logs) / count, count - 1, count)
+        return LogMean(mean, variance(logs) / count, count - 1, count)
     of_first = statistics.fmean(logs[:looked])
     added = sum((log - mean) ** 2 for log in logs) - sum((log - of_first) ** 2 for log in logs[:looked])
-    return _Mean(mean, max(0.0, added) / (count - looked) / count, count - looked - 1, count)
+    return LogMean(mean, max(0.0, added) / (count - looked) / count, count - looked - 1, count)
 
 
 def variance(values: Sequence[float]) -> float:

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-
 from between_marks import write_between
+
 from vitscale.analysis.statistics import interval
 from vitscale.analysis.winners import winner
 

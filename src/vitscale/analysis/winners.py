@@ -14,7 +14,7 @@ mean keeps that luck. Two corrections, both on the logarithms of the costs, in w
                    methods", Journal of the American Statistical Association 79, 1984, 393-398).
 
 Three runs of one trial say little about its noise. The variance is pooled over the trials close to the winner, and
-Student's t takes the place of the normal distribution. benchmarks/winners.py tries all of this where the truth is known.
+Student's t takes the place of the normal distribution. benchmarks/winners.py tries this where the truth is known.
 
 A rival is a trial that is not significantly slower than the winner: Welch's test at 5 %, one-sided, divided by the
 number of trials that the winner is held against (the subset selection of Gupta, "On some multiple decision (selection

@@ -18,7 +18,8 @@ Student's t takes the place of the normal distribution. benchmarks/winners.py tr
 
 A rival is a trial that is not significantly slower than the winner: Welch's test at 5 %, one-sided, divided by the
 number of trials that the winner is held against (the subset selection of Gupta, "On some multiple decision (selection
-and ranking) rules", Technometrics 7, 1965, 225-245, with Bonferroni's bound).
+and ranking) rules", Technometrics 7, 1965, 225-245, with Bonferroni's bound). A trial of fewer than 3 runs is tested with
+the noise of all trials.
 """
 
 from __future__ import annotations
@@ -84,17 +85,26 @@ def winner(costs: Sequence[Sequence[float]], looked: Sequence[int] = ()) -> Winn
     if means[best].runs < FEWEST_REPEATS:
         return Winner(best, (), is_tested=False, corrected=None)
     others = [position for position in range(len(means)) if position != best]
-    rivals = [position for position in others if not _is_slower(means[position], means[best], tests=len(others))]
+    noise = _pooled(means)
+    rivals = [position for position in others if not _is_slower(means[position], means[best], noise, tests=len(others))]
     rivals.sort(key=lambda position: means[position].value)
     return Winner(best, tuple(rivals), is_tested=True, corrected=_corrected(means, best) if others else None)
 
 
-def _is_slower(trial: LogMean, best: LogMean, *, tests: int) -> bool:
-    """Whether a trial's mean is significantly above the best one's; never from fewer than 3 runs."""
+def _is_slower(trial: LogMean, best: LogMean, noise: _Noise, *, tests: int) -> bool:
+    """Whether a trial's mean is significantly above the best one's.
+
+    Args:
+        trial: one of the others; with fewer than 3 runs it is taken to be as noisy as all trials together.
+        best: the winner, with 3 runs or more.
+        noise: that of all trials together.
+        tests: number of trials that the winner is held against.
+    """
+    side = (trial.squared_error, trial.freedom)
     if trial.runs < FEWEST_REPEATS:
-        return False
-    sides = [(side.squared_error, side.freedom) for side in (trial, best)]
-    return tests * welch_p(trial.value - best.value, sides) / 2 < _ERROR
+        side = (noise.error_of(trial) ** 2, noise.freedom)
+    p = welch_p(trial.value - best.value, [side, (best.squared_error, best.freedom)])
+    return tests * p / 2 < _ERROR
 
 
 @dataclass(frozen=True)

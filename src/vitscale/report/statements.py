@@ -397,6 +397,12 @@ def _rivals_in_words(worst: WorstLoss) -> str:
 
 WORST: tuple[Statement[WorstLoss], ...] = (
     Statement(
+        "largest loss of few runs",
+        "its efficiency is the lowest measured there, from fewer than 3 runs on a side",
+        lambda worst: worst.waterfall.interval is None or _few_runs(worst.waterfall.interval),
+        lambda worst: f"Largest loss measured at the most ranks: {worst.loss}",
+    ),
+    Statement(
         "no largest loss",
         "no loss is established there",
         lambda worst: not is_loss_established(worst.waterfall),

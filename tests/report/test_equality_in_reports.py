@@ -82,7 +82,8 @@ def test_what_is_no_difference_is_called_so() -> None:
 def test_of_many_curves_one_sentence_says_who_is_faster() -> None:
     (first,) = engine_sentences(EQUAL)
     assert first.startswith(
-        "strong-micro, 2 ranks, against ddp: slower: fsdp2 (0.99x, 0.99 to 0.99); deepspeed ZeRO-0 (0.98x, 0.98 to 0.98); "
+        "strong-micro, 2 ranks, against ddp: slower: fsdp2 (0.99x, 0.99 to 0.99); "
+        "deepspeed ZeRO-0 (0.98x, 0.98 to 0.98); "
     )
 
 

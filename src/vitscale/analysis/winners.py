@@ -18,8 +18,8 @@ Student's t takes the place of the normal distribution. benchmarks/winners.py tr
 
 A rival is a trial that is not significantly slower than the winner: Welch's test at 5 %, one-sided, divided by the
 number of trials that the winner is held against (the subset selection of Gupta, "On some multiple decision (selection
-and ranking) rules", Technometrics 7, 1965, 225-245, with Bonferroni's bound). A trial of fewer than 3 runs is tested with
-the noise of all trials.
+and ranking) rules", Technometrics 7, 1965, 225-245, with Bonferroni's bound). A trial of fewer than 3 runs has the
+noise of all trials.
 """
 
 from __future__ import annotations

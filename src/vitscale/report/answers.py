@@ -262,7 +262,7 @@ def can_it_be_trusted(analysis: Analysis) -> doc.Section:
     trust = Trust(warnings, notes=len(findings) - len(warnings), fewest_runs=min(runs, default=None))
     blocks: list[doc.Block] = [doc.Paragraph(claim(TRUST, trust).text)]
     if findings:
-        blocks.append(doc.Section(f"{units.counted(len(findings), 'finding')}", findings, folded=True))  # type: ignore[arg-type]  # findings are blocks
+        blocks.append(doc.Section(f"{units.counted(len(findings), 'finding')}", findings, folded=True))
     return doc.Section("Can I trust it?", tuple(blocks))
 
 
@@ -354,12 +354,16 @@ def terminal_document(analysis: Analysis, last: Sequence[str] = ()) -> doc.Docum
     return doc.Document("", tuple(block for block in blocks if block is not None), last=tuple(last))
 
 
+_MOST_ROWS_WITH_BASELINES = 8
+"""Number of rows beyond which baselines are left out of the summary, so that what else matters stays on one screen."""
+
+
 def summary_table(analysis: Analysis) -> doc.Table:
     """A row per curve and policy at its most ranks, below its baseline: epoch, speedup, efficiency, largest loss.
 
-    Curves of one rank count are left out where others have more, but those without a wrapper. A trial stands once, with
-    the first curve that it is on. Where no trial tells an epoch, images/s stand in its place; in traces a row is a step
-    and what it goes into.
+    A trial stands once, with the first curve that it is on. Curves of one rank count are left out where others have
+    more, and in long tables the baselines; the fastest trial never is. Where no trial tells an epoch, images/s stand in
+    its place; in traces a row is a step and what it goes into.
     """
     if steps := _steps_table(analysis, counts(analysis)):
         return steps
@@ -368,28 +372,22 @@ def summary_table(analysis: Analysis) -> doc.Table:
     pace = units.number if of_rates else epochs.text
     losses = {(waterfall.curve, waterfall.mode, waterfall.trial_id): waterfall for waterfall in analysis.waterfalls}
     groups: dict[str, list[doc.Row]] = {}
-    listed: set[str] = set()
-    for curve, points in _curves_in_summary(analysis):
-        for point in dict.fromkeys((curve.baseline or points[0], points[-1])):
-            is_last = point is points[-1]
-            if point.trial_id in listed and not (is_last and len(points) > 1):
-                continue
-            listed.add(point.trial_id)
-            trial = analysis.trials[point.trial_id]
-            figure = trial.images_per_second if of_rates else trial.epoch_seconds
-            # Its interval is the speedup's over the ranks: there is room for only one.
-            efficiency = doc.Cell(units.share(point.efficiency.value if point.efficiency else None))
-            scaling = (speedup_cell(trial, point), efficiency) if len(points) > 1 else (doc.Cell(units.UNKNOWN),) * 2
-            loss = losses.get((curve.name, curve.mode, point.trial_id))
-            row = (
-                doc.Cell(curve.name),
-                doc.Cell(f"{point.gpus:,}"),
-                doc.Cell(f"{len(trial.runs)}"),
-                interval_cell(figure, pace),
-                *scaling,
-                doc.Cell(claim(LOSS, loss).cell if loss and loss.factors else units.UNKNOWN),
-            )
-            groups.setdefault(curve.mode, []).append(row)
+    for curve, points, point in _points_in_summary(analysis):
+        trial = analysis.trials[point.trial_id]
+        figure = trial.images_per_second if of_rates else trial.epoch_seconds
+        # Its interval is the speedup's over the ranks: there is room for only one.
+        efficiency = doc.Cell(units.share(point.efficiency.value if point.efficiency else None))
+        scaling = (speedup_cell(trial, point), efficiency) if len(points) > 1 else (doc.Cell(units.UNKNOWN),) * 2
+        loss = losses.get((curve.name, curve.mode, point.trial_id))
+        row = (
+            doc.Cell(curve.name),
+            doc.Cell(f"{point.gpus:,}"),
+            doc.Cell(f"{len(trial.runs)}"),
+            interval_cell(figure, pace),
+            *scaling,
+            doc.Cell(claim(LOSS, loss).cell if loss and loss.factors else units.UNKNOWN),
+        )
+        groups.setdefault(curve.mode, []).append(row)
     columns = (
         doc.Column("curve", words=True), doc.Column("ranks"), doc.Column("runs"),
         doc.Column("images/s") if of_rates else doc.Column("epoch", epochs.sign), doc.Column("speedup"),
@@ -402,6 +400,28 @@ def summary_table(analysis: Analysis) -> doc.Table:
         title=", ".join(filter(None, (counts(analysis), only))),
         label="policy",
     )
+
+
+def _points_in_summary(analysis: Analysis) -> list[tuple[CurveResult, list[Point], Point]]:
+    """(curve, its measured points, the point of a row) of each row of the summary, in order."""
+    rows: list[tuple[CurveResult, list[Point], Point]] = []
+    listed: set[str] = set()
+    for curve, points in _curves_in_summary(analysis):
+        for point in dict.fromkeys((curve.baseline or points[0], points[-1])):
+            is_scaled = len(points) > 1 and point is points[-1]
+            if is_scaled or point.trial_id not in listed:
+                rows.append((curve, points, point))
+            listed.add(point.trial_id)
+    if len(rows) <= _MOST_ROWS_WITH_BASELINES:
+        return rows
+    fastest = best_measured(analysis)
+    several = any(len(points) > 1 for _, points, _ in rows)
+    return [
+        (curve, points, point)
+        for curve, points, point in rows
+        if (fastest is not None and point.trial_id == fastest.trial_id)
+        or (point is points[-1] and (len(points) > 1 or not several))
+    ]
 
 
 def _curves_in_summary(analysis: Analysis) -> list[tuple[CurveResult, list[Point]]]:

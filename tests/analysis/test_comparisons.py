@@ -8,6 +8,7 @@ from results_factory import make_curve, make_results, make_trial, steady_run
 from vitscale.analysis import Analysis, analyse
 from vitscale.analysis.comparisons import ENGINE, AgainstReference, against_references, pairs_tested
 from vitscale.report import sentences as words
+from vitscale.report.statements import PAIR, claim
 
 Choice = tuple[dict[str, Any], float]
 """Swept fields of [train], and how long a step takes under them."""
@@ -118,7 +119,7 @@ def test_faster_is_said_after_correction_for_all_pairs() -> None:
     assert pairs_tested(analysis.comparisons) == len(analysis.comparisons)
     assert f"{len(analysis.comparisons)} pairs of trials were compared" in words.multiplicity(analysis)
     assert words.multiplicity(study(apart, gpus=(2,))) == ""
-    said = words.comparison(among)
+    said = claim(PAIR, among).text
     assert "no significant difference between" in said
     assert "after correction" in said
     # A table against one reference says the same of the pair.

@@ -86,3 +86,16 @@ def test_a_size_read_back_is_within_half_a_per_cent(value: float) -> None:
 def test_a_number_stays_with_its_unit() -> None:
     kept = units.unbroken("2 ranks at 86 % of 2.57 s = 3 for each").replace(units.KEPT, "_")
     assert kept == "2_ranks at 86_% of 2.57_s =_3_for each"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.9953, "0.995"), (0.99996, "0.99996"), (1.0, "1.00"), (1.0004, "1.0004"), (1.3, "1.30"), (0.94, "0.94")],
+)
+def test_the_end_of_a_ratios_interval_shows_its_side_of_1(value: float, text: str) -> None:
+    assert units.ratio_end(value) == text
+    assert units.bounds(value, 2.0, units.share) == f"{text}\N{EN DASH}2.00"
+
+
+def test_ends_of_other_quantities_keep_their_form() -> None:
+    assert units.bounds(0.9999, 2.0, units.number) == "1.00\N{EN DASH}2.00"

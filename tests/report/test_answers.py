@@ -20,10 +20,11 @@ from vitscale.analysis import analyse
 from vitscale.prediction.evidence import evidence_of
 from vitscale.prediction.fitting import fit
 from vitscale.present.document import Bullets, Code, Paragraph, Section, Table
-from vitscale.report.answers import best_measured, how_it_scales, what_next, what_to_choose, why_not_better
+from vitscale.report.answers import how_it_scales, scaling_of, what_next, what_to_choose, why_not_better
 from vitscale.report.charts.scaling import MEASURES
+from vitscale.report.choosing import best_measured
 from vitscale.report.document import charts, report_document
-from vitscale.report.sentences import curve_sentence
+from vitscale.report.statements import SCALING, claim
 from vitscale.report.tables import trial_label
 from vitscale.store.results import Results
 
@@ -51,7 +52,9 @@ def test_where_advice_keeps_another_global_batch_it_says_why(tmp_path: Path) -> 
     )
 
     chosen, then = chosen_and_next(results, tmp_path, large_batch=True)
-    assert then[0].startswith("Fastest for 3 epochs with start-up: ddp, 2 ranks, micro-batch 8 (global batch 16): ")
+    assert then[0].startswith(
+        "For 3 epochs with start-up, advice takes ddp, 2 ranks, micro-batch 8 (global batch 16): "
+    )
     assert "The fastest measured" not in then[0]
 
 
@@ -62,7 +65,7 @@ def of_repeats(results: Results, repeats: int) -> Results:
 def test_missing_runs_come_before_what_they_cannot_settle(tmp_path: Path) -> None:
     _, then = chosen_and_next(resolved_study({1: [0.05, 0.05], 2: [0.06, 0.06]}), tmp_path)
     assert then[0] == "2 of 6 runs are still to be done: the same command does only these."
-    assert then[1].startswith("Fastest for 3 epochs")
+    assert then[1].startswith("For 3 epochs with start-up, advice takes ")
 
 
 def test_where_the_study_asks_for_fewer_than_three_runs_it_says_to_raise_them() -> None:
@@ -84,9 +87,11 @@ def test_why_not_better_is_told_of_what_one_would_choose_and_then_of_the_largest
     assert isinstance(first, Paragraph)
     assert isinstance(second, Paragraph)
     assert (best.trial.train.micro_batch, best.trial.world.size) == (64, 2)
-    assert first.text.startswith("ddp, micro_batch 64 on 2 ranks (strong-micro) is at ")
+    assert first.text.startswith("ddp, micro_batch 64 on 2 ranks (strong-micro) was measured at ")
     assert drawn.views[0].title == "From ideal to measured: ddp, micro_batch 64, 2 ranks, strong-micro"
-    assert second.text.startswith("Largest loss at the most ranks: ddp, micro_batch 8 on 2 ranks (strong-micro) is at ")
+    assert second.text.startswith(
+        "Largest loss measured at the most ranks: ddp, micro_batch 8 on 2 ranks (strong-micro) was measured at "
+    )
 
 
 def explained_study(repeats: int = 3, **parts_by_ranks: Sequence[Mapping[str, float]]) -> Results:
@@ -135,7 +140,9 @@ def test_a_thousand_times_the_images_is_a_number_without_an_exponent() -> None:
     analysis = analyse(one_curve({1: [0.1] * 3, 2: [0.125] * 3}, mode="weak"))
     (curve,) = analysis.curves
     at_1024 = replace(curve, points=(curve.points[0], replace(curve.points[1], gpus=1024)))
-    assert "ddp: 1,024 ranks train 1,024x the images in 1.25x the time of 1 " in curve_sentence(analysis, at_1024)
+    scaling = scaling_of(analysis, at_1024)
+    assert scaling is not None
+    assert "ddp: 1,024 ranks train 1,024x the images in 1.25x the time of 1 " in claim(SCALING, scaling).text
 
 
 def test_without_epoch_times_rates_tell_how_it_scales(tmp_path: Path) -> None:
@@ -193,7 +200,8 @@ def test_the_fastest_is_that_for_all_images_as_in_comparisons() -> None:
     analysis = analyse(dropping_study((1, 600, 0.75), (1, 128, 0.125)))
     assert [round(pair.result.ratio.value, 3) for pair in analysis.comparisons if pair.result.ratio] == [0.781]
     assert lines_of(what_to_choose(analysis)) == [
-        "Fastest measured: ddp, micro_batch 128, 1 rank: 1.00 s an epoch (1.00 s to 1.00 s, global batch 128, 3 runs)."
+        "Fastest measured: ddp, micro_batch 128, 1 rank: 1.00 s an epoch (1.00 s to 1.00 s, global batch 128, 3 runs).",
+        "With start-up (6.00 s) it ends first in trainings of any length, as measured.",
     ]
     assert terminal(analysis)[0] == "- Fastest (3 runs): ddp, micro_batch 128, 1 rank: 1.00 s an epoch."
 
@@ -201,7 +209,7 @@ def test_the_fastest_is_that_for_all_images_as_in_comparisons() -> None:
 def test_where_the_fastest_leaves_images_out_the_time_with_them_is_told() -> None:
     """Two ranks take 600 of 1,024 images in 0.3 s, so all in 0.512 s; one rank takes all in 1 s."""
     analysis = analyse(dropping_study((2, 300, 0.3), (1, 128, 0.125)))
-    first, second = lines_of(what_to_choose(analysis))
+    first, _, second = lines_of(what_to_choose(analysis))
     assert first == (
         "Fastest measured: ddp, micro_batch 300, 2 ranks: 300 ms an epoch "
         "(300 ms to 300 ms, 512 ms with the images that it leaves out, global batch 600, 3 runs)."

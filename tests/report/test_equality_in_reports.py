@@ -17,7 +17,7 @@ from vitscale.analysis.scaling import scale
 from vitscale.present import units
 from vitscale.present.document import View
 from vitscale.report import sentences
-from vitscale.report.answers import engine_sentences
+from vitscale.report.answers import engine_sentences, scaling_of
 from vitscale.report.charts.scaling import MEASURES, measured
 from vitscale.report.contract import trial_rows
 from vitscale.report.tables import comparison_tables, mode_tables
@@ -81,7 +81,10 @@ def test_what_is_no_difference_is_called_so() -> None:
 
 def test_of_many_curves_one_sentence_says_who_is_faster() -> None:
     (first,) = engine_sentences(EQUAL)
-    assert first.startswith("strong-micro, 2 ranks, against ddp: slower: fsdp2 (0.99x); deepspeed ZeRO-0 (0.98x); ")
+    assert first.startswith(
+        "strong-micro, 2 ranks, against ddp: slower: fsdp2 (0.99x, 0.99 to 0.99); "
+        "deepspeed ZeRO-0 (0.98x, 0.98 to 0.98); "
+    )
 
 
 def test_markdown_has_the_comparisons_as_a_table() -> None:
@@ -141,9 +144,7 @@ def test_a_drift_is_in_no_comparison_and_no_headline() -> None:
     row = next(row for _, row in table.rows if row[0].text == "deepspeed ZeRO-2")
     assert [cell.text == units.UNKNOWN for cell in row[1:]] == [False, True]
     assert "ZeRO-2" not in engine_sentences(DRIFTING)[0]
-    assert not any(
-        curve.name == "deepspeed ZeRO-2" and sentences.curve_sentence(DRIFTING, curve) for curve in DRIFTING.curves
-    )
+    assert not any(curve.name == "deepspeed ZeRO-2" and scaling_of(DRIFTING, curve) for curve in DRIFTING.curves)
 
 
 @pytest.mark.parametrize(("name", "drawn"), [("epoch-seconds", 1), ("throughput", 1), ("speedup", 0)])

@@ -177,7 +177,7 @@ def test_the_answers_stand_first_and_in_order_and_the_rest_is_folded() -> None:
 def test_the_page_holds_answers_findings_failures_environment_and_the_study() -> None:
     text = Elements(rich_page()).text
     for expected in (
-        "8 ranks are 7.01x as fast as 1 (efficiency 0.88; 95 % interval",
+        "8 ranks are 7.01x as fast as 1 (95 % interval",
         "Set repeats = 3 or more under [measure]",
         "Fastest measured: ddp, 8 ranks",
         "rank 0 ran out of memory: 11.2 GiB asked for, 3.1 GiB free",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from vitscale.advice.answers import Answer
 from vitscale.advice.pipeline import Advice
 from vitscale.advice.request import Option
-from vitscale.analysis.scaling import split_name
+from vitscale.analysis.scaling import engine_title, split_name
 from vitscale.present import units
 from vitscale.present.estimate import Estimate
 from vitscale.present.units import number
@@ -23,7 +23,7 @@ def engine(option: Option) -> str:
     stage = f" ZeRO-{candidate.zero_stage}" if candidate.zero_stage else ""
     checkpointed = ", activation checkpointing" if candidate.activation_checkpointing else ""
     split = f", {split_name(candidate.parallel)}" if candidate.parallel != NO_SPLIT else ""
-    return f"{candidate.engine}{stage}{split}{checkpointed}"
+    return f"{engine_title(candidate.engine)}{stage}{split}{checkpointed}"
 
 
 def batch(option: Option) -> str:

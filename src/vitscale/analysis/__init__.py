@@ -164,7 +164,7 @@ def _analysis(summaries: Mapping[str, TrialResult], results: Results, combine_un
     ]
     curves = tuple(scale(curve, trials, combine_unlike) for curve in known if curve.points)
     trials = with_distinct_names(trials, curves)
-    notes = [note for trial in trials.values() for run in trial.runs for note in run.notes]
+    notes = [_by_name(note, trial) for trial in trials.values() for run in trial.runs for note in run.notes]
     return Analysis(
         study=study,
         trials=trials,
@@ -173,3 +173,8 @@ def _analysis(summaries: Mapping[str, TrialResult], results: Results, combine_un
         runs=results.runs,
         combine_unlike=combine_unlike,
     )
+
+
+def _by_name(note: str, trial: TrialResult) -> str:
+    """A note on a run, which begins with its trial's identity, with the trial's name instead: "ddp on 2 ranks ..."."""
+    return f"{trial.name}{note.removeprefix(trial.trial_id)}" if note.startswith(trial.trial_id) else note

@@ -185,11 +185,16 @@ def engine_name(train: TrainSpec) -> str:
     return _engine(train.engine, train.accelerate_backend, zero) + offload
 
 
+def engine_title(engine: str) -> str:
+    """The engine as readers name it: "plain (no wrapper)" where it is "none", which reads as no answer."""
+    return of_engine(engine).title if engine == "none" else engine
+
+
 def _engine(engine: Any, backend: Any, zero: str) -> str:
     if engine in (None, "unknown"):
         return "unknown engine"
     if engine == "none":
-        return of_engine(engine).title
+        return engine_title(engine)
     if engine == "accelerate" and backend is not None:
         inside = of_engine(str(backend)).title or str(backend)
         return f"accelerate ({f'{inside} {zero}' if zero else inside})"

@@ -284,6 +284,7 @@ def log_mean(values: Sequence[float], looked: int = 0) -> LogMean:
     """The mean of the logarithms of positive values, at least one.
 
     Its spread is that of all runs; with `looked`, only what the later runs add to it.
+
     In normal noise, what they add to the sum of squares is independent of the first runs' spread, and so is the mean of
     all runs. Hence no decision that rested on that spread makes the interval wrong. One degree of freedom less is
     counted than there is: skewed noise leaves some dependence (benchmarks/target_ci.py).

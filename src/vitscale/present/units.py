@@ -116,6 +116,21 @@ def share(value: float | None) -> str:
     return number(value, 2) if 0 < abs(value) < 0.095 else f"{value:,.2f}"
 
 
+_MOST_DECIMALS = 12
+
+
+def ratio_end(value: float | None) -> str:
+    """The end of a ratio's interval, as `share`, with as many decimals as show its side of 1: 0.995 is "0.995"."""
+    text = share(value)
+    if value is None or value == 1 or text != "1.00":
+        return text
+    for decimals in range(3, _MOST_DECIMALS + 1):
+        text = f"{value:.{decimals}f}"
+        if float(text) != 1:
+            break
+    return text
+
+
 def percent(value: float | None, decimals: int = 0) -> str:
     """A share in percent: "7 %"; "<1 %" for a share above 0 that would be shown as 0 %."""
     if value is None or not math.isfinite(value):
@@ -166,8 +181,14 @@ def ranks(count: int) -> str:
 
 
 def bounds(low: float | None, high: float | None, form: Callable[[float], str] = number) -> str:
-    """ "1.90-2.05" with a dash between; empty where an end is unknown."""
+    """ "1.90-2.05" with a dash between; empty where an end is unknown. `form` is that of the value."""
+    form = form_of_ends(form)
     return "" if low is None or high is None else f"{form(low)}{DASH}{form(high)}"
+
+
+def form_of_ends(form: Callable[[float], str]) -> Callable[[float], str]:
+    """The form of an interval's ends where `form` is that of the value: `ratio_end` for ratios, else the same."""
+    return ratio_end if form is share else form
 
 
 def listed(things: Iterable[object], most: int = 8) -> str:

@@ -5,47 +5,61 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from vitscale.advice import sentences as advised
 from vitscale.advice.pipeline import Advice
 from vitscale.advice.printing import starts_as_forks
 from vitscale.advice.request import Option
-from vitscale.analysis import Analysis, TrialResult, Waterfall
+from vitscale.analysis import Analysis, CurveResult, Point, TrialResult, Waterfall
+from vitscale.analysis.comparisons import AgainstReference, against_references
 from vitscale.analysis.quality.steadiness import steady_first
 from vitscale.analysis.summaries import NOT_RUN_YET
+from vitscale.analysis.time.breakdown import Breakdown
 from vitscale.prediction.start_up import OF_FORKS
 from vitscale.present import document as doc
 from vitscale.present import units
-from vitscale.report import sentences
-from vitscale.report.charts.time import PART_NAMES, largest_loss, of_trial, parts_of
+from vitscale.present.estimate import Estimate
+from vitscale.report import choosing, sentences
+from vitscale.report.charts.time import PART_NAMES, of_trial, parts_of
+from vitscale.report.choosing import best_measured, in_short
+from vitscale.report.statements import (
+    BASELINE,
+    EXPECTATION,
+    FASTEST,
+    LENGTH,
+    LOSS,
+    PAIR,
+    SCALING,
+    SEVERAL,
+    TRUST,
+    WORST,
+    BaselineLoss,
+    Scaling,
+    Trust,
+    claim,
+    worst_loss,
+)
 from vitscale.report.tables import interval_cell, mode_tables, speedup_cell, trial_label
 from vitscale.store.reading import RUNS_LEFT_OUT
 
 _MOST_SERIES = 5
 _ENOUGH_RUNS = 3
 _MOST_PROBLEMS = 3
-_MUCH_IDLE = 0.1
-"""Share of the baseline's step in which nothing is computed, from which its efficiency of 1 is not left unsaid."""
 
 
 def how_it_scales(analysis: Analysis, figure: doc.Figure | None) -> doc.Section:
     """A sentence for each series, five at most: the best first, then those of too few runs in no order."""
-    told = [
-        ([point.efficiency for point in curve.points if point.efficiency][-1], text)
-        for curve in analysis.curves
-        if (text := sentences.curve_sentence(analysis, curve))
-    ]
-    sure = [each for each in told if each[0].low and not each[0].note]
-    ordered = sorted(sure, key=lambda each: -each[0].value) + [each for each in told if each not in sure]
-    lines = [text for _, text in ordered]
-    if not sure and (fastest := best_measured(analysis)) is not None:
-        runs = [len(trial.runs) for trial in analysis.trials.values() if trial.runs]
-        unsure = " Too few to say who is ahead." if len(runs) > 1 and min(runs) < _ENOUGH_RUNS else ""
-        lines.insert(
-            0, f"Fastest measured, {units.counted(len(fastest.runs), 'run')}: {in_short(analysis, fastest)}{unsure}"
-        )
-    if not told:
+    claims = [claim(SCALING, facts) for curve in analysis.curves if (facts := scaling_of(analysis, curve)) is not None]
+    sure = [each for each in claims if each.facts.efficiency.low and not each.facts.efficiency.note]
+    ordered = sorted(sure, key=lambda each: -each.facts.efficiency.value)
+    lines = [each.text for each in (*ordered, *(each for each in claims if each not in sure))]
+    if not sure and (chosen := choosing.fastest(analysis)) is not None:
+        title = f"Fastest measured, {units.counted(len(chosen.trial.runs), 'run')}"
+        facts_of_choice = chosen.choice(analysis, title, in_short(analysis, chosen.trial))
+        lines.insert(0, claim(FASTEST, facts_of_choice).text)
+    if not claims:
         lines.append(
             "Speedups are unknown: no two rank counts of a curve may be compared."
             if _several_counts(analysis)
@@ -57,6 +71,26 @@ def how_it_scales(analysis: Analysis, figure: doc.Figure | None) -> doc.Section:
     return doc.Section("How does it scale?", (*blocks, *([shown] if shown else [])))
 
 
+def scaling_of(analysis: Analysis, curve: CurveResult) -> Scaling | None:
+    """A curve at its largest measured rank count; None where it has no other count than its baseline's."""
+    reached = [point for point in curve.points if point.speedup and point.efficiency]
+    if curve.baseline is None or not reached or reached[-1].gpus == curve.baseline.gpus:
+        return None
+    point = reached[-1]
+    if point.speedup is None or point.efficiency is None:
+        return None
+    has_several_policies = len({each.mode for each in analysis.curves}) > 1
+    return Scaling(
+        curve=f"{curve.name}, {curve.mode}" if has_several_policies else curve.name,
+        base_gpus=curve.baseline.gpus,
+        gpus=point.gpus,
+        speedup=point.speedup,
+        efficiency=point.efficiency,
+        is_weak=curve.mode == "weak",
+        runs=len(analysis.trials[point.trial_id].runs),
+    )
+
+
 def _several_counts(analysis: Analysis) -> bool:
     """Whether a curve has runs of two rank counts or more, comparable or not."""
     return any(
@@ -64,89 +98,67 @@ def _several_counts(analysis: Analysis) -> bool:
     )
 
 
-def best_measured(analysis: Analysis) -> TrialResult | None:
-    """The trial that is fastest for all images, of those that train the largest share of them; None without any. Where
-    no trial tells an epoch, it is the one of most images/s."""
-    told = [trial for trial in analysis.trials.values() if trial.comparable_costs]
-    known = [trial for trial in told if not trial.of_rates] or told
-    most = max((trial.trial.data.fraction for trial in known), default=0.0)
-    whole = [trial for trial in known if trial.trial.data.fraction == most]
-    return min(whole, key=_epoch_seconds, default=None)
-
-
-def _epoch_seconds(trial: TrialResult) -> float:
-    """Seconds for all images, those that `drop_last` leaves out too: comparisons and speedups are of these. For one
-    image where no run tells an epoch."""
-    if trial.of_rates and trial.images_per_second:
-        return 1 / trial.images_per_second.value
-    return trial.epoch_seconds.value / (1 - trial.images_left_out) if trial.epoch_seconds else float("inf")
-
-
-def _for_all_images(trial: TrialResult) -> tuple[str, ...]:
-    """ "1.28 s with the images that it leaves out", where that is another time than the epoch's."""
-    of_all = units.seconds(_epoch_seconds(trial))
-    differs = trial.epoch_seconds is not None and of_all != units.seconds(trial.epoch_seconds.value)
-    return (f"{of_all} with the images that it leaves out",) if differs else ()
-
-
-def _gpu_hours(trial: TrialResult) -> float:
-    return _epoch_seconds(trial) * trial.trial.world.size / 3600
-
-
-def in_short(analysis: Analysis, trial: TrialResult, *more: str) -> str:
-    """ "ddp, 2 ranks, micro-batch 32: 3.25 s an epoch (3.12 s to 3.39 s, 3 runs).", `more` in the brackets."""
-    figure, text = (trial.images_per_second, units.number) if trial.of_rates else (trial.epoch_seconds, units.seconds)
-    more = (*_for_all_images(trial), *more)
-    if figure and figure.low is not None and figure.high is not None and not figure.note:
-        more = (f"{text(figure.low)} to {text(figure.high)}", *more)
-    told = f" ({', '.join(more)})" if more else ""
-    return f"{trial_label(analysis, trial)}: {_pace(trial)}{told}."
-
-
-def _pace(trial: TrialResult) -> str:
-    """ "3.25 s an epoch", or "5,800 images/s" where no run tells an epoch."""
-    if trial.of_rates and trial.images_per_second:
-        return f"{units.number(trial.images_per_second.value)} images/s"
-    seconds = units.seconds(trial.epoch_seconds.value if trial.epoch_seconds else None)
-    return f"{seconds} {'a run' if trial.timed_as_a_whole else 'an epoch'}"
-
-
 def what_to_choose(analysis: Analysis) -> doc.Section:
-    """The best measured configuration, and the cheapest where that is another."""
-    fastest = best_measured(analysis)
-    if fastest is None:
+    """The best measured configuration, for how long a training, and the cheapest where that is another."""
+    chosen = choosing.fastest(analysis)
+    if chosen is None:
         completed = any(trial.runs for trial in analysis.trials.values())
         why = "no trial tells an epoch time or images/s" if completed else "no trial has completed"
         return doc.Section("What would I choose?", (doc.Paragraph(f"Nothing: {why}."),))
-    alike = [
-        trial
-        for trial in analysis.trials.values()
-        if trial.epoch_seconds and not trial.drifts and trial.trial.data.fraction == fastest.trial.data.fraction
-    ]
-    cheapest = min(alike, key=_gpu_hours, default=fastest)
+    fastest = chosen.trial
     batch = [f"global batch {fastest.trial.global_batch:,}"] if fastest.batch_known else []
-    runs = units.counted(len(fastest.runs), "run")
-    lines = [f"Fastest measured: {in_short(analysis, fastest, *batch, runs)}"]
-    if cheapest is not fastest:
-        hours = f"{units.number(_gpu_hours(cheapest))} GPU-hours"
-        lines.append(f"Cheapest measured: {in_short(analysis, cheapest, hours)}")
-    return doc.Section("What would I choose?", (doc.Bullets(tuple(lines)),))
+    text = in_short(analysis, fastest, *batch, units.counted(len(fastest.runs), "run"))
+    lines = [
+        claim(FASTEST, chosen.choice(analysis, "Fastest measured", text)).text,
+        claim(EXPECTATION, choosing.expectation(chosen)).text,
+        claim(LENGTH, choosing.training_length(analysis, chosen)).text,
+    ]
+    cheapest = choosing.cheapest(analysis)
+    if cheapest is not None and cheapest.trial is not fastest:
+        text = in_short(analysis, cheapest.trial, choosing.hours(cheapest.trial))
+        lines.append(claim(FASTEST, replace(cheapest.choice(analysis, "Cheapest measured", text), most_named=1)).text)
+    return doc.Section("What would I choose?", (doc.Bullets(tuple(line for line in lines if line)),))
 
 
 def why_not_better(analysis: Analysis, figure: doc.Figure | None) -> doc.Section:
     """What the best measured trial loses, with its waterfall, and the largest loss; or why these are unknown."""
     best = best_measured(analysis)
-    worst = largest_loss(analysis.waterfalls)
+    worst = worst_loss(analysis.waterfalls)
     if worst is None or figure is None:
         return doc.Section("Why not better?", (doc.Bullets(sentences.unexplained(analysis) or _losses(analysis)),))
-    front = (of_trial(analysis.waterfalls, best.trial_id) if best else None) or worst
-    told = [doc.Paragraph(sentences.largest_loss(front), "strong")]
-    if front is not worst:
-        told.append(doc.Paragraph(f"Largest loss at the most ranks: {sentences.largest_loss(worst)}"))
-    idle, line = _idle(analysis, analysis.trials.get(front.baseline_trial or ""))
-    if idle >= _MUCH_IDLE and idle > max(factor.points for factor in front.factors):
-        told.insert(0, doc.Paragraph(f"Most is lost on the baseline already: {line}", "strong"))
-    return doc.Section("Why not better?", (*told, figure))
+    front = (of_trial(analysis.waterfalls, best.trial_id) if best else None) or worst.waterfall
+    blocks = [doc.Paragraph(claim(LOSS, front).text, "strong")]
+    largest = claim(WORST, worst).text
+    if front is not worst.waterfall and largest:
+        blocks.append(doc.Paragraph(largest))
+    baseline = claim(BASELINE, _baseline_loss(analysis, front)).text
+    if baseline:
+        blocks.insert(0, doc.Paragraph(baseline, "strong"))
+    return doc.Section("Why not better?", (*blocks, figure))
+
+
+def _baseline_loss(analysis: Analysis, waterfall: Waterfall) -> BaselineLoss:
+    """What the baseline of a waterfall loses, beside what the waterfall's own trial loses."""
+    baseline = analysis.trials.get(waterfall.baseline_trial or "")
+    share, line = _idle(analysis, baseline)
+    idle = Estimate(share)
+    if baseline is not None and baseline.breakdown is not None:
+        over_runs = baseline.breakdown.over_runs(_idle_share)
+        if over_runs is not None:
+            idle = Estimate(share, over_runs.low, over_runs.high, note=over_runs.note)
+    efficiency = waterfall.interval or Estimate(waterfall.efficiency or 0.0)
+    loss = Estimate(1 - efficiency.value, note=efficiency.note)
+    if efficiency.low is not None and efficiency.high is not None:
+        loss = Estimate(loss.value, 1 - efficiency.high, 1 - efficiency.low, note=efficiency.note)
+    return BaselineLoss(parts=line, idle_share=idle, loss=loss)
+
+
+def _idle_share(breakdown: Breakdown) -> float | None:
+    """Share of the typical rank's step in which nothing is computed; None of a step without a length."""
+    if breakdown.typical.seconds <= 0:
+        return None
+    known = parts_of(breakdown)
+    return sum(known.get(part, 0.0) for part in _IDLE) / breakdown.typical.seconds
 
 
 def _losses(analysis: Analysis) -> tuple[str, ...]:
@@ -197,7 +209,7 @@ def what_next(analysis: Analysis, advice: Advice | None, results: Path | None) -
     commands = [f"vitscale run STUDY.toml -o {where}"] if to_run and not _imported(analysis) else []
     if advice is not None and (option := advice.chosen) is not None:
         lines.append(
-            f"Fastest for {units.counted(advice.work.epochs, 'epoch')} with start-up: {advised.in_short(option)}: "
+            f"For {units.counted(advice.work.epochs, 'epoch')} with start-up, advice takes {advised.in_short(option)}: "
             f"{advised.time(option.seconds)}, {option.label}.{_other_batch(analysis, advice, option)}"
         )
         lines += [OF_FORKS] if starts_as_forks(advice, option) else []
@@ -251,18 +263,12 @@ def _other_batch(analysis: Analysis, advice: Advice, option: Option) -> str:
 def can_it_be_trusted(analysis: Analysis) -> doc.Section:
     """One line, with warnings and notes folded under it."""
     findings = doc.most_severe_first(analysis.findings)
-    warnings = sum(finding.severity == "warning" for finding in findings)
+    warnings = tuple(finding.kind for finding in findings if finding.severity == "warning")
     runs = [len(trial.runs) for trial in analysis.trials.values() if trial.runs]
-    few = f"intervals need 3 runs of a trial, the fewest here are {min(runs)}" if runs and min(runs) < 3 else ""
-    said = (
-        f"{units.counted(warnings, 'warning')}, {units.counted(len(findings) - warnings, 'note')}"
-        if findings
-        else "No warning"
-    )
-    line = "; ".join(filter(None, (said, few)))
-    blocks = [doc.Paragraph(f"{line}.")]
+    trust = Trust(warnings, notes=len(findings) - len(warnings), fewest_runs=min(runs, default=None))
+    blocks: list[doc.Block] = [doc.Paragraph(claim(TRUST, trust).text)]
     if findings:
-        blocks.append(doc.Section(f"{units.counted(len(findings), 'finding')}", findings, folded=True))  # type: ignore[arg-type]  # findings are blocks
+        blocks.append(doc.Section(f"{units.counted(len(findings), 'finding')}", findings, folded=True))
     return doc.Section("Can I trust it?", tuple(blocks))
 
 
@@ -281,7 +287,33 @@ def counts(analysis: Analysis) -> str:
 
 def engine_sentences(analysis: Analysis) -> tuple[str, ...]:
     """Who is faster, at the most ranks that were compared, a sentence for each comparison."""
-    return tuple(sentences.against(analysis, comparison) for comparison in sentences.largest_comparisons(analysis))
+    return tuple(_against(analysis, comparison) for comparison in _largest_comparisons(analysis))
+
+
+def _largest_comparisons(analysis: Analysis) -> list[AgainstReference]:
+    """The comparisons at the most ranks; where two modes share all trials, only one of them."""
+    largest: dict[tuple[str, str, frozenset[str]], AgainstReference] = {}
+    for against in against_references(analysis.curves, analysis.trials, analysis.comparisons):
+        key = (against.mode, against.varies, frozenset([against.reference, *(other.first for other in against.others)]))
+        covered = [k for k in largest if k[:2] == key[:2] and (k[2] <= key[2] or key[2] <= k[2])]
+        if all(largest[k].gpus < against.gpus for k in covered):
+            for k in covered:
+                del largest[k]
+            largest[key] = against
+    by_trials: dict[frozenset[str], AgainstReference] = {}
+    for against in largest.values():
+        trials = frozenset([against.reference_trial, *(other.first_trial for other in against.others)])
+        by_trials.setdefault(trials, against)
+    return list(by_trials.values())
+
+
+def _against(analysis: Analysis, against: AgainstReference) -> str:
+    """All curves against one of them, as a sentence; two curves stand in the order of the study."""
+    if len(against.others) > 1:
+        return claim(SEVERAL, against).text
+    trials = {against.reference_trial, against.others[0].first_trial}
+    pairs = [pair for pair in analysis.comparisons if {pair.first_trial, pair.second_trial} == trials]
+    return claim(PAIR, next(pair for pair in pairs if pair.mode == against.mode)).text
 
 
 def bullets(texts: Iterable[str]) -> doc.Bullets | None:
@@ -306,57 +338,62 @@ def terminal_document(analysis: Analysis, last: Sequence[str] = ()) -> doc.Docum
     warned = [finding for finding in analysis.findings if finding.severity == "warning"]
     warnings = [f for f in warned if f.kind not in ("unfinished", "too-few-repeats")]  # "Next" says these
     notes = [finding for finding in analysis.findings if finding.severity != "warning"]
-    best, missing = best_measured(analysis), what_to_run(analysis)
+    chosen, missing = choosing.fastest(analysis), what_to_run(analysis)
     lost = [problem for problem in analysis.problems if "left out" in problem and problem not in missing]
     unread = [f"problem: {problem}" for problem in lost[:_MOST_PROBLEMS]]
     unread += [f"problem: {len(lost) - _MOST_PROBLEMS} more, in the report"] if len(lost) > _MOST_PROBLEMS else []
     fastest = ""
-    if best is not None:  # its interval stands in the table
-        name = f"Fastest ({units.counted(len(best.runs), 'run')}): {trial_label(analysis, best)}"
-        of_all = "".join(f", {told}" for told in _for_all_images(best))
-        fastest = f"{name}: {_pace(best)}{of_all}."
+    if chosen is not None:  # its interval stands in the table
+        best = chosen.trial
+        short = ", ".join((f"{trial_label(analysis, best)}: {choosing.pace(best)}", *choosing.for_all_images(best)))
+        facts = chosen.choice(analysis, f"Fastest ({units.counted(len(best.runs), 'run')})", short)
+        fastest = claim(FASTEST, replace(facts, most_named=1)).text
     table = summary_table(analysis)
     blocks: list[doc.Block | None] = [
         bullets((fastest, f"Next: {missing}" if missing else "")),
         table if any(table.rows) else doc.Paragraph(table.title, "strong"),
         doc.Bullets((*failed, *unread), "bad") if failed or unread else None,
-        bullets((*engine_sentences(analysis), *(f"warning: {finding.message}." for finding in warnings))),
+        bullets((*(f"warning: {finding.message}." for finding in warnings), *engine_sentences(analysis))),
         doc.Section("each configuration", tuple(mode_tables(analysis).values()), folded=True),
         doc.Section("what else to know", tuple(notes), folded=True) if notes else None,
     ]
     return doc.Document("", tuple(block for block in blocks if block is not None), last=tuple(last))
 
 
-def summary_table(analysis: Analysis) -> doc.Table:
-    """A row per curve under each policy, at its most ranks: epoch, speedup, efficiency and the largest loss.
+_MOST_ROWS_WITH_BASELINES = 8
+"""Number of rows beyond which baselines are left out of the summary, so that what else matters stays on one screen."""
 
-    Curves of one rank count are left out where others have more: the table of each configuration has them. Where no
-    trial tells an epoch, images/s stand in its place; in traces a row is a step and what it goes into.
+
+def summary_table(analysis: Analysis) -> doc.Table:
+    """A row per curve and policy at its most ranks, below its baseline: epoch, speedup, efficiency, largest loss.
+
+    A trial stands once, with the first curve that it is on. Curves of one rank count are left out where others have
+    more, and in long tables the baselines; the fastest trial never is. Where no trial tells an epoch, images/s stand in
+    its place; in traces a row is a step and what it goes into.
     """
     if steps := _steps_table(analysis, counts(analysis)):
         return steps
     epochs = units.time_unit(trial.epoch_seconds.value for trial in analysis.trials.values() if trial.epoch_seconds)
     of_rates = not any(trial.epoch_seconds for trial in analysis.trials.values())
-    losses = {
-        (waterfall.curve, waterfall.mode, waterfall.trial_id): waterfall
-        for waterfall in analysis.waterfalls
-        if waterfall.factors
-    }
-    measured = [[point for point in c.points if analysis.trials[point.trial_id].runs] for c in analysis.curves]
-    several = any(len(points) > 1 for points in measured)
+    pace = units.number if of_rates else epochs.text
+    losses = {(waterfall.curve, waterfall.mode, waterfall.trial_id): waterfall for waterfall in analysis.waterfalls}
     groups: dict[str, list[doc.Row]] = {}
-    for curve, points in zip(analysis.curves, measured, strict=True):
-        if not points or (several and len(points) < 2):
-            continue
-        last = points[-1]
-        trial = analysis.trials[last.trial_id]
-        loss = losses.get((curve.name, curve.mode, last.trial_id))
-        pace = (trial.images_per_second, units.number) if of_rates else (trial.epoch_seconds, epochs.text)
+    for curve, points, point in _points_in_summary(analysis):
+        trial = analysis.trials[point.trial_id]
+        figure = trial.images_per_second if of_rates else trial.epoch_seconds
         # Its interval is the speedup's over the ranks: there is room for only one.
-        efficiency = doc.Cell(units.share(last.efficiency.value if last.efficiency else None))
-        told = (speedup_cell(trial, last), efficiency) if len(points) > 1 else (doc.Cell(units.UNKNOWN),) * 2
-        head = (doc.Cell(curve.name), doc.Cell(f"{last.gpus:,}"), doc.Cell(f"{len(trial.runs)}"), interval_cell(*pace))
-        groups.setdefault(curve.mode, []).append((*head, *told, doc.Cell(_loss(loss) if loss else units.UNKNOWN)))
+        efficiency = doc.Cell(units.share(point.efficiency.value if point.efficiency else None))
+        scaling = (speedup_cell(trial, point), efficiency) if len(points) > 1 else (doc.Cell(units.UNKNOWN),) * 2
+        loss = losses.get((curve.name, curve.mode, point.trial_id))
+        row = (
+            doc.Cell(curve.name),
+            doc.Cell(f"{point.gpus:,}"),
+            doc.Cell(f"{len(trial.runs)}"),
+            interval_cell(figure, pace),
+            *scaling,
+            doc.Cell(claim(LOSS, loss).cell if loss and loss.factors else units.UNKNOWN),
+        )
+        groups.setdefault(curve.mode, []).append(row)
     columns = (
         doc.Column("curve", words=True), doc.Column("ranks"), doc.Column("runs"),
         doc.Column("images/s") if of_rates else doc.Column("epoch", epochs.sign), doc.Column("speedup"),
@@ -369,6 +406,43 @@ def summary_table(analysis: Analysis) -> doc.Table:
         title=", ".join(filter(None, (counts(analysis), only))),
         label="policy",
     )
+
+
+def _points_in_summary(analysis: Analysis) -> list[tuple[CurveResult, list[Point], Point]]:
+    """(curve, its measured points, the point of a row) of each row of the summary, in order."""
+    rows: list[tuple[CurveResult, list[Point], Point]] = []
+    listed: set[str] = set()
+    for curve, points in _curves_in_summary(analysis):
+        for point in dict.fromkeys((curve.baseline or points[0], points[-1])):
+            is_scaled = len(points) > 1 and point is points[-1]
+            if is_scaled or point.trial_id not in listed:
+                rows.append((curve, points, point))
+            listed.add(point.trial_id)
+    if len(rows) <= _MOST_ROWS_WITH_BASELINES:
+        return rows
+    fastest = best_measured(analysis)
+    several = any(len(points) > 1 for _, points, _ in rows)
+    return [
+        (curve, points, point)
+        for curve, points, point in rows
+        if (fastest is not None and point.trial_id == fastest.trial_id)
+        or (point is points[-1] and (len(points) > 1 or not several))
+    ]
+
+
+def _curves_in_summary(analysis: Analysis) -> list[tuple[CurveResult, list[Point]]]:
+    """The curves with runs and their measured points; of one rank count only where no curve has more, or as the plain
+    run that others are held against."""
+    measured = [
+        (curve, [point for point in curve.points if analysis.trials[point.trial_id].runs]) for curve in analysis.curves
+    ]
+    plain = {curve.plain_trial for curve in analysis.curves}
+    has_several_counts = any(len(points) > 1 for _, points in measured)
+    return [
+        (curve, points)
+        for curve, points in measured
+        if points and (len(points) > 1 or not has_several_counts or points[0].trial_id in plain)
+    ]
 
 
 _NAMED_PARTS = 4
@@ -403,9 +477,3 @@ def _longest_parts(trial: TrialResult) -> str:
     slow = trial.breakdown.straggler
     waited = {"wait": f" (for rank {slow.rank})"} if slow is not None else {}
     return ", ".join(f"{units.percent(share)} {PART_NAMES[part]}{waited.get(part, '')}" for share, part in longest)
-
-
-def _loss(waterfall: Waterfall) -> str:
-    worst, slow = max(waterfall.factors, key=lambda factor: factor.points), waterfall.straggler
-    waited = f" (for rank {slow.rank})" if slow is not None and worst.name == "straggler wait" else ""
-    return f"{100 * worst.points:.0f} % {worst.name}{waited}" if worst.points >= 0.01 else units.UNKNOWN

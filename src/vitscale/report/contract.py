@@ -51,7 +51,8 @@ from vitscale.analysis.runs.figures import EpochFigures
 from vitscale.analysis.trials import Drift
 from vitscale.prediction.results import Forecast
 from vitscale.present.data import attributes, envelope, estimate_fields, estimates, finding_fields, finite
-from vitscale.report import contract_details, prediction_table, resolutions, sentences
+from vitscale.report import contract_details, prediction_table, resolutions
+from vitscale.report.statements import PAIR, claim
 from vitscale.trial.rank_batches import largest_micro_batch
 from vitscale.trial.trial import Trial
 
@@ -340,7 +341,7 @@ def _comparison(comparison: CurveComparison) -> dict[str, Any]:
         "quantity": "epoch_seconds",
         **estimate_fields("times_as_fast", comparison.result.ratio),
         **attributes(comparison.result, "p", "p_adjusted", "verdict"),
-        "sentence": sentences.comparison(comparison),
+        "sentence": claim(PAIR, comparison).text,
     }
 
 

@@ -12,7 +12,7 @@ from vitscale.analysis.time.breakdown import Breakdown, RankParts, Straggler
 from vitscale.analysis.time.traffic import Traffic
 from vitscale.present.data import attributes, estimate_fields, estimates
 from vitscale.present.estimate import Estimate
-from vitscale.report import sentences
+from vitscale.report.statements import WATERFALL, claim
 from vitscale.store.records import COMMUNICATION
 
 Object = dict[str, Any]
@@ -66,7 +66,7 @@ def waterfall(split: Waterfall) -> Object:
         ],
         "straggler": _straggler(split.straggler),
         **attributes(split, "reason", "work_per_rank", "images_left_out"),
-        "sentence": sentences.waterfall(split),
+        "sentence": claim(WATERFALL, split).text,
     }
 
 

@@ -18,6 +18,7 @@ from vitscale.report import answers, detail_tables, methods, prediction_words, s
 from vitscale.report.answers import bullets, engine_sentences
 from vitscale.report.charts import accuracy, prediction, resources, scaling, time, timeline
 from vitscale.report.charts.advice import advice_chart
+from vitscale.report.choosing import best_measured
 from vitscale.report.detail_tables import traffic_table
 from vitscale.report.prediction_table import prediction_tables
 from vitscale.report.resolutions import resolution_table
@@ -75,7 +76,7 @@ def report_document(
 def charts(analysis: Analysis, forecast: Forecast | None = None, advice: Advice | None = None) -> dict[str, doc.Figure]:
     """Name to chart, for all that have data, in the order of the report."""
     measured = [c for c in analysis.curves if any(analysis.trials[point.trial_id].runs for point in c.points)]
-    best = answers.best_measured(analysis)
+    best = best_measured(analysis)
     figures = (
         scaling.scaling_chart(analysis, measured),
         time.waterfall_chart(analysis.waterfalls, chosen=best.trial_id if best else ""),

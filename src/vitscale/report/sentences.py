@@ -1,19 +1,20 @@
-"""Findings as whole sentences: how a curve scales, what it loses, who is faster, what the intervals cover."""
+"""Words that statements share: what a waterfall's parts are, what intervals cover, what explaining cost."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from vitscale.analysis import Analysis, CurveComparison, CurveResult, Factor, Waterfall
-from vitscale.analysis.comparisons import AgainstReference, against_references, pairs_tested
+from vitscale.analysis import Analysis, Factor, Waterfall
+from vitscale.analysis.comparisons import pairs_tested
 from vitscale.analysis.learning.drift import STEPS
 from vitscale.analysis.runs.environments import environments
-from vitscale.analysis.statistics import CONFIDENCE, ONE_RUN, ComparisonVerdict
+from vitscale.analysis.scaling import trial_name
+from vitscale.analysis.statistics import CONFIDENCE, ONE_RUN
 from vitscale.analysis.time.run_waterfall import CHECKPOINT, EVALUATION, START_UP
 from vitscale.analysis.time.waterfall import STEP_ROUNDING
 from vitscale.present.estimate import Estimate
-from vitscale.present.units import counted, number, percent, ranks, relative, share
+from vitscale.present.units import counted, number, percent, ranks, ratio_end, relative
 from vitscale.store.records import COMMUNICATION
 from vitscale.trial.trial import Mode, World
 
@@ -44,57 +45,18 @@ def certainty(interval: Estimate) -> str:
     """ "95 % interval 0.88 to 0.95", or why there is none that decides anything."""
     if interval.low is None or interval.high is None or interval.note:
         return interval.note or ONE_RUN
-    return f"95 % interval {share(interval.low)} to {share(interval.high)}"
+    return f"95 % interval {ratio_interval(interval)}"
 
 
-def curve_sentence(analysis: Analysis, curve: CurveResult) -> str:
-    """How a curve scales to its largest measured rank count; empty where there is nothing to say."""
-    reached = [(p, p.speedup, p.efficiency) for p in curve.points if p.speedup and p.efficiency]
-    if curve.baseline is None or not reached or reached[-1][0].gpus == curve.baseline.gpus:
-        return ""
-    base = curve.baseline.gpus
-    point, speedup, efficiency = reached[-1]
-    gpus, times, reaches = point.gpus, share(speedup.value), share(efficiency.value)
-    where = f"{curve.name}, {curve.mode}" if len({each.mode for each in analysis.curves}) > 1 else curve.name
-    if speedup.low is None or speedup.high is None or speedup.note:
-        runs = counted(len(analysis.trials[point.trial_id].runs), "run")
-        return f"{where}: {times}x on {ranks(gpus)} against {base} (efficiency {reaches}; {runs})."
-    trust = f"efficiency {reaches}; {certainty(efficiency)}"
-    if curve.mode == "weak":
-        work = f"{gpus / base:,.6g}x the images in {share(1 / efficiency.value)}x the time of {base}"
-        return f"{where}: {ranks(gpus)} train {work} ({trust})."
-    side = speedup.side_of(1.0)
-    if side is None:
-        pace = f"not significantly faster or slower than {base}: {times}x"
-    else:
-        pace = f"{times}x as fast as {base}" if side == "above" else f"slower than {base}: {times}x"
-    return f"{where}: {ranks(gpus)} are {pace} ({trust})."
+def ratio_interval(interval: Estimate) -> str:
+    """ "0.88 to 0.95": the ends of a ratio's interval, with digits enough to show their side of 1."""
+    return f"{ratio_end(interval.low)} to {ratio_end(interval.high)}"
 
 
-def waterfall(split: Waterfall) -> str:
-    """The way from ideal to measured, as a sentence."""
-    if split.efficiency is None:
-        return f"What {ranks(split.gpus)} reach of ideal is unknown: {split.reason}."
-    doubt = _doubt(split.interval)
+def reached_of_ideal(split: Waterfall) -> str:
+    """ "8 ranks reach 72 % of ideal", or "measured at" where runs are too few, with why it may be another figure."""
     verb = "measured at" if split.interval is None or split.interval.low is None or split.interval.note else "reach"
-    head = f"{ranks(split.gpus)} {verb} {100 * split.efficiency:.0f} % of ideal{doubt}"
-    if not split.factors:
-        return f"{head}; where the rest goes is unknown: {split.reason}."
-    return f"{': '.join(filter(None, (head, '; '.join(contributions(split)))))}."
-
-
-def largest_loss(waterfall: Waterfall) -> str:
-    """ "ddp on 8 ranks (weak) is at 72 % of ideal: most goes to waiting for rank 3 (straggler wait: 17 points)."."""
-    worst = max(waterfall.factors, key=lambda factor: factor.points)
-    where = f"{waterfall.curve} on {ranks(waterfall.gpus)} ({waterfall.mode})"
-    head = f"{where} is at {100 * (waterfall.efficiency or 0.0):.0f} % of ideal"
-    if worst.points < 0.01:
-        return f"{head}: no single loss of a point or more."
-    what = _what(waterfall, worst.name, 1) if worst.name != "other" else _OTHER
-    within = f", {bounds}" if (bounds := _bounds(worst, 1).strip(" ()")) else ""
-    sure = worst.interval is None or worst.interval.low is None or worst.interval.low > 0
-    most = "most goes to" if sure else "most may go to"
-    return f"{head}: {most} {what} ({worst.name}: {100 * worst.points:.0f} points{within})."
+    return f"{ranks(split.gpus)} {verb} {100 * (split.efficiency or 0.0):.0f} % of ideal{_doubt(split.interval)}"
 
 
 def _doubt(interval: Estimate | None) -> str:
@@ -135,38 +97,6 @@ def _attached(analysis: Analysis) -> str:
     return f" Steps after the profiler stopped took up to {max(0, round(100 * max(slower)))} % longer (in none either)."
 
 
-def largest_comparisons(analysis: Analysis) -> list[AgainstReference]:
-    """The comparisons at the most ranks; where two modes share all trials, only one of them."""
-    largest: dict[tuple[str, str, frozenset[str]], AgainstReference] = {}
-    for held in against_references(analysis.curves, analysis.trials, analysis.comparisons):
-        key = (held.mode, held.varies, frozenset([held.reference, *(other.first for other in held.others)]))
-        covered = [k for k in largest if k[:2] == key[:2] and (k[2] <= key[2] or key[2] <= k[2])]
-        if all(largest[k].gpus < held.gpus for k in covered):
-            for k in covered:
-                del largest[k]
-            largest[key] = held
-    by_trials: dict[frozenset[str], AgainstReference] = {}
-    for held in largest.values():
-        by_trials.setdefault(frozenset([held.reference_trial, *(other.first_trial for other in held.others)]), held)
-    return list(by_trials.values())
-
-
-def against(analysis: Analysis, held: AgainstReference) -> str:
-    """All curves against one of them, as a sentence; two curves stand in the order of the study."""
-    if len(held.others) == 1:
-        pair = {held.reference_trial, held.others[0].first_trial}
-        return comparison(
-            next(c for c in analysis.comparisons if c.mode == held.mode and {c.first_trial, c.second_trial} == pair)
-        )
-    by_verdict: dict[ComparisonVerdict, list[str]] = {}
-    for other in held.others:
-        result = other.result
-        ratio = f" ({share(result.ratio.value)}x)" if result.verdict != "no significant difference" else ""
-        by_verdict.setdefault(result.verdict, []).append(f"{other.first}{ratio}")
-    said = " / ".join(f"{verdict}: {'; '.join(names)}" for verdict, names in by_verdict.items())
-    return f"{held.mode}, {ranks(held.gpus)}, against {held.reference}: {said}."
-
-
 def equality(analysis: Analysis) -> str:
     """How far trials that compute the same show the same loss; empty where no trial agrees with another."""
     agreeing = [trial.drift for trial in analysis.trials.values() if trial.drift.status == "agrees"]
@@ -182,21 +112,6 @@ def equality(analysis: Analysis) -> str:
     return f"Equality: over the first {steps} {losses} of a trial that must compute the same, {how}{but}."
 
 
-def comparison(compared: CurveComparison) -> str:
-    """One comparison as a sentence."""
-    result, where = compared.result, f"{compared.mode}, {ranks(compared.gpus)}"
-    times = f"{share(result.ratio.value)}x"
-    if result.verdict == "too few repeats to tell":
-        return f"{where}: too few repeats to tell {compared.first} from {compared.second} ({times})."
-    within = f"95 % interval {share(result.ratio.low)} to {share(result.ratio.high)}"
-    between = f"no significant difference between {compared.first} and {compared.second}"
-    if result.verdict == "no significant difference":
-        return f"{where}: {between} ({times}; {within})."
-    if result.verdict == "not significant among all comparisons":
-        return f"{where}: {between} among so many comparisons ({times}; {within}; {_p(result.p_adjusted)})."
-    return f"{where}: {compared.first} is {times} as fast as {compared.second} ({within})."
-
-
 def scope(analysis: Analysis) -> str:
     """What intervals over runs do not cover, in a sentence; empty where no trial was repeated, or this is unknown."""
     repeated = [trial for trial in analysis.trials.values() if len(trial.runs) > 1 and trial.environment is not None]
@@ -207,9 +122,10 @@ def scope(analysis: Analysis) -> str:
     if apart:
         between, worst = max(apart, key=lambda pair: pair[0])
         within = worst.components.within if worst.components else 0.0
+        name = worst.name or trial_name(worst.trial)
         return (
             f"Epoch times differ from {kind} to {kind} in {len(apart)} of {len(repeated)} repeated trials (up to "
-            f"{percent(between, 1)} between them, {percent(within, 1)} inside; {worst.trial_id}): of these an {kind} "
+            f"{percent(between, 1)} between them, {percent(within, 1)} inside; {name}): of these an {kind} "
             "with all its runs counts as one observation."
         ).replace("an host", "a host")
     if all(len(trial.allocations) == 1 for trial in repeated):
@@ -232,7 +148,8 @@ def multiplicity(analysis: Analysis) -> str:
     )
 
 
-def _p(value: float | None) -> str:
+def corrected_p(value: float | None) -> str:
+    """ "p = 0.08 after correction"; empty where there is no test."""
     return f"p = {value:.2g} after correction" if value is not None else ""
 
 
@@ -278,6 +195,16 @@ def contributions(waterfall: Waterfall) -> tuple[str, ...]:
     ]
     said = [each for each in (*told, (rounded[-1], _OTHER, "")) if each[0]]
     return tuple(_clause(*each, first=index == 0) for index, each in enumerate(said))
+
+
+def loss_in_words(waterfall: Waterfall, factor: Factor) -> str:
+    """What a factor that takes points stands for: "the transfer"."""
+    return _OTHER if factor.name == "other" else _what(waterfall, factor.name, 1)
+
+
+def points_interval(factor: Factor) -> str:
+    """ "12 to 21", the interval of the points that a factor takes; empty where it is narrower than a point."""
+    return _bounds(factor, 1).strip(" ()")
 
 
 def _bounds(factor: Factor, points: int) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from vitscale.analysis import Analysis, CurveComparison, CurveResult, Point, by_mode
 from vitscale.analysis.comparisons import AgainstReference, against_references
 from vitscale.analysis.runs.steps import DEVIATIONS, SLOWER_TIMES
+from vitscale.analysis.scaling import engine_title
 from vitscale.analysis.summaries import NOT_RUN_YET
 from vitscale.analysis.trials import TrialResult
 from vitscale.present import units
@@ -80,6 +81,7 @@ def _mode_table(analysis: Analysis, mode: Mode, curves: Sequence[CurveResult]) -
     notes = [note for curve in curves if (note := _without_baseline(analysis, curve))]
     told = "In brackets or small: 95 % intervals over three runs or more; of elapsed epochs how many."
     notes += ["Held-out accuracy of segmentation is that of pixels."] if with_masks else []
+    notes += start_up_notes(trials)
     return Table(columns, tuple(groups), (*notes, told, *slow_steps_told(trials)), title=sentences.MODE_TITLES[mode],
                  label="curve")  # fmt: skip
 
@@ -158,6 +160,31 @@ def slow_steps_told(trials: Sequence[TrialResult]) -> list[str]:
     return [f"{text}, up to {units.percent(share)} of the time." if aside else f"{text}."]
 
 
+_FORK_IMPORTS_SECONDS = 0.5
+"""Imports of a rank take longer than this unless it is a fork of a process that has imported everything."""
+
+
+def starts_as_forks(trial: TrialResult) -> bool:
+    """Whether its ranks are forks of a process that has imported everything, as the local launcher starts them."""
+    imports = trial.startup.get("imports")
+    is_local = trial.trial.launcher == "local" and trial.trial.train.script is None
+    return is_local and imports is not None and imports < _FORK_IMPORTS_SECONDS
+
+
+OF_FORKS = "of ranks that are forks of a process which has imported everything"
+"""Whose start-up it is, where the local launcher starts ranks."""
+
+
+def start_up_notes(trials: Sequence[TrialResult]) -> list[str]:
+    """Whose start-up is shown, where it is that of forks."""
+    return [f"Start-up is that {OF_FORKS}."] if any(map(starts_as_forks, trials)) else []
+
+
+def hours_unit(trials: Sequence[TrialResult]) -> str:
+    """What ranks times hours are counted in: GPU-hours, or rank-hours where no trial used a GPU."""
+    return "rank-hours" if all(trial.trial.train.device == "cpu" for trial in trials) else "GPU-hours"
+
+
 def trial_label(analysis: Analysis, result: TrialResult) -> str:
     """A trial in a few words: its curve, ranks and batch."""
     trial = result.trial
@@ -170,7 +197,9 @@ def trial_label(analysis: Analysis, result: TrialResult) -> str:
     elif curve and not trial.train.micro_batches and "train.micro_batch" in curve.labels:
         batch = ""  # the curve's name has it
     fraction = f", {trial.data.fraction:.4g} of the images" if trial.data.fraction < 1 else ""
-    return f"{curve.name if curve else trial.train.engine}, {units.ranks(trial.world.size)}{batch}{fraction}"
+    return (
+        f"{curve.name if curve else engine_title(trial.train.engine)}, {units.ranks(trial.world.size)}{batch}{fraction}"
+    )
 
 
 def comparison_tables(analysis: Analysis) -> tuple[Table, ...]:

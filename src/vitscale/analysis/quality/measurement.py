@@ -33,12 +33,12 @@ _OTHER_MISLEADS = 0.2
 
 def clocks(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Runs whose times contradict one another."""
-    odd = {trial.trial_id: trial.clock_anomalies for trial in measured if trial.clock_anomalies}
+    odd = [trial for trial in measured if trial.clock_anomalies]
     if odd:
-        where, how = next(iter(odd.items()))
+        first = odd[0]
         yield warning(
             "clock-anomaly",
-            f"clock anomaly in {count(odd)}: {'; '.join(how)} ({where})",
+            f"clock anomaly in {count(odd)}: {'; '.join(first.clock_anomalies)} ({name(first)})",
             "Do not trust these times. A suspended or migrated virtual machine does this, and so does work between "
             "steps that no step holds: run again on a machine whose clock runs evenly.",
             odd,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from vitscale.analysis.quality.steadiness import RUNS_DIFFER, unsteady_trials
-from vitscale.analysis.quality.wording import count, imported, name, note, warning, worst
+from vitscale.analysis.quality.wording import count, imported, name, note, run_name, warning, worst
 from vitscale.analysis.runs.figures import FEWEST_FOR_TAILS
 from vitscale.analysis.runs.steps import whole_epochs_alone
 from vitscale.analysis.trials import TrialResult
@@ -221,14 +221,14 @@ def one_off_compilation(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Runs that compiled what later ones find: they record it, or took far longer in that phase than all others."""
     phases = [(seconds, phase, run, t) for t in measured for run in t.runs for phase, seconds in run.one_off.items()]
     if compiled := [phase for phase in phases if phase[0] > 0]:
-        seconds, phase, run, _ = max(compiled, key=lambda each: each[0])
+        seconds, phase, run, slowest = max(compiled, key=lambda each: each[0])
         guessed = ", as of DeepSpeed's extensions" if phase == "engine" else ", as of blocks (torch.compile)"
         what = f" of {', '.join(run.compiled[phase])}" if phase in run.compiled else guessed
         longer, than = (" longer", " than in other runs") if phase in run.startup else ("", "")
         count_of_runs = len({figures.run for _, _, figures, _ in compiled})
         yield note(
             "one-off-compilation",
-            f"the {phase.replace('_', ' ')} of {run.run} took {seconds:.0f} s{longer}"
+            f"the {phase.replace('_', ' ')} of {run_name(slowest, run)} took {seconds:.0f} s{longer}"
             f"{' to build' if phase == 'engine' else ''}{than}: a one-off compilation{what} "
             f"({count_of_runs} run{'s' if count_of_runs > 1 else ''} in all)",
             "It is in no start-up, prediction or advice. A new machine pays it once more: keep "

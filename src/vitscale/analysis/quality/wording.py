@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
+from vitscale.analysis.runs.figures import RunFigures
 from vitscale.analysis.scaling import CurveResult, trial_name
 from vitscale.analysis.trials import TrialResult
 from vitscale.present.document import About, Finding
@@ -58,6 +59,12 @@ def imported(trials: Sequence[TrialResult]) -> bool:
 def name(trial: TrialResult) -> str:
     """A trial as a sentence names it: "ddp on 2 ranks, micro-batch 16"."""
     return trial.name or trial_name(trial.trial)
+
+
+def run_name(trial: TrialResult, run: RunFigures) -> str:
+    """A run as a sentence names it: "run 2 of ddp on 2 ranks"; runs of a trial count from 1."""
+    repeats = [record.header.repeat for record in trial.records]
+    return f"run {repeats[trial.runs.index(run)] + 1} of {name(trial)}"
 
 
 def names(curves: Sequence[CurveResult]) -> str:

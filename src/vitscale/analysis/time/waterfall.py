@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from vitscale.analysis.scaling import CurveResult, Point
@@ -80,6 +80,23 @@ class Factor:
     """What it takes from the efficiency: 0.17 is 17 points of 100 lost; below zero it is a gain."""
     interval: Estimate | None = None
     """Interval of the points, over the runs of the trial and of its baseline; None where it is unknown."""
+    without: tuple[tuple[float, ...], ...] = ()
+    """The points with each run left out in turn: those of the trial, then those of its baseline; empty where there is
+    no interval."""
+
+    def less(self, others: Sequence[Factor]) -> Estimate | None:
+        """Its points less those of `others` together, with the interval over runs; None where it is unknown.
+
+        The factors of a run belong together: the difference is taken in each run, not between two intervals.
+        """
+        if not self.without or not all(other.without for other in others):
+            return None
+        sides = []
+        for side, points in enumerate(self.without):
+            sides.append(
+                [value - math.fsum(other.without[side][run] for other in others) for run, value in enumerate(points)]
+            )
+        return jackknife(self.points - math.fsum(other.points for other in others), sides)
 
 
 @dataclass(frozen=True)
@@ -243,10 +260,11 @@ def with_intervals(
             sides.append(without)
     except (Unexplained, statistics.StatisticsError):
         return factors  # too few runs were explained, or tell an epoch
-    return tuple(
-        replace(factor, interval=jackknife(factor.points, [[run[at].points for run in side] for side in sides]))
-        for at, factor in enumerate(factors)
-    )
+    with_runs = []
+    for position, factor in enumerate(factors):
+        points = tuple(tuple(run[position].points for run in side) for side in sides)
+        with_runs.append(replace(factor, interval=jackknife(factor.points, points), without=points))
+    return tuple(with_runs)
 
 
 def _comparable_parts(sides: Mapping[str, TrialResult]) -> list[dict[str, float]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -14,6 +14,7 @@ from vitscale.present.document import Choice, Figure, View
 from vitscale.present.estimate import Estimate
 from vitscale.report import sentences
 from vitscale.report.charts import axes
+from vitscale.report.tables import hours_unit
 from vitscale.trial.trial import Mode
 
 _IDEAL_SAMPLES = 24
@@ -82,6 +83,17 @@ MEASURES = (
 )  # fmt: skip
 
 
+def _measures(analysis: Analysis) -> list[Measure]:
+    """The measures, with hours of ranks where no trial used a GPU."""
+    hours = hours_unit([*analysis.trials.values()])
+    return [
+        replace(measure, label=hours, title=measure.title.replace(measure.label, hours))
+        if measure.name == "gpu-hours"
+        else measure
+        for measure in MEASURES
+    ]
+
+
 @dataclass(frozen=True)
 class Axis:
     """What the points of a view are placed along."""
@@ -108,7 +120,8 @@ def scaling_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure |
     views: list[View] = []
     for mode, own in by_mode(curves).items():
         for axis in (RANKS, *swept_axes(own)):
-            views += [view for measure in MEASURES if (view := _view(analysis, mode, own, measure, axis)) is not None]
+            measures = _measures(analysis)
+            views += [view for measure in measures if (view := _view(analysis, mode, own, measure, axis)) is not None]
     if views:
         front = _default(views)
         views.sort(key=lambda view: view is not front)
@@ -172,7 +185,8 @@ def measured(
 def point_row(value: Estimate, show: Callable[[float | None], str], runs: int) -> axes.Row:
     """A figure for a chart: with its interval, or with the number of runs where these are few."""
     low, high = (None, None) if _of_few(value, runs) else (value.low, value.high)
-    bounds = f"{show(low)} to {show(high)}" if low is not None and high is not None else units.counted(runs, "run")
+    end = units.form_of_ends(show)
+    bounds = f"{end(low)} to {end(high)}" if low is not None and high is not None else units.counted(runs, "run")
     figures = {"value": value.value, "low": low, "high": high}
     return figures | {"shown": show(value.value), "bounds": bounds, "runs": runs}
 

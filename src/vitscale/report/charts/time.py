@@ -12,8 +12,8 @@ from vitscale.analysis.time.waterfall import STEP_ROUNDING
 from vitscale.present import units
 from vitscale.present.document import Choice, Figure, View
 from vitscale.present.estimate import Estimate
-from vitscale.report import sentences
 from vitscale.report.charts import axes
+from vitscale.report.statements import WATERFALL, claim, worst_loss
 from vitscale.store.records import COMMUNICATION, EXPOSED
 
 PART_NAMES: Mapping[str, str] = {
@@ -248,10 +248,9 @@ def of_trial(known: Sequence[Waterfall], trial_id: str) -> Waterfall | None:
 
 
 def largest_loss(known: Sequence[Waterfall]) -> Waterfall | None:
-    """The waterfall with the largest single loss among those on the most ranks; None if there is none."""
-    most = max((waterfall.gpus for waterfall in known if waterfall.factors), default=0)
-    largest = [waterfall for waterfall in known if waterfall.factors and waterfall.gpus == most]
-    return max(largest, key=lambda waterfall: max(factor.points for factor in waterfall.factors), default=None)
+    """The waterfall of the lowest efficiency among those on the most ranks; None if none could be taken apart."""
+    worst = worst_loss([waterfall for waterfall in known if waterfall.factors])
+    return worst.waterfall if worst is not None else None
 
 
 def _waterfall_view(waterfall: Waterfall, number: int) -> View:
@@ -284,7 +283,7 @@ def _waterfall_view(waterfall: Waterfall, number: int) -> View:
     text = {"type": "text", "align": "left", "dx": 4, "fontSize": 11}
     plot.add("rows", text, x=axes.quantity("right"), y=y, text={"field": "label"})
     label = f"{waterfall.curve}, {units.ranks(waterfall.gpus)}"
-    summary = sentences.waterfall(waterfall)
+    summary = claim(WATERFALL, waterfall).text
     return View(
         "waterfall" if number == 1 else f"waterfall-{number}",
         {"batch policy": Choice(waterfall.mode, waterfall.mode), "trial": Choice(f"{waterfall.mode}-{number}", label)},

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from vitscale.base.interpreter import safe_path
 from vitscale.trial.facts import Spec
 
 NAME = "launch.json"
@@ -42,6 +43,8 @@ class LaunchFile(Spec):
     """Variables of every rank."""
     study_variables: tuple[str, ...] = ()
     """Names of those that the study sets itself ([launch.environment]), which no launcher may replace."""
+    import_folders: tuple[str, ...] = ()
+    """Folders in which ranks look for a user's modules, behind all that is installed."""
     mpi_discovery: bool = False
     prepared_seconds: float | None = None
     """Seconds before `started_ns` that the driver waited for the imports of the process that ranks are forked from;
@@ -88,7 +91,8 @@ def host_id() -> str:
 
 def completed_environment(launch: LaunchFile) -> dict[str, str]:
     """This process's environment, with the launch file's variables and token. A launcher's numbers of ranks stay."""
-    return os.environ | _unnumbered(launch.environment) | {TOKEN_VARIABLE: launch.token}
+    environment = os.environ | _unnumbered(launch.environment) | {TOKEN_VARIABLE: launch.token}
+    return environment | safe_path(environment)
 
 
 def is_complete(launch: LaunchFile) -> bool:

@@ -12,11 +12,12 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from vitscale.base.interpreter import python_module
 from vitscale.errors import RequestError
 from vitscale.launchers import LOCAL, launched, launcher_named
 from vitscale.launchers.base import Spawn
@@ -71,7 +72,7 @@ def launch_plan(
     if (reason := scheduler.refuses(launcher, world)) is not None:
         raise RequestError(f"launch.launcher = '{launcher}' cannot be used: {reason}")
     spawn = Spawn(
-        commands=((scheduler.python, "-m", module, str(run_folder)),),
+        commands=(python_module(module, str(run_folder), interpreter=scheduler.python),),
         run_folder=run_folder,
         hosts=hosts,
         master_port=_port(run_folder, hosts),
@@ -119,6 +120,7 @@ def start_ranks(
     section: LaunchSection,
     *,
     environment: Mapping[str, str],
+    import_folders: Sequence[Path] = (),
     ready: FindPrepared | None = None,
 ) -> Job:
     """Starts a run's ranks. The run's folder exists; launch.json and the launcher's own files are written into it.
@@ -128,6 +130,7 @@ def start_ranks(
         placement: the scheduler given to `launch_plan`.
         section: the one given to `launch_plan`.
         environment: variables of every rank, beyond those of the study and the user.
+        import_folders: folders in which ranks look for a user's modules, behind all that is installed.
         ready: finds the process to fork from, for launchers whose ranks may be forked; None: ranks are started anew.
 
     Raises:
@@ -135,7 +138,7 @@ def start_ranks(
         RequestError: a host has no address, or the prepared process is gone.
     """
     settings = _settings(section) | dict(environment)
-    # Not in place of the driver's: a factory's module may lie beside the study.
+    # The study's search path comes before the user's, and not in place of it.
     if paths := [each[_SEARCH_PATH] for each in (section.environment, environment) if each.get(_SEARCH_PATH)]:
         settings[_SEARCH_PATH] = os.pathsep.join(paths)
     spawn = replace(spawn, environment=settings | dict(spawn.environment), token=secrets.token_hex(16))
@@ -160,6 +163,7 @@ def start_ranks(
             lifeline=f"{own}:{heartbeats.port}",
             environment=settings,
             study_variables=tuple(section.environment),
+            import_folders=tuple(map(str, import_folders)),
             prepared_seconds=prepared.waited_seconds,
             cold=prepared.cold,
             mpi_discovery=section.mpi_discovery,
@@ -308,7 +312,9 @@ def run_task(
             allocation does to ranks is no failure of theirs.
     """
     trial = context.record.trials[task.trial_id]
-    variables = ranks_variables(trial.world, context.folder)
+    variables = ranks_variables(trial.world)
+    # As Python does, a script finds modules in its own folder, and not in the current one.
+    beside = [context.folder] if trial.train.script is not None else [Path.cwd(), context.folder]
     # A script has imports of its own, which may do anything: it starts as a new process.
     ready = None if prepared is None or trial.train.script else partial(prepared.ready, task.trial_id, trial)
     for number in range(attempt, attempt + context.measure.retries + 1):
@@ -317,7 +323,9 @@ def run_task(
         new_attempt(context, task, number, spawn.commands[0], tuple(host.name for host in spawn.hosts))
         try:
             ending = watch(
-                start_ranks(spawn, placement, context.launch, environment=variables, ready=ready),
+                start_ranks(
+                    spawn, placement, context.launch, environment=variables, import_folders=beside, ready=ready
+                ),
                 folder,
                 hang_seconds=context.measure.hang_seconds,
                 timeout_seconds=context.measure.timeout_seconds,
@@ -344,13 +352,9 @@ def run_task(
     return outcome
 
 
-def ranks_variables(world: World, *folders: Path) -> dict[str, str]:
-    """The variables of every rank of a world: number of threads, and `folders` from which to import a user's modules.
-
-    The working directory comes before these by itself.
-    """
-    paths = filter(None, [os.environ.get(_SEARCH_PATH), *map(str, folders)])
-    variables = {_THREADS: str(world.threads_per_rank), _SEARCH_PATH: os.pathsep.join(paths)}
+def ranks_variables(world: World) -> dict[str, str]:
+    """The variables of every rank of a world: number of threads, and the user's own search path for modules."""
+    variables = {_THREADS: str(world.threads_per_rank), _SEARCH_PATH: os.environ.get(_SEARCH_PATH, "")}
     return {name: value for name, value in variables.items() if value}
 
 

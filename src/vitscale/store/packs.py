@@ -32,6 +32,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from vitscale.base.files import sync_folder
+from vitscale.base.interpreter import python_code
 from vitscale.errors import StoreError
 from vitscale.store.lines import COLUMNS, STEP_PREFIX, WINDOWS, RankLine, Steps, first_reason, refuse_wild_numbers
 from vitscale.store.records import RankRecord
@@ -120,7 +121,7 @@ def undecodable(results: Path) -> str | None:
         return None
     code = "from vitscale.store import packs; packs.decode_all()"
     child = subprocess.run(
-        [sys.executable, "-P", "-c", code, str(results)],
+        python_code(code, str(results)),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

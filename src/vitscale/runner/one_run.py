@@ -36,7 +36,7 @@ from vitscale.store import new_run_folder, read_ranks, write_outcome, write_whol
 from vitscale.store.results import Outcome, OutcomeKind, RunHeader, StudyRecord
 from vitscale.study.sections import LaunchSection, MeasureSection, SlurmSection
 from vitscale.trial.engines import missing_packages, needed_by
-from vitscale.trial.trial import World
+from vitscale.trial.trial import Trial, World
 
 _PASSED_ON = (*LIBRARY_SETTINGS, "HF_", "VITSCALE_")
 """Prefixes of the variables that a user sets for all ranks."""
@@ -313,8 +313,7 @@ def run_task(
     """
     trial = context.record.trials[task.trial_id]
     variables = ranks_variables(trial.world)
-    # As Python does, a script finds modules in its own folder, and not in the current one.
-    beside = [context.folder] if trial.train.script is not None else [Path.cwd(), context.folder]
+    beside = _import_folders(trial, context.folder)
     # A script has imports of its own, which may do anything: it starts as a new process.
     ready = None if prepared is None or trial.train.script else partial(prepared.ready, task.trial_id, trial)
     for number in range(attempt, attempt + context.measure.retries + 1):
@@ -350,6 +349,13 @@ def run_task(
         if not outcome.transient:
             break
     return outcome
+
+
+def _import_folders(trial: Trial, study_folder: Path) -> list[Path]:
+    """Folders in which a trial's ranks look for a user's modules: none where the study names no code of the user's."""
+    if trial.train.script is not None:
+        return [study_folder]  # its own folder comes first, as Python has it, and the current one has no part
+    return [Path.cwd(), study_folder] if trial.model.factory is not None else []
 
 
 def ranks_variables(world: World) -> dict[str, str]:

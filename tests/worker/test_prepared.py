@@ -65,7 +65,7 @@ class Compared:
             cold.mkdir()
             shutil.copy(self.run_folder(trial["gpus"], 0) / "trial.json", cold)
             ((*command, _),) = trial["commands"]
-            own = {"REPORTS": str(cold), "COLOUR": "blue", "OMP_NUM_THREADS": "2", "PYTHONPATH": str(folder)}
+            own = {"REPORTS": str(cold), "COLOUR": "blue", "OMP_NUM_THREADS": "2"}
             subprocess.run([*command, str(cold)], cwd=folder, check=True, timeout=120, env=ranks_environment(own))
 
     def run_folder(self, ranks: int, repeat: int) -> Path:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from vitscale.base.files import read_record
 from vitscale.base.interpreter import safe_path
 from vitscale.trial.facts import Spec
 
@@ -65,7 +66,7 @@ def read(run_folder: Path) -> LaunchFile | None:
         ValueError: the file is not one that this version writes.
     """
     try:
-        return LaunchFile.model_validate_json((run_folder / NAME).read_text(encoding="utf-8"))
+        return LaunchFile.model_validate_json(read_record(run_folder / NAME))
     except FileNotFoundError:
         return None
 

@@ -32,7 +32,7 @@ from vitscale.runner.evidence import Evidence
 from vitscale.runner.watch import watch
 from vitscale.schedulers import Cause, Job, Placement, Scheduler
 from vitscale.schedulers.prepared import PreparedError, PreparedProcesses, Ready, ranks_environment
-from vitscale.store import new_run_folder, read_ranks, write_outcome, write_whole
+from vitscale.store import new_run_folder, read_ranks, write_outcome, write_record
 from vitscale.store.results import Outcome, OutcomeKind, RunHeader, StudyRecord
 from vitscale.study.sections import LaunchSection, MeasureSection, SlurmSection
 from vitscale.trial.engines import missing_packages, needed_by
@@ -152,7 +152,7 @@ def start_ranks(
     heartbeats = HeartbeatServer(spawn.token, "" if remote else "127.0.0.1")
     try:
         for name, text in spawn.files:
-            write_whole(spawn.run_folder / name, text)
+            write_record(spawn.run_folder / name, text)
         own = _address_towards(remote[0]) if remote else "127.0.0.1"
         file = LaunchFile(
             token=spawn.token,
@@ -171,7 +171,7 @@ def start_ranks(
             host_id=launch_file.host_id(),
             started_ns=time.clock_gettime_ns(time.CLOCK_MONOTONIC),
         )
-        write_whole(spawn.run_folder / launch_file.NAME, file.model_dump_json(indent=1))
+        write_record(spawn.run_folder / launch_file.NAME, file.model_dump_json(indent=1))
         return placement.start(spawn, heartbeats, prepared.process)
     except PreparedError as error:
         heartbeats.close()

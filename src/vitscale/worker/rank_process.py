@@ -152,8 +152,8 @@ def run_rank(folder: Path, read: Callable[[Path], Body], arrived_ns: int) -> NoR
     launch = launch_file.read(folder)
     with_environment(launch)
     die_with_parent(launch)
-    if launch is not None:
-        append_to_search_path(launch.import_folders)
+    # A rank that a user starts by hand finds the user's modules where it is started.
+    append_to_search_path([str(Path.cwd())] if launch is None else launch.import_folders)
     own = rank_info(arrived_ns, launch)
     try:
         body = read(folder)

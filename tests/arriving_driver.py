@@ -21,11 +21,23 @@ VALUE = 'it\'s "quoted"; $(exit) `exit` %h\nand more'
 WORLD = World(nodes=2, ranks_per_node=2, threads_per_rank=1)
 
 
+TESTS = Path(__file__).parent
+
+
+def _python_with_tests(folder: Path) -> Path:
+    """An interpreter that finds the tests' modules on every host, whatever variables reach it."""
+    program = folder / "python"
+    program.write_text(f'#!/bin/sh\nPYTHONPATH={TESTS} exec {sys.executable} "$@"\n')
+    program.chmod(0o755)
+    return program
+
+
 def main(launcher: str, hostfile: Path, folder: Path) -> None:
     section = LaunchSection(interface="eth0", environment={"ARRIVING": VALUE})
     scheduler = Hostfile(read_hostfile(hostfile))
+    scheduler.python = str(_python_with_tests(folder))
     spawn = launch_plan(scheduler, section, launcher, WORLD, folder, "arriving_ranks")
-    search_path = {"PYTHONPATH": f"$(touch {folder.parent}/executed)"}
+    search_path = {"PYTHONPATH": f"{TESTS}:$(touch {folder.parent}/executed)"}
     started = start_ranks(spawn, scheduler, section, environment=search_path)
     try:
         wait_until(lambda: len([*folder.glob("arrived-*.json")]) == WORLD.size or started.exit_code, "all arrive")

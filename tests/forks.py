@@ -357,9 +357,9 @@ def _enter(arguments: list[str]) -> None:
 
 
 def _as_module() -> None:
-    """Modules are found as by `python -m`."""
+    """Modules are found as by `python -P -m`."""
     given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    sys.path[:] = [str(Path.cwd()), *given, *(path for path in sys.path if path != _TESTS)]
+    sys.path[:] = [*given, *(path for path in sys.path if path != _TESTS)]
 
 
 def _fork_scripts(argv: Any, **keywords: Any) -> Any:
@@ -377,9 +377,8 @@ def fork_what_is_prepared(argv: Any, **keywords: Any) -> Any:
     """In place of `subprocess.Popen` in a command: the product's prepared process, and ranks that the product starts
     anew on this machine, need not import what another of the same environment has."""
     command = [*argv][argv.index("--") + 1 :] if "--" in argv else []
-    kind = {"vitscale.worker.prepared": "prepared", "vitscale.processes.local_ranks": "ranks"}.get(
-        "".join(command[2:3])
-    )
+    module = command[command.index("-m") + 1] if "-m" in command else ""
+    kind = {"vitscale.worker.prepared": "prepared", "vitscale.processes.local_ranks": "ranks"}.get(module)
     if kind is None or _of_libraries(keywords["env"]) != _of_libraries(AT_FIRST) or _GPUS:
         return _popen(argv, **keywords)  # on a GPU, too, ranks start as the product starts them
     output = keywords["stdout"].fileno()

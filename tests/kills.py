@@ -186,7 +186,7 @@ class Round:
             return list(commands)
         modules = {"agent": "vitscale.processes.host_agent", "prepared process": "vitscale.worker.prepared"}
         if victim in modules:
-            return [pid for pid, command in commands.items() if command[1:3] == ["-m", modules[victim]]][:1]
+            return [pid for pid, command in commands.items() if command[1:4] == ["-P", "-m", modules[victim]]][:1]
         # Launchers and ranks are named alike.
         launched = [
             pid

@@ -34,7 +34,7 @@ def launch(
     interface: str | None = None,
 ) -> Spawn:
     """As the driver asks for it."""
-    command = (PYTHON, "-m", "vitscale.worker", str(folder))
+    command = (PYTHON, "-P", "-m", "vitscale.worker", str(folder))
     return launcher.launch(of, Spawn((command,), folder, on, master_port=29500, interface=interface))
 
 

@@ -39,19 +39,19 @@ HOSTS = "198.51.100.1 slots=1\n198.51.100.2 slots=1\n"  # set aside for document
 
 TORCHRUN = """\
 # f15048742de5: 1 x 2 ranks, 3 runs
-PYTHON -m torch.distributed.run --standalone --nproc-per-node=2 --max-restarts=0 -m vitscale.worker \
+PYTHON -P -m torch.distributed.run --standalone --nproc-per-node=2 --max-restarts=0 -m vitscale.worker \
 RESULTS/runs/f15048742de5-r0-a0
 
 # 54ac535df4c7: 1 x 1 ranks, 3 runs
-PYTHON -m torch.distributed.run --standalone --nproc-per-node=1 --max-restarts=0 -m vitscale.worker \
+PYTHON -P -m torch.distributed.run --standalone --nproc-per-node=1 --max-restarts=0 -m vitscale.worker \
 RESULTS/runs/54ac535df4c7-r0-a0
 """
 LOCAL = """\
 # 2f7d09c5d113: 1 x 2 ranks, 3 runs
-PYTHON -m vitscale.processes.local_ranks 2 PORT(2f7d09c5d113-r0-a0) vitscale.worker RESULTS/runs/2f7d09c5d113-r0-a0
+PYTHON -P -m vitscale.processes.local_ranks 2 PORT(2f7d09c5d113-r0-a0) vitscale.worker RESULTS/runs/2f7d09c5d113-r0-a0
 
 # 48fada5a9075: 1 x 1 ranks, 3 runs
-PYTHON -m vitscale.processes.local_ranks 1 PORT(48fada5a9075-r0-a0) vitscale.worker RESULTS/runs/48fada5a9075-r0-a0
+PYTHON -P -m vitscale.processes.local_ranks 1 PORT(48fada5a9075-r0-a0) vitscale.worker RESULTS/runs/48fada5a9075-r0-a0
 """
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=15 -o ServerAliveInterval=5 -o ServerAliveCountMax=4 --"
 
@@ -119,10 +119,10 @@ def test_torchrun_on_two_hosts(call: Call, tmp_path: Path) -> None:
     """An agent on each, under our host agent; the one rank of the smallest world is on the first."""
 
     def on(host: str, *agent: str) -> str:
-        host_agent = ["PYTHON", "-m", "vitscale.processes.host_agent", agent[-1], "--", *agent]
+        host_agent = ["PYTHON", "-P", "-m", "vitscale.processes.host_agent", agent[-1], "--", *agent]
         return f"{SSH} {host} " + shlex.quote(f"cd {tmp_path} && exec {' '.join(host_agent)}")
 
-    module = ("PYTHON", "-m", "torch.distributed.run")
+    module = ("PYTHON", "-P", "-m", "torch.distributed.run")
     two = "RESULTS/runs/5192783cd618-r0-a0"
     one = "RESULTS/runs/54ac535df4c7-r0-a0"
     agents = [
@@ -147,11 +147,11 @@ def test_mpirun_on_two_hosts(call: Call, tmp_path: Path) -> None:
         f"""\
 # 935aba2154aa: 2 x 1 ranks, 3 runs
 {program} -np 2 --hostfile RESULTS/runs/935aba2154aa-r0-a0/mpirun.hostfile --map-by ppr:1:node --bind-to none \
-PYTHON -m vitscale.worker RESULTS/runs/935aba2154aa-r0-a0
+PYTHON -P -m vitscale.worker RESULTS/runs/935aba2154aa-r0-a0
 
 # a08e7c49a4bb: 1 x 1 ranks, 3 runs
 {program} -np 1 --hostfile RESULTS/runs/a08e7c49a4bb-r0-a0/mpirun.hostfile --map-by ppr:1:node --bind-to none \
-PYTHON -m vitscale.worker RESULTS/runs/a08e7c49a4bb-r0-a0
+PYTHON -P -m vitscale.worker RESULTS/runs/a08e7c49a4bb-r0-a0
 """
     )
     assert call("plan", "study.toml", "--commands", "--hostfile", "hosts", "--launcher", "mpirun") == (0, said, "")

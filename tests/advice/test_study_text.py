@@ -182,7 +182,7 @@ def test_the_launch_line_names_hosts_and_ranks() -> None:
 
     assert len(lines) == 2
     assert lines[1] == (
-        "python -m torch.distributed.run --nnodes=2 --node-rank=1 --rdzv-backend=static --rdzv-conf=timeout=300 "
+        "python -P -m torch.distributed.run --nnodes=2 --node-rank=1 --rdzv-backend=static --rdzv-conf=timeout=300 "
         "--master-addr=HOST1 --master-port=29500 --nproc-per-node=4 --max-restarts=0 -m vitscale.worker "
         "RESULTS/runs/TRIAL"
     )

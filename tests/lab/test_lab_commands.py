@@ -34,7 +34,7 @@ def printed() -> Iterator[str]:
 
 
 def test_up_prints_the_hostfile_and_the_exact_commands(printed: str) -> None:
-    program = "vitscale" if shutil.which("vitscale") else f"{sys.executable} -m vitscale"
+    program = "vitscale" if shutil.which("vitscale") else f"{sys.executable} -P -m vitscale"
     hostfile = f"/run/vitscale-lab-{NAME}/hostfile"
     assert printed.splitlines() == [
         f"Lab '{NAME}': host0, host1; 500 Mbit/s to and from each, 0.4 cores for each.",
@@ -159,7 +159,7 @@ def test_without_root_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     command = "sudo '/my env/bin/vitscale' lab up --hosts 2"
     assert str(caught.value) == f"vitscale lab needs root: it makes namespaces. Use: {command}."
     monkeypatch.setattr("sys.argv", ["/lib/vitscale/__main__.py", "lab", "down"])
-    with pytest.raises(RequestError, match=f"Use: sudo {sys.executable} -m vitscale lab down"):
+    with pytest.raises(RequestError, match=f"Use: sudo {sys.executable} -P -m vitscale lab down"):
         up(Plan(NAME))
     with pytest.raises(RequestError, match="needs root"):
         down(NAME)

@@ -14,7 +14,7 @@ from vitscale.launchers import Spawn, launcher_named
 from vitscale.launchers.deepspeed import DeepSpeed
 from vitscale.machine.hosts import Host
 
-RUNNER = (PYTHON, "-m", "deepspeed.launcher.runner")
+RUNNER = (PYTHON, "-P", "-m", "deepspeed.launcher.runner")
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from vitscale.machine.hosts import Host
 
 
 def test_in_process_is_the_rank_itself() -> None:
-    argv = (PYTHON, "-m", "vitscale.worker", str(FOLDER))
+    argv = (PYTHON, "-P", "-m", "vitscale.worker", str(FOLDER))
     here = launch(find_launcher("in-process"), world(1, 1))
     assert (here.commands, here.per_host) == ((argv,), False)
     there = launch(find_launcher("in-process"), world(1, 1), hosts(1))
@@ -19,7 +19,7 @@ def test_in_process_is_the_rank_itself() -> None:
 def test_local_starts_any_number_of_ranks_here_and_nowhere_else() -> None:
     """The ranks' own arguments follow: `python -m vitscale.processes.local_ranks` starts what `python -m` would."""
     here = launch(LAUNCHERS["local"], world(1, 3))
-    argv = (PYTHON, "-m", "vitscale.processes.local_ranks", "3", "29500", "vitscale.worker", str(FOLDER))
+    argv = (PYTHON, "-P", "-m", "vitscale.processes.local_ranks", "3", "29500", "vitscale.worker", str(FOLDER))
     assert (here.commands, here.per_host, here.from_prepared) == ((argv,), False, True)
     with pytest.raises(RequestError, match="it starts ranks on this machine alone, and hosts are named; use launcher"):
         launcher_named("local", world(1, 2), hosts(1))

@@ -58,7 +58,7 @@ def test_the_exact_command(
         argv += ["--mca", "btl_tcp_if_include", "eth0", "--mca", "oob_tcp_if_include", "eth0"]
     if root:
         argv += ["--allow-run-as-root"]
-    argv += [PYTHON, "-m", "vitscale.worker", str(FOLDER)]
+    argv += [PYTHON, "-P", "-m", "vitscale.worker", str(FOLDER)]
     made = launch(Mpirun(), world(nodes, ranks), hosts(nodes) if nodes > 1 else (), interface=interface)
     assert made.commands == (tuple(argv),)
     assert made.files == (("mpirun.hostfile", hostfile),)

@@ -17,7 +17,7 @@ def test_the_exact_command(nodes: int, ranks: int, interface: str | None) -> Non
         f"--nodes={nodes}", f"--ntasks={nodes * ranks}", f"--ntasks-per-node={ranks}",
         "--distribution=block", "--overlap", "--cpu-bind=none", "--mpi=none", "--export=ALL",
         "--kill-on-bad-exit=1",
-        PYTHON, "-m", "vitscale.worker", str(FOLDER),
+        PYTHON, "-P", "-m", "vitscale.worker", str(FOLDER),
     )  # fmt: skip
     made = launch(Srun(), world(nodes, ranks), interface=interface)
     assert made.commands == (argv,)

@@ -5,7 +5,7 @@ import pytest
 from launching import FOLDER, PYTHON, help_of, hosts, launch, options, world
 from vitscale.launchers.torchrun import Torchrun
 
-AGENT = (PYTHON, "-m", "torch.distributed.run")
+AGENT = (PYTHON, "-P", "-m", "torch.distributed.run")
 RANK = ("--max-restarts=0", "-m", "vitscale.worker", str(FOLDER))
 
 

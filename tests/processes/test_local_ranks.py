@@ -43,7 +43,7 @@ def start(folder: Path, *ranks: str, setting: str = "", **environment: str) -> s
         cwd=folder,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | environment,
+        env=os.environ | {"PYTHONPATH": str(folder)} | environment,
     )
 
 

@@ -37,7 +37,7 @@ ODD = Path('/results/it\'s a "folder"; $(touch x) &')
 
 def agent(node: int, folder: Path) -> list[str]:
     return [
-        PYTHON, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}", "--rdzv-backend=static",
+        PYTHON, "-P", "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}", "--rdzv-backend=static",
         "--rdzv-conf=timeout=300", f"--master-addr={HERE.name}", "--master-port=29500", "--nproc-per-node=2",
         "--max-restarts=0", "-m", "vitscale.worker", str(folder),
     ]  # fmt: skip
@@ -58,7 +58,7 @@ def test_an_agent_runs_here_as_it_is_and_elsewhere_by_ssh_under_a_host_agent(
     here, there = map(list, Hostfile(hosts).adapt(made).commands)
     assert here == agent(0, folder)
     assert there[:-1] == [*SSH, "198.51.100.7"]
-    host_agent = [PYTHON, "-m", "vitscale.processes.host_agent", str(folder), "--", *agent(1, folder)]
+    host_agent = [PYTHON, "-P", "-m", "vitscale.processes.host_agent", str(folder), "--", *agent(1, folder)]
     assert there[-1] == f"cd {shlex.quote(str(cwd))} && exec " + " ".join(map(shlex.quote, host_agent))
 
 
@@ -70,8 +70,8 @@ def test_the_line_for_the_other_host_to_the_letter(monkeypatch: pytest.MonkeyPat
     (command,) = Hostfile((NODE1,)).adapt(made).commands
     quoted = "'/results/it'\"'\"'s/runs/0-r0-a0'"
     assert command[-1] == (
-        f"cd / && exec '/opt/py thon/bin/python' -m vitscale.processes.host_agent {quoted} -- "
-        f"{PYTHON} -m torch.distributed.run "
+        f"cd / && exec '/opt/py thon/bin/python' -P -m vitscale.processes.host_agent {quoted} -- "
+        f"{PYTHON} -P -m torch.distributed.run "
         f"--standalone --nproc-per-node=1 --max-restarts=0 -m vitscale.worker {quoted}"
     )
 
@@ -83,7 +83,7 @@ def test_a_shell_gives_every_word_back_as_it_was(tmp_path: Path) -> None:
     shown = command[-1].replace(" && exec ", " && printf '%s\\0' ")
     answer = subprocess.run(["sh", "-c", shown], capture_output=True, text=True, check=True, cwd=tmp_path)
     words = answer.stdout.split("\0")[:-1]
-    assert words == [PYTHON, "-m", "vitscale.processes.host_agent", str(ODD), "--", *made.commands[0]]
+    assert words == [PYTHON, "-P", "-m", "vitscale.processes.host_agent", str(ODD), "--", *made.commands[0]]
     assert not [*tmp_path.iterdir()]
 
 
@@ -156,7 +156,8 @@ class Elsewhere:
         self.sent = folder / "sent"
         program = folder / "bin" / "ssh"
         program.parent.mkdir()
-        lookup = shlex.quote(f"PYTHONPATH={Path(__file__).parents[2] / 'src'}")
+        tests = Path(__file__).parents[1]
+        lookup = shlex.quote(f"PYTHONPATH={tests.parent / 'src'}{os.pathsep}{tests}")
         program.write_text(FAKE_SSH.format(log=self.sent, cut=self.cut, lookup=lookup))
         program.chmod(0o755)
         self.started: list[Job] = []
@@ -177,8 +178,6 @@ class Elsewhere:
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Elsewhere]:
     made = Elsewhere(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
-    # The module of the ranks lies in the driver's working directory, as a factory's may.
-    monkeypatch.chdir(Path(__file__).parents[1])
     yield made
     for started in made.started:
         end_all(started.token)
@@ -197,7 +196,7 @@ def test_a_rank_elsewhere_is_told_everything_and_ended_by_asking(elsewhere: Else
     assert (
         elsewhere.sent.read_text()
         .splitlines()[-1]
-        .endswith(f"-- {ELSEWHERE} {PYTHON} -m vitscale.processes.host_agent --end {started.token}")
+        .endswith(f"-- {ELSEWHERE} {PYTHON} -P -m vitscale.processes.host_agent --end {started.token}")
     )
 
 

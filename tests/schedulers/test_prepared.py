@@ -79,7 +79,16 @@ def test_engines_share_a_process_where_they_import_the_same(trial: Trial, tmp_pa
 
 def start(process: Prepared, log: Path) -> Job:
     """Two ranks without a folder: both end with a message."""
-    command = ("python", "-m", "vitscale.processes.local_ranks", "2", "1", "vitscale.worker", str(log.parent / "none"))
+    command = (
+        "python",
+        "-P",
+        "-m",
+        "vitscale.processes.local_ranks",
+        "2",
+        "1",
+        "vitscale.worker",
+        str(log.parent / "none"),
+    )
     token = secrets.token_hex(16)
     return Job(Spawn((command,), log.parent, token=token, cwd=log.parent), HeartbeatServer(token, "127.0.0.1"), process)
 

@@ -41,7 +41,7 @@ def allocation(monkeypatch: pytest.MonkeyPatch) -> SlurmAllocation:
 
 
 def commands(allocation: SlurmAllocation, launcher: str) -> list[list[str]]:
-    spawn = Spawn((("/opt/python", "-m", "vitscale.worker", str(RUN)),), RUN, HOSTS, 29511)
+    spawn = Spawn((("/opt/python", "-P", "-m", "vitscale.worker", str(RUN)),), RUN, HOSTS, 29511)
     return [*map(list, allocation.adapt(LAUNCHERS[launcher].launch(TWO, spawn)).commands)]
 
 
@@ -51,7 +51,7 @@ def test_srun_is_a_step_of_the_runs_name(allocation: SlurmAllocation) -> None:
             *("srun", "--job-name=0123456789ab-r0-a0", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1"),
             *("--nodelist=node0,node1", "--distribution=block", "--overlap"),
             *("--cpu-bind=none", "--mpi=none", "--export=ALL", "--kill-on-bad-exit=1"),
-            *("/opt/python", "-m", "vitscale.worker", str(RUN)),
+            *("/opt/python", "-P", "-m", "vitscale.worker", str(RUN)),
         ]
     ]
 
@@ -61,8 +61,8 @@ def test_torchrun_has_an_agent_on_each_node(allocation: SlurmAllocation) -> None
         [
             *("srun", "--job-name=0123456789ab-r0-a0", f"--nodelist=node{node}", "--nodes=1", "--ntasks=1"),
             *("--overlap", "--cpu-bind=none", "--mpi=none", "--export=ALL"),
-            *("/opt/python", "-m", "vitscale.processes.host_agent", str(RUN), "--"),
-            *("/opt/python", "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}"),
+            *("/opt/python", "-P", "-m", "vitscale.processes.host_agent", str(RUN), "--"),
+            *("/opt/python", "-P", "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}"),
             *("--rdzv-backend=static", "--rdzv-conf=timeout=300", "--master-addr=node0", "--master-port=29511"),
             *("--nproc-per-node=1", "--max-restarts=0", "-m", "vitscale.worker", str(RUN)),
         ]
@@ -76,7 +76,7 @@ def test_a_container_stands_before_the_program(monkeypatch: pytest.MonkeyPatch) 
     first, _ = commands(allocation, "torchrun")
     start = first.index("apptainer")
     assert first[start : start + 2] == ["apptainer", "exec"]
-    assert first[first.index("vit.sif") + 1 :][:3] == ["python3", "-m", "vitscale.processes.host_agent"]
+    assert first[first.index("vit.sif") + 1 :][:4] == ["python3", "-P", "-m", "vitscale.processes.host_agent"]
     assert allocation.refuses("mpirun", TWO) is not None
 
 

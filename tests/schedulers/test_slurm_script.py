@@ -41,7 +41,7 @@ def test_the_least() -> None:
 #SBATCH --ntasks-per-node=4
 #SBATCH --cpus-per-task=8
 
-exec {sys.executable} -m vitscale.runner.job /shared/results vitscale-2x4-0123abcd
+exec {sys.executable} -P -m vitscale.runner.job /shared/results vitscale-2x4-0123abcd
 """
     )
 
@@ -96,7 +96,7 @@ source /etc/profile.d/modules.sh
 export NCCL_DEBUG="$HOME"
 module load cuda/12.4 || exit 1
 module load openmpi || exit 1
-exec /opt/env/bin/python -m vitscale.runner.job /shared/results vitscale-2x4-0123abcd
+exec /opt/env/bin/python -P -m vitscale.runner.job /shared/results vitscale-2x4-0123abcd
 """
     )
 
@@ -120,7 +120,7 @@ def test_gpus_that_are_not_asked_for() -> None:
 
 def test_the_driver_of_a_container_runs_outside_of_it() -> None:
     slurm = SlurmSection(container="image.sif", python="/usr/bin/python3")
-    assert f"exec {sys.executable} -m vitscale.runner.job" in batch_script(slurm, job())
+    assert f"exec {sys.executable} -P -m vitscale.runner.job" in batch_script(slurm, job())
 
 
 def test_a_hostile_path_and_a_hostile_interpreter() -> None:
@@ -131,7 +131,7 @@ def test_a_hostile_path_and_a_hostile_interpreter() -> None:
     output = '"/tmp/it\'s $(x) `y` \\"q\\" %%j #1/jobs/vitscale-2x4-0123abcd-%j.out"'
     assert f"#SBATCH --output={output}\n" in text
     assert text.endswith(
-        "exec '/opt/my env/python' -m vitscale.runner.job '/tmp/it'\"'\"'s $(x) `y` \"q\" %j #1' "
+        "exec '/opt/my env/python' -P -m vitscale.runner.job '/tmp/it'\"'\"'s $(x) `y` \"q\" %j #1' "
         "vitscale-2x4-0123abcd\n"
     )
 

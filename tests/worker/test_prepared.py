@@ -65,7 +65,7 @@ class Compared:
             cold.mkdir()
             shutil.copy(self.run_folder(trial["gpus"], 0) / "trial.json", cold)
             ((*command, _),) = trial["commands"]
-            own = {"REPORTS": str(cold), "COLOUR": "blue", "OMP_NUM_THREADS": "2", "PYTHONPATH": str(folder)}
+            own = {"REPORTS": str(cold), "COLOUR": "blue", "OMP_NUM_THREADS": "2"}
             subprocess.run([*command, str(cold)], cwd=folder, check=True, timeout=120, env=ranks_environment(own))
 
     def run_folder(self, ranks: int, repeat: int) -> Path:
@@ -154,7 +154,7 @@ def test_a_fork_is_seen_from_outside_as_its_own_runs_rank(compared: Compared, ra
     folder, launched = str(compared.run_folder(ranks, 1)), compared.launched(ranks, 1)
     for report in compared.forked_reports(ranks, 1).values():
         assert f"{TOKEN_VARIABLE}={launched.token}" in report["initial_environment"].split("\0")
-        assert report["command"][1:] == ["-m", "vitscale.worker", folder]
+        assert report["command"][1:] == ["-P", "-m", "vitscale.worker", folder]
         assert report["files"] == sorted(["/dev/null", f"{folder}/log.txt", f"{folder}/log.txt"])
     assert sorted((Path(folder) / "log.txt").read_text().split("\n")) == [
         "",

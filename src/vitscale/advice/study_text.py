@@ -10,6 +10,7 @@ from typing import Any
 
 from vitscale.advice.candidates import as_configured
 from vitscale.advice.request import Option, Work
+from vitscale.base.interpreter import python_module
 from vitscale.errors import RequestError
 from vitscale.launchers import LOCAL, Spawn, launched, launcher_named
 from vitscale.machine.hosts import Host
@@ -143,7 +144,8 @@ def launch_lines(trial: Trial) -> list[str]:
     hosts = tuple(Host(f"HOST{n}", world.ranks_per_node) for n in range(1, world.nodes + 1)) if world.nodes > 1 else ()
     try:
         launcher = launcher_named(trial.launcher, world, hosts)
-        spawn = Spawn((("python", "-m", "vitscale.worker", str(_FOLDER)),), _FOLDER, hosts, _PORT)
+        rank = python_module("vitscale.worker", str(_FOLDER), interpreter="python")
+        spawn = Spawn((rank,), _FOLDER, hosts, _PORT)
         launch = launched(trial.launcher, launcher, world, spawn)
     except RequestError as error:
         return [f"unavailable: {error}"]

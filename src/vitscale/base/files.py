@@ -1,15 +1,22 @@
-"""Text files that a user names, read up to a limit, with one message for each way to be unreadable; files that are
-written whole; and kernel locks.
+"""Text files that a user names, read up to a limit, with one message for each way to be unreadable; files of a folder
+that may be anybody's; files that are written whole; and kernel locks.
+
+In a folder that may be anybody's (results) a name can stand for a pipe, which nobody writes to, for a device without an
+end, or for a link to a file of the user's. `open_regular` reads from files alone; what is written there with
+`follow_links=False`, and a lock, never goes through a link. A file that a user names may be any of these.
 
 A lock goes with its holder, unless that is on a host which a network file system has lost.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import math
 import os
 import re
+import secrets
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -43,6 +50,45 @@ def read_text(path: Path, what: str, *, next_step: str) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise RequestError(f"{named} is not text (byte {error.start} is not UTF-8)", next_step=next_step) from None
+
+
+LARGEST_RECORD_BYTES = 256 << 20
+"""Bytes of the largest single record of results: a study, a trial, an outcome, a check, a job."""
+LARGEST_LINES_BYTES = 4 << 30
+"""Bytes of the largest file of many records: a rank's lines, a pack."""
+
+
+def open_regular(path: Path, *, largest_bytes: int = LARGEST_LINES_BYTES, follow_links: bool = True) -> BinaryIO:
+    """Opens a file for reading whose folder may be anybody's; never waits for what is no file.
+
+    Raises:
+        OSError: it cannot be opened, is a pipe, a device, a socket or a folder, or is larger than `largest_bytes`.
+    """
+    only_itself = 0 if follow_links else os.O_NOFOLLOW
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | only_itself)
+    try:
+        state = os.fstat(descriptor)
+        if stat.S_ISDIR(state.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(state.st_mode):
+            raise OSError(errno.EINVAL, "it is a pipe or a device, and no file", str(path))
+        if state.st_size > largest_bytes:
+            raise OSError(errno.EFBIG, f"it is larger than {largest_bytes >> 20:,} MiB", str(path))
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_record(path: Path) -> str:
+    """The UTF-8 text of a record, which is a file of a folder that may be anybody's; see `open_regular`.
+
+    Raises:
+        OSError: as `open_regular`.
+        ValueError: it is not UTF-8.
+    """
+    with open_regular(path, largest_bytes=LARGEST_RECORD_BYTES) as file:
+        return file.read().decode("utf-8")
 
 
 def has_long_keys(text: str) -> bool:
@@ -108,7 +154,7 @@ def told_if_unwritable(what: str, where: object, next_step: str = "", *, is_answ
 
 
 @contextmanager
-def whole_file(path: Path, *, make_folder: bool = False) -> Iterator[BinaryIO]:
+def whole_file(path: Path, *, make_folder: bool = False, follow_links: bool = True) -> Iterator[BinaryIO]:
     """Opens a file that is written in a block: after a crash it holds the old content or the new, never a mix.
 
     A link stays, and what it leads to is replaced. A stream (`is_stream`) is written to as it is: a file in its place
@@ -117,6 +163,7 @@ def whole_file(path: Path, *, make_folder: bool = False) -> Iterator[BinaryIO]:
     Args:
         path: the file.
         make_folder: make its folder where that is missing.
+        follow_links: whether the name is a user's. Otherwise whatever has it, a link or a pipe, is itself replaced.
 
     Yields:
         The draft, or the stream.
@@ -124,28 +171,58 @@ def whole_file(path: Path, *, make_folder: bool = False) -> Iterator[BinaryIO]:
     Raises:
         OSError: it cannot be written; it names `path`, never the draft.
     """
-    if is_stream(path):
+    if follow_links and is_stream(path):
         with path.open("ab") as stream:
             yield stream
         return
-    target = Path(os.path.realpath(path))
-    draft = target.with_name(f".{target.name}.{os.getpid()}.draft")
-    try:
+    target = Path(os.path.realpath(path)) if follow_links else path
+    draft = draft_of(target)
+    with _errors_naming(path, in_place_of=draft):
         if make_folder:
             target.parent.mkdir(parents=True, exist_ok=True)
-        with draft.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(target)
+        file = _new_file(draft)
+        try:
+            with file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(target)
+        except BaseException:
+            with suppress(OSError):
+                draft.unlink()
+            raise
         with suppress(OSError):  # a folder may not be readable, nor every file system sync one; the file is whole
             sync_folder(target.parent)
-    except BaseException as error:
-        with suppress(OSError):
-            draft.unlink()
-        if isinstance(error, OSError) and str(error.filename) == str(draft):
-            raise OSError(error.errno, error.strerror, str(path)) from None
-        raise
+
+
+@contextmanager
+def _errors_naming(path: Path, *, in_place_of: Path) -> Iterator[None]:
+    """Lets an OSError in the block name the file that the user knows, and not its draft."""
+    try:
+        yield
+    except OSError as error:
+        if str(error.filename) != str(in_place_of):
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def draft_of(path: Path) -> Path:
+    """A name beside `path` for what is to become it. Nobody can guess it, so nobody can have put a link there."""
+    return path.with_name(f".{path.name[:_DRAFT_LETTERS]}.{secrets.token_hex(8)}.draft")
+
+
+_DRAFT_LETTERS = 40
+"""Letters of a draft's name that tell what it is of: a name has 255 bytes at most, of up to 4 bytes a letter."""
+
+
+def _new_file(path: Path) -> BinaryIO:
+    """Makes a file and opens it for writing; whatever has its name already is left alone.
+
+    Raises:
+        OSError: it cannot be made, or the name is taken.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, 0o666), "wb")
 
 
 def sync_folder(folder: Path) -> None:
@@ -186,12 +263,30 @@ def file_lock(path: Path, patience_seconds: float = math.inf) -> Iterator[TextIO
 
     Yields:
         The open file; None where another process held the lock for all of `patience_seconds`.
+
+    Raises:
+        OSError: it cannot be opened, or is a link, a pipe or a device.
     """
     end = time.monotonic() + patience_seconds
-    with path.open("a+", encoding="ascii", errors="replace") as file:
+    with _lock_file(path) as file:
         while not (free := _taken(file, wait=patience_seconds == math.inf)) and time.monotonic() < end:
             time.sleep(_LOOK_SECONDS)
         yield file if free else None
+
+
+def _lock_file(path: Path) -> TextIO:
+    """Opens the file of a lock, made where missing, and nothing that its name only leads to."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "a lock must not be a link", str(path)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "a lock must be a file", str(path))
+    return os.fdopen(descriptor, "r+", encoding="ascii", errors="replace")
 
 
 def _taken(file: TextIO, *, wait: bool) -> bool:

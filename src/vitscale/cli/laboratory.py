@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vitscale.base.interpreter import python_module
 from vitscale.cli.base import JsonOption, ProgramConsole, answer, app, option
 from vitscale.present.document import Column, Document, table
 
@@ -143,7 +143,7 @@ def _rows(labs: Sequence[Laboratory]) -> list[dict[str, Any]]:
 
 def _this_program() -> str:
     """The command for this program: under sudo the PATH may lack a virtual environment's programs."""
-    return "vitscale" if shutil.which("vitscale") else shlex.join([sys.executable, "-m", "vitscale"])
+    return "vitscale" if shutil.which("vitscale") else shlex.join(python_module("vitscale"))
 
 
 def _limits(lab: Laboratory) -> str:

@@ -18,7 +18,7 @@ from vitscale.importers import train_logs, trainer_state
 from vitscale.importers.contents import LogRun, Options
 from vitscale.importers.traces import RankTrace, explained, rank_trace
 from vitscale.profiles.trace_json import is_trace
-from vitscale.store import read_ranks, write_whole
+from vitscale.store import read_ranks, write_record
 from vitscale.store.lines import RankLine, rank_files
 from vitscale.trial.script import OUTPUT
 from vitscale.trial.trial import Trial
@@ -161,7 +161,7 @@ def _with_trace(rank: int, lines: Iterable[str], trace: RankTrace | None, *, som
 
 def _rewrite(folder: Path, change: Callable[[int, list[str]], Iterable[str]]) -> None:
     for rank, file in rank_files(folder).items():
-        write_whole(file, "".join(change(rank, file.read_text(encoding="utf-8").splitlines(keepends=True))))
+        write_record(file, "".join(change(rank, file.read_text(encoding="utf-8").splitlines(keepends=True))))
 
 
 def _text(line: RankLine) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vitscale.base.files import draft_of
 from vitscale.errors import StoreError, shown
 from vitscale.importers.contents import LogRank, LogRun, Options, Setting, model_of, precision
 from vitscale.present.units import listed
@@ -274,7 +275,7 @@ def write(results: Path, study: StudyRecord, runs: Sequence[TrialRun]) -> bool:
     results = results.resolve()  # "." has no name of its own
     if _held(results, study, runs):
         return False
-    draft = results.with_name(f".{results.name}.{os.getpid()}.import")
+    draft = draft_of(results)
     try:
         results.parent.mkdir(parents=True, exist_ok=True)
         draft.mkdir()

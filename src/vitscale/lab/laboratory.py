@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+from vitscale.base.interpreter import python_module
 from vitscale.errors import RequestError, VitscaleError, unknown
 from vitscale.lab import building, processes, quota
 from vitscale.lab.building import INTERFACE, address, set_link
@@ -170,7 +171,7 @@ def _built(plan: Plan, *, keep: bool = False) -> Iterator[State]:
     building.make_folder(plan.name)
     started: list[subprocess.Popen[str]] = []
     guard = subprocess.Popen(
-        [sys.executable, "-m", "vitscale.lab.laboratory", plan.name],
+        python_module("vitscale.lab.laboratory", plan.name),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

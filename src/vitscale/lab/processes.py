@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from vitscale.base.interpreter import python_module
 from vitscale.errors import RequestError, VitscaleError, shown
 from vitscale.lab import enter, quota
 
@@ -153,7 +154,7 @@ def require() -> None:
     if sys.platform != "linux":
         raise RequestError(f"vitscale lab needs Linux, and this is {sys.platform}")
     if os.geteuid() != 0:
-        own = [sys.executable, "-m", "vitscale"] if sys.argv[0].endswith("__main__.py") else sys.argv[:1]
+        own = [*python_module("vitscale")] if sys.argv[0].endswith("__main__.py") else sys.argv[:1]
         again = shlex.join([*own, *sys.argv[1:]])
         raise RequestError("vitscale lab needs root: it makes namespaces", next_step=f"Use: sudo {again}")
     if missing := [program for program in _NEEDED if find(program) is None]:

@@ -24,7 +24,7 @@ class Spawn:
 
     commands: tuple[tuple[str, ...], ...]
     """Argvs: one to run where the driver is (`per_host` False), or one for each host, to run there.
-    A launcher gets what every rank runs: `PYTHON -m vitscale.worker FOLDER`."""
+    A launcher gets what every rank runs: `PYTHON -P -m vitscale.worker FOLDER`."""
     run_folder: Path
     """The run's folder, shared by all hosts."""
     hosts: tuple[Host, ...] = ()

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from vitscale.base.interpreter import python_module, taken_apart
 from vitscale.errors import RequestError, shown
 from vitscale.launchers.base import Launcher, Spawn, hostfile, lacking
 from vitscale.machine.hosts import Host, is_this_machine
@@ -34,11 +35,10 @@ class DeepSpeed(Launcher):
         Raises:
             RequestError: remote shells would change the interpreter, the run's folder or an argument.
         """
-        python, *program = spawn.rank_command
+        rank = taken_apart(spawn.rank_command)
         here = _is_here(spawn.hosts)
         names = ["localhost"] if here else [host.name for host in spawn.hosts]
-        command = [
-            *(python, "-m", "deepspeed.launcher.runner"),
+        options = [
             # Without a hostfile the runner counts GPUs, and stops where there are none.
             f"--hostfile={spawn.run_folder / _HOSTFILE}",
             f"--num_nodes={world.nodes}",
@@ -47,17 +47,20 @@ class DeepSpeed(Launcher):
             f"--master_port={spawn.master_port}",
             *(["--no_ssh_check"] if here else ["--launcher=pdsh", "--force_multi"]),
             "--no_local_rank",
-            *(["--module", *program[1:]] if program[0] == "-m" else program),
+            *("--module", rank.module, *rank.arguments),
         ]
         if not here:
             folder = str(spawn.run_folder)
-            words = [("the run's folder" if word == folder else "the ranks' argument", word) for word in program]
-            if reason := first_unfit([("the interpreter", python), *words]):
+            words = [
+                ("the run's folder" if word == folder else "the ranks' argument", word)
+                for word in (rank.module, *rank.arguments)
+            ]
+            if reason := first_unfit([("the interpreter", rank.interpreter), *words]):
                 what = f"launch.launcher = 'deepspeed' cannot be used: {reason}; {_UNQUOTED}; {_WAY_OUT}"
                 raise RequestError(what)
         return replace(
             spawn,
-            commands=(tuple(command),),
+            commands=(python_module("deepspeed.launcher.runner", *options, interpreter=rank.interpreter),),
             files=((_HOSTFILE, hostfile(world, names)),),
             # A .deepspeed_env in the home or the working folder would be written into the remote shell's line too.
             environment={"DS_ENV_FILE": os.devnull},

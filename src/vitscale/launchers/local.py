@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from vitscale.base.interpreter import python_module, taken_apart
 from vitscale.launchers.base import Launcher, Spawn, lacking
 from vitscale.machine.hosts import Host
 from vitscale.trial.trial import World
@@ -18,8 +19,12 @@ class Local(Launcher):
 
     def launch(self, world: World, spawn: Spawn) -> Spawn:
         """`python -m vitscale.processes.local_ranks N PORT MODULE FOLDER`."""
-        python, _, *rank = spawn.rank_command
-        ranks = (python, "-m", "vitscale.processes.local_ranks", str(world.size), str(spawn.master_port), *rank)
+        rank = taken_apart(spawn.rank_command)
+        ranks = python_module(
+            "vitscale.processes.local_ranks",
+            *(str(world.size), str(spawn.master_port), rank.module, *rank.arguments),
+            interpreter=rank.interpreter,
+        )
         return replace(spawn, commands=(ranks,), from_prepared=True)
 
     def unfit(self, world: World, hosts: tuple[Host, ...]) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from vitscale.base.interpreter import python_module, taken_apart
 from vitscale.launchers.base import Launcher, Spawn
 from vitscale.trial.trial import World
 
@@ -28,7 +29,7 @@ class Torchrun(Launcher):
         torch's other rendezvous (c10d) ignores `--node-rank`, and each agent compares names to find out whether it is
         the store's host (torch 2.13, `c10d_rendezvous_backend.py`).
         """
-        python, *program = spawn.rank_command
+        rank = taken_apart(spawn.rank_command)
         if world.nodes == 1:
             meeting = ["--standalone"]
         else:
@@ -40,5 +41,6 @@ class Torchrun(Launcher):
                 f"--master-addr={spawn.hosts[0].name}",
                 f"--master-port={spawn.master_port}",
             ]
-        agent = [python, "-m", "torch.distributed.run", *meeting, f"--nproc-per-node={world.ranks_per_node}"]
-        return (*agent, "--max-restarts=0", *program)
+        options = [*meeting, f"--nproc-per-node={world.ranks_per_node}", "--max-restarts=0"]
+        program = ("-m", rank.module, *rank.arguments)
+        return python_module("torch.distributed.run", *options, *program, interpreter=rank.interpreter)

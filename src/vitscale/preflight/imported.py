@@ -13,7 +13,7 @@ from vitscale.errors import StoreError, shown
 from vitscale.importers.contents import LinkFormat
 from vitscale.importers.links import MeasuredLink, read_nccl_tests, read_perftest
 from vitscale.preflight.fit import fits
-from vitscale.store import checks
+from vitscale.store import checks, refuse_links
 from vitscale.store.checks import CheckedRank, CheckRecord, CheckRequest, CollectiveLine, Group, HostAnswer, SweepPlan
 from vitscale.trial.trial import World, world_of_hosts
 
@@ -31,6 +31,7 @@ def import_links(
         RequestError: a file lacks what only it can tell.
         StoreError: a file cannot be read, nothing in them can be used, or the folder cannot be written.
     """
+    refuse_links(results)
     links, problems = _READERS[log_format](paths)
     record, left_out = _record(links, log_format)
     if not record.fits:

@@ -30,7 +30,7 @@ from vitscale.runner.one_run import RANK_MODULE, launch_plan, ranks_variables, r
 from vitscale.runner.watch import watch
 from vitscale.schedulers import Hostfile, Placement, Submitter, described, scheduler_for
 from vitscale.schedulers.prepared import PreparedProcesses
-from vitscale.store import checks, write_whole
+from vitscale.store import checks, refuse_links, write_record
 from vitscale.study.expand import expand
 from vitscale.study.file import Overlay, StudyFile
 from vitscale.study.resolve import device_of
@@ -208,6 +208,8 @@ def run_check(
         StoreError: the folder cannot be written.
         CheckInterrupted: on Ctrl-C; no process is left.
     """
+    if results is not None:
+        refuse_links(results)
     refuse_elsewhere(target.scheduler)
     if target.trial is not None:
         # Decode the images once, here, so that damage shows before anything starts.
@@ -222,7 +224,7 @@ def run_check(
     began = time.monotonic()
     try:
         folder.mkdir(parents=True)
-        write_whole(folder / "request.json", wanted.model_dump_json())
+        write_record(folder / "request.json", wanted.model_dump_json())
     except OSError as error:
         what = f"{shown(str(stored))} cannot be written: {error.strerror or error}"
         raise StoreError(what, next_step="Give a folder you may write to with -o") from None
@@ -235,7 +237,7 @@ def run_check(
             # The ranks that are left make other groups, or none.
             shared = exchanges(wanted.trial, world.size) if wanted.trial is not None else {}
             wanted = wanted.model_copy(update={"world": world, "exchanges": shared})
-            write_whole(folder / "request.json", wanted.model_dump_json())
+            write_record(folder / "request.json", wanted.model_dump_json())
         end = _End("not started", "no host is left to start one on")
         if not (target.hosts == () and gone):
             long = "some seconds" if wanted.sweep.sizes_bytes == _QUICK_SIZES else "a minute or more"

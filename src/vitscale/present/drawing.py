@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vitscale.base.files import whole_file
+from vitscale.base.interpreter import python_code
 from vitscale.base.processors import usable_cores
 from vitscale.present.document import View
 
@@ -101,8 +102,9 @@ def draw_beside() -> None:
     if _beside or "vl_convert" in sys.modules or len(usable_cores()) < 2:
         return
     with contextlib.suppress(OSError):
-        argv, pipe = [sys.executable, "-c", _DRAWS], subprocess.PIPE
-        _beside.append(subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL))
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(python_code(_DRAWS), stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+        _beside.append(process)
         atexit.register(_beside[0].kill)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 
+from vitscale.base.interpreter import python_module
 from vitscale.processes import launch_file
 from vitscale.processes.heartbeat import Heartbeat
 
@@ -92,7 +93,7 @@ def _keep(run_folder: Path, command: list[str]) -> int:
     except (OSError, ValueError) as error:
         sys.exit(f"vitscale: the driver at {launch.lifeline} is not reached from this host: {error}")
     # Tied to this process: SIGKILL of this agent ends the command too.
-    tied = [sys.executable, "-m", "vitscale.processes.parent_death", str(os.getpid()), "--", *command]
+    tied = python_module("vitscale.processes.parent_death", str(os.getpid()), "--", *command)
     code = subprocess.call(tied, stdin=subprocess.DEVNULL, env=launch_file.completed_environment(launch))
     heartbeat.close()
     # As a shell reports a signal.

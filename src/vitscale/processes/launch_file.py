@@ -15,6 +15,8 @@ from pathlib import Path
 
 from pydantic import Field
 
+from vitscale.base.files import read_record
+from vitscale.base.interpreter import safe_path
 from vitscale.trial.facts import Spec
 
 NAME = "launch.json"
@@ -42,6 +44,8 @@ class LaunchFile(Spec):
     """Variables of every rank."""
     study_variables: tuple[str, ...] = ()
     """Names of those that the study sets itself ([launch.environment]), which no launcher may replace."""
+    import_folders: tuple[str, ...] = ()
+    """Folders in which ranks look for a user's modules, behind all that is installed."""
     mpi_discovery: bool = False
     prepared_seconds: float | None = None
     """Seconds before `started_ns` that the driver waited for the imports of the process that ranks are forked from;
@@ -62,7 +66,7 @@ def read(run_folder: Path) -> LaunchFile | None:
         ValueError: the file is not one that this version writes.
     """
     try:
-        return LaunchFile.model_validate_json((run_folder / NAME).read_text(encoding="utf-8"))
+        return LaunchFile.model_validate_json(read_record(run_folder / NAME))
     except FileNotFoundError:
         return None
 
@@ -88,7 +92,8 @@ def host_id() -> str:
 
 def completed_environment(launch: LaunchFile) -> dict[str, str]:
     """This process's environment, with the launch file's variables and token. A launcher's numbers of ranks stay."""
-    return os.environ | _unnumbered(launch.environment) | {TOKEN_VARIABLE: launch.token}
+    environment = os.environ | _unnumbered(launch.environment) | {TOKEN_VARIABLE: launch.token}
+    return environment | safe_path(environment)
 
 
 def is_complete(launch: LaunchFile) -> bool:

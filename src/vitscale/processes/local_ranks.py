@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from types import FrameType
 
+from vitscale.base.interpreter import python_module
 from vitscale.processes.launch_file import ALL_NAMES, TORCH
 
 _LAST_WORDS_SECONDS = 0.5
@@ -47,11 +48,12 @@ def main(arguments: list[str], start_rank: StartRank | None = None) -> int:
         asked.append(number)
         _tell(running, number)
 
+    options = python_module(module)[1:]
     before = {number: signal.signal(number, ask) for number in ASKING}
     try:
         for rank in range(int(ranks)):
             variables = own | _variables(rank, int(ranks), port)
-            running[(start_rank or _new_process)(["-m", module, folder], variables)] = rank
+            running[(start_rank or _new_process)([*options, folder], variables)] = rank
             if asked:
                 _tell(running, asked[0])
         codes = _ended(running)

@@ -16,13 +16,13 @@ from typing import TextIO, TypeVar
 
 from pydantic import Field
 
-from vitscale.base.files import file_lock
+from vitscale.base.files import file_lock, read_record
 from vitscale.errors import StoreError, shown
 from vitscale.runner.evidence import log_tail
 from vitscale.runner.one_run import RunContext, Task, new_attempt, touched
 from vitscale.schedulers import Cause, Scheduler, Submitter, made
 from vitscale.schedulers.base import JobState, SchedulerSilentError
-from vitscale.store import read_study, write_outcome, write_whole
+from vitscale.store import read_study, write_outcome, write_record
 from vitscale.store.results import Outcome, RunHeader, StudyRecord
 from vitscale.study.sections import LaunchSection, MeasureSection, SlurmSection
 from vitscale.trial.facts import Spec
@@ -85,7 +85,7 @@ class JobFile(Spec):
         """Replaces the job's file in one go."""
         folder = results / "jobs"
         folder.mkdir(exist_ok=True)
-        write_whole(folder / f"{self.name}.json", self.model_dump_json(indent=1))
+        write_record(folder / f"{self.name}.json", self.model_dump_json(indent=1))
 
     def elsewhere(self, results: Path) -> bool:
         """Whether it writes to another folder, of which `results` is a copy. One that is reached by two paths is one,
@@ -112,7 +112,7 @@ def read_job(results: Path, name: str) -> JobFile:
     try:
         if not _NAME.fullmatch(name):
             raise ValueError("no name of a job")
-        return JobFile.model_validate_json(path.read_text(encoding="utf-8"))
+        return JobFile.model_validate_json(read_record(path))
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise StoreError(f"the job file {shown(str(path))} cannot be read: {reason}") from None
@@ -146,7 +146,7 @@ def run_state(results: Path, task: BatchTask, retries: int) -> RunState:
     for attempt in range(task.attempt, task.attempt + retries + 1):
         folder = results / "runs" / f"{task.trial_id}-r{task.repeat}-a{attempt}"
         try:
-            outcome = Outcome.model_validate_json((folder / "outcome.json").read_text(encoding="utf-8"))
+            outcome = Outcome.model_validate_json(read_record(folder / "outcome.json"))
         except FileNotFoundError:
             return RunState(folder, None)
         except (OSError, ValueError) as error:
@@ -325,5 +325,5 @@ def _nodes(results: Path, job: JobFile, missing: Sequence[BatchTask]) -> tuple[s
     for task in missing:
         header = run_state(results, task, job.measure.retries).folder / "trial.json"
         if header.exists():
-            return RunHeader.model_validate_json(header.read_text(encoding="utf-8")).hosts
+            return RunHeader.model_validate_json(read_record(header)).hosts
     return ()

@@ -19,7 +19,7 @@ from vitscale.runner.progress import StudyProgress
 from vitscale.runner.todo import AddedRuns, existing_outcomes, outstanding, refuse_damaged, skip_unfit
 from vitscale.schedulers import Submitter
 from vitscale.schedulers.base import BatchJob, SchedulerError, SchedulerMissingError
-from vitscale.store import RunIndex, write_whole
+from vitscale.store import RunIndex, write_record
 from vitscale.store.results import Outcome
 from vitscale.trial.trial import World
 
@@ -311,7 +311,7 @@ def submitted(
     text = submitter.script(asked_for(context, job))
     job.write(context.results)
     script = context.results / "jobs" / f"{job.name}.sh"
-    write_whole(script, text)
+    write_record(script, text)
 
     def job_id() -> str:
         # An earlier answer may have been lost: the job may already exist.

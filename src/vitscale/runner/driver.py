@@ -24,7 +24,7 @@ from vitscale.runner.progress import StudyProgress, decoding_progress
 from vitscale.runner.todo import AddedRuns, GpuHours, Lineup, existing_outcomes, outstanding, refuse_damaged, skip_unfit
 from vitscale.schedulers import Cause, Placement, Submitter
 from vitscale.schedulers.prepared import PreparedProcesses
-from vitscale.store import RunIndex, locked, pack_finished, read_study, write_study
+from vitscale.store import RunIndex, free_reserves, locked, pack_finished, read_study, write_study
 from vitscale.store.packs import PACK_RUNS, finish_removing
 from vitscale.store.results import Outcome
 from vitscale.trial.trial import Trial
@@ -175,8 +175,7 @@ def _run_outstanding(
     index = RunIndex(results)
     refuse_damaged(results, index)
     for name in index.unpacked:
-        for reserve in (results / "runs" / name).glob(".*reserve"):
-            reserve.unlink()
+        free_reserves(results / "runs" / name)
     todo = outstanding(plan, index, retry_failed=options.retry_failed)
     outcomes = existing_outcomes(plan, index, todo)
     context = plan.in_folder(results)

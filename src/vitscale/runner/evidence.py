@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
+from vitscale.base.files import open_regular
 from vitscale.processes.heartbeat_server import RankStatus
 from vitscale.store.checks import CheckedRank
 from vitscale.store.records import ErrorLine, RankRecord
@@ -217,7 +218,7 @@ def own_cause(record: RankEnd) -> bool:
 def log_tail(log: Path) -> str:
     """The last 64,000 bytes of what launcher and ranks printed."""
     try:
-        with log.open("rb") as file:
+        with open_regular(log) as file:
             file.seek(0, 2)
             file.seek(max(0, file.tell() - _LOG_TAIL_BYTES))
             return file.read().decode("utf-8", errors="replace")

@@ -19,7 +19,7 @@ from vitscale.runner.driver import signals_interrupt
 from vitscale.runner.one_run import RunContext, run_task, skip_reason
 from vitscale.runner.progress import StudyProgress
 from vitscale.schedulers import Cause, Placement, Submitter
-from vitscale.store import RunIndex, read_study
+from vitscale.store import RunIndex, read_study, refuse_links
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -40,6 +40,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _work(results: Path, name: str) -> int:
+    refuse_links(results)
     job = batch_file.read_job(results, name)
     study = read_study(results)
     if study is None:

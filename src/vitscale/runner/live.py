@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from vitscale.base.files import open_regular
 from vitscale.errors import StoreError, shown
 from vitscale.present.document import Bullets, Document, Paragraph
 from vitscale.present.units import counted, listed, percent, seconds
@@ -241,7 +242,7 @@ def _pieces(path: Path) -> tuple[list[bytes], list[bytes]]:
     if path.is_symlink() or not path.is_file():
         return [], []
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(0)
             first = file.read(_PIECE_BYTES)

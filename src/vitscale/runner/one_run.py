@@ -12,13 +12,14 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 from vitscale.base import program
 from vitscale.base.distribution import install_command
+from vitscale.base.interpreter import python_module
 from vitscale.errors import RequestError
 from vitscale.launchers import LOCAL, launched, launcher_named
 from vitscale.launchers.base import Spawn
@@ -33,11 +34,11 @@ from vitscale.runner.evidence import Evidence
 from vitscale.runner.watch import watch
 from vitscale.schedulers import Cause, Job, Placement, Scheduler
 from vitscale.schedulers.prepared import PreparedError, PreparedProcesses, Ready, ranks_environment
-from vitscale.store import new_run_folder, read_ranks, write_outcome, write_whole
+from vitscale.store import new_run_folder, read_ranks, write_outcome, write_record
 from vitscale.store.results import Outcome, OutcomeKind, RunHeader, StudyRecord
 from vitscale.study.sections import LaunchSection, MeasureSection, SlurmSection
 from vitscale.trial.engines import missing_packages, needed_by
-from vitscale.trial.trial import World
+from vitscale.trial.trial import Trial, World
 
 _PASSED_ON = (*LIBRARY_SETTINGS, "HF_", "VITSCALE_")
 """Prefixes of the variables that a user sets for all ranks."""
@@ -73,7 +74,7 @@ def launch_plan(
     if (reason := scheduler.refuses(launcher, world)) is not None:
         raise RequestError(f"launch.launcher = '{launcher}' cannot be used: {reason}")
     spawn = Spawn(
-        commands=((scheduler.python, "-m", module, str(run_folder)),),
+        commands=(python_module(module, str(run_folder), interpreter=scheduler.python),),
         run_folder=run_folder,
         hosts=hosts,
         master_port=_port(run_folder, hosts),
@@ -121,6 +122,7 @@ def start_ranks(
     section: LaunchSection,
     *,
     environment: Mapping[str, str],
+    import_folders: Sequence[Path] = (),
     ready: FindPrepared | None = None,
 ) -> Job:
     """Starts a run's ranks. The run's folder exists; launch.json and the launcher's own files are written into it.
@@ -130,6 +132,7 @@ def start_ranks(
         placement: the scheduler given to `launch_plan`.
         section: the one given to `launch_plan`.
         environment: variables of every rank, beyond those of the study and the user.
+        import_folders: folders in which ranks look for a user's modules, behind all that is installed.
         ready: finds the process to fork from, for launchers whose ranks may be forked; None: ranks are started anew.
 
     Raises:
@@ -137,7 +140,7 @@ def start_ranks(
         RequestError: a host has no address, or the prepared process is gone.
     """
     settings = _settings(section) | dict(environment)
-    # Not in place of the driver's: a factory's module may lie beside the study.
+    # The study's search path comes before the user's, and not in place of it.
     if paths := [each[_SEARCH_PATH] for each in (section.environment, environment) if each.get(_SEARCH_PATH)]:
         settings[_SEARCH_PATH] = os.pathsep.join(paths)
     spawn = replace(spawn, environment=settings | dict(spawn.environment), token=secrets.token_hex(16))
@@ -151,7 +154,7 @@ def start_ranks(
     heartbeats = HeartbeatServer(spawn.token, "" if remote else "127.0.0.1")
     try:
         for name, text in spawn.files:
-            write_whole(spawn.run_folder / name, text)
+            write_record(spawn.run_folder / name, text)
         own = _address_towards(remote[0]) if remote else "127.0.0.1"
         file = LaunchFile(
             token=spawn.token,
@@ -162,6 +165,7 @@ def start_ranks(
             lifeline=f"{own}:{heartbeats.port}",
             environment=settings,
             study_variables=tuple(section.environment),
+            import_folders=tuple(map(str, import_folders)),
             prepared_seconds=prepared.waited_seconds,
             cold=prepared.cold,
             mpi_discovery=section.mpi_discovery,
@@ -169,7 +173,7 @@ def start_ranks(
             host_id=launch_file.host_id(),
             started_ns=time.clock_gettime_ns(time.CLOCK_MONOTONIC),
         )
-        write_whole(spawn.run_folder / launch_file.NAME, file.model_dump_json(indent=1))
+        write_record(spawn.run_folder / launch_file.NAME, file.model_dump_json(indent=1))
         return placement.start(spawn, heartbeats, prepared.process)
     except PreparedError as error:
         heartbeats.close()
@@ -311,7 +315,8 @@ def run_task(
             allocation does to ranks is no failure of theirs.
     """
     trial = context.record.trials[task.trial_id]
-    variables = ranks_variables(trial.world, context.folder)
+    variables = ranks_variables(trial.world)
+    beside = _import_folders(trial, context.folder)
     # A script has imports of its own, which may do anything: it starts as a new process.
     ready = None if prepared is None or trial.train.script else partial(prepared.ready, task.trial_id, trial)
     for number in range(attempt, attempt + context.measure.retries + 1):
@@ -320,7 +325,9 @@ def run_task(
         new_attempt(context, task, number, spawn.commands[0], tuple(host.name for host in spawn.hosts))
         try:
             ending = watch(
-                start_ranks(spawn, placement, context.launch, environment=variables, ready=ready),
+                start_ranks(
+                    spawn, placement, context.launch, environment=variables, import_folders=beside, ready=ready
+                ),
                 folder,
                 hang_seconds=context.measure.hang_seconds,
                 timeout_seconds=context.measure.timeout_seconds,
@@ -347,13 +354,16 @@ def run_task(
     return outcome
 
 
-def ranks_variables(world: World, *folders: Path) -> dict[str, str]:
-    """The variables of every rank of a world: number of threads, and `folders` from which to import a user's modules.
+def _import_folders(trial: Trial, study_folder: Path) -> list[Path]:
+    """Folders in which a trial's ranks look for a user's modules: none where the study names no code of the user's."""
+    if trial.train.script is not None:
+        return [study_folder]  # its own folder comes first, as Python has it, and the current one has no part
+    return [Path.cwd(), study_folder] if trial.model.factory is not None else []
 
-    The working directory comes before these by itself.
-    """
-    paths = filter(None, [os.environ.get(_SEARCH_PATH), *map(str, folders)])
-    variables = {_THREADS: str(world.threads_per_rank), _SEARCH_PATH: os.pathsep.join(paths)}
+
+def ranks_variables(world: World) -> dict[str, str]:
+    """The variables of every rank of a world: number of threads, and the user's own search path for modules."""
+    variables = {_THREADS: str(world.threads_per_rank), _SEARCH_PATH: os.environ.get(_SEARCH_PATH, "")}
     return {name: value for name, value in variables.items() if value}
 
 

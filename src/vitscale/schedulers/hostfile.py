@@ -5,12 +5,12 @@ from __future__ import annotations
 import shlex
 import shutil
 import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from vitscale.base.interpreter import python_module
 from vitscale.errors import RequestError
 from vitscale.launchers.base import Spawn, answer_to
 from vitscale.machine.hardware import Machine, this_machine
@@ -112,7 +112,7 @@ class Hostfile(Placement):
             if is_this_machine(host.name):
                 commands.append(command)
             else:
-                agent = [sys.executable, "-m", "vitscale.processes.host_agent", str(spawn.run_folder), "--", *command]
+                agent = python_module("vitscale.processes.host_agent", str(spawn.run_folder), "--", *command)
                 commands.append((*_SSH, "--", host.name, _in_folder(agent)))
         return replace(spawn, commands=tuple(commands))
 
@@ -122,7 +122,7 @@ class Hostfile(Placement):
         silent: list[str] = []
 
         def end_on(host: str) -> None:
-            argv = on_host(host, [sys.executable, "-m", "vitscale.processes.host_agent", "--end", spawn.token])
+            argv = on_host(host, python_module("vitscale.processes.host_agent", "--end", spawn.token))
             try:
                 answer = answer_to(argv, _END_SECONDS, own_session=True)  # a second Ctrl-C must not end it
             except (OSError, subprocess.TimeoutExpired):
@@ -140,5 +140,5 @@ class Hostfile(Placement):
 
 
 def _in_folder(argv: Sequence[str]) -> str:
-    """A shell command that runs `argv` in the driver's working directory, where a factory's module may lie."""
+    """A shell command that runs `argv` in the driver's working directory, to which a user's paths may be relative."""
     return f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(argv)}"

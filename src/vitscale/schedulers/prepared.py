@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from vitscale.base.interpreter import python_module, safe_path
 from vitscale.launchers.base import Spawn
 from vitscale.processes.heartbeat_server import HeartbeatServer
 from vitscale.processes.launch_file import ALL_NAMES, TOKEN_VARIABLE
@@ -87,9 +88,9 @@ class Prepared:
         self._driver, its_end = socket.socketpair()
         try:
             with its_end, log.open("ab") as output:
-                module = (sys.executable, "-m", "vitscale.worker.prepared", str(its_end.fileno()), _ROOM_FOR_COMMAND)
+                module = python_module("vitscale.worker.prepared", str(its_end.fileno()), _ROOM_FOR_COMMAND)
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "vitscale.processes.parent_death", str(os.getpid()), "--", *module],
+                    python_module("vitscale.processes.parent_death", str(os.getpid()), "--", *module),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
@@ -301,13 +302,15 @@ class PreparedProcesses:
 
 
 def ranks_environment(added: Mapping[str, str], without: tuple[str, ...] = ()) -> dict[str, str]:
-    """The variables of a job's processes: this process's own and those `added`.
+    """The variables of a job's processes: this process's own, those `added`, and the one that keeps the current folder
+    out of every Python's search path, which no launcher may drop.
 
     Left out are names that begin with one of `without`, and those by which a launcher around this process tells it its
     rank.
     """
     own = {key: value for key, value in os.environ.items() if key not in ALL_NAMES and key != _OF_POLARS}
-    return {key: value for key, value in (own | dict(added)).items() if not key.startswith(without or "\0")}
+    wanted = {key: value for key, value in (own | dict(added)).items() if not key.startswith(without or "\0")}
+    return wanted | safe_path(wanted)
 
 
 def kept_for(trial: Trial | None, environment: Mapping[str, str], cwd: Path) -> tuple[object, ...]:
@@ -462,7 +465,7 @@ def _end_all(token: str, first_signal: signal.Signals) -> None:
 def _started(command: Sequence[str], spawn: Spawn, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     with spawn.log.open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "vitscale.processes.parent_death", str(os.getpid()), "--", *command],
+            python_module("vitscale.processes.parent_death", str(os.getpid()), "--", *command),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

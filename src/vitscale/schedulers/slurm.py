@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
+from vitscale.base.interpreter import python_module
 from vitscale.errors import RequestError, shown
 from vitscale.launchers.base import Spawn, answer_to
 from vitscale.machine.hardware import Machine, this_machine
@@ -256,7 +257,7 @@ class SlurmAllocation(Placement):
         folder, step_name = spawn.run_folder, spawn.run_folder.name
         commands = spawn.commands
         if spawn.per_host:
-            agent = (self.python, "-m", "vitscale.processes.host_agent", str(folder), "--")
+            agent = python_module("vitscale.processes.host_agent", str(folder), "--", interpreter=self.python)
             each = zip(spawn.hosts, spawn.commands, strict=True)
             commands = tuple(_on_host(host.name, step_name, (*agent, *command)) for host, command in each)
         commands = tuple(

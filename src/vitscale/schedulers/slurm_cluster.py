@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from vitscale.base.interpreter import python_module
 from vitscale.errors import RequestError, shown
 from vitscale.machine.hardware import Machine
 from vitscale.schedulers.base import BatchJob, Cause, JobState, OwnJob, SchedulerError, Submitter, described
@@ -75,7 +76,7 @@ def batch_script(slurm: SlurmSection, job: BatchJob) -> str:
     ]
     # In a container only the ranks run: the job's driver needs srun.
     python = sys.executable if slurm.container is not None else slurm.python or sys.executable
-    driver = [python, "-m", "vitscale.runner.job", str(job.results), job.name]
+    driver = python_module("vitscale.runner.job", str(job.results), job.name, interpreter=python)
     body = [
         *slurm.setup,
         *(f"module load {shlex.quote(module)} || exit 1" for module in slurm.modules),

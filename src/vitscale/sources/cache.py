@@ -223,6 +223,8 @@ def _partial(cache_root: Path, key: str) -> Path:
 
 def _build(cache_root: Path, key: str, build: Build) -> Decoded | None:
     partial = _partial(cache_root, key)
+    if partial.is_symlink():
+        partial.unlink()  # what it leads to is no part of this cache
     partial.mkdir(exist_ok=True)
     try:
         room = Room(partial, done=_journalled(partial))

@@ -25,12 +25,23 @@ from vitscale.store.reading import (
     read_study,
     without_lines,
 )
-from vitscale.store.writing import RankLog, locked, new_run_folder, write_outcome, write_study, write_whole
+from vitscale.store.writing import (
+    RankLog,
+    free_reserves,
+    locked,
+    new_run_folder,
+    refuse_links,
+    write_outcome,
+    write_record,
+    write_study,
+    write_whole,
+)
 
 __all__ = [
     "RankLog",
     "RunIndex",
     "folder_of",
+    "free_reserves",
     "is_stream",
     "load",
     "locked",
@@ -39,8 +50,10 @@ __all__ = [
     "read_rank",
     "read_ranks",
     "read_study",
+    "refuse_links",
     "without_lines",
     "write_outcome",
+    "write_record",
     "write_study",
     "write_whole",
 ]

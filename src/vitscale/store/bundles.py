@@ -25,7 +25,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from vitscale.base.files import whole_file
+from vitscale.base.files import open_regular, whole_file
 from vitscale.errors import StoreError, shown
 from vitscale.store.lines import first_reason
 from vitscale.store.packs import RUN_FOLDER, rewritten, undecodable
@@ -107,7 +107,8 @@ def _contents(
         if beside is not None:
             yield "answer.json", json.dumps(beside, indent=1).encode()
         for name, file in files.items():
-            yield name, file.read_bytes()
+            with open_regular(file) as opened:
+                yield name, opened.read()
         return
     redactor = Redactor()
     for file in files.values():
@@ -127,7 +128,7 @@ def _contents(
 
 
 def _text(file: Path) -> str:
-    with file.open("rb") as opened:
+    with open_regular(file) as opened:
         return opened.read(_MOST_LOG_BYTES if file.suffix == ".txt" else -1).decode("utf-8", errors="replace")
 
 

@@ -28,10 +28,11 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
+from vitscale.base.files import read_record
 from vitscale.errors import StoreError, shown
 from vitscale.store.lines import IfThere, RankLine, RankLines, Record, first_reason, rank_files, read_lines
 from vitscale.store.records import EndLine, Environment, ErrorLine, GpuSamples, MatmulLine
-from vitscale.store.writing import write_whole
+from vitscale.store.writing import write_record
 from vitscale.trial.parallel import RankLayout
 from vitscale.trial.trial import Device, Precision, Trial, World
 
@@ -335,7 +336,6 @@ class CheckRecord(Record):
 
 
 _CHECK_FILE = re.compile(r"\d{8}T\d{6}-[0-9a-f]{6}\.json")
-_LARGEST_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -365,7 +365,7 @@ def write_check(folder: Path, record: CheckRecord) -> Path:
     path = folder / f"{record.id}.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(path, record.model_dump_json(indent=1))
+        write_record(path, record.model_dump_json(indent=1))
     except OSError as error:
         what = f"the check cannot be written to {shown(str(folder))}: {error.strerror or error}"
         raise StoreError(what, next_step="Give a folder you may write to with -o") from None
@@ -379,9 +379,7 @@ def read_check(path: Path) -> CheckRecord:
         StoreError: it cannot be read, is of a newer format, or not what this program writes.
     """
     try:
-        if path.stat().st_size > _LARGEST_BYTES:
-            raise ValueError(f"larger than {_LARGEST_BYTES >> 20} MiB")
-        text = path.read_text(encoding="utf-8")
+        text = read_record(path)
         content = refuse_wild_numbers(json.loads(text))
         if isinstance(content, dict) and "trials" in content:
             what = f"{path} is the record of a study, and of no check"

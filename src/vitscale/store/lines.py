@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, TypeAdapter, ValidationError
 
+from vitscale.base.files import open_regular
 from vitscale.errors import printable, shown
 from vitscale.trial.step_schedule import StepWindow
 
@@ -167,7 +168,7 @@ def read_lines(path: Path, record: type[Kinds], refuse: Callable[[bytes, RankLin
         record: the table of the kinds of lines.
         refuse: raises ValueError for a line, as text and as parsed, that holds what this program never writes.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return parse_lines(path, enumerate(file, start=1), record, refuse)
 
 
@@ -202,6 +203,8 @@ def first_reason(error: BaseException) -> str:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "content"
         return printable(f"{where[:80]}: {first['msg']}")[:300]
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror  # without the file's name, which whoever tells the reason has told
     return printable(str(error)).splitlines()[0][:200] if str(error) else type(error).__name__
 
 

@@ -20,7 +20,6 @@ import math
 import os
 import re
 import resource
-import stat
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -31,12 +30,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from vitscale.base.files import sync_folder
+from vitscale.base.files import open_regular, sync_folder
+from vitscale.base.interpreter import python_code
 from vitscale.errors import StoreError
 from vitscale.store.lines import COLUMNS, STEP_PREFIX, WINDOWS, RankLine, Steps, first_reason, refuse_wild_numbers
 from vitscale.store.records import RankRecord
 from vitscale.store.results import Outcome, Run, RunHeader
-from vitscale.store.writing import write_whole
+from vitscale.store.writing import write_record
 from vitscale.trial.trial import Trial
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ PACK_RUNS = 100
 """Runs per pack. Fewer stay as they are: a small study remains readable by eye."""
 RUN_FOLDER = re.compile(r"(?P<trial>[0-9a-f]{12})-r(?P<repeat>\d{1,6})-a(?P<attempt>\d{1,6})")
 _NAME = re.compile(r"(\d{6})-([0-9a-f]{16})\.parquet")
-_LARGEST_BYTES = 4 << 30
 _MOST_MEMORY = 64 << 30
 """Bytes of addresses while a stranger's packs are decoded."""
 _BETWEEN = ",\n"
@@ -120,7 +119,7 @@ def undecodable(results: Path) -> str | None:
         return None
     code = "from vitscale.store import packs; packs.decode_all()"
     child = subprocess.run(
-        [sys.executable, "-P", "-c", code, str(results)],
+        python_code(code, str(results)),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -247,7 +246,7 @@ def pack_runs(results: Path, runs: Mapping[str, Run]) -> Path:
     path = folder / f"{number:06}-{_digest(data)}.parquet"
     marker = path.with_suffix(".removing")
     draft = folder / f".{path.name}"
-    write_whole(draft, data)
+    write_record(draft, data)
     same = read_pack(draft) == runs
     # A driver packs as long as its study lasts: what was parsed only for this check is not needed again.
     _first.cache_clear()
@@ -255,7 +254,7 @@ def pack_runs(results: Path, runs: Mapping[str, Run]) -> Path:
     if not same:
         draft.unlink()
         raise StoreError(f"{path} would not say what the runs' own files say: these stay as they are")
-    write_whole(marker, "")
+    write_record(marker, "")
     draft.replace(path)
     sync_folder(folder)
     _remove(results, runs)
@@ -297,6 +296,8 @@ def finish_removing(results: Path) -> None:
 def _remove(results: Path, folders: Mapping[str, Run]) -> None:
     for name in folders:
         folder = results / "runs" / name
+        if folder.is_symlink():
+            continue
         (folder / "outcome.json").unlink(missing_ok=True)
         for path in (*folder.glob("rank-*.jsonl"), folder / "trial.json"):
             path.unlink(missing_ok=True)
@@ -312,7 +313,7 @@ def _rows(results: Path, runs: Mapping[str, Run]) -> Iterator[tuple[Any, ...]]:
             lines = None
             steps = Steps.of(record.steps if record is not None else ())
             if record is not None:
-                with (results / "runs" / folder / f"rank-{record.rank}.jsonl").open("rb") as file:
+                with open_regular(results / "runs" / folder / f"rank-{record.rank}.jsonl") as file:
                     others = [raw.decode().strip() for raw in file if not _is_step(raw)]
                 lines = _BETWEEN.join(filter(None, others))
             columns = [column.tolist() for column in steps.columns().values()]
@@ -340,11 +341,7 @@ def _frame(path: Path, columns: Sequence[str] | None = None) -> pl.DataFrame:
 
     names = [*(columns or _schema())]
     with _named(path):
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
-            about = os.fstat(descriptor)
-            if not stat.S_ISREG(about.st_mode) or about.st_size > _LARGEST_BYTES:
-                raise ValueError("no file of a pack's kind and size")
+        with open_regular(path, follow_links=False) as file:
             source: Any = file
             if columns is None:
                 data = file.read()

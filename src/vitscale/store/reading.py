@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
+from vitscale.base.files import open_regular, read_record
 from vitscale.errors import StoreError, shown
 from vitscale.present.units import counted
 from vitscale.store import lines
@@ -37,7 +38,7 @@ RUNS_LEFT_OUT = ": its runs are left out"
 
 def _read_json(path: Path, model: type[Model]) -> Model:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_record(path)
         content = json.loads(text)
         if isinstance(content, dict) and isinstance(content.get("format"), int) and content["format"] > FORMAT:
             what = f"{path} has record format {content['format']}, newer than this vitscale's {FORMAT}"
@@ -81,7 +82,7 @@ def read_rank(path: Path) -> RankRecord:
     """Reads one rank's lines. A line that is broken, or cut off by a crash, is named and left out."""
     steps: list[bytes] = []
     others: list[tuple[int, bytes]] = []
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         for number, raw in enumerate(file, start=1):
             if raw.startswith(lines.STEP_PREFIX) and raw.endswith(b"\n"):
                 steps.append(raw)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
 import threading
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from vitscale.base.files import allocate, file_lock, sync_folder, whole_file
+from vitscale.base.files import allocate, file_lock, open_regular, sync_folder, whole_file
 from vitscale.errors import StoreError, shown
 from vitscale.store.lines import RankLine
 from vitscale.store.records import ErrorLine
@@ -21,9 +22,35 @@ _FLUSH_SECONDS = 0.2
 
 
 def write_whole(path: Path, content: str | bytes, *, make_folder: bool = False) -> None:
-    """Replaces `path` by `content`, text as UTF-8, as `whole_file` does."""
+    """Replaces a file that a user names by `content`, text as UTF-8, as `whole_file` does."""
     with whole_file(path, make_folder=make_folder) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+def write_record(path: Path, content: str | bytes) -> None:
+    """Replaces a file of a results folder as `write_whole` does, but for a link, which is itself replaced."""
+    with whole_file(path, follow_links=False) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+_WRITTEN_BELOW = ("lock", "study.json", "runs", "packs", "jobs", "checks")
+"""What a results folder has of its own; the folder itself may be a link to where there is more room."""
+
+
+def refuse_links(results: Path) -> None:
+    """Refuses to write to a results folder in which the place of something that vitscale writes is taken by a link.
+
+    Such a folder may be somebody else's, and what is written would end up in a file of the user's.
+
+    Raises:
+        StoreError: there is a link.
+    """
+    links = [name for name in _WRITTEN_BELOW if (results / name).is_symlink()]
+    if links:
+        raise StoreError(
+            f"{shown(links[0])} in {shown(str(results))} is a link, and nothing is written through links",
+            next_step="Move what it leads to in its place, or give another folder with -o",
+        )
 
 
 @contextmanager
@@ -34,11 +61,12 @@ def locked(results: Path) -> Iterator[int]:
         The descriptor of the lock file.
 
     Raises:
-        StoreError: another `vitscale run` holds it.
+        StoreError: another `vitscale run` holds it, or parts of the folder are links.
     """
+    refuse_links(results)
     with file_lock(results / "lock", patience_seconds=0.0) as file:
         if file is None:
-            holder = (results / "lock").read_text(encoding="ascii", errors="replace")[:32].strip()
+            holder = _holder(results / "lock")
             who = f" (process {holder})" if holder.isdigit() else ""
             raise StoreError(
                 f"another `vitscale run`{who} is writing to {shown(str(results))}",
@@ -50,9 +78,15 @@ def locked(results: Path) -> Iterator[int]:
         yield file.fileno()
 
 
+def _holder(lock: Path) -> str:
+    """What a lock's holder has written into it."""
+    with open_regular(lock) as file:
+        return file.read(32).decode("ascii", errors="replace").strip()
+
+
 def write_study(results: Path, study: StudyRecord) -> None:
     """Writes study.json whole."""
-    write_whole(results / "study.json", study.model_dump_json(indent=1))
+    write_record(results / "study.json", study.model_dump_json(indent=1))
 
 
 def new_run_folder(results: Path, header: RunHeader) -> Path:
@@ -68,7 +102,7 @@ def new_run_folder(results: Path, header: RunHeader) -> Path:
     _reserve(folder / ".reserve", _OUTCOME_BYTES)
     for rank in range(header.trial.world.size):
         _reserve(folder / f".rank-{rank}.reserve", _LAST_WORD_BYTES)
-    write_whole(folder / "trial.json", header.model_dump_json(indent=1))
+    write_record(folder / "trial.json", header.model_dump_json(indent=1))
     return folder
 
 
@@ -78,10 +112,23 @@ def _reserve(path: Path, size: int) -> None:
 
 
 def write_outcome(folder: Path, outcome: Outcome) -> None:
-    """Ends a run. The reserved room is freed first, so that a full disk cannot prevent writing the outcome."""
+    """Ends a run. The reserved room is freed first, so that a full disk cannot prevent writing the outcome.
+
+    Raises:
+        OSError: it cannot be written, or the run's folder is a link.
+    """
+    free_reserves(folder)
+    if folder.is_symlink():
+        raise OSError(errno.ELOOP, "a run's folder must not be a link", str(folder))
+    write_record(folder / "outcome.json", outcome.model_dump_json(indent=1))
+
+
+def free_reserves(folder: Path) -> None:
+    """Gives the room back that was reserved in a run's folder; a link in the folder's place is left alone."""
+    if folder.is_symlink():
+        return
     for reserve in folder.glob(".*reserve"):
         reserve.unlink(missing_ok=True)
-    write_whole(folder / "outcome.json", outcome.model_dump_json(indent=1))
 
 
 class RankLog:

@@ -123,8 +123,12 @@ def factory_digest(study_path: Path, model: ModelSpec) -> str | None:
 def _spec_of(study_path: Path, reference: str) -> ModuleSpec | None:
     """The specification of the module in "module:name", found where the ranks look for it."""
     module = reference.partition("[")[0].strip().partition(":")[0]
-    # The ranks search in the same order: working directory, study file's folder, installed packages.
-    return _module_spec(module.split("."), [str(Path.cwd()), str(study_path.parent.absolute())])
+    return _module_spec(module.split("."), _user_folders(study_path))
+
+
+def _user_folders(study_path: Path) -> list[str]:
+    """The folders in which ranks look for a user's modules, after what is installed."""
+    return [str(Path.cwd()), str(study_path.parent.absolute())]
 
 
 _HEADS = {"classification": "IMAGE_CLASSIFICATION", "segmentation": "SEMANTIC_SEGMENTATION"}
@@ -221,7 +225,9 @@ def check_reference(
         return
     if (first := name.partition(".")[0]) not in names:
         valid = sorted(name for name in set(names) if not name.startswith("_"))[:20]
-        raise RequestError(f"{what}: {spec.origin} has no {shown(first)}", valid=valid)
+        shadowed = _module_spec_in(module.split("."), _user_folders(study_path))
+        next_step = "" if shadowed is None or shadowed.origin == spec.origin else _RENAME
+        raise RequestError(f"{what}: {spec.origin} has no {shown(first)}", valid=valid, next_step=next_step)
     if first == name and names.count(name) == 1 and (why := _unlike(tree, name, methods, arguments)):
         raise RequestError(f"{what}: {shown(name)} in {spec.origin} {why}")
 
@@ -246,14 +252,30 @@ def _unlike(tree: ast.Module, name: str, methods: tuple[str, ...], arguments: tu
     return ""
 
 
+_RENAME = "A module of this name is installed, and comes before the study's own: give yours another name"
+
+
 def _module_spec(parts: list[str], folders: list[str]) -> ModuleSpec | None:
-    """The module's specification, found package by package without importing any."""
-    spec = PathFinder.find_spec(parts[0], [*folders, *sys.path])
+    """The module's specification, found package by package without importing any, where ranks find it.
+
+    They search what is installed, then the working directory, then the study file's folder.
+    """
+    spec = PathFinder.find_spec(parts[0], [*filter(None, sys.path), *folders])
     try:
         # Editable installations have finders of their own; looking up a top-level name imports nothing.
         spec = spec or importlib.util.find_spec(parts[0])
     except (ImportError, ValueError):
         return None
+    return _submodule_spec(spec, parts)
+
+
+def _module_spec_in(parts: list[str], folders: list[str]) -> ModuleSpec | None:
+    """The module's specification in these folders alone."""
+    return _submodule_spec(PathFinder.find_spec(parts[0], folders), parts)
+
+
+def _submodule_spec(spec: ModuleSpec | None, parts: list[str]) -> ModuleSpec | None:
+    """From the specification of a dotted name's first part to that of all of it."""
     for part in parts[1:]:
         if spec is None or spec.submodule_search_locations is None:
             return None

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
+from vitscale.base.interpreter import forget_safe_path
 from vitscale.processes.heartbeat import PROGRESS, STARTING
 from vitscale.processes.launch_file import RECORDER_RING, TORCH, LaunchFile
 from vitscale.store import RankLog
@@ -109,7 +110,9 @@ def run_script(header: RunHeader, own: RankInfo, log: RankLog, launch: LaunchFil
         str(path),
         *script.filled(train.arguments, header.trial, seed=seed, repeat=header.repeat, output=output),
     ]
-    sys.path[0] = str(path.parent)
+    # As `python train.py` does: its own folder comes first, here and in the processes that it starts.
+    sys.path.insert(0, str(path.parent))
+    forget_safe_path(os.environ)
     os.environ.setdefault(*RECORDER_RING)
     if own.world_size == 1:
         _tell_the_only_rank(launch)

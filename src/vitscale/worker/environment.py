@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import socket
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from vitscale.processes.launch_file import LIBRARY_SETTINGS
 from vitscale.store.records import FORMAT, Device, Environment, GpuSettings, StartLine
 from vitscale.store.results import RunHeader
 from vitscale.trial.engines import installed_versions
+from vitscale.worker.git_revision import git_revision
 from vitscale.worker.rank_process import RankInfo
 
 _SETTINGS = (*LIBRARY_SETTINGS, "HF_HUB_OFFLINE")
@@ -33,7 +32,7 @@ _ALLOCATIONS = {"SLURM_JOB_ID": "slurm", "PBS_JOBID": "pbs", "LSB_JOBID": "lsf"}
 def environment(
     device: torch.device, backend: str | None, *, with_revision: bool = True, engines: tuple[str, ...] = ()
 ) -> Environment:
-    """Host, device, cores, versions and settings of this process; the git revision takes two processes to find.
+    """Host, device, cores, versions and settings of this process; the git revision takes three processes to find.
     `engines` are those in use."""
     versions = {"python": platform.python_version(), **installed_versions(engines)}
     if device.type == "cuda":
@@ -52,7 +51,7 @@ def environment(
         backend=backend,
         settings={key: value for key, value in sorted(os.environ.items()) if key.startswith(_SETTINGS)},
         tf32=tf32_allowed(os.environ.get("NVIDIA_TF32_OVERRIDE")) if device.type == "cuda" else None,
-        git_revision=_git_revision(Path.cwd()) if with_revision else None,
+        git_revision=git_revision(Path.cwd()) if with_revision else None,
         physical_cores=tuple(sorted(core.number for core in physical_cores(cores))) if siblings_told else None,
         cpu=_cpu_name(),
         cpu_governor=_governor(cores),
@@ -127,20 +126,3 @@ def _network_adapters(adapters: Path = _ADAPTERS) -> tuple[str, ...] | None:
 
 def _cpu_name() -> str:
     return cpu_facts().get("model name") or platform.machine()
-
-
-def _git_revision(folder: Path) -> str | None:
-    git = shutil.which("git")
-    if git is None:
-        return None
-    try:
-        answers = [
-            subprocess.run(
-                [git, "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=True
-            ).stdout.strip()
-            for arguments in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
-        ]
-    except (OSError, subprocess.SubprocessError):
-        return None
-    revision, changes = answers
-    return f"{revision}+changes" if changes else revision

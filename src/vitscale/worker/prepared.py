@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from vitscale.base.interpreter import taken_apart
 from vitscale.processes import local_ranks
 from vitscale.processes.launch_file import COMPLETE_VARIABLE, TOKEN_VARIABLE
 from vitscale.processes.parent_death import end_with_parent
@@ -236,18 +237,18 @@ class _Server:
         os.environ.clear()
         os.environ.update(environment)
         importlib.invalidate_caches()
-        python, _, module, *arguments = command
-        self._memory.set_command([python, "-m", module, *arguments])
+        ranks = taken_apart(command)
+        self._memory.set_command(command)
 
         def fork(rank_arguments: list[str], variables: Mapping[str, str]) -> int:
             own = os.getpid()
             pid = os.fork()
             if pid == 0:
                 arrived_ns = now_ns()
-                _leave(lambda: self._rank(own, [python, *rank_arguments], variables, arrived_ns))
+                _leave(lambda: self._rank(own, [ranks.interpreter, *rank_arguments], variables, arrived_ns))
             return pid
 
-        return local_ranks.main(arguments, fork)
+        return local_ranks.main([*ranks.arguments], fork)
 
     def _rank(self, parent: int, command: list[str], variables: Mapping[str, str], arrived_ns: int) -> NoReturn:
         if not end_with_parent(parent):

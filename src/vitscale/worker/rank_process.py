@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, Protocol
 
+from vitscale.base.interpreter import append_to_search_path
 from vitscale.machine.cores import bound_by_launcher, node_distances, physical_cores, share_of_cores
 from vitscale.machine.gpus import GpusUnreadable, host_gpus, visible_gpus
 from vitscale.processes import launch_file
@@ -151,6 +152,8 @@ def run_rank(folder: Path, read: Callable[[Path], Body], arrived_ns: int) -> NoR
     launch = launch_file.read(folder)
     with_environment(launch)
     die_with_parent(launch)
+    # A rank that a user starts by hand finds the user's modules where it is started.
+    append_to_search_path([str(Path.cwd())] if launch is None else launch.import_folders)
     own = rank_info(arrived_ns, launch)
     try:
         body = read(folder)

@@ -108,7 +108,7 @@ def told_if_unwritable(what: str, where: object, next_step: str = "", *, is_answ
 
 
 @contextmanager
-def whole_file(path: Path, *, make_folder: bool = False) -> Iterator[BinaryIO]:
+def whole_file(path: Path, *, make_folder: bool = False, private: bool = False) -> Iterator[BinaryIO]:
     """Opens a file that is written in a block: after a crash it holds the old content or the new, never a mix.
 
     A link stays, and what it leads to is replaced. A stream (`is_stream`) is written to as it is: a file in its place
@@ -117,6 +117,7 @@ def whole_file(path: Path, *, make_folder: bool = False) -> Iterator[BinaryIO]:
     Args:
         path: the file.
         make_folder: make its folder where that is missing.
+        private: let only its owner read it, whatever the umask, from its first byte on.
 
     Yields:
         The draft, or the stream.
@@ -133,7 +134,7 @@ def whole_file(path: Path, *, make_folder: bool = False) -> Iterator[BinaryIO]:
     try:
         if make_folder:
             target.parent.mkdir(parents=True, exist_ok=True)
-        with draft.open("wb") as file:
+        with os.fdopen(_new_file(draft, private=private), "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -146,6 +147,15 @@ def whole_file(path: Path, *, make_folder: bool = False) -> Iterator[BinaryIO]:
         if isinstance(error, OSError) and str(error.filename) == str(draft):
             raise OSError(error.errno, error.strerror, str(path)) from None
         raise
+
+
+def _new_file(path: Path, *, private: bool) -> int:
+    """The descriptor of an empty file, which with `private` only its owner may read and write."""
+    mode = 0o600 if private else 0o666
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    if private:
+        os.fchmod(descriptor, mode)  # a draft that a killed process has left keeps its mode
+    return descriptor
 
 
 def sync_folder(folder: Path) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import secrets
 import socket
 import threading
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from vitscale.base.secret_names import is_secret_name
 from vitscale.errors import RequestError
 from vitscale.launchers import LOCAL, launched, launcher_named
 from vitscale.launchers.base import Spawn
@@ -42,8 +42,6 @@ _PASSED_ON = (*LIBRARY_SETTINGS, "HF_", "VITSCALE_")
 _NOT_PASSED_ON = ("CUDA_VISIBLE_DEVICES", launch_file.TOKEN_VARIABLE, launch_file.COMPLETE_VARIABLE)
 """Variables that ranks do not inherit: which GPUs are free differs from host to host, and each run has its token."""
 _THREADS, _SEARCH_PATH = "OMP_NUM_THREADS", "PYTHONPATH"
-_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|_KEY$|_AUTH")
-"""Found in names of variables whose values must not end up in a results folder, as in HF_TOKEN."""
 _FIRST_PORT, _PORTS = 20_000, 12_000
 """First port and number of ports for rank 0: below those that Linux gives to connections (32768 and up)."""
 
@@ -167,7 +165,8 @@ def start_ranks(
             host_id=launch_file.host_id(),
             started_ns=time.clock_gettime_ns(time.CLOCK_MONOTONIC),
         )
-        write_whole(spawn.run_folder / launch_file.NAME, file.model_dump_json(indent=1))
+        # It has the token, by which a process speaks for a rank, and the values of [launch.environment].
+        write_whole(spawn.run_folder / launch_file.NAME, file.model_dump_json(indent=1), private=True)
         return placement.start(spawn, heartbeats, prepared.process)
     except PreparedError as error:
         heartbeats.close()
@@ -179,14 +178,17 @@ def start_ranks(
 
 def _settings(section: LaunchSection) -> dict[str, str]:
     """The user's settings for libraries that are meant for every rank, and those of the study."""
-    passed_on = {
-        key: value
-        for key, value in os.environ.items()
-        if key.startswith(_PASSED_ON) and key not in _NOT_PASSED_ON and not _SECRET.search(key)
-    }
+    passed_on = {name: value for name, value in os.environ.items() if _is_passed_on(name)}
     names = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
     interface = dict.fromkeys(names, section.interface) if section.interface is not None else {}
     return passed_on | interface | section.environment
+
+
+def _is_passed_on(name: str) -> bool:
+    """Whether ranks get a variable of the user's own: one that libraries read, and whose value may be stored."""
+    if name in _NOT_PASSED_ON or is_secret_name(name):
+        return False
+    return name.startswith(_PASSED_ON)
 
 
 def _port(run_folder: Path, hosts: tuple[Host, ...]) -> int:

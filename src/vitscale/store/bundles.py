@@ -16,6 +16,7 @@ import io
 import itertools
 import json
 import re
+import stat
 import tarfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -70,9 +71,10 @@ def write_bundle(
     """
     files = {str(file.relative_to(results)): file for file in _files(results)}
     digests: dict[str, str] = {}
+    private = not redact and _is_private(results / "study.json")
     try:
         with (
-            whole_file(path, make_folder=True) as raw,
+            whole_file(path, make_folder=True, private=private) as raw,
             gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed,
             tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
         ):
@@ -90,6 +92,11 @@ def write_bundle(
         what = f"{shown(str(error.filename or path))} cannot be bundled: {error.strerror or error}"
         raise StoreError(what, next_step="Give another file with -o") from None
     return digests
+
+
+def _is_private(study: Path) -> bool:
+    """Whether only the owner of a study may read it (`store.private_values`)."""
+    return study.is_file() and study.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH) == 0
 
 
 def _files(results: Path) -> Iterator[Path]:

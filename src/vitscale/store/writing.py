@@ -12,6 +12,7 @@ from pathlib import Path
 from vitscale.base.files import file_lock, sync_folder, whole_file
 from vitscale.errors import StoreError, shown
 from vitscale.store.lines import RankLine
+from vitscale.store.private_values import is_private, launch_variables
 from vitscale.store.records import ErrorLine
 from vitscale.store.results import Outcome, RunHeader, StudyRecord
 
@@ -20,9 +21,9 @@ _LAST_WORD_BYTES = 64 * 1024
 _FLUSH_SECONDS = 0.2
 
 
-def write_whole(path: Path, content: str | bytes, *, make_folder: bool = False) -> None:
+def write_whole(path: Path, content: str | bytes, *, make_folder: bool = False, private: bool = False) -> None:
     """Replaces `path` by `content`, text as UTF-8, as `whole_file` does."""
-    with whole_file(path, make_folder=make_folder) as file:
+    with whole_file(path, make_folder=make_folder, private=private) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
@@ -51,8 +52,9 @@ def locked(results: Path) -> Iterator[int]:
 
 
 def write_study(results: Path, study: StudyRecord) -> None:
-    """Writes study.json whole."""
-    write_whole(results / "study.json", study.model_dump_json(indent=1))
+    """Writes study.json whole; for its owner alone where the study's text sets variables that others must not read."""
+    private = any(is_private(name, value) for name, value in launch_variables(study).items())
+    write_whole(results / "study.json", study.model_dump_json(indent=1), private=private)
 
 
 def new_run_folder(results: Path, header: RunHeader) -> Path:

@@ -20,6 +20,7 @@ import stat
 import tarfile
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -30,6 +31,7 @@ from vitscale.base.files import whole_file
 from vitscale.errors import StoreError, shown
 from vitscale.store.lines import first_reason
 from vitscale.store.packs import RUN_FOLDER, rewritten, undecodable
+from vitscale.store.reading import read_study
 from vitscale.store.redaction import Redactor
 
 _TOP = "vitscale-bundle"
@@ -78,7 +80,7 @@ def write_bundle(
             gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed,
             tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
         ):
-            for name, content in _contents(files, beside, redact=redact):
+            for name, content in _contents(results, files, beside, redact=redact):
                 digests[name] = hashlib.sha256(content).hexdigest()
                 _add(archive, name, content)
             for run in sorted((results / "runs").iterdir()) if (results / "runs").is_dir() else ():
@@ -108,7 +110,7 @@ def _files(results: Path) -> Iterator[Path]:
 
 
 def _contents(
-    files: Mapping[str, Path], beside: Mapping[str, Any] | None, *, redact: bool
+    results: Path, files: Mapping[str, Path], beside: Mapping[str, Any] | None, *, redact: bool
 ) -> Iterator[tuple[str, bytes]]:
     if not redact:
         if beside is not None:
@@ -117,12 +119,9 @@ def _contents(
             yield name, file.read_bytes()
         return
     redactor = Redactor()
-    for file in files.values():
-        if file.suffix == ".parquet":
-            rewritten(file, redactor.learn_from)
-        elif file.suffix != ".gz":
-            redactor.learn_from(_text(file))
+    _learn(redactor, files, results)
     if beside is not None:
+        redactor.learn_from(json.dumps(beside))
         yield "answer.json", json.dumps(redactor.value(beside), indent=1).encode()
     for name, file in files.items():
         if file.suffix == ".parquet":
@@ -133,9 +132,48 @@ def _contents(
             yield name, of_text(_text(file)).encode()
 
 
+def _learn(redactor: Redactor, files: Mapping[str, Path], results: Path) -> None:
+    """Learns what is to be taken out, from all files of a bundle and from those that say what ranks were started with.
+
+    The latter are no part of a bundle, and have what a site file sets in [launch.environment].
+    """
+    with suppress(StoreError):  # one that cannot be read is text like any other
+        study = read_study(results)
+        if study is not None:
+            redactor.learn_study(study)
+    for pattern in ("runs/*/launch.json", "jobs/*.json"):
+        for file in results.glob(pattern):
+            if file.is_file() and not file.is_symlink():
+                redactor.learn_variables(_variables_in(file))
+    for file in files.values():
+        if file.suffix == ".parquet":
+            rewritten(file, redactor.learn_from)
+        elif file.suffix != ".gz":
+            redactor.learn_from(_text(file))
+
+
+def _variables_in(file: Path) -> Mapping[str, str]:
+    """The variables of ranks in a run's launch file or a job's file; none where it cannot be read."""
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    launch = content.get("launch", content) if isinstance(content, dict) else None
+    variables = launch.get("environment") if isinstance(launch, dict) else None
+    if not isinstance(variables, dict):
+        return {}
+    return {name: value for name, value in variables.items() if isinstance(value, str)}
+
+
 def _text(file: Path) -> str:
+    """The text of a file; of a long log the whole lines at its beginning, for half a secret is not recognised."""
+    if file.suffix != ".txt":
+        return file.read_bytes().decode("utf-8", errors="replace")
     with file.open("rb") as opened:
-        return opened.read(_MOST_LOG_BYTES if file.suffix == ".txt" else -1).decode("utf-8", errors="replace")
+        content = opened.read(_MOST_LOG_BYTES + 1)
+    if len(content) > _MOST_LOG_BYTES:
+        content = content[: content.rfind(b"\n", 0, _MOST_LOG_BYTES) + 1]
+    return content.decode("utf-8", errors="replace")
 
 
 def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:

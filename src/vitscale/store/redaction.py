@@ -23,7 +23,7 @@ from vitscale.base.secret_names import is_plain_value, is_secret_name
 from vitscale.store.checks import CheckedRank, CheckRecord
 from vitscale.store.known_secrets import KnownSecrets
 from vitscale.store.lines import WINDOWS, kinds_of
-from vitscale.store.private_values import launch_variables, study_tables
+from vitscale.store.private_values import is_private, launch_variables, study_tables
 from vitscale.store.records import RankRecord, StepLine
 from vitscale.store.results import Outcome, RunHeader, StudyRecord
 from vitscale.store.secret_forms import FORMS, is_secret_of, secrets_in, secrets_of, taken
@@ -261,6 +261,25 @@ class Redactor:
     def lines(self, text: str) -> str:
         """Redacts lines of JSON values, one value a line."""
         return "\n".join(self.json_text(line) if line else "" for line in text.split("\n"))
+
+
+NOT_SHOWN = "(not shown)"
+
+
+def without_secrets(study: StudyRecord) -> StudyRecord:
+    """The study with `NOT_SHOWN` in place of the secrets in its text and overrides, for a page that others read."""
+    secrets = KnownSecrets(words=_own_words()[1] | NAMED_MODELS.keys())
+    for name, value in launch_variables(study).items():
+        if is_private(name, value):
+            secrets.add(value)
+    for table in study_tables(study.text, study.overrides):
+        for secret in secrets_of(table, _own_words()[0].__contains__):
+            secrets.add(secret)
+
+    def shown(text: str) -> str:
+        return secrets.replaced(text, lambda _: NOT_SHOWN)
+
+    return study.model_copy(update={"text": shown(study.text), "overrides": tuple(map(shown, study.overrides))})
 
 
 def _settings_in(value: Any) -> Iterator[Mapping[str, Any]]:

@@ -186,9 +186,9 @@ def _settings(section: LaunchSection) -> dict[str, str]:
 
 def _is_passed_on(name: str) -> bool:
     """Whether ranks get a variable of the user's own: one that libraries read, and whose value may be stored."""
-    if name in _NOT_PASSED_ON or is_secret_name(name):
+    if not name.startswith(_PASSED_ON):
         return False
-    return name.startswith(_PASSED_ON)
+    return name not in _NOT_PASSED_ON and not is_secret_name(name)
 
 
 def _port(run_folder: Path, hosts: tuple[Host, ...]) -> int:
@@ -197,11 +197,13 @@ def _port(run_folder: Path, hosts: tuple[Host, ...]) -> int:
     It differs by run, attempt and results folder: two drivers may do the same study at the same time.
     """
     first = int.from_bytes(hashlib.sha256(str(run_folder).encode()).digest()[:4]) % _PORTS
-    candidates = [_FIRST_PORT + (first + n) % _PORTS for n in range(100)]
     # A launcher may put this machine first (mpirun).
-    if hosts and not any(is_this_machine(host.name) for host in hosts):
-        return candidates[0]
-    return next((port for port in candidates if can_bind("", port)), candidates[0])
+    is_elsewhere = bool(hosts) and not any(is_this_machine(host.name) for host in hosts)
+    for n in range(100):
+        port = _FIRST_PORT + (first + n) % _PORTS
+        if is_elsewhere or can_bind("", port):
+            return port
+    return _FIRST_PORT + first
 
 
 _UNKNOWN_NAME = "This machine must know the name: see /etc/hosts, and the hostfile where there is one"

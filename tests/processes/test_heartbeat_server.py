@@ -165,6 +165,8 @@ HOSTILE = (
     hello(token=None),
     hello(token=[TOKEN]),
     hello(token=TOKEN + "0"),
+    hello(token=TOKEN[:-1]),
+    hello(token="\ud800é"),  # noqa: S106 - of no run
     hello(role=None),
     hello(pid="77"),
     hello(pid=-1),
@@ -273,6 +275,45 @@ def test_five_hundred_that_say_nothing_keep_nobody_out(
         assert all(map(let_go, idle)), "they are not kept for ever"
         rank.sendall(line(step=1))
         at_step(heartbeats, 0, 1)
+
+
+def test_ranks_are_let_in_behind_more_that_say_nothing_than_there_are_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a process may open 256 files, and another user holds 200 connections."""
+    monkeypatch.setattr(heartbeat_server, "_connections_allowed", lambda: 128)
+    crowded = HeartbeatServer(TOKEN, "127.0.0.1")
+    try:
+        with contextlib.ExitStack() as callers:
+            first = callers.enter_context(connected(crowded))
+            first.sendall(hello(0))
+            heard(crowded, 0)
+            silent = [callers.enter_context(connected(crowded)) for _ in range(200)]
+            ranks = [callers.enter_context(connected(crowded)) for _ in range(3)]
+            for number, rank in enumerate(ranks, start=1):
+                rank.sendall(hello(number))
+            assert [heard(crowded, number).lost for number in (1, 2, 3)] == [None] * 3
+            assert let_go(silent[0]), "who says nothing makes room"
+            first.sendall(line(step=1))
+            at_step(crowded, 0, 1)
+            assert crowded.statuses()[0].lost is None, "those inside notice nothing"
+    finally:
+        crowded.close()
+
+
+def test_who_says_nothing_has_few_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others wait in the kernel's queue, and take no files of the driver's."""
+    monkeypatch.setattr(heartbeat_server, "_connections_allowed", lambda: 128)
+    monkeypatch.setattr(heartbeat_server, "_CROWDED_HELLO_SECONDS", 600.0)
+    crowded = HeartbeatServer(TOKEN, "127.0.0.1")
+    try:
+        with contextlib.ExitStack() as callers:
+            silent = [callers.enter_context(connected(crowded)) for _ in range(40)]
+            wait_until(lambda: not crowded._accepting, "all places are taken")
+            assert len(crowded._buffers) == 16
+            silent[0].sendall(hello(0))
+            heard(crowded, 0)
+            wait_until(lambda: len(crowded._buffers) == 17, "the place of one that has said hello is free again")
+    finally:
+        crowded.close()
 
 
 def test_files_are_left_for_the_driver_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from vitscale.processes import launch_file
 from vitscale.processes.heartbeat import LOST_DRIVER_EXIT_CODE
 from vitscale.processes.heartbeat_server import HeartbeatServer
 from vitscale.processes.host_agent import carrying
-from vitscale.processes.launch_file import TOKEN_VARIABLE
+from vitscale.processes.launch_file import TOKEN_VARIABLE, name_of
 
 KEEPER = [sys.executable, "-m", "vitscale.processes.host_agent"]
 
@@ -77,7 +77,7 @@ def test_the_agent_ends_with_a_host_agent_that_is_killed(tmp_path: Path, heartbe
     host_agent.wait()
     wait_until(lambda: not alive(pids[0]), "the agent is gone")
     # Those that are no children of the agent's are found by their token.
-    assert subprocess.run([*KEEPER, "--end", TOKEN], timeout=300).returncode == 0
+    assert subprocess.run([*KEEPER, "--end", name_of(TOKEN)], timeout=300).returncode == 0
     assert [alive(pid) for pid in pids] == [False] * 3
 
 
@@ -85,7 +85,7 @@ def test_other_runs_are_left_alone(tmp_path: Path) -> None:
     asleep = [sys.executable, "-c", "import time; time.sleep(600)"]
     other = subprocess.Popen(asleep, env=os.environ | {TOKEN_VARIABLE: "another"})
     try:
-        assert subprocess.run([*KEEPER, "--end", "anothe"], timeout=300).returncode == 0
+        assert subprocess.run([*KEEPER, "--end", name_of("anothe")], timeout=300).returncode == 0
         assert other.poll() is None
     finally:
         other.kill()
@@ -148,4 +148,4 @@ def refused(answer: subprocess.CompletedProcess[str]) -> str:
 def test_other_arguments_are_refused(arguments: list[str]) -> None:
     answer = subprocess.run([*KEEPER, *arguments], capture_output=True, text=True)
     assert answer.returncode == 1
-    assert answer.stderr == "usage: python -m vitscale.processes.host_agent FOLDER -- COMMAND... | --end TOKEN\n"
+    assert answer.stderr == "usage: python -m vitscale.processes.host_agent FOLDER -- COMMAND... | --end NAME\n"

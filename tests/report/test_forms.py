@@ -85,3 +85,20 @@ def test_latex_tables_keep_within_the_page() -> None:
     fitted = text.index(r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%")
     assert fitted < text.index(r"\begin{tabular}") < text.index("\\end{tabular}}")
     assert text.count("{") == text.count("}")
+
+
+def test_no_form_shows_the_secrets_of_a_study() -> None:
+    """A page is shown around. Settings stay: they say how the study ran."""
+    results = rich_study()
+    text = """[train]
+script = "train.py"
+arguments = ["--token", "hunter31passabc", "--depth", "3"]
+[launch]
+environment = { WANDB_API_KEY = "hunter32passabc", NCCL_IB_HCA = "mlx5_0:1", MODE = "offline" }
+"""
+    study = results.study.model_copy(update={"text": text, "overrides": ("launch.environment.A_PAT=hunter33passabc",)})
+    analysis = analyse(results.model_copy(update={"study": study}))
+    for form in (page(analysis), markdown(analysis), latex(analysis)):
+        assert "hunter" not in form
+        assert "notshown" in letters(form)
+        assert all(letters(word) in letters(form) for word in ("WANDB_API_KEY", "mlx5_0:1", "offline", "--depth"))

@@ -36,6 +36,7 @@ def test_settings_of_libraries_are_passed_on_and_secrets_are_not(
             monkeypatch.delenv(name)
     given = {"NCCL_DEBUG": "INFO", "HF_HOME": "/models", "OMP_NUM_THREADS": "7", "GLOO_SOCKET_IFNAME": "lo"}
     kept = {"HF_TOKEN": "hf_1", "HF_HUB_TOKEN": "hf_2", "NCCL_SECRET": "x", "TORCH_API_KEY": "k", "HOME_PAGE": "h"}
+    kept |= {"HF_PAT": "p", "DS_CRED": "c", "VITSCALE_PASSPHRASE": "s", "NCCL_MY_SECRETX": "x", "TORCH_PWD": "w"}
     apart = {"CUDA_VISIBLE_DEVICES": "3", launch_file.TOKEN_VARIABLE: "around"}
     for name, value in (given | kept | apart).items():
         monkeypatch.setenv(name, value)

@@ -22,6 +22,7 @@ from vitscale.launchers.torchrun import Torchrun
 from vitscale.machine.hardware import this_machine
 from vitscale.machine.hosts import Host
 from vitscale.processes.host_agent import carrying, end_all
+from vitscale.processes.launch_file import name_of
 from vitscale.runner.one_run import launch_plan, start_ranks
 from vitscale.schedulers import Job, hostfile
 from vitscale.schedulers.hostfile import Hostfile
@@ -193,10 +194,11 @@ def test_a_rank_elsewhere_is_told_everything_and_ended_by_asking(elsewhere: Else
     assert len(carrying(started.token)) == 2, "ssh's process here, and the rank there"
     assert started.end() == ()
     assert not carrying(started.token)
+    assert started.token not in elsewhere.sent.read_text(), "every user reads argvs"
     assert (
         elsewhere.sent.read_text()
         .splitlines()[-1]
-        .endswith(f"-- {ELSEWHERE} {PYTHON} -P -m vitscale.processes.host_agent --end {started.token}")
+        .endswith(f"-- {ELSEWHERE} {PYTHON} -P -m vitscale.processes.host_agent --end {name_of(started.token)}")
     )
 
 

@@ -215,7 +215,7 @@ def test_a_host_that_is_called_as_a_word_of_the_format_leaves_the_bundle_readabl
         ("gpu07 waits for GPU07", "host-0 waits for host-0"),
         ("../ada/x and ./y", "PATH-0 and PATH-1"),
         ("197 tokens per second of --token abcdef", "197 tokens per second of --token SECRET-0"),
-        ("HF_TOKEN=hf_abcdefghijkl", "HF_TOKEN=SECRET-1"),
+        ("HF_TOKEN=hf_abcdefghijkl", "HF_TOKEN=SECRET-0"),
         ("cd '/scratch/Ada Doe/x y' && ls", "cd 'PATH-0' && ls"),
         ("mia@login01 ran C:\\Users\\Mia\\x", "USER-0 ran PATH-0"),
         ("commit 4423a906aabbccddeeff00112233445566778899", "commit REVISION-0"),

@@ -11,7 +11,7 @@ from torch import nn
 from results_factory import make_trial
 from vitscale import engines
 from vitscale.probes.matmul import tf32_allowed
-from vitscale.worker.environment import _boost, _governor, _network_adapters, allocation
+from vitscale.worker.environment import _boost, _governor, _network_adapters, allocation, recorded_settings
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,13 @@ from vitscale.worker.environment import _boost, _governor, _network_adapters, al
 )
 def test_the_job_that_holds_the_hosts(variables: dict[str, str], named: str | None) -> None:
     assert allocation(variables) == named
+
+
+def test_variables_of_libraries_are_recorded_and_secrets_are_not() -> None:
+    """By their prefixes these are settings too: rank-0.jsonl is readable by all users."""
+    settings = {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "4", "HF_HUB_OFFLINE": "1"}
+    secrets = {"NCCL_MY_SECRETX": "a", "TORCH_PWD": "b", "DS_CRED": "c", "CUDA_PASSPHRASE": "d"}
+    assert recorded_settings({**secrets, **settings, "HOME": "/root"}) == settings
 
 
 def test_fp32_is_multiplied_in_fp32_whatever_a_container_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,7 +154,9 @@ def told_if_unwritable(what: str, where: object, next_step: str = "", *, is_answ
 
 
 @contextmanager
-def whole_file(path: Path, *, make_folder: bool = False, follow_links: bool = True) -> Iterator[BinaryIO]:
+def whole_file(
+    path: Path, *, make_folder: bool = False, follow_links: bool = True, private: bool = False
+) -> Iterator[BinaryIO]:
     """Opens a file that is written in a block: after a crash it holds the old content or the new, never a mix.
 
     A link stays, and what it leads to is replaced. A stream (`is_stream`) is written to as it is: a file in its place
@@ -164,6 +166,7 @@ def whole_file(path: Path, *, make_folder: bool = False, follow_links: bool = Tr
         path: the file.
         make_folder: make its folder where that is missing.
         follow_links: whether the name is a user's. Otherwise whatever has it, a link or a pipe, is itself replaced.
+        private: let only its owner read it, whatever the umask, from its first byte on.
 
     Yields:
         The draft, or the stream.
@@ -180,7 +183,7 @@ def whole_file(path: Path, *, make_folder: bool = False, follow_links: bool = Tr
     with _errors_naming(path, in_place_of=draft):
         if make_folder:
             target.parent.mkdir(parents=True, exist_ok=True)
-        file = _new_file(draft)
+        file = _new_file(draft, private=private)
         try:
             with file:
                 yield file
@@ -215,14 +218,17 @@ _DRAFT_LETTERS = 40
 """Letters of a draft's name that tell what it is of: a name has 255 bytes at most, of up to 4 bytes a letter."""
 
 
-def _new_file(path: Path) -> BinaryIO:
+def _new_file(path: Path, *, private: bool) -> BinaryIO:
     """Makes a file and opens it for writing; whatever has its name already is left alone.
+
+    With `private` only its owner may read and write it.
 
     Raises:
         OSError: it cannot be made, or the name is taken.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.fdopen(os.open(path, flags, 0o666), "wb")
+    mode = 0o600 if private else 0o666
+    return os.fdopen(os.open(path, flags, mode), "wb")
 
 
 def sync_folder(folder: Path) -> None:

@@ -16,7 +16,7 @@ from vitscale.present import units
 from vitscale.present.document import Block, Bullets, Column, Document, Paragraph, Table, table
 
 if TYPE_CHECKING:
-    from vitscale.importers.contents import LinkFormat
+    from vitscale.importers.contents import LinkFormat, LogRun
     from vitscale.importers.importing import Done
 
 
@@ -145,10 +145,13 @@ def _series(done: Done) -> list[dict[str, Any]]:
     """A JSON object for each series; epochs and steps are those of each run's first rank."""
     from vitscale.analysis.scaling import curve_name
 
+    runs_of: dict[str, list[LogRun]] = {}
+    for imported in done.runs:
+        runs_of.setdefault(imported.header.trial_id, []).append(imported.run)
     objects = []
     for curve in done.study.curves:
-        ids = {point.trial_id for point in curve.points}
-        runs = [imported.run for imported in done.runs if imported.header.trial_id in ids]
+        trial_ids = dict.fromkeys(point.trial_id for point in curve.points)
+        runs = [run for trial_id in trial_ids for run in runs_of.get(trial_id, ())]
         objects.append(
             {
                 "series": curve_name(curve.labels, done.study.trials[curve.points[-1].trial_id]),

@@ -228,7 +228,7 @@ class LogRank:
     rank: int
     device: str | None = None
     host: str | None = None
-    steps: tuple[StepLine, ...] = ()
+    steps: Sequence[StepLine] = ()
     epochs: tuple[EpochLine, ...] = ()
     explained: tuple[ExplainedLine, ...] = ()
     traffic: tuple[TrafficLine, ...] = ()

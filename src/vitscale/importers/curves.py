@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from vitscale.importers.contents import Setting
 from vitscale.importers.records import counts_hosts
@@ -20,7 +22,7 @@ class _Point:
     setting: Setting
     trial: Trial
 
-    @property
+    @cached_property
     def trial_id(self) -> str:
         return self.trial.identity()
 
@@ -63,18 +65,20 @@ def curves_of(settings_and_trials: Sequence[tuple[Setting, Trial]]) -> tuple[Cur
     ]
     for setting, _, labels in labelled:
         worlds.setdefault(tuple(labels.values()), set()).add((setting.gpus, setting.nodes))
+    on_hosts = {group: _on_hosts(in_group) for group, in_group in worlds.items()}
     for setting, trial, labels in labelled:
         layouts = [labels["layout"]]
         if labels["layout"] is None:
-            layouts = _on_hosts(worlds[tuple(labels.values())])[setting.gpus, setting.nodes]
+            layouts = on_hosts[tuple(labels.values())][setting.gpus, setting.nodes]
         for layout in layouts:
             own = labels | {"layout": layout}
             groups.setdefault(tuple(own.values()), (own, []))[1].append(_Point(setting, trial))
     lines = [line for labels, points in groups.values() for line in _lines(labels, points)]
+    naming = _Naming.of(lines)
     return tuple(
         Curve(
             mode=line.mode,
-            labels=_telling(line, lines),
+            labels=naming.labels_of(line),
             points=tuple(CurvePoint(gpus=point.setting.gpus, trial_id=point.trial_id) for point in line.points),
         )
         for line in lines
@@ -188,14 +192,46 @@ def _alike(points: Sequence[_Point], of: Any) -> list[list[_Point]]:
     ]
 
 
-def _telling(line: _Line, lines: Sequence[_Line]) -> dict[str, Any]:
-    """The labels that differ within the import; for a single series, the labels that a reader would ask for first."""
-    differ = {key for key, value in line.group.items() if any(other.group[key] != value for other in lines)}
-    if not differ:
-        usual = ("series", "model.name", "cluster", "data.name", "train.micro_batch", "train.global_batch")
-        differ = {key for key in usual if line.group[key] is not None}
-    told = {key: value for key, value in line.group.items() if key in differ and value is not None}
-    same = [other for other in lines if other.group == line.group and other.mode == line.mode]
-    if len(same) > 1:
-        told |= {"scaling.fraction_per_gpu" if line.mode == "weak" else "data.fraction": line.share}
-    return told
+class _SameLabels(NamedTuple):
+    """What lines have in common that only their share of the data tells apart."""
+
+    mode: Mode
+    group: tuple[tuple[str, Any], ...]
+
+    @classmethod
+    def of(cls, line: _Line) -> _SameLabels:
+        """The key of a line."""
+        return cls(line.mode, tuple(line.group.items()))
+
+
+_USUAL_LABELS = ("series", "model.name", "cluster", "data.name", "train.micro_batch", "train.global_batch")
+
+
+@dataclass(frozen=True)
+class _Naming:
+    """How the curves of one import are told apart."""
+
+    values: Mapping[str, Set[Any]]
+    """The values that each label has on any line; all lines have all labels, None where a file does not tell."""
+    lines_alike: Mapping[_SameLabels, int]
+    """Number of lines with one mode and the same labels."""
+
+    @classmethod
+    def of(cls, lines: Sequence[_Line]) -> _Naming:
+        """Looks at each line once."""
+        values: dict[str, set[Any]] = {}
+        for line in lines:
+            for label, value in line.group.items():
+                values.setdefault(label, set()).add(value)
+        return cls(values, Counter(map(_SameLabels.of, lines)))
+
+    def labels_of(self, line: _Line) -> dict[str, Any]:
+        """The labels that differ within the import; for a single series, those that a reader would ask for first."""
+        differing = {label for label in line.group if len(self.values[label]) > 1}
+        if not differing:
+            differing = {label for label in _USUAL_LABELS if line.group.get(label) is not None}
+        labels = {label: value for label, value in line.group.items() if label in differing and value is not None}
+        if self.lines_alike[_SameLabels.of(line)] > 1:
+            share = "scaling.fraction_per_gpu" if line.mode == "weak" else "data.fraction"
+            labels[share] = line.share
+        return labels

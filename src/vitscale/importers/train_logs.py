@@ -25,6 +25,7 @@ from vitscale.importers.deepspeed_lines import Facts, without_colours
 from vitscale.importers.records import step_line
 from vitscale.importers.tables import text_of
 from vitscale.present.units import percent
+from vitscale.store.lines import Steps
 from vitscale.store.records import StepLine
 from vitscale.trial import model_cost, model_spec
 
@@ -352,7 +353,7 @@ def _run(path: Path, log: _Log, options: Options, how_to_tell: str) -> tuple[Log
         parameters=parameters,
         train_samples=samples,
     )
-    rank = LogRank(0, steps=tuple(_steps(log, (micro_batch or 0) * accum, micro_steps)))
+    rank = LogRank(0, steps=Steps.streamed(_steps(log, (micro_batch or 0) * accum, micro_steps)))
     return LogRun(setting, path.name, (contents.identified(path),), (rank,), of_the_run=True), notes
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hmac
 import json
 import re
 import resource
@@ -19,6 +20,11 @@ from vitscale.processes.heartbeat import BEAT_SECONDS, SILENCE_SECONDS, answers_
 _LONGEST_MESSAGE = 4096
 _FILES = 65_536
 _HELLO_SECONDS = 30.0
+"""A connection that has not said hello for this long is closed."""
+_CROWDED_HELLO_SECONDS = 0.25
+"""The same while others wait to be let in. A rank says hello as it connects."""
+_SILENT_SHARE = 8
+"""One in so many of all connections may be one that has not said hello."""
 _ROLE = re.compile(r"rank (\d{1,6})")
 _PRINTABLE = re.compile(r"[\x20-\x7e]{0,253}")
 
@@ -57,6 +63,8 @@ class HeartbeatServer:
         self._stacks_wanted = False
         self._closing = False
         self._most_connections = _connections_allowed()
+        self._most_silent = max(1, self._most_connections // _SILENT_SHARE)
+        self._accepting = True
         self._buffers: dict[socket.socket, bytes] = {}
         self._ranks: dict[socket.socket, int | None] = {}
         self._unknown_since: dict[socket.socket, float] = {}
@@ -101,14 +109,33 @@ class HeartbeatServer:
                 for connection in [*self._buffers]:
                     self._tell(connection, message)
                 last_beat = now
-            for connection, since in [*self._unknown_since.items()]:
-                if now - since > _HELLO_SECONDS:
-                    self._forget(connection)
+            self._let_in_or_wait(now)
+
+    def _let_in_or_wait(self, now: float) -> None:
+        """Lets go of who has not said hello in time, and listens to new callers only where there is room for them.
+
+        Whoever can reach the port may connect and say nothing. So the silent have few places, and others wait for these
+        in the kernel's queue: they are not refused, for a rank may be among them.
+        """
+        is_full = len(self._unknown_since) >= self._most_silent
+        patience_seconds = _CROWDED_HELLO_SECONDS if is_full else _HELLO_SECONDS
+        for connection, since in [*self._unknown_since.items()]:
+            if now - since <= patience_seconds:
+                break  # those behind it came later
+            self._hear(connection)  # its hello may have come just now
+            if connection in self._unknown_since:
+                self._forget(connection)
+        has_room = len(self._unknown_since) < self._most_silent
+        if has_room and not self._accepting:
+            self._selector.register(self._server, selectors.EVENT_READ)
+        elif self._accepting and not has_room:
+            self._selector.unregister(self._server)
+        self._accepting = has_room
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             connection, _ = self._server.accept()
-            if len(self._buffers) >= self._most_connections:
+            if len(self._ranks) >= self._most_connections:
                 connection.close()
                 return
             connection.setblocking(False)
@@ -161,7 +188,7 @@ class HeartbeatServer:
 
     def _welcome(self, connection: socket.socket, message: Mapping[str, Any]) -> bool:
         host, pid, role = message.get("host"), message.get("pid"), message.get("role")
-        if message.get("token") != self._token or not isinstance(role, str):
+        if not self._is_token(message.get("token")) or not isinstance(role, str):
             return False
         if type(pid) is not int or not 0 < pid < 2**31:
             return False
@@ -177,6 +204,12 @@ class HeartbeatServer:
             with self._lock:
                 self._statuses[rank] = RankStatus(host=host, pid=pid, heard_seconds=time.monotonic())
         return True
+
+    def _is_token(self, text: object) -> bool:
+        """Whether this is the run's token; how long the answer takes tells nothing of how much of it is right."""
+        if not isinstance(text, str):
+            return False
+        return hmac.compare_digest(text.encode(errors="backslashreplace"), self._token.encode())
 
     def _broken(self, connection: socket.socket, error: OSError | None) -> None:
         rank = self._ranks.get(connection)

@@ -2,7 +2,8 @@
 
 The driver starts commands on other hosts through it. When its other end dies, a remote shell leaves behind what it has
 started. This agent does not: when its heartbeat breaks it ends every process of the run on this host, wherever in the
-process tree. `python -m vitscale.processes.host_agent --end TOKEN` ends the run with that token here.
+process tree. `python -m vitscale.processes.host_agent --end NAME` ends the run of that name
+(`launch_file.name_of`) here.
 """
 
 from __future__ import annotations
@@ -29,9 +30,14 @@ def end_all(token: str, first: signal.Signals = signal.SIGTERM) -> None:
 
     Returns when all are gone. The calling process is spared.
     """
+    end_run(launch_file.name_of(token), first)
+
+
+def end_run(name: str, first: signal.Signals = signal.SIGTERM) -> None:
+    """Ends every process of the run of that name, as `end_all` does."""
     stop = first
     # Two looks: a process that is just being forked, or is executing another program, can slip through the first.
-    while left := carrying(token) or carrying(token):
+    while left := _processes_of(name) or _processes_of(name):
         for process in left:
             try:
                 process.send_signal(stop)
@@ -48,15 +54,25 @@ def end_all(token: str, first: signal.Signals = signal.SIGTERM) -> None:
 
 def carrying(token: str) -> list[psutil.Process]:
     """The processes of this host that carry the token, except the calling one."""
-    carriers = []
+    return _processes_of(launch_file.name_of(token))
+
+
+def _processes_of(name: str) -> list[psutil.Process]:
+    """The processes of the run of that name on this host, except the calling one."""
+    processes = []
     own = psutil.Process().pid
     for process in psutil.process_iter():
         try:
-            if process.pid != own and process.environ().get(launch_file.TOKEN_VARIABLE) == token and _runs(process):
-                carriers.append(process)
+            if process.pid != own and _is_of_run(process, name) and _runs(process):
+                processes.append(process)
         except (psutil.AccessDenied, psutil.NoSuchProcess, psutil.ZombieProcess):
             continue
-    return carriers
+    return processes
+
+
+def _is_of_run(process: psutil.Process, name: str) -> bool:
+    token = process.environ().get(launch_file.TOKEN_VARIABLE)
+    return token is not None and launch_file.name_of(token) == name
 
 
 def _runs(process: psutil.Process) -> bool:
@@ -66,14 +82,14 @@ def _runs(process: psutil.Process) -> bool:
         return False
 
 
-_USAGE = "usage: python -m vitscale.processes.host_agent FOLDER -- COMMAND... | --end TOKEN"
+_USAGE = "usage: python -m vitscale.processes.host_agent FOLDER -- COMMAND... | --end NAME"
 
 
 def main(arguments: list[str]) -> int:
     """Runs the agent or ends a run, as the arguments say; returns the exit code."""
     match arguments:
-        case ["--end", token]:
-            end_all(token)
+        case ["--end", name]:
+            end_run(name)
             return 0
         case [folder, "--", *command] if command:
             return _keep(Path(folder), command)

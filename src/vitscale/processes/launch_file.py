@@ -8,6 +8,7 @@ The module also has the one table of the variables by which launchers tell a pro
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,18 +21,26 @@ from vitscale.base.interpreter import safe_path
 from vitscale.trial.facts import Spec
 
 NAME = "launch.json"
-TOKEN_VARIABLE = "VITSCALE_JOB"  # noqa: S105 - names processes, protects nothing
-"""Variable in every process of a run, so that processes that left the process tree are found and ended too."""
+TOKEN_VARIABLE = "VITSCALE_JOB"  # noqa: S105 - the variable's name
+"""Variable with the run's token in every process of the run, so that processes that left the process tree are found and
+ended too. The token is a secret: who knows it speaks for a rank. Only the user reads it (launch.json has mode 0600, and
+the kernel shows a process's variables to its owner alone), and it stands in no argv, which every user can read: there
+`name_of` stands for it."""
 COMPLETE_VARIABLE = "VITSCALE_JOB_COMPLETE"
 """Variable of a process that began with all of its run's variables, with the run's token: it does not begin again where
 an import, or the interpreter's start, has since changed them."""
+
+
+def name_of(token: str) -> str:
+    """A name for the run with this token, for all to read: nobody finds the token by it (SHA-256)."""
+    return hashlib.sha256(token.encode(errors="surrogateescape")).hexdigest()
 
 
 class LaunchFile(Spec):
     """How one run was started."""
 
     token: str
-    """Identifies this run; a process must send it to be heard by the driver."""
+    """Identifies this run. A secret: a process must send it to be heard by the driver."""
     commands: tuple[tuple[str, ...], ...]
     """What the driver started: one argv, or one for each host."""
     hosts: tuple[str, ...] = ()

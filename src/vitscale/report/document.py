@@ -23,6 +23,7 @@ from vitscale.report.detail_tables import traffic_table
 from vitscale.report.prediction_table import prediction_tables
 from vitscale.report.resolutions import resolution_table
 from vitscale.report.tables import batch_text, comparison_tables, mode_tables, trial_label
+from vitscale.store.redaction import NOT_SHOWN, without_secrets
 
 _LONGEST_DETAIL = 20_000
 _MOST_DETAIL_LINES = 40
@@ -268,10 +269,12 @@ def _environment(analysis: Analysis) -> doc.Section | None:
 
 
 def _reproduce(analysis: Analysis) -> doc.Section | None:
-    study = analysis.study
+    study = without_secrets(analysis.study)
     versions = ", ".join(f"{name} {version or 'not installed'}" for name, version in study.versions.items())
     again = ["vitscale", "run", f"{study.name}.toml", *study.overrides]
     how = f"Save this as {study.name}.toml, then: {shlex.join(again)}; vitscale report RESULTS."
+    if NOT_SHOWN in f"{study.text} {study.overrides}":
+        how += f" Put in what is {NOT_SHOWN}: secrets, which stand in study.json."
     if study.imported is not None:
         how = "Import the same files, with what was told of them: vitscale import FILES; vitscale report RESULTS."
     return _section(

@@ -23,6 +23,7 @@ from vitscale.runner.one_run import RunContext, Task, new_attempt, touched
 from vitscale.schedulers import Cause, Scheduler, Submitter, made
 from vitscale.schedulers.base import JobState, SchedulerSilentError
 from vitscale.store import read_study, write_outcome, write_record
+from vitscale.store.private_values import is_private
 from vitscale.store.results import Outcome, RunHeader, StudyRecord
 from vitscale.study.sections import LaunchSection, MeasureSection, SlurmSection
 from vitscale.trial.facts import Spec
@@ -85,7 +86,8 @@ class JobFile(Spec):
         """Replaces the job's file in one go."""
         folder = results / "jobs"
         folder.mkdir(exist_ok=True)
-        write_record(folder / f"{self.name}.json", self.model_dump_json(indent=1))
+        private = any(is_private(name, value) for name, value in self.launch.environment.items())
+        write_record(folder / f"{self.name}.json", self.model_dump_json(indent=1), private=private)
 
     def elsewhere(self, results: Path) -> bool:
         """Whether it writes to another folder, of which `results` is a copy. One that is reached by two paths is one,

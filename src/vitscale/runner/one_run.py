@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import secrets
 import socket
 import threading
@@ -20,6 +19,7 @@ from pathlib import Path
 from vitscale.base import program
 from vitscale.base.distribution import install_command
 from vitscale.base.interpreter import python_module
+from vitscale.base.secret_names import is_secret_name
 from vitscale.errors import RequestError
 from vitscale.launchers import LOCAL, launched, launcher_named
 from vitscale.launchers.base import Spawn
@@ -45,8 +45,6 @@ _PASSED_ON = (*LIBRARY_SETTINGS, "HF_", "VITSCALE_")
 _NOT_PASSED_ON = ("CUDA_VISIBLE_DEVICES", launch_file.TOKEN_VARIABLE, launch_file.COMPLETE_VARIABLE)
 """Variables that ranks do not inherit: which GPUs are free differs from host to host, and each run has its token."""
 _THREADS, _SEARCH_PATH = "OMP_NUM_THREADS", "PYTHONPATH"
-_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|_KEY$|_AUTH")
-"""Found in names of variables whose values must not end up in a results folder, as in HF_TOKEN."""
 _FIRST_PORT, _PORTS = 20_000, 12_000
 """First port and number of ports for rank 0: below those that Linux gives to connections (32768 and up)."""
 
@@ -173,7 +171,8 @@ def start_ranks(
             host_id=launch_file.host_id(),
             started_ns=time.clock_gettime_ns(time.CLOCK_MONOTONIC),
         )
-        write_record(spawn.run_folder / launch_file.NAME, file.model_dump_json(indent=1))
+        # It has the token, by which a process speaks for a rank, and the values of [launch.environment].
+        write_record(spawn.run_folder / launch_file.NAME, file.model_dump_json(indent=1), private=True)
         return placement.start(spawn, heartbeats, prepared.process)
     except PreparedError as error:
         heartbeats.close()
@@ -185,14 +184,17 @@ def start_ranks(
 
 def _settings(section: LaunchSection) -> dict[str, str]:
     """The user's settings for libraries that are meant for every rank, and those of the study."""
-    passed_on = {
-        key: value
-        for key, value in os.environ.items()
-        if key.startswith(_PASSED_ON) and key not in _NOT_PASSED_ON and not _SECRET.search(key)
-    }
+    passed_on = {name: value for name, value in os.environ.items() if _is_passed_on(name)}
     names = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
     interface = dict.fromkeys(names, section.interface) if section.interface is not None else {}
     return passed_on | interface | section.environment
+
+
+def _is_passed_on(name: str) -> bool:
+    """Whether ranks get a variable of the user's own: one that libraries read, and whose value may be stored."""
+    if not name.startswith(_PASSED_ON):
+        return False
+    return name not in _NOT_PASSED_ON and not is_secret_name(name)
 
 
 def _port(run_folder: Path, hosts: tuple[Host, ...]) -> int:
@@ -201,11 +203,13 @@ def _port(run_folder: Path, hosts: tuple[Host, ...]) -> int:
     It differs by run, attempt and results folder: two drivers may do the same study at the same time.
     """
     first = int.from_bytes(hashlib.sha256(str(run_folder).encode()).digest()[:4]) % _PORTS
-    candidates = [_FIRST_PORT + (first + n) % _PORTS for n in range(100)]
     # A launcher may put this machine first (mpirun).
-    if hosts and not any(is_this_machine(host.name) for host in hosts):
-        return candidates[0]
-    return next((port for port in candidates if can_bind("", port)), candidates[0])
+    is_elsewhere = bool(hosts) and not any(is_this_machine(host.name) for host in hosts)
+    for n in range(100):
+        port = _FIRST_PORT + (first + n) % _PORTS
+        if is_elsewhere or can_bind("", port):
+            return port
+    return _FIRST_PORT + first
 
 
 _UNKNOWN_NAME = "This machine must know the name: see /etc/hosts, and the hostfile where there is one"

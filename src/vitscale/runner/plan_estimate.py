@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from rich import filesize
@@ -169,17 +170,27 @@ class PlanEstimate:
     done: frozenset[tuple[str, int]] = frozenset()
     """Runs, as (trial, repeat), that will not be done (`todo.done_before`); no sum includes them."""
 
+    @cached_property
+    def _shows_fits(self) -> bool:
+        """Whether a trial may not fit, which a column then says of each."""
+        return any(fit.unfit or fit.unsure for fit in self.fits.values())
+
+    @cached_property
+    def _shows_times(self) -> bool:
+        """Whether the time of a trial is known, which columns then say of each."""
+        return any(expected.seconds is not None for expected in self.expected.by_trial.values())
+
     def cells(self, trial_id: str, trial: Trial) -> dict[str, str]:
         """One trial's cells, by column; only columns in which some trial has a value."""
         fit = self.fits.get(trial_id)
         # A dash where the model must be built to know.
         cells = {"memory": units.size(forecast_bytes(trial) if fit is None else fit.forecast_bytes)}
-        if any(each.unfit or each.unsure for each in self.fits.values()):
+        if self._shows_fits:
             known = fit is not None and fit.oom_chance is not None
             cells["fits"] = (
                 units.UNKNOWN if fit is None or not known else "no" if fit.unfit else "maybe" if fit.unsure else "yes"
             )
-        if all(each.seconds is None for each in self.expected.by_trial.values()):
+        if not self._shows_times:
             return cells
         own = self.expected.by_trial[trial_id]
         about = "~" if own.known_by == ROUGHLY else ""
@@ -323,9 +334,11 @@ def buckets_note(trials: Mapping[str, Trial]) -> str:
     """A note where buckets are why DeepSpeed's ZeRO takes much memory for a small model; empty elsewhere."""
     most, of_most = 0, None
     for trial in trials.values():
+        if trial.train.wrapper != "deepspeed" or trial.train.bucket_mib is not None:
+            continue
         parts = predicted.parts if (predicted := forecast(trial)) is not None else {}
         buckets = parts.get("buckets", 0)
-        if trial.train.wrapper == "deepspeed" and trial.train.bucket_mib is None and 2 * buckets > sum(parts.values()):
+        if 2 * buckets > sum(parts.values()):
             most, of_most = max((most, of_most), (buckets, trial.train), key=lambda size_of: size_of[0])
     if of_most is None:
         return ""

@@ -129,9 +129,9 @@ def plan(
         RequestError: the study, the data or the hosts do not allow it.
     """
     file = study if isinstance(study, StudyFile) else StudyFile.read(study, overlay)
-    for _, point, _ in file.points():
-        if point.launch.launcher != AUTO:
-            find_launcher(point.launch.launcher)
+    for named in file.launchers:
+        if named != AUTO:
+            find_launcher(named)
     scheduler = scheduler_for(file.study, file.path)
     if isinstance(scheduler, Submitter) and file.study.measure.max_gpu_hours is not None:
         raise RequestError(

@@ -15,6 +15,7 @@ from vitscale.errors import RequestError
 from vitscale.launchers.base import Spawn, answer_to
 from vitscale.machine.hardware import Machine, this_machine
 from vitscale.machine.hosts import Host, address_of, is_this_machine
+from vitscale.processes.launch_file import name_of
 from vitscale.schedulers.base import Placement
 from vitscale.trial.trial import World
 
@@ -122,7 +123,7 @@ class Hostfile(Placement):
         silent: list[str] = []
 
         def end_on(host: str) -> None:
-            argv = on_host(host, python_module("vitscale.processes.host_agent", "--end", spawn.token))
+            argv = on_host(host, python_module("vitscale.processes.host_agent", "--end", name_of(spawn.token)))
             try:
                 answer = answer_to(argv, _END_SECONDS, own_session=True)  # a second Ctrl-C must not end it
             except (OSError, subprocess.TimeoutExpired):

@@ -16,9 +16,11 @@ import io
 import itertools
 import json
 import re
+import stat
 import tarfile
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -29,6 +31,7 @@ from vitscale.base.files import open_regular, whole_file
 from vitscale.errors import StoreError, shown
 from vitscale.store.lines import first_reason
 from vitscale.store.packs import RUN_FOLDER, rewritten, undecodable
+from vitscale.store.reading import read_study
 from vitscale.store.redaction import Redactor
 
 _TOP = "vitscale-bundle"
@@ -70,13 +73,14 @@ def write_bundle(
     """
     files = {str(file.relative_to(results)): file for file in _files(results)}
     digests: dict[str, str] = {}
+    private = not redact and _is_private(results / "study.json")
     try:
         with (
-            whole_file(path, make_folder=True) as raw,
+            whole_file(path, make_folder=True, private=private) as raw,
             gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed,
             tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
         ):
-            for name, content in _contents(files, beside, redact=redact):
+            for name, content in _contents(results, files, beside, redact=redact):
                 digests[name] = hashlib.sha256(content).hexdigest()
                 _add(archive, name, content)
             for run in sorted((results / "runs").iterdir()) if (results / "runs").is_dir() else ():
@@ -92,6 +96,11 @@ def write_bundle(
     return digests
 
 
+def _is_private(study: Path) -> bool:
+    """Whether only the owner of a study may read it (`store.private_values`)."""
+    return study.is_file() and study.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH) == 0
+
+
 def _files(results: Path) -> Iterator[Path]:
     for pattern in ("study.json", "packs/*", "checks/*", "runs/*/*"):
         for file in sorted(results.glob(pattern)):
@@ -101,7 +110,7 @@ def _files(results: Path) -> Iterator[Path]:
 
 
 def _contents(
-    files: Mapping[str, Path], beside: Mapping[str, Any] | None, *, redact: bool
+    results: Path, files: Mapping[str, Path], beside: Mapping[str, Any] | None, *, redact: bool
 ) -> Iterator[tuple[str, bytes]]:
     if not redact:
         if beside is not None:
@@ -111,12 +120,9 @@ def _contents(
                 yield name, opened.read()
         return
     redactor = Redactor()
-    for file in files.values():
-        if file.suffix == ".parquet":
-            rewritten(file, redactor.learn_from)
-        elif file.suffix != ".gz":
-            redactor.learn_from(_text(file))
+    _learn(redactor, files, results)
     if beside is not None:
+        redactor.learn_from(json.dumps(beside))
         yield "answer.json", json.dumps(redactor.value(beside), indent=1).encode()
     for name, file in files.items():
         if file.suffix == ".parquet":
@@ -127,9 +133,48 @@ def _contents(
             yield name, of_text(_text(file)).encode()
 
 
+def _learn(redactor: Redactor, files: Mapping[str, Path], results: Path) -> None:
+    """Learns what is to be taken out, from all files of a bundle and from those that say what ranks were started with.
+
+    The latter are no part of a bundle, and have what a site file sets in [launch.environment].
+    """
+    with suppress(StoreError):  # one that cannot be read is text like any other
+        study = read_study(results)
+        if study is not None:
+            redactor.learn_study(study)
+    for pattern in ("runs/*/launch.json", "jobs/*.json"):
+        for file in results.glob(pattern):
+            redactor.learn_variables(_variables_in(file))
+    for file in files.values():
+        if file.suffix == ".parquet":
+            rewritten(file, redactor.learn_from)
+        elif file.suffix != ".gz":
+            redactor.learn_from(_text(file))
+
+
+def _variables_in(file: Path) -> Mapping[str, str]:
+    """The variables of ranks in a run's launch file or a job's file; none where it cannot be read."""
+    try:
+        with open_regular(file, follow_links=False) as opened:
+            content = json.load(opened)
+    except (OSError, ValueError, RecursionError):
+        return {}
+    launch = content.get("launch", content) if isinstance(content, dict) else None
+    variables = launch.get("environment") if isinstance(launch, dict) else None
+    if not isinstance(variables, dict):
+        return {}
+    return {name: value for name, value in variables.items() if isinstance(value, str)}
+
+
 def _text(file: Path) -> str:
+    """The text of a file; of a long log the whole lines at its beginning, for half a secret is not recognised."""
     with open_regular(file) as opened:
-        return opened.read(_MOST_LOG_BYTES if file.suffix == ".txt" else -1).decode("utf-8", errors="replace")
+        if file.suffix != ".txt":
+            return opened.read().decode("utf-8", errors="replace")
+        content = opened.read(_MOST_LOG_BYTES + 1)
+    if len(content) > _MOST_LOG_BYTES:
+        content = content[: content.rfind(b"\n", 0, _MOST_LOG_BYTES) + 1]
+    return content.decode("utf-8", errors="replace")
 
 
 def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, Union, cast, get_args, get_origin, overload
@@ -18,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, TypeAdapter, 
 
 from vitscale.base.files import open_regular
 from vitscale.errors import printable, shown
+from vitscale.present.units import counted
 from vitscale.trial.step_schedule import StepWindow
 
 Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
@@ -150,6 +152,8 @@ def _parsers(record: type[RankLines]) -> tuple[TypeAdapter[RankLine], TypeAdapte
     return TypeAdapter(line), TypeAdapter(list[line])
 
 
+_MOST_NAMED = 1000
+"""Broken lines of a file that are named; the others are counted. What is said of one takes more room than the line."""
 _RANK_FILE = re.compile(r"rank-(\d{1,6})\.jsonl")
 Kinds = TypeVar("Kinds", bound=RankLines)
 
@@ -182,6 +186,7 @@ def parse_lines(
     """Reads numbered lines as `read_lines` does; `known` are fields that were read separately."""
     lines: list[RankLine] = []
     broken: list[str] = []
+    unnamed = 0
     for number, raw in numbered:
         if raw.endswith(b"\n") and not raw.strip():
             continue  # a line break after a line that a full disk had cut off
@@ -192,7 +197,12 @@ def parse_lines(
             refuse(raw, line)
             lines.append(line)
         except (RecursionError, ValueError) as error:
-            broken.append(f"{path.name}:{number}: {first_reason(error)}")
+            if len(broken) < _MOST_NAMED:
+                broken.append(f"{path.name}:{number}: {first_reason(error)}")
+            else:
+                unnamed += 1
+    if unnamed:
+        broken.append(f"{path.name}: {counted(unnamed, 'more broken line')}")
     match = _RANK_FILE.fullmatch(path.name)
     return record.of(lines, rank=int(match[1]) if match else 0, broken=tuple(broken), **known)
 
@@ -213,6 +223,9 @@ WINDOWS: tuple[StepWindow, ...] = get_args(StepWindow)
 _WINDOW_CODES = {name: code for code, name in enumerate(WINDOWS)}
 _MOST = 2**63 - 1
 _Count = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
+
+
+_CHUNK_STEPS = 1000
 
 
 class StepLine(RankLine):
@@ -261,6 +274,19 @@ class Steps(Sequence[StepLine]):
             return cls(**{name: np.array(columns[name], dtype=kind) for name, kind in COLUMNS.items()})
         except OverflowError:
             raise ValueError("a step, an epoch or a number of images is beyond 63 bits") from None
+
+    @classmethod
+    def streamed(cls, lines: Iterable[StepLine]) -> Steps:
+        """The columns of many lines that are made one by one: no more than `_CHUNK_STEPS` of them are there at a time.
+
+        Raises:
+            ValueError: a count is beyond 63 bits.
+        """
+        remaining = iter(lines)
+        chunks = [cls.of(chunk) for chunk in iter(lambda: tuple(islice(remaining, _CHUNK_STEPS)), ())]
+        if len(chunks) < 2:
+            return chunks[0] if chunks else cls.of(())
+        return cls(**{name: np.concatenate([chunk.columns()[name] for chunk in chunks]) for name in COLUMNS})
 
     def columns(self) -> dict[str, np.ndarray[Any, Any]]:
         """Column by name."""

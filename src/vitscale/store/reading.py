@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
@@ -80,15 +80,7 @@ def folder_of(results: Path) -> Path:
 
 def read_rank(path: Path) -> RankRecord:
     """Reads one rank's lines. A line that is broken, or cut off by a crash, is named and left out."""
-    steps: list[bytes] = []
-    others: list[tuple[int, bytes]] = []
-    with open_regular(path) as file:
-        for number, raw in enumerate(file, start=1):
-            if raw.startswith(lines.STEP_PREFIX) and raw.endswith(b"\n"):
-                steps.append(raw)
-            else:
-                others.append((number, raw))
-    columns = lines.parse_steps(b"".join(steps))
+    step_lines = bytearray()
     strays = []
 
     def refuse(_raw: bytes, line: lines.RankLine) -> None:
@@ -96,13 +88,29 @@ def read_rank(path: Path) -> RankRecord:
         if isinstance(line, StepLine):
             strays.append(line)
 
-    record = lines.parse_lines(path, others, RankRecord, refuse, steps=columns or ())
+    with open_regular(path) as file:
+        record = lines.parse_lines(path, _without_steps(file, step_lines), RankRecord, refuse)
+    columns = lines.parse_steps(bytes(step_lines))
     if columns is None or strays:
         # A line is broken, or not as a rank writes it: parse each by itself, to name it by number and keep the order.
         record = lines.read_lines(path, RankRecord, lambda _, line: lines.refuse_wild_numbers(line))
+    else:
+        record = RankRecord.of_values({**record.__dict__, "steps": columns})
     if not record.broken:
         return record
     return record.model_copy(update={"broken": tuple(f"{path.parent.name}/{line}" for line in record.broken)})
+
+
+def _without_steps(file: Iterable[bytes], step_lines: bytearray) -> Iterator[tuple[int, bytes]]:
+    """Yields each line but those of steps and empty ones, with its number from 1; lines of steps go to `step_lines`.
+
+    No line is kept beside these: a file of newlines alone would take a hundred times its size.
+    """
+    for number, raw in enumerate(file, start=1):
+        if raw.startswith(lines.STEP_PREFIX) and raw.endswith(b"\n"):
+            step_lines += raw
+        elif raw != b"\n":
+            yield number, raw
 
 
 def read_ranks(folder: Path) -> tuple[RankRecord, ...]:

@@ -1,6 +1,8 @@
 """Redacts what tells whose results are: names of hosts and users, paths, addresses, serial numbers, keys, variables.
 
-Each gets a stand-in, the same wherever it stands, so that what is grouped by host or allocation stays so.
+Each gets a stand-in, the same wherever it stands, so that what is grouped by host or allocation stays so. A first pass
+over all files learns hosts, users, paths with blanks and secrets: what one file tells to be a secret is taken out of
+all (`store.secret_forms`, `store.known_secrets`).
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ import getpass
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
@@ -17,35 +19,34 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
+from vitscale.base.secret_names import is_plain_value, is_secret_name
 from vitscale.store.checks import CheckedRank, CheckRecord
+from vitscale.store.known_secrets import KnownSecrets
 from vitscale.store.lines import WINDOWS, kinds_of
+from vitscale.store.private_values import is_private, launch_variables, study_tables
 from vitscale.store.records import RankRecord, StepLine
 from vitscale.store.results import Outcome, RunHeader, StudyRecord
+from vitscale.store.secret_forms import FORMS, is_secret_of, secrets_in, secrets_of, taken
+from vitscale.trial.model_spec import NAMED_MODELS
 
 _PART = r"(?:\\ |\\(?! )|[^\s/:\"',;()\[\]\\])"
 """A letter of a folder's name, or a blank as shells escape it."""
 _NO_NAME = r"[.~|<>]|&&|->|--?[A-Za-z]|\d+/\d+(?![\w/-])|\w+/s(?=[.,;:)]?(?:\s|$))|(?:and/or|w/o)(?![\w/-])"
 """How another path, a shell's sign, an option, "1/2", "images/s" and "and/or" begin."""
+_DOMAINS = (
+    "com org net edu gov mil int local internal lan corp intranet localdomain cluster hpc cloud "
+    "ai at au be br ca ch cn cz de dk es eu fi fr gr hk hu ie il in io is it jp kr mx nl no nz pl ro ru se sg tr tw uk "
+    "us za"
+).replace(" ", "|")
+"""Ends of full host names. Countries that code looks like are not among them: x.to, best.pt, main.py, libc.so."""
 _PATTERNS = (
-    ("SECRET", re.compile(r"(?<=://)[^\s/@]+(?=@)")),
-    ("SECRET", re.compile(r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[a-z]-|AKIA|eyJ)[\w.-]{8,}")),
-    (
-        "SECRET",
-        re.compile(
-            # From the beginning of a word, or a short way on: else a word of 10,000 letters would take half a minute.
-            # An option begins behind a letter too, as after a colour's "\x1b[1m" or an escaped line break.
-            r"(?i)(?:(?<![\w-])[\w-]*(?:token|secret|passwor[dt]|passwd|api[_-]?key|access[_-]?key|credential)"
-            r"[\w-]{0,200}[\"']?\s*[=:]\s*"
-            r"|(?<!-)--[\w-]{0,100}?(?:token|secret|passw|key|credential)[\w-]{0,200}\s+)[\"']?"
-            r"(?P<taken>[^\s\"',;]{4,})"
-        ),
-    ),
     ("ADDRESS", re.compile(r"\b[0-9a-fA-F]{1,4}(?::[0-9a-fA-F]{1,4}){0,7}::[0-9a-fA-F]{1,4}(?::[0-9a-fA-F]{1,4})*\b")),
     ("ADDRESS", re.compile(r"\b(?:[0-9a-fA-F]{1,4}:){3,7}[0-9a-fA-F]{1,4}\b")),
     ("ADDRESS", re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.])")),
     ("UUID", re.compile(r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b")),
     ("MAIL", re.compile(r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+")),
     ("USER", re.compile(r"\b(?!USER-\d)[A-Za-z_][\w.-]*@(?!host-\d|cu\d|v?\d)[\w-]+\b")),
+    ("host", re.compile(rf"(?i)(?<![\w.-])(?:[a-z0-9][a-z0-9-]{{0,62}}\.){{2,8}}(?:{_DOMAINS})(?![\w(\[-]|\.\w)")),
     ("REVISION", re.compile(r"\b[0-9a-f]{40}\b")),
     ("PATH", re.compile(r"(?P<quote>['\"])(?P<taken>(?:~[\w-]*|\.{1,2})?/(?:(?!(?P=quote))[^\n])+)(?P=quote)")),
     ("PATH", re.compile(r"\b[A-Za-z]:\\[^\s\"':;,]+")),
@@ -59,9 +60,7 @@ _PATTERNS = (
     ),
 )
 """Kind of what is taken out, and its pattern; where a pattern has a group `taken`, only that group is taken out."""
-_SECRET_NAME = re.compile(r"(?i)token|secret|passw|credential|(?:^|[_-])key")
-_PLAIN = re.compile(r"[A-Za-z_]{1,20}|\d{1,6}|\d\.\d+")
-"""Values of variables that are kept: words and numbers. Others may be names, paths or keys."""
+_STAND_IN = re.compile(r"[A-Za-z_]+-\d+")
 _TAKEN_WHOLE = ("git_revision", "allocation", "uuid")
 """Fields that get a stand-in as a whole: whether they are set, and which are equal, is all that is kept."""
 _HOST_FIELDS = ("host", "hosts")
@@ -86,11 +85,14 @@ class Redactor:
         self._spaced_paths: dict[str, None] = {}
         """Paths with blanks in them: in other texts nothing tells where they end."""
         self._pattern: re.Pattern[str] | None = None
+        self._secrets = KnownSecrets(words=_own_words()[1] | NAMED_MODELS.keys())
         with suppress(KeyError, OSError):  # no such user, no home
             self.learn("USER", (getpass.getuser(),))
         with suppress(RuntimeError):
             self.learn("USER", (Path.home().name,))
-        self._secrets = [value for name, value in os.environ.items() if _SECRET_NAME.search(name) and len(value) >= 8]
+        for name, value in os.environ.items():
+            if is_secret_name(name):
+                self._secrets.add(value)
 
     def learn(self, kind: str, names: Iterable[str]) -> None:
         """Takes out these names from now on; for kind "host", also what follows a name after a dot."""
@@ -100,16 +102,54 @@ class Redactor:
                 self._names[bare.lower()] = kind
                 self._pattern = None
 
+    def learn_variables(self, variables: Mapping[str, str]) -> None:
+        """Takes out the values of variables from now on, but for plain words, numbers and paths (which go as paths)."""
+        for name, value in variables.items():
+            if is_secret_name(name):
+                self._secrets.add(value)
+            elif not is_plain_value(value) and not _WHOLE_PATH.fullmatch(value):
+                self._secrets.add_setting(value)
+
+    def learn_study(self, study: StudyRecord) -> None:
+        """Learns the secrets and variables that a study's own text tells, and the command line over it."""
+        self.learn_variables(launch_variables(study))
+        for table in study_tables(study.text, study.overrides):
+            self._learn_value(table)
+
     def learn_from(self, text: str) -> str:
-        """Learns hosts and users from stored text (a JSON value, lines of JSON, other text), and returns the text."""
+        """Learns hosts, users and secrets from stored text (a JSON value, lines of JSON, other text), and returns it.
+
+        Secrets of a text are learnt if they look like keys; those that names of fields and options tell, always.
+        """
         self.learn("USER", _HOME.findall(text))
         spaced = [path for path in _QUOTED_PATH.findall(text) if " " in path and path.count("/") > 1]
         self._spaced_paths |= dict.fromkeys(spaced)
-        for piece in (text, *text.splitlines()) if '"host' in text else ():
-            if '"host' in piece:
-                with suppress(ValueError, RecursionError):
-                    self._learn_hosts(json.loads(piece))
+        try:
+            self._learn_value(json.loads(text))
+        except (ValueError, RecursionError):
+            self._learn_lines(text)
         return text
+
+    def _learn_lines(self, text: str) -> None:
+        """Learns from lines, each a JSON value or not. A secret of several lines is found in the text as a whole."""
+        for line in text.splitlines():
+            if line.startswith("{") and not _STEP.fullmatch(line):
+                with suppress(ValueError, RecursionError):
+                    self._learn_value(json.loads(line))
+        self._learn_text(text)
+
+    def _learn_text(self, text: str) -> None:
+        for secret in secrets_in(text):
+            self._secrets.add_likely(secret)
+
+    def _learn_value(self, value: Any) -> None:
+        self._learn_hosts(value)
+        for secret in secrets_of(value, _own_words()[0].__contains__):
+            self._secrets.add(secret)
+        for settings in _settings_in(value):
+            self.learn_variables({name: item for name, item in settings.items() if isinstance(item, str)})
+        for text in _texts_in(value):
+            self._learn_text(text)
 
     def _learn_hosts(self, value: Any) -> None:
         if isinstance(value, dict):
@@ -124,6 +164,10 @@ class Redactor:
                 self._learn_hosts(item)
 
     def _stand_in(self, kind: str, text: str) -> str:
+        if _STAND_IN.fullmatch(text) and text in self._stand_ins.values():
+            return text  # what was taken out already
+        if text in self._secrets:
+            kind = "SECRET"  # one value has one stand-in, whatever it is recognised by
         known = self._stand_ins.get((kind, text))
         if known is None:
             known = f"{kind}-{self._counts.setdefault(kind, 0)}"
@@ -133,20 +177,21 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """The text without learnt names and without what `_PATTERNS` finds."""
-        for secret in self._secrets:
-            text = text.replace(secret, self._stand_in("SECRET", secret))
+        text = self._secrets.replaced(text, partial(self._stand_in, "SECRET"))
         if self._spaced_paths:
             known = "|".join(map(re.escape, sorted(self._spaced_paths, key=len, reverse=True)))
             text = re.sub(rf"(?:{known})[^\s:\"',;()\[\]]*", partial(self._taken, "PATH"), text)
-        for kind, pattern in _PATTERNS[:3]:
-            text = pattern.sub(partial(self._taken, kind), text)
+        lowered = text.lower()
+        for form in FORMS:
+            if any(hint in lowered for hint in form.hints):
+                text = form.pattern.sub(partial(self._taken, "SECRET", is_one=form.is_one), text)
         if self._pattern is None:
             names = "|".join(re.escape(name) for name in sorted(self._names, key=len, reverse=True))
             domain = r"(?:\.[a-z][\w-]+)*"
             self._pattern = re.compile(rf"(?<![A-Za-z0-9])({names}){domain}(?![A-Za-z0-9])", re.IGNORECASE)
         if self._names:
             text = self._pattern.sub(self._named, text)
-        for kind, pattern in _PATTERNS[3:]:
+        for kind, pattern in _PATTERNS:
             text = pattern.sub(partial(self._taken, kind), text)
         return text
 
@@ -155,11 +200,14 @@ class Redactor:
         rest = "" if self._names[name] == "host" else match[0][len(name) :]
         return self._stand_in(self._names[name], name) + rest
 
-    def _taken(self, kind: str, match: re.Match[str]) -> str:
-        if "taken" not in match.groupdict():
-            return self._stand_in(kind, match[0])
-        before, behind = match.start("taken") - match.start(), match.end("taken") - match.start()
-        return match[0][:before] + self._stand_in(kind, match["taken"]) + match[0][behind:]
+    def _taken(self, kind: str, match: re.Match[str], is_one: Callable[[str], bool] = bool) -> str:
+        begin, end = taken(match)
+        text = match.string[begin:end]
+        if not is_one(text):
+            return match[0]
+        if kind == "host":
+            text = text.lower()
+        return match.string[match.start() : begin] + self._stand_in(kind, text) + match.string[end : match.end()]
 
     def value(self, value: Any, key: str = "") -> Any:
         """A JSON value with all its texts redacted; of variables (`settings`) only plain words and numbers are kept.
@@ -175,12 +223,9 @@ class Redactor:
             return self.text(value)
         if isinstance(value, list | tuple):
             # In a command the name of a secret stands before it: "--token", "abc".
-            told_before = ("", *(item if isinstance(item, str) and item.startswith("-") else "" for item in value))
             return [
-                self._stand_in("SECRET", item)
-                if isinstance(item, str) and _SECRET_NAME.search(before) and "=" not in before
-                else self.value(item, key)
-                for before, item in zip(told_before, value, strict=False)
+                self._stand_in("SECRET", item) if is_secret_of(before, item) else self.value(item, key)
+                for before, item in zip(("", *value), value, strict=False)
             ]
         if not isinstance(value, dict):
             return value
@@ -190,7 +235,7 @@ class Redactor:
                 told[name] = {variable: self._variable(variable, setting) for variable, setting in item.items()}
             elif name in _TAKEN_WHOLE and isinstance(item, str):
                 told[name] = self._stand_in(name, item)
-            elif name not in _own_words()[0] and isinstance(item, str) and _SECRET_NAME.search(name):
+            elif name not in _own_words()[0] and isinstance(item, str) and is_secret_name(name):
                 told[self.text(name)] = self._stand_in("SECRET", item)
             else:
                 told[name if name in _own_words()[0] else self.text(name)] = self.value(item, name)
@@ -200,7 +245,7 @@ class Redactor:
         """Redacts one setting. GPU settings share the field's name with variables, but are numbers and truth values."""
         if not isinstance(setting, str):
             return self.value(setting)
-        if _SECRET_NAME.search(name) or not _PLAIN.fullmatch(setting):
+        if is_secret_name(name) or not is_plain_value(setting):
             return self._stand_in("VALUE", setting)
         return self.text(setting)
 
@@ -216,6 +261,49 @@ class Redactor:
     def lines(self, text: str) -> str:
         """Redacts lines of JSON values, one value a line."""
         return "\n".join(self.json_text(line) if line else "" for line in text.split("\n"))
+
+
+NOT_SHOWN = "(not shown)"
+
+
+def without_secrets(study: StudyRecord) -> StudyRecord:
+    """The study with `NOT_SHOWN` in place of the secrets in its text and overrides, for a page that others read."""
+    secrets = KnownSecrets(words=_own_words()[1] | NAMED_MODELS.keys())
+    for name, value in launch_variables(study).items():
+        if is_private(name, value):
+            secrets.add(value)
+    for table in study_tables(study.text, study.overrides):
+        for secret in secrets_of(table, _own_words()[0].__contains__):
+            secrets.add(secret)
+
+    def shown(text: str) -> str:
+        return secrets.replaced(text, lambda _: NOT_SHOWN)
+
+    return study.model_copy(update={"text": shown(study.text), "overrides": tuple(map(shown, study.overrides))})
+
+
+def _settings_in(value: Any) -> Iterator[Mapping[str, Any]]:
+    """The variables that ranks have recorded, at any depth of a JSON value."""
+    if isinstance(value, dict):
+        settings = value.get("settings")
+        if isinstance(settings, dict):
+            yield settings
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            yield from _settings_in(item)
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    """The texts in a JSON value, at any depth, keys among them."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from value
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            yield from _texts_in(item)
 
 
 @cache

@@ -13,6 +13,7 @@ from pathlib import Path
 from vitscale.base.files import allocate, file_lock, open_regular, sync_folder, whole_file
 from vitscale.errors import StoreError, shown
 from vitscale.store.lines import RankLine
+from vitscale.store.private_values import is_private, launch_variables
 from vitscale.store.records import ErrorLine
 from vitscale.store.results import Outcome, RunHeader, StudyRecord
 
@@ -27,9 +28,12 @@ def write_whole(path: Path, content: str | bytes, *, make_folder: bool = False) 
         file.write(content.encode() if isinstance(content, str) else content)
 
 
-def write_record(path: Path, content: str | bytes) -> None:
-    """Replaces a file of a results folder as `write_whole` does, but for a link, which is itself replaced."""
-    with whole_file(path, follow_links=False) as file:
+def write_record(path: Path, content: str | bytes, *, private: bool = False) -> None:
+    """Replaces a file of a results folder as `write_whole` does, but for a link, which is itself replaced.
+
+    With `private` only its owner may read it.
+    """
+    with whole_file(path, follow_links=False, private=private) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
@@ -85,8 +89,9 @@ def _holder(lock: Path) -> str:
 
 
 def write_study(results: Path, study: StudyRecord) -> None:
-    """Writes study.json whole."""
-    write_record(results / "study.json", study.model_dump_json(indent=1))
+    """Writes study.json whole; for its owner alone where the study's text sets variables that others must not read."""
+    private = any(is_private(name, value) for name, value in launch_variables(study).items())
+    write_record(results / "study.json", study.model_dump_json(indent=1), private=private)
 
 
 def new_run_folder(results: Path, header: RunHeader) -> Path:

@@ -77,12 +77,13 @@ def expand(
         RequestError: the study asks for something that cannot be, with the value and the next step.
     """
     _refuse_idle_fields(file)
-    shapes = [study.scaling.gpus_per_node or slots for _, study, _ in file.points()]
+    of_sweep = list(file.points())
+    shapes = [study.scaling.gpus_per_node or slots for _, study, _ in of_sweep]
     # The same number of threads on all curves, packed or spread: a rank alone on its host must not compute with more.
     most = None if None in shapes else max(shape for shape in shapes if shape is not None)
     points = [
         _settled(file.path, labels, study, by_hand, machine, slots, most, threads)
-        for labels, study, by_hand in file.points()
+        for labels, study, by_hand in of_sweep
     ]
     summaries: dict[DataSpec, Summary] = {}
     digests = {model: user_model.check(file.path, model) for model in dict.fromkeys(point.model for point in points)}

@@ -88,6 +88,14 @@ class StudyFile:
         return tuple(dict.fromkeys(mode for mode in swept if mode in get_args(Mode)))
 
     @property
+    def launchers(self) -> tuple[str, ...]:
+        """The launchers that its points name."""
+        swept = [
+            choice["launch.launcher"] for each in self._choices() for choice in each if "launch.launcher" in choice
+        ]
+        return tuple(dict.fromkeys(swept or [self.study.launch.launcher]))
+
+    @property
     def swept_fields(self) -> frozenset[str]:
         """The dotted fields that the sweep varies, including those in its tables."""
         return frozenset(field for its_choices in self._choices() for choice in its_choices for field in choice)
@@ -109,14 +117,17 @@ class StudyFile:
                 valid=[f"at most {_MOST_RUNS:,}"],
                 next_step="Split the study",
             )
+        # Without [sweep], which is validated already, and grows with the number of points.
+        fixed = {section: values for section, values in self.raw.items() if section != "sweep"}
         for combination in itertools.product(*swept):
             labels = {field: value for choice in combination for field, value in choice.items()}
-            raw = copy.deepcopy(self.raw)
+            raw = {section: copy.copy(values) for section, values in fixed.items()}
             for field, value in labels.items():
                 section, _, key = field.partition(".")
                 raw.setdefault(section, {})[key] = value
             # No line is named: a swept value stands on none, and all others have been validated.
-            yield labels, _validated(self.path, raw, location="in [sweep]"), frozenset(_fields_of(raw))
+            point = _validated(self.path, raw, location="in [sweep]")
+            yield labels, point.model_copy(update={"sweep": self.study.sweep}), frozenset(_fields_of(raw))
 
     def _choices(self) -> list[list[Choice]]:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
@@ -52,6 +53,7 @@ def switch(name: str) -> tuple[str, str]:
     return name, f"no {name}"
 
 
+@cache
 def fact_of(kind: type[BaseModel], field: str) -> Fact:
     """The facts of a field, or its base's where it has none of its own."""
     for base in kind.__mro__:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from vitscale.base.secret_names import is_secret_name
 from vitscale.machine.cores import cpu_facts, numa_nodes, physical_cores
 from vitscale.machine.gpus import gpu_settings, known_gpu
 from vitscale.machine.hardware import cpu_quota_cores
@@ -49,7 +50,7 @@ def environment(
         cpu_quota_cores=cpu_quota_cores(),
         versions=versions,
         backend=backend,
-        settings={key: value for key, value in sorted(os.environ.items()) if key.startswith(_SETTINGS)},
+        settings=recorded_settings(os.environ),
         tf32=tf32_allowed(os.environ.get("NVIDIA_TF32_OVERRIDE")) if device.type == "cuda" else None,
         git_revision=git_revision(Path.cwd()) if with_revision else None,
         physical_cores=tuple(sorted(core.number for core in physical_cores(cores))) if siblings_told else None,
@@ -74,6 +75,12 @@ def start_line(
         world_size=own.world_size,
         environment=environment(device, backend, with_revision=own.rank == 0, engines=engines),
     )
+
+
+def recorded_settings(variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables by which libraries are set, by name, without those whose names tell of a secret."""
+    names = sorted(name for name in variables if name.startswith(_SETTINGS) and not is_secret_name(name))
+    return {name: variables[name] for name in names}
 
 
 def allocation(variables: Mapping[str, str]) -> str | None:

@@ -1,0 +1,59 @@
+"""Which variables of a study are its owner's alone, and where a stored study says them."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from vitscale.base.files import has_long_keys
+from vitscale.base.secret_names import is_plain_value, is_secret_name
+from vitscale.processes.launch_file import LIBRARY_SETTINGS
+
+if TYPE_CHECKING:
+    from vitscale.store.results import StudyRecord
+
+_PATH_BEGINS = ("/", "~/", "./", "../")
+
+
+def is_private(name: str, value: str) -> bool:
+    """Whether a file with this variable is to be read by its owner alone.
+
+    A variable with a secret's name is, and one whose value is more than a word, a number or a path, unless libraries
+    read it: these are settings (NCCL_SOCKET_IFNAME=ib0,ib1), which each rank records for whoever reads the results.
+    """
+    if is_secret_name(name):
+        return True
+    is_setting = name.startswith(LIBRARY_SETTINGS) or is_plain_value(value) or value.startswith(_PATH_BEGINS)
+    return not is_setting
+
+
+def launch_variables(study: StudyRecord) -> dict[str, str]:
+    """The variables of [launch.environment], as the study's text and the command line over it say them."""
+    variables: dict[str, str] = {}
+    for table in study_tables(study.text, study.overrides):
+        launch = table.get("launch")
+        environment = launch.get("environment") if isinstance(launch, Mapping) else None
+        if isinstance(environment, Mapping):
+            variables |= {name: value for name, value in environment.items() if isinstance(value, str)}
+    return variables
+
+
+def study_tables(text: str, overrides: tuple[str, ...] = ()) -> Iterator[Mapping[str, Any]]:
+    """What a study's text and each KEY=VALUE of the command line hold, as TOML tables; what is no TOML is left out."""
+    for toml in (text, *map(_override, overrides)):
+        if not has_long_keys(toml):
+            with suppress(tomllib.TOMLDecodeError, RecursionError):
+                yield tomllib.loads(toml)
+
+
+def _override(word: str) -> str:
+    """A KEY=VALUE word as TOML: its value is TOML, or a bare word, which is a string."""
+    key, _, value = word.partition("=")
+    try:
+        tomllib.loads(f"value = {value}")
+    except (tomllib.TOMLDecodeError, RecursionError):
+        literal = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'{key} = "{literal}"'
+    return f"{key} = {value}"

@@ -1,0 +1,157 @@
+"""How secrets are written in text and in JSON: the forms by which a value is recognised as a secret.
+
+Free text holds much that is none, so a form there asks of the value what its own words leave open: behind `password=`
+anything is one, behind `pass:` only what looks like a key.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from vitscale.base.secret_names import LONE_WORD, SECRET_WORD, is_secret_name
+
+SHORTEST = 8
+"""Letters from which a value is taken for a key, where only its looks tell: shorter ones are words by chance."""
+_SURE_RUN = 12
+"""Letters and digits in a row that no name of a model, a dataset or a device has."""
+
+
+class Form(NamedTuple):
+    """One way to write a secret. Where the pattern has a group `taken`, that alone is the secret."""
+
+    pattern: re.Pattern[str]
+    hints: tuple[str, ...]
+    """Small letters, of which text with this form has one: other text is not searched."""
+    is_one: Callable[[str], bool] = bool
+    """Whether a value in this place is a secret."""
+
+
+def looks_like_key(value: str) -> bool:
+    """Whether a value has letters and digits, as keys have and words have not, and at least `SHORTEST` of them."""
+    return len(value) >= SHORTEST and any(map(str.isdigit, value)) and any(map(str.isalpha, value))
+
+
+def looks_random(value: str) -> bool:
+    """Whether letters and digits run on for longer than in any name ("vit-base-patch16-224")."""
+    return any(looks_like_key(run) and len(run) >= _SURE_RUN for run in re.findall(r"[A-Za-z0-9]+", value))
+
+
+_QUOTE = r"""\\{0,4}["']"""
+_VALUE = rf"(?P<quote>{_QUOTE})?(?P<taken>(?(quote)(?:(?!(?P=quote))[^\n]){{4,}}|[^\s\"',;]{{4,}}))"
+"""A value, up to its closing quote where it has quotes, else up to a blank, a quote, a comma or a semicolon."""
+_ASSIGNED = rf"(?:{_QUOTE})?\s*[=:]\s*"
+_NEXT_WORD = rf"(?:\s*=\s*|\s+|{_QUOTE}\s*,\s*(?={_QUOTE}))"
+"""Between an option and its value: in a shell, and in a list of words as Python and JSON print it."""
+# Not a stand-in ("SECRET-0"), behind which another secret may stand.
+# From the beginning of a word, or a short way on: else a word of 10,000 letters would take half a minute.
+_NAME = rf"(?<![\w-])(?!SECRET-\d)[\w-]*(?:{SECRET_WORD})[\w-]{{0,200}}"
+_LONE_NAME = rf"(?<![\w-])(?:[\w-]*[_-]|(?!key))(?:{LONE_WORD})"
+# An option begins behind a letter too, as after a colour's "\x1b[1m" or an escaped line break.
+_OPTION = rf"(?<!-)--[\w-]{{0,100}}?(?:{SECRET_WORD}|key)[\w-]{{0,200}}"
+_LONE_OPTION = rf"(?<!-)--(?:[\w-]{{0,100}}[_-])?(?:{LONE_WORD})(?![\w-])"
+_STRONG_HINTS = ("token", "secret", "passw", "passphrase", "passcode", "credential", "bearer", "key", "accesssignature")
+_LONE_HINTS = ("key", "pat", "pwd", "pass", "cred", "auth", "sas", "sig", "dsn", "jwt", "cookie")
+
+
+def _form(pattern: str, *hints: str, is_one: Callable[[str], bool] = bool) -> Form:
+    return Form(re.compile(pattern), hints, is_one)
+
+
+FORMS = (
+    _form(r"(?<=://)[^\s/@]+(?=@)", "://"),
+    _form(r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[a-z]-|AKIA|eyJ)[\w.-]{8,}",
+          "hf_", "gh", "github_pat_", "glpat-", "sk-", "xox", "akia", "eyj"),
+    _form(r"\b(?:npm_|dckr_pat_|pypi-|nvapi-|hvs\.|[sr]k_live_)[\w.-]{8,}|\bASIA[A-Z0-9]{12,}|\bAIza[\w-]{16,}",
+          "npm_", "dckr_pat_", "pypi-", "nvapi-", "hvs.", "k_live_", "asia", "aiza"),
+    _form(rf"(?i){_NAME}{_ASSIGNED}{_VALUE}", *_STRONG_HINTS),
+    _form(rf"(?i){_OPTION}{_NEXT_WORD}{_VALUE}", "--"),
+    _form(rf"(?i){_LONE_OPTION}{_NEXT_WORD}{_VALUE}", "--"),
+    _form(rf"(?i){_LONE_NAME}{_ASSIGNED}{_VALUE}", *_LONE_HINTS, is_one=looks_like_key),
+    # A variable as `env` of some shells prints it, and a sentence: AWS_SECRET_ACCESS_KEY wJal..., password is ...
+    _form(rf"(?i){_NAME}(?:\s+is)?\s+{_VALUE}", *_STRONG_HINTS, is_one=looks_like_key),
+    _form(rf"(?<![\w-])[A-Z0-9_]*_(?:{LONE_WORD.upper()})\s+{_VALUE}", *_LONE_HINTS, is_one=looks_like_key),
+    _form(rf"(?i)(?<!-)--wandb{_NEXT_WORD}{_VALUE}", "--wandb", is_one=looks_random),
+    _form(rf"(?<![\w-])-[kp]{_NEXT_WORD}{_VALUE}", "-k", "-p", is_one=looks_random),
+    _form(rf"(?<![\w-])(?:-u|--user){_NEXT_WORD}(?:{_QUOTE})?[^\s:\"']+:(?P<taken>[^\s\"']{{4,}})", "-u", "--user"),
+    _form(rf"(?i)[?&](?:[\w-]*(?:{SECRET_WORD})[\w-]*|[\w-]*(?<![a-z])(?:{LONE_WORD}))=(?P<taken>[^\s&\"'#]{{4,}})",
+          "?", "&"),
+    _form(r"(?i)\bBearer\s+(?P<taken>[\w.~+/=-]{8,})", "bearer"),
+    _form(rf"(?i)\bAuthorization{_ASSIGNED}(?:{_QUOTE})?(?:\w+\s+)?(?P<taken>[\w.~+/=-]{{8,}})", "authorization"),
+    # Nothing but the end marks where a key ends that a log cuts off, or has put other words between.
+    _form(r"-----BEGIN [A-Z ]*PRIVATE KEY[A-Z ]*-----(?:(?!-----)[\s\S]){0,20000}(?:-----END [A-Z ]*-----)?",
+          "private key"),
+)  # fmt: skip
+"""Forms of secrets in text, in the order in which they are looked for."""
+
+
+def secrets_in(text: str) -> Iterator[str]:
+    """What `FORMS` find in a text, and the password alone where it stands behind a user's name."""
+    lowered = text.lower()
+    for form in FORMS:
+        if any(hint in lowered for hint in form.hints):
+            yield from _found_by(form, text)
+
+
+def _found_by(form: Form, text: str) -> Iterator[str]:
+    for match in form.pattern.finditer(text):
+        begin, end = taken(match)
+        secret = text[begin:end]
+        if form.is_one(secret):
+            yield secret
+            yield from _parts(secret)
+
+
+def _parts(secret: str) -> Iterator[str]:
+    """Parts of a secret that are secrets by themselves: the password of "user:password", the lines of a private key."""
+    _, colon, password = secret.partition(":")
+    if colon:
+        yield password
+    if "PRIVATE KEY" in secret:
+        yield from key_lines(secret)
+
+
+def key_lines(block: str) -> Iterator[str]:
+    """The lines of a text of several lines that may be part of a key; logs put other words between them."""
+    for line in re.split(r"[\r\n]+|\\n", block):
+        if looks_like_key(line.strip()) and "PRIVATE KEY" not in line:
+            yield line.strip()
+
+
+def taken(match: re.Match[str]) -> tuple[int, int]:
+    """Begin and end of the part of a match that is to be taken out, in the text that was searched."""
+    return match.span("taken") if "taken" in match.re.groupindex else match.span()
+
+
+def is_secret_of(option: object, value: object) -> bool:
+    """Whether `value`, the word behind an option in a list of words, is a secret: "--token", "abc"."""
+    if not isinstance(option, str) or not isinstance(value, str):
+        return False
+    if not option.startswith("-") or "=" in option:
+        return False
+    if option in ("-k", "-p", "--wandb"):
+        return looks_random(value)
+    if option in ("-u", "--user"):
+        return ":" in value
+    return is_secret_name(option)
+
+
+def secrets_of(value: Any, is_own_field: Callable[[str], bool]) -> Iterator[str]:
+    """The secrets of a JSON value that its names tell: of keys and of options in lists. Texts inside are not searched.
+
+    Args:
+        value: the value.
+        is_own_field: whether a key is a field of the format, whatever it is called.
+    """
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            if isinstance(item, str) and is_secret_name(name) and not is_own_field(name):
+                yield item
+            yield from secrets_of(item, is_own_field)
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        for before, item in zip(("", *value), value, strict=False):
+            if is_secret_of(before, item):
+                yield item
+                yield from _parts(item)
+            yield from secrets_of(item, is_own_field)

@@ -1,0 +1,187 @@
+"""Work grows with what is given, not with its square: operations are counted for n and for 2n, and no time is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from results_factory import make_trial
+from vitscale.cli import importing
+from vitscale.importers import curves
+from vitscale.importers.contents import LogRun, Options, Setting
+from vitscale.importers.records import trial_of
+from vitscale.runner.expectation import Expectations, Expected
+from vitscale.runner.plan_estimate import MemoryFit, PlanEstimate
+from vitscale.study import file as study_file
+from vitscale.study.file import StudyFile
+from vitscale.trial.trial import Trial
+
+FEW = 40
+
+
+def grows_linearly(count_for: Callable[[int], int]) -> bool:
+    """Whether twice as much takes about twice as many operations; what is quadratic takes four times as many."""
+    few, many = count_for(FEW), count_for(2 * FEW)
+    assert few > 0, "nothing is counted"
+    return many < 2.5 * few
+
+
+class Counter:
+    """How often something was done."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+def test_the_cells_of_a_plan() -> None:
+    """Whether a column is shown is the same for all trials."""
+    trial = make_trial()
+
+    def looked_at(trials: int) -> int:
+        looks = Counter()
+
+        class Fit(MemoryFit):
+            @property
+            def unfit(self) -> bool:
+                looks.count += 1
+                return False
+
+        class Time(Expected):
+            def __getattribute__(self, name: str) -> Any:
+                looks.count += name == "seconds"
+                return super().__getattribute__(name)
+
+        ids = [f"{n:012x}" for n in range(trials)]
+        by_trial = {trial_id: cast("Expected", Time(None, "")) for trial_id in ids}
+        estimate = PlanEstimate({trial_id: Fit(1, 2, 0.0) for trial_id in ids}, Expectations(by_trial))
+        assert [estimate.cells(trial_id, trial)["memory"] for trial_id in ids] == ["1 B"] * trials
+        return looks.count
+
+    assert grows_linearly(looked_at)
+
+
+def test_the_points_of_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each point is validated by itself: not with all values of the sweep beside it."""
+    validated = study_file._validated
+    values = Counter()
+
+    def counting(path: Path, raw: Any, *rest: Any, **more: Any) -> Any:
+        values.count += _leaves(raw)
+        return validated(path, raw, *rest, **more)
+
+    monkeypatch.setattr(study_file, "_validated", counting)
+
+    def validated_for(points: int) -> int:
+        rates = ", ".join(f"{n}e-6" for n in range(1, points + 1))
+        path = tmp_path / "study.toml"
+        path.write_text(
+            'name = "x"\n[model]\nname = "vit-ti16"\nimage_size = 32\npatch_size = 8\n[data]\nname = "digits"\n'
+            f'[train]\nmicro_batch = 8\nepochs = 1\n[scaling]\ngpus = [1]\n[sweep]\n"train.learning_rate" = [{rates}]\n'
+        )
+        file = StudyFile.read(path)
+        values.count = 0
+        learnt = [study.train.learning_rate for _, study, _ in file.points()]
+        assert learnt == pytest.approx([n * 1e-6 for n in range(1, points + 1)])
+        return values.count
+
+    assert grows_linearly(validated_for)
+
+
+def _leaves(value: Any) -> int:
+    if isinstance(value, dict):
+        return sum(map(_leaves, value.values()))
+    if isinstance(value, list):
+        return sum(map(_leaves, value))
+    return 1
+
+
+def settings_and_trials(settings: list[Setting]) -> list[tuple[Setting, Trial]]:
+    told = []
+    for setting in settings:
+        run = LogRun(setting, "x", (), ())
+        told.append((setting, trial_of(run, Options())))
+    return told
+
+
+def test_the_names_of_imported_series() -> None:
+    """Which labels differ is found once for all curves, not by comparing each with each."""
+
+    def compared(series: int) -> int:
+        comparisons = Counter()
+
+        class Name(str):
+            __slots__ = ()
+
+            def __eq__(self, other: object) -> bool:
+                comparisons.count += 1
+                return str(self) == str(other)
+
+            def __ne__(self, other: object) -> bool:
+                return not self == other
+
+            def __hash__(self) -> int:
+                return hash(str(self))
+
+        settings = [Setting(gpus, micro_batch=8, series=Name(f"s{n}")) for n in range(series) for gpus in (1, 2)]
+        made = curves.curves_of(settings_and_trials(settings))
+        assert [str(curve.labels["series"]) for curve in made] == [f"s{n}" for n in range(series)]
+        return comparisons.count
+
+    assert grows_linearly(compared)
+
+
+def test_the_layouts_of_imported_gpu_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How counts lie on hosts is found once for a group, not for each of its counts."""
+    looks = Counter()
+    on_hosts = curves._on_hosts
+
+    def counting(worlds: Any) -> Any:
+        looks.count += len(worlds)
+        return on_hosts(worlds)
+
+    monkeypatch.setattr(curves, "_on_hosts", counting)
+
+    def looked_at(counts: int) -> int:
+        looks.count = 0
+        (curve,) = curves.curves_of(settings_and_trials([Setting(n, micro_batch=8) for n in range(1, counts + 1)]))
+        assert len(curve.points) == counts
+        return looks.count
+
+    assert grows_linearly(looked_at)
+
+
+def test_the_table_of_an_import() -> None:
+    """The runs of each trial are found once, not looked for among all runs for each series."""
+    trial = make_trial()
+
+    def looked_at(series: int) -> int:
+        looks = Counter()
+
+        class Imported:
+            def __init__(self, trial_id: str) -> None:
+                self.run = SimpleNamespace(ranks=[SimpleNamespace(epochs=(), steps=(1, 2))])
+                self._header = SimpleNamespace(trial_id=trial_id)
+
+            @property
+            def header(self) -> Any:
+                looks.count += 1
+                return self._header
+
+        ids = [f"{n:012x}" for n in range(series)]
+        points = [SimpleNamespace(gpus=1, trial_id=trial_id) for trial_id in ids]
+        study = SimpleNamespace(
+            curves=[
+                SimpleNamespace(labels={"series": point.trial_id}, mode="weak", points=(point,)) for point in points
+            ],
+            trials=dict.fromkeys(ids, trial),
+        )
+        done = SimpleNamespace(study=study, runs=[Imported(trial_id) for trial_id in ids for _ in range(2)])
+        rows = importing._series(cast("Any", done))
+        assert [(row["runs"], row["steps"]) for row in rows] == [(2, 4)] * series
+        return looks.count
+
+    assert grows_linearly(looked_at)

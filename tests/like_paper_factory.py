@@ -99,7 +99,7 @@ def whole_study() -> Results:
     return paper_study(
         paper_curve(repeated, dataset="cifar10", micro_batch=16),
         paper_curve({n: [4 * s for s in runs] for n, runs in strong.items()}, dataset="cifar10", micro_batch=64),
-        paper_curve(strong, mode="weak", dataset="cifar10", micro_batch=16),
+        paper_curve(strong, mode="weak", dataset="cifar10", micro_batch=64),
         paper_curve(strong, dataset="cifar100", micro_batch=64),
         paper_curve({2: [0.83], 4: [0.85], 8: [0.92]}, dataset="cifar100", micro_batch=64, spread=True),
     )

@@ -61,7 +61,7 @@ def points(one: Drawn, *, filled: bool) -> list[dict[str, Any]]:
 def test_every_figure_is_there_and_has_data_or_says_what_it_lacks() -> None:
     found = whole()
     assert list(found) == [*range(4, 18)]
-    assert {number for number, one in found.items() if one.lack} == {4, 5, 6, 17}
+    assert {number for number, one in found.items() if one.lack} == {4, 5, 17}
     for one in found.values():
         json.dumps(one.figure.views[0].titled, allow_nan=False)
         assert f"Figure {one.paper.number}." in one.figure.views[0].title
@@ -86,18 +86,18 @@ def test_other_studies_are_drawn_with_their_own_workloads(study: Callable[[], Re
 
 
 def test_epoch_times_and_speedups_by_hand() -> None:
-    # 1024 images at 16 a GPU: 64, 32 steps; then 8 GPUs take 8 steps.
-    study = paper_study(paper_curve({1: [1.0], 2: [1.25], 8: [2.0]}))
+    # 1024 images at 64 a GPU: 16, 8 steps; then 8 GPUs take 2 steps.
+    study = paper_study(paper_curve({1: [4.0], 2: [5.0], 8: [8.0]}, micro_batch=64))
     found = points(figure(8, study), filled=True)
     assert [(row["x"], row["value"]) for row in found] == [
         (1, 64.0), (2, 40.0), (8, 16.0), (1, 1.0), (2, pytest.approx(1.6)), (8, pytest.approx(4.0)),
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("mode", "number", "last"), [("strong-micro", 8, 16.0), ("weak", 9, 7.0)])
+@pytest.mark.parametrize(("mode", "number", "last"), [("strong-micro", 8, 4.0), ("weak", 9, 2.0)])
 def test_the_ideal_falls_with_every_gpu_or_stays(mode: Any, number: int, last: float) -> None:
-    # 64 steps of a second on one GPU; weak: a tenth of the images, 103 of them in 7 steps.
-    one = figure(number, paper_study(paper_curve({1: [1.0], 4: [1.5]}, mode=mode)))
+    # 16 steps of a second on one GPU; weak: a tenth of the images, 103 of them in 2 steps.
+    one = figure(number, paper_study(paper_curve({1: [1.0], 4: [1.5]}, mode=mode, micro_batch=64)))
     dashed = [layer for layer in layers(one.figure.views[0].titled) if "strokeDash" in layer["mark"]]
     ideal = rows(one.figure.views[0].titled, dashed[0])
     assert ideal[-1]["x"] == pytest.approx(4)
@@ -106,19 +106,20 @@ def test_the_ideal_falls_with_every_gpu_or_stays(mode: Any, number: int, last: f
 
 def test_single_runs_have_no_bar_and_repeated_ones_have() -> None:
     found = whole()
-    bars = [row for layer in layers(found[8].figure.views[0].titled) if layer["mark"]["type"] == "rule"
-            for row in rows(found[8].figure.views[0].titled, layer) if row["low"] is not None]  # fmt: skip
-    assert {row["series"] for row in bars} == {"micro-batch 16"}
-    assert not [layer for layer in layers(found[14].figure.views[0].titled) if layer["mark"]["type"] == "rule"]
-    assert "one run each: no intervals" in found[14].figure.views[0].titled["title"]["subtitle"]
+    repeated, single = found[12].figure.views[0].titled, found[14].figure.views[0].titled
+    bars = [row for layer in layers(repeated) if layer["mark"]["type"] == "rule"
+            for row in rows(repeated, layer) if row["low"] is not None]  # fmt: skip
+    assert {row["series"] for row in bars} == {"CIFAR-10, micro-batch 16"}
+    assert not [layer for layer in layers(single) if layer["mark"]["type"] == "rule"]
+    assert "one run each: no intervals" in single["title"]["subtitle"]
 
 
 def test_published_points_stand_beside_the_same_workload() -> None:
-    hollow = points(whole()[14], filled=False)
+    hollow = points(whole()[16], filled=False)
     assert [row["value"] for row in hollow][:2] == [1813.93, 892.55]
     assert {row["x"] for row in hollow} == set(range(1, 9))
     assert "Tesla T4" in hollow[0]["what"]
-    subtitle = whole()[14].figure.views[0].titled["title"]["subtitle"]
+    subtitle = whole()[16].figure.views[0].titled["title"]["subtitle"]
     assert "hollow grey: published (arXiv 2602.21081), Tesla T4, fp32; other hardware" in subtitle
 
 
@@ -140,32 +141,44 @@ def test_the_ideal_of_unlike_hosts_is_said_to_be_none() -> None:
 
 def test_hosts_are_compared_count_by_count() -> None:
     one = whole()[15]
-    ratios = {row["x"]: row["value"] for row in points(one, filled=True)}
+    ratios = {row["x"]: row["value"] for row in one.figure.views[0].rows}
     assert ratios == pytest.approx({2: 0.83 / 0.82, 4: 1.0, 8: 0.92 / 0.9})
-    assert {row["low"] for row in points(one, filled=True)} == {None}
+    assert {row["low"] for row in one.figure.views[0].rows} == {None}
 
 
 def test_hosts_measured_at_no_common_count_are_not_compared() -> None:
-    study = paper_study(paper_curve({1: [0.8], 2: [0.8]}), paper_curve({4: [0.8], 8: [0.8]}, spread=True))
-    one = figure(15, study)
+    workload: dict[str, Any] = {"dataset": "cifar100", "micro_batch": 64}
+    inside, spread = paper_curve({1: [0.8], 2: [0.8]}, **workload), {4: [0.8], 8: [0.8]}
+    one = figure(15, paper_study(inside, paper_curve(spread, spread=True, **workload)))
     assert one.lack is not None
     assert "both in one host and over several" in one.lack
 
 
-def test_the_time_split_is_the_pages_own_chart_under_its_number() -> None:
+def test_strong_scaling_by_batch_size_has_a_curve_for_each_and_the_parts_of_explained_steps() -> None:
     one = figure(6, batch_study([16, 64], [1, 2]))
     assert one.lack is None
-    assert one.figure.views[0].titled["title"]["text"].startswith("Figure 6. Micro-batch and time split: ")
-    assert "bar" in {layer["mark"]["type"] for layer in layers(one.figure.views[0].titled)}
+    assert {row["series"] for row in one.figure.views[0].rows} == {"micro-batch 16", "micro-batch 64"}
+    (measures, *_) = one.figure.controls.values()
+    assert [choice.label for choice in measures] == ["epoch time", "speedup", "parts of a step"]
+    parts = [view for view in one.figure.views if view.choices["measure"].value == "parts"]
+    assert all(view.title.startswith("Figure 6. Nebula strong scaling by batch size: ") for view in parts)
+    assert all("bar" in {layer["mark"]["type"] for layer in layers(view.titled)} for view in parts)
+    assert {view.choices["batch"].label for view in parts} == {"micro-batch 16", "micro-batch 64"}
 
 
-def test_accuracy_by_gpus_has_a_curve_per_epoch_and_loss_one_per_count() -> None:
+def test_one_batch_size_alone_is_said_to_be_one() -> None:
+    assert figure(6, paper_study(paper_curve(CELLS))).lack == (
+        "These results hold strong scaling at one micro-batch only: 16."
+    )
+
+
+def test_accuracy_has_both_datasets_in_one_picture_and_loss_a_curve_per_count() -> None:
     found = whole()
-    labels = {view.choices["workload"].label: view for view in found[10].figure.views}
-    first = next(view for name, view in labels.items() if name.startswith("CIFAR-10, micro-batch 16")).rows
-    assert {(row["series"], row["x"]) for row in first} == {(f"epoch {e}", n) for e in (1, 2, 3) for n in (1, 2, 4, 8)}
+    (view,) = found[10].figure.views
+    curves = {f"{dataset}, {gpus}" for dataset in ("CIFAR-10", "CIFAR-100") for gpus in ("1 GPU", "4 GPUs", "8 GPUs")}
+    assert {(row["series"], row["x"]) for row in view.rows} == {(curve, e) for curve in curves for e in (1, 2, 3)}
     # The factory's held-out accuracy: 0.35, 0.50, 0.65.
-    assert {row["epoch"]: row["value"] for row in first} == pytest.approx({1: 0.35, 2: 0.5, 3: 0.65})
+    assert {row["epoch"]: row["value"] for row in view.rows} == pytest.approx({1: 0.35, 2: 0.5, 3: 0.65})
     assert "held-out figures" in found[11].figure.views[0].subtitle
     assert {view.choices["measure"].value for view in found[11].figure.views} == {"loss", "accuracy"}
     assert {row["series"] for row in found[11].figure.views[0].rows} == {"1 GPU", "2 GPUs", "4 GPUs", "8 GPUs"}
@@ -184,11 +197,14 @@ def test_accuracy_by_micro_batch_is_of_an_epoch_that_all_have() -> None:
 
 def test_a_part_of_an_epoch_is_drawn_as_no_epoch() -> None:
     """Two whole epochs and half of a third: there images are no longer equal at equal epochs."""
-    study = paper_study(paper_curve(CELLS, micro_batch=16), paper_curve(CELLS, micro_batch=64))
+    study = paper_study(
+        *(paper_curve(CELLS, micro_batch=size) for size in (16, 64)),
+        paper_curve(CELLS, micro_batch=64, dataset="cifar100"),
+    )
     cut = [ended_in(run, [0.35, 0.5, 0.65], fragment=True) for run in study.runs]
     found = study.model_copy(update={"runs": tuple(cut)})
-    by_gpus, by_epoch = figure(10, found).figure.views, figure(11, found).figure.views
-    assert {row["series"] for view in by_gpus for row in view.rows} == {"epoch 1", "epoch 2"}
+    by_dataset, by_epoch = figure(10, found).figure.views, figure(11, found).figure.views
+    assert {row["x"] for view in by_dataset for row in view.rows} == {1, 2}
     assert {row["x"] for view in by_epoch for row in view.rows} == {1, 2}
     (by_batch,) = figure(7, found).figure.views
     assert {(row["shown"], row["bounds"]) for row in by_batch.rows} == {("50.0 %", "after epoch 2, 1 run")}
@@ -199,7 +215,7 @@ def test_a_part_of_an_epoch_is_drawn_as_no_epoch() -> None:
 
 
 def test_results_without_accuracy_say_so() -> None:
-    study = paper_study(paper_curve(CELLS))
+    study = paper_study(*(paper_curve(CELLS, micro_batch=64, dataset=name) for name in ("cifar10", "cifar100")))
     blind = study.model_copy(
         update={
             "runs": tuple(
@@ -230,8 +246,10 @@ def test_results_without_accuracy_say_so() -> None:
 
 def test_records_of_impossible_times_can_be_drawn() -> None:
     study = paper_study(
-        paper_curve({1: [1e-200], 2: [1e200, 1e-200], 4: [1.0]}),
-        paper_curve({2: [1e200], 4: [1e-200, 1e200]}, spread=True),
+        paper_curve({1: [1e-200], 2: [1e200, 1e-200], 4: [1.0]}, micro_batch=64),
+        paper_curve({1: [1e-200], 2: [1e200, 1e-200], 4: [1.0]}, micro_batch=64, dataset="cifar100"),
+        paper_curve({2: [1e200], 4: [1e-200, 1e200]}, micro_batch=64, dataset="cifar100", spread=True),
     )
-    for number in (8, 12, 15, 16):
+    for number in (8, 10, 13, 14, 15, 16):
+        assert figure(number, study).lack is None
         json.dumps(figure(number, study).figure.views[0].titled, allow_nan=False)

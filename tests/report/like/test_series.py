@@ -26,7 +26,7 @@ def test_curves_are_placed_by_their_hosts() -> None:
     )
     assert [(one.dataset, one.hosts) for one in series(study)] == [
         ("cifar10", "one host"),
-        ("cifar100", "several like hosts"),
+        ("cifar100", "one GPU a host"),
         ("digits", "several unlike hosts"),
     ]
 
@@ -92,7 +92,7 @@ def test_published_measurements_of_unlike_hosts_are_known_though_their_devices_h
     curve, trials, runs = paper_curve({1: [0.8], 2: [0.8]}, spread=True)
     curve = curve.model_copy(update={"labels": {**curve.labels, "cluster": "tesla"}})
     analysis = analyse(paper_study((curve, trials, runs)))
-    assert [one.hosts for one in all_series(analysis)] == ["several like hosts"]
+    assert [one.hosts for one in all_series(analysis)] == ["one GPU a host"]
     published = {1: 712.92, 2: 916.4}
     timed = {
         identity: dataclasses.replace(

@@ -240,7 +240,7 @@ def test_every_quantity_of_the_thesis_is_drawn() -> None:
 
 def test_a_point_tells_its_runs_and_a_single_bound_has_a_length() -> None:
     material = of(sending(study({1: 1.0, 2: 1.5}), 10_000_000), network(400e6))
-    (figure,) = [one for one in THESIS.figures if one.kind == "doublings"]
+    (figure,) = [one for one in THESIS.figures if one.quantity == "doublings"]
     spec = json.dumps(draw_one(THESIS, figure, material).figure.views[0].titled)
     assert '"runs": 3' in spec
     assert spec.count('"series": "0 transfers"') == 2

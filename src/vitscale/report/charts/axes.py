@@ -63,6 +63,8 @@ IN_ORDER = {"field": "place", "op": "min", "order": "ascending"}
 """Sorts an axis of users' names: Vega-Lite would put a list of the names into an expression."""
 _MANY = 6
 """Number of series above which the legend is set small, or it would be taller than the chart."""
+_SYMBOL_ROOM = 30
+"""Pixels of a legend's column that its symbol and the gap to the next take."""
 _ORDERED_EXTENT = [0.12, 0.88]
 """The range of ordered colours that vanish neither on a dark page nor on a light one."""
 
@@ -144,8 +146,9 @@ def shape_of(names: Sequence[str]) -> Spec:
 def _legend(names: Sequence[str]) -> Spec:
     longest, many = max((len(name) for name in names), default=0), len(names) > _MANY
     columns = 3 if longest < 20 else 2 if longest < (40 if many else 30) else 1
+    room = WIDTH // columns - _SYMBOL_ROOM  # the theme's limit would cut names that differ in their ends
     small = {"labelFontSize": 10, "symbolSize": 50, "columnPadding": 6} if many else {}
-    return {"title": None, "orient": "top", "columns": columns, "symbolOpacity": 1, **small}
+    return {"title": None, "orient": "top", "columns": columns, "symbolOpacity": 1, "labelLimit": room, **small}
 
 
 def add_curves(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 from vitscale.analysis import Analysis, CurveResult, Point, TrialResult, by_mode
 from vitscale.analysis.scaling import curve_name
@@ -92,9 +93,14 @@ class Axis:
     """The swept field; empty: ranks."""
     gpus: int = 0
     """The rank count of its points, where a field is swept."""
+    is_even: bool = False
+    """Whether its values follow one another in equal steps, as epochs do: it is never logarithmic."""
 
 
 RANKS = Axis("ranks", "ranks", "ranks")
+YScale = Literal["from zero", "as x", "log2 by log2"]
+"""How values stand along ranks: from zero, for what ideally stays level; logarithmic where ranks are, over a wide range
+of these; or both always to base 2, so that what grows as the ranks do is a line."""
 
 
 def scaling_chart(analysis: Analysis, curves: Sequence[CurveResult]) -> Figure | None:
@@ -241,8 +247,8 @@ def _view(analysis: Analysis, mode: Mode, curves: Sequence[CurveResult], measure
     if side_by_side:
         _add_side_by_side(plot, title, shown)
     else:
-        linear = measure.name == "efficiency" or (mode == "weak" and measure.slower_is_more)
-        axes.add_curves(plot, *both_axes(rows, title, axis, linear=linear), shown, one_ideal=measure.relative)
+        x, y = both_axes(rows, title, axis, _y_scale(measure, mode))
+        axes.add_curves(plot, x, y, shown, one_ideal=measure.relative)
     told = ["bars: 95 % intervals" + (" (cut where no cap)" if cut else "")] if any(r["low"] for r in rows) else []
     told += ["small: single runs"] if runs else []
     told += ["dashed: ideal" + (f" of {of_which}" if of_which else "")] if line else []
@@ -286,13 +292,23 @@ def _add_side_by_side(plot: axes.Plot, title: str, told: list[axes.Spec]) -> Non
     axes.add_bars(plot, "rows", y, None, upright=False)
 
 
-def both_axes(rows: Sequence[axes.Row], title: str, axis: Axis, *, linear: bool) -> tuple[axes.Spec, axes.Spec]:
-    """Both axes: logarithmic over a wide range of ranks; over a narrow one the figure starts at zero."""
+def _y_scale(measure: Measure, mode: Mode) -> YScale:
+    if measure.name == "speedup":
+        return "log2 by log2"
+    ideally_level = measure.name == "efficiency" or (mode == "weak" and measure.is_time)
+    return "from zero" if ideally_level else "as x"
+
+
+def both_axes(rows: Sequence[axes.Row], title: str, axis: Axis, y: YScale) -> tuple[axes.Spec, axes.Spec]:
+    """Both axes of points at the `x` of these rows; along anything but ranks, values stand from zero."""
     at = sorted({row["x"] for row in rows})
-    wide = at[-1] >= _WIDE_RANGE * at[0] if at[0] > 0 else False
+    along_ranks = not axis.field and not axis.is_even
+    is_wide = at[0] > 0 and at[-1] >= _WIDE_RANGE * at[0]
+    both_log = along_ranks and (y == "log2 by log2" or (y == "as x" and is_wide))
+    x_is_log = bool(axis.field) or both_log or (along_ranks and is_wide)
     number = "d" if all(isinstance(value, int) for value in at) else "~g"
-    x = axes.along("x", axis.title, at, log=wide or bool(axis.field), number=number)
-    scale = {"type": "log", "base": 2} if wide and not linear and not axis.field else {"zero": True, "nice": True}
+    scale = {"type": "log", "base": 2} if both_log else {"zero": True, "nice": True}
+    x = axes.along("x", axis.title, at, log=x_is_log, number=number)
     return x, axes.quantity("value", title, scale=scale, axis={"tickCount": 6, "format": "~r"})
 
 

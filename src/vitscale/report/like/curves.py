@@ -1,4 +1,4 @@
-"""Figures of curves: epoch time, speedup and efficiency by GPU count; accuracy and loss by GPU count, epoch and batch.
+"""Figures of curves: epoch time, speedup and efficiency by GPU count; accuracy and loss by epoch and batch.
 
 The report's own charts draw them; published points are added where they are of the same workload.
 """
@@ -11,17 +11,28 @@ from typing import Literal
 
 from vitscale.present import units
 from vitscale.present.document import Choice, Figure, View
-from vitscale.report.charts.axes import Plot, Row, Spec, add_curves, quantity, scaled, tooltip
-from vitscale.report.charts.scaling import Axis, both_axes, far_end, ideal_line, point_row
-from vitscale.report.like.series import DATASET_NAMES, Member, PublishedPoints, Series, apart_in_micro_batch, names
-from vitscale.report.like.study import Selection, StudyFigure
+from vitscale.report.charts.axes import HEIGHT, Plot, Row, Spec, add_curves, quantity, scaled, tooltip
+from vitscale.report.charts.scaling import Axis, YScale, both_axes, far_end, ideal_line, point_row
+from vitscale.report.like.selection import Selection
+from vitscale.report.like.series import (
+    DATASET_NAMES,
+    Member,
+    PublishedPoints,
+    Series,
+    apart_in_dataset,
+    apart_in_micro_batch,
+    names,
+)
+from vitscale.report.like.study import StudyFigure
 
 _GPUS = Axis("gpus", "GPUs", "GPUs")
-_EPOCHS = Axis("epochs", "epoch", "epochs")
+_EPOCHS = Axis("epochs", "epoch", "epochs", is_even=True)
 _MICRO_BATCHES = Axis("micro-batch", "micro-batch", "micro-batch (images per GPU)", "train.micro_batch")
 _MOST_PANELS = 6
-_MOST_LINES = 10
-"""Number of epochs that are drawn as curves: evenly spaced, and the last of each series."""
+_MOST_COMPARED = 3
+"""Most GPU counts at which datasets are drawn beside one another."""
+_OF_DEVICES = "device: "
+"""How the reason begins that devices are unlike."""
 Split = Literal["held_out", "train"]
 _SPLIT_NAMES: dict[Split, str] = {"held_out": "held-out", "train": "training"}
 _NOTHING = "No trial of these results has recorded an accuracy after a whole epoch."
@@ -35,7 +46,7 @@ def curves_view(
     *,
     axis: Axis = _GPUS,
     y: Spec | None = None,
-    linear: bool = True,
+    y_scale: YScale = "from zero",
     less_is_better: bool = False,
     ordered: bool = False,
     joined: bool = True,
@@ -45,22 +56,26 @@ def curves_view(
 
     Args:
         choices: control to the option that shows this view; the last one names what it shows.
-        plot: the plot, with the datasets that `add_curves` draws; layers that it already has lie below.
+        plot: the plot, with the datasets that `add_curves` draws, and `left_out` with the GPU counts that have no
+            value, and a word why; layers that it already has lie below.
         y_title: title of the axis of values.
         notes: what a reader must know about the view.
         axis: what the points stand along.
-        y: the axis of values; None: from 0, or logarithmic over a wide range of counts unless `linear`.
-        linear: see `y`.
+        y: the axis of values; None: by `y_scale`.
+        y_scale: see `y`.
         less_is_better: whether lower values are better.
         ordered: whether the curves have an order.
         joined: whether the points of a curve are joined.
         more: sentences after the summary.
     """
-    rows = plot.datasets["rows"]
+    rows, left_out = plot.datasets["rows"], plot.datasets.get("left_out", [])
     label = list(choices.values())[-1].label
-    x, usual = both_axes(rows, y_title, axis, linear=linear)
+    x, usual = both_axes([*rows, *left_out], y_title, axis, y_scale)
     told = {"series": "curve", "x": axis.title, "shown": label, "bounds": "95 % interval"}
     add_curves(plot, x, y or usual, tooltip(**told, runs="runs"), ordered=ordered, joined=joined)
+    if left_out:
+        mark = {"type": "text", "angle": 270, "align": "left", "fontSize": 11}
+        plot.add("left_out", mark, x=x, y={"value": HEIGHT - 6}, text={"field": "text", "type": "nominal"})
     summary = " ".join([far_end(rows, label, axis, less_is_better=less_is_better), *more])
     name = "-".join(choice.value for choice in choices.values())
     title = ", ".join(choice.label for choice in reversed(list(choices.values())))
@@ -70,34 +85,54 @@ def curves_view(
 
 def scaling_pair(figure: StudyFigure, chosen: Selection, published: PublishedPoints) -> Figure | str:
     """The epoch times of the chosen series, and their speedup or efficiency where it can be worked out."""
-    labels, weak = names(chosen.series), figure.mode == "weak"
-    times, ideals = [], []
+    labels = names(chosen.series)
+    times = times_view(figure, chosen, labels, published)
+    if times is None:
+        return "No trial of this kind has recorded an epoch time."
+    relative = _relative_view(figure, chosen, published, _relative_quantity(figure))
+    views = [view for view in (times, relative) if view is not None]
+    return Figure(figure.name, figure.heading, tuple(views), tuple(labels))
+
+
+def _relative_quantity(figure: StudyFigure) -> str:
+    return "efficiency" if figure.mode == "weak" else "speedup"
+
+
+def times_view(
+    figure: StudyFigure, chosen: Selection, labels: Sequence[str], published: PublishedPoints
+) -> View | None:
+    """Epoch times beside the ideal, a curve for each series under its label; None where none is known."""
+    is_weak = figure.mode == "weak"
+    times: list[Row] = []
+    ideals: list[Row] = []
     for series, name in zip(chosen.series, labels, strict=True):
-        known = [(member, value) for member in series.members if (value := member.trial.epoch_seconds) is not None]
-        times += [
-            _row(name, member, point_row(value, units.seconds, len(member.trial.runs))) for member, value in known
-        ]
+        for member in series.members:
+            if (seconds := member.trial.epoch_seconds) is not None:
+                times.append(_row(name, member, point_row(seconds, units.seconds, len(member.trial.runs))))
         if series.base is not None and series.base.trial.epoch_seconds is not None:
-            level = partial(_ideal_seconds, series.base.trial.epoch_seconds.value, weak)
+            level = partial(_ideal_seconds, series.base.trial.epoch_seconds.value, is_weak)
             ideals += ideal_line(name, series.base.gpus, series.members[-1].gpus, level)
     if not times:
-        return "No trial of this kind has recorded an epoch time."
+        return None
     unit = units.time_unit(row["value"] for row in times)
     data = {"rows": times, "ideal": ideals, "published": _published(published, chosen, labels, relative=False)}
     plot = Plot({name: scaled(rows, unit.factor) for name, rows in data.items()})
-    choice = {"measure": Choice("epoch-seconds", "epoch time")}
-    notes = _notes(figure, chosen, times, published)
-    why = _not_compared(chosen)
-    views = [curves_view(choice, plot, f"epoch time ({unit.sign})", notes, linear=weak, less_is_better=True, more=why)]
-    relative = _relative_view(figure, chosen, published, "efficiency" if weak else "speedup")
-    return Figure(figure.name, figure.heading, (*views, *([relative] if relative else [])), tuple(labels))
+    return curves_view(
+        {"measure": Choice("epoch-seconds", "epoch time")},
+        plot,
+        f"epoch time ({unit.sign})",
+        _notes(chosen, times, published, _relative_quantity(figure)),
+        y_scale="from zero" if is_weak else "as x",
+        less_is_better=True,
+        more=_not_compared(chosen),
+    )
 
 
 def against_base(figure: StudyFigure, chosen: Selection, published: PublishedPoints) -> Figure | str:
     """The speedup, or the efficiency, of every chosen series over its smallest GPU count."""
-    view = _relative_view(figure, chosen, published, figure.kind)
+    view = _relative_view(figure, chosen, published, figure.quantity)
     if view is None:
-        return "No two GPU counts of this micro-batch may be held against each other."
+        return "No two GPU counts of these results may be held against each other."
     return Figure(figure.name, figure.heading, (view,), tuple(names(chosen.series)))
 
 
@@ -113,12 +148,12 @@ def _relative_view(figure: StudyFigure, chosen: Selection, published: PublishedP
     ]  # fmt: skip
     if len({row["x"] for row in rows}) < 2:
         return None
-    flat = what == "efficiency"
-    bases = {series.base.gpus: series for series in chosen.series if series.base is not None}
+    is_level = what == "efficiency"
+    largest = max(row["x"] for row in rows)
     ideals = [
         row
-        for base in sorted(bases)
-        for row in ideal_line(f"ideal {base}", base, max(r["x"] for r in rows), lambda t: 1.0 if flat else t)
+        for base in sorted({series.base.gpus for series in chosen.series if series.base is not None})
+        for row in ideal_line(f"ideal {base}", base, largest, lambda times: 1.0 if is_level else times)
     ]
     beside = [] if per_gpu else _published(published, chosen, labels, relative=True)
     baselines = [
@@ -127,8 +162,17 @@ def _relative_view(figure: StudyFigure, chosen: Selection, published: PublishedP
         if (base := series.base) is not None and base.trial.epoch_seconds is not None
     ]
     plot = Plot({"rows": rows, "ideal": ideals, "published": beside})
-    notes = _notes(figure, chosen, rows, published)
-    return curves_view({"measure": Choice(what, what)}, plot, what, notes, more=[*baselines, *_not_compared(chosen)])
+    without = _counts_without(chosen, {row["x"] for row in rows})
+    if without:
+        plot.datasets["left_out"] = [{"x": gpus, "text": f"no {what}{why}"} for gpus, why in without.items()]
+    return curves_view(
+        {"measure": Choice(what, what)},
+        plot,
+        what,
+        _notes(chosen, rows, published, what),
+        y_scale="from zero" if is_level else "log2 by log2",
+        more=[*baselines, *_not_compared(chosen)],
+    )
 
 
 def _row(name: str, member: Member, row: Row) -> Row:
@@ -159,11 +203,13 @@ def _published(published: PublishedPoints, chosen: Selection, labels: Sequence[s
     return rows
 
 
-def _notes(figure: StudyFigure, chosen: Selection, rows: Sequence[Row], published: PublishedPoints) -> list[str]:
+def _notes(chosen: Selection, rows: Sequence[Row], published: PublishedPoints, relative: str) -> list[str]:
+    """What a reader must know; `relative`: the quantity that GPU counts which may not be compared do not have."""
     bases = {base.gpus for series in chosen.series if (base := series.base) is not None}
-    unlike = figure.hosts == "several unlike hosts"
+    unlike = any(series.hosts == "several unlike hosts" for series in chosen.series)
     return [
         *chosen.notes,
+        *_without_notes(chosen, relative),
         bars_note(rows),
         f"relative to {' and '.join(map(str, sorted(bases)))} GPUs" if bases - {1} else "",
         "dashed: ideal, were every host like the first" if unlike else "dashed: ideal",
@@ -179,14 +225,56 @@ def bars_note(rows: Sequence[Row]) -> str:
     return "one run each: no intervals" if most == 1 else f"{most} runs at most: no intervals"
 
 
+def _left_out(chosen: Selection) -> list[tuple[Series, Member]]:
+    """Members that may not be compared with their base."""
+    return [
+        (series, member)
+        for series in chosen.series
+        for member in series.members
+        if member.reasons and series.base is not None
+    ]
+
+
+def _counts_without(chosen: Selection, compared: set[int]) -> dict[int, str]:
+    """GPU counts at which no series is compared, and a word why where that is one of a few letters."""
+    reasons_of: dict[int, set[str]] = {}
+    for _, member in _left_out(chosen):
+        if member.gpus not in compared:
+            reasons_of.setdefault(member.gpus, set()).update(member.reasons)
+    return {
+        gpus: ": unlike GPUs" if all(reason.startswith(_OF_DEVICES) for reason in reasons) else ""
+        for gpus, reasons in sorted(reasons_of.items())
+    }
+
+
+def _without_notes(chosen: Selection, what: str) -> list[str]:
+    """For each reason the GPU counts that have no speedup or efficiency for it, in a line that a picture has room for:
+    "4 and 5 GPUs have no speedup: their GPUs are not all like the first (Tesla T4)"."""
+    counts_of: dict[str, set[int]] = {}
+    for series, member in _left_out(chosen):
+        for reason in member.reasons:
+            counts_of.setdefault(_short_reason(series, reason), set()).add(member.gpus)
+    return [
+        f"{units.listed(sorted(counts))} GPU{'s have' if max(counts) > 1 else ' has'} no {what}: {reason}"
+        for reason, counts in counts_of.items()
+    ]
+
+
+def _short_reason(series: Series, reason: str) -> str:
+    """A reason without its values: the summary has these."""
+    subject, has_values, _ = reason.partition(": ")
+    if reason.startswith(_OF_DEVICES) and series.base is not None:
+        return f"their GPUs are not all like the first ({' and '.join(series.base.devices)})"
+    return f"unlike {subject}" if has_values else reason
+
+
 def _not_compared(chosen: Selection) -> list[str]:
     """Members that are not compared with the base, and why."""
     return sorted(
         {
             f"{series.curve.name}: {member.gpus} GPUs are not held against {series.base.gpus}: {member.why_not}."
-            for series in chosen.series
-            for member in series.members
-            if member.why_not and series.base is not None
+            for series, member in _left_out(chosen)
+            if series.base is not None
         }
     )
 
@@ -196,18 +284,48 @@ def gpus_text(count: int) -> str:
     return units.counted(count, "GPU")
 
 
-def accuracy_by_gpus(figure: StudyFigure, chosen: Selection) -> Figure | str:
-    """Accuracy by GPU count, one curve per epoch."""
-    drawn, split = _with_accuracy(_first(chosen.series))
-    rows = [row for series, name in drawn for row in _learning_rows(series, name, split, "accuracy")]
-    last = max((row["epoch"] for row in rows), default=0)
-    kept = {max(1, round(last * (k + 1) / _MOST_LINES)) for k in range(_MOST_LINES)}
-    kept |= {max(row["epoch"] for row in rows if row["panel"] == name) for name in {row["panel"] for row in rows}}
-    rows = [row for row in rows if row["epoch"] in kept]
-    if not rows or len({row["gpus"] for row in rows}) < 2:
-        return _NOTHING if not rows else "Accuracy after whole epochs was recorded at one GPU count only."
-    placed = [row | {"series": f"epoch {row['epoch']}", "x": row["gpus"]} for row in rows]
-    return Figure(figure.name, figure.heading, tuple(_panels(placed, split, "accuracy", _GPUS)))
+def accuracy_of_datasets(figure: StudyFigure, chosen: Selection) -> Figure | str:
+    """Accuracy by epoch, a curve for each dataset and GPU count; a view for each set of otherwise like series."""
+    drawn, split = _with_accuracy(chosen.series)
+    if not drawn:
+        return _NOTHING
+    wanted = {series.dataset for series in chosen.series}
+    sets = apart_in_dataset([series for series, _ in drawn])
+    complete = [(name, some) for name, some in sets if {series.dataset for series in some} == wanted]
+    if not complete:
+        datasets = units.listed(_dataset_name(dataset) for dataset in sorted(wanted))
+        return f"Accuracies of {datasets} were not recorded at one micro-batch and in like places."
+    rows = [row for name, some in complete[:_MOST_PANELS] for row in _beside_each_other(figure, some, name, split)]
+    if not rows:
+        return "Accuracies of both datasets were recorded at no common GPU count."
+    return Figure(figure.name, figure.heading, tuple(_panels(rows, split, "accuracy", _EPOCHS, ordered=False)))
+
+
+def _beside_each_other(figure: StudyFigure, some: Sequence[Series], panel: str, split: Split) -> list[Row]:
+    """Rows of the accuracy of each of these series, at GPU counts that all have: the figure's, or three of those."""
+    rows_of = [_learning_rows(series, panel, split, "accuracy") for series in some]
+    common = set.intersection(*({row["gpus"] for row in rows} for rows in rows_of))
+    counts = _compared_counts(sorted(common), figure.gpus)
+    placed = []
+    for series, rows in zip(some, rows_of, strict=True):
+        for row in rows:
+            if row["gpus"] in counts:
+                name = f"{_dataset_name(series.dataset)}, {gpus_text(row['gpus'])}"
+                placed.append(row | {"series": name, "x": row["epoch"]})
+    return placed
+
+
+def _compared_counts(common: Sequence[int], wanted: Sequence[int]) -> set[int]:
+    """The wanted GPU counts, where all are there; else the smallest, the middle and the largest there are."""
+    if set(wanted) <= set(common):
+        return set(wanted)
+    if len(common) <= _MOST_COMPARED:
+        return set(common)
+    return {common[0], common[len(common) // 2], common[-1]}
+
+
+def _dataset_name(dataset: str) -> str:
+    return DATASET_NAMES.get(dataset, dataset)
 
 
 def loss_and_accuracy(figure: StudyFigure, chosen: Selection) -> Figure | str:
@@ -288,22 +406,22 @@ def _at_common_epoch(some: Sequence[Series], name: str, split: Split) -> list[Ro
     return [row for row in rows if common and row["epoch"] == max(common)]
 
 
-def _panels(rows: Sequence[Row], split: Split, what: str, axis: Axis) -> list[View]:
-    """A view for each workload."""
-    repeated = any(row["low"] is not None for row in rows)
-    notes = [
-        f"{_SPLIT_NAMES[split]} figures; equal images at equal epochs, but the global batch grows with the GPUs",
-        "bars: lowest and highest run" if repeated else "one run each: nothing is known of other seeds",
-    ]
+def _panels(rows: Sequence[Row], split: Split, what: str, axis: Axis, *, ordered: bool = True) -> list[View]:
+    """A view for each workload; `ordered`: whether its curves have an order."""
     y = quantity("value", f"{_SPLIT_NAMES[split]} {what}", scale={"zero": False},
                  axis={"format": "%" if what == "accuracy" else "~r", "tickCount": 5})  # fmt: skip
     measure = Choice(what, what)
     views = []
     for index, panel in enumerate(dict.fromkeys(row["panel"] for row in rows)):
         own = [row for row in rows if row["panel"] == panel]
+        repeated = any(row["low"] is not None for row in own)
+        notes = [
+            f"{_SPLIT_NAMES[split]} figures; equal images at equal epochs, but the global batch grows with the GPUs",
+            "bars: lowest and highest run" if repeated else "one run each: nothing is known of other seeds",
+        ]
         choices = {"workload": Choice(f"workload-{index + 1}", panel), "measure": measure}
         views.append(
             curves_view(choices, Plot({"rows": own}), "", notes, axis=axis, y=y, less_is_better=what == "loss",
-                        ordered=True)
+                        ordered=ordered)
         )  # fmt: skip
     return views

@@ -18,8 +18,9 @@ from vitscale.present.estimate import Estimate
 from vitscale.report.charts.axes import Plot, Row
 from vitscale.report.charts.scaling import point_row
 from vitscale.report.like.curves import bars_note, curves_view, gpus_text
+from vitscale.report.like.selection import Selection
 from vitscale.report.like.series import Series, names
-from vitscale.report.like.study import Material, Selection, StudyFigure, Tested
+from vitscale.report.like.study import Material, StudyFigure, Tested
 
 
 @dataclass(frozen=True)

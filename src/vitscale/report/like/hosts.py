@@ -10,12 +10,13 @@ from vitscale.analysis import TrialResult
 from vitscale.analysis.claims import HostsTest, hosts_test
 from vitscale.present import units
 from vitscale.present.data import attributes
-from vitscale.present.document import Choice, Figure
+from vitscale.present.document import Choice, Figure, View
 from vitscale.report.charts.axes import DASHED, IDEAL_COLOUR, Plot, Row, colour_of, cut_bars, quantity
 from vitscale.report.charts.scaling import point_row
-from vitscale.report.like.curves import bars_note, curves_view
-from vitscale.report.like.series import Series, names
-from vitscale.report.like.study import Material, Selection, StudyFigure, Tested
+from vitscale.report.like.curves import bars_note, curves_view, times_view
+from vitscale.report.like.selection import Selection
+from vitscale.report.like.series import PublishedPoints, Series, names
+from vitscale.report.like.study import Material, StudyFigure, Tested
 
 
 @dataclass(frozen=True)
@@ -85,11 +86,27 @@ def hosts_sentence(test: HostsTest) -> str:
     return f"{head}; {bounds}{scatter}): {verdict}."
 
 
-def hosts_figure(figure: StudyFigure, chosen: Selection) -> Figure | str:
-    """The ratio of epoch times by GPU count; a lack where no workload was measured both ways."""
+def hosts_figure(figure: StudyFigure, chosen: Selection, published: PublishedPoints) -> Figure | str:
+    """The ratio of epoch times by GPU count, and both epoch times; a lack where no workload was measured both ways."""
     pairs = host_pairs(chosen.series)
     if not pairs:
         return "No workload of these results was measured at one GPU count both in one host and over several."
+    both = Selection(tuple(series for pair in pairs for series in (pair.inside, pair.spread)), chosen.notes)
+    labels = [label for pair in pairs for label in _both_labels(pair, says_workload=len(pairs) > 1)]
+    times = times_view(figure, both, labels, published)
+    views = (_ratio_view(pairs, chosen.notes), *([times] if times is not None else []))
+    return Figure(figure.name, figure.heading, views, tuple(dict.fromkeys([*(pair.name for pair in pairs), *labels])))
+
+
+def _both_labels(pair: HostPair, *, says_workload: bool) -> tuple[str, str]:
+    """What a pair's two curves are called."""
+    workload = f"{pair.name}, " if says_workload else ""
+    spread = "one GPU in each host" if pair.spread.hosts == "one GPU a host" else "several hosts"
+    return f"{workload}all GPUs in one host", f"{workload}{spread}"
+
+
+def _ratio_view(pairs: Sequence[HostPair], departures: Sequence[str]) -> View:
+    """Epoch times over several hosts as a multiple of those in one, their means and the margin."""
     rows = [row for pair in pairs for row in _rows(pair)]
     margin, labels = pairs[0].test.margin, [pair.name for pair in pairs]
     means = [{"series": pair.name, **attributes(pair.test.ratio, "value", "low", "high")} for pair in pairs]
@@ -109,14 +126,13 @@ def hosts_figure(figure: StudyFigure, chosen: Selection) -> Figure | str:
     plot.add("lines", rule | {"strokeDash": DASHED}, "!datum.equal", y=y)
     plot.add("means", {"type": "rule", "strokeWidth": 1.6}, y=y, color=colour)
     notes = [
-        *chosen.notes,
+        *departures,
         f"line and band: mean over GPU counts and its 95 % interval; dashed: +/- {100 * margin:.0f} %",
         bars_note(rows),
     ]
     told = [f"{pair.name}: {hosts_sentence(pair.test)}" for pair in pairs]
     choice = {"measure": Choice("ratio", "several hosts against one")}
-    view = curves_view(choice, plot, "", notes, y=y, less_is_better=True, joined=False, more=told)
-    return Figure(figure.name, figure.heading, (view,), tuple(labels))
+    return curves_view(choice, plot, "", notes, y=y, less_is_better=True, joined=False, more=told)
 
 
 def _rows(pair: HostPair) -> list[Row]:

@@ -14,31 +14,23 @@ from vitscale.analysis.time.run_waterfall import run_waterfalls
 from vitscale.base.files import told_if_unwritable
 from vitscale.errors import unknown
 from vitscale.present.data import envelope
-from vitscale.present.document import Block, Bullets, Code, Document, Figure, Paragraph, Section, Table, View
+from vitscale.present.document import Block, Bullets, Choice, Code, Document, Figure, Paragraph, Section, Table, View
 from vitscale.present.drawing import FIGURE_FORMATS, pictures
 from vitscale.present.html import to_html
 from vitscale.report.charts.axes import Plot, quantity
 from vitscale.report.charts.resources import RESOURCES, resource_chart
 from vitscale.report.charts.time import breakdown_chart, waterfall_chart
 from vitscale.report.like.curves import (
-    accuracy_by_gpus,
     accuracy_by_micro_batch,
+    accuracy_of_datasets,
     against_base,
     loss_and_accuracy,
     scaling_pair,
 )
 from vitscale.report.like.doublings import doublings_figure
 from vitscale.report.like.hosts import hosts_figure
-from vitscale.report.like.study import (
-    Kind,
-    Material,
-    PublishedStudy,
-    Selection,
-    StudyFigure,
-    Tested,
-    select,
-    steps_for,
-)
+from vitscale.report.like.selection import Selection, select, steps_for
+from vitscale.report.like.study import Material, PublishedStudy, Quantity, StudyFigure, Tested
 from vitscale.store import write_whole
 
 FORMATS = ("html", "json", *FIGURE_FORMATS)
@@ -220,7 +212,7 @@ def draw_all(study: PublishedStudy, material: Material) -> list[Drawn]:
 def draw_one(study: PublishedStudy, figure: StudyFigure, material: Material) -> Drawn:
     """One figure of a study."""
     chosen = select(figure, material.series)
-    made = chosen if isinstance(chosen, str) else _DRAWN[figure.kind](study, figure, chosen, material)
+    made = chosen if isinstance(chosen, str) else _DRAWN[figure.quantity](study, figure, chosen, material)
     if isinstance(made, str):
         return Drawn(figure, _missing(figure, made), made)
     return Drawn(figure, _as_the_studys(figure, made), None)
@@ -230,11 +222,17 @@ def _curves(chosen: Selection) -> list[CurveResult]:
     return list({id(series.curve): series.curve for series in chosen.series}.values())
 
 
-def _time_split(chosen: Selection, analysis: Analysis) -> Figure | str:
-    return breakdown_chart(analysis, _curves(chosen)) or (
-        "No step of these results was explained: epoch times alone, as others' logs have them, do not say where the "
-        "time of a step goes."
-    )
+def _by_micro_batch(study: PublishedStudy, figure: StudyFigure, chosen: Selection, material: Material) -> Figure | str:
+    """Epoch times and speedups, a curve per micro-batch; then the parts of a step, where steps were explained."""
+    if len({series.micro_batch for series in chosen.series}) < 2:
+        return f"These results hold strong scaling at one micro-batch only: {chosen.series[0].micro_batch:,}."
+    drawn = scaling_pair(figure, chosen, study.published_points(chosen.series))
+    parts = breakdown_chart(material.analysis, _curves(chosen))
+    if isinstance(drawn, str) or parts is None:
+        return drawn
+    measure = {"measure": Choice("parts", "parts of a step")}
+    more = (replace(view, choices=measure | dict(view.choices)) for view in parts.views)
+    return replace(drawn, views=(*drawn.views, *more))
 
 
 def _utilisation(chosen: Selection, analysis: Analysis) -> Figure | str:
@@ -276,17 +274,19 @@ def _as_the_studys(figure: StudyFigure, drawn: Figure) -> Figure:
 
 
 _Draw = Callable[[PublishedStudy, StudyFigure, Selection, Material], Figure | str]
-_DRAWN: Mapping[Kind, _Draw] = {
-    "scaling": lambda study, figure, chosen, _: scaling_pair(figure, chosen, study.published_points(chosen.series)),
+_DRAWN: Mapping[Quantity, _Draw] = {
+    "epoch time": lambda study, figure, chosen, _: scaling_pair(figure, chosen, study.published_points(chosen.series)),
     "speedup": lambda study, figure, chosen, _: against_base(figure, chosen, study.published_points(chosen.series)),
     "efficiency": lambda study, figure, chosen, _: against_base(figure, chosen, study.published_points(chosen.series)),
     "doublings": lambda _study, figure, chosen, material: doublings_figure(figure, chosen, material.network),
     "utilisation": lambda _study, _figure, chosen, material: _utilisation(chosen, material.analysis),
-    "hosts": lambda _study, figure, chosen, _: hosts_figure(figure, chosen),
-    "accuracy by GPUs": lambda _study, figure, chosen, _: accuracy_by_gpus(figure, chosen),
+    "one host against several": lambda study, figure, chosen, _: hosts_figure(
+        figure, chosen, study.published_points(chosen.series)
+    ),
+    "accuracy of datasets": lambda _study, figure, chosen, _: accuracy_of_datasets(figure, chosen),
     "loss and accuracy": lambda _study, figure, chosen, _: loss_and_accuracy(figure, chosen),
     "accuracy by micro-batch": lambda _study, figure, chosen, _: accuracy_by_micro_batch(figure, chosen),
-    "time split": lambda _study, _figure, chosen, material: _time_split(chosen, material.analysis),
+    "epoch time by micro-batch": _by_micro_batch,
     "run waterfall": lambda _study, _figure, chosen, material: _run_waterfall(chosen, material.analysis),
 }
 

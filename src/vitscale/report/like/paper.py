@@ -1,7 +1,7 @@
 """The published study of arXiv 2602.21081: which figure is what, and its two claims.
 
-The numbers are the study's own. What each figure draws here is a reading of its subject, not a copy: ideal lines,
-intervals, absolute times and the published points are added.
+Numbers and captions are the study's own, captions in our words. Ideal lines, intervals, absolute times, speedups beside
+them and the published points are added.
 """
 
 from __future__ import annotations
@@ -14,55 +14,166 @@ from vitscale.report.like.hosts import hosts_claim
 from vitscale.report.like.series import published_points
 from vitscale.report.like.study import Claim, PublishedStudy, StudyFigure
 
-_figure = partial(StudyFigure, "paper")
+_figure = partial(StudyFigure, study="paper")
 
 FIGURES = (
-    _figure(4, "Strong scaling over unlike hosts",
-            "epoch time by GPU count, one curve per micro-batch, on hosts whose GPUs are of unlike kinds",
-            "scaling", "strong-micro", "several unlike hosts"),
-    _figure(5, "Weak scaling over unlike hosts",
-            "epoch time by GPU count with equally many images per GPU, on hosts whose GPUs are of unlike kinds",
-            "scaling", "weak", "several unlike hosts"),
-    _figure(6, "Micro-batch and time split",
-            "the parts of an optimizer step (computing, communicating, the rest) by micro-batch and GPU count",
-            "time split"),
-    _figure(7, "Micro-batch and accuracy",
-            "accuracy after equally many images by micro-batch, one curve per GPU count", "accuracy by micro-batch"),
-    _figure(8, "Strong scaling in one host, CIFAR-10",
-            "epoch time and speedup by GPU count, one curve per micro-batch, all GPUs in one host",
-            "scaling", "strong-micro", "one host", "cifar10"),
-    _figure(9, "Weak scaling in one host, CIFAR-10",
-            "epoch time and efficiency by GPU count with equally many images per GPU, all GPUs in one host",
-            "scaling", "weak", "one host", "cifar10"),
-    _figure(10, "Accuracy by epoch and GPU count",
-            "accuracy by GPU count, one curve per epoch, all images in each epoch", "accuracy by GPUs", "strong-micro"),
-    _figure(11, "Loss and accuracy",
-            "loss and accuracy by epoch, one curve per GPU count", "loss and accuracy", "strong-micro"),
-    _figure(12, "Speedup at micro-batch 16",
-            "speedup over one GPU by GPU count, against the ideal", "speedup", "strong-micro", micro_batch=16),
-    _figure(13, "Speedup at micro-batch 64",
-            "speedup over one GPU by GPU count, against the ideal", "speedup", "strong-micro", micro_batch=64),
-    _figure(14, "Strong scaling in one host, CIFAR-100",
-            "epoch time and speedup by GPU count, all GPUs in one host",
-            "scaling", "strong-micro", "one host", "cifar100"),
-    _figure(15, "One host against several",
-            "epoch time over several hosts as a multiple of that in one host, at equal GPU counts",
-            "hosts", "strong-micro"),
-    _figure(16, "Strong scaling over like hosts",
-            "epoch time and speedup by GPU count, GPUs of one kind over several hosts",
-            "scaling", "strong-micro", "several like hosts"),
-    _figure(17, "Weak scaling over like hosts",
-            "epoch time and efficiency by GPU count with equally many images per GPU, GPUs of one kind over several "
-            "hosts",
-            "scaling", "weak", "several like hosts"),
-)  # fmt: skip
+    _figure(
+        number=4,
+        caption="Tesla strong scaling",
+        cluster="Tesla",
+        hosts=("several unlike hosts",),
+        mode="strong-micro",
+        quantity="epoch time",
+        draws="epoch time and speedup by GPU count, one curve per micro-batch, on hosts whose GPUs are of unlike kinds",
+        gpus=(1, 2, 3, 4, 5),
+    ),
+    _figure(
+        number=5,
+        caption="Tesla weak scaling",
+        cluster="Tesla",
+        hosts=("several unlike hosts",),
+        mode="weak",
+        quantity="epoch time",
+        draws="epoch time and efficiency by GPU count with equally many images per GPU, on hosts whose GPUs are of "
+        "unlike kinds",
+        gpus=(1, 2, 3, 4, 5),
+    ),
+    _figure(
+        number=6,
+        caption="Nebula strong scaling by batch size",
+        cluster="Nebula",
+        mode="strong-micro",
+        quantity="epoch time by micro-batch",
+        draws="epoch time and speedup by GPU count, one curve per micro-batch; where steps were explained, their parts "
+        "(computing, communicating, the rest)",
+    ),
+    _figure(
+        number=7,
+        caption="Nebula accuracy by batch size",
+        cluster="Nebula",
+        mode="strong-micro",
+        quantity="accuracy by micro-batch",
+        draws="accuracy after equally many images by micro-batch, one curve per GPU count",
+    ),
+    _figure(
+        number=8,
+        caption="CIFAR-10 strong scaling",
+        cluster="Vector",
+        hosts=("one host",),
+        datasets=("cifar10",),
+        micro_batch=64,
+        mode="strong-micro",
+        quantity="epoch time",
+        draws="epoch time and speedup by GPU count, all GPUs in one host",
+    ),
+    _figure(
+        number=9,
+        caption="CIFAR-10 weak scaling",
+        cluster="Vector",
+        hosts=("one host",),
+        datasets=("cifar10",),
+        micro_batch=64,
+        mode="weak",
+        quantity="epoch time",
+        draws="epoch time and efficiency by GPU count with equally many images per GPU, all GPUs in one host",
+    ),
+    _figure(
+        number=10,
+        caption="CIFAR-10 and CIFAR-100 accuracies",
+        cluster="Vector",
+        hosts=("one host",),
+        datasets=("cifar10", "cifar100"),
+        mode="strong-micro",
+        quantity="accuracy of datasets",
+        draws="accuracy by epoch of both datasets in one picture, on 1, 4 and 8 GPUs of one host",
+        gpus=(1, 4, 8),
+    ),
+    _figure(
+        number=11,
+        caption="Loss and accuracy of strong scaling",
+        cluster="Vector",
+        hosts=("one host",),
+        micro_batch=64,
+        mode="strong-micro",
+        quantity="loss and accuracy",
+        draws="loss and accuracy by epoch, one curve per GPU count, all GPUs in one host",
+    ),
+    _figure(
+        number=12,
+        caption="CIFAR-10 strong scaling speedup",
+        cluster="Vector",
+        hosts=("one host",),
+        datasets=("cifar10",),
+        micro_batch=16,
+        mode="strong-micro",
+        quantity="speedup",
+        draws="speedup over one GPU by GPU count, against the ideal, all GPUs in one host",
+    ),
+    _figure(
+        number=13,
+        caption="CIFAR-10 strong scaling speedup",
+        cluster="Vector",
+        hosts=("one host",),
+        datasets=("cifar10",),
+        micro_batch=64,
+        mode="strong-micro",
+        quantity="speedup",
+        draws="speedup over one GPU by GPU count, against the ideal, all GPUs in one host",
+    ),
+    _figure(
+        number=14,
+        caption="Multi-node single-GPU strong scaling on CIFAR-100",
+        cluster="Vector",
+        hosts=("one GPU a host",),
+        datasets=("cifar100",),
+        micro_batch=64,
+        mode="strong-micro",
+        quantity="epoch time",
+        draws="epoch time and speedup by GPU count, one GPU in each host",
+        gpus=(1, 2, 4, 8, 16, 32),
+    ),
+    _figure(
+        number=15,
+        caption="Multi-node single-GPU against single-node on CIFAR-100",
+        cluster="Vector",
+        hosts=("one host", "one GPU a host"),
+        datasets=("cifar100",),
+        micro_batch=64,
+        mode="strong-micro",
+        quantity="one host against several",
+        draws="epoch time with one GPU in each host as a multiple of that with as many GPUs in one host, and both "
+        "epoch times",
+    ),
+    _figure(
+        number=16,
+        caption="CIFAR-100 strong scaling",
+        cluster="Vector",
+        hosts=("one host",),
+        datasets=("cifar100",),
+        micro_batch=64,
+        mode="strong-micro",
+        quantity="epoch time",
+        draws="epoch time and speedup by GPU count, all GPUs in one host",
+    ),
+    _figure(
+        number=17,
+        caption="CIFAR-100 weak scaling",
+        cluster="Vector",
+        hosts=("one host",),
+        datasets=("cifar100",),
+        micro_batch=64,
+        mode="weak",
+        quantity="epoch time",
+        draws="epoch time and efficiency by GPU count with equally many images per GPU, all GPUs in one host",
+    ),
+)
 
 PAPER = PublishedStudy(
     name="paper",
     short="the published study",
     source=str(published().source),
-    reading=f"The numbers of the figures are those of {published().source}. What each draws is a reading of its "
-    "subject; ideal lines, intervals, absolute times and published points are added. Published points are means by GPU "
+    reading=f"The numbers and subjects of the figures are those of {published().source}. Ideal lines, intervals, "
+    "speedups and efficiencies beside epoch times, and published points are added. Published points are means by GPU "
     "count: "
     f"{published().source.workload}; {published().source.raw_data}.",
     figures=FIGURES,

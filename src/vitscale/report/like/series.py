@@ -17,11 +17,15 @@ from vitscale.present.estimate import Estimate
 from vitscale.published import Fact, Layout, published
 from vitscale.trial.trial import Mode
 
-Hosts = Literal["one host", "several like hosts", "several unlike hosts"]
+Hosts = Literal["one host", "one GPU a host", "several like hosts", "several unlike hosts"]
+"""Where the GPUs of a series are. Unlike hosts have GPUs of unlike kinds, however many each; like hosts with one GPU in
+each are "one GPU a host"."""
 _SAID_OTHERWISE = ("data.name", "train.micro_batch", "train.grad_accum")
 SAME = 1e-3
 """Epoch times closer than this, as a share, are the published measurement itself, imported."""
 _OF_HOSTS = ("layout", "scaling.gpus_per_node")
+_OF_DEVICES = ("device",)
+"""Labels that only some curves of an import have: what the devices are is compared by the records."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +36,20 @@ class Member:
     trial: TrialResult
     against_base: Estimate | None = None
     """How many times as fast an epoch is as the base's; None where the two must not be compared."""
-    why_not: str = ""
+    reasons: tuple[str, ...] = ()
     """Why `against_base` is None."""
     base_gpus: int | None = None
     """Rank count of the base."""
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The kinds of device, by name."""
+        return self.trial.environment.devices if self.trial.environment is not None else ()
+
+    @property
+    def why_not(self) -> str:
+        """The reasons in one clause; empty where there is none."""
+        return "; ".join(self.reasons)
 
 
 @dataclass(frozen=True)
@@ -59,25 +73,36 @@ class Series:
     @property
     def devices(self) -> tuple[str, ...]:
         """The kinds of device, by name."""
-        return tuple(dict.fromkeys(name for member in self.members for name in _devices(member.trial)))
+        return tuple(dict.fromkeys(name for member in self.members for name in member.devices))
+
+    @property
+    def cluster(self) -> str:
+        """The cluster as an import names it; empty where none is named."""
+        return str(self.curve.labels.get("cluster") or "")
 
     @property
     def group(self) -> tuple[Any, ...]:
-        """Equal for series that differ only in where their GPUs are."""
-        labels = {k: v for k, v in self.curve.labels.items() if k not in _OF_HOSTS}
+        """Equal for series that differ only in where their GPUs are, and perhaps in what these are."""
+        labels = {k: v for k, v in self.curve.labels.items() if k not in (*_OF_HOSTS, *_OF_DEVICES)}
         return self.mode, self.dataset, self.micro_batch, tuple(sorted((k, str(v)) for k, v in labels.items()))
 
 
 def all_series(analysis: Analysis) -> list[Series]:
     """Every curve with a measurement; a curve that begins in one host and goes on over several makes two series.
 
-    A series over several hosts that lacks one GPU borrows it from its twin in one host: on one GPU both are the same.
+    A series over several hosts that lacks one GPU borrows it from its twin in one host, whose GPU is of the same kind:
+    on one GPU both are the same.
     """
     measured = [series for curve in analysis.curves for series in _of_curve(analysis, curve)]
-    single = {s.group: s.members[0] for s in measured if s.hosts == "one host" and s.members[0].gpus == 1}
+    single = {
+        (series.group, first.devices): first
+        for series in measured
+        for first in series.members[:1]
+        if series.hosts == "one host" and first.gpus == 1
+    }
     whole = []
     for series in measured:
-        twin = single.get(series.group)
+        twin = single.get((series.group, series.members[0].devices))
         if series.hosts != "one host" and twin is not None and series.members[0].gpus > 1:
             series = replace(series, members=(twin, *series.members))
         whole.append(_compared(series, analysis.combine_unlike))
@@ -93,17 +118,18 @@ def names(some: Sequence[Series]) -> list[str]:
         for field in dict.fromkeys(field for series in some for field in series.curve.labels)
         if field not in said and len({_said(field, series.curve.labels.get(field)) for series in some}) > 1
     ]
-    # Clusters that are named apart have told their devices already.
-    kinds = {series.devices for series in some} if "cluster" not in varied else set()
+    devices_differ = len({series.devices for series in some}) > 1
+    says_devices = devices_differ and not ("cluster" in varied and _clusters_tell_devices(some))
     shorts = []
     for series in some:
         dataset = DATASET_NAMES.get(series.dataset, series.dataset)
         parts = [dataset] if len({s.dataset for s in some}) > 1 else []
         parts += [f"micro-batch {series.micro_batch:,}"] if len({s.micro_batch for s in some}) > 1 else []
         parts += filter(None, (_said(field, series.curve.labels.get(field)) for field in varied))
-        parts += [" and ".join(series.devices) or "unknown device"] if len(kinds) > 1 else []
+        parts += [" and ".join(series.devices) or "unknown device"] if says_devices else []
         parts += ["one host" if series.hosts == "one host" else "several hosts"] if len(hosts) > 1 else []
-        shorts.append(", ".join(parts) or f"{dataset}, micro-batch {series.micro_batch:,}")
+        # Some importers label a curve with its device too: it is said once.
+        shorts.append(", ".join(dict.fromkeys(parts)) or f"{dataset}, micro-batch {series.micro_batch:,}")
     counts = Counter(shorts)
     unclear = [series.curve.name if counts[short] > 1 else short for series, short in zip(some, shorts, strict=True)]
     return [
@@ -112,15 +138,39 @@ def names(some: Sequence[Series]) -> list[str]:
     ]
 
 
+def _clusters_tell_devices(some: Sequence[Series]) -> bool:
+    """Whether each cluster has devices of one kind, so that its name tells them."""
+    devices_of: dict[str, set[tuple[str, ...]]] = {}
+    for series in some:
+        devices_of.setdefault(series.cluster, set()).add(series.devices)
+    return all(len(kinds) == 1 for kinds in devices_of.values())
+
+
 def apart_in_micro_batch(some: Sequence[Series]) -> list[tuple[str, list[Series]]]:
     """Sets of two or more series that differ only in micro-batch, each with a name that leaves it out."""
     sets: dict[tuple[Any, ...], list[Series]] = {}
     for series in some:
-        labels = tuple((k, str(v)) for k, v in series.curve.labels.items() if k != "train.micro_batch")
-        sets.setdefault((series.mode, series.dataset, series.hosts, labels), []).append(series)
+        sets.setdefault((series.dataset, *_labels_without(series, "train.micro_batch")), []).append(series)
     several = [members for members in sets.values() if len({member.micro_batch for member in members}) > 1]
     labelled = names([replace(members[0], micro_batch=0) for members in several])
     return [(name.partition(", micro-batch")[0], members) for name, members in zip(labelled, several, strict=True)]
+
+
+def apart_in_dataset(some: Sequence[Series]) -> list[tuple[str, list[Series]]]:
+    """Sets of two or more series that differ only in dataset, each with a name that leaves it out."""
+    sets: dict[tuple[Any, ...], list[Series]] = {}
+    for series in some:
+        sets.setdefault((series.micro_batch, *_labels_without(series, "data.name")), []).append(series)
+    several = [members for members in sets.values() if len({member.dataset for member in members}) > 1]
+    if len(several) == 1:
+        return [(f"micro-batch {several[0][0].micro_batch:,}", several[0])]
+    return list(zip(names([replace(members[0], dataset="") for members in several]), several, strict=True))
+
+
+def _labels_without(series: Series, left_out: str) -> tuple[Any, ...]:
+    """What else a curve is of: its mode, where its GPUs are, and its labels but one."""
+    labels = tuple((field, str(value)) for field, value in series.curve.labels.items() if field != left_out)
+    return series.mode, series.hosts, labels
 
 
 DATASET_NAMES: Mapping[str, str] = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "ade20k": "ADE20K"}
@@ -145,9 +195,7 @@ def _of_curve(analysis: Analysis, curve: CurveResult) -> list[Series]:
     if inside and (len(inside) > 1 or not several):
         parts.append(("one host", inside))
     if several:
-        unlike = len({name for member in members for name in _devices(member.trial)}) > 1
-        unlike = unlike or _published_as_unlike(curve, members)
-        parts.append(("several unlike hosts" if unlike else "several like hosts", members))
+        parts.append((_kind_of_hosts(curve, members), members))
     return [
         Series(curve, curve.mode, largest.data.name, largest.train.micro_batch, hosts, tuple(some))
         for hosts, some in parts
@@ -155,8 +203,14 @@ def _of_curve(analysis: Analysis, curve: CurveResult) -> list[Series]:
     ]
 
 
-def _devices(trial: TrialResult) -> tuple[str, ...]:
-    return trial.environment.devices if trial.environment is not None else ()
+def _kind_of_hosts(curve: CurveResult, members: Sequence[Member]) -> Hosts:
+    """What several hosts are like, and whether each has one GPU."""
+    devices = {name for member in members for name in member.devices}
+    if len(devices) > 1 or _published_as_unlike(curve, members):
+        return "several unlike hosts"
+    if all(member.trial.trial.world.ranks_per_node == 1 for member in members):
+        return "one GPU a host"
+    return "several like hosts"
 
 
 def _published_as_unlike(curve: CurveResult, members: Sequence[Member]) -> bool:
@@ -182,9 +236,9 @@ def _compared(series: Series, combine_unlike: bool) -> Series:
     for member in series.members:
         told: dict[str, Any] = {"base_gpus": base.gpus}
         if not member.trial.comparable_costs:
-            told["why_not"] = "it has no epoch time that may be compared"
+            told["reasons"] = ("it has no epoch time that may be compared",)
         elif between := base.trial.unlike(member.trial, combine_unlike):
-            told["why_not"] = "; ".join(between)
+            told["reasons"] = between
         else:
             told["against_base"] = times_as_fast(base.trial, member.trial)
         members.append(replace(member, **told))
@@ -205,7 +259,8 @@ class PublishedPoints:
 
 def published_points(series: Sequence[Series]) -> PublishedPoints:
     """What was published of the workloads of these series."""
-    beside, other_work, themselves = [], False, False
+    beside, themselves = [], False
+    other_work: list[str] = []
     seen: set[tuple[Fact, ...]] = set()
     for curve in series:
         facts = _facts(curve)
@@ -213,8 +268,8 @@ def published_points(series: Sequence[Series]) -> PublishedPoints:
             continue
         if _is_published(curve, facts):
             themselves = True
-        elif not _same_work(curve):
-            other_work = True
+        elif difference := _other_work(curve):
+            other_work.append(difference)
         else:
             seen.add(facts)
             beside.append((curve, facts))
@@ -228,16 +283,14 @@ def published_points(series: Sequence[Series]) -> PublishedPoints:
     if themselves:
         return PublishedPoints(note="these are the published measurements themselves")
     if other_work:
-        return PublishedPoints(
-            note="published points left out: they are of ViT-B/16 at 224 x 224, other work than this"
-        )
+        return PublishedPoints(note=f"published points left out: they are of {other_work[0]}")
     return PublishedPoints()
 
 
 def _facts(series: Series) -> tuple[Fact, ...]:
-    layout: Layout = "single-node" if series.hosts == "one host" else "one-gpu-per-node"
-    if series.mode == "strong-global":
+    if series.mode == "strong-global" or series.hosts == "several like hosts":
         return ()
+    layout: Layout = "single-node" if series.hosts == "one host" else "one-gpu-per-node"
     weak = series.mode == "weak"
     unlike = series.hosts == "several unlike hosts"
     clusters = dict.fromkeys(fact.cluster for fact in published().facts)
@@ -250,15 +303,22 @@ def _facts(series: Series) -> tuple[Fact, ...]:
     return (*(fact for fact in of(layout="single-node") if fact.gpus == 1), *measured)
 
 
-def _same_work(series: Series) -> bool:
-    """Whether every trial trains what was published: the model, its images, how many of them, and no accumulation."""
+def _other_work(series: Series) -> str:
+    """How what was published differs from what a trial of a series trains; empty where it is the same.
+
+    Compared are the model, its images, how many of them, and accumulation.
+    """
     for member in series.members:
         trial = member.trial.trial
         share = member.gpus / 10 if series.mode == "weak" else 1.0
+        if not trial.model_name:
+            return "ViT-B/16 at 224 x 224, and these results name no model"
         model = member.trial.model_name, trial.model.image_size, trial.train.grad_accum
-        if model != (_MODEL, _IMAGE_SIZE, 1) or abs(trial.data.fraction - share) > 1e-9:
-            return False
-    return True
+        if model != (_MODEL, _IMAGE_SIZE, 1):
+            return "ViT-B/16 at 224 x 224, other work than this"
+        if abs(trial.data.fraction - share) > 1e-9:
+            return "another share of the images"
+    return ""
 
 
 def _is_published(series: Series, facts: Sequence[Fact]) -> bool:

@@ -28,7 +28,7 @@ _SOURCE = (
     "Evaluation of Scalability for Distributed Data-Parallel Training of Swin Transformer V2 (Garrett, University of "
     "Pittsburgh 2023, d-scholarship.pitt.edu/44738)"
 )
-_figure = partial(StudyFigure, "thesis", None)
+_figure = partial(StudyFigure, study="thesis", mode="strong-micro")
 
 
 _SAID = {"h2d": "copy to device", "straggler wait": "waiting for ranks", "wire": "transfer"}
@@ -151,26 +151,31 @@ THESIS = PublishedStudy(
     'heights. "26 % faster" is read as 1.26 times as fast; read as 26 % less time it would be 1.35 times.',
     figures=(
         _figure(
-            "Training time and speedup",
-            "epoch time and speedup by GPU count, one curve per kind of GPU and setting",
-            "scaling",
-            "strong-micro",
+            caption="Training time and speedup",
+            quantity="epoch time",
+            draws="epoch time and speedup by GPU count, one curve per kind of GPU and setting",
         ),
-        _figure("Parallel efficiency", "speedup for each GPU, by GPU count", "efficiency", "strong-micro"),
         _figure(
-            "What a doubling gains",
-            "how many times as fast training is on twice the GPUs, beside what was "
-            "published and what a ring's transfers would leave",
-            "doublings",
-            "strong-micro",
+            caption="Parallel efficiency",
+            quantity="efficiency",
+            draws="speedup for each GPU, by GPU count",
         ),
-        _figure("Utilisation", "GPU and CPU utilisation by GPU count", "utilisation", "strong-micro"),
         _figure(
-            "Where a whole run loses its time",
-            "from ideal to measured for whole runs: start-up, loading, "
-            "decoding, computing, synchronised norm, waiting, transfer, evaluation, checkpoint",
-            "run waterfall",
-            "strong-micro",
+            caption="What a doubling gains",
+            quantity="doublings",
+            draws="how many times as fast training is on twice the GPUs, beside what was published and what a ring's "
+            "transfers would leave",
+        ),
+        _figure(
+            caption="Utilisation",
+            quantity="utilisation",
+            draws="GPU and CPU utilisation by GPU count",
+        ),
+        _figure(
+            caption="Where a whole run loses its time",
+            quantity="run waterfall",
+            draws="from ideal to measured for whole runs: start-up, loading, decoding, computing, synchronised norm, "
+            "waiting, transfer, evaluation, checkpoint",
         ),
     ),
     claims=(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from results_factory import make_environment, make_results, make_trial, steady_run
 from vitscale.store.records import Device
@@ -103,3 +105,40 @@ def whole_study() -> Results:
         paper_curve(strong, dataset="cifar100", micro_batch=64),
         paper_curve({2: [0.83], 4: [0.85], 8: [0.92]}, dataset="cifar100", micro_batch=64, spread=True),
     )
+
+
+class EpochTime(NamedTuple):
+    """One measurement of a table of epochs, in the columns that the study's own table has."""
+
+    gpus: int
+    seconds: float
+    """Of each epoch."""
+    cluster: str = "vector"
+    dataset: str = "cifar10"
+    micro_batch: int = 64
+    one_gpu_a_host: bool = False
+    is_weak: bool = False
+    """Whether each GPU has a tenth of the images, else all GPUs have all together."""
+    devices: Sequence[str] = ("Tesla T4",)
+    """Rank r has the device `devices[r % len(devices)]`."""
+
+
+_COLUMNS = (
+    "cluster", "gpu", "layout", "dataset", "fraction", "micro_batch", "run", "gpus", "epoch", "rank", "epoch_seconds",
+    "loss", "accuracy",
+)  # fmt: skip
+
+
+def write_epochs(path: Path, times: Iterable[EpochTime], *, epochs: int = 3) -> None:
+    """A table with a row for each epoch and rank, of one run each; accuracy rises by a tenth an epoch."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(_COLUMNS)
+        for time in times:
+            layout = "one-gpu-per-node" if time.one_gpu_a_host else "single-node"
+            fraction = time.gpus / 10 if time.is_weak else 1.0
+            for epoch in range(1, epochs + 1):
+                for rank in range(time.gpus):
+                    device = time.devices[rank % len(time.devices)]
+                    workload = [time.cluster, device, layout, time.dataset, fraction, time.micro_batch]
+                    table.writerow([*workload, 1, time.gpus, epoch, rank, time.seconds, 3 - epoch / 10, epoch / 10])

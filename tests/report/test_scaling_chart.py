@@ -173,6 +173,31 @@ def test_a_wide_range_of_ranks_is_logarithmic_and_a_narrow_one_starts_at_zero() 
     assert scales(wide, "strong-micro-efficiency") == ("log", None)
 
 
+@pytest.mark.parametrize("mode", ["strong-micro", "weak"])
+@pytest.mark.parametrize("cells", [{1: [0.1], 3: [0.2]}, {1: [0.1], 8: [0.2]}], ids=["narrow", "wide"])
+def test_a_speedup_stands_on_axes_to_base_2_where_linear_is_a_line(cells: dict[int, list[float]], mode: Any) -> None:
+    one = view(one_curve(cells, mode=mode), f"{mode}-speedup")
+    encoding = layers(one, "point")[-1]["encoding"]
+    assert [encoding[axis]["scale"].get("type") for axis in ("x", "y")] == ["log", "log"]
+    assert [encoding[axis]["scale"].get("base") for axis in ("x", "y")] == [2, 2]
+    ideal_rows = one.spec["datasets"]["ideal"]
+    assert [row["value"] for row in ideal_rows] == pytest.approx([row["x"] for row in ideal_rows])
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        # GPU-hours grow with the ranks, ideally in proportion; an epoch's time and the efficiency stay level.
+        ("weak-gpu-hours", ("log", "log")),
+        ("weak-epoch-seconds", ("log", None)),
+        ("weak-efficiency", ("log", None)),
+    ],
+)
+def test_over_a_wide_range_what_grows_with_the_ranks_is_logarithmic_as_they_are(name: str, kinds: Any) -> None:
+    encoding = layers(view(one_curve({1: [0.1], 8: [0.2]}, mode="weak"), name), "point")[-1]["encoding"]
+    assert (encoding["x"]["scale"].get("type"), encoding["y"]["scale"].get("type")) == kinds
+
+
 def test_curves_of_one_rank_count_stand_below_one_another_the_best_first() -> None:
     trials = {make_trial(engine): seconds for engine, seconds in (("ddp", 0.2), ("deepspeed", 0.1), ("fsdp2", 0.4))}
     runs = [

@@ -23,6 +23,7 @@ from vitscale.present.drawing import picture
 from vitscale.report.like import Material
 from vitscale.report.like.outputs import Drawn, draw_all
 from vitscale.report.like.paper import PAPER
+from vitscale.report.like.series import all_series, names
 
 PRINTED_14 = {1: 1817.65, 2: 869.35, 4: 482.73, 8: 238.07, 16: 122.5, 32: 61.32}
 """Seconds of an epoch that the paper prints on the bars of its figure 14, by number of nodes."""
@@ -202,6 +203,8 @@ def test_a_row_of_one_gpu_in_one_host_is_the_first_node_of_figure_14() -> None:
     found = drawn([*strong(PRINTED_14[1], TO_EIGHT, dataset="cifar100"), *beyond])
     (nodes,) = epoch_seconds(found[14]).values()
     assert nodes == pytest.approx(PRINTED_14)
+    assert "1 GPU: from the measurements in one host" in view_of(found[14], "epoch-seconds").subtitle
+    assert "from the measurements in one host" not in view_of(whole()[14], "epoch-seconds").subtitle
 
 
 @pytest.mark.parametrize(
@@ -262,6 +265,25 @@ def test_why_4_and_5_unlike_gpus_are_not_compared_stands_on_the_picture(number: 
     assert f"4 and 5 GPUs have no {quantity}" in drawing
 
 
+def test_the_summary_says_once_for_all_curves_which_gpus_are_unlike() -> None:
+    both = [*strong(1000, TO_FIVE, **TESLA), *strong(900, TO_FIVE, **TESLA | {"micro_batch": 32})]
+    summary = view_of(drawn(both)[4], "speedup").summary
+    assert summary.count(f" 4 GPUs are not held against 1: device: {RTX} against ") == 1
+    alone = view_of(drawn([*both, *strong(800, (1, 5), **TESLA | {"micro_batch": 64})])[4], "speedup").summary
+    assert f" 4 GPUs are not held against 1 for micro-batch 16 and micro-batch 32: device: {RTX} against " in alone
+
+
+def test_the_summary_tells_values_from_names() -> None:
+    """A name may end in a number, and hold commas."""
+    both = [*strong(1500, TO_EIGHT, devices=("A40",)), *strong(800, TO_EIGHT)]
+    assert view_of(drawn(both)[8], "epoch-seconds").summary.startswith(
+        "Epoch time at 8 GPUs: 100 s for Tesla T4; 188 s for A40."
+    )
+    assert (
+        view_of(whole()[14], "epoch-seconds").summary == "Epoch time at 32 GPUs: 61.3 s for CIFAR-100, micro-batch 64."
+    )
+
+
 def test_like_gpus_are_all_compared_and_nothing_is_said_of_unlike_ones() -> None:
     assert "left_out" not in view_of(whole()[14], "speedup").spec["datasets"]
     assert " have no " not in view_of(whole()[14], "speedup").subtitle
@@ -270,6 +292,19 @@ def test_like_gpus_are_all_compared_and_nothing_is_said_of_unlike_ones() -> None
 def test_kinds_of_gpus_are_named_once_each() -> None:
     both = [*strong(1500, TO_EIGHT), *strong(700, TO_EIGHT, devices=("A40",))]
     assert list(epoch_seconds(drawn(both)[8])) == ["Tesla T4", "A40"]
+
+
+def test_a_cluster_with_gpus_of_one_kind_tells_them_by_its_name() -> None:
+    kinds = [
+        EpochTime(1, 1500),
+        EpochTime(1, 700, devices=("A40",)),
+        EpochTime(1, 900, cluster="other", devices=("V100",)),
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        write_epochs(Path(folder, "epochs.csv"), kinds)
+        import_logs([Path(folder, "epochs.csv")], "epochs", Options(), Path(folder, "results"))
+        series = all_series(analyse_folder(Path(folder, "results")))
+    assert names(series) == ["vector, Tesla T4", "vector, A40", "other"]
 
 
 def test_one_gpu_a_host_is_held_against_hosts_with_gpus_of_its_own_kind() -> None:

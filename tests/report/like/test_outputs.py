@@ -77,6 +77,8 @@ def test_the_page_has_every_figure_and_both_claims() -> None:
     places = [attrs["data-figure"] for _, attrs in Elements(text).tags if "data-figure" in attrs]
     assert len(places) == len(set(places)) == 11
     assert "11 of 14 figures drawn; 3 say what data they lack" in text
+    headings = re.findall(r"<h2[^>]*>(Figure \d+)\.", text)
+    assert headings == [f"Figure {figure.number}" for figure in FIGURES], "those without data stand in their places"
     assert "These results hold no weak scaling over several hosts" in text
     assert text.count("[scaling]\nmode = &#34;weak&#34;") == 2
     assert "CIFAR-100, micro-batch 64: over several hosts an epoch takes +1.1 % against one host" in text

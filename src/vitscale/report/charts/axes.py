@@ -145,7 +145,7 @@ def shape_of(names: Sequence[str]) -> Spec:
 
 def _legend(names: Sequence[str]) -> Spec:
     longest, many = max((len(name) for name in names), default=0), len(names) > _MANY
-    columns = 3 if longest < 20 else 2 if longest < (40 if many else 30) else 1
+    columns = 6 if longest < 8 else 3 if longest < 20 else 2 if longest < (40 if many else 30) else 1
     room = WIDTH // columns - _SYMBOL_ROOM  # the theme's limit would cut names that differ in their ends
     small = {"labelFontSize": 10, "symbolSize": 50, "columnPadding": 6} if many else {}
     return {"title": None, "orient": "top", "columns": columns, "symbolOpacity": 1, "labelLimit": room, **small}

@@ -313,12 +313,12 @@ def both_axes(rows: Sequence[axes.Row], title: str, axis: Axis, y: YScale) -> tu
 
 
 def far_end(rows: Sequence[axes.Row], label: str, axis: Axis, *, less_is_better: bool) -> str:
-    """Who is best at the far end: "At 8 ranks: ddp 7.01, deepspeed 6.20"."""
+    """Who is best at the far end: "Speedup at 8 ranks: 7.01 for ddp; 6.20 for deepspeed"."""
     last = max(row["x"] for row in rows)
     there = sorted((row for row in rows if row["x"] == last), key=lambda row: row["value"])
     best = there if less_is_better else there[::-1]
-    named = ", ".join(f"{row['series']} {row['shown']}" for row in best[:3])
-    more = f", and {len(best) - 3} more" if len(best) > 3 else ""
+    named = "; ".join(f"{row['shown']} for {row['series']}" for row in best[:3])
+    more = f"; and {len(best) - 3} more" if len(best) > 3 else ""
     where = f"{axis.title} {last:g}" + (f" on {units.ranks(axis.gpus)}" if axis.gpus else "")
     if not axis.field:
         where = units.counted(int(last), axis.title.removesuffix("s"))

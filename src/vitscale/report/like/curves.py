@@ -212,6 +212,7 @@ def _notes(chosen: Selection, rows: Sequence[Row], published: PublishedPoints, r
         *_without_notes(chosen, relative),
         bars_note(rows),
         f"relative to {' and '.join(map(str, sorted(bases)))} GPUs" if bases - {1} else "",
+        _borrowed_note(chosen),
         "dashed: ideal, were every host like the first" if unlike else "dashed: ideal",
         published.note,
     ]
@@ -269,14 +270,27 @@ def _short_reason(series: Series, reason: str) -> str:
 
 
 def _not_compared(chosen: Selection) -> list[str]:
-    """Members that are not compared with the base, and why."""
-    return sorted(
-        {
-            f"{series.curve.name}: {member.gpus} GPUs are not held against {series.base.gpus}: {member.why_not}."
-            for series, member in _left_out(chosen)
-            if series.base is not None
-        }
-    )
+    """Members that are not compared with the base, and why; where not all series have them, for which ones."""
+    label_of = {id(series): name for series, name in zip(chosen.series, names(chosen.series), strict=True)}
+    series_of: dict[tuple[int, int, str], list[Series]] = {}
+    for series, member in _left_out(chosen):
+        if series.base is not None:
+            series_of.setdefault((member.gpus, series.base.gpus, member.why_not), []).append(series)
+    sentences = []
+    for (gpus, base_gpus, why_not), some in series_of.items():
+        labels = units.listed(label_of[id(series)] for series in some)
+        which = f" for {labels}" if len(some) < len(chosen.series) else ""
+        sentences.append(f"{gpus} GPUs are not held against {base_gpus}{which}: {why_not}.")
+    return sentences
+
+
+def _borrowed_note(chosen: Selection) -> str:
+    """That the one-GPU point of a curve over several hosts was measured with those of one host."""
+    for series in chosen.series:
+        of_curve = {point.trial_id for point in series.curve.points}
+        if any(member.trial.trial_id not in of_curve for member in series.members):
+            return "1 GPU: from the measurements in one host"
+    return ""
 
 
 def gpus_text(count: int) -> str:

@@ -120,30 +120,29 @@ def _texts(study: PublishedStudy, material: Material, formats: Sequence[str]) ->
 def _to_html(
     study: PublishedStudy, material: Material, drawn: Sequence[Drawn], tested: Sequence[Tested], tables: Sequence[Table]
 ) -> str:
-    shown = [drawing for drawing in drawn if drawing.lack is None]
+    shown = sum(drawing.lack is None for drawing in drawn)
     claims: list[Block] = []
     for claim, result in zip(study.claims, tested, strict=True):
         told = Bullets(result.sentences or (claim.untested,))
         claims.append(Section(claim.question, (Paragraph(claim.meaning, "quiet"), told)))
     blocks: list[Block] = [Section(f"The study's {study.claims_text}, tested on these results", tuple(claims))]
     blocks += [Section("Tables", tuple(tables))] if tables else []
-    blocks += [Section(drawing.paper.heading, _on_the_page(drawing)) for drawing in shown]
-    blocks += [
-        Section(
-            f"{drawing.paper.heading}: no data",
-            (Paragraph(f"Would show: {drawing.paper.draws}. {drawing.lack}"), Code(steps_for(drawing.paper))),
-            folded=True,
-        )
-        for drawing in drawn
-        if drawing.lack is not None
-    ]
+    blocks += [_section(drawing) for drawing in drawn]
     if problems := material.analysis.problems:
         blocks.append(Section("Unused records", (Bullets(problems),)))
     blocks.append(Section("Source", (Paragraph(study.reading),)))
-    subtitle = f"{len(shown)} of {len(drawn)} figures drawn"
-    subtitle += f"; {len(drawn) - len(shown)} say what data they lack" if len(shown) < len(drawn) else ""
+    subtitle = f"{shown} of {len(drawn)} figures drawn"
+    subtitle += f"; {len(drawn) - shown} say what data they lack" if shown < len(drawn) else ""
     document = Document(material.analysis.study.name, tuple(blocks))
     return to_html(document, brand=f"vitscale: like {study.short}", subtitle=subtitle)
+
+
+def _section(drawn: Drawn) -> Section:
+    """A figure in its place among the others; folded, with what it lacks, where it has no data."""
+    if drawn.lack is None:
+        return Section(drawn.paper.heading, _on_the_page(drawn))
+    lack = Paragraph(f"Would show: {drawn.paper.draws}. {drawn.lack}")
+    return Section(f"{drawn.paper.heading}: no data", (lack, Code(steps_for(drawn.paper))), folded=True)
 
 
 def _on_the_page(drawn: Drawn) -> tuple[Block, ...]:

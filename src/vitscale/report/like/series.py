@@ -119,13 +119,15 @@ def names(some: Sequence[Series]) -> list[str]:
         if field not in said and len({_said(field, series.curve.labels.get(field)) for series in some}) > 1
     ]
     devices_differ = len({series.devices for series in some}) > 1
-    says_devices = devices_differ and not ("cluster" in varied and _clusters_tell_devices(some))
+    # A cluster that is named, with GPUs of one kind, has told its devices already.
+    told = _clusters_of_one_kind(some) if "cluster" in varied else set()
     shorts = []
     for series in some:
         dataset = DATASET_NAMES.get(series.dataset, series.dataset)
         parts = [dataset] if len({s.dataset for s in some}) > 1 else []
         parts += [f"micro-batch {series.micro_batch:,}"] if len({s.micro_batch for s in some}) > 1 else []
         parts += filter(None, (_said(field, series.curve.labels.get(field)) for field in varied))
+        says_devices = devices_differ and series.cluster not in told
         parts += [" and ".join(series.devices) or "unknown device"] if says_devices else []
         parts += ["one host" if series.hosts == "one host" else "several hosts"] if len(hosts) > 1 else []
         # Some importers label a curve with its device too: it is said once.
@@ -138,12 +140,12 @@ def names(some: Sequence[Series]) -> list[str]:
     ]
 
 
-def _clusters_tell_devices(some: Sequence[Series]) -> bool:
-    """Whether each cluster has devices of one kind, so that its name tells them."""
+def _clusters_of_one_kind(some: Sequence[Series]) -> set[str]:
+    """The clusters whose series all have the same devices."""
     devices_of: dict[str, set[tuple[str, ...]]] = {}
     for series in some:
         devices_of.setdefault(series.cluster, set()).add(series.devices)
-    return all(len(kinds) == 1 for kinds in devices_of.values())
+    return {cluster for cluster, kinds in devices_of.items() if len(kinds) == 1}
 
 
 def apart_in_micro_batch(some: Sequence[Series]) -> list[tuple[str, list[Series]]]:

@@ -69,6 +69,15 @@ def test_own_datasets_stand_in_where_there_is_none_of_the_studys() -> None:
     )
 
 
+def test_one_dataset_of_ones_own_has_none_beside_it() -> None:
+    study = paper_study(paper_curve(CELLS, dataset="digits", micro_batch=64))
+    assert chosen(10, study) == "These results hold one dataset only, digits: there is none to set beside it."
+    two = paper_study(*(paper_curve(CELLS, dataset=name, micro_batch=64) for name in ("digits", "synthetic")))
+    found = chosen(10, two)
+    assert isinstance(found, Selection)
+    assert found.notes == ("digits in place of CIFAR-10", "synthetic in place of CIFAR-100")
+
+
 def test_nothing_stands_in_for_a_dataset_where_the_results_hold_another_of_the_studys() -> None:
     assert isinstance(chosen(16, paper_study(paper_curve(CELLS, dataset="cifar10", micro_batch=64))), str)
 

@@ -9,7 +9,7 @@ import pytest
 from like_paper_factory import beyond_one_host, paper_curve, paper_study, whole_study
 from results_factory import rich_study
 from vitscale.analysis import analyse
-from vitscale.report.like.series import Series, all_series, names
+from vitscale.report.like.series import Series, all_series, names, published_points
 from vitscale.store.results import Results
 
 
@@ -80,6 +80,15 @@ def test_names_tell_what_differs_and_nothing_else() -> None:
 def test_names_of_all_curves_of_a_study_are_distinct() -> None:
     found = [one for one in series(rich_study()) if one.mode == "weak"]
     assert len(set(names(found))) == len(found) > 1
+
+
+def test_what_was_published_of_one_gpu_a_host_is_not_of_hosts_with_several() -> None:
+    cells, workload = {1: [0.8], 2: [0.8], 4: [0.8]}, {"dataset": "cifar100", "micro_batch": 64}
+    _, over_pairs = series(paper_study(beyond_one_host(paper_curve(cells, **workload), 2)))
+    assert (over_pairs.hosts, published_points([over_pairs]).facts) == ("several like hosts", ())
+    (over_single,) = series(paper_study(paper_curve(cells, spread=True, **workload)))
+    ((_, facts),) = published_points([over_single]).facts
+    assert {fact.layout for fact in facts if fact.gpus > 1} == {"one-gpu-per-node"}
 
 
 def test_curves_without_runs_are_no_series() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -83,7 +84,8 @@ def test_names_of_all_curves_of_a_study_are_distinct() -> None:
 
 
 def test_what_was_published_of_one_gpu_a_host_is_not_of_hosts_with_several() -> None:
-    cells, workload = {1: [0.8], 2: [0.8], 4: [0.8]}, {"dataset": "cifar100", "micro_batch": 64}
+    cells = {1: [0.8], 2: [0.8], 4: [0.8]}
+    workload: dict[str, Any] = {"dataset": "cifar100", "micro_batch": 64}
     _, over_pairs = series(paper_study(beyond_one_host(paper_curve(cells, **workload), 2)))
     assert (over_pairs.hosts, published_points([over_pairs]).facts) == ("several like hosts", ())
     (over_single,) = series(paper_study(paper_curve(cells, spread=True, **workload)))

@@ -185,6 +185,10 @@ def test_figure_10_takes_counts_that_both_datasets_have() -> None:
     assert {row["gpus"] for row in one.figure.views[0].rows} == {1, 3, 6}
     apart = drawn([*strong(1500, (1, 2)), *strong(1600, (3, 4), dataset="cifar100")])[10]
     assert apart.lack == "Accuracies of both datasets were recorded at no common GPU count."
+    unlike = drawn([*strong(1500, (1, 2), micro_batch=16), *strong(1600, (1, 2), dataset="cifar100")])[10]
+    assert (
+        unlike.lack == "Accuracies of CIFAR-10 and CIFAR-100 were not recorded at one micro-batch and in like places."
+    )
 
 
 def test_figure_11_has_loss_and_accuracy_at_64_along_even_epochs() -> None:
@@ -263,6 +267,15 @@ def test_why_4_and_5_unlike_gpus_are_not_compared_stands_on_the_picture(number: 
     drawing = picture(relative, "svg").decode()
     assert drawing.count(f">no {quantity}: unlike GPUs<") == 2
     assert f"4 and 5 GPUs have no {quantity}" in drawing
+
+
+def test_a_gpu_count_that_another_curve_has_is_said_to_be_of_its_curve() -> None:
+    """Four like GPUs under micro-batch 32, where the fourth is unlike under 16."""
+    four_alike = TESLA | {"micro_batch": 32, "devices": (RTX, RTX, RTX, RTX, UNLIKE[1])}
+    view = view_of(drawn([*strong(1000, TO_FIVE, **TESLA), *strong(900, TO_FIVE, **four_alike)])[4], "speedup")
+    unlike = f"their GPUs are not all like the first ({RTX})"
+    assert f"4 GPUs have no speedup for micro-batch 16: {unlike}; 5 GPUs have no speedup: {unlike};" in view.subtitle
+    assert [row["x"] for row in view.spec["datasets"]["left_out"]] == [5]
 
 
 def test_the_summary_says_once_for_all_curves_which_gpus_are_unlike() -> None:

@@ -78,6 +78,17 @@ def test_names_tell_what_differs_and_nothing_else() -> None:
     assert names([found[0], found[0]]) == [f"{found[0].curve.name} (1)", f"{found[0].curve.name} (2)"]
 
 
+def test_unlike_gpus_are_named_only_where_nothing_else_tells_curves_apart() -> None:
+    """Two batch sizes, each on unlike GPUs of its own; then one batch size on both."""
+
+    def pair(micro_batch: int, other: str) -> Any:
+        return paper_curve({1: [0.8], 2: [0.8]}, spread=True, micro_batch=micro_batch, devices=("Slow GPU", other))
+
+    assert names(series(paper_study(pair(16, "Fast GPU"), pair(64, "Old GPU")))) == ["micro-batch 16", "micro-batch 64"]
+    both = [series(paper_study(pair(16, other)))[0] for other in ("Fast GPU", "Old GPU")]
+    assert names(both) == ["Slow GPU and Fast GPU", "Slow GPU and Old GPU"]
+
+
 def test_names_of_all_curves_of_a_study_are_distinct() -> None:
     found = [one for one in series(rich_study()) if one.mode == "weak"]
     assert len(set(names(found))) == len(found) > 1

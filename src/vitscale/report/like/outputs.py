@@ -20,15 +20,10 @@ from vitscale.present.html import to_html
 from vitscale.report.charts.axes import Plot, quantity
 from vitscale.report.charts.resources import RESOURCES, resource_chart
 from vitscale.report.charts.time import breakdown_chart, waterfall_chart
-from vitscale.report.like.curves import (
-    accuracy_by_micro_batch,
-    accuracy_of_datasets,
-    against_base,
-    loss_and_accuracy,
-    scaling_pair,
-)
+from vitscale.report.like.curves import against_base, scaling_pair
 from vitscale.report.like.doublings import doublings_figure
 from vitscale.report.like.hosts import hosts_figure
+from vitscale.report.like.learning import accuracy_by_micro_batch, accuracy_of_datasets, loss_and_accuracy
 from vitscale.report.like.selection import Selection, select, steps_for
 from vitscale.report.like.study import Material, PublishedStudy, Quantity, StudyFigure, Tested
 from vitscale.store import write_whole

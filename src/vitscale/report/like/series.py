@@ -5,7 +5,6 @@ Published measurements stand beside them only for the same dataset, micro-batch,
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -111,41 +110,83 @@ def all_series(analysis: Analysis) -> list[Series]:
 
 def names(some: Sequence[Series]) -> list[str]:
     """What tells these series apart, in a reader's words; the full name where that is not enough."""
-    hosts = {series.hosts for series in some}
-    said = (*_SAID_OTHERWISE, *(_OF_HOSTS if len(hosts) > 1 else ()))
-    varied = [
-        field
-        for field in dict.fromkeys(field for series in some for field in series.curve.labels)
-        if field not in said and len({_said(field, series.curve.labels.get(field)) for series in some}) > 1
+    differences = _Differences.of(some)
+    shorts = [differences.name(series) for series in some]
+    shorts = [
+        differences.name(series, all_devices=True) if shorts.count(short) > 1 else short
+        for series, short in zip(some, shorts, strict=True)
     ]
-    devices_differ = len({series.devices for series in some}) > 1
-    # A cluster that is named, with GPUs of one kind, has told its devices already.
-    told = _clusters_of_one_kind(some) if "cluster" in varied else set()
-    shorts = []
-    for series in some:
-        dataset = DATASET_NAMES.get(series.dataset, series.dataset)
-        parts = [dataset] if len({s.dataset for s in some}) > 1 else []
-        parts += [f"micro-batch {series.micro_batch:,}"] if len({s.micro_batch for s in some}) > 1 else []
-        parts += filter(None, (_said(field, series.curve.labels.get(field)) for field in varied))
-        says_devices = devices_differ and series.cluster not in told
-        parts += [" and ".join(series.devices) or "unknown device"] if says_devices else []
-        parts += ["one host" if series.hosts == "one host" else "several hosts"] if len(hosts) > 1 else []
-        # Some importers label a curve with its device too: it is said once.
-        shorts.append(", ".join(dict.fromkeys(parts)) or f"{dataset}, micro-batch {series.micro_batch:,}")
-    counts = Counter(shorts)
-    unclear = [series.curve.name if counts[short] > 1 else short for series, short in zip(some, shorts, strict=True)]
+    unclear = [
+        series.curve.name if shorts.count(short) > 1 else short for series, short in zip(some, shorts, strict=True)
+    ]
     return [
         f"{name} ({unclear[: index + 1].count(name)})" if unclear.count(name) > 1 else name
         for index, name in enumerate(unclear)
     ]
 
 
+@dataclass(frozen=True)
+class _Differences:
+    """In what some series differ, and so what their names must tell."""
+
+    dataset: bool
+    micro_batch: bool
+    hosts: bool
+    labels: tuple[str, ...]
+    """The labels whose values differ, but for those that are told otherwise."""
+    devices: bool
+    told_clusters: frozenset[str]
+    """Clusters whose names tell their devices."""
+
+    @classmethod
+    def of(cls, some: Sequence[Series]) -> _Differences:
+        hosts_differ = len({series.hosts for series in some}) > 1
+        told_otherwise = (*_SAID_OTHERWISE, *(_OF_HOSTS if hosts_differ else ()))
+        fields = dict.fromkeys(field for series in some for field in series.curve.labels)
+        labels = tuple(
+            field
+            for field in fields
+            if field not in told_otherwise
+            and len({_said(field, series.curve.labels.get(field)) for series in some}) > 1
+        )
+        return cls(
+            dataset=len({series.dataset for series in some}) > 1,
+            micro_batch=len({series.micro_batch for series in some}) > 1,
+            hosts=hosts_differ,
+            labels=labels,
+            devices=len({_kind(series) for series in some}) > 1,
+            told_clusters=frozenset(_clusters_of_one_kind(some) if "cluster" in labels else ()),
+        )
+
+    def name(self, series: Series, *, all_devices: bool = False) -> str:
+        """What tells a series from the others. `all_devices`: name its devices also where they are of several kinds."""
+        dataset, micro_batch = DATASET_NAMES.get(series.dataset, series.dataset), f"micro-batch {series.micro_batch:,}"
+        parts = [dataset] if self.dataset else []
+        parts += [micro_batch] if self.micro_batch else []
+        parts += filter(None, (_said(field, series.curve.labels.get(field)) for field in self.labels))
+        if all_devices:
+            parts.append(" and ".join(series.devices) or _kind(series))
+        elif self.devices and series.cluster not in self.told_clusters:
+            parts.append(_kind(series))
+        if self.hosts:
+            parts.append("one host" if series.hosts == "one host" else "several hosts")
+        # Some importers label a curve with its device too: it is said once.
+        return ", ".join(dict.fromkeys(parts)) or f"{dataset}, {micro_batch}"
+
+
+def _kind(series: Series) -> str:
+    """A series' kind of device in a few words."""
+    if len(series.devices) > 1:
+        return "unlike GPUs"
+    return series.devices[0] if series.devices else "unknown device"
+
+
 def _clusters_of_one_kind(some: Sequence[Series]) -> set[str]:
-    """The clusters whose series all have the same devices."""
-    devices_of: dict[str, set[tuple[str, ...]]] = {}
+    """The clusters whose series all have the same kind of device."""
+    kinds_of: dict[str, set[str]] = {}
     for series in some:
-        devices_of.setdefault(series.cluster, set()).add(series.devices)
-    return {cluster for cluster, kinds in devices_of.items() if len(kinds) == 1}
+        kinds_of.setdefault(series.cluster, set()).add(_kind(series))
+    return {cluster for cluster, kinds in kinds_of.items() if len(kinds) == 1}
 
 
 def apart_in_micro_batch(some: Sequence[Series]) -> list[tuple[str, list[Series]]]:

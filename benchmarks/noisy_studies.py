@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import NormalDist, fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from between_marks import write_between
@@ -118,7 +118,9 @@ def with_noise(point: Point, law: Law, random: np.random.Generator) -> Point:
     if point.parts is None:
         return replace(point, step_seconds=seconds)
     mean_factor = float(np.exp(np.log(factors).mean()))
-    parts = {name: value if value is None else value * mean_factor for name, value in vars(point.parts).items()}
+    parts: dict[str, Any] = {
+        name: value if value is None else value * mean_factor for name, value in vars(point.parts).items()
+    }
     return replace(point, step_seconds=seconds, parts=replace(point.parts, **parts))
 
 
@@ -147,7 +149,7 @@ def _held(step: Estimate, quiet_seconds: float, law: Law, *, times: int) -> Held
     )
 
 
-def table(held_by_law: dict[Law, Sequence[Held]]) -> list[str]:
+def table(held_by_law: Mapping[Law, Sequence[Held]]) -> list[str]:
     """A row for each law: what intervals hold at the measured counts, and at twice and four times the largest."""
     distances = (1, *TIMES_THE_LARGEST)
     names = ["measured", *(f"{times}x" for times in TIMES_THE_LARGEST)]

@@ -24,5 +24,6 @@ finishing     hosts that fail, and checkpoints: from time of work to time to fin
 gpu_types, instances   other types of GPU, and tables of what they rent for
 start_up      what it takes until the first step
 results       what a prediction is: figures with two intervals each, a label, and what was assumed
+remarks       what a reader must know before the figures: unsteady runs, options that change nothing
 memory/       how much memory a rank will take
 """

@@ -55,7 +55,7 @@ class _Design(NamedTuple):
     """A comparison still to be made, as far as its spread is known."""
 
     squared_error: float
-    """Of the difference of the mean logarithms."""
+    """Squared standard error of the difference of the mean logarithms."""
     freedom: float
     """Degrees of freedom of that error in the comparison to be made."""
     freedom_of_spread: float

@@ -18,7 +18,7 @@ from vitscale.analysis.statistics import FEWEST_REPEATS
 from vitscale.analysis.trials import TrialResult
 
 _CLOCK_SECONDS = 1.0
-"""By so much a run may seem to begin before the one before it ended."""
+"""Seconds by which a run may seem to begin before the one before it ended."""
 _INTERRUPTION_SECONDS = 600.0
 _INTERRUPTION_TIMES = 3.0
 """Between two runs lies an interruption where more passed than ten minutes and than three times what usually does."""
@@ -33,7 +33,7 @@ class Round(NamedTuple):
 
 
 class Span(NamedTuple):
-    """From the first run's begin to the last run's end, in seconds since 1970."""
+    """The first run's begin and the last run's end, in seconds since 1970."""
 
     began: float
     ended: float

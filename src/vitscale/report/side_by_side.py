@@ -32,7 +32,7 @@ class Compared(NamedTuple):
     """Name of those that the others are compared with."""
     pairs: Sequence[Pair]
     limit: float | None
-    """By how much a trial may be slower, as a share; None: no limit was named."""
+    """Share by which a trial may be slower; None: no limit was named."""
     missing: Sequence[str] = ()
     """Sentences on trials without a counterpart."""
     sessions: Sequence[str] = ()

@@ -238,7 +238,7 @@ class _LikeRuns:
     new_shape: int | None
     """Number of the first short step; None without one."""
     steady: Sequence[_SteadySteps]
-    """By run."""
+    """One for each run."""
 
     @classmethod
     def of(cls, recorded: Sequence[Sequence[Steps]]) -> _LikeRuns:

@@ -181,4 +181,4 @@ def training_length(analysis: Analysis, chosen: Chosen) -> TrainingLength:
 
 def hours(trial: TrialResult) -> str:
     """ "0.25 GPU-hours" of an epoch; "rank-hours" on a CPU."""
-    return f"{units.number(rank_hours(trial))} {hours_unit([trial])}"
+    return f"{units.number(rank_hours(trial))} {hours_unit([trial.trial])}"

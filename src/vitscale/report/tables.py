@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from vitscale.analysis import Analysis, CurveComparison, CurveResult, Point, by_mode
 from vitscale.analysis.comparisons import AgainstReference, against_references
@@ -15,7 +15,7 @@ from vitscale.present.document import Cell, Column, Group, Row, Table, table
 from vitscale.present.estimate import Estimate
 from vitscale.report import sentences
 from vitscale.trial.rank_batches import in_words
-from vitscale.trial.trial import Mode
+from vitscale.trial.trial import Mode, Trial
 
 TrialColumn = tuple[str, Callable[[TrialResult], Cell]]
 """A column's heading, and its cell for a trial."""
@@ -180,9 +180,9 @@ def start_up_notes(trials: Sequence[TrialResult]) -> list[str]:
     return [f"Start-up is that {OF_FORKS}."] if any(map(starts_as_forks, trials)) else []
 
 
-def hours_unit(trials: Sequence[TrialResult]) -> str:
-    """What ranks times hours are counted in: GPU-hours, or rank-hours where no trial used a GPU."""
-    return "rank-hours" if all(trial.trial.train.device == "cpu" for trial in trials) else "GPU-hours"
+def hours_unit(trials: Iterable[Trial]) -> str:
+    """What ranks times hours are counted in: GPU-hours, or rank-hours where no trial uses a GPU."""
+    return "rank-hours" if all(trial.train.device == "cpu" for trial in trials) else "GPU-hours"
 
 
 def trial_label(analysis: Analysis, result: TrialResult) -> str:

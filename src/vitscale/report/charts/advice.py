@@ -15,6 +15,7 @@ from vitscale.present.data import estimate_fields
 from vitscale.present.document import Figure, View
 from vitscale.present.drawing import picture
 from vitscale.report.charts.axes import DASHED, IDEAL_COLOUR, Plot, Row, Spec, colour_of, quantity, shape_of, tooltip
+from vitscale.report.tables import hours_unit
 from vitscale.store import write_whole
 
 _MOST_ENGINES = 7
@@ -36,7 +37,7 @@ def advice_chart(advice: Advice) -> Figure | None:
     for index, row in enumerate(picked):
         row["above"] = index % 2 == 0  # above and below in turn: answers may lie side by side
     in_front = [_row(option, unit.factor) for option in advice.front]
-    costs = "cost" if advice.asked.priced else "GPU-hours"
+    costs = "cost" if advice.asked.priced else hours_unit([advice.trial])
     scale = {"type": "log", "nice": False, "padding": 36}
     axis = {"format": "~r", "labelOverlap": True, "tickCount": 6}
     x = quantity("time", f"time of the whole work ({unit.sign})", scale=scale, axis=axis)

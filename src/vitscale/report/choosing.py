@@ -154,7 +154,7 @@ def _as_told(trial: TrialResult, cost: Estimate) -> Estimate:
 
 
 def training_length(analysis: Analysis, chosen: Chosen) -> TrainingLength:
-    """From how many epochs on the fastest trial ends first, start-up included."""
+    """Fewest epochs from which on the fastest trial ends first, start-up included."""
     best, trials = chosen.trial, candidates(analysis)
     others = [trial for trial in trials if trial is not best]
     unknown = TrainingLength(None, "", "")

@@ -172,11 +172,11 @@ def starts_as_forks(trial: TrialResult) -> bool:
 
 
 OF_FORKS = "of ranks that are forks of a process which has imported everything"
-"""Whose start-up it is, where the local launcher starts ranks."""
+"""What kind of ranks a start-up is of, where the local launcher starts them."""
 
 
 def start_up_notes(trials: Sequence[TrialResult]) -> list[str]:
-    """Whose start-up is shown, where it is that of forks."""
+    """A note on start-ups that are those of forks; none where there are none."""
     return [f"Start-up is that {OF_FORKS}."] if any(map(starts_as_forks, trials)) else []
 
 

@@ -42,6 +42,7 @@ def test_a_compilation_in_one_of_two_runs_is_in_no_start_up_and_is_told() -> Non
     assert [run.one_off for run in compiled.runs] == [{"engine": 271.0 - 9.7}, {}]
     found = verdict(study(271.0, 9.7), "one-off-compilation")
     assert "took 261 s longer to build" in found.message
+    assert f"the engine of run 1 of {compiled.name} took" in found.message  # and not the name of a folder
 
 
 def test_runs_that_differ_as_runs_do_are_left_as_they_are() -> None:

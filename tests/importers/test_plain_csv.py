@@ -577,7 +577,7 @@ def test_rates_alone_tell_the_speedup_and_no_step(tmp_path: Path) -> None:
     assert not any("speedup" in note or "images/s, and all" in note for note in notes_of(found))
     first, second, *rest = terminal(found)
     assert (first + second).startswith("- Fastest (1 run): unknown engine, 32 ranks, micro-batch not told:")
-    assert second.strip() == "11,000 images/s."
+    assert second.strip() == "11,000 images/s. Too few to say who is ahead."
     assert any(line.split()[-5:-1] == ["1", "11,000", "27.50", "0.86"] for line in rest)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import optimize, stats
 
 from report_forms import terminal
 from results_factory import explained_run, make_curve, make_results, make_trial, one_curve, steady_run
@@ -481,3 +481,29 @@ def test_one_trial_alone_is_the_fastest_without_a_rival() -> None:
     (line,) = texts(analysis, "What would I choose?")
     assert line.startswith("Fastest measured: ddp, 1 rank")
     assert claim(FASTEST, Choice("Fastest measured", "x", (), 1, is_tested=False)).text == "Fastest measured: x."
+
+
+def test_what_the_study_calls_no_difference_is_not_called_slower_either() -> None:
+    """Six trials, three pairs of engines: a p-value of 0.018 is below 0.05 after five one-sided tests against the
+    fastest (0.045), and not after Holm's correction for the three pairs (0.054)."""
+    pattern = (-0.01, 0.0, 0.01)
+    base = [math.exp(off) for off in pattern]
+
+    def p_of(shift: float) -> float:
+        return float(stats.ttest_ind(np.log(base), np.log(base) + shift, equal_var=False).pvalue)
+
+    shift = optimize.brentq(lambda value: p_of(value) - 0.018, 0.0, 0.2)
+    curves, runs = [], []
+    for engine in ("ddp", "fsdp2"):
+        trials = [make_trial(engine, gpus) for gpus in (1, 2, 4)]
+        curves.append((make_curve(trials), trials))
+        for trial in trials:
+            gpus = trial.world.size
+            slower = math.exp(shift) if (engine, gpus) == ("fsdp2", 4) else 1.0
+            # Epochs of 4 s, 2 s and 1 s: 128, 64 and 32 steps.
+            runs += [steady_run(trial, slower * math.exp(off) * 4 / 128, repeat) for repeat, off in enumerate(pattern)]
+    analysis = analyse(make_results(curves, runs))
+    pair = next(pair for pair in analysis.comparisons if pair.gpus == 4)
+    assert (pair.result.verdict, round(pair.result.p or 0.0, 3)) == ("not significant among all comparisons", 0.018)
+    text = next(iter(texts(analysis, "What would I choose?")))
+    assert text.endswith(" Not told apart from it: fsdp2, 4 ranks, micro-batch 8."), text

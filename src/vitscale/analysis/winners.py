@@ -50,7 +50,8 @@ _OUTER_ERROR = _ERROR / 10
 _HALVINGS = 60
 _GRID_REACH = 8.0
 """Standard errors on either side of a mean over which the bias is integrated."""
-_GRID_POINTS = 801
+_GRID_POINTS = 401
+_TRIALS_AT_ONCE = 256
 
 Floats = npt.NDArray[np.float64]
 
@@ -65,15 +66,16 @@ class Winner:
     is_tested: bool
     """Whether the winner has runs enough to be told apart from others."""
     corrected: Estimate | None
-    """Its cost, corrected for having been chosen. None: it is the only trial, or has fewer than 3 runs."""
+    """Its cost, corrected for having been chosen. None: the only trial, fewer than 3 runs, or not asked for."""
 
 
-def winner(costs: Sequence[Sequence[float]], looked: Sequence[int] = ()) -> Winner:
+def winner(costs: Sequence[Sequence[float]], looked: Sequence[int] = (), *, correct: bool = True) -> Winner:
     """Finds the cheapest of several trials.
 
     Args:
         costs: of each trial one positive cost per run, all in one unit.
         looked: `looked` of each trial, as for `statistics.interval`; empty: 0 of each.
+        correct: whether to correct its cost, which takes a second for some thousand trials.
 
     Raises:
         ValueError: there is no trial, a trial has no cost, or a cost is not positive and finite.
@@ -88,7 +90,9 @@ def winner(costs: Sequence[Sequence[float]], looked: Sequence[int] = ()) -> Winn
     noise = _pooled(means)
     rivals = [position for position in others if not _is_slower(means[position], means[best], noise, tests=len(others))]
     rivals.sort(key=lambda position: means[position].value)
-    return Winner(best, tuple(rivals), is_tested=True, corrected=_corrected(means, best) if others else None)
+    return Winner(
+        best, tuple(rivals), is_tested=True, corrected=_corrected(means, best) if others and correct else None
+    )
 
 
 def _is_slower(trial: LogMean, best: LogMean, noise: _Noise, *, tests: int) -> bool:
@@ -224,20 +228,28 @@ def _selection_bias(truths: Sequence[float], errors: Sequence[float]) -> float:
         errors: the standard error of each.
     """
     centres, scales = np.array(truths)[:, None], np.array(errors)[:, None]
-    ends = (np.min(centres - _GRID_REACH * scales), np.min(centres + _GRID_REACH * scales))
-    grid = np.linspace(*ends, _GRID_POINTS)
-    deviations = (grid - centres) / scales
-    densities = np.exp(-0.5 * deviations**2) / (scales * math.sqrt(2 * math.pi))
-    log_above = np.log(_share_above(deviations))
-    others_above = np.exp(log_above.sum(axis=0) - log_above)
-    luck = (centres - grid) * densities * others_above
-    return float(luck.sum() * (grid[1] - grid[0]))
+    least, most = np.min(centres - _GRID_REACH * scales), np.min(centres + _GRID_REACH * scales)
+    may_win = (centres - _GRID_REACH * scales < most)[:, 0]
+    centres, scales = centres[may_win], scales[may_win]
+    grid = np.linspace(least, most, _GRID_POINTS)
+    # In pieces: thousands of trials would take gigabytes.
+    pieces = [slice(first, first + _TRIALS_AT_ONCE) for first in range(0, len(centres), _TRIALS_AT_ONCE)]
+    log_all_above = np.zeros(_GRID_POINTS)
+    for piece in pieces:
+        log_all_above += np.log(_share_above((grid - centres[piece]) / scales[piece])).sum(axis=0)
+    luck = 0.0
+    for piece in pieces:
+        deviations = (grid - centres[piece]) / scales[piece]
+        densities = np.exp(-0.5 * deviations**2) / (scales[piece] * math.sqrt(2 * math.pi))
+        others_above = np.exp(log_all_above - np.log(_share_above(deviations)))
+        luck += float(((centres[piece] - grid) * densities * others_above).sum())
+    return luck * float(grid[1] - grid[0])
 
 
 @functools.cache
 def _normal_table() -> tuple[Floats, Floats]:
     """Deviations, and the share of the normal distribution above each."""
-    deviations = np.linspace(-_GRID_REACH, 4 * _GRID_REACH, 20 * _GRID_POINTS)
+    deviations = np.linspace(-_GRID_REACH, 4 * _GRID_REACH, 40 * _GRID_POINTS)
     return deviations, np.array([0.5 * math.erfc(value / math.sqrt(2)) for value in deviations])
 
 

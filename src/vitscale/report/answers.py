@@ -110,7 +110,7 @@ def what_to_choose(analysis: Analysis) -> doc.Section:
     text = in_short(analysis, fastest, *batch, units.counted(len(fastest.runs), "run"))
     lines = [
         claim(FASTEST, chosen.choice(analysis, "Fastest measured", text)).text,
-        claim(EXPECTATION, choosing.expectation(chosen)).text,
+        claim(EXPECTATION, choosing.expectation(analysis, chosen)).text,
         claim(LENGTH, choosing.training_length(analysis, chosen)).text,
     ]
     cheapest = choosing.cheapest(analysis)

@@ -88,14 +88,11 @@ def fastest(analysis: Analysis) -> Chosen | None:
     chosen = _chosen(trials, [trial.comparable_costs for trial in trials])
     verdicts = _verdicts(analysis, chosen.trial)
     settled = {trial_id for trial_id, verdict in verdicts.items() if verdict in ("faster", "slower")}
-    open_pairs = verdicts.keys() - settled if chosen.winner.is_tested else set()
-    rivals = [
-        trial
-        for trial in sorted(trials, key=epoch_seconds)
-        if trial is not chosen.trial
-        and trial.trial_id not in settled
-        and (trial in chosen.rivals or trial.trial_id in open_pairs)
-    ]
+    not_told_apart = {rival.trial_id for rival in chosen.rivals}
+    if chosen.winner.is_tested:
+        not_told_apart |= verdicts.keys()
+    not_told_apart -= settled
+    rivals = [trial for trial in sorted(trials, key=epoch_seconds) if trial.trial_id in not_told_apart]
     return Chosen(chosen.trial, tuple(rivals), chosen.candidates, chosen.winner)
 
 
@@ -108,7 +105,7 @@ def cheapest(analysis: Analysis) -> Chosen | None:
 
 
 def _chosen(trials: Sequence[TrialResult], costs: Sequence[Sequence[float]]) -> Chosen:
-    best = winner(costs, [trial.looked for trial in trials])
+    best = winner(costs, [trial.looked for trial in trials], correct=False)
     rivals = tuple(trials[position] for position in best.rivals)
     return Chosen(trials[best.position], rivals, len(trials), best)
 
@@ -124,9 +121,10 @@ def _verdicts(analysis: Analysis, trial: TrialResult) -> dict[str, str]:
     return verdicts
 
 
-def expectation(chosen: Chosen) -> Expectation | None:
+def expectation(analysis: Analysis, chosen: Chosen) -> Expectation | None:
     """What the fastest trial will take, corrected for having been chosen; None where nothing is corrected."""
-    trial, corrected = chosen.trial, chosen.winner.corrected
+    trial, trials = chosen.trial, candidates(analysis)
+    corrected = winner([each.comparable_costs for each in trials], [each.looked for each in trials]).corrected
     if corrected is None:
         return None
     measured = _as_told(trial, Estimate(math.exp(_mean_log(trial.comparable_costs))))
@@ -156,7 +154,7 @@ def _as_told(trial: TrialResult, cost: Estimate) -> Estimate:
 
 
 def training_length(analysis: Analysis, chosen: Chosen) -> TrainingLength:
-    """From how many epochs on the fastest trial ends first, start-up included."""
+    """Fewest epochs from which on the fastest trial ends first, start-up included."""
     best, trials = chosen.trial, candidates(analysis)
     others = [trial for trial in trials if trial is not best]
     unknown = TrainingLength(None, "", "")
@@ -181,4 +179,4 @@ def training_length(analysis: Analysis, chosen: Chosen) -> TrainingLength:
 
 def hours(trial: TrialResult) -> str:
     """ "0.25 GPU-hours" of an epoch; "rank-hours" on a CPU."""
-    return f"{units.number(rank_hours(trial))} {hours_unit([trial])}"
+    return f"{units.number(rank_hours(trial))} {hours_unit([trial.trial])}"

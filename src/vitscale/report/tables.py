@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from vitscale.analysis import Analysis, CurveComparison, CurveResult, Point, by_mode
 from vitscale.analysis.comparisons import AgainstReference, against_references
@@ -15,7 +15,7 @@ from vitscale.present.document import Cell, Column, Group, Row, Table, table
 from vitscale.present.estimate import Estimate
 from vitscale.report import sentences
 from vitscale.trial.rank_batches import in_words
-from vitscale.trial.trial import Mode
+from vitscale.trial.trial import Mode, Trial
 
 TrialColumn = tuple[str, Callable[[TrialResult], Cell]]
 """A column's heading, and its cell for a trial."""
@@ -172,17 +172,18 @@ def starts_as_forks(trial: TrialResult) -> bool:
 
 
 OF_FORKS = "of ranks that are forks of a process which has imported everything"
-"""Whose start-up it is, where the local launcher starts ranks."""
+"""What kind of ranks a start-up is of, where the local launcher starts them."""
 
 
 def start_up_notes(trials: Sequence[TrialResult]) -> list[str]:
-    """Whose start-up is shown, where it is that of forks."""
+    """A note on start-ups that are those of forks; none where there are none."""
     return [f"Start-up is that {OF_FORKS}."] if any(map(starts_as_forks, trials)) else []
 
 
-def hours_unit(trials: Sequence[TrialResult]) -> str:
-    """What ranks times hours are counted in: GPU-hours, or rank-hours where no trial used a GPU."""
-    return "rank-hours" if all(trial.trial.train.device == "cpu" for trial in trials) else "GPU-hours"
+def hours_unit(trials: Iterable[Trial]) -> str:
+    """What ranks times hours are counted in: GPU-hours, or rank-hours where no trial uses a GPU."""
+    is_on_cpu_alone = all(trial.train.device == "cpu" for trial in trials)
+    return units.ranks_time("cpu" if is_on_cpu_alone else "cuda")
 
 
 def trial_label(analysis: Analysis, result: TrialResult) -> str:

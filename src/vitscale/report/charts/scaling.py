@@ -85,7 +85,7 @@ MEASURES = (
 
 def _measures(analysis: Analysis) -> list[Measure]:
     """The measures, with hours of ranks where no trial used a GPU."""
-    hours = hours_unit([*analysis.trials.values()])
+    hours = hours_unit(trial.trial for trial in analysis.trials.values())
     return [
         replace(measure, label=hours, title=measure.title.replace(measure.label, hours))
         if measure.name == "gpu-hours"

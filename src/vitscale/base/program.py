@@ -72,8 +72,10 @@ def digest_of(package: Path, parts: Iterable[str]) -> str | None:
     """
     content = hashlib.sha256()
     try:
-        files = sorted({file for part in parts for file in _files(package / part)})
-        for file in files:
+        files: set[Path] = set()
+        for part in parts:
+            files.update(_files(package / part))
+        for file in sorted(files):
             text = file.read_bytes()
             content.update(f"{file.relative_to(package).as_posix()}\0{len(text)}\0".encode())
             content.update(text)

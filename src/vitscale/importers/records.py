@@ -341,12 +341,13 @@ def _reads_the_same(results: Path, stored: StudyRecord, study: StudyRecord, runs
     as_now = {"format": study.format, "vitscale": study.vitscale}
     if stored.model_copy(update=as_now) != study:
         return False
-    return all(
-        _stored_lines(results / "runs" / run.header.folder / f"rank-{rank.rank}.jsonl")
-        == [_without_format(line) for line in _lines(run, rank)]
-        for run in runs
-        for rank in run.run.ranks
-    )
+    for run in runs:
+        folder = results / "runs" / run.header.folder
+        for rank in run.run.ranks:
+            lines = [_without_format(line) for line in _lines(run, rank)]
+            if _stored_lines(folder / f"rank-{rank.rank}.jsonl") != lines:
+                return False
+    return True
 
 
 def _stored_lines(path: Path) -> list[RankLine] | None:

@@ -128,27 +128,29 @@ def _marked_steps(trace: Trace, marks: Sequence[_Mark]) -> Steps:
     The profiler opens a mark with every `prof.step()`, so that its end cuts the last one off, mostly before anything
     was launched in it; started in the middle of a step, it cuts the first.
     """
-    whole = _without_cut(_without_empty(marks))
-    numbers = [mark.number for mark in whole]
-    spans = [(mark.start_ns, mark.end_ns) for mark in whole]
+    whole_steps = _without_cut(_without_empty(marks))
+    numbers = [mark.number for mark in whole_steps]
+    spans = [(mark.start_ns, mark.end_ns) for mark in whole_steps]
+    left_out = _left_out(marks, whole_steps)
     found_by = "by the profiler's own marks (ProfilerStep)"
-    if len(whole) > 1:
-        return _steps(trace, numbers, spans, found_by + _left_out(marks, whole))
-    begin_ns = _begin_of_lone_step(trace, whole[0])
+    if len(whole_steps) > 1:
+        return _steps(trace, numbers, spans, found_by + left_out)
+    begin_ns = _begin_of_lone_step(trace, whole_steps[0])
     since = "its first kernel" if begin_ns is None else "its mark's length before its last kernel's end"
-    found_by += f", one step, taken from {since}{_left_out(marks, whole)}"
+    found_by += f", one step, taken from {since}{left_out}"
     return replace(_steps(trace, numbers, spans, found_by, first_is_whole=True), first_begin_ns=begin_ns)
 
 
-def _left_out(marks: Sequence[_Mark], whole: Sequence[_Mark]) -> str:
+def _left_out(marks: Sequence[_Mark], whole_steps: Sequence[_Mark]) -> str:
     """A clause for the marks that hold no whole step; empty where all do."""
-    empty = [mark for mark in marks if mark not in whole and not mark.launches]
-    cut = [mark for mark in marks if mark not in whole and mark.launches]
-    usual = min(mark.launches for mark in whole)
+    skipped = [mark for mark in marks if mark not in whole_steps]
+    empty = [mark for mark in skipped if not mark.launches]
+    cut = [mark for mark in skipped if mark.launches]
+    usual = min(mark.launches for mark in whole_steps)
     clauses = [f"; {listed(empty)} launched nothing: left out"] if empty else []
     if cut:
-        each = [f"{mark} ({mark.launches:,} of a whole step's {usual:,} launches)" for mark in cut]
-        clauses.append(f"; {listed(each)} cut off: left out")
+        described = [f"{mark} ({mark.launches:,} of a whole step's {usual:,} launches)" for mark in cut]
+        clauses.append(f"; {listed(described)} cut off: left out")
     return "".join(clauses)
 
 

@@ -20,13 +20,9 @@ from vitscale.study.file import overridden
 from vitscale.trial.trial import HOW_FOUND, Trial, WindowSpec
 
 _MOST_NAMED = 3
-_OF_LAUNCH = ("launcher", "threads_per_rank")
-_CONTENTS = {
-    "script_digest": ("train.script", "the content of {}"),
-    "model_digest": ("model.hf", "the config.json of {}"),
-    "weights_digest": ("model.weights", "the weights of {}"),
-}
-"""Digest of a trial -> the field that names the file, and words for what is in it."""
+_LAUNCH_FIELDS = ("launcher", "threads_per_rank")
+"""Fields of [launch] that are part of a trial."""
+_PUT_BACK = "put that file back as it was"
 
 
 class Change(NamedTuple):
@@ -40,19 +36,22 @@ class Change(NamedTuple):
     """How to go on as it was begun, where a file has to be put back; empty: that follows from the words."""
 
 
-def changes(before: StudyRecord, now: StudyRecord) -> list[Change]:
-    """What makes the trials of `now` others than those of `before`, the likeliest cause first; empty: nobody knows."""
-    in_trials = list(_of_trials(before, now))
-    in_text = list(_of_text(before, now))
-    overridden_fields = _overridden_fields(before, now)
+def changes(stored: StudyRecord, planned: StudyRecord) -> list[Change]:
+    """What makes the trials of a planned study others than the stored ones, likely causes first; empty: unknown."""
+    in_text = list(_text_changes(stored, planned))
+    in_trials = list(_trial_changes(stored, planned))
+    overridden_fields = _overridden_fields(stored, planned)
     causes = [
-        *_of_launch(before, now, {change.field for change in in_text}),
-        *_of_files(before, now),
+        *_launch_changes(stored, planned, without={change.field for change in in_text}),
+        *_digest_changes(stored, planned),
+        *_config_changes(stored, planned),
+        *_class_changes(stored, planned),
         *in_text,
         *(change for change in in_trials if change.field in overridden_fields),
     ]
     # What the studies do not say may come from a site file, or from a file that an earlier version read otherwise.
-    return list({change.field: change for change in causes or in_trials}.values())
+    by_field = {change.field: change for change in causes or in_trials}
+    return list(by_field.values())
 
 
 def in_brackets(causes: Iterable[Change]) -> str:
@@ -61,69 +60,14 @@ def in_brackets(causes: Iterable[Change]) -> str:
     return f" ({listed(words, most=_MOST_NAMED)})" if words else ""
 
 
-def how_to_go_on(causes: Sequence[Change], before: StudyRecord, now: StudyRecord) -> list[str]:
+def how_to_go_on(causes: Sequence[Change], stored: StudyRecord, planned: StudyRecord) -> list[str]:
     """Steps after which a folder goes on as it was begun, as far as they are known: clauses for an advice."""
     steps = list(dict.fromkeys(change.restore for change in causes if change.restore))
-    is_by_override = not _overridden_fields(before, now).isdisjoint(change.field for change in causes)
-    if before.overrides != now.overrides and (is_by_override or not causes):
-        words = " ".join(before.overrides) or "nothing"
+    is_by_override = not _overridden_fields(stored, planned).isdisjoint(change.field for change in causes)
+    if stored.overrides != planned.overrides and (is_by_override or not causes):
+        words = " ".join(stored.overrides) or "nothing"
         steps.append(f"go on as it was begun, with {words} on the command line")
     return steps
-
-
-def _unlike(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """(Field, value before, value now) of each field with another value, or with one on one side only."""
-    for field in {**before, **now}:
-        if before.get(field) != now.get(field):
-            yield field, before.get(field), now.get(field)
-
-
-def _value(value: object) -> str:
-    return "not given" if value is None else shown(value)
-
-
-def _changed(field: str, before: object, now: object) -> Change:
-    return Change(field, f"{field} was {_value(before)} and is {_value(now)}")
-
-
-def _overridden_fields(before: StudyRecord, now: StudyRecord) -> set[str]:
-    """Fields to which the two command lines give other values."""
-    return {field for field, _, _ in _unlike(_overrides(before), _overrides(now))}
-
-
-def _overrides(study: StudyRecord) -> dict[str, Any]:
-    """The values that the command line puts over a study, by field; empty where its words are none."""
-    try:
-        return dotted(overridden(study.overrides))
-    except RequestError:
-        return {}
-
-
-def _of_text(before: StudyRecord, now: StudyRecord) -> Iterator[Change]:
-    """Values of the study file that decide on trials: a number of repeats, say, makes no others of them."""
-    try:
-        texts = [dotted(tomllib.loads(study.text)) for study in (before, now)]
-    except ValueError:
-        return
-    for field, value, new_value in _unlike(*texts):
-        section, _, key = field.partition(".")
-        if section == "measure" and key not in WindowSpec.model_fields:
-            continue
-        if section in ("slurm", "node") or (section == "launch" and key not in _OF_LAUNCH):
-            continue
-        if section != "data" or key not in HOW_FOUND:
-            yield _changed(field, value, new_value)
-
-
-def _of_launch(before: StudyRecord, now: StudyRecord, in_text: set[str]) -> Iterator[Change]:
-    """Launcher and threads where no line of the study shows them: they follow from cores, hosts and options."""
-    launchers = [{trial.launcher for trial in study.trials.values()} for study in (before, now)]
-    if "launch.launcher" not in in_text and launchers[0] != launchers[1]:
-        words = [" and ".join(sorted(names)) for names in launchers]
-        yield Change("launch.launcher", f"launch.launcher was {words[0]} and is {words[1]}")
-    threads = [threads_of(study) for study in (before, now)]
-    if "launch.threads_per_rank" not in in_text and None not in threads and threads[0] != threads[1]:
-        yield Change("launch.threads_per_rank", f"launch.threads_per_rank was {threads[0]} and is {threads[1]}")
 
 
 def threads_of(study: StudyRecord | None) -> int | None:
@@ -134,56 +78,164 @@ def threads_of(study: StudyRecord | None) -> int | None:
     return threads.pop() if len(threads) == 1 else None
 
 
-def _of_files(before: StudyRecord, now: StudyRecord) -> Iterator[Change]:
+class _Difference(NamedTuple):
+    """A field that has another value, or a value on one side only (else None)."""
+
+    field: str
+    before: Any
+    after: Any
+
+    def __str__(self) -> str:
+        return f"{self.field} was {_value(self.before)} and is {_value(self.after)}"
+
+
+def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[_Difference]:
+    fields = dict.fromkeys((*before, *after))
+    return [
+        _Difference(field, before.get(field), after.get(field))
+        for field in fields
+        if before.get(field) != after.get(field)
+    ]
+
+
+def _value(value: object) -> str:
+    return "not given" if value is None else shown(value)
+
+
+def _overridden_fields(stored: StudyRecord, planned: StudyRecord) -> set[str]:
+    """Fields to which the two command lines give other values."""
+    return {difference.field for difference in _differences(_overrides(stored), _overrides(planned))}
+
+
+def _overrides(study: StudyRecord) -> dict[str, Any]:
+    """The values that the command line puts over a study, by field; empty where its words are none."""
+    try:
+        return dotted(overridden(study.overrides))
+    except RequestError:
+        return {}
+
+
+def _text_changes(stored: StudyRecord, planned: StudyRecord) -> Iterator[Change]:
+    """Values of the study file that decide on trials: a number of repeats, say, makes no others of them."""
+    try:
+        before = dotted(tomllib.loads(stored.text))
+        after = dotted(tomllib.loads(planned.text))
+    except ValueError:
+        return
+    for difference in _differences(before, after):
+        if _is_of_a_trial(difference.field):
+            yield Change(difference.field, str(difference))
+
+
+def _is_of_a_trial(field: str) -> bool:
+    """Whether a field of a study file is part of its trials, or decides which there are."""
+    section, _, key = field.partition(".")
+    if section == "measure":
+        return key in WindowSpec.model_fields
+    if section == "launch":
+        return key in _LAUNCH_FIELDS
+    if section == "data":
+        return key not in HOW_FOUND
+    return section not in ("slurm", "node")
+
+
+def _launch_changes(stored: StudyRecord, planned: StudyRecord, *, without: set[str]) -> Iterator[Change]:
+    """Launcher and threads, which no line of the study may show: they follow from cores, hosts and options."""
+    launchers = _launchers(stored)
+    new_launchers = _launchers(planned)
+    if "launch.launcher" not in without and launchers != new_launchers:
+        yield Change("launch.launcher", f"launch.launcher was {launchers} and is {new_launchers}")
+    threads = threads_of(stored)
+    new_threads = threads_of(planned)
+    is_known = threads is not None and new_threads is not None
+    if "launch.threads_per_rank" not in without and is_known and threads != new_threads:
+        yield Change("launch.threads_per_rank", f"launch.threads_per_rank was {threads} and is {new_threads}")
+
+
+def _launchers(study: StudyRecord) -> str:
+    names = {trial.launcher for trial in study.trials.values()}
+    return " and ".join(sorted(names))
+
+
+class _Content(NamedTuple):
+    """A digest of a trial, and the file that it is of."""
+
+    digest: str
+    """Field of the trial."""
+    field: str
+    """Field of the study that names the file."""
+    words: str
+    """What of the file it is of."""
+
+
+_CONTENTS = (
+    _Content("script_digest", "train.script", "the content of"),
+    _Content("model_digest", "model.hf", "the config.json of"),
+    _Content("weights_digest", "model.weights", "the content of"),
+)
+
+
+def _digest_changes(stored: StudyRecord, planned: StudyRecord) -> Iterator[Change]:
     """Files that both studies name alike, and that hold something else."""
-    for digest, (field, words) in _CONTENTS.items():
-        names = [_names(study, field) for study in (before, now)]
-        digests = [{getattr(trial, digest) for trial in study.trials.values()} for study in (before, now)]
-        if names[0] and names[0] == names[1] and digests[0] != digests[1]:
-            file = f"{field} {listed(shown(name) for name in sorted(names[0]))}"
-            yield Change(field, f"{words.format(file)} has changed", f"put {listed(sorted(names[0]))} back as it was")
-    configs = [_configs(study) for study in (before, now)]
-    if configs[0] and configs[1] and configs[0] != configs[1]:
-        keys = [
-            f"{key} was {_value(value)} and is {_value(new_value)}"
-            for key, value, new_value in _unlike(configs[0][0], configs[1][0])
-        ]
-        words = f"the content of train.deepspeed_config has changed: {listed(keys, most=_MOST_NAMED)}"
-        yield Change("train.deepspeed_config", words, "put that file back as it was")
-    classes = [{trial.data.classes for trial in study.trials.values()} for study in (before, now)]
-    if classes[0] != classes[1] and all(isinstance(names, tuple) for names in classes[0] | classes[1]):
-        words = "the names in the file of data.classes have changed"
-        yield Change("data.classes", words, "put that file back as it was")
+    for content in _CONTENTS:
+        names = _names(stored, content.field)
+        digests = {getattr(trial, content.digest) for trial in stored.trials.values()}
+        new_digests = {getattr(trial, content.digest) for trial in planned.trials.values()}
+        if names and names == _names(planned, content.field) and digests != new_digests:
+            quoted = listed(shown(name) for name in names)
+            words = f"{content.words} {content.field} {quoted} has changed"
+            yield Change(content.field, words, f"put {listed(names)} back as it was")
 
 
-def _names(study: StudyRecord, field: str) -> set[str]:
+def _names(study: StudyRecord, field: str) -> list[str]:
     """The last parts of the paths, or the names, that a field has in a study's trials."""
     section, _, key = field.partition(".")
-    values = (getattr(getattr(trial, section), key) for trial in study.trials.values())
-    return {PurePath(value).name for value in values if value is not None}
+    values = {getattr(getattr(trial, section), key) for trial in study.trials.values()}
+    return sorted(PurePath(value).name for value in values - {None})
+
+
+def _config_changes(stored: StudyRecord, planned: StudyRecord) -> Iterator[Change]:
+    """Keys of a DeepSpeed file that were changed."""
+    configs = _configs(stored)
+    new_configs = _configs(planned)
+    if configs and new_configs and configs != new_configs:
+        keys = listed(_differences(configs[0], new_configs[0]), most=_MOST_NAMED)
+        words = f"the content of train.deepspeed_config has changed: {keys}"
+        yield Change("train.deepspeed_config", words, _PUT_BACK)
 
 
 def _configs(study: StudyRecord) -> list[dict[str, Any]]:
     """The different DeepSpeed files of a study, each by dotted key."""
-    configs = (trial.train.deepspeed_config for trial in study.trials.values())
-    unlike: list[dict[str, Any]] = []
-    for config in configs:
-        if config is not None and (flat := dotted(config)) not in unlike:
-            unlike.append(flat)
-    return unlike
+    configs: list[dict[str, Any]] = []
+    for trial in study.trials.values():
+        if trial.train.deepspeed_config is not None:
+            config = dotted(trial.train.deepspeed_config)
+            if config not in configs:
+                configs.append(config)
+    return configs
 
 
-def _of_trials(before: StudyRecord, now: StudyRecord) -> Iterator[Change]:
+def _class_changes(stored: StudyRecord, planned: StudyRecord) -> Iterator[Change]:
+    """Names of classes, which trials have from a file."""
+    classes = {trial.data.classes for trial in stored.trials.values()}
+    new_classes = {trial.data.classes for trial in planned.trials.values()}
+    are_names = all(isinstance(names, tuple) for names in classes | new_classes)
+    if are_names and classes != new_classes:
+        yield Change("data.classes", "the names in the file of data.classes have changed", _PUT_BACK)
+
+
+def _trial_changes(stored: StudyRecord, planned: StudyRecord) -> Iterator[Change]:
     """Fields with other values in the trials of one record than in those of the other."""
-    earlier, later = ([_fields(trial) for trial in study.trials.values()] for study in (before, now))
-    for field in dict.fromkeys(field for trial in (*earlier, *later) for field in trial):
-        values, new_values = _values_of(field, earlier), _values_of(field, later)
+    before = [_fields(trial) for trial in stored.trials.values()]
+    after = [_fields(trial) for trial in planned.trials.values()]
+    fields: dict[str, None] = {}
+    for trial in (*before, *after):
+        fields |= dict.fromkeys(trial)
+    for field in fields:
+        values = _values(field, before)
+        new_values = _values(field, after)
         if values != new_values:
-            yield Change(field, f"{field} was {' and '.join(values)} and is {' and '.join(new_values)}")
-
-
-def _values_of(field: str, trials: Iterable[Mapping[str, Any]]) -> list[str]:
-    return sorted({_value(trial.get(field)) for trial in trials})
+            yield Change(field, f"{field} was {values} and is {new_values}")
 
 
 def _fields(trial: Trial) -> dict[str, Any]:
@@ -191,5 +243,10 @@ def _fields(trial: Trial) -> dict[str, Any]:
     content = trial.model_dump(mode="json")
     for field in HOW_FOUND:
         del content["data"][field]
-    of_window = content.pop("window")
-    return dotted(content | {"measure": of_window})
+    window = content.pop("window")
+    return dotted(content | {"measure": window})
+
+
+def _values(field: str, trials: Iterable[Mapping[str, Any]]) -> str:
+    values = {_value(trial.get(field)) for trial in trials}
+    return " and ".join(sorted(values))

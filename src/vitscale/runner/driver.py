@@ -15,6 +15,7 @@ from types import FrameType
 from rich.console import Console
 
 from vitscale import sources
+from vitscale.base.parquet import end_decoding
 from vitscale.errors import RequestError, StoreError, VitscaleError, shown
 from vitscale.runner.batch_file import patiently
 from vitscale.runner.one_run import Task, refuse_elsewhere, run_task, skip_reason
@@ -173,6 +174,7 @@ def _run_outstanding(
     # We hold the lock, so drivers of interrupted runs are gone: the disk space they reserved is freed.
     finish_removing(results)
     index = RunIndex(results)
+    end_decoding()  # a process that has read the packs is of no use while ranks are measured
     refuse_damaged(results, index)
     for name in index.unpacked:
         free_reserves(results / "runs" / name)

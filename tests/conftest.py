@@ -117,13 +117,22 @@ def _yield_no_more(*_: object) -> None:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 2 MiB; skipped with its reason where none can be mounted."""
-    disk = tmp_path / "disk"
+    yield from _mounted(tmp_path / "disk", "size=2m")
+
+
+@pytest.fixture
+def disk_of_few_files(tmp_path: Path) -> Iterator[Path]:
+    """A disk with room that takes 60 files and folders; skipped with its reason where none can be mounted."""
+    yield from _mounted(tmp_path / "disk", "size=64m,nr_inodes=60")
+
+
+def _mounted(disk: Path, options: str) -> Iterator[Path]:
     disk.mkdir()
     mount, umount = shutil.which("mount"), shutil.which("umount")
     if mount is None or umount is None:
         pytest.skip("a small disk cannot be mounted: there is no mount program")
     answer = subprocess.run(
-        [mount, "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], capture_output=True, text=True, check=False
+        [mount, "-t", "tmpfs", "-o", options, "tmpfs", str(disk)], capture_output=True, text=True, check=False
     )
     if answer.returncode != 0:
         pytest.skip(f"a small disk cannot be mounted: {answer.stderr.strip()}")

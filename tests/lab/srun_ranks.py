@@ -13,8 +13,8 @@ from pathlib import Path
 
 _PROGRAM = """\
 #!/bin/sh
-if [ "$2" = vitscale.worker ]; then
-    exec "{python}" "{file}" "{folder}" "$3"
+if [ "$3" = vitscale.worker ]; then
+    exec "{python}" "{file}" "{folder}" "$4"
 fi
 exec "{python}" "$@"
 """

@@ -53,7 +53,7 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
     (folder / "study.toml").write_text(STUDY)
     # Every interpreter that starts says what it runs.
     (folder / "sitecustomize.py").write_text(
-        f"import sys; print(*sys.orig_argv[1:3], file=open({str(folder / 'interpreters.txt')!r}, 'a'))"
+        f"import sys; print(*sys.orig_argv[1:4], file=open({str(folder / 'interpreters.txt')!r}, 'a'))"
     )
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
@@ -90,8 +90,8 @@ def test_both_ranks_measure_everything(checked: tuple[Path, dict[str, Any], str]
 def test_ranks_of_a_check_are_forks_of_one_process_too(checked: tuple[Path, dict[str, Any], str]) -> None:
     """Two interpreters less that import torch at the same time."""
     started = (checked[0].parent / "interpreters.txt").read_text().splitlines()
-    assert started.count("-m vitscale.worker.prepared") == 1
-    assert "-m vitscale.worker" not in started
+    assert started.count("-P -m vitscale.worker.prepared") == 1
+    assert "-P -m vitscale.worker" not in started
 
 
 @pytest.mark.ranks

@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
+from vitscale.errors import printable
 from vitscale.present import drawing
+from vitscale.present.document import View
 
 SPECS = [{"data": {"values": [{"x": x}]}, "mark": "point", "encoding": {"x": {"field": "x"}}} for x in (1, 2)]
 
@@ -48,3 +50,44 @@ def test_on_one_core_and_where_the_library_is_loaded_nothing_is_started(monkeypa
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setitem(sys.modules, "vl_convert", sys)
     drawing.draw_beside()
+
+
+ODD = ("\x01", "\x1b[31m", "\ufffe", "\uffff", "\udcff", "\x00", "\u202e")
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_a_chart_s_texts_are_escaped_wherever_they_stand(odd: str) -> None:
+    """The library ends its process over most of them."""
+    label = f"before{odd}after"
+    spec = {
+        "title": {"text": label},
+        "datasets": {"rows": [{"series": label, "y": 1.0}]},
+        "data": {"name": "rows"},
+        "mark": {"type": "point"},
+        "encoding": {
+            "y": {"field": "y", "type": "quantitative", "title": label},
+            "color": {"field": "series", "scale": {"domain": [label], "range": ["#000"]}},
+        },
+    }
+    drawn = drawing.still(spec)
+    written = printable(label)
+    assert odd not in drawn
+    assert drawn.count(f">{written}<") >= 2, "the title and the legend"
+    view = View("odd", {}, label, label, spec, {"text": ""}, label)
+    for kind in drawing.FIGURE_FORMATS:
+        assert drawing.picture(view, kind)
+
+
+def test_long_texts_are_shortened_and_stay_apart() -> None:
+    first, second = "a" * 10_000 + "1" + "b" * 10_000, "a" * 10_000 + "2" + "b" * 10_000
+    rows = [{"series": first}, {"series": second}, {"series": first}, {"series": "short"}]
+    told = [row["series"] for row in drawing.drawable({"datasets": {"rows": rows}})["datasets"]["rows"]]
+    assert told[0] == told[2] != told[1]
+    assert told[3] == "short"
+    assert max(map(len, told)) < 500
+    assert all(text.startswith("aaa") and "..." in text for text in told[:3])
+
+
+def test_what_is_no_text_is_drawn_as_it_was() -> None:
+    for spec in SPECS:
+        assert drawing.drawable(spec) == spec

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
-import shutil
 import signal
 import subprocess
 import sys
-from collections import namedtuple
 from pathlib import Path
 from typing import Any
 
@@ -163,8 +162,7 @@ def test_a_full_disk_lies_outside_the_trial(log: Path) -> None:
 
 
 def test_a_disk_too_full_for_the_last_word(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(100, 100, 0))
+    monkeypatch.setattr("vitscale.runner.classify.is_full", lambda _: True)
     found = outcome(log, ending(), rank(0), rank(1), text=EXIT_3)
     assert (found.kind, found.external) == ("failed", True)
     assert found.reason.startswith("disk full")
@@ -771,3 +769,13 @@ def test_torchrun_still_words_its_report_so(tmp_path: Path) -> None:
         code = subprocess.run(command, stdout=file, stderr=file, env=os.environ | {"OMP_NUM_THREADS": "1"}).returncode
     found = outcome_of(Evidence(ending(code), [rank(0), rank(1)], 2, tmp_path))
     assert (found.rank, found.reason) == (1, "rank 1 was ended by SIGKILL without a word")
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
+def test_a_rank_that_could_make_no_file_of_its_run_is_done_again(tmp_path: Path, error: int) -> None:
+    """A quota of a user's files is in no count of free ones: what the rank has printed tells."""
+    said = f"OSError: [Errno {error}] {os.strerror(error)}: '{{}}/rank-1.jsonl'\n"
+    for where, external in ((tmp_path, True), (Path("/dev/shm"), False)):
+        (tmp_path / "log.txt").write_text(said.format(where))
+        verdict = outcome_of(Evidence(ending(), (), 2, tmp_path))
+        assert (verdict.kind, verdict.external, "disk full" in verdict.reason) == ("failed", external, external)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import IO
@@ -10,6 +11,7 @@ import pytest
 
 from driving import start, tree, vitscale
 from processes import wait_until
+from small_disks import fill_with_files
 from vitscale import store
 
 pytestmark = pytest.mark.ranks
@@ -95,3 +97,27 @@ def test_a_full_disk_ends_the_run_with_that_reason_and_harms_nothing(tmp_path: P
     assert {name: tree(results)[name] for name in before if name.startswith("runs/")} == {
         name: content for name, content in before.items() if name.startswith("runs/")
     }
+
+
+def test_a_disk_that_takes_no_more_files_ends_no_run(tmp_path: Path, disk_of_few_files: Path) -> None:
+    """Whatever the run needs next, its ranks' records or its outcome, has a file that was made before."""
+    (tmp_path / "study.toml").write_text(STUDY)
+    (tmp_path / "held.py").write_text(HELD)
+    results = disk_of_few_files / "results"
+    driver = start(sys.executable, "-m", "vitscale", "run", "study.toml", "-o", str(results), cwd=tmp_path)
+    wait_until(lambda: list(results.glob("runs/*/rank-0.jsonl")), "rank 0 has its record")
+    files = fill_with_files(disk_of_few_files)
+    (tmp_path / "go").touch()
+    output, _ = driver.communicate()
+    assert driver.returncode == 0, output
+    (run,) = store.load(results).runs
+    assert (run.outcome.kind, run.ranks[0].ended) == ("completed", True)
+
+    # No further study can begin there: one message, and the same command does it once there is room.
+    other = disk_of_few_files / "other"
+    refused = vitscale("run", "study.toml", "-o", other, cwd=tmp_path)
+    assert refused.returncode != 0
+    assert "Traceback" not in refused.stdout + refused.stderr
+    shutil.rmtree(files)
+    again = vitscale("run", "study.toml", "-o", other, cwd=tmp_path)
+    assert again.returncode == 0, again.stdout + again.stderr

@@ -19,6 +19,7 @@ import pytest
 from report_forms import terminal
 from results_factory import explained_run, make_curve, make_results, make_trial, rich_study, write_results
 from vitscale.analysis import analyse_folder
+from vitscale.base import parquet
 from vitscale.errors import StoreError
 from vitscale.present.terminal import lines
 from vitscale.runner.live import study_view, view_document
@@ -256,7 +257,7 @@ def forged(folder: Path, change: Callable[[pl.DataFrame], pl.DataFrame]) -> Path
     memory = io.BytesIO()
     change(pl.read_parquet(pack)).write_parquet(memory)
     pack.unlink()
-    new = pack.with_name(f"000001-{packs._digest(memory.getvalue())}.parquet")
+    new = pack.with_name(f"000001-{parquet.digest_of(memory.getvalue())}.parquet")
     new.write_bytes(memory.getvalue())
     return new
 
@@ -304,7 +305,7 @@ def test_no_bytes_bring_down_who_reads_what_may_be_decoded(tmp_path_factory: pyt
         content = bytearray(good)
         for _ in range(rng.randint(1, 4)):
             content[rng.randrange(len(content))] = rng.randrange(256)
-        (results / f"packs/{number:06}-{packs._digest(bytes(content))}.parquet").write_bytes(content)
+        (results / f"packs/{number:06}-{parquet.digest_of(bytes(content))}.parquet").write_bytes(content)
     while name := packs.undecodable(results):
         (results / "packs" / name).unlink()
     assert len(packs.pack_files(results)) > 40
@@ -333,7 +334,7 @@ def test_a_pack_that_ends_its_decoder_is_named(tmp_path_factory: pytest.TempPath
     results = tmp_path_factory.mktemp("crafted")
     (results / "packs").mkdir()
     bad = aborting(good)
-    names = [f"{number:06}-{packs._digest(each)}.parquet" for number, each in enumerate((good, bad, good), start=1)]
+    names = [f"{number:06}-{parquet.digest_of(each)}.parquet" for number, each in enumerate((good, bad, good), start=1)]
     for name, content in zip(names, (good, bad, good), strict=True):
         (results / "packs" / name).write_bytes(content)
     assert packs.undecodable(results) == names[1]
@@ -343,6 +344,51 @@ def test_a_pack_that_ends_its_decoder_is_named(tmp_path_factory: pytest.TempPath
         load(results / "b.tar.gz")
     (results / "packs" / names[1]).unlink()
     assert packs.undecodable(results) is None
+
+
+def test_a_pack_that_ends_its_decoder_costs_a_plain_folder_only_its_runs(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Also of packs that come after it, which another decoder reads; and whoever asks is not ended."""
+    pack_finished(folder)
+    whole = by_name(load(folder))
+    assert len(pack_files(folder)) > 1
+    bad = aborting(_small_pack(tmp_path_factory))
+    name = f"000000-{parquet.digest_of(bad)}.parquet"
+    (folder / "packs" / name).write_bytes(bad)
+    loaded = load(folder)
+    assert by_name(loaded) == whole
+    assert [
+        problem for problem in loaded.problems if f"packs/{name} cannot be read: it has ended the process" in problem
+    ]
+    with pytest.raises(StoreError, match=f"packs/{name} cannot be read"):
+        read_pack(folder / "packs" / name)
+
+
+def test_a_pack_that_asks_for_more_than_its_share_of_memory_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack_finished(folder)
+    monkeypatch.setattr(parquet, "_memory_bytes", lambda: 2000)
+    with pytest.raises(StoreError, match="cannot be read: its content is larger than the memory"):
+        read_pack(pack_files(folder)[0])
+
+
+def test_forks_have_decoders_of_their_own(folder: Path) -> None:
+    """Two processes that use one pipe would take each other's answers."""
+    pack_finished(folder)
+    path = pack_files(folder)[0]
+    question = {"path": str(path), "columns": ["folder"], "whole": False}
+    own = parquet._decoder()
+    answer = own.ask(question)
+    child = os.fork()
+    if child == 0:
+        other = parquet._decoder()
+        is_right = other is not own and other.ask(question) == answer
+        other.end()
+        os._exit(0 if is_right else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert own.ask(question) == answer
 
 
 def test_packs_are_decoded_where_memory_is_limited_already(written: Path, tmp_path: Path) -> None:

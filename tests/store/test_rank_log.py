@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from processes import wait_until
 from results_factory import make_run, make_trial
+from small_disks import fill_with_files
+from vitscale import store
 from vitscale.store import RankLog, new_run_folder, read_rank, write_outcome
 from vitscale.store.lines import IfThere, RankLine, RankLines, read_lines
 from vitscale.store.records import (
@@ -330,3 +332,17 @@ def test_a_field_of_the_record_is_all_that_a_kind_of_line_takes(tmp_path: Path) 
     assert "'hum', 'phase', 'end'" in heard.broken[0]
     path.write_text(EndLine().model_dump_json() + "\n")
     assert read_lines(path, Heard, lambda raw, line: None).ended
+
+
+def test_a_rank_s_record_begins_in_the_file_reserved_for_its_last_words(disk_of_few_files: Path) -> None:
+    header = make_run(make_trial(gpus=1), []).header
+    folder = store.new_run_folder(disk_of_few_files, header)
+    fill_with_files(disk_of_few_files)
+    assert store.is_full(folder)
+    log = store.RankLog(folder, 0)
+    with pytest.raises(FileExistsError):
+        store.RankLog(folder, 0)
+    log.write(EndLine())
+    log.close()
+    assert store.read_ranks(folder)[0].ended
+    store.write_outcome(folder, Outcome(kind="completed", reason="", started_unix_seconds=1.0, wall_seconds=2.0))

@@ -147,3 +147,10 @@ def test_a_type_without_a_head_for_the_task_is_refused_before_anything_starts(st
     for kind in ("convnext", "deit", "swinv2", "vit"):
         (folder / "config.json").write_text(json.dumps({"model_type": kind}))
         assert user_model.check(study, ModelSpec(hf=str(folder)))
+
+
+def test_a_module_that_is_installed_comes_before_one_of_the_same_name_beside_the_study(tmp_path: Path) -> None:
+    """As ranks find it: what lies in a folder takes the place of nothing that is installed."""
+    (tmp_path / "colorsys.py").write_text("def build(num_classes, image_size): ...\n")
+    with pytest.raises(RequestError, match=r"colorsys.py has no 'build'.* give yours another name"):
+        user_model.check(tmp_path / "study.toml", ModelSpec(factory="colorsys:build"))

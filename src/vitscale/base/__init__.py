@@ -1,1 +1,1 @@
-"""What all other packages may use: text files and locks, forks, plugins, spans of time."""
+"""What all other packages may use: text files and locks, Pythons and forks, Parquet, plugins, spans of time."""

@@ -240,7 +240,13 @@ def compute_on_one_core() -> None:
 
 
 class ProgramConsole(Console):
-    """A console that drops its output when nobody reads it any more (`vitscale run ... | head`): the study goes on."""
+    """A console that drops its output when nobody reads it any more (`vitscale run ... | head`): the study goes on.
+
+    It prints what it is given: `:b:` in a file's name or an address is no emoji.
+    """
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, emoji=False)
 
     @override
     def on_broken_pipe(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gzip
+import itertools
 import json
 import os
 import subprocess
@@ -19,6 +20,7 @@ from typing import Any
 from vitscale.base.files import whole_file
 from vitscale.base.interpreter import python_code
 from vitscale.base.processors import usable_cores
+from vitscale.errors import printable
 from vitscale.present.document import View
 
 FIGURE_FORMATS = ("png", "svg", "pdf")
@@ -81,11 +83,56 @@ def picture(view: View, kind: str) -> bytes:
     """A view as a file's content, with its title: png, svg, pdf, or a page of its own (html)."""
     import vl_convert
 
-    spec = view.titled | {"config": LIGHT}
+    spec = drawable(view.titled)
+    # Vega reads its own words for each mark as code, in which a backslash of a text would stand for something else.
+    spec["config"] = LIGHT | ({"aria": False} if "\\\\" in json.dumps(spec) else {})
     # A picture is as wide as its chart: a longer line of its title would be cut.
     spec["title"] = {key: textwrap.wrap(text, _LETTERS[key]) for key, text in spec["title"].items()}
     drawn: str | bytes = getattr(vl_convert, f"vegalite_to_{kind}")(spec, vl_version=VEGA_LITE, **_HOW.get(kind, {}))
     return drawn.encode() if isinstance(drawn, str) else drawn
+
+
+_LONGEST_TEXT = 400
+"""Letters of the longest text in a chart: drawing takes time with the square of a label's length."""
+
+
+def drawable(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """A spec whose texts can be drawn, whoever wrote them.
+
+    What is no letter is written as terminals get it (`printable`): a picture is XML, which has no place for most
+    control characters, and the library ends the process over one. Of long texts the two ends stay; texts that differ
+    still do.
+    """
+    texts: dict[str, str] = {}
+    taken: set[str] = set()
+
+    def text_for(text: str) -> str:
+        if text not in texts:
+            short = _shortened(printable(text))
+            numbered = (f"{short} ({number})" for number in itertools.count(2))
+            texts[text] = short if short not in taken else next(name for name in numbered if name not in taken)
+            taken.add(texts[text])
+        return texts[text]
+
+    def value_for(value: Any) -> Any:
+        match value:
+            case str():
+                return text_for(value)
+            case Mapping():
+                return {key: value_for(item) for key, item in value.items()}
+            case list() | tuple():
+                return [value_for(item) for item in value]
+            case _:
+                return value
+
+    return {key: value_for(value) for key, value in spec.items()}
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= _LONGEST_TEXT:
+        return text
+    half = _LONGEST_TEXT // 2
+    return f"{text[:half]}...{text[-half:]}"
 
 
 _DRAWS = "from vitscale.present import drawing; drawing.draw_for_parent()"
@@ -137,7 +184,7 @@ def still(spec: Mapping[str, Any]) -> str:
     """A spec as SVG for a page: without words for each mark, which the figure beside it has as a table."""
     import vl_convert
 
-    drawn: str = vl_convert.vegalite_to_svg({**spec, "config": _STILL}, vl_version=VEGA_LITE)
+    drawn: str = vl_convert.vegalite_to_svg({**drawable(spec), "config": _STILL}, vl_version=VEGA_LITE)
     return drawn
 
 

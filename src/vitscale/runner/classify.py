@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import re
-import shutil
 import signal
 from collections.abc import Callable, Sequence
 
 from vitscale.errors import printable
 from vitscale.runner.evidence import SSH_FAILED, Evidence, Verdict, last_words, log_tail, lost_peer, own_cause
 from vitscale.runner.watch import position, starved, waited_for
-from vitscale.store.records import FULL_DISK_BYTES, ErrorLine
+from vitscale.store import is_full
+from vitscale.store.records import ErrorLine
 from vitscale.store.results import Outcome
 
 _DETAIL_CHARACTERS = 16_000
@@ -258,9 +259,16 @@ def _stack(evidence: Evidence, rank: int) -> str:
     return log_tail(evidence.folder / f"stack-rank-{rank}.txt") or evidence.tail
 
 
+_NO_ROOM = re.compile(rf"\[Errno (?:{errno.ENOSPC}|{errno.EDQUOT})\]")
+"""In Python's message on a file that could not be made or written."""
+
+
 def _disk_full(evidence: Evidence) -> Verdict | None:
-    """A disk too full even for the ranks' last words."""
-    if shutil.disk_usage(evidence.folder).free > FULL_DISK_BYTES:
+    """A disk too full even for the ranks' last words, or for the files that these would be in."""
+    no_room_said = any(
+        _NO_ROOM.search(line) is not None and str(evidence.folder) in line for line in evidence.tail.splitlines()
+    )
+    if not no_room_said and not is_full(evidence.folder):
         return None
     reason = "disk full: the run ended without a word, and there is no room for one; free space and run again"
     return Verdict("failed", reason, detail=evidence.tail, external=True)

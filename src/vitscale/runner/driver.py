@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import threading
@@ -16,6 +15,7 @@ from types import FrameType
 from rich.console import Console
 
 from vitscale import sources
+from vitscale.base.parquet import end_decoding
 from vitscale.errors import RequestError, StoreError, VitscaleError, shown
 from vitscale.runner.batch_file import patiently
 from vitscale.runner.one_run import Task, refuse_elsewhere, run_task, skip_reason
@@ -24,7 +24,7 @@ from vitscale.runner.progress import StudyProgress, decoding_progress
 from vitscale.runner.todo import AddedRuns, GpuHours, Lineup, existing_outcomes, outstanding, refuse_damaged, skip_unfit
 from vitscale.schedulers import Cause, Placement, Submitter
 from vitscale.schedulers.prepared import PreparedProcesses
-from vitscale.store import RunIndex, free_reserves, locked, pack_finished, read_study, write_study
+from vitscale.store import DISK_FULL_ERRORS, RunIndex, free_reserves, locked, pack_finished, read_study, write_study
 from vitscale.store.packs import PACK_RUNS, finish_removing
 from vitscale.store.results import Outcome
 from vitscale.trial.trial import Trial
@@ -94,10 +94,11 @@ def run(plan: Plan, results: Path, options: Options, console: Console) -> Report
                         refuse_live_jobs(results)
                     return _run_outstanding(plan, placement, results, options, console, lock)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in DISK_FULL_ERRORS:
             raise DiskFullError(
                 f"the disk of {shown(str(results))} is full",
-                next_step="What is written is whole; free space and run the same command again",
+                next_step="What is written is whole; free space, or delete files where it takes no more of them, and "
+                "run the same command again",
             ) from error
         what = f"results folder {shown(str(results))} cannot be written: {error.strerror or error}"
         raise StoreError(what, next_step="Give a folder you may write to with -o") from error
@@ -173,6 +174,7 @@ def _run_outstanding(
     # We hold the lock, so drivers of interrupted runs are gone: the disk space they reserved is freed.
     finish_removing(results)
     index = RunIndex(results)
+    end_decoding()  # a process that has read the packs is of no use while ranks are measured
     refuse_damaged(results, index)
     for name in index.unpacked:
         free_reserves(results / "runs" / name)

@@ -86,7 +86,7 @@ def _do(
     # What jobs do again must not decide on their other runs: all begin beside the old outcomes.
     jobs = batch_file.open_jobs(context.results)
     again = {(task.trial_id, task.repeat): task.attempt for each in jobs for task in each.tasks}
-    with StudyProgress(Console(width=120)) as progress:
+    with StudyProgress(Console(width=120, emoji=False)) as progress:
         progress.expect(len(tasks), 0)
         for task in tasks:
             if batch_file.read_job(context.results, job.name).closed:

@@ -66,7 +66,7 @@ def _transfer(url: str, file: IO[bytes], most_bytes: int) -> str:
         length = response.headers.get("Content-Length")
         expected = int(length) if length is not None else None
         # Where standard error is no terminal, rich prints one line at the end.
-        with Progress(*columns, console=Console(stderr=True)) as bar:
+        with Progress(*columns, console=Console(stderr=True, emoji=False)) as bar:
             task = bar.add_task(f"downloading {url.rsplit('/', 1)[-1]}", total=expected)
             while chunk := response.read(_CHUNK_BYTES):
                 received += len(chunk)

@@ -26,8 +26,10 @@ from vitscale.store.reading import (
     without_lines,
 )
 from vitscale.store.writing import (
+    DISK_FULL_ERRORS,
     RankLog,
     free_reserves,
+    is_full,
     locked,
     new_run_folder,
     refuse_links,
@@ -38,10 +40,12 @@ from vitscale.store.writing import (
 )
 
 __all__ = [
+    "DISK_FULL_ERRORS",
     "RankLog",
     "RunIndex",
     "folder_of",
     "free_reserves",
+    "is_full",
     "is_stream",
     "load",
     "locked",

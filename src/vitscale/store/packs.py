@@ -11,17 +11,11 @@ first, so that a folder which has one has all that it tells. A pack is never wri
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import io
 import itertools
 import json
 import math
-import os
 import re
-import resource
-import subprocess
-import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
@@ -31,7 +25,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from vitscale.base.files import open_regular, sync_folder
-from vitscale.base.interpreter import python_code
+from vitscale.base.parquet import DecoderEndedError, ParquetError, decoded, digest_of
 from vitscale.errors import StoreError
 from vitscale.store.lines import COLUMNS, STEP_PREFIX, WINDOWS, RankLine, Steps, first_reason, refuse_wild_numbers
 from vitscale.store.records import RankRecord
@@ -46,8 +40,6 @@ PACK_RUNS = 100
 """Runs per pack. Fewer stay as they are: a small study remains readable by eye."""
 RUN_FOLDER = re.compile(r"(?P<trial>[0-9a-f]{12})-r(?P<repeat>\d{1,6})-a(?P<attempt>\d{1,6})")
 _NAME = re.compile(r"(\d{6})-([0-9a-f]{16})\.parquet")
-_MOST_MEMORY = 64 << 30
-"""Bytes of addresses while a stranger's packs are decoded."""
 _BETWEEN = ",\n"
 """Separator of a rank's lines: no line of JSON holds a line break."""
 _MAY_BE_WILD = r"NaN|Infinity|[0-9]{19}|[:,\[] ?-?[0-9.]+[eE][+]?[0-9]{3}"
@@ -109,36 +101,15 @@ def read_each(paths: Sequence[Path], only: Collection[str] | None = None) -> Ite
 
 
 def undecodable(results: Path) -> str | None:
-    """The first pack of a stranger's folder that must not be decoded here; None: each may be, or is one message.
-
-    Parquet that is made for it ends the process that decodes it: polars 2.1 aborts where a page says that it has fewer
-    than no values, and asks for as much memory as another says. So a process of its own decodes them first.
-    """
-    packs = pack_files(results)
-    if not packs:
-        return None
-    code = "from vitscale.store import packs; packs.decode_all()"
-    child = subprocess.run(
-        python_code(code, str(results)),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        check=False,
-    )
-    return packs[min(len(child.stdout), len(packs) - 1)].name if child.returncode else None
-
-
-def decode_all() -> None:
-    """What `undecodable` runs: writes a byte for each pack of the folder that is the argument, once it is decoded."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    most = _MOST_MEMORY if hard == resource.RLIM_INFINITY else min(hard, _MOST_MEMORY)  # it cannot be raised
-    with contextlib.suppress(ValueError, OSError):  # macOS has the limit by name only, and refuses to set it
-        resource.setrlimit(resource.RLIMIT_AS, (most, hard))
-    for path in pack_files(Path(sys.argv[1])):
-        with contextlib.suppress(StoreError):
-            _frame(path)
-        os.write(1, b".")
+    """Name of the first pack of a folder that ends the process that decodes it; None: there is none."""
+    for path in pack_files(results):
+        try:
+            decoded(path, [*_schema()], whole=True)
+        except DecoderEndedError:
+            return path.name
+        except ParquetError:
+            continue  # one message, to whoever reads it
+    return None
 
 
 def _decoded(path: Path, only: Collection[str] | None) -> tuple[pl.DataFrame, bool]:
@@ -243,7 +214,7 @@ def pack_runs(results: Path, runs: Mapping[str, Run]) -> Path:
     pl.DataFrame(list(_rows(results, runs)), schema=_schema(), orient="row").write_parquet(memory, compression="zstd")
     data = memory.getvalue()
     number = max((int(path.name[:6]) for path in pack_files(results)), default=0) + 1
-    path = folder / f"{number:06}-{_digest(data)}.parquet"
+    path = folder / f"{number:06}-{digest_of(data)}.parquet"
     marker = path.with_suffix(".removing")
     draft = folder / f".{path.name}"
     write_record(draft, data)
@@ -281,7 +252,7 @@ def rewritten(path: Path, change: Callable[[str], str]) -> tuple[str, bytes]:
         memory = io.BytesIO()
         columns = [pl.Series(name, own, dtype=pl.String) for name, own in texts.items()]
         frame.with_columns(columns).write_parquet(memory, compression="zstd")
-        return f"{path.name[:6]}-{_digest(memory.getvalue())}.parquet", memory.getvalue()
+        return f"{path.name[:6]}-{digest_of(memory.getvalue())}.parquet", memory.getvalue()
 
 
 def finish_removing(results: Path) -> None:
@@ -337,18 +308,11 @@ def _schema() -> Mapping[str, Any]:
 
 def _frame(path: Path, columns: Sequence[str] | None = None) -> pl.DataFrame:
     """Reads a whole pack and checks its digest, or only some columns of it."""
-    import polars as pl
-
     names = [*(columns or _schema())]
     with _named(path):
-        with open_regular(path, follow_links=False) as file:
-            source: Any = file
-            if columns is None:
-                data = file.read()
-                if _digest(data) not in path.name:
-                    raise ValueError("it is damaged: its content has another digest than its name")
-                source = io.BytesIO(data)
-            frame = pl.read_parquet(source, columns=names)
+        frame, digest = decoded(path, names, whole=columns is None)
+        if digest not in path.name:
+            raise ValueError("it is damaged: its content has another digest than its name")
         if dict(frame.schema) != {name: _schema()[name] for name in names}:
             raise ValueError("its columns are not those of a pack")
         # Names become paths, below which files are removed.
@@ -357,10 +321,6 @@ def _frame(path: Path, columns: Sequence[str] | None = None) -> pl.DataFrame:
         ):
             raise ValueError("a row is of no run")
         return frame
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
 class _named:

@@ -14,12 +14,14 @@ from vitscale.base.files import allocate, file_lock, open_regular, sync_folder, 
 from vitscale.errors import StoreError, shown
 from vitscale.store.lines import RankLine
 from vitscale.store.private_values import is_private, launch_variables
-from vitscale.store.records import ErrorLine
+from vitscale.store.records import FULL_DISK_BYTES, ErrorLine
 from vitscale.store.results import Outcome, RunHeader, StudyRecord
 
 _OUTCOME_BYTES = 256 * 1024
 _LAST_WORD_BYTES = 64 * 1024
 _FLUSH_SECONDS = 0.2
+DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a disk, or of a user's quota, that has no room for more bytes or for more files."""
 
 
 def write_whole(path: Path, content: str | bytes, *, make_folder: bool = False) -> None:
@@ -136,6 +138,39 @@ def free_reserves(folder: Path) -> None:
         reserve.unlink(missing_ok=True)
 
 
+def is_full(folder: Path) -> bool:
+    """Whether the disk of a folder takes no more records: it has no room, or no place for another file (inodes).
+
+    Raises:
+        OSError: the folder is not there.
+    """
+    disk = os.statvfs(folder)
+    counts_files = disk.f_files > 0  # some file systems have no limit, and say 0
+    return disk.f_bavail * disk.f_frsize <= FULL_DISK_BYTES or (counts_files and disk.f_favail == 0)
+
+
+def _new_record(path: Path, reserve: Path) -> int:
+    """Makes the file of a rank's lines, and opens it to append to it. On a disk that takes no more files it is the file
+    that was reserved for the rank's last words, whose room its lines then have.
+
+    Raises:
+        OSError: it is there already: a second process that takes itself for this rank is a broken launch, and must not
+            mix in its lines. Or it cannot be made, and nothing was reserved.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o644)
+    except OSError as error:
+        if error.errno not in DISK_FULL_ERRORS:
+            raise
+        if not reserve.is_file() or os.path.lexists(path):
+            raise
+        reserve.rename(path)  # of two processes one finds it
+    file = os.open(path, flags)
+    os.ftruncate(file, 0)
+    return file
+
+
 class RankLog:
     """Appends lines to rank-K.jsonl. `write` only puts the line on a queue.
 
@@ -151,8 +186,7 @@ class RankLog:
         self._queue: queue.SimpleQueue[RankLine | None] = queue.SimpleQueue()
         self._ending = threading.Event()
         self._reserve = run_folder / f".rank-{rank}.reserve"
-        # O_EXCL: a second process that takes itself for rank K is a broken launch, and must not mix in its lines.
-        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+        self._file = _new_record(self.path, self._reserve)
         self._at_once = threading.Lock() if at_once else None
         self._thread = threading.Thread(target=self._drain, name="rank-log", daemon=True)
         self._thread.start()

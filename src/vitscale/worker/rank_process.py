@@ -23,8 +23,8 @@ from vitscale.processes import launch_file
 from vitscale.processes.heartbeat import PROGRESS, Heartbeat
 from vitscale.processes.launch_file import COMPLETE_VARIABLE, FAMILIES, TORCH, LaunchFile
 from vitscale.processes.parent_death import end_with_parent
-from vitscale.store import RankLog
-from vitscale.store.records import FULL_DISK_BYTES, EndLine, ErrorLine
+from vitscale.store import DISK_FULL_ERRORS, RankLog, is_full
+from vitscale.store.records import EndLine, ErrorLine
 from vitscale.trial.trial import Device, World
 
 
@@ -242,7 +242,7 @@ def _chain(error: BaseException) -> list[BaseException]:
 def _is_disk_full(error: BaseException, log: RankLog) -> bool:
     """Whether the disk of the run's own records is full. Another one (a script's checkpoints, /dev/shm) is that
     script's to care for: other runs may be well without it."""
-    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    if not isinstance(error, OSError) or error.errno not in DISK_FULL_ERRORS:
         return False
     if error is log.failure:
         return True
@@ -251,10 +251,9 @@ def _is_disk_full(error: BaseException, log: RankLog) -> bool:
         written = Path(error.filename).absolute() if isinstance(error.filename, str) else None
         if written is not None and _folder_above(written).stat().st_dev == log.path.parent.stat().st_dev:
             return True
-        disk = os.statvfs(log.path.parent)
+        return is_full(log.path.parent)
     except OSError:
         return False
-    return disk.f_bavail * disk.f_frsize <= FULL_DISK_BYTES
 
 
 def _folder_above(path: Path) -> Path:

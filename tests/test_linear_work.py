@@ -10,15 +10,17 @@ from typing import Any, cast
 import pytest
 
 from results_factory import make_trial
+from study_factory import EIGHT_CORES, write_study
 from vitscale.cli import importing
 from vitscale.importers import curves
 from vitscale.importers.contents import LogRun, Options, Setting
 from vitscale.importers.records import trial_of
+from vitscale.runner import planning, preview
 from vitscale.runner.expectation import Expectations, Expected
 from vitscale.runner.plan_estimate import MemoryFit, PlanEstimate
 from vitscale.study import file as study_file
 from vitscale.study.file import StudyFile
-from vitscale.trial.trial import Trial
+from vitscale.trial.trial import Trial, World
 
 FEW = 40
 
@@ -185,3 +187,25 @@ def test_the_table_of_an_import() -> None:
         return looks.count
 
     assert grows_linearly(looked_at)
+
+
+def test_the_commands_of_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launcher and world alone decide them: trials that share both are planned once, with one look for a free port."""
+    made: list[tuple[str, World]] = []
+
+    def counting(module: Any) -> None:
+        whole = module.launch_plan
+
+        def planned(scheduler: Any, section: Any, launcher: str, world: World, *rest: Any) -> Any:
+            made.append((launcher, world))
+            return whole(scheduler, section, launcher, world, *rest)
+
+        monkeypatch.setattr(module, "launch_plan", planned)
+
+    counting(planning)
+    counting(preview)
+    path = write_study(tmp_path, {"sweep": {"train.learning_rate": [n * 1e-6 for n in range(1, 11)]}})
+    plan = planning.plan(path, EIGHT_CORES)
+    assert len(plan.record.trials) == 20
+    preview.plan_document(plan)
+    assert len(made) == 4, "two worlds, when they are checked and when they are shown"

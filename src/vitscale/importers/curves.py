@@ -230,7 +230,8 @@ class _Naming:
         differing = {label for label in line.group if len(self.values[label]) > 1}
         if not differing:
             differing = {label for label in _USUAL_LABELS if line.group.get(label) is not None}
-        labels = {label: value for label, value in line.group.items() if label in differing and value is not None}
+        labels = {label: line.group[label] for label in line.group if label in differing}
+        labels = {label: value for label, value in labels.items() if value is not None}
         if self.lines_alike[_SameLabels.of(line)] > 1:
             share = "scaling.fraction_per_gpu" if line.mode == "weak" else "data.fraction"
             labels[share] = line.share

@@ -121,6 +121,18 @@ def _cells_at(table: Table, at: int) -> Iterator[str]:
             start += cell.spans
 
 
+def _columns(table: Table) -> list[list[str]]:
+    """Texts of each column, without those that span several; each cell is looked at once."""
+    texts: list[list[str]] = [[] for _ in table.columns]
+    for _, row in table.rows:
+        start = 0
+        for cell in row:
+            if cell.spans == 1:
+                texts[start].append(_text(cell))
+            start += cell.spans
+    return texts
+
+
 def _heading(column: Column, narrowest: int) -> list[str]:
     """The heading in lines no wider than its figures, where its words allow this; the unit on a line of its own."""
     words = plain(column.narrow or column.name)
@@ -136,8 +148,7 @@ def _widths(table: Table, width: int | None, gap: int) -> list[int]:
     if labels:
         natural = max(map(cell_len, [*labels, plain(table.label)]))
         bounds.append((min(natural, max(_LEAST_WORDS, _longest_word(labels))), min(natural, _MOST_LABEL)))
-    for at, column in enumerate(table.columns):
-        texts = list(_cells_at(table, at))
+    for column, texts in zip(table.columns, _columns(table), strict=True):
         widest = max(map(cell_len, texts), default=0)
         heading = max(map(cell_len, _heading(column, widest)), default=0)
         natural = max(widest, heading)
@@ -172,7 +183,8 @@ def _laid(table: Table, width: int) -> LaidTable:
     texts = [[*textwrap.wrap(plain(table.label), widths[0])]] if labelled else []
     offset = len(texts)
     texts += [
-        _heading(column, max(map(cell_len, _cells_at(table, at)), default=0)) for at, column in enumerate(table.columns)
+        _heading(column, max(map(cell_len, cells), default=0))
+        for column, cells in zip(table.columns, _columns(table), strict=True)
     ]
     head = _physical([list(lines) for lines in texts], widths, sides, gap, bottom=True)
     rule = "\N{BOX DRAWINGS LIGHT HORIZONTAL}" * (sum(widths) + gap * (len(widths) - 1))

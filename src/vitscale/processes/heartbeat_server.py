@@ -111,7 +111,7 @@ class HeartbeatServer:
                 last_beat = now
             self._let_in_or_wait(now)
 
-    def _let_in_or_wait(self, now: float) -> None:
+    def _let_in_or_wait(self, now_seconds: float) -> None:
         """Lets go of who has not said hello in time, and listens to new callers only where there is room for them.
 
         Whoever can reach the port may connect and say nothing. So the silent have few places, and others wait for these
@@ -120,7 +120,7 @@ class HeartbeatServer:
         is_full = len(self._unknown_since) >= self._most_silent
         patience_seconds = _CROWDED_HELLO_SECONDS if is_full else _HELLO_SECONDS
         for connection, since in [*self._unknown_since.items()]:
-            if now - since <= patience_seconds:
+            if now_seconds - since <= patience_seconds:
                 break  # those behind it came later
             self._hear(connection)  # its hello may have come just now
             if connection in self._unknown_since:

@@ -12,7 +12,7 @@ from pathlib import Path
 from vitscale import sources
 from vitscale.base import program
 from vitscale.errors import RequestError, StoreError, VitscaleError, shown
-from vitscale.launchers import LOCAL, find_launcher
+from vitscale.launchers import LOCAL, Spawn, find_launcher
 from vitscale.machine.hardware import Machine
 from vitscale.runner.changed_study import changes, how_to_go_on, in_brackets, threads_of
 from vitscale.runner.one_run import RANK_MODULE, RunContext, Task, launch_plan
@@ -23,7 +23,7 @@ from vitscale.study.expand import Expansion, expand
 from vitscale.study.file import FEWEST_FOR_TARGET, Overlay, StudyFile
 from vitscale.study.sections import AUTO, LaunchSection, MeasureSection
 from vitscale.trial.engines import installed_versions
-from vitscale.trial.trial import DataSpec, Trial, samples_used
+from vitscale.trial.trial import DataSpec, Trial, World, samples_used
 
 _ANY_FOLDER = Path("/RESULTS/runs/TRIAL")
 """Stands for a run's folder where only the form of a command matters."""
@@ -152,8 +152,12 @@ def plan(
         expansion = before if begun.trials.keys() & before.trials.keys() else expansion
     hosts = _hosts_of_runs(scheduler, file.study.measure)
     launch = file.study.launch
+    spawns: dict[tuple[str, World], Spawn] = {}
     for trial in expansion.trials.values():
-        spawn = launch_plan(scheduler, launch, trial.launcher, trial.world, _ANY_FOLDER, RANK_MODULE)
+        alike = trial.launcher, trial.world
+        if alike not in spawns:
+            spawns[alike] = launch_plan(scheduler, launch, trial.launcher, trial.world, _ANY_FOLDER, RANK_MODULE)
+        spawn = spawns[alike]
         if trial.train.micro_batches is not None and spawn.hosts != scheduler.hosts(trial.world):
             own = spawn.hosts[0].name
             raise RequestError(

@@ -50,7 +50,9 @@ def plan_document(plan: Plan, estimate: PlanEstimate = NOTHING_KNOWN) -> doc.Doc
         *([_NO_BUCKETS] if any(t.train.gather_bucket_mib and t.train.zero_stage < 3 for t in trials.values()) else []),
     )
     heading = f"{plan.record.name}: {counted(len(trials), 'trial')}, {_runs(plan, estimate)}"
-    commands = sorted({shlex.join(each) for trial in trials.values() for each in commands_of(plan, trial)})
+    # Launcher and world alone decide the commands, and many trials share them.
+    started_alike = {(trial.launcher, trial.world): trial for trial in trials.values()}
+    commands = sorted({shlex.join(each) for trial in started_alike.values() for each in commands_of(plan, trial)})
     return doc.Document(
         "",
         (

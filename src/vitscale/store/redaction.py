@@ -26,7 +26,7 @@ from vitscale.store.lines import WINDOWS, kinds_of
 from vitscale.store.private_values import is_private, launch_variables, study_tables
 from vitscale.store.records import RankRecord, StepLine
 from vitscale.store.results import Outcome, RunHeader, StudyRecord
-from vitscale.store.secret_forms import FORMS, is_secret_of, secrets_in, secrets_of, taken
+from vitscale.store.secret_forms import FORMS, is_secret_of, secret_span, secrets_in, secrets_of
 from vitscale.trial.model_spec import NAMED_MODELS
 
 _PART = r"(?:\\ |\\(?! )|[^\s/:\"',;()\[\]\\])"
@@ -201,7 +201,7 @@ class Redactor:
         return self._stand_in(self._names[name], name) + rest
 
     def _taken(self, kind: str, match: re.Match[str], is_one: Callable[[str], bool] = bool) -> str:
-        begin, end = taken(match)
+        begin, end = secret_span(match)
         text = match.string[begin:end]
         if not is_one(text):
             return match[0]

@@ -96,7 +96,7 @@ def secrets_in(text: str) -> Iterator[str]:
 
 def _found_by(form: Form, text: str) -> Iterator[str]:
     for match in form.pattern.finditer(text):
-        begin, end = taken(match)
+        begin, end = secret_span(match)
         secret = text[begin:end]
         if form.is_one(secret):
             yield secret
@@ -119,9 +119,16 @@ def key_lines(block: str) -> Iterator[str]:
             yield line.strip()
 
 
-def taken(match: re.Match[str]) -> tuple[int, int]:
-    """Begin and end of the part of a match that is to be taken out, in the text that was searched."""
-    return match.span("taken") if "taken" in match.re.groupindex else match.span()
+class Span(NamedTuple):
+    """A part of a text."""
+
+    begin: int
+    end: int
+
+
+def secret_span(match: re.Match[str]) -> Span:
+    """The part of a match that is to be taken out, in the text that was searched: its group `taken` if it has one."""
+    return Span(*(match.span("taken") if "taken" in match.re.groupindex else match.span()))
 
 
 def is_secret_of(option: object, value: object) -> bool:

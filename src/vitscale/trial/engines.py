@@ -138,8 +138,11 @@ def _idle_options(train: TrainSpec) -> Iterator[Refusal]:
         what = f"train.accelerate_backend has no meaning under train.engine = {shown(train.engine)}"
         yield Refusal(what, "Remove it, or set engine = 'accelerate'")
     for option, declared in TrainSpec.model_fields.items():
-        value, wrappers = getattr(train, option), takers(option)
-        if wrappers and value != declared.default and not takes(train.wrapper, option):
+        value = getattr(train, option)
+        if value == declared.default:
+            continue
+        wrappers = takers(option)
+        if wrappers and not takes(train.wrapper, option):
             said = "" if option == "deepspeed_config" else f" = {shown(value)}"
             what = f"train.{option}{said} has no meaning under {_engine(train)}"
             yield Refusal(what, f"Remove it, or set engine = {' or '.join(shown(name) for name in wrappers)}")

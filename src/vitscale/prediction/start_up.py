@@ -136,6 +136,8 @@ def _estimate(points: Sequence[Sequence[float]], spread: float, freedom: float, 
     return predicted(middle, middle / mean, middle * mean, middle / future, middle * future)
 
 
+FORKED_RANKS = "ranks that are forks of a process which has imported everything"
+"""What the local launcher starts; their start-up lacks the imports."""
 OF_FORKS = (
     "Start-up is in the time, as forks of a process that has imported everything take it (launcher local); others "
     "import anew, which takes seconds more."

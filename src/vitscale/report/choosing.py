@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from vitscale.analysis import Analysis, TrialResult
 from vitscale.analysis.winners import Winner, winner
+from vitscale.prediction.start_up import FORKED_RANKS
 from vitscale.present import units
 from vitscale.present.estimate import Estimate
 from vitscale.report.statements import Choice, Expectation, TrainingLength
-from vitscale.report.tables import OF_FORKS, hours_unit, starts_as_forks, trial_label
+from vitscale.report.tables import hours_unit, starts_as_forks, trial_label
 
 
 def candidates(analysis: Analysis) -> list[TrialResult]:
@@ -173,7 +174,7 @@ def training_length(analysis: Analysis, chosen: Chosen) -> TrainingLength:
     ahead = min(others, key=lambda trial: (trial.startup_seconds or 0.0) + (epochs - 1) * epoch_seconds(trial))
     startup = units.seconds(best.startup_seconds)
     if starts_as_forks(best):
-        startup = f"{startup} {OF_FORKS}"
+        startup = f"{startup} of {FORKED_RANKS}"
     return TrainingLength(epochs, trial_label(analysis, ahead), startup)
 
 

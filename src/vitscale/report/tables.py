@@ -10,6 +10,7 @@ from vitscale.analysis.runs.steps import DEVIATIONS, SLOWER_TIMES
 from vitscale.analysis.scaling import engine_title
 from vitscale.analysis.summaries import NOT_RUN_YET
 from vitscale.analysis.trials import TrialResult
+from vitscale.prediction.start_up import FORKED_RANKS, started_as_forks
 from vitscale.present import units
 from vitscale.present.document import Cell, Column, Group, Row, Table, table
 from vitscale.present.estimate import Estimate
@@ -165,19 +166,14 @@ _FORK_IMPORTS_SECONDS = 0.5
 
 
 def starts_as_forks(trial: TrialResult) -> bool:
-    """Whether its ranks are forks of a process that has imported everything, as the local launcher starts them."""
+    """Whether its start-up was measured of forks: the local launcher of older versions started new processes."""
     imports = trial.startup.get("imports")
-    is_local = trial.trial.launcher == "local" and trial.trial.train.script is None
-    return is_local and imports is not None and imports < _FORK_IMPORTS_SECONDS
-
-
-OF_FORKS = "of ranks that are forks of a process which has imported everything"
-"""What kind of ranks a start-up is of, where the local launcher starts them."""
+    return started_as_forks(trial.trial) and imports is not None and imports < _FORK_IMPORTS_SECONDS
 
 
 def start_up_notes(trials: Sequence[TrialResult]) -> list[str]:
     """A note on start-ups that are those of forks; none where there are none."""
-    return [f"Start-up is that {OF_FORKS}."] if any(map(starts_as_forks, trials)) else []
+    return [f"Start-up is that of {FORKED_RANKS}."] if any(map(starts_as_forks, trials)) else []
 
 
 def hours_unit(trials: Iterable[Trial]) -> str:

@@ -9,12 +9,13 @@ from typing import Any
 from vitscale.analysis import Analysis, CurveResult, TrialResult, by_mode
 from vitscale.analysis.runs.figures import PHASES
 from vitscale.analysis.runs.resources import RankResources, ResourceFigures
+from vitscale.prediction.start_up import FORKED_RANKS
 from vitscale.present import units
 from vitscale.present.document import Choice, Figure, View
 from vitscale.present.estimate import Estimate
 from vitscale.report.charts import axes
 from vitscale.report.resolutions import by_resolution
-from vitscale.report.tables import OF_FORKS, start_up_notes, trial_label
+from vitscale.report.tables import start_up_notes, trial_label
 from vitscale.trial.trial import Device, Mode
 
 MOST_RANKS_DRAWN = 16
@@ -283,7 +284,7 @@ def startup_chart(analysis: Analysis) -> Figure | None:
     wholes = {row["bar"]: row["whole"] for row in rows}
     longest = max(wholes, key=lambda trial: wholes[trial])
     more = f"; {left_out} trials with a shorter start-up not drawn" if left_out else ""
-    more += f"; {OF_FORKS}" if start_up_notes([*analysis.trials.values()]) else ""
+    more += f"; of {FORKED_RANKS}" if start_up_notes([*analysis.trials.values()]) else ""
     summary = f"The longest start-up: {longest}, {units.seconds(wholes[longest])}."
     view = View(
         "start-up",

@@ -12,6 +12,7 @@ import pytest
 from results_factory import make_trial
 from study_factory import EIGHT_CORES, write_study
 from vitscale.cli import importing
+from vitscale.errors import RequestError
 from vitscale.importers import curves
 from vitscale.importers.contents import LogRun, Options, Setting
 from vitscale.importers.records import trial_of
@@ -20,6 +21,7 @@ from vitscale.runner.expectation import Expectations, Expected
 from vitscale.runner.plan_estimate import MemoryFit, PlanEstimate
 from vitscale.study import file as study_file
 from vitscale.study.file import StudyFile
+from vitscale.study.sections import choices
 from vitscale.trial.trial import Trial, World
 
 FEW = 40
@@ -209,3 +211,39 @@ def test_the_commands_of_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert len(plan.record.trials) == 20
     preview.plan_document(plan)
     assert len(made) == 4, "two worlds, when they are checked and when they are shown"
+
+
+def test_the_values_of_a_sweep() -> None:
+    """Whether one is named twice is found without comparing each with each."""
+
+    def compared(values: int) -> int:
+        comparisons = Counter()
+
+        class Value(float):
+            __slots__ = ()
+
+            def __eq__(self, other: object) -> bool:
+                comparisons.count += 1
+                return float(self) == other
+
+            def __hash__(self) -> int:
+                return hash(float(self))
+
+        made = choices({"train.learning_rate": [Value(n) for n in range(values)]})
+        assert len(made[0]) == values
+        return comparisons.count + values
+
+    assert grows_linearly(compared)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [1, 2, 1.0],
+        [[1, 2], [1, 2]],
+        [{"engine": "ddp", "rank_speeds": [1, 2]}, {"rank_speeds": [1, 2], "engine": "ddp"}],
+    ],
+)
+def test_a_value_that_is_named_twice_is_found_though_it_is_written_otherwise(values: list[Any]) -> None:
+    with pytest.raises(RequestError, match="holds a value twice"):
+        choices({"train" if isinstance(values[0], dict) else "train.learning_rate": values})

@@ -3,8 +3,8 @@ section over tables of fields that go together."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, Field, TypeAdapter, WrapValidator, model_validator
 from pydantic_core import PydanticCustomError
@@ -289,11 +289,20 @@ def _choices_of(key: str, values: Sequence[Any]) -> list[Choice]:
         raise RequestError(what, valid=valid, hint=hint)
     if not values:
         raise RequestError(f"{named} is an empty list", next_step="Give at least one value")
-    if any(value in values[:number] for number, value in enumerate(values)):
+    if len(set(map(_hashable, values))) < len(values):
         raise RequestError(f"{named} holds a value twice: {shown(values)}", next_step="Name each value once")
     if key in SWEEPABLE:
         return [{key: value} for value in values]
     return [_of_table(key, value) for value in values]
+
+
+def _hashable(value: Any) -> Hashable:
+    """A TOML value as one that sets hold: equal where the value is."""
+    if isinstance(value, dict):
+        return frozenset((key, _hashable(item)) for key, item in value.items())
+    if isinstance(value, list):
+        return tuple(map(_hashable, value))
+    return cast("Hashable", value)
 
 
 def _of_table(section: str, table: Any) -> Choice:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _SERVES = "from vitscale.base import parquet; parquet.serve()"
 _MEMORY_SHARE = 0.5
-"""Of this machine's memory, which the child's addresses may reach; what it answers may have half of that."""
+"""Share of this machine's memory that the child's addresses may reach; what it answers may have half of that."""
 _LEAST_BYTES = 2 << 30
 """What the child needs on any machine: libraries and threads reserve more addresses than they use."""
 _SECONDS = 300.0

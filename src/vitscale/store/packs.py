@@ -218,7 +218,7 @@ def pack_runs(results: Path, runs: Mapping[str, Run]) -> Path:
     marker = path.with_suffix(".removing")
     draft = folder / f".{path.name}"
     write_record(draft, data)
-    same = read_pack(draft) == runs
+    same = _read_own(draft) == runs
     # A driver packs as long as its study lasts: what was parsed only for this check is not needed again.
     _first.cache_clear()
     _trial.cache_clear()
@@ -231,6 +231,22 @@ def pack_runs(results: Path, runs: Mapping[str, Run]) -> Path:
     _remove(results, runs)
     marker.unlink()
     return path
+
+
+def _read_own(path: Path) -> dict[str, Run]:
+    """Reads a pack back that this process has just written, and so may decode by itself.
+
+    Raises:
+        StoreError: the disk gives back something else.
+    """
+    import polars as pl
+
+    with _named(path):
+        data = path.read_bytes()
+        if digest_of(data) not in path.name:
+            raise ValueError("it is damaged: its content has another digest than its name")
+        frame = pl.read_parquet(io.BytesIO(data), columns=[*_schema()])
+        return dict(_runs(frame, bool(frame["lines"].str.contains(_MAY_BE_WILD).any())))
 
 
 def rewritten(path: Path, change: Callable[[str], str]) -> tuple[str, bytes]:

@@ -15,7 +15,6 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from vitscale.base.files import open_regular, read_record
-from vitscale.base.parquet import end_decoding
 from vitscale.errors import StoreError, shown
 from vitscale.present.units import counted
 from vitscale.store import lines
@@ -319,4 +318,3 @@ def pack_finished(results: Path) -> None:
         if len(runs) == PACK_RUNS:
             pack_runs(results, runs)
             runs = {}
-    end_decoding()

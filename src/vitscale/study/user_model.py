@@ -275,7 +275,7 @@ def _module_spec_in(parts: list[str], folders: list[str]) -> ModuleSpec | None:
 
 
 def _submodule_spec(spec: ModuleSpec | None, parts: list[str]) -> ModuleSpec | None:
-    """From the specification of a dotted name's first part to that of all of it."""
+    """The specification of all of a dotted name, given that of its first part."""
     for part in parts[1:]:
         if spec is None or spec.submodule_search_locations is None:
             return None

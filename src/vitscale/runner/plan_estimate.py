@@ -96,6 +96,10 @@ def largest_images(trials: Mapping[str, Trial], fits: Mapping[str, MemoryFit]) -
     Sizes are multiples of a ViT's patches, or of the patches of Swin's last stage, up to 8,192. A size counts as
     fitting unless it more likely than not does not fit.
     """
+    image_sizes = {trial.model.image_size for trial in trials.values()}
+    all_fit = not any(fit.unfit or fit.unsure for fit in fits.values())
+    if len(image_sizes) < 2 and all_fit:
+        return []
     alike: dict[tuple[str, int | None], list[str]] = {}
     for trial_id, trial in trials.items():
         if trial_id in fits and fits[trial_id].oom_chance is not None and trial.model.patch_size is not None:
@@ -204,7 +208,12 @@ class PlanEstimate:
 
     def lines(self, plan: Plan) -> list[str]:
         """What all runs together take, and whether memory suffices; the most important lines first."""
-        return [*self._time_lines(plan), *self._memory_lines(), *self._largest_lines(plan), *_unavailable(plan)]
+        return [
+            *self._time_lines(plan),
+            *self._memory_lines(),
+            *self._largest_lines(plan),
+            *self._unavailable_lines(plan),
+        ]
 
     def _largest_lines(self, plan: Plan) -> list[str]:
         largest = largest_images(plan.record.trials, self.fits)
@@ -215,6 +224,16 @@ class PlanEstimate:
         ]
         more = len(largest) - len(lines)
         return [*lines, f"(and of {more} more configurations: --json has them)"] if more else lines
+
+    def _unavailable_lines(self, plan: Plan) -> list[str]:
+        """A line on the trials whose memory arithmetic does not tell, and why."""
+        forecast_ids = {trial_id for trial_id, fit in self.fits.items() if fit.forecast_bytes is not None}
+        others = [trial for trial_id, trial in plan.record.trials.items() if trial_id not in forecast_ids]
+        reasons = [reason for reason in map(unavailable, others) if reason]
+        if not reasons:
+            return []
+        trials = f"{len(reasons)} of {len(plan.record.trials)} trials"
+        return [f"memory of {trials}: unavailable: {'; '.join(dict.fromkeys(reasons))}"]
 
     def largest_json(self, plan: Plan) -> list[dict[str, Any]]:
         """What `largest_images` finds; null where no size fits."""
@@ -322,12 +341,6 @@ class PlanEstimate:
 
 
 NOTHING_KNOWN = PlanEstimate()
-
-
-def _unavailable(plan: Plan) -> list[str]:
-    reasons = [why for trial in plan.record.trials.values() if (why := unavailable(trial))]
-    whose = f"of {len(reasons)} of {len(plan.record.trials)} trials"
-    return [f"memory {whose}: unavailable: {'; '.join(dict.fromkeys(reasons))}"] if reasons else []
 
 
 def buckets_note(trials: Mapping[str, Trial]) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import yaml
@@ -20,8 +21,14 @@ from vitscale.sources.image_set import ImageSet, Listing, chosen_classes, listin
 from vitscale.sources.pictures import BrokenImage
 from vitscale.trial.trial import DataSpec
 
-_MOST_CARD_BYTES = 1 << 20
-"""Largest README.md whose head is read: the library takes its settings from there."""
+_SETTINGS_FILE = ".huggingface.yaml"
+"""A file of settings, which the library reads beside the head of README.md."""
+_MOST_SETTINGS_LETTERS = 1 << 20
+"""Longest head of a README.md, and longest file of settings, that is looked through."""
+_CARD_BEGIN = re.compile(r"\s*---\n")
+_CARD_HEAD = re.compile(rf"{_CARD_BEGIN.pattern}(?P<yaml>.*?)\n---[ \t]*\n", re.DOTALL)
+"""The head as the library delimits it (`REGEX_YAML_BLOCK` in huggingface_hub.repocard): blanks may stand before it, and
+a line that goes on behind "---" does not end it."""
 _HOW = "Name a dataset of images and classes: a folder, or a name of the hub where there is a network"
 
 
@@ -154,19 +161,25 @@ def _without_format(split: Any) -> Any:
 
 
 def _check_folder(folder: Path) -> None:
-    """Refuses a local dataset that would stop or fill the library: pipes among its files, a head that unfolds itself.
+    """Refuses a local dataset that would stop or fill the library: by a pipe among its files, or by YAML aliases.
 
     Raises:
-        RequestError: there is such a file; OSError: one cannot be looked at.
+        RequestError: it holds a pipe or a device, or its settings have aliases.
+        OSError: one of its files cannot be looked at.
     """
     for path, mode in _modes_below(folder):
         if not stat.S_ISREG(mode):
             what = f"data.hf {shown(str(folder))} holds {shown(path)}, a pipe or a device"
             raise RequestError(what, next_step="Remove it")
-    card = folder / "README.md"
-    if card.is_file() and _has_aliases(card):
-        what = f"data.hf {shown(str(folder))} has a README.md whose head repeats itself by YAML aliases (*name)"
-        raise RequestError(what, next_step="Remove them: written out, a few of them fill any memory")
+    if _head_has_aliases(folder / "README.md"):
+        _refuse_aliases(folder, "a README.md whose head repeats itself")
+    if _file_has_aliases(folder / _SETTINGS_FILE):
+        _refuse_aliases(folder, f"a {_SETTINGS_FILE} that repeats itself")
+
+
+def _refuse_aliases(folder: Path, file_with_aliases: str) -> NoReturn:
+    what = f"data.hf {shown(str(folder))} has {file_with_aliases} by YAML aliases (*name)"
+    raise RequestError(what, next_step="Remove them: written out, a few of them fill any memory")
 
 
 def _modes_below(folder: Path) -> Iterator[tuple[str, int]]:
@@ -178,19 +191,44 @@ def _modes_below(folder: Path) -> Iterator[tuple[str, int]]:
                 yield str(path), path.stat().st_mode
 
 
-def _has_aliases(card: Path) -> bool:
-    """Whether the YAML between the first two lines of "---" has an alias; also where it is too long to look through."""
-    with card.open(encoding="utf-8", errors="replace") as file:
-        text = file.read(_MOST_CARD_BYTES)
-    if not text.startswith("---"):
-        return False
-    head, end, _ = text.removeprefix("---").partition("\n---")
-    if not end:
-        return len(text) == _MOST_CARD_BYTES
+class _BeginOfFile(NamedTuple):
+    """The first `_MOST_SETTINGS_LETTERS` of a text file."""
+
+    text: str
+    is_cut: bool
+    """Whether the file may go on."""
+
+
+def _begin_of(file: Path) -> _BeginOfFile:
+    """Reads the begin of a text file; empty where there is none."""
+    if not file.is_file():
+        return _BeginOfFile("", is_cut=False)
+    with file.open(encoding="utf-8-sig", errors="replace") as opened:
+        text = opened.read(_MOST_SETTINGS_LETTERS)
+    return _BeginOfFile(text, is_cut=len(text) == _MOST_SETTINGS_LETTERS)
+
+
+def _head_has_aliases(card: Path) -> bool:
+    """Whether the YAML head of a dataset's README.md has an alias, or is too long to look through."""
+    begin = _begin_of(card)
+    head = _CARD_HEAD.match(begin.text if begin.is_cut else f"{begin.text}\n")
+    if head is not None:
+        return _has_aliases(head["yaml"])
+    return begin.is_cut and _CARD_BEGIN.match(begin.text) is not None
+
+
+def _file_has_aliases(settings: Path) -> bool:
+    """Whether a YAML file has an alias, or is too long to look through."""
+    begin = _begin_of(settings)
+    return begin.is_cut or _has_aliases(begin.text)
+
+
+def _has_aliases(text: str) -> bool:
+    """Whether YAML text has an alias; False for text that is no YAML, for the library says what is wrong with it."""
     try:
-        return any(isinstance(token, yaml.AliasToken) for token in yaml.scan(head))
+        return any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text))
     except yaml.YAMLError:
-        return False  # the library says what is wrong with it
+        return False
 
 
 def _image_folders(hf: str) -> tuple[str, ...]:

@@ -190,6 +190,7 @@ def _received(process: subprocess.Popen[bytes], size: int, deadline: float) -> b
 
 _HEAD_BYTES = 1024
 _ERROR_LETTERS = 200
+"""Letters of an error, of up to 4 bytes each, that a head has room for."""
 
 
 def serve() -> None:
@@ -207,7 +208,7 @@ def serve() -> None:
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
             head = {"error": _reason(error)}
-        whole_head = json.dumps(head | {"size": len(content)}).encode().ljust(_HEAD_BYTES, b"\0")
+        whole_head = json.dumps(head | {"size": len(content)}, ensure_ascii=False).encode().ljust(_HEAD_BYTES, b"\0")
         for part in (memoryview(whole_head), content):
             while part:
                 part = part[os.write(answers, part) :]

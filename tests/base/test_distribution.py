@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from prediction_factory import resolved_study
 from results_factory import write_results
 from vitscale import __version__
-from vitscale.base import distribution
+from vitscale.base import distribution, program
 from vitscale.base.distribution import WHEEL_NAME, install_command, write_wheel
 from vitscale.cli import app
 from vitscale.errors import RequestError
@@ -56,7 +56,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Enviro
 
 
 def test_the_wheel_installs_and_runs(environment: Environment) -> None:
-    assert environment.call(environment.python.parent / "vitscale", "--version") == f"vitscale {__version__}\n"
+    assert environment.call(environment.python.parent / "vitscale", "--version") == f"vitscale {program.identity()}\n"
     module = environment.call(environment.python, "-c", "import vitscale; print(vitscale.__file__)")
     assert Path(module.strip()).is_relative_to(environment.site)
 

@@ -42,7 +42,7 @@ class Rows(Encoded):
     named: str
     rows: Labels
     folders: tuple[str, ...]
-    """Real paths of the only folders in which files that the table names may lie."""
+    """Real paths of the only folders in which image files may lie that the table names (`_image_folders`)."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -65,12 +65,16 @@ class Rows(Encoded):
         return content
 
     def _check_path(self, path: str, number: int) -> None:
-        """Refuses a file outside of the dataset, and what is no file: a table may be a stranger's."""
-        target = os.path.realpath(path)
-        if not any(Path(target).is_relative_to(folder) for folder in self.folders):
-            raise BrokenImage(self.name(number), f"it names {shown(target)}, which lies outside of the dataset")
-        if not Path(target).is_file():
-            raise BrokenImage(self.name(number), f"it names {shown(target)}, which is no file")
+        """Checks the path that row `number` names: a table may be a stranger's.
+
+        Raises:
+            BrokenImage: it leads out of `folders`, or to no file.
+        """
+        target = Path(os.path.realpath(path))
+        if not any(target.is_relative_to(folder) for folder in self.folders):
+            raise BrokenImage(self.name(number), f"it names {shown(str(target))}, which lies outside of the dataset")
+        if not target.is_file():
+            raise BrokenImage(self.name(number), f"it names {shown(str(target))}, which is no file")
 
     def some(self, numbers: Labels) -> Rows:
         """See `Encoded`."""
@@ -110,7 +114,7 @@ def list_hf(spec: DataSpec) -> Listing:
 
     folders = _image_folders(str(spec.hf))
 
-    def chosen(labels: list[str], table: Any) -> tuple[Rows, Labels]:
+    def rows_with_classes(labels: list[str], table: Any) -> tuple[Rows, Labels]:
         if isinstance(spec.classes, int) and (stray := sorted({*labels} - number.keys())):
             what = f"data.hf {shown(spec.hf)} holds out the class {shown(stray[0])}, which is not among the training"
             raise RequestError(f"{what} classes", next_step="Remove its rows, or name classes by data.classes")
@@ -118,10 +122,10 @@ def list_hf(spec: DataSpec) -> Listing:
         images = Rows(table, image, str(spec.hf), rows, folders)
         return images, np.array([number[labels[row]] for row in rows], dtype=np.int64)
 
-    own = chosen(*read(held_out)) if held_out is not None else None
+    held_out_rows = rows_with_classes(*read(held_out)) if held_out is not None else None
     tables = [split._fingerprint for split in (train, held_out) if split is not None]
     digest = fingerprint_of([str(spec.hf), *tables], [str(len(labels)), *classes], [image, label])
-    return listing_of("hf", spec, classes, chosen(labels, table), own, digest, str(spec.hf))
+    return listing_of("hf", spec, classes, rows_with_classes(labels, table), held_out_rows, digest, str(spec.hf))
 
 
 def _splits(spec: DataSpec) -> dict[str, Any]:
@@ -152,12 +156,15 @@ def _splits(spec: DataSpec) -> dict[str, Any]:
 
 
 def _without_format(split: Any) -> Any:
-    """The split as plain Python values: `with_format("torch")` is saved with a dataset, and gives tensors for labels.
+    """The split with all columns as plain Python values.
 
-    A split without a format stays as it is: a copy has another fingerprint, under which no cache of it exists.
+    A format is saved with a dataset: `with_format("torch")` would give tensors for labels. A split without one is
+    returned itself, for a copy has another fingerprint, under which no cache of it exists.
     """
-    is_plain = split.format["type"] is None and split.format["columns"] == split.column_names
-    return split if is_plain else split.with_format(None)
+    has_all_columns = split.format["columns"] == split.column_names
+    if has_all_columns and split.format["type"] is None:
+        return split
+    return split.with_format(None)
 
 
 def _check_folder(folder: Path) -> None:
@@ -183,7 +190,10 @@ def _refuse_aliases(folder: Path, file_with_aliases: str) -> NoReturn:
 
 
 def _modes_below(folder: Path) -> Iterator[tuple[str, int]]:
-    """Path and mode of every file below a folder, links followed; links that lead nowhere are left out."""
+    """Yields path and mode of every file below a folder.
+
+    A link to a file counts as that file. Links to folders are not entered, and links that lead nowhere are left out.
+    """
     for parent, _, names in os.walk(folder):
         for name in names:
             path = Path(parent, name)
@@ -232,11 +242,15 @@ def _has_aliases(text: str) -> bool:
 
 
 def _image_folders(hf: str) -> tuple[str, ...]:
-    """Real paths of the folders in which images of a dataset may lie: its own, and those of the library's downloads."""
+    """Real paths of the folders in which images of a dataset may lie.
+
+    These are the folders of the library's downloads, and the dataset's own where `hf` is a folder.
+    """
     config = _library().config
-    downloads = (config.HF_CACHE_HOME, config.HF_DATASETS_CACHE, config.DOWNLOADED_DATASETS_PATH)
-    own = Path(hf).expanduser()
-    folders = (own, *downloads) if own.is_dir() else downloads
+    folders = [config.HF_CACHE_HOME, config.HF_DATASETS_CACHE, config.DOWNLOADED_DATASETS_PATH]
+    dataset_folder = Path(hf).expanduser()
+    if dataset_folder.is_dir():
+        folders.append(dataset_folder)
     return tuple(os.path.realpath(folder) for folder in folders)
 
 

@@ -109,6 +109,25 @@ def test_another_wheel_of_that_name_is_left_as_it_is(tmp_path: Path) -> None:
     assert (tmp_path / WHEEL_NAME).read_bytes() == b"of another vitscale"
 
 
+def test_a_wheel_that_finds_no_room_leaves_nothing(tmp_path: Path) -> None:
+    """Else the next call would take the half for the wheel of another vitscale."""
+    program = (
+        "import resource, sys; from pathlib import Path\n"
+        "from vitscale.base.distribution import write_wheel\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "write_wheel(Path(sys.argv[1]))"
+    )
+    done = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=False)
+    assert "cannot be written: File too large" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_a_file_is_said_to_be_unwritable(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RequestError, match="cannot be written: File exists"):
+        write_wheel(tmp_path / "file")
+
+
 def test_a_package_that_was_never_installed_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(distribution, "_PACKAGE", tmp_path / "src/vitscale")
     assert install_command("train") == "pip install '/path/to/vitscale[train]'"

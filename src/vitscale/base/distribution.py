@@ -13,6 +13,7 @@ import base64
 import hashlib
 import io
 import json
+import os
 import shlex
 import tomllib
 import zipfile
@@ -23,6 +24,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from vitscale import __version__
+from vitscale.base.files import whole_file
 from vitscale.errors import RequestError, shown
 
 _NAME = "vitscale"
@@ -69,16 +71,27 @@ def write_wheel(folder: Path) -> Path:
     content = _wheel()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with path.open("xb") as file:
-            file.write(content)
-    except FileExistsError:
-        if not path.is_file() or path.read_bytes() != content:
-            what = f"{shown(str(path))} is there already, and is of another vitscale"
-            raise RequestError(what, next_step="Remove it, or write into another folder") from None
+        if os.path.lexists(path):
+            _refuse_other_content(path, content)
+        else:
+            with whole_file(path, follow_links=False) as file:
+                file.write(content)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise RequestError(f"{shown(str(path))} cannot be written: {reason}") from None
     return path
+
+
+def _refuse_other_content(path: Path, content: bytes) -> None:
+    """Refuses what already has the wheel's name, unless it is a file with this content.
+
+    Raises:
+        RequestError: it is something else.
+        OSError: it cannot be read.
+    """
+    if not path.is_file() or path.read_bytes() != content:
+        what = f"{shown(str(path))} is there already, and is of another vitscale"
+        raise RequestError(what, next_step="Remove it, or write into another folder")
 
 
 def _wheel() -> bytes:

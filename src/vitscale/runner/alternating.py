@@ -71,7 +71,7 @@ def run_in_turn(sides: Sequence[Side], console: Console) -> list[Report]:
     reports: dict[str, Report] = {}
     for round_index in range(rounds):
         is_last_round = round_index == rounds - 1
-        for side in _in_order_of_round(sides, round_index):
+        for side in _round_order(sides, round_index):
             plan_so_far = _plan_through_round(side.plan, round_index)
             if is_last_round or _has_work(plan_so_far, side.results):  # the last gives the report even without work
                 console.print(f"round {round_index + 1} of {rounds}: {side.name}", markup=False, highlight=False)
@@ -79,7 +79,7 @@ def run_in_turn(sides: Sequence[Side], console: Console) -> list[Report]:
     return [reports[side.name] for side in sides]
 
 
-def _in_order_of_round(sides: Sequence[Side], round_index: int) -> Sequence[Side]:
+def _round_order(sides: Sequence[Side], round_index: int) -> Sequence[Side]:
     """The sides as given in even rounds (from 0), and in reverse in odd ones."""
     return sides if round_index % 2 == 0 else tuple(reversed(sides))
 

@@ -87,7 +87,9 @@ class KnownSecrets:
 
     def _spellings(self) -> list[_Spelling]:
         if self._long_spellings is None:
-            spellings = [_Spelling(text, secret) for secret in self._long for text in _ways_to_write(secret)]
+            spellings: list[_Spelling] = []
+            for secret in self._long:
+                spellings += [_Spelling(text, secret) for text in _ways_to_write(secret)]
             self._long_spellings = sorted(spellings, key=lambda spelling: len(spelling.text), reverse=True)
         return self._long_spellings
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from prediction_factory import resolved_study
 from results_factory import write_results
 from vitscale import __version__
-from vitscale.base import distribution
+from vitscale.base import distribution, program
 from vitscale.base.distribution import WHEEL_NAME, install_command, write_wheel
 from vitscale.cli import app
 from vitscale.errors import RequestError
@@ -56,7 +56,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Enviro
 
 
 def test_the_wheel_installs_and_runs(environment: Environment) -> None:
-    assert environment.call(environment.python.parent / "vitscale", "--version") == f"vitscale {__version__}\n"
+    assert environment.call(environment.python.parent / "vitscale", "--version") == f"vitscale {program.identity()}\n"
     module = environment.call(environment.python, "-c", "import vitscale; print(vitscale.__file__)")
     assert Path(module.strip()).is_relative_to(environment.site)
 
@@ -107,6 +107,25 @@ def test_another_wheel_of_that_name_is_left_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="is there already, and is of another vitscale"):
         write_wheel(tmp_path)
     assert (tmp_path / WHEEL_NAME).read_bytes() == b"of another vitscale"
+
+
+def test_a_wheel_that_finds_no_room_leaves_nothing(tmp_path: Path) -> None:
+    """Else the next call would take the half for the wheel of another vitscale."""
+    program = (
+        "import resource, sys; from pathlib import Path\n"
+        "from vitscale.base.distribution import write_wheel\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "write_wheel(Path(sys.argv[1]))"
+    )
+    done = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=False)
+    assert "cannot be written: File too large" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_a_file_is_said_to_be_unwritable(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RequestError, match="cannot be written: File exists"):
+        write_wheel(tmp_path / "file")
 
 
 def test_a_package_that_was_never_installed_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -244,6 +244,33 @@ def test_a_head_that_unfolds_itself_is_refused(tmp_path: Path, head: str, is_ref
         assert sources.check(spec(tmp_path / "x")).classes == ("zebra", "ant", "cow")
 
 
+@pytest.mark.parametrize(
+    "card",
+    [
+        "\n \n---\na: &a [x]\nb: [*a, *a]\n---\n",
+        "---\nlicense: mit\n---x: &a [x]\nb: [*a, *a]\n---\n",
+        "---\r\na: &a [x]\r\nb: [*a, *a]\r\n---",
+        "\n---\na: &a [x]\n" + "b: [*a, *a]\n" * 100_000,
+    ],
+    ids=["blanks before it", "a key like its end", "ends with the file", "longer than is looked through"],
+)
+def test_a_head_is_looked_for_as_the_library_delimits_it(tmp_path: Path, card: str) -> None:
+    table(TRAIN).to_parquet(str(tmp_path / "x" / "train.parquet"))
+    (tmp_path / "x" / "README.md").write_text(card, newline="")
+    with pytest.raises(RequestError, match=r"has a README\.md whose head repeats itself by YAML aliases"):
+        sources.check(spec(tmp_path / "x"))
+
+
+def test_settings_that_unfold_themselves_are_refused(tmp_path: Path) -> None:
+    table(TRAIN).to_parquet(str(tmp_path / "x" / "train.parquet"))
+    settings = tmp_path / "x" / ".huggingface.yaml"
+    settings.write_text("license: mit\n")
+    assert sources.check(spec(tmp_path / "x")).classes == ("zebra", "ant", "cow")
+    settings.write_text("a: &a [x]\nb: [*a, *a]\n")
+    with pytest.raises(RequestError, match=r"has a \.huggingface\.yaml that repeats itself by YAML aliases"):
+        sources.check(spec(tmp_path / "x"))
+
+
 def test_hf_is_the_name_and_needs_one() -> None:
     assert DataSpec.model_validate({"hf": "some/images"}).name == "hf"
     with pytest.raises(RequestError, match=r"the dataset 'hf' needs data\.hf"):

@@ -59,6 +59,13 @@ def folder(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     return Path(shutil.copytree(written, tmp_path / "results"))
 
 
+@pytest.mark.parametrize("letter", ["a", "\N{GREEK SMALL LETTER ALPHA}", "\N{GRINNING FACE}", "\\", "\x1b"])
+def test_a_decoding_error_arrives_whatever_letters_a_file_puts_into_it(tmp_path: Path, letter: str) -> None:
+    pl.DataFrame({letter * 300: [1]}).write_parquet(tmp_path / "odd.parquet")
+    with pytest.raises(parquet.ParquetError, match='unable to find column "wanted"'):
+        parquet.decoded(tmp_path / "odd.parquet", ["wanted"], whole=False)
+
+
 def test_packed_runs_say_what_their_files_said(folder: Path) -> None:
     before = load(folder)
     pack_finished(folder)

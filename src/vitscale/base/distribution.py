@@ -1,7 +1,7 @@
 """The running vitscale as something to install elsewhere: its wheel, and the command that installs it with an extra.
 
-No package index is asked for vitscale by its name: it is not published there, so whoever registers the name would run
-code wherever such a command is copied to. What is installed is always the folder or the wheel at hand.
+Neither asks a package index for vitscale by its name: it is not published there, so whoever registers the name would
+run code wherever such a command is copied to. A command names the folder or the wheel that is here.
 
 A wheel is a zip archive with the package's files and a folder `NAME-VERSION.dist-info` with METADATA, WHEEL,
 entry_points.txt and RECORD (https://packaging.python.org/en/latest/specifications/binary-distribution-format/).
@@ -13,6 +13,7 @@ import base64
 import hashlib
 import io
 import json
+import os
 import shlex
 import tomllib
 import zipfile
@@ -23,23 +24,24 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from vitscale import __version__
+from vitscale.base.files import whole_file
 from vitscale.errors import RequestError, shown
 
 _NAME = "vitscale"
 _PACKAGE = Path(__file__).resolve().parents[1]
-_INFO = f"{_NAME}-{__version__}.dist-info"
+_INFO_FOLDER = f"{_NAME}-{__version__}.dist-info"
 WHEEL_NAME = f"{_NAME}-{__version__}-py3-none-any.whl"
 
-_OF_AN_INSTALLATION = ("RECORD", "WHEEL", "INSTALLER", "REQUESTED", "direct_url.json")
-"""Files of a dist-info folder that say how it was installed, and are no part of what is."""
-_WHEEL = "Wheel-Version: 1.0\nGenerator: vitscale\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+_INSTALLERS_FILES = ("RECORD", "WHEEL", "INSTALLER", "REQUESTED", "direct_url.json")
+"""Files of a dist-info folder that the installer wrote about this one installation, or that a new wheel has anew."""
+_WHEEL_FILE = "Wheel-Version: 1.0\nGenerator: vitscale\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
 
 def install_command(extra: str) -> str:
-    """The command that installs this vitscale with one of its extras, from where it came from.
+    """The command that installs this vitscale with one of its extras, from the folder or wheel that it came from.
 
-    Example: "pip install -e '/home/me/vitscale[train]'" in a clone, "pip install '/path/to/vitscale[train]'" where the
-    folder or wheel that it was installed from is not known.
+    Example: "pip install -e '/home/me/vitscale[train]'" in a clone, "pip install '/path/to/vitscale[train]'" where it
+    is unknown what it was installed from.
     """
     checkout = source_tree()
     if checkout is not None:
@@ -57,40 +59,62 @@ def source_tree() -> Path | None:
 
 
 def write_wheel(folder: Path) -> Path:
-    """Writes the wheel of the running package into a folder, unless the same one lies there; its path.
+    """Writes the wheel of the running package into a folder, unless the same one lies there; returns its path.
 
     Two wheels of the same files are the same to the last bit.
 
     Raises:
-        RequestError: the package says nothing of what it needs, another wheel of this name lies there, or the folder
+        RequestError: the package's requirements are unknown, another wheel of this name lies there, or the folder
             cannot be written to.
     """
     path = folder / WHEEL_NAME
     content = _wheel()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with path.open("xb") as file:
-            file.write(content)
-    except FileExistsError:
-        if not path.is_file() or path.read_bytes() != content:
-            what = f"{shown(str(path))} is there already, and is of another vitscale"
-            raise RequestError(what, next_step="Remove it, or write into another folder") from None
+        if os.path.lexists(path):
+            _refuse_other_content(path, content)
+        else:
+            with whole_file(path, follow_links=False) as file:
+                file.write(content)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise RequestError(f"{shown(str(path))} cannot be written: {reason}") from None
     return path
 
 
+def _refuse_other_content(path: Path, content: bytes) -> None:
+    """Refuses what already has the wheel's name, unless it is a file with this content.
+
+    Raises:
+        RequestError: it is something else.
+        OSError: it cannot be read.
+    """
+    if not path.is_file() or path.read_bytes() != content:
+        what = f"{shown(str(path))} is there already, and is of another vitscale"
+        raise RequestError(what, next_step="Remove it, or write into another folder")
+
+
 def _wheel() -> bytes:
-    """The wheel's bytes: the package's files as they are, what installers need to know, and the digest of each."""
+    """The wheel's bytes: the package's files as they are, its dist-info folder, and RECORD with the digest of each."""
     files = {f"{_NAME}/{name}": content for name, content in _package_files().items()}
-    files |= {f"{_INFO}/{name}": content for name, content in (_described() | {"WHEEL": _WHEEL.encode()}).items()}
+    info_files = {**_info_files(), "WHEEL": _WHEEL_FILE.encode()}
+    files |= {f"{_INFO_FOLDER}/{name}": content for name, content in info_files.items()}
+    files[f"{_INFO_FOLDER}/RECORD"] = _record(files)
+    return _zip_archive(files)
+
+
+def _record(files: Mapping[str, bytes]) -> bytes:
+    """The RECORD of a wheel with these files: path, digest and size of each, and its own path alone."""
     lines = [f"{name},sha256={_digest(content)},{len(content)}\n" for name, content in files.items()]
-    files[f"{_INFO}/RECORD"] = "".join([*lines, f"{_INFO}/RECORD,,\n"]).encode()
+    return "".join([*lines, f"{_INFO_FOLDER}/RECORD,,\n"]).encode()
+
+
+def _zip_archive(files: Mapping[str, bytes]) -> bytes:
+    """A zip archive that depends on names and contents alone: all its files have one date and the mode rw-r--r--."""
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as wheel:
         for name, content in files.items():
-            entry = zipfile.ZipInfo(name)  # of 1980, whenever it is written
+            entry = zipfile.ZipInfo(name)  # dated 1980-01-01, whenever it is written
             entry.compress_type = zipfile.ZIP_DEFLATED
             entry.external_attr = 0o644 << 16
             wheel.writestr(entry, content)
@@ -98,36 +122,51 @@ def _wheel() -> bytes:
 
 
 def _package_files() -> dict[str, bytes]:
-    """Name inside the package -> content, of all files but compiled ones and hidden ones, by name."""
-    paths = [path for path in _PACKAGE.rglob("*") if path.is_file()]
-    names = {path.relative_to(_PACKAGE): path for path in paths}
-    own = [name for name in names if not any(part == "__pycache__" or part.startswith(".") for part in name.parts)]
-    return {name.as_posix(): names[name].read_bytes() for name in sorted(own)}
+    """Path inside the package -> content, in order, of all files but compiled and hidden ones."""
+    paths = {path.relative_to(_PACKAGE): path for path in _PACKAGE.rglob("*") if path.is_file()}
+    packed = sorted(inside for inside in paths if not any(map(_is_left_out, inside.parts)))
+    return {inside.as_posix(): paths[inside].read_bytes() for inside in packed}
 
 
-def _described() -> dict[str, bytes]:
-    """Name inside the dist-info folder -> content: METADATA, entry points and the licence.
+def _is_left_out(path_part: str) -> bool:
+    return path_part == "__pycache__" or path_part.startswith(".")
+
+
+def _info_files() -> dict[str, bytes]:
+    """Path inside the dist-info folder -> content: METADATA, entry points and the licence.
 
     Raises:
-        RequestError: the package lies in no clone, and has no such folder beside it.
+        RequestError: the package neither lies in a clone nor is installed.
     """
     checkout = source_tree()
     if checkout is not None:
-        project = _project(checkout)
-        described = {"METADATA": _metadata(project), "entry_points.txt": _entry_points(project)}
-        license_file = checkout / "LICENSE"
-        return described | ({"licenses/LICENSE": license_file.read_bytes()} if license_file.is_file() else {})
+        return _info_files_of_clone(checkout)
     installed = _distribution()
     if installed is None:
         what = "this vitscale does not know what it needs: it was neither installed nor runs in a clone"
         raise RequestError(what, next_step="Install it from a clone or a wheel, then ask again")
-    names = {str(file): file for file in installed.files or () if f"{_INFO}/" in f"{file}"}
-    described = {}
-    for name, file in sorted(names.items()):
-        inside = name.partition(f"{_INFO}/")[2]
-        if inside not in _OF_AN_INSTALLATION:
-            described[inside] = Path(str(installed.locate_file(file))).read_bytes()
-    return described
+    return _info_files_of_installation(installed)
+
+
+def _info_files_of_clone(checkout: Path) -> dict[str, bytes]:
+    """`_info_files` made from pyproject.toml."""
+    project = _project(checkout)
+    files = {"METADATA": _metadata(project), "entry_points.txt": _entry_points(project)}
+    license_file = checkout / "LICENSE"
+    if license_file.is_file():
+        files["licenses/LICENSE"] = license_file.read_bytes()
+    return files
+
+
+def _info_files_of_installation(installed: metadata.Distribution) -> dict[str, bytes]:
+    """`_info_files` copied from an installation, without the installer's own."""
+    paths = {str(path): path for path in installed.files or ()}
+    files = {}
+    for text, path in sorted(paths.items()):
+        _, folder, name = text.partition(f"{_INFO_FOLDER}/")
+        if folder and name not in _INSTALLERS_FILES:
+            files[name] = Path(str(installed.locate_file(path))).read_bytes()
+    return files
 
 
 def _project(checkout: Path) -> dict[str, Any]:
@@ -140,40 +179,55 @@ def _project(checkout: Path) -> dict[str, Any]:
 
 
 def _metadata(project: Mapping[str, Any]) -> bytes:
-    """METADATA of a clone, from its [project]: what is needed, by each extra too."""
-    lines = ["Metadata-Version: 2.4", f"Name: {_NAME}", f"Version: {__version__}"]
-    lines += [
+    """METADATA of a clone, from its [project], with the requirements of each extra.
+
+    https://packaging.python.org/en/latest/specifications/core-metadata/
+    """
+    lines = [
+        "Metadata-Version: 2.4",
+        f"Name: {_NAME}",
+        f"Version: {__version__}",
         f"Summary: {project['description']}",
         f"License-Expression: {project['license']}",
+        "License-File: LICENSE",
+        f"Requires-Python: {project['requires-python']}",
     ]
-    lines += ["License-File: LICENSE", f"Requires-Python: {project['requires-python']}"]
     lines += [f"Requires-Dist: {requirement}" for requirement in project["dependencies"]]
     for extra, requirements in project["optional-dependencies"].items():
         lines.append(f"Provides-Extra: {extra}")
-        lines += [f"Requires-Dist: {_of_an_extra(requirement, extra)}" for requirement in requirements]
+        lines += [f"Requires-Dist: {_requirement_of_extra(requirement, extra)}" for requirement in requirements]
     return ("\n".join(lines) + "\n").encode()
 
 
-def _of_an_extra(requirement: str, extra: str) -> str:
+def _requirement_of_extra(requirement: str, extra: str) -> str:
+    """A requirement with the condition of an extra behind it.
+
+    Example: "a>=1; os_name == 'nt'" becomes "a>=1; (os_name == 'nt') and extra == "train"".
+    """
     package, _, marker = requirement.partition(";")
     condition = f'extra == "{extra}"'
-    return f"{package.strip()}; " + (f"({marker.strip()}) and {condition}" if marker.strip() else condition)
+    if marker.strip():
+        condition = f"({marker.strip()}) and {condition}"
+    return f"{package.strip()}; {condition}"
 
 
 def _entry_points(project: Mapping[str, Any]) -> bytes:
-    return ("[console_scripts]\n" + "".join(f"{name} = {of}\n" for name, of in project["scripts"].items())).encode()
+    """The text of entry_points.txt, by which installers make commands."""
+    lines = [f"{command} = {function}\n" for command, function in project["scripts"].items()]
+    return "".join(["[console_scripts]\n", *lines]).encode()
 
 
 def _distribution() -> metadata.Distribution | None:
-    """The installed distribution that the running package is of."""
-    for found in metadata.distributions(name=_NAME, path=[str(_PACKAGE.parent)]):
-        return found
-    return None
+    """The installed distribution that the running package belongs to; None where it was not installed."""
+    distributions = metadata.distributions(name=_NAME, path=[str(_PACKAGE.parent)])
+    return next(iter(distributions), None)
 
 
 def _installed_from() -> str | None:
-    """The folder or wheel that an installed copy came from, where the installer noted it (PEP 610) and it still lies
-    there."""
+    """The folder or wheel that an installed copy came from, as its installer noted it (direct_url.json of PEP 610).
+
+    None where nothing was noted, where it came from elsewhere than a file, and where that is gone.
+    """
     installed = _distribution()
     text = None if installed is None else installed.read_text("direct_url.json")
     if text is None:
@@ -183,8 +237,10 @@ def _installed_from() -> str | None:
     except (KeyError, TypeError, ValueError):
         return None
     path = unquote(url.path)
-    return path if url.scheme == "file" and Path(path).exists() else None
+    is_there = url.scheme == "file" and Path(path).exists()
+    return path if is_there else None
 
 
 def _digest(content: bytes) -> str:
+    """SHA-256 as RECORD has it: URL-safe base64 without its padding."""
     return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()

@@ -59,13 +59,15 @@ LARGEST_LINES_BYTES = 4 << 30
 
 
 def open_regular(path: Path, *, largest_bytes: int = LARGEST_LINES_BYTES, follow_links: bool = True) -> BinaryIO:
-    """Opens a file for reading whose folder may be anybody's; never waits for what is no file.
+    """Opens a file for reading whose folder may be anybody's; never waits, not even for the writer of a pipe.
 
     Raises:
         OSError: it cannot be opened, is a pipe, a device, a socket or a folder, or is larger than `largest_bytes`.
     """
-    only_itself = 0 if follow_links else os.O_NOFOLLOW
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | only_itself)
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    if not follow_links:
+        flags |= os.O_NOFOLLOW
+    descriptor = os.open(path, flags)
     try:
         state = os.fstat(descriptor)
         if stat.S_ISDIR(state.st_mode):
@@ -165,7 +167,8 @@ def whole_file(
     Args:
         path: the file.
         make_folder: make its folder where that is missing.
-        follow_links: whether the name is a user's. Otherwise whatever has it, a link or a pipe, is itself replaced.
+        follow_links: True for a name that a user gave. With False whatever has the name is itself replaced, be it a
+            link or a pipe: for a folder that may be anybody's.
         private: let only its owner read it, whatever the umask, from its first byte on.
 
     Yields:
@@ -210,21 +213,22 @@ def _errors_naming(path: Path, *, in_place_of: Path) -> Iterator[None]:
 
 
 def draft_of(path: Path) -> Path:
-    """A name beside `path` for what is to become it. Nobody can guess it, so nobody can have put a link there."""
+    """Makes up a hidden name in the folder of `path`, for a file that will be renamed to `path` when it is whole.
+
+    Nobody can guess the name, so nobody can have put a link there.
+    """
     return path.with_name(f".{path.name[:_DRAFT_LETTERS]}.{secrets.token_hex(8)}.draft")
 
 
 _DRAFT_LETTERS = 40
-"""Letters of a draft's name that tell what it is of: a name has 255 bytes at most, of up to 4 bytes a letter."""
+"""Letters of a file's name that its draft's name begins with: a name has at most 255 bytes, and a letter up to 4."""
 
 
 def _new_file(path: Path, *, private: bool) -> BinaryIO:
-    """Makes a file and opens it for writing; whatever has its name already is left alone.
-
-    With `private` only its owner may read and write it.
+    """Makes a file and opens it for writing; with `private` only its owner may read and write it.
 
     Raises:
-        OSError: it cannot be made, or the name is taken.
+        OSError: it cannot be made, or something has its name already, which stays as it is.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     mode = 0o600 if private else 0o666
@@ -281,7 +285,11 @@ def file_lock(path: Path, patience_seconds: float = math.inf) -> Iterator[TextIO
 
 
 def _lock_file(path: Path) -> TextIO:
-    """Opens the file of a lock, made where missing, and nothing that its name only leads to."""
+    """Opens the file of a lock, made where missing.
+
+    Raises:
+        OSError: it cannot be opened, or is a link, a pipe or a device.
+    """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
         descriptor = os.open(path, flags, 0o666)

@@ -1,9 +1,9 @@
 """How this program starts Python: the one place that decides where such a process looks for modules.
 
 `python -c` and `python -m` put the current folder ahead of the standard library. So a verb that starts one of them in a
-folder that somebody else has written would run a `gzip.py` that lies there. Processes started from here look into no
-current folder (`-P`), and neither do those that they start in turn (PYTHONSAFEPATH). What a user's model may need from
-a folder of the study is found there last, behind all that is installed (`append_to_search_path`).
+folder that somebody else has written would run a `gzip.py` that lies there. Processes started from here do not search
+the current folder (`-P`), and neither do those that they start in turn (PYTHONSAFEPATH). Modules of a user's model in
+the study's folder are searched for last, behind all that is installed (`append_to_search_path`).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import NamedTuple
 
 SAFE_PATH_VARIABLE = "PYTHONSAFEPATH"
 """Python's own variable (3.11): set to any text, it does what `-P` does."""
-_SET_HERE = "vitscale"
-"""The text that says that this program has set the variable, and not the user."""
+_SET_BY_VITSCALE = "vitscale"
+"""Value of the variable where this program has set it, and not the user."""
 _SAFE_PATH = "-P"
 
 
 class ModuleCommand(NamedTuple):
-    """What `python_module` has put together, taken apart again."""
+    """The parts of an argv that `python_module` made."""
 
     interpreter: str
     module: str
@@ -33,9 +33,9 @@ def python_module(module: str, *arguments: str, interpreter: str | None = None) 
     """The argv that runs a module as a program.
 
     Args:
-        module: its name.
-        arguments: the program's own arguments.
-        interpreter: path of another Python than this process's own.
+        module: name of the module.
+        arguments: arguments of the program.
+        interpreter: path of a Python; None: the one that runs this process.
     """
     return (interpreter or sys.executable, _SAFE_PATH, "-m", module, *arguments)
 
@@ -46,10 +46,10 @@ def python_code(code: str, *arguments: str) -> tuple[str, ...]:
 
 
 def taken_apart(argv: Sequence[str]) -> ModuleCommand:
-    """Interpreter, module and arguments of an argv of `python_module`.
+    """Reads interpreter, module and arguments from an argv that `python_module` made: its inverse.
 
     Raises:
-        ValueError: it is no such argv.
+        ValueError: the argv has another form.
     """
     interpreter, *options, module = argv[:4]
     if options != [_SAFE_PATH, "-m"]:
@@ -58,27 +58,37 @@ def taken_apart(argv: Sequence[str]) -> ModuleCommand:
 
 
 def safe_path(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variable by which all Pythons below a process leave its current folder out; a user's own value stays."""
-    return {SAFE_PATH_VARIABLE: environment.get(SAFE_PATH_VARIABLE) or _SET_HERE}
+    """The variable to set for a process, so that it and all below it search no current folder.
+
+    A value that a user has set in `environment` stays.
+    """
+    return {SAFE_PATH_VARIABLE: environment.get(SAFE_PATH_VARIABLE) or _SET_BY_VITSCALE}
 
 
 def forget_safe_path(environment: MutableMapping[str, str]) -> None:
-    """Takes the variable away again where this program has set it: for a user's script, whose own processes find
-    modules as Python always does."""
-    if environment.get(SAFE_PATH_VARIABLE) == _SET_HERE:
+    """Removes the variable of `safe_path` from an environment, unless a user has set it.
+
+    For a user's script: processes that it starts find modules as Python always does.
+    """
+    if environment.get(SAFE_PATH_VARIABLE) == _SET_BY_VITSCALE:
         del environment[SAFE_PATH_VARIABLE]
 
 
 def append_to_search_path(folders: Iterable[str]) -> None:
     """Lets this process find modules in these folders too, behind all that is installed."""
-    sys.path += [folder for folder in dict.fromkeys(folders) if folder not in sys.path]
+    for folder in folders:
+        if folder not in sys.path:
+            sys.path.append(folder)
 
 
 def leave_out_current_folder() -> None:
     """Takes the current folder from this process's search path, where `python -m` has put it."""
-    if not sys.flags.safe_path and sys.path and _is_current_folder(sys.path[0]):
+    if sys.flags.safe_path or not sys.path:
+        return
+    if _is_current_folder(sys.path[0]):
         del sys.path[0]
 
 
 def _is_current_folder(entry: str) -> bool:
+    """Whether an entry of the search path is the current folder, which "" stands for too."""
     return not entry or os.path.realpath(entry) == os.path.realpath(Path.cwd())

@@ -1,9 +1,12 @@
-"""Parquet files that may be anybody's, decoded by a process of its own.
+"""Parquet files that may be anybody's, decoded by a child process.
 
-Parquet that is made for it ends the process that decodes it: polars 2.1 aborts where a page says that it has fewer than
-no values, and asks for as much memory as another says. So a child decodes it, with a share of the machine's memory, and
+A forged file can end the process that decodes it: polars 2.1 aborts where a page claims a negative number of values,
+and asks for as much memory as a page claims to need. So a child decodes it, with a share of the machine's memory, and
 answers in Arrow's own layout, which is read without being decoded. One child serves this process as long as that lives;
 another one takes its place where a file has ended it.
+
+A question is one line of JSON. An answer is a head of `_HEAD_BYTES`, JSON filled up with zeros, and behind it as many
+bytes of an Arrow file as the head's `size` says.
 """
 
 from __future__ import annotations
@@ -31,13 +34,13 @@ from vitscale.errors import printable
 if TYPE_CHECKING:
     import polars as pl
 
-_SERVES = "from vitscale.base import parquet; parquet.serve()"
+_SERVE_CODE = "from vitscale.base import parquet; parquet.serve()"
 _MEMORY_SHARE = 0.5
-"""Share of this machine's memory that the child's addresses may reach; what it answers may have half of that."""
-_LEAST_BYTES = 2 << 30
+"""Share of this machine's memory that the child's addresses may reach; an answer may have half of that."""
+_LEAST_MEMORY_BYTES = 2 << 30
 """What the child needs on any machine: libraries and threads reserve more addresses than they use."""
-_SECONDS = 300.0
-"""More than the largest files of vitscale take on a busy machine."""
+_ANSWER_SECONDS = 300.0
+"""Time to an answer, after which the child is ended: more than the largest files take on a busy machine."""
 _CHUNK_BYTES = 1 << 20
 
 
@@ -54,7 +57,7 @@ class Decoded(NamedTuple):
 
     frame: pl.DataFrame
     digest: str
-    """`digest_of` all of the file's bytes; empty where only some columns were read."""
+    """`digest_of` all of the file's bytes; empty unless `decoded` was asked to read the whole file."""
 
 
 def digest_of(data: bytes) -> str:
@@ -67,7 +70,7 @@ def decoded(path: Path, columns: Sequence[str], *, whole: bool) -> Decoded:
 
     Args:
         path: the file; a link is not followed.
-        columns: names of those that are wanted.
+        columns: names of the columns to decode; a file that lacks one is an error.
         whole: whether to read all of the file, for its digest.
 
     Raises:
@@ -78,50 +81,58 @@ def decoded(path: Path, columns: Sequence[str], *, whole: bool) -> Decoded:
 
     decoder = _decoder()
     with decoder.lock:
-        answer, content = decoder.ask({"path": os.fspath(path.absolute()), "columns": [*columns], "whole": whole})
-    if "error" in answer:
-        raise ParquetError(str(answer["error"]))
-    return Decoded(pl.read_ipc(io.BytesIO(content)), str(answer["digest"]))
+        answer = decoder.ask({"path": os.fspath(path.absolute()), "columns": [*columns], "whole": whole})
+    if "error" in answer.head:
+        raise ParquetError(str(answer.head["error"]))
+    return Decoded(pl.read_ipc(io.BytesIO(answer.arrow_file)), str(answer.head["digest"]))
 
 
 # --- this process's end ----------------------------------------------------------------------------------------------
 
 _decoders: dict[int, _Decoder] = {}
-"""Id of a process to its decoder: a fork of this process must not use this one's."""
-_starting = threading.Lock()
+"""Process id -> the decoder of that process: a fork of this process must not use this one's child."""
+_decoders_lock = threading.Lock()
+
+
+class _Answer(NamedTuple):
+    """What the child sent for a question."""
+
+    head: Mapping[str, Any]
+    """`digest` or `error`, and `size`, the bytes of `arrow_file`."""
+    arrow_file: bytearray
+    """Empty with an error."""
 
 
 class _Decoder:
-    """A child that decodes, started when it is first asked."""
+    """A child that decodes, started with the first question; ask it under `lock`."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        """Held from a question to its answer."""
+        """Belongs to one thread from its question to the answer."""
         self._process: subprocess.Popen[bytes] | None = None
 
-    def ask(self, question: Mapping[str, object]) -> tuple[Mapping[str, Any], bytearray]:
-        """Asks the child; returns its answer and the bytes that came with it.
+    def ask(self, question: Mapping[str, object]) -> _Answer:
+        """Sends the child a question, and waits for its answer.
 
         Raises:
-            DecoderEndedError: it has ended, or has taken too long.
-            ParquetError: it cannot be started, or its answer has no room here.
+            DecoderEndedError: the child has ended, or has taken too long.
+            ParquetError: it cannot be started, or its answer is larger than this process may hold.
         """
         process = self._started()
-        deadline = time.monotonic() + _SECONDS
+        deadline = time.monotonic() + _ANSWER_SECONDS
         try:
             assert process.stdin is not None  # noqa: S101 - it was started with pipes
             process.stdin.write(json.dumps(question).encode() + b"\n")
             process.stdin.flush()
-            head = _received(process, _HEAD_BYTES, deadline)
-            answer = json.loads(head.rstrip(b"\0"))
-            size = int(answer["size"])
+            head = json.loads(_received(process, _HEAD_BYTES, deadline).rstrip(b"\0"))
+            size = int(head["size"])
             if size > _memory_bytes() // 2:
                 raise ParquetError("its content is larger than the memory that there is for it")
-            return answer, _received(process, size, deadline)
+            return _Answer(head, _received(process, size, deadline))
         except (OSError, EOFError):
             self.end()
             raise DecoderEndedError("it has ended the process that decoded it") from None
-        except BaseException:  # Ctrl-C too: the rest of an answer must not be taken for the next one
+        except BaseException:  # Ctrl-C too: what is unread of this answer must not be taken for the next one
             self.end()
             raise
 
@@ -137,9 +148,10 @@ class _Decoder:
             self._process = None
 
     def _started(self) -> subprocess.Popen[bytes]:
+        """The running child; starts it where there is none."""
         if self._process is None:
             pipe = subprocess.PIPE
-            command = python_code(_SERVES, str(os.getpid()))
+            command = python_code(_SERVE_CODE, str(os.getpid()))
             try:
                 self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, bufsize=0)
             except OSError as error:
@@ -148,18 +160,20 @@ class _Decoder:
 
 
 def _decoder() -> _Decoder:
-    with _starting:
-        own = os.getpid()
-        if own not in _decoders:
-            _decoders.clear()  # those of processes that this one is a fork of
-            _decoders[own] = _Decoder()
-            atexit.register(_decoders[own].end)
-        return _decoders[own]
+    """The decoder of this process, made when it is first needed."""
+    with _decoders_lock:
+        process_id = os.getpid()
+        if process_id not in _decoders:
+            _decoders.clear()  # this process is a fork: the other decoders belong to its parents
+            _decoders[process_id] = _Decoder()
+            atexit.register(_decoders[process_id].end)
+        return _decoders[process_id]
 
 
 def end_decoding() -> None:
-    """Ends the child, where a process goes on for long and decodes no more for now."""
-    if (decoder := _decoders.get(os.getpid())) is not None:
+    """Ends this process's child if it has one: for a process that goes on for long and decodes no more for now."""
+    decoder = _decoders.get(os.getpid())
+    if decoder is not None:
         with decoder.lock:
             decoder.end()
 
@@ -168,17 +182,19 @@ def _received(process: subprocess.Popen[bytes], size: int, deadline: float) -> b
     """The next `size` bytes that a child writes.
 
     Raises:
-        EOFError: it has ended before.
-        DecoderEndedError: they did not come in time.
+        EOFError: the child has ended before.
+        DecoderEndedError: the bytes did not come by `deadline` (of `time.monotonic`).
     """
     assert process.stdout is not None  # noqa: S101 - it was started with pipes
     descriptor = process.stdout.fileno()
     content = bytearray(size)
-    view, filled = memoryview(content), 0
+    view = memoryview(content)
+    filled = 0
     while filled < size:
-        ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
+        remaining_seconds = max(0.0, deadline - time.monotonic())
+        ready, _, _ = select.select([descriptor], [], [], remaining_seconds)
         if not ready:
-            raise DecoderEndedError(f"decoding it takes more than {_SECONDS:g} s")
+            raise DecoderEndedError(f"decoding it takes more than {_ANSWER_SECONDS:g} s")
         count = os.readv(descriptor, [view[filled : filled + _CHUNK_BYTES]])
         if count == 0:
             raise EOFError
@@ -190,31 +206,56 @@ def _received(process: subprocess.Popen[bytes], size: int, deadline: float) -> b
 
 _HEAD_BYTES = 1024
 _ERROR_LETTERS = 200
+"""Longest error in a head: 4 bytes a letter leave room for the rest."""
 
 
 def serve() -> None:
-    """What the child does: for each question on standard input, a head of JSON and the bytes that belong to it."""
+    """Answers questions on standard input until that ends: the child's program."""
     _limit_memory()
     answers = os.dup(1)
-    os.dup2(2, 1)  # whatever a library prints is no answer
+    os.dup2(2, 1)  # standard output now leads to standard error: what a library prints is no answer
     for line in sys.stdin.buffer:
-        question = json.loads(line)
-        content = memoryview(b"")
-        try:
-            digest, content = _as_arrow(Path(question["path"]), question["columns"], whole=question["whole"])
-            head: dict[str, object] = {"digest": digest}
-        except BaseException as error:  # polars' panics are no `Exception`
-            if isinstance(error, KeyboardInterrupt | SystemExit):
-                raise
-            head = {"error": _reason(error)}
-        whole_head = json.dumps(head | {"size": len(content)}).encode().ljust(_HEAD_BYTES, b"\0")
-        for part in (memoryview(whole_head), content):
-            while part:
-                part = part[os.write(answers, part) :]
+        answer = _answer(json.loads(line))
+        _write_all(answers, memoryview(_head_bytes(answer)))
+        _write_all(answers, answer.arrow_file)
 
 
-def _as_arrow(path: Path, columns: Sequence[str], *, whole: bool) -> tuple[str, memoryview]:
-    """(digest of the file, its columns as an Arrow file)."""
+class _ChildAnswer(NamedTuple):
+    """What the child sends: fields of the head but for its `size`, and the Arrow file."""
+
+    fields: Mapping[str, str]
+    arrow_file: memoryview
+
+
+def _answer(question: Mapping[str, Any]) -> _ChildAnswer:
+    """Decodes the file that a question names; an error of any kind becomes the answer."""
+    try:
+        return _as_arrow(Path(question["path"]), question["columns"], whole=question["whole"])
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # polars' panics are no `Exception`
+        return _ChildAnswer({"error": _reason(error)}, memoryview(b""))
+
+
+def _head_bytes(answer: _ChildAnswer) -> bytes:
+    head = {**answer.fields, "size": len(answer.arrow_file)}
+    return json.dumps(head, ensure_ascii=False).encode().ljust(_HEAD_BYTES, b"\0")
+
+
+def _write_all(descriptor: int, content: memoryview) -> None:
+    """Writes all bytes to a pipe, which takes a part of them at a time."""
+    while content:
+        written = os.write(descriptor, content)
+        content = content[written:]
+
+
+def _as_arrow(path: Path, columns: Sequence[str], *, whole: bool) -> _ChildAnswer:
+    """Reads columns of a Parquet file as an Arrow file; with `whole` all of its bytes, for the digest.
+
+    Raises:
+        OSError: the file cannot be read, or is a link.
+        BaseException: whatever polars raises for a file that it cannot decode.
+    """
     import polars as pl
 
     digest = ""
@@ -227,27 +268,31 @@ def _as_arrow(path: Path, columns: Sequence[str], *, whole: bool) -> tuple[str, 
         frame = pl.read_parquet(source, columns=[*columns])
     memory = io.BytesIO()
     frame.write_ipc(memory, compression="uncompressed")
-    return digest, memory.getbuffer()
+    return _ChildAnswer({"digest": digest}, memory.getbuffer())
 
 
 def _reason(error: BaseException) -> str:
     """Why a file cannot be decoded, on one line."""
     if isinstance(error, MemoryError):
         return "its content is larger than the memory that there is for it"
-    said = (error.strerror or "") if isinstance(error, OSError) else str(error)
-    return printable(said).splitlines()[0][:_ERROR_LETTERS] if said else type(error).__name__
+    message = (error.strerror or "") if isinstance(error, OSError) else str(error)
+    if not message:
+        return type(error).__name__
+    return printable(message).splitlines()[0][:_ERROR_LETTERS]
 
 
 def _limit_memory() -> None:
-    """Holds this process to its share of the machine's memory, and writes no core file."""
+    """Limits this process to its share of the machine's memory, and lets it write no core file."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    most = _memory_bytes()
-    with contextlib.suppress(OSError, ValueError):  # macOS knows no such limit
-        resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(hard, most), hard))
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
+    limit_bytes = _memory_bytes()
+    if hard_limit != resource.RLIM_INFINITY:
+        limit_bytes = min(hard_limit, limit_bytes)
+    with contextlib.suppress(OSError, ValueError):  # macOS has no such limit
+        resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, hard_limit))
 
 
 def _memory_bytes() -> int:
     """Bytes of the machine's memory that decoding may take."""
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(_LEAST_BYTES, int(installed * _MEMORY_SHARE))
+    return max(_LEAST_MEMORY_BYTES, int(installed * _MEMORY_SHARE))

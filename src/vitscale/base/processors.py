@@ -6,7 +6,8 @@ import os
 
 
 def usable_cores() -> frozenset[int]:
-    """Numbers of the logical cores that this process may compute on; all of the machine where it has no mask (macOS).
+    """Numbers of the logical cores that this process may run on; all of the machine's where processes have no CPU mask
+    (macOS).
 
     Example: frozenset({0, 1, 2, 3}).
     """

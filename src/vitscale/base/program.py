@@ -1,7 +1,7 @@
-"""Which vitscale this is: its version number, and digests of its files, which tell apart programs of one number.
+"""Which vitscale this is: its version number, and digests of its files, which differ where programs of one number do.
 
 `digest`            of all files of the package: names the program that wrote a record
-`measuring_digest`  of the files that decide what a run measures: runs are like only where it is the same
+`measuring_digest`  of the files that decide what a run measures: runs are comparable only where it is the same
 
 The files are those that every installation has, wheel or editable: `SUFFIXES` inside the package's folder. A
 digest is worked out once in a process: of all files in 15 to 25 ms, of the measuring ones in 4 to 10 ms.
@@ -38,8 +38,8 @@ MEASURING = (
     "runner/one_run.py",
     "store/writing.py",
 )
-"""Rooms and files that decide what a run measures: what runs inside a rank, and what starts ranks and gives them their
-cores and variables. Reports, predictions, importers and how records are read decide nothing of what was recorded."""
+"""Folders and files, inside the package, that decide what a run measures: what runs inside a rank, and what starts
+ranks and gives them their cores and variables. Reports, predictions, importers and the reading of records do not."""
 MEASURING_NAME = "vitscale's measuring code"
 """Name under which records have `measuring_digest` beside the versions of libraries."""
 _DIGITS = 12
@@ -47,19 +47,21 @@ _DIGITS = 12
 
 def identity() -> str:
     """The version with the digest of all files: "0.1.0+3fa9c1d2e4b5"; without it where the files cannot be read."""
-    known_digest = digest()
-    return f"{vitscale.__version__}+{known_digest}" if known_digest is not None else vitscale.__version__
+    package_digest = digest()
+    if package_digest is None:
+        return vitscale.__version__
+    return f"{vitscale.__version__}+{package_digest}"
 
 
 @cache
 def digest() -> str | None:
-    """Digest of all files of this installation, as they are when it is first asked for; None: they cannot be read."""
+    """Digest of all files of this installation, as they are at the first call; None: they cannot be read."""
     return digest_of(PACKAGE, ("",))
 
 
 @cache
 def measuring_digest() -> str | None:
-    """Digest of the files in `MEASURING`, as `digest`."""
+    """Digest of the files in `MEASURING`, as they are at the first call; None: they cannot be read."""
     return digest_of(PACKAGE, MEASURING)
 
 
@@ -70,21 +72,25 @@ def digest_of(package: Path, parts: Iterable[str]) -> str | None:
         package: folder of the package.
         parts: folders and files inside it; "" is all of it.
     """
-    content = hashlib.sha256()
+    hasher = hashlib.sha256()
     try:
         files: set[Path] = set()
         for part in parts:
             files.update(_files(package / part))
         for file in sorted(files):
-            text = file.read_bytes()
-            content.update(f"{file.relative_to(package).as_posix()}\0{len(text)}\0".encode())
-            content.update(text)
+            content = file.read_bytes()
+            hasher.update(f"{file.relative_to(package).as_posix()}\0{len(content)}\0".encode())
+            hasher.update(content)
     except OSError:
         return None
-    return content.hexdigest()[:_DIGITS] if files else None
+    return hasher.hexdigest()[:_DIGITS] if files else None
 
 
 def _files(part: Path) -> list[Path]:
-    """The files of an installation that are this one, or lie below it."""
+    """The file `part`, or the files below the folder `part`, that every installation has."""
     paths = [part] if part.is_file() else part.rglob("*")
-    return [path for path in paths if path.suffix in SUFFIXES and "__pycache__" not in path.parts]
+    return [path for path in paths if _is_installed(path)]
+
+
+def _is_installed(path: Path) -> bool:
+    return path.suffix in SUFFIXES and "__pycache__" not in path.parts

@@ -1,7 +1,7 @@
-"""Names whose values are secrets, and values that are too plain to tell anything: the one place that decides either.
+"""Names whose values are secrets, and values that are too plain to identify anybody: the one place that decides either.
 
-A variable, an option, a key of a table: WANDB_API_KEY, --hf_token, db_password. Values of such names are not passed on
-to ranks, not recorded, not readable by other users, and taken out of a redacted bundle.
+A name is that of a variable, an option or a key of a table: WANDB_API_KEY, --hf_token, db_password. Values of secret
+names are not passed on to ranks, not recorded, not readable by other users, and taken out of a redacted bundle.
 """
 
 from __future__ import annotations
@@ -21,10 +21,16 @@ SECRET_WORD = "|".join(
         "sharedaccesssignature",
     )
 )
-"""Words that tell a secret wherever they stand in a name, as in NCCL_MY_SECRETX; a tokenizer is none."""
+"""Pattern of words that mark a secret wherever they stand in a name, as in NCCL_MY_SECRETX, but not in "tokenizer"."""
 LONE_WORD = r"keys?|pat|pwd|pass|creds?|auth|sas|sig|signature|dsn|jwt|cookie"
-"""Words that tell a secret where they stand alone in a name, as in HF_PAT: not in PATH, MONKEY or AUTHOR."""
-_SECRET_NAME = re.compile(rf"(?i){SECRET_WORD}|(?<![a-z0-9])(?:{LONE_WORD})(?![a-z])|(?<=[a-z])keys?(?![a-z])|cred$")
+"""Pattern of words that mark a secret where they stand alone in a name, as in HF_PAT: not in PATH, MONKEY or AUTHOR."""
+_SECRET_NAME = re.compile(
+    "(?i)"
+    f"{SECRET_WORD}"
+    f"|(?<![a-z0-9])(?:{LONE_WORD})(?![a-z])"
+    "|(?<=[a-z])keys?(?![a-z])"  # apikey, sshkeys
+    "|cred$"  # usercred
+)
 _FOLDER_NAMES = ("PWD", "OLDPWD")
 """Variables of every shell: the folder that it is in, and the one before."""
 _PLAIN_VALUE = re.compile(r"[A-Za-z_]{1,20}|\d{1,6}|\d\.\d+")

@@ -1,7 +1,7 @@
-"""Advice as changes of the file, so that it can be tried before it is given.
+"""Advice as changes of the file, so that lint can try it before a user reads it.
 
-A rule names what may be done in the order in which it would advise it; `vitscale.lint.lint` gives the first that raises
-no error or warning of its own beside the rest of the file.
+A rule names several ways out (`options`), the best first. `vitscale.lint.lint` makes the changes of one after the other
+in a copy of the file, and advises the first that raises no new error or warning.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Advice(NamedTuple):
 
 @dataclass(frozen=True)
 class FileFinding(Finding):
-    """A finding on a file, with all that may be done about it."""
+    """A finding on a file, with all ways out of it."""
 
     options: tuple[Advice, ...] = field(default=(), compare=False, repr=False)
     """The best first; `advice` is the text of the first."""
@@ -45,10 +45,12 @@ class FileFinding(Finding):
 
 
 def options_of(fix: str | Advice | Sequence[Advice]) -> tuple[Advice, ...]:
-    """What a rule says to do as options; a text alone changes nothing in the file."""
+    """The ways out that a rule names, as a tuple; a text alone is advice without changes of the file."""
     if isinstance(fix, str):
         return (Advice(fix),)
-    return (fix,) if isinstance(fix, Advice) else tuple(fix)
+    if isinstance(fix, Advice):
+        return (fix,)
+    return tuple(fix)
 
 
 def remove(place: Place, text: str = "Remove it") -> Advice:
@@ -57,23 +59,40 @@ def remove(place: Place, text: str = "Remove it") -> Advice:
 
 
 def changed(config: dict[str, Any], changes: Changes) -> dict[str, Any]:
-    """A copy of the configuration after the changes; a part that a new key needs is made."""
+    """A copy of the configuration after the changes; tables that a new key needs are made."""
     result = copy.deepcopy(config)
     for place, value in changes.items():
-        *above, name = place.split(".") if isinstance(place, str) else place
-        part = result
-        for outer in above:
-            inner = part.get(outer)
-            if not isinstance(inner, dict):
-                if value is REMOVED:
-                    break
-                # The old form of zero_optimization is true or false, for stage 1 or 0.
-                is_old_form = part is result and outer == "zero_optimization" and isinstance(inner, bool)
-                inner = part[outer] = {"stage": int(bool(inner))} if is_old_form else {}
-            part = inner
+        *tables, key = place.split(".") if isinstance(place, str) else place
+        if value is REMOVED:
+            _remove_key(result, tables, key)
         else:
-            if value is REMOVED:
-                part.pop(name, None)
-            else:
-                part[name] = copy.deepcopy(value)
+            table = _made_table(result, tables)
+            table[key] = copy.deepcopy(value)
     return result
+
+
+def _remove_key(config: dict[str, Any], tables: Sequence[str], key: str) -> None:
+    """Removes a key from the table at the end of the path `tables`, if there is such a table."""
+    table: Any = config
+    for name in tables:
+        table = table.get(name)
+        if not isinstance(table, dict):
+            return
+    table.pop(key, None)
+
+
+def _made_table(config: dict[str, Any], tables: Sequence[str]) -> dict[str, Any]:
+    """The table at the end of the path `tables`; makes the missing ones, in place of what is there and is no table."""
+    table = config
+    for depth, name in enumerate(tables):
+        content = table.get(name)
+        if not isinstance(content, dict):
+            is_zero_section = depth == 0 and name == "zero_optimization"
+            table[name] = _zero_section(content) if is_zero_section else {}
+        table = table[name]
+    return table
+
+
+def _zero_section(old_form: object) -> dict[str, Any]:
+    """The table that the old form of zero_optimization stands for: true for stage 1, false for 0; empty for others."""
+    return {"stage": int(old_form)} if isinstance(old_form, bool) else {}

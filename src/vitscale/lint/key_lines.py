@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 _GAP = re.compile(r"(?:[ \t\n\r,]|#[^\r\n]*|//[^\r\n]*|/\*.*?\*/)+", re.DOTALL)
 _QUOTED = re.compile(r"""'''.*?'''|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'""", re.DOTALL)
@@ -21,10 +22,21 @@ _REST_OF_LINE = re.compile(r"[^\r\n]*")
 
 
 def lines_of_keys(text: str) -> dict[str, int]:
-    """Dotted key -> its line, counted from 1, the first where keys in a list have one name; `text` is valid Hjson."""
+    """Dotted key -> its line, counted from 1; `text` is valid Hjson.
+
+    Keys of objects in a list share the list's dotted key as their prefix; of several with one name the first counts.
+    """
     walk = _Walk(text)
     walk.run()
     return walk.lines
+
+
+class _Container(NamedTuple):
+    """An object or a list that the walk is in."""
+
+    key: str
+    """Its dotted key; empty for the root."""
+    is_list: bool
 
 
 @dataclass
@@ -33,58 +45,65 @@ class _Walk:
 
     text: str
     lines: dict[str, int] = field(default_factory=dict)
+    """What the walk has found: dotted key -> line."""
     position: int = 0
+    """Index in the text of what is read next."""
     _line: int = 1
+    """Line of `_counted_to`, up to where line breaks are counted."""
     _counted_to: int = 0
 
     def run(self) -> None:
         """Fills `lines`."""
-        above: list[str] = []
-        """Dotted keys of the objects and lists around the position."""
-        is_list: list[bool] = []
+        containers: list[_Container] = []
         key = ""
         while self._skip_gap():
             character = self.text[self.position]
             if character in "{[":
-                above.append(key)
-                is_list.append(character == "[")
+                containers.append(_Container(key, is_list=character == "["))
                 self.position += 1
             elif character in "}]":
-                key = above.pop() if above else ""
-                del is_list[-1:]
+                key = containers.pop().key if containers else ""
                 self.position += 1
-            elif is_list and is_list[-1]:
+            elif containers and containers[-1].is_list:
                 self._skip_value()
             else:
-                key = self._read_key(above[-1] if above else "")
-                if self._skip_gap() and self.text[self.position] == ":":
-                    self.position += 1
-                    self._skip_gap()
+                key = self._read_key(containers[-1].key if containers else "")
+                self._skip_colon()
                 if self.text[self.position : self.position + 1] not in ("{", "["):
                     self._skip_value()
 
+    def _skip_colon(self) -> None:
+        """Skips the colon behind a key, and what may stand around it."""
+        if self._skip_gap() and self.text[self.position] == ":":
+            self.position += 1
+            self._skip_gap()
+
     def _skip_gap(self) -> bool:
-        """Skips blanks, commas and comments; whether anything follows."""
+        """Skips blanks, commas and comments; returns whether anything follows."""
         match = _GAP.match(self.text, self.position)
         if match:
             self.position = match.end()
         return self.position < len(self.text)
 
-    def _read_key(self, above: str) -> str:
-        """Reads a key and notes its line; the dotted key."""
+    def _read_key(self, outer_key: str) -> str:
+        """Reads a key and notes its line; returns its dotted key.
+
+        What is no key is skipped by one character, and `outer_key`, that of the object around it, is returned.
+        """
         match = _QUOTED.match(self.text, self.position) or _BARE_KEY.match(self.text, self.position)
         if match is None:
             self.position += 1
-            return above
+            return outer_key
         self._line += self.text.count("\n", self._counted_to, self.position)
         self._counted_to = self.position
         self.position = match.end()
         name = _unquoted(match[0])
-        key = f"{above}.{name}" if above else name
+        key = f"{outer_key}.{name}" if outer_key else name
         self.lines.setdefault(key, self._line)
         return key
 
     def _skip_value(self) -> None:
+        """Skips a value that is no object and no list, or one character that begins none."""
         for pattern in (_QUOTED, _PLAIN_VALUE, _REST_OF_LINE):
             match = pattern.match(self.text, self.position)
             if match and match.end() > self.position:
@@ -94,7 +113,7 @@ class _Walk:
 
 
 def _unquoted(name: str) -> str:
-    """The name that a key in quotes stands for; others as they are."""
+    """The name that a key in quotes stands for; a key without quotes as it is."""
     if name[0] not in "\"'":
         return name
     inside = name[1:-1]

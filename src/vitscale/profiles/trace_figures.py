@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from vitscale.base.time_spans import Interval, complement, intersection, length, union
 from vitscale.present.units import listed
@@ -63,7 +64,7 @@ class Steps:
     first_is_whole: bool = False
     """Whether it is known when the first began on the device: earlier work was recorded, or there is only this step."""
     first_begin_ns: int | None = None
-    """When the first began on the device, where nothing was launched before it; None: with the first event there."""
+    """When the first step began on the device, where that was before the first event there; None: with that event."""
 
 
 def steps_of(trace: Trace) -> Steps:
@@ -90,7 +91,7 @@ class _Mark(NamedTuple):
     end_ns: int
     number: int
     launches: int
-    """Calls of the host in it by which something ran on the device."""
+    """Calls of the host in it that launched something on the device; a graph of many kernels is one call."""
 
     @property
     def duration_ns(self) -> int:
@@ -102,28 +103,40 @@ class _Mark(NamedTuple):
 
 
 def _marks(trace: Trace) -> list[_Mark]:
-    """The marks of a trace in order, numbered by place where they have no numbers of their own."""
-    ranges = [event for event in trace.events if event.kind == "annotation"]
-    named = sorted((event.start_ns, event.end_ns, match[1]) for event in ranges if (match := _STEP.match(event.name)))
-    numbers = [int(number) if number else place for place, (_, _, number) in enumerate(named)]
+    """The `ProfilerStep` marks of a trace in order of time.
+
+    A mark without a number gets its index; where two then have the same number, all get their index.
+    """
+    matches = [(event, _STEP.match(event.name)) for event in trace.events if event.kind == "annotation"]
+    ranges = sorted((event.start_ns, event.end_ns, match[1]) for event, match in matches if match)
+    numbers = [int(number) if number else index for index, (_, _, number) in enumerate(ranges)]
     if len(set(numbers)) < len(numbers):
-        numbers = [*range(len(named))]
-    launches = np.unique(np.array([launch for launch, _ in trace.launches], dtype=np.int64))  # one runs a whole graph
+        numbers = [*range(len(ranges))]
+    launch_ns = np.unique(np.array([launch for launch, _ in trace.launches], dtype=np.int64))
     return [
-        _Mark(start, end, number, int(np.diff(np.searchsorted(launches, (start, end)))[0]))
-        for (start, end, _), number in zip(named, numbers, strict=True)
+        _Mark(start_ns, end_ns, number, launches=_count_between(launch_ns, start_ns, end_ns))
+        for (start_ns, end_ns, _), number in zip(ranges, numbers, strict=True)
     ]
 
 
-_CUT, _CUT_AMONG_EQUALS = 0.5, 0.9
+def _count_between(sorted_ns: npt.NDArray[np.int64], start_ns: int, end_ns: int) -> int:
+    """The number of times from `start_ns` to before `end_ns`."""
+    first, end = np.searchsorted(sorted_ns, (start_ns, end_ns))
+    return int(end - first)
+
+
+_CUT_LAUNCH_SHARE = 0.5
 """Share of the other marks' fewest launches below which a shorter mark is taken for a part of a step. Whole steps may
-differ (a gradient that is accumulated without an update), but where all others agree a whole one does too."""
-_SHORTER = 0.9
+differ: one may accumulate a gradient without an update."""
+_CUT_LAUNCH_SHARE_AMONG_EQUALS = 0.9
+"""The same where the other marks have about as many launches as each other, so that a whole step has as many too; and
+the fewest launches of marks that are such equals, as a share of the most."""
+_CUT_TIME_SHARE = 0.9
 """Share of the shortest other mark's time: a mark that is longer was not cut off, whatever was launched in it."""
 
 
 def _marked_steps(trace: Trace, marks: Sequence[_Mark]) -> Steps:
-    """The steps that were marked, without marks that hold no whole step.
+    """The steps of a trace by its marks, without those marks that hold no whole step.
 
     The profiler opens a mark with every `prof.step()`, so that its end cuts the last one off, mostly before anything
     was launched in it; started in the middle of a step, it cuts the first.
@@ -131,27 +144,29 @@ def _marked_steps(trace: Trace, marks: Sequence[_Mark]) -> Steps:
     whole_steps = _without_cut(_without_empty(marks))
     numbers = [mark.number for mark in whole_steps]
     spans = [(mark.start_ns, mark.end_ns) for mark in whole_steps]
-    left_out = _left_out(marks, whole_steps)
-    found_by = "by the profiler's own marks (ProfilerStep)"
+    skipped_clauses = _skipped_clauses(marks, whole_steps)
+    method = "by the profiler's own marks (ProfilerStep)"
     if len(whole_steps) > 1:
-        return _steps(trace, numbers, spans, found_by + left_out)
+        return _steps(trace, numbers, spans, method + skipped_clauses)
     begin_ns = _begin_of_lone_step(trace, whole_steps[0])
-    since = "its first kernel" if begin_ns is None else "its mark's length before its last kernel's end"
-    found_by += f", one step, taken from {since}{left_out}"
-    return replace(_steps(trace, numbers, spans, found_by, first_is_whole=True), first_begin_ns=begin_ns)
+    begin = "its first kernel" if begin_ns is None else "its mark's length before its last kernel's end"
+    method += f", one step, taken from {begin}{skipped_clauses}"
+    return replace(_steps(trace, numbers, spans, method, first_is_whole=True), first_begin_ns=begin_ns)
 
 
-def _left_out(marks: Sequence[_Mark], whole_steps: Sequence[_Mark]) -> str:
-    """A clause for the marks that hold no whole step; empty where all do."""
+def _skipped_clauses(marks: Sequence[_Mark], whole_steps: Sequence[_Mark]) -> str:
+    """Clauses about the marks that hold no whole step, each with "; " before it; empty where all do."""
     skipped = [mark for mark in marks if mark not in whole_steps]
     empty = [mark for mark in skipped if not mark.launches]
     cut = [mark for mark in skipped if mark.launches]
-    usual = min(mark.launches for mark in whole_steps)
-    clauses = [f"; {listed(empty)} launched nothing: left out"] if empty else []
+    clauses = ""
+    if empty:
+        clauses += f"; {listed(empty)} launched nothing: left out"
     if cut:
-        described = [f"{mark} ({mark.launches:,} of a whole step's {usual:,} launches)" for mark in cut]
-        clauses.append(f"; {listed(described)} cut off: left out")
-    return "".join(clauses)
+        whole_launches = min(mark.launches for mark in whole_steps)
+        described = [f"{mark} ({mark.launches:,} of a whole step's {whole_launches:,} launches)" for mark in cut]
+        clauses += f"; {listed(described)} cut off: left out"
+    return clauses
 
 
 def _without_empty(marks: Sequence[_Mark]) -> Sequence[_Mark]:
@@ -160,7 +175,7 @@ def _without_empty(marks: Sequence[_Mark]) -> Sequence[_Mark]:
 
 
 def _without_cut(marks: Sequence[_Mark]) -> Sequence[_Mark]:
-    """The marks without a first and a last one that are a part of a step: shorter than all others, and less in them."""
+    """The marks without the last and the first where these hold a part of a step (`_is_cut`)."""
     if len(marks) > 1 and _is_cut(marks[-1], marks[:-1]):
         marks = marks[:-1]
     if len(marks) > 1 and _is_cut(marks[0], marks[1:]):
@@ -168,19 +183,23 @@ def _without_cut(marks: Sequence[_Mark]) -> Sequence[_Mark]:
     return marks
 
 
-def _is_cut(mark: _Mark, others: Sequence[_Mark]) -> bool:
-    counts = [other.launches for other in others]
-    do_agree = len(counts) > 1 and min(counts) >= _CUT_AMONG_EQUALS * max(counts)
-    fewest_launches = (_CUT_AMONG_EQUALS if do_agree else _CUT) * min(counts)
-    is_shorter = mark.duration_ns < _SHORTER * min(other.duration_ns for other in others)
-    return is_shorter and mark.launches < fewest_launches
+def _is_cut(mark: _Mark, other_marks: Sequence[_Mark]) -> bool:
+    """Whether a mark is clearly shorter than all others, and has clearly fewer launches: it holds a part of a step."""
+    shortest_ns = min(other.duration_ns for other in other_marks)
+    if mark.duration_ns >= _CUT_TIME_SHARE * shortest_ns:
+        return False
+    launches = [other.launches for other in other_marks]
+    are_equals = len(launches) > 1 and min(launches) >= _CUT_LAUNCH_SHARE_AMONG_EQUALS * max(launches)
+    launch_share = _CUT_LAUNCH_SHARE_AMONG_EQUALS if are_equals else _CUT_LAUNCH_SHARE
+    return mark.launches < launch_share * min(launches)
 
 
 def _begin_of_lone_step(trace: Trace, mark: _Mark) -> int | None:
-    """When the only step of a trace began on the device, if that was before the first event there; else None.
+    """When the only step of a trace began on the device, in nanoseconds; None: with the first event there.
 
-    It lasted as long as its mark at least, for the host began the next one after that. So where the device was done
-    sooner after its first event, it had waited for the host before that.
+    The step lasted at least as long as its mark, after which the host began the next one. So where less time than that
+    lies between the first event on the device and the end of the last, the device had waited for the host before its
+    first event, and the step began a mark's length before the end.
     """
     first_ns = min((event.start_ns for _, event in trace.launches), default=mark.start_ns)
     ends = [event.end_ns for launch, event in trace.launches if mark.start_ns <= launch < mark.end_ns]

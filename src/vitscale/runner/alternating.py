@@ -1,8 +1,9 @@
 """Runs two or more studies in turn, round by round, so that what changes on the machine changes for all of them.
 
 A round is one run of each trial of each study. Sides take turns in going first (A B, B A, A B, ...), so that steady
-drift favours none. Each side has a results folder of its own, as `vitscale run` makes it; the same call resumes where
-it was interrupted. `vitscale.analysis.rounds` reads from the times of the runs that they alternated.
+drift favours none. Each side has its own results folder, as `vitscale run` makes it; the same call resumes where it was
+interrupted. That the sides alternated is recorded by the times of their runs alone, which `vitscale.analysis.rounds`
+reads.
 """
 
 from __future__ import annotations
@@ -28,15 +29,16 @@ class Side(NamedTuple):
 
     name: str
     plan: Plan
+    """With as many repeats of each trial as there are rounds."""
     results: Path
 
 
 def sides_of(studies: Sequence[Path], folder: Path, repeats: int | None = None) -> list[Side]:
-    """The studies as sides, with their results in folders of `folder` named after the study files.
+    """Plans the studies as sides, with their results in subfolders of `folder`.
 
     Args:
         studies: study files, two or more.
-        folder: for the results.
+        folder: for the results; the subfolders have the names of the sides (`_names`).
         repeats: number of rounds; None: `measure.repeats` of the first study.
 
     Raises:
@@ -47,7 +49,7 @@ def sides_of(studies: Sequence[Path], folder: Path, repeats: int | None = None) 
     sides = []
     for study, name in zip(studies, _names(studies), strict=True):
         file = StudyFile.read(study, None, [f"measure.repeats={repeats}"])
-        _refuse_what_has_no_rounds(study, file)
+        _refuse_study_without_rounds(study, file)
         results = folder / name
         planned = plan(file, results=results)
         if isinstance(planned.scheduler, Submitter):
@@ -67,22 +69,26 @@ def run_in_turn(sides: Sequence[Side], console: Console) -> list[Report]:
     """
     rounds = max(side.plan.measure.repeats for side in sides)
     reports: dict[str, Report] = {}
-    for number in range(rounds):
-        in_order = sides if number % 2 == 0 else tuple(reversed(sides))
-        for side in in_order:
-            until_now = _until_round(side.plan, number)
-            is_last = number == rounds - 1
-            if is_last or _has_work(until_now, side.results):
-                console.print(f"round {number + 1} of {rounds}: {side.name}", markup=False, highlight=False)
-                reports[side.name] = driver.run(until_now, side.results, driver.Options(), console)
+    for round_index in range(rounds):
+        is_last_round = round_index == rounds - 1
+        for side in _round_order(sides, round_index):
+            plan_so_far = _plan_through_round(side.plan, round_index)
+            if is_last_round or _has_work(plan_so_far, side.results):  # the last gives the report even without work
+                console.print(f"round {round_index + 1} of {rounds}: {side.name}", markup=False, highlight=False)
+                reports[side.name] = driver.run(plan_so_far, side.results, driver.Options(), console)
     return [reports[side.name] for side in sides]
 
 
-def _refuse_what_has_no_rounds(study: Path, file: StudyFile) -> None:
+def _round_order(sides: Sequence[Side], round_index: int) -> Sequence[Side]:
+    """The sides as given in even rounds (from 0), and in reverse in odd ones."""
+    return sides if round_index % 2 == 0 else tuple(reversed(sides))
+
+
+def _refuse_study_without_rounds(study: Path, file: StudyFile) -> None:
     """Refuses a study whose runs cannot be made a given number of times, one after the other.
 
     Raises:
-        RequestError: it adds runs by what they show, or runs several at a time.
+        RequestError: the study adds runs until their results are precise enough, or runs several at a time.
     """
     measure = file.study.measure
     if measure.target_ci is not None:
@@ -99,18 +105,20 @@ def _refuse_what_has_no_rounds(study: Path, file: StudyFile) -> None:
 
 
 def _names(studies: Sequence[Path]) -> list[str]:
-    """Different names for the studies: of their files, else of their folders, else numbered."""
-    of_files = [study.stem for study in studies]
-    of_folders = [study.absolute().parent.name for study in studies]
-    for names in (of_files, of_folders):
-        if len({*names}) == len(names) and all(names):
+    """Different names for the studies: those of their files, else of their folders, else numbered ones."""
+    file_names = [study.stem for study in studies]
+    folder_names = [study.absolute().parent.name for study in studies]
+    for names in (file_names, folder_names):
+        are_different = len({*names}) == len(names)
+        if are_different and all(names):
             return names
-    return [f"{number}-{name}" for number, name in enumerate(of_files, start=1)]
+    return [f"{number}-{name}" for number, name in enumerate(file_names, start=1)]
 
 
-def _until_round(planned: Plan, number: int) -> Plan:
-    """The plan with the runs of the first `number` + 1 rounds alone."""
-    return replace(planned, tasks=tuple(task for task in planned.tasks if task.repeat <= number))
+def _plan_through_round(planned: Plan, round_index: int) -> Plan:
+    """The plan with the runs of rounds 0 to `round_index` alone."""
+    tasks = tuple(task for task in planned.tasks if task.repeat <= round_index)
+    return replace(planned, tasks=tasks)
 
 
 def _has_work(planned: Plan, results: Path) -> bool:

@@ -1,8 +1,9 @@
-"""Why a study's trials are others than those of the folder that it is to go on in: what was changed, in words.
+"""What was changed, in words, where a study's trials differ from those of the results folder that it would resume.
 
-A trial's identity is over all that affects its result, wherever that stands: values of the study file, of the command
-line and of a site file, the machine's cores, and the content of files that a study names (a script, a DeepSpeed file, a
-model's configuration, its weights, a list of classes).
+A trial's identity covers all that affects its result, wherever that comes from: values of the study file, of the
+command line and of a site file, the machine's cores, and the content of files that a study names (a script, a DeepSpeed
+file, a model's configuration, its weights, a list of classes). Below, `stored` is the record in the folder, and
+`planned` that of the study which is to run now.
 """
 
 from __future__ import annotations
@@ -19,59 +20,69 @@ from vitscale.store.results import StudyRecord
 from vitscale.study.file import overridden
 from vitscale.trial.trial import HOW_FOUND, Trial, WindowSpec
 
-_MOST_NAMED = 3
+_MOST_LISTED = 3
 _LAUNCH_FIELDS = ("launcher", "threads_per_rank")
 """Fields of [launch] that are part of a trial."""
-_PUT_BACK = "put that file back as it was"
+_RESTORE_FILE = "put that file back as it was"
 
 
 class Change(NamedTuple):
-    """One thing in which a study differs from the one that a folder was begun with."""
+    """One difference between a planned study and the stored one."""
 
     field: str
     """The field of the study: "train.script"."""
     words: str
     """What was changed: "train.learning_rate was 0.0005 and is 0.001"."""
     restore: str = ""
-    """How to go on as it was begun, where a file has to be put back; empty: that follows from the words."""
+    """A clause that advises which file to put back, so that the folder resumes; empty where no file was changed."""
 
 
 def changes(stored: StudyRecord, planned: StudyRecord) -> list[Change]:
-    """What makes the trials of a planned study others than the stored ones, likely causes first; empty: unknown."""
-    in_text = list(_text_changes(stored, planned))
-    in_trials = list(_trial_changes(stored, planned))
+    """The changes by which the planned trials differ from the stored ones, one a field; empty where none is found.
+
+    Changes of files and of the machine come first, then those of the study's text and of the command line.
+    """
+    text_changes = list(_text_changes(stored, planned))
+    trial_changes = list(_trial_changes(stored, planned))
     overridden_fields = _overridden_fields(stored, planned)
     causes = [
-        *_launch_changes(stored, planned, without={change.field for change in in_text}),
+        *_launch_changes(stored, planned, explained_fields={change.field for change in text_changes}),
         *_digest_changes(stored, planned),
         *_config_changes(stored, planned),
         *_class_changes(stored, planned),
-        *in_text,
-        *(change for change in in_trials if change.field in overridden_fields),
+        *text_changes,
+        *(change for change in trial_changes if change.field in overridden_fields),
     ]
-    # What the studies do not say may come from a site file, or from a file that an earlier version read otherwise.
-    by_field = {change.field: change for change in causes or in_trials}
-    return list(by_field.values())
+    # Without a cause in the studies, it may be a site file, or a file that an earlier version read in another way.
+    change_by_field = {change.field: change for change in causes or trial_changes}
+    return list(change_by_field.values())
 
 
 def in_brackets(causes: Iterable[Change]) -> str:
-    """The changes behind a statement: " (train.learning_rate was 0.0005 and is 0.001)"; empty where there are none."""
+    """The changes in brackets, to end a sentence: " (train.learning_rate was 0.0005 and is 0.001)"; empty for none."""
     words = [change.words for change in causes]
-    return f" ({listed(words, most=_MOST_NAMED)})" if words else ""
+    return f" ({listed(words, most=_MOST_LISTED)})" if words else ""
 
 
 def how_to_go_on(causes: Sequence[Change], stored: StudyRecord, planned: StudyRecord) -> list[str]:
-    """Steps after which a folder goes on as it was begun, as far as they are known: clauses for an advice."""
+    """Clauses for an advice: the steps after which the folder resumes with its stored study; empty where unknown."""
     steps = list(dict.fromkeys(change.restore for change in causes if change.restore))
-    is_by_override = not _overridden_fields(stored, planned).isdisjoint(change.field for change in causes)
-    if stored.overrides != planned.overrides and (is_by_override or not causes):
+    if _may_be_by_override(causes, stored, planned):
         words = " ".join(stored.overrides) or "nothing"
         steps.append(f"go on as it was begun, with {words} on the command line")
     return steps
 
 
+def _may_be_by_override(causes: Sequence[Change], stored: StudyRecord, planned: StudyRecord) -> bool:
+    """Whether the command line changed one of the causes; also where it was changed and no cause is known."""
+    if stored.overrides == planned.overrides:
+        return False
+    changed_fields = {change.field for change in causes}
+    return not causes or bool(changed_fields & _overridden_fields(stored, planned))
+
+
 def threads_of(study: StudyRecord | None) -> int | None:
-    """The threads of each rank of a study; None where it has none, or more than one number."""
+    """The threads per rank in all trials that were run here; None without such trials, or where they differ."""
     if study is None:
         return None
     threads = {trial.world.threads_per_rank for trial in study.trials.values() if trial.origin is None}
@@ -79,11 +90,13 @@ def threads_of(study: StudyRecord | None) -> int | None:
 
 
 class _Difference(NamedTuple):
-    """A field that has another value, or a value on one side only (else None)."""
+    """A field whose values differ; a value is None on a side that does not have the field."""
 
     field: str
     before: Any
+    """Its stored value."""
     after: Any
+    """Its planned value."""
 
     def __str__(self) -> str:
         return f"{self.field} was {_value(self.before)} and is {_value(self.after)}"
@@ -91,11 +104,8 @@ class _Difference(NamedTuple):
 
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[_Difference]:
     fields = dict.fromkeys((*before, *after))
-    return [
-        _Difference(field, before.get(field), after.get(field))
-        for field in fields
-        if before.get(field) != after.get(field)
-    ]
+    differences = [_Difference(field, before.get(field), after.get(field)) for field in fields]
+    return [difference for difference in differences if difference.before != difference.after]
 
 
 def _value(value: object) -> str:
@@ -108,7 +118,7 @@ def _overridden_fields(stored: StudyRecord, planned: StudyRecord) -> set[str]:
 
 
 def _overrides(study: StudyRecord) -> dict[str, Any]:
-    """The values that the command line puts over a study, by field; empty where its words are none."""
+    """Field -> the value that the command line puts over the study's; empty where its words cannot be read."""
     try:
         return dotted(overridden(study.overrides))
     except RequestError:
@@ -116,18 +126,18 @@ def _overrides(study: StudyRecord) -> dict[str, Any]:
 
 
 def _text_changes(stored: StudyRecord, planned: StudyRecord) -> Iterator[Change]:
-    """Values of the study file that decide on trials: a number of repeats, say, makes no others of them."""
+    """Values of the study file that are part of trials; not a number of repeats, say, which changes no trial."""
     try:
         before = dotted(tomllib.loads(stored.text))
         after = dotted(tomllib.loads(planned.text))
     except ValueError:
         return
     for difference in _differences(before, after):
-        if _is_of_a_trial(difference.field):
+        if _affects_trials(difference.field):
             yield Change(difference.field, str(difference))
 
 
-def _is_of_a_trial(field: str) -> bool:
+def _affects_trials(field: str) -> bool:
     """Whether a field of a study file is part of its trials, or decides which there are."""
     section, _, key = field.partition(".")
     if section == "measure":
@@ -139,17 +149,22 @@ def _is_of_a_trial(field: str) -> bool:
     return section not in ("slurm", "node")
 
 
-def _launch_changes(stored: StudyRecord, planned: StudyRecord, *, without: set[str]) -> Iterator[Change]:
-    """Launcher and threads, which no line of the study may show: they follow from cores, hosts and options."""
-    launchers = _launchers(stored)
-    new_launchers = _launchers(planned)
-    if "launch.launcher" not in without and launchers != new_launchers:
-        yield Change("launch.launcher", f"launch.launcher was {launchers} and is {new_launchers}")
-    threads = threads_of(stored)
-    new_threads = threads_of(planned)
-    is_known = threads is not None and new_threads is not None
-    if "launch.threads_per_rank" not in without and is_known and threads != new_threads:
-        yield Change("launch.threads_per_rank", f"launch.threads_per_rank was {threads} and is {new_threads}")
+def _launch_changes(stored: StudyRecord, planned: StudyRecord, *, explained_fields: set[str]) -> Iterator[Change]:
+    """Launcher and threads, which may differ without a line of the study: they follow from cores, hosts and options.
+
+    `explained_fields` are those whose change the study's text explains; they are left out here.
+    """
+    if "launch.launcher" not in explained_fields:
+        launchers = _launchers(stored)
+        new_launchers = _launchers(planned)
+        if launchers != new_launchers:
+            yield Change("launch.launcher", f"launch.launcher was {launchers} and is {new_launchers}")
+    if "launch.threads_per_rank" not in explained_fields:
+        threads = threads_of(stored)
+        new_threads = threads_of(planned)
+        are_known = threads is not None and new_threads is not None
+        if are_known and threads != new_threads:
+            yield Change("launch.threads_per_rank", f"launch.threads_per_rank was {threads} and is {new_threads}")
 
 
 def _launchers(study: StudyRecord) -> str:
@@ -157,34 +172,37 @@ def _launchers(study: StudyRecord) -> str:
     return " and ".join(sorted(names))
 
 
-class _Content(NamedTuple):
-    """A digest of a trial, and the file that it is of."""
+class _DigestedFile(NamedTuple):
+    """A file that a study names, and whose content a trial has a digest of."""
 
-    digest: str
+    digest_field: str
     """Field of the trial."""
     field: str
     """Field of the study that names the file."""
-    words: str
-    """What of the file it is of."""
+    content: str
+    """The content, as the begin of a clause that goes on with `field`."""
 
 
-_CONTENTS = (
-    _Content("script_digest", "train.script", "the content of"),
-    _Content("model_digest", "model.hf", "the config.json of"),
-    _Content("weights_digest", "model.weights", "the content of"),
+_DIGESTED_FILES = (
+    _DigestedFile("script_digest", "train.script", content="the content of"),
+    _DigestedFile("model_digest", "model.hf", content="the config.json of"),
+    _DigestedFile("weights_digest", "model.weights", content="the content of"),
 )
 
 
 def _digest_changes(stored: StudyRecord, planned: StudyRecord) -> Iterator[Change]:
-    """Files that both studies name alike, and that hold something else."""
-    for content in _CONTENTS:
-        names = _names(stored, content.field)
-        digests = {getattr(trial, content.digest) for trial in stored.trials.values()}
-        new_digests = {getattr(trial, content.digest) for trial in planned.trials.values()}
-        if names and names == _names(planned, content.field) and digests != new_digests:
-            quoted = listed(shown(name) for name in names)
-            words = f"{content.words} {content.field} {quoted} has changed"
-            yield Change(content.field, words, f"put {listed(names)} back as it was")
+    """Files that have one name in both studies, and another content."""
+    for file in _DIGESTED_FILES:
+        names = _names(stored, file.field)
+        has_same_names = bool(names) and names == _names(planned, file.field)
+        if has_same_names and _digests(stored, file) != _digests(planned, file):
+            quoted_names = listed(shown(name) for name in names)
+            words = f"{file.content} {file.field} {quoted_names} has changed"
+            yield Change(file.field, words, f"put {listed(names)} back as it was")
+
+
+def _digests(study: StudyRecord, file: _DigestedFile) -> set[str | None]:
+    return {getattr(trial, file.digest_field) for trial in study.trials.values()}
 
 
 def _names(study: StudyRecord, field: str) -> list[str]:
@@ -195,13 +213,13 @@ def _names(study: StudyRecord, field: str) -> list[str]:
 
 
 def _config_changes(stored: StudyRecord, planned: StudyRecord) -> Iterator[Change]:
-    """Keys of a DeepSpeed file that were changed."""
+    """Keys of the DeepSpeed file that were changed, as one change; of several files, keys of the first."""
     configs = _configs(stored)
     new_configs = _configs(planned)
     if configs and new_configs and configs != new_configs:
-        keys = listed(_differences(configs[0], new_configs[0]), most=_MOST_NAMED)
+        keys = listed(_differences(configs[0], new_configs[0]), most=_MOST_LISTED)
         words = f"the content of train.deepspeed_config has changed: {keys}"
-        yield Change("train.deepspeed_config", words, _PUT_BACK)
+        yield Change("train.deepspeed_config", words, _RESTORE_FILE)
 
 
 def _configs(study: StudyRecord) -> list[dict[str, Any]]:
@@ -216,16 +234,16 @@ def _configs(study: StudyRecord) -> list[dict[str, Any]]:
 
 
 def _class_changes(stored: StudyRecord, planned: StudyRecord) -> Iterator[Change]:
-    """Names of classes, which trials have from a file."""
+    """Names of classes, where trials list them because they stood in a file."""
     classes = {trial.data.classes for trial in stored.trials.values()}
     new_classes = {trial.data.classes for trial in planned.trials.values()}
     are_names = all(isinstance(names, tuple) for names in classes | new_classes)
     if are_names and classes != new_classes:
-        yield Change("data.classes", "the names in the file of data.classes have changed", _PUT_BACK)
+        yield Change("data.classes", "the names in the file of data.classes have changed", _RESTORE_FILE)
 
 
 def _trial_changes(stored: StudyRecord, planned: StudyRecord) -> Iterator[Change]:
-    """Fields with other values in the trials of one record than in those of the other."""
+    """Fields whose values in all stored trials together differ from those in all planned ones."""
     before = [_fields(trial) for trial in stored.trials.values()]
     after = [_fields(trial) for trial in planned.trials.values()]
     fields: dict[str, None] = {}
@@ -239,7 +257,7 @@ def _trial_changes(stored: StudyRecord, planned: StudyRecord) -> Iterator[Change
 
 
 def _fields(trial: Trial) -> dict[str, Any]:
-    """All that a trial's identity is of, by the names that a study gives it."""
+    """Field, as a study names it -> value, of all that a trial's identity covers."""
     content = trial.model_dump(mode="json")
     for field in HOW_FOUND:
         del content["data"][field]
@@ -248,5 +266,6 @@ def _fields(trial: Trial) -> dict[str, Any]:
 
 
 def _values(field: str, trials: Iterable[Mapping[str, Any]]) -> str:
+    """The different values of a field, in words."""
     values = {_value(trial.get(field)) for trial in trials}
     return " and ".join(sorted(values))

@@ -42,10 +42,10 @@ _MOST_FROM_DEFLATED = 1032
 _MOST_SLICES = 16_384
 """Most slices of an HDF5 volume, each of which becomes an entry of the image set."""
 _HARMLESS_SLICES = 256
-"""Number of slices up to which each is an entry, whatever it claims; the images themselves are checked one by one."""
-_SERIES_IN_OTHER_FILES = {"is_ome": False, "is_mmstack": False, "is_ndtiff": False}
-"""Formats in which a TIFF may name other files, whose pixels tifffile would read wherever they lie. Without them it
-reads the pages of this file alone."""
+"""Slices of a volume that is not refused for the bytes that it claims: each image is checked anyway as it is read."""
+_WITHOUT_OTHER_FILES = {"is_ome": False, "is_mmstack": False, "is_ndtiff": False}
+"""Arguments by which tifffile reads the pages of a TIFF alone: in these formats it may name other files, whose pixels
+tifffile would read wherever they lie."""
 _DEFLATE, _FILTERS = 1, {1: "gzip", 2: "shuffle", 3: "fletcher32", 32000: "lzf"}
 """HDF5's numbers of the filters that chunks may be packed with."""
 _CHECKSUM_BYTES = 4
@@ -92,9 +92,12 @@ def images_in(content: Content, name: str) -> int:
 
 
 def _verify_slices(volume: Any, file_bytes: int, name: str) -> None:
-    """Refuses a volume that claims more slices, or more bytes, than a file of this size can hold.
+    """Refuses a volume of too many slices, and one that claims more bytes than a file of `file_bytes` can hold.
 
     HDF5 stores no chunk that nobody has written: a file of a kilobyte may claim any number of slices.
+
+    Raises:
+        BrokenImage: the volume is refused.
     """
     slices = int(volume.shape[0])
     if slices > _MOST_SLICES:
@@ -251,7 +254,7 @@ def _npz(content: Content, name: str) -> Iterator[_Stored]:
 def _tiff(content: Content, name: str) -> Iterator[_Stored]:
     tifffile = library("tifffile", "TIFF of other than 3 channels of 8 bits", "images")
     logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # one message, or none
-    with _file(content) as file, tifffile.TiffFile(file, **_SERIES_IN_OTHER_FILES) as tiff:
+    with _file(content) as file, tifffile.TiffFile(file, **_WITHOUT_OTHER_FILES) as tiff:
         size = file.seek(0, os.SEEK_END)
         _verify_pages(file, tiff.tiff, name)
         series = tiff.series[0]

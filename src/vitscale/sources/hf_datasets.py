@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import yaml
@@ -20,8 +21,14 @@ from vitscale.sources.image_set import ImageSet, Listing, chosen_classes, listin
 from vitscale.sources.pictures import BrokenImage
 from vitscale.trial.trial import DataSpec
 
-_MOST_CARD_BYTES = 1 << 20
-"""Largest README.md whose head is read: the library takes its settings from there."""
+_SETTINGS_FILE = ".huggingface.yaml"
+"""A file of settings, which the library reads beside the head of README.md."""
+_MOST_SETTINGS_LETTERS = 1 << 20
+"""Longest head of a README.md, and longest file of settings, that is looked through."""
+_CARD_BEGIN = re.compile(r"\s*---\n")
+_CARD_HEAD = re.compile(rf"{_CARD_BEGIN.pattern}(?P<yaml>.*?)\n---[ \t]*\n", re.DOTALL)
+"""The head as the library delimits it (`REGEX_YAML_BLOCK` in huggingface_hub.repocard): blanks may stand before it, and
+a line that goes on behind "---" does not end it."""
 _HOW = "Name a dataset of images and classes: a folder, or a name of the hub where there is a network"
 
 
@@ -35,7 +42,7 @@ class Rows(Encoded):
     named: str
     rows: Labels
     folders: tuple[str, ...]
-    """Real paths of the only folders in which files that the table names may lie."""
+    """Real paths of the only folders in which image files may lie that the table names (`_image_folders`)."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -58,12 +65,16 @@ class Rows(Encoded):
         return content
 
     def _check_path(self, path: str, number: int) -> None:
-        """Refuses a file outside of the dataset, and what is no file: a table may be a stranger's."""
-        target = os.path.realpath(path)
-        if not any(Path(target).is_relative_to(folder) for folder in self.folders):
-            raise BrokenImage(self.name(number), f"it names {shown(target)}, which lies outside of the dataset")
-        if not Path(target).is_file():
-            raise BrokenImage(self.name(number), f"it names {shown(target)}, which is no file")
+        """Checks the path that row `number` names: a table may be a stranger's.
+
+        Raises:
+            BrokenImage: it leads out of `folders`, or to no file.
+        """
+        target = Path(os.path.realpath(path))
+        if not any(target.is_relative_to(folder) for folder in self.folders):
+            raise BrokenImage(self.name(number), f"it names {shown(str(target))}, which lies outside of the dataset")
+        if not target.is_file():
+            raise BrokenImage(self.name(number), f"it names {shown(str(target))}, which is no file")
 
     def some(self, numbers: Labels) -> Rows:
         """See `Encoded`."""
@@ -103,7 +114,7 @@ def list_hf(spec: DataSpec) -> Listing:
 
     folders = _image_folders(str(spec.hf))
 
-    def chosen(labels: list[str], table: Any) -> tuple[Rows, Labels]:
+    def rows_with_classes(labels: list[str], table: Any) -> tuple[Rows, Labels]:
         if isinstance(spec.classes, int) and (stray := sorted({*labels} - number.keys())):
             what = f"data.hf {shown(spec.hf)} holds out the class {shown(stray[0])}, which is not among the training"
             raise RequestError(f"{what} classes", next_step="Remove its rows, or name classes by data.classes")
@@ -111,10 +122,10 @@ def list_hf(spec: DataSpec) -> Listing:
         images = Rows(table, image, str(spec.hf), rows, folders)
         return images, np.array([number[labels[row]] for row in rows], dtype=np.int64)
 
-    own = chosen(*read(held_out)) if held_out is not None else None
+    held_out_rows = rows_with_classes(*read(held_out)) if held_out is not None else None
     tables = [split._fingerprint for split in (train, held_out) if split is not None]
     digest = fingerprint_of([str(spec.hf), *tables], [str(len(labels)), *classes], [image, label])
-    return listing_of("hf", spec, classes, chosen(labels, table), own, digest, str(spec.hf))
+    return listing_of("hf", spec, classes, rows_with_classes(labels, table), held_out_rows, digest, str(spec.hf))
 
 
 def _splits(spec: DataSpec) -> dict[str, Any]:
@@ -145,32 +156,44 @@ def _splits(spec: DataSpec) -> dict[str, Any]:
 
 
 def _without_format(split: Any) -> Any:
-    """The split as plain Python values: `with_format("torch")` is saved with a dataset, and gives tensors for labels.
+    """The split with all columns as plain Python values.
 
-    A split without a format stays as it is: a copy has another fingerprint, under which no cache of it exists.
+    A format is saved with a dataset: `with_format("torch")` would give tensors for labels. A split without one is
+    returned itself, for a copy has another fingerprint, under which no cache of it exists.
     """
-    is_plain = split.format["type"] is None and split.format["columns"] == split.column_names
-    return split if is_plain else split.with_format(None)
+    has_all_columns = split.format["columns"] == split.column_names
+    if has_all_columns and split.format["type"] is None:
+        return split
+    return split.with_format(None)
 
 
 def _check_folder(folder: Path) -> None:
-    """Refuses a local dataset that would stop or fill the library: pipes among its files, a head that unfolds itself.
+    """Refuses a local dataset that would stop or fill the library: by a pipe among its files, or by YAML aliases.
 
     Raises:
-        RequestError: there is such a file; OSError: one cannot be looked at.
+        RequestError: it holds a pipe or a device, or its settings have aliases.
+        OSError: one of its files cannot be looked at.
     """
     for path, mode in _modes_below(folder):
         if not stat.S_ISREG(mode):
             what = f"data.hf {shown(str(folder))} holds {shown(path)}, a pipe or a device"
             raise RequestError(what, next_step="Remove it")
-    card = folder / "README.md"
-    if card.is_file() and _has_aliases(card):
-        what = f"data.hf {shown(str(folder))} has a README.md whose head repeats itself by YAML aliases (*name)"
-        raise RequestError(what, next_step="Remove them: written out, a few of them fill any memory")
+    if _head_has_aliases(folder / "README.md"):
+        _refuse_aliases(folder, "a README.md whose head repeats itself")
+    if _file_has_aliases(folder / _SETTINGS_FILE):
+        _refuse_aliases(folder, f"a {_SETTINGS_FILE} that repeats itself")
+
+
+def _refuse_aliases(folder: Path, file_with_aliases: str) -> NoReturn:
+    what = f"data.hf {shown(str(folder))} has {file_with_aliases} by YAML aliases (*name)"
+    raise RequestError(what, next_step="Remove them: written out, a few of them fill any memory")
 
 
 def _modes_below(folder: Path) -> Iterator[tuple[str, int]]:
-    """Path and mode of every file below a folder, links followed; links that lead nowhere are left out."""
+    """Yields path and mode of every file below a folder.
+
+    A link to a file counts as that file. Links to folders are not entered, and links that lead nowhere are left out.
+    """
     for parent, _, names in os.walk(folder):
         for name in names:
             path = Path(parent, name)
@@ -178,27 +201,56 @@ def _modes_below(folder: Path) -> Iterator[tuple[str, int]]:
                 yield str(path), path.stat().st_mode
 
 
-def _has_aliases(card: Path) -> bool:
-    """Whether the YAML between the first two lines of "---" has an alias; also where it is too long to look through."""
-    with card.open(encoding="utf-8", errors="replace") as file:
-        text = file.read(_MOST_CARD_BYTES)
-    if not text.startswith("---"):
-        return False
-    head, end, _ = text.removeprefix("---").partition("\n---")
-    if not end:
-        return len(text) == _MOST_CARD_BYTES
+class _BeginOfFile(NamedTuple):
+    """The first `_MOST_SETTINGS_LETTERS` of a text file."""
+
+    text: str
+    is_cut: bool
+    """Whether the file may go on."""
+
+
+def _begin_of(file: Path) -> _BeginOfFile:
+    """Reads the begin of a text file; empty where there is none."""
+    if not file.is_file():
+        return _BeginOfFile("", is_cut=False)
+    with file.open(encoding="utf-8-sig", errors="replace") as opened:
+        text = opened.read(_MOST_SETTINGS_LETTERS)
+    return _BeginOfFile(text, is_cut=len(text) == _MOST_SETTINGS_LETTERS)
+
+
+def _head_has_aliases(card: Path) -> bool:
+    """Whether the YAML head of a dataset's README.md has an alias, or is too long to look through."""
+    begin = _begin_of(card)
+    head = _CARD_HEAD.match(begin.text if begin.is_cut else f"{begin.text}\n")
+    if head is not None:
+        return _has_aliases(head["yaml"])
+    return begin.is_cut and _CARD_BEGIN.match(begin.text) is not None
+
+
+def _file_has_aliases(settings: Path) -> bool:
+    """Whether a YAML file has an alias, or is too long to look through."""
+    begin = _begin_of(settings)
+    return begin.is_cut or _has_aliases(begin.text)
+
+
+def _has_aliases(text: str) -> bool:
+    """Whether YAML text has an alias; False for text that is no YAML, for the library says what is wrong with it."""
     try:
-        return any(isinstance(token, yaml.AliasToken) for token in yaml.scan(head))
+        return any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text))
     except yaml.YAMLError:
-        return False  # the library says what is wrong with it
+        return False
 
 
 def _image_folders(hf: str) -> tuple[str, ...]:
-    """Real paths of the folders in which images of a dataset may lie: its own, and those of the library's downloads."""
+    """Real paths of the folders in which images of a dataset may lie.
+
+    These are the folders of the library's downloads, and the dataset's own where `hf` is a folder.
+    """
     config = _library().config
-    downloads = (config.HF_CACHE_HOME, config.HF_DATASETS_CACHE, config.DOWNLOADED_DATASETS_PATH)
-    own = Path(hf).expanduser()
-    folders = (own, *downloads) if own.is_dir() else downloads
+    folders = [config.HF_CACHE_HOME, config.HF_DATASETS_CACHE, config.DOWNLOADED_DATASETS_PATH]
+    dataset_folder = Path(hf).expanduser()
+    if dataset_folder.is_dir():
+        folders.append(dataset_folder)
     return tuple(os.path.realpath(folder) for folder in folders)
 
 

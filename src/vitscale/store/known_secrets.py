@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
+from typing import NamedTuple
 from urllib.parse import quote, quote_plus
 
-from vitscale.store.secret_forms import SHORTEST, key_lines, looks_like_key
+from vitscale.store.secret_forms import SHORTEST, is_mixed, key_lines, looks_like_key
 
 _SHORTEST_MIXED = 5
-"""Letters and digits from which a mix of both is taken out where it stands as a word by itself."""
+"""Fewest characters of a mix of letters and digits that is taken out where it stands as a word by itself."""
+
+
+class _Spelling(NamedTuple):
+    """One way in which files write a secret."""
+
+    text: str
+    secret: str
 
 
 class KnownSecrets:
     """Collects secrets from all files of a folder first, and then takes them out of each, wherever they stand.
 
     A value that is short or common would be taken out of words that have nothing to do with it ("1", "true", "cuda").
-    So these are left where no form of text tells them: values of less than 8 letters, but for a mix of letters and
-    digits of 5 or more, which goes where it stands alone; and words of the format itself, names of models among them.
+    So what becomes of a value depends on its length:
+
+    - `SHORTEST` characters or more: it goes wherever it stands.
+    - `_SHORTEST_MIXED` or more, with letters and digits: it goes where it stands as a word by itself.
+    - Others stay, and so do words of the format itself, names of models among them.
     """
 
     def __init__(self, words: Collection[str]) -> None:
@@ -26,69 +37,87 @@ class KnownSecrets:
         self._words = words
         self._long: dict[str, None] = {}
         self._short: dict[str, None] = {}
-        self._written: list[tuple[str, str]] | None = None
-        self._pattern: re.Pattern[str] | None = None
+        self._long_spellings: list[_Spelling] | None = None
+        """How `_long` may be written, the longest first; None after a new one, until they are next replaced."""
+        self._short_pattern: re.Pattern[str] | None = None
+        """Finds all of `_short`; None after a new one, until they are next replaced."""
 
     def add(self, value: str) -> None:
-        """Takes out a value that a name tells to be a secret."""
+        """Adds the value of something with a secret's name, whatever the value looks like."""
         value = value.strip()
         if value in self._words:
             return
         if len(value) >= SHORTEST:
             self._add_long(value)
-        elif len(value) >= _SHORTEST_MIXED and _is_mixed(value):
+        elif len(value) >= _SHORTEST_MIXED and is_mixed(value):
             self._short[value] = None
-            self._pattern = None
+            self._short_pattern = None
 
     def add_likely(self, value: str) -> None:
-        """Takes out a value that a text tells to be one, if it looks like a key: "token: missing" tells none."""
+        """Adds a value from text, if it looks like a key: behind "token:" may also stand "missing"."""
         if looks_like_key(value.strip()):
             self.add(value)
 
     def add_setting(self, value: str) -> None:
-        """Takes out the value of a variable, if it has letters: lists of numbers tell nobody."""
+        """Adds the value of a variable, if it has letters: lists of numbers identify nobody."""
         if any(map(str.isalpha, value)):
             self.add(value)
 
     def _add_long(self, value: str) -> None:
-        for text in (value, *key_lines(value)) if "\n" in value else (value,):
+        """Adds a value, and the lines of one that has several."""
+        lines = key_lines(value) if "\n" in value else ()
+        for text in (value, *lines):
             if text not in self._long:
                 self._long[text] = None
-                self._written = None
+                self._long_spellings = None
 
     def replaced(self, text: str, stand_in: Callable[[str], str]) -> str:
-        """The text with the stand-in of each value in its place, in any of the ways in which it may be written."""
-        if self._written is None:
-            self._written = sorted(self._all_written(), key=lambda pair: len(pair[0]), reverse=True)
-        for written, value in self._written:
-            if written in text:
-                text = text.replace(written, stand_in(value))
+        """The text with a stand-in for each secret, in any of the ways in which it may be written.
+
+        Args:
+            text: the text.
+            stand_in: gives the stand-in of a secret, which is as it was added.
+        """
+        for spelling in self._spellings():
+            if spelling.text in text:
+                text = text.replace(spelling.text, stand_in(spelling.secret))
         if not self._short:
             return text
-        if self._pattern is None:
-            values = "|".join(map(re.escape, sorted(self._short, key=len, reverse=True)))
-            self._pattern = re.compile(rf"(?<![A-Za-z0-9])(?:{values})(?![A-Za-z0-9])")
-        return self._pattern.sub(lambda match: stand_in(match[0]), text)
+        return self._pattern_of_short().sub(lambda match: stand_in(match[0]), text)
 
-    def _all_written(self) -> Iterator[tuple[str, str]]:
-        for value in self._long:
-            for written in _ways_to_write(value):
-                yield written, value
+    def _spellings(self) -> list[_Spelling]:
+        if self._long_spellings is None:
+            spellings: list[_Spelling] = []
+            for secret in self._long:
+                spellings += [_Spelling(text, secret) for text in _ways_to_write(secret)]
+            self._long_spellings = sorted(spellings, key=lambda spelling: len(spelling.text), reverse=True)
+        return self._long_spellings
+
+    def _pattern_of_short(self) -> re.Pattern[str]:
+        if self._short_pattern is None:
+            values = "|".join(map(re.escape, sorted(self._short, key=len, reverse=True)))
+            self._short_pattern = re.compile(rf"(?<![A-Za-z0-9])(?:{values})(?![A-Za-z0-9])")
+        return self._short_pattern
 
     def __contains__(self, value: str) -> bool:
         return value in self._long or value in self._short
 
 
-def _is_mixed(value: str) -> bool:
-    return any(map(str.isdigit, value)) and any(map(str.isalpha, value))
-
-
 def _ways_to_write(value: str) -> set[str]:
-    """A value as it is, as JSON, TOML, Python and shells escape it, and as a part of a URL."""
+    """A value as it is, as JSON, TOML, Python and shells escape it, and as a part of a URL; none that is too short."""
     in_json = json.dumps(value)[1:-1]
-    ways = {value, in_json, json.dumps(value, ensure_ascii=False)[1:-1], json.dumps(in_json)[1:-1]}
     in_python = repr(value)[1:-1]
-    ways |= {in_python, in_python.replace('"', '\\"'), value.replace("'", "\\'"), value.replace("'", "'\"'\"'")}
-    ways |= {quote(value, errors="replace"), quote(value, safe="", errors="replace")}
-    ways |= {quote_plus(value, errors="replace")}
+    ways = {
+        value,
+        in_json,
+        json.dumps(value, ensure_ascii=False)[1:-1],
+        json.dumps(in_json)[1:-1],  # JSON in JSON
+        in_python,
+        in_python.replace('"', '\\"'),
+        value.replace("'", "\\'"),
+        value.replace("'", "'\"'\"'"),  # in single quotes of a shell
+        quote(value, errors="replace"),
+        quote(value, safe="", errors="replace"),
+        quote_plus(value, errors="replace"),
+    }
     return {way for way in ways if len(way) >= SHORTEST}

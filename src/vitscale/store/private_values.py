@@ -1,4 +1,4 @@
-"""Which variables of a study are its owner's alone, and where a stored study says them."""
+"""Which variables of a study only its owner may read, and which ones a stored study sets."""
 
 from __future__ import annotations
 
@@ -20,17 +20,20 @@ _PATH_BEGINS = ("/", "~/", "./", "../")
 def is_private(name: str, value: str) -> bool:
     """Whether a file with this variable is to be read by its owner alone.
 
-    A variable with a secret's name is, and one whose value is more than a word, a number or a path, unless libraries
-    read it: these are settings (NCCL_SOCKET_IFNAME=ib0,ib1), which each rank records for whoever reads the results.
+    A variable with a secret's name is private. So is a value that is more than a word, a number or a path, unless
+    libraries read it: these are settings (NCCL_SOCKET_IFNAME=ib0,ib1), which each rank records for whoever reads the
+    results.
     """
     if is_secret_name(name):
         return True
-    is_setting = name.startswith(LIBRARY_SETTINGS) or is_plain_value(value) or value.startswith(_PATH_BEGINS)
-    return not is_setting
+    if name.startswith(LIBRARY_SETTINGS):
+        return False
+    is_path = value.startswith(_PATH_BEGINS)
+    return not (is_path or is_plain_value(value))
 
 
 def launch_variables(study: StudyRecord) -> dict[str, str]:
-    """The variables of [launch.environment], as the study's text and the command line over it say them."""
+    """The variables of [launch.environment], as the study's text sets them, and the command line over it."""
     variables: dict[str, str] = {}
     for table in study_tables(study.text, study.overrides):
         launch = table.get("launch")
@@ -41,7 +44,7 @@ def launch_variables(study: StudyRecord) -> dict[str, str]:
 
 
 def study_tables(text: str, overrides: tuple[str, ...] = ()) -> Iterator[Mapping[str, Any]]:
-    """What a study's text and each KEY=VALUE of the command line hold, as TOML tables; what is no TOML is left out."""
+    """Reads a study's text, and each KEY=VALUE of the command line, as TOML tables; skips what is no TOML."""
     for toml in (text, *map(_override, overrides)):
         if not has_long_keys(toml):
             with suppress(tomllib.TOMLDecodeError, RecursionError):
@@ -49,7 +52,7 @@ def study_tables(text: str, overrides: tuple[str, ...] = ()) -> Iterator[Mapping
 
 
 def _override(word: str) -> str:
-    """A KEY=VALUE word as TOML: its value is TOML, or a bare word, which is a string."""
+    """A KEY=VALUE word as a line of TOML: its value as it is where that is TOML, else as a string."""
     key, _, value = word.partition("=")
     try:
         tomllib.loads(f"value = {value}")

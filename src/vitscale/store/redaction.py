@@ -1,8 +1,8 @@
-"""Redacts what tells whose results are: names of hosts and users, paths, addresses, serial numbers, keys, variables.
+"""Redacts what shows whose results are: names of hosts and users, paths, addresses, serial numbers, keys, variables.
 
 Each gets a stand-in, the same wherever it stands, so that what is grouped by host or allocation stays so. A first pass
-over all files learns hosts, users, paths with blanks and secrets: what one file tells to be a secret is taken out of
-all (`store.secret_forms`, `store.known_secrets`).
+over all files learns hosts, users, paths with blanks and secrets: what one file shows to be a secret is taken out of
+all files (`store.secret_forms`, `store.known_secrets`).
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import getpass
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic.json_schema import models_json_schema
 
@@ -61,8 +62,8 @@ _PATTERNS = (
 )
 """Kind of what is taken out, and its pattern; where a pattern has a group `taken`, only that group is taken out."""
 _STAND_IN = re.compile(r"[A-Za-z_]+-\d+")
-_TAKEN_WHOLE = ("git_revision", "allocation", "uuid")
-"""Fields that get a stand-in as a whole: whether they are set, and which are equal, is all that is kept."""
+_FIELDS_OF_IDENTITY = ("git_revision", "allocation", "uuid")
+"""Fields whose text is replaced as a whole: whether they are set, and which are equal, is all that a reader learns."""
 _HOST_FIELDS = ("host", "hosts")
 _WHOLE_PATH = re.compile(r"([\w.-]+=)?((?:~[\w-]*|\.{1,2})?/[^\n:]*)")
 """A text that is a path and nothing else, or an option's: its folders may have blanks in their names."""
@@ -74,18 +75,31 @@ _QUOTED_PATH = re.compile(r'"((?:~[\w-]*|\.{1,2})?/[^"\\\n:]{1,4096})"')
 _HOME = re.compile(r"/(?:home|Users)/([\w.-]+)")
 
 
+class _Redacted(NamedTuple):
+    """A text that has a stand-in."""
+
+    kind: str
+    text: str
+
+
 class Redactor:
-    """Redacts texts and JSON values; a name keeps its stand-in once it was met."""
+    """Redacts texts and JSON values; a value has the same stand-in in all that one redactor writes.
+
+    `learn*` methods come first, over all files; the others then take out what was learnt. Kinds of stand-ins are the
+    words before their numbers: "USER", "host", "PATH", "SECRET", ...
+    """
 
     def __init__(self) -> None:
-        self._names: dict[str, str] = {}
-        """Names to take out, in small letters, with their kind: USER or host."""
-        self._stand_ins: dict[tuple[str, str], str] = {}
+        self._kind_by_name: dict[str, str] = {}
+        """Names to take out, in small letters, and their kind: USER or host."""
+        self._stand_ins: dict[_Redacted, str] = {}
         self._counts: dict[str, int] = {}
+        """Number of stand-ins by kind."""
         self._spaced_paths: dict[str, None] = {}
-        """Paths with blanks in them: in other texts nothing tells where they end."""
-        self._pattern: re.Pattern[str] | None = None
-        self._secrets = KnownSecrets(words=_own_words()[1] | NAMED_MODELS.keys())
+        """Paths with blanks in them: in other texts nothing shows where they end."""
+        self._name_pattern: re.Pattern[str] | None = None
+        """Finds all of `_kind_by_name`; None after a new name, until it is next searched for."""
+        self._secrets = _no_secrets_yet()
         with suppress(KeyError, OSError):  # no such user, no home
             self.learn("USER", (getpass.getuser(),))
         with suppress(RuntimeError):
@@ -95,15 +109,20 @@ class Redactor:
                 self._secrets.add(value)
 
     def learn(self, kind: str, names: Iterable[str]) -> None:
-        """Takes out these names from now on; for kind "host", also what follows a name after a dot."""
+        """Takes out these names from now on.
+
+        Args:
+            kind: "USER" or "host". A host is learnt without its domain, unless it is an IP address.
+            names: names as they were recorded; those of one letter are left out.
+        """
         for name in names:
-            bare = name.partition(".")[0] if kind == "host" and not name.replace(".", "").isdigit() else name
-            if len(bare) > 1 and bare.lower() not in self._names:
-                self._names[bare.lower()] = kind
-                self._pattern = None
+            bare_name = _host_without_domain(name) if kind == "host" else name
+            if len(bare_name) > 1 and bare_name.lower() not in self._kind_by_name:
+                self._kind_by_name[bare_name.lower()] = kind
+                self._name_pattern = None
 
     def learn_variables(self, variables: Mapping[str, str]) -> None:
-        """Takes out the values of variables from now on, but for plain words, numbers and paths (which go as paths)."""
+        """Takes out values of variables from now on; plain words and numbers stay, and paths are redacted as paths."""
         for name, value in variables.items():
             if is_secret_name(name):
                 self._secrets.add(value)
@@ -111,7 +130,7 @@ class Redactor:
                 self._secrets.add_setting(value)
 
     def learn_study(self, study: StudyRecord) -> None:
-        """Learns the secrets and variables that a study's own text tells, and the command line over it."""
+        """Learns the secrets and variables of a study's text, and of the command line over it."""
         self.learn_variables(launch_variables(study))
         for table in study_tables(study.text, study.overrides):
             self._learn_value(table)
@@ -119,11 +138,14 @@ class Redactor:
     def learn_from(self, text: str) -> str:
         """Learns hosts, users and secrets from stored text (a JSON value, lines of JSON, other text), and returns it.
 
-        Secrets of a text are learnt if they look like keys; those that names of fields and options tell, always.
+        A secret that a form of text shows is learnt if it looks like a key; the value of a field or an option with a
+        secret's name is always learnt.
         """
         self.learn("USER", _HOME.findall(text))
-        spaced = [path for path in _QUOTED_PATH.findall(text) if " " in path and path.count("/") > 1]
-        self._spaced_paths |= dict.fromkeys(spaced)
+        for path in _QUOTED_PATH.findall(text):
+            has_folders = path.count("/") > 1
+            if has_folders and " " in path:
+                self._spaced_paths[path] = None
         try:
             self._learn_value(json.loads(text))
         except (ValueError, RecursionError):
@@ -144,7 +166,7 @@ class Redactor:
 
     def _learn_value(self, value: Any) -> None:
         self._learn_hosts(value)
-        for secret in secrets_of(value, _own_words()[0].__contains__):
+        for secret in secrets_of(value, _is_format_field):
             self._secrets.add(secret)
         for settings in _settings_in(value):
             self.learn_variables({name: item for name, item in settings.items() if isinstance(item, str)})
@@ -152,94 +174,144 @@ class Redactor:
             self._learn_text(text)
 
     def _learn_hosts(self, value: Any) -> None:
+        """Learns the hosts in fields called `host` or `hosts`, at any depth of a JSON value."""
         if isinstance(value, dict):
             for key, item in value.items():
                 if key in _HOST_FIELDS:
-                    named = item if isinstance(item, list) else [item]
-                    named = [host.get("name") if isinstance(host, dict) else host for host in named]
-                    self.learn("host", (host for host in named if isinstance(host, str)))
+                    self.learn("host", _host_names(item))
                 self._learn_hosts(item)
         elif isinstance(value, list):
             for item in value:
                 self._learn_hosts(item)
 
     def _stand_in(self, kind: str, text: str) -> str:
-        if _STAND_IN.fullmatch(text) and text in self._stand_ins.values():
-            return text  # what was taken out already
+        """The stand-in of a text, which is "KIND-NUMBER"; a stand-in is its own, and a learnt secret is a SECRET."""
+        is_stand_in = _STAND_IN.fullmatch(text) and text in self._stand_ins.values()
+        if is_stand_in:
+            return text
         if text in self._secrets:
             kind = "SECRET"  # one value has one stand-in, whatever it is recognised by
-        known = self._stand_ins.get((kind, text))
-        if known is None:
-            known = f"{kind}-{self._counts.setdefault(kind, 0)}"
-            self._counts[kind] += 1
-            self._stand_ins[kind, text] = known
-        return known
+        redacted = _Redacted(kind, text)
+        if redacted not in self._stand_ins:
+            number = self._counts.get(kind, 0)
+            self._counts[kind] = number + 1
+            self._stand_ins[redacted] = f"{kind}-{number}"
+        return self._stand_ins[redacted]
 
     def text(self, text: str) -> str:
-        """The text without learnt names and without what `_PATTERNS` finds."""
+        """The text without learnt values and names, and without what `FORMS` and `_PATTERNS` find.
+
+        They go in this order: learnt secrets, learnt paths with blanks, `FORMS`, learnt names, `_PATTERNS`.
+        """
         text = self._secrets.replaced(text, partial(self._stand_in, "SECRET"))
-        if self._spaced_paths:
-            known = "|".join(map(re.escape, sorted(self._spaced_paths, key=len, reverse=True)))
-            text = re.sub(rf"(?:{known})[^\s:\"',;()\[\]]*", partial(self._taken, "PATH"), text)
+        text = self._without_spaced_paths(text)
+        text = self._without_forms(text)
+        text = self._without_names(text)
+        for kind, pattern in _PATTERNS:
+            text = pattern.sub(partial(self._replacement, kind), text)
+        return text
+
+    def _without_spaced_paths(self, text: str) -> str:
+        if not self._spaced_paths:
+            return text
+        paths = "|".join(map(re.escape, sorted(self._spaced_paths, key=len, reverse=True)))
+        return re.sub(rf"(?:{paths})[^\s:\"',;()\[\]]*", partial(self._replacement, "PATH"), text)
+
+    def _without_forms(self, text: str) -> str:
+        """Takes out secrets by the forms in which they are written, learnt or not."""
         lowered = text.lower()
         for form in FORMS:
             if any(hint in lowered for hint in form.hints):
-                text = form.pattern.sub(partial(self._taken, "SECRET", is_one=form.is_one), text)
-        if self._pattern is None:
-            names = "|".join(re.escape(name) for name in sorted(self._names, key=len, reverse=True))
-            domain = r"(?:\.[a-z][\w-]+)*"
-            self._pattern = re.compile(rf"(?<![A-Za-z0-9])({names}){domain}(?![A-Za-z0-9])", re.IGNORECASE)
-        if self._names:
-            text = self._pattern.sub(self._named, text)
-        for kind, pattern in _PATTERNS:
-            text = pattern.sub(partial(self._taken, kind), text)
+                text = form.pattern.sub(partial(self._replacement, "SECRET", is_meant=form.is_secret), text)
         return text
 
-    def _named(self, match: re.Match[str]) -> str:
-        name = match[1].lower()
-        rest = "" if self._names[name] == "host" else match[0][len(name) :]
-        return self._stand_in(self._names[name], name) + rest
+    def _without_names(self, text: str) -> str:
+        """Takes out learnt names of users and hosts, in small or capital letters, with the domain behind a host."""
+        if not self._kind_by_name:
+            return text
+        if self._name_pattern is None:
+            names = "|".join(re.escape(name) for name in sorted(self._kind_by_name, key=len, reverse=True))
+            domain = r"(?:\.[a-z][\w-]+)*"
+            self._name_pattern = re.compile(rf"(?<![A-Za-z0-9])({names}){domain}(?![A-Za-z0-9])", re.IGNORECASE)
+        return self._name_pattern.sub(self._name_replacement, text)
 
-    def _taken(self, kind: str, match: re.Match[str], is_one: Callable[[str], bool] = bool) -> str:
+    def _name_replacement(self, match: re.Match[str]) -> str:
+        """The stand-in of a learnt name; what follows a user's name after a dot stays, a host's domain goes."""
+        name = match[1].lower()
+        kind = self._kind_by_name[name]
+        if kind == "host":
+            return self._stand_in(kind, name)
+        suffix = match[0][len(name) :]
+        return self._stand_in(kind, name) + suffix
+
+    def _replacement(self, kind: str, match: re.Match[str], is_meant: Callable[[str], bool] = bool) -> str:
+        """The text of a match with the stand-in in place of its `secret_span`.
+
+        Args:
+            kind: of the stand-in.
+            match: a match of a pattern of this module or of `FORMS`.
+            is_meant: whether a text in that place is to be taken out; where it is not, the match stays as it is.
+        """
         begin, end = secret_span(match)
         text = match.string[begin:end]
-        if not is_one(text):
+        if not is_meant(text):
             return match[0]
         if kind == "host":
             text = text.lower()
-        return match.string[match.start() : begin] + self._stand_in(kind, text) + match.string[end : match.end()]
+        before = match.string[match.start() : begin]
+        after = match.string[end : match.end()]
+        return before + self._stand_in(kind, text) + after
 
     def value(self, value: Any, key: str = "") -> Any:
         """A JSON value with all its texts redacted; of variables (`settings`) only plain words and numbers are kept.
 
-        Words of the format itself (names of fields, values of a fixed choice) stay: they tell of nobody, and a host
+        Words of the format itself (names of fields, values of a fixed choice) stay: they identify nobody, and a host
         that is called "failed" must not make a file unreadable.
+
+        Args:
+            value: the value.
+            key: the field that it is the value of, or lies in a list of; empty for none.
         """
         if isinstance(value, str):
-            if key not in _HOST_FIELDS and value in _own_words()[1]:
-                return value
-            if path := _WHOLE_PATH.fullmatch(value):
-                return self.text(path[1] or "") + self._stand_in("PATH", path[2])
-            return self.text(value)
+            return self._text_of_field(value, key)
         if isinstance(value, list | tuple):
-            # In a command the name of a secret stands before it: "--token", "abc".
-            return [
-                self._stand_in("SECRET", item) if is_secret_of(before, item) else self.value(item, key)
-                for before, item in zip(("", *value), value, strict=False)
-            ]
-        if not isinstance(value, dict):
-            return value
-        told: dict[str, Any] = {}
-        for name, item in value.items():
-            if name == "settings" and isinstance(item, dict):
-                told[name] = {variable: self._variable(variable, setting) for variable, setting in item.items()}
-            elif name in _TAKEN_WHOLE and isinstance(item, str):
-                told[name] = self._stand_in(name, item)
-            elif name not in _own_words()[0] and isinstance(item, str) and is_secret_name(name):
-                told[self.text(name)] = self._stand_in("SECRET", item)
+            return self._list(value, key)
+        if isinstance(value, dict):
+            return self._table(value)
+        return value
+
+    def _text_of_field(self, text: str, key: str) -> str:
+        if key not in _HOST_FIELDS and text in _format_words().choices:
+            return text
+        if path := _WHOLE_PATH.fullmatch(text):
+            return self.text(path[1] or "") + self._stand_in("PATH", path[2])
+        return self.text(text)
+
+    def _list(self, items: Sequence[Any], key: str) -> list[Any]:
+        """A list redacted. In a command the name of a secret stands before it: "--token", "abc"."""
+        redacted = []
+        for before, item in pairwise(("", *items)):
+            if is_secret_of(before, item):
+                redacted.append(self._stand_in("SECRET", item))
             else:
-                told[name if name in _own_words()[0] else self.text(name)] = self.value(item, name)
-        return told
+                redacted.append(self.value(item, key))
+        return redacted
+
+    def _table(self, table: Mapping[str, Any]) -> dict[str, Any]:
+        """A JSON object redacted, its names too, unless they are fields of the format."""
+        redacted: dict[str, Any] = {}
+        for name, item in table.items():
+            if name == "settings" and isinstance(item, dict):
+                redacted[name] = {variable: self._variable(variable, setting) for variable, setting in item.items()}
+            elif name in _FIELDS_OF_IDENTITY and isinstance(item, str):
+                redacted[name] = self._stand_in(name, item)
+            elif _is_format_field(name):
+                redacted[name] = self.value(item, name)
+            elif isinstance(item, str) and is_secret_name(name):
+                redacted[self.text(name)] = self._stand_in("SECRET", item)
+            else:
+                redacted[self.text(name)] = self.value(item, name)
+        return redacted
 
     def _variable(self, name: str, setting: Any) -> Any:
         """Redacts one setting. GPU settings share the field's name with variables, but are numbers and truth values."""
@@ -268,18 +340,38 @@ NOT_SHOWN = "(not shown)"
 
 def without_secrets(study: StudyRecord) -> StudyRecord:
     """The study with `NOT_SHOWN` in place of the secrets in its text and overrides, for a page that others read."""
-    secrets = KnownSecrets(words=_own_words()[1] | NAMED_MODELS.keys())
+    secrets = _no_secrets_yet()
     for name, value in launch_variables(study).items():
         if is_private(name, value):
             secrets.add(value)
     for table in study_tables(study.text, study.overrides):
-        for secret in secrets_of(table, _own_words()[0].__contains__):
+        for secret in secrets_of(table, _is_format_field):
             secrets.add(secret)
 
     def shown(text: str) -> str:
         return secrets.replaced(text, lambda _: NOT_SHOWN)
 
     return study.model_copy(update={"text": shown(study.text), "overrides": tuple(map(shown, study.overrides))})
+
+
+def _no_secrets_yet() -> KnownSecrets:
+    """A collection of secrets that leaves the format's words and names of models where they stand."""
+    return KnownSecrets(words=_format_words().choices | NAMED_MODELS.keys())
+
+
+def _host_without_domain(name: str) -> str:
+    """The part of a host's name before its first dot; an IPv4 address whole."""
+    is_address = name.replace(".", "").isdigit()
+    return name if is_address else name.partition(".")[0]
+
+
+def _host_names(hosts: Any) -> Iterator[str]:
+    """The names in a recorded field `host` or `hosts`: a name, an object with a name, or a list of either."""
+    items = hosts if isinstance(hosts, list) else [hosts]
+    for item in items:
+        name = item.get("name") if isinstance(item, dict) else item
+        if isinstance(name, str):
+            yield name
 
 
 def _settings_in(value: Any) -> Iterator[Mapping[str, Any]]:
@@ -306,20 +398,42 @@ def _texts_in(value: Any) -> Iterator[str]:
             yield from _texts_in(item)
 
 
+class _FormatWords(NamedTuple):
+    """Words that vitscale itself writes into results."""
+
+    fields: frozenset[str]
+    """Names of all stored fields."""
+    choices: frozenset[str]
+    """Values that fields of a fixed choice may have."""
+
+
+def _is_format_field(name: str) -> bool:
+    return name in _format_words().fields
+
+
 @cache
-def _own_words() -> tuple[frozenset[str], frozenset[str]]:
-    """Names of all stored fields, and the values that fields of a fixed choice may have."""
+def _format_words() -> _FormatWords:
+    """The words in the JSON schemas of all that a results folder stores, gathered at any depth."""
     kinds: list[Any] = [StudyRecord, RunHeader, Outcome, CheckRecord, *kinds_of(RankRecord), *kinds_of(CheckedRank)]
     fields: set[str] = set()
-    fixed: set[str] = set()
+    choices: set[str] = set()
     waiting: list[Any] = [models_json_schema([(kind, "validation") for kind in kinds])[1]]
     while waiting:
         schema = waiting.pop()
         if isinstance(schema, Mapping):
-            fields.update(schema["properties"] if isinstance(schema.get("properties"), Mapping) else ())
-            choice = schema.get("enum", [schema.get("const")])
-            fixed.update(word for word in choice if isinstance(word, str)) if isinstance(choice, list) else None
+            properties = schema.get("properties")
+            if isinstance(properties, Mapping):
+                fields.update(properties)
+            choices.update(_choices_of(schema))
             waiting += schema.values()
         elif isinstance(schema, list):
             waiting += schema
-    return frozenset(fields), frozenset(fixed)
+    return _FormatWords(frozenset(fields), frozenset(choices))
+
+
+def _choices_of(schema: Mapping[str, Any]) -> list[str]:
+    """The texts that a part of a JSON schema fixes, by `enum` or by `const`."""
+    choices = schema.get("enum", [schema.get("const")])
+    if not isinstance(choices, list):
+        return []
+    return [word for word in choices if isinstance(word, str)]

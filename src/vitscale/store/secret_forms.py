@@ -1,20 +1,21 @@
 """How secrets are written in text and in JSON: the forms by which a value is recognised as a secret.
 
-Free text holds much that is none, so a form there asks of the value what its own words leave open: behind `password=`
-anything is one, behind `pass:` only what looks like a key.
+Words before a value show more or less surely that it is a secret: behind `password=` anything is one, behind `pass:`
+only what looks like a key (`Form.is_secret`).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from vitscale.base.secret_names import LONE_WORD, SECRET_WORD, is_secret_name
 
 SHORTEST = 8
-"""Letters from which a value is taken for a key, where only its looks tell: shorter ones are words by chance."""
-_SURE_RUN = 12
+"""Fewest letters of a value that is taken for a key by its looks alone: shorter ones are words by chance."""
+_RANDOM_RUN_LETTERS = 12
 """Letters and digits in a row that no name of a model, a dataset or a device has."""
 
 
@@ -23,19 +24,25 @@ class Form(NamedTuple):
 
     pattern: re.Pattern[str]
     hints: tuple[str, ...]
-    """Small letters, of which text with this form has one: other text is not searched."""
-    is_one: Callable[[str], bool] = bool
+    """Texts in small letters, at least one of which stands in any text with this form: other text is not searched."""
+    is_secret: Callable[[str], bool] = bool
     """Whether a value in this place is a secret."""
 
 
 def looks_like_key(value: str) -> bool:
-    """Whether a value has letters and digits, as keys have and words have not, and at least `SHORTEST` of them."""
-    return len(value) >= SHORTEST and any(map(str.isdigit, value)) and any(map(str.isalpha, value))
+    """Whether a value has letters and digits, as keys have and words have not, and at least `SHORTEST` characters."""
+    return len(value) >= SHORTEST and is_mixed(value)
+
+
+def is_mixed(value: str) -> bool:
+    """Whether a value has both letters and digits."""
+    return any(map(str.isdigit, value)) and any(map(str.isalpha, value))
 
 
 def looks_random(value: str) -> bool:
     """Whether letters and digits run on for longer than in any name ("vit-base-patch16-224")."""
-    return any(looks_like_key(run) and len(run) >= _SURE_RUN for run in re.findall(r"[A-Za-z0-9]+", value))
+    runs = re.findall(r"[A-Za-z0-9]+", value)
+    return any(is_mixed(run) for run in runs if len(run) >= _RANDOM_RUN_LETTERS)
 
 
 _QUOTE = r"""\\{0,4}["']"""
@@ -55,8 +62,8 @@ _STRONG_HINTS = ("token", "secret", "passw", "passphrase", "passcode", "credenti
 _LONE_HINTS = ("key", "pat", "pwd", "pass", "cred", "auth", "sas", "sig", "dsn", "jwt", "cookie")
 
 
-def _form(pattern: str, *hints: str, is_one: Callable[[str], bool] = bool) -> Form:
-    return Form(re.compile(pattern), hints, is_one)
+def _form(pattern: str, *hints: str, is_secret: Callable[[str], bool] = bool) -> Form:
+    return Form(re.compile(pattern), hints, is_secret)
 
 
 FORMS = (
@@ -68,12 +75,12 @@ FORMS = (
     _form(rf"(?i){_NAME}{_ASSIGNED}{_VALUE}", *_STRONG_HINTS),
     _form(rf"(?i){_OPTION}{_NEXT_WORD}{_VALUE}", "--"),
     _form(rf"(?i){_LONE_OPTION}{_NEXT_WORD}{_VALUE}", "--"),
-    _form(rf"(?i){_LONE_NAME}{_ASSIGNED}{_VALUE}", *_LONE_HINTS, is_one=looks_like_key),
+    _form(rf"(?i){_LONE_NAME}{_ASSIGNED}{_VALUE}", *_LONE_HINTS, is_secret=looks_like_key),
     # A variable as `env` of some shells prints it, and a sentence: AWS_SECRET_ACCESS_KEY wJal..., password is ...
-    _form(rf"(?i){_NAME}(?:\s+is)?\s+{_VALUE}", *_STRONG_HINTS, is_one=looks_like_key),
-    _form(rf"(?<![\w-])[A-Z0-9_]*_(?:{LONE_WORD.upper()})\s+{_VALUE}", *_LONE_HINTS, is_one=looks_like_key),
-    _form(rf"(?i)(?<!-)--wandb{_NEXT_WORD}{_VALUE}", "--wandb", is_one=looks_random),
-    _form(rf"(?<![\w-])-[kp]{_NEXT_WORD}{_VALUE}", "-k", "-p", is_one=looks_random),
+    _form(rf"(?i){_NAME}(?:\s+is)?\s+{_VALUE}", *_STRONG_HINTS, is_secret=looks_like_key),
+    _form(rf"(?<![\w-])[A-Z0-9_]*_(?:{LONE_WORD.upper()})\s+{_VALUE}", *_LONE_HINTS, is_secret=looks_like_key),
+    _form(rf"(?i)(?<!-)--wandb{_NEXT_WORD}{_VALUE}", "--wandb", is_secret=looks_random),
+    _form(rf"(?<![\w-])-[kp]{_NEXT_WORD}{_VALUE}", "-k", "-p", is_secret=looks_random),
     _form(rf"(?<![\w-])(?:-u|--user){_NEXT_WORD}(?:{_QUOTE})?[^\s:\"']+:(?P<taken>[^\s\"']{{4,}})", "-u", "--user"),
     _form(rf"(?i)[?&](?:[\w-]*(?:{SECRET_WORD})[\w-]*|[\w-]*(?<![a-z])(?:{LONE_WORD}))=(?P<taken>[^\s&\"'#]{{4,}})",
           "?", "&"),
@@ -91,14 +98,15 @@ def secrets_in(text: str) -> Iterator[str]:
     lowered = text.lower()
     for form in FORMS:
         if any(hint in lowered for hint in form.hints):
-            yield from _found_by(form, text)
+            yield from _secrets_of_form(form, text)
 
 
-def _found_by(form: Form, text: str) -> Iterator[str]:
+def _secrets_of_form(form: Form, text: str) -> Iterator[str]:
+    """The secrets that are written in one form, and their parts (`_parts`)."""
     for match in form.pattern.finditer(text):
         begin, end = secret_span(match)
         secret = text[begin:end]
-        if form.is_one(secret):
+        if form.is_secret(secret):
             yield secret
             yield from _parts(secret)
 
@@ -127,12 +135,17 @@ class Span(NamedTuple):
 
 
 def secret_span(match: re.Match[str]) -> Span:
-    """The part of a match that is to be taken out, in the text that was searched: its group `taken` if it has one."""
-    return Span(*(match.span("taken") if "taken" in match.re.groupindex else match.span()))
+    """The part of the searched text that is to be taken out: the match's group `taken` if its pattern has one."""
+    if "taken" in match.re.groupindex:
+        return Span(*match.span("taken"))
+    return Span(*match.span())
 
 
 def is_secret_of(option: object, value: object) -> bool:
-    """Whether `value`, the word behind an option in a list of words, is a secret: "--token", "abc"."""
+    """Whether `value`, the word behind `option` in a command's list of words, is a secret: "--token", "abc".
+
+    Any two neighbours in a JSON list may be asked about; what is no option, or no text, makes nothing a secret.
+    """
     if not isinstance(option, str) or not isinstance(value, str):
         return False
     if not option.startswith("-") or "=" in option:
@@ -144,21 +157,24 @@ def is_secret_of(option: object, value: object) -> bool:
     return is_secret_name(option)
 
 
-def secrets_of(value: Any, is_own_field: Callable[[str], bool]) -> Iterator[str]:
-    """The secrets of a JSON value that its names tell: of keys and of options in lists. Texts inside are not searched.
+def secrets_of(value: Any, is_format_field: Callable[[str], bool]) -> Iterator[str]:
+    """The values of keys with a secret's name, and of options in lists, at any depth of a JSON value.
+
+    What a text inside holds is not searched (`secrets_in` does that).
 
     Args:
         value: the value.
-        is_own_field: whether a key is a field of the format, whatever it is called.
+        is_format_field: whether a key is a field of the results' format: its value is no secret, whatever its name.
     """
     if isinstance(value, Mapping):
         for name, item in value.items():
-            if isinstance(item, str) and is_secret_name(name) and not is_own_field(name):
+            has_secret_name = is_secret_name(name) and not is_format_field(name)
+            if isinstance(item, str) and has_secret_name:
                 yield item
-            yield from secrets_of(item, is_own_field)
+            yield from secrets_of(item, is_format_field)
     elif isinstance(value, Sequence) and not isinstance(value, str):
-        for before, item in zip(("", *value), value, strict=False):
+        for before, item in pairwise(("", *value)):
             if is_secret_of(before, item):
                 yield item
                 yield from _parts(item)
-            yield from secrets_of(item, is_own_field)
+            yield from secrets_of(item, is_format_field)

@@ -93,6 +93,11 @@ def test_what_has_no_counterpart_is_named_and_strict(base: Path, tmp_path: Path)
     assert compared(base, other, "--fail-if-slower", "5%", "--strict")[0] == 1
 
 
+def test_one_rank_without_a_counterpart_is_one_rank(base: Path, tmp_path: Path) -> None:
+    _, told = compared(base, results(tmp_path, "other", ranks=(2,)))
+    assert told["unmatched"] == ["other has nothing like ddp (strong-micro) on 1 rank"]
+
+
 def test_it_writes_a_page_and_markdown(base: Path, tmp_path: Path) -> None:
     other = results(tmp_path, "other", 1.2)
     for name in ("c.md", "c.html"):

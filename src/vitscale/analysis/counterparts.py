@@ -23,7 +23,7 @@ from vitscale.analysis.rounds import Round, rounds
 from vitscale.analysis.statistics import Comparison, LogMean, compare, compare_pairs, corrected, log_mean, ratio
 from vitscale.present.data import dotted
 from vitscale.present.estimate import Estimate
-from vitscale.present.units import UNKNOWN, counted
+from vitscale.present.units import UNKNOWN, counted, ranks
 from vitscale.store.lines import Steps
 from vitscale.store.results import Run
 
@@ -194,7 +194,7 @@ def unmatched(named_results: Sequence[tuple[str, Analysis]], pairs: Sequence[Pai
         matched = paired | _counterparts(first_results, other_results).keys()
         for point in _points_by_place(first_results).values():
             if point.trial_id not in matched:
-                sentences.append(f"{name} has nothing like {point.curve} on {point.gpus} ranks")
+                sentences.append(f"{name} has nothing like {point.curve} on {ranks(point.gpus)}")
     return tuple(sentences)
 
 

@@ -158,6 +158,7 @@ class _RunsInTurn(NamedTuple):
 def _run_in_turn(studies: Sequence[Path], repeats: int | None, folder: Path | None, *, json: bool) -> _RunsInTurn:
     """Runs studies in turn, each into a folder of its own in `folder`, and prints notes and progress."""
     from vitscale.preflight import pace_warnings
+    from vitscale.present.units import counted
     from vitscale.runner import alternating
     from vitscale.runner.preview import finding_lines
 
@@ -171,5 +172,7 @@ def _run_in_turn(studies: Sequence[Path], repeats: int | None, folder: Path | No
     reports = alternating.run_in_turn(sides, console)
     failures = sum(len(report.failures) for report in reports)
     if failures:
-        console.print(f"{failures} runs did not complete, and are not compared: vitscale report says why", markup=False)
+        verb = "is" if failures == 1 else "are"
+        failed = f"{counted(failures, 'run')} did not complete, and {verb} not compared"
+        console.print(f"{failed}: vitscale report says why", markup=False)
     return _RunsInTurn([side.results for side in sides], has_failures=failures > 0)

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from prediction_factory import resolved_study
 from results_factory import failed_run, make_curve, make_results, make_trial, steady_run, write_results
 from vitscale import cli
 from vitscale.analysis.counterparts import _short
+from vitscale.cli import comparing
 from vitscale.errors import RequestError
+from vitscale.runner import alternating
 from vitscale.store.results import Run
 
 SPREAD = (1.0, 1.004, 0.996, 1.002)
@@ -91,6 +94,11 @@ def test_what_has_no_counterpart_is_named_and_strict(base: Path, tmp_path: Path)
     assert code == 0
     assert told["unmatched"] == ["other has nothing like ddp (strong-micro) on 2 ranks"]
     assert compared(base, other, "--fail-if-slower", "5%", "--strict")[0] == 1
+
+
+def test_one_rank_without_a_counterpart_is_one_rank(base: Path, tmp_path: Path) -> None:
+    _, told = compared(base, results(tmp_path, "other", ranks=(2,)))
+    assert told["unmatched"] == ["other has nothing like ddp (strong-micro) on 1 rank"]
 
 
 def test_it_writes_a_page_and_markdown(base: Path, tmp_path: Path) -> None:
@@ -298,6 +306,20 @@ def test_a_study_file_needs_run_and_repeats_do_too(base: Path, tmp_path: Path) -
     assert str(answer.exception).startswith("--repeats is of --run, which is not given")
     answer = CliRunner().invoke(cli.app, ["compare", "--run", str(study)])
     assert "one study is given" in str(answer.exception)
+
+
+@pytest.mark.parametrize(
+    ("failures", "says"),
+    [(1, "1 run did not complete, and is not compared"), (2, "2 runs did not complete, and are not compared")],
+)
+def test_runs_in_turn_that_did_not_complete_are_counted_in_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], failures: int, says: str
+) -> None:
+    report = SimpleNamespace(failures=dict.fromkeys(range(failures)))
+    monkeypatch.setattr(alternating, "sides_of", lambda *_: [])
+    monkeypatch.setattr(alternating, "run_in_turn", lambda *_: [report])
+    assert comparing._run_in_turn([], None, None, json=False).has_failures
+    assert f"{says}: vitscale report says why" in " ".join(capsys.readouterr().out.split())
 
 
 def test_what_no_number_of_repeats_shows_says_to_look_for_the_cause(tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
 """Two or more results side by side: the same trials under other versions, on other clusters, of another commit.
 
-A trial of the first results is compared with that trial of the others which has its identity, else with the one at its
-place: the same batch policy, swept values and rank count. Epoch seconds are compared by whole runs: by pairs of runs
-where the two sides were run in turn (`rounds`), else side against side. Who is slower is said after Holm's correction
-for all trials of all results.
+A trial of the first results is compared with its counterpart in each of the others: the trial of the same identity,
+else the one at the same place on a curve, which is the same batch policy, swept values and rank count. Epoch seconds
+are compared by whole runs: by pairs of runs where the two sides were run in turn (`rounds`), else side against side.
+Who is slower is said after Holm's correction for all trials of all results.
 
 Runs that are in both results are the same, by a digest of what they measured; nothing is estimated from these.
 """
@@ -23,7 +23,7 @@ from vitscale.analysis.rounds import Round, rounds
 from vitscale.analysis.statistics import Comparison, LogMean, compare, compare_pairs, corrected, log_mean, ratio
 from vitscale.present.data import dotted
 from vitscale.present.estimate import Estimate
-from vitscale.present.units import UNKNOWN, counted
+from vitscale.present.units import UNKNOWN, counted, ranks
 from vitscale.store.lines import Steps
 from vitscale.store.results import Run
 
@@ -32,19 +32,19 @@ Gate = Literal["within", "slower", "undecided"]
 
 USUAL_LIMIT = 0.05
 """Slowdown for which repeats are advised where no limit is named."""
-_CLEARLY_BEYOND = 2.0
-"""So many times the limit is a slowdown that a gate is to fail."""
+_TIMES_LIMIT_TO_FAIL = 2.0
+"""A slowdown of so many times the limit is one that a gate must fail."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What two trials' runs say of each other."""
+    """The comparison of the runs of two trials."""
 
     result: Comparison
     slowdown: Estimate
     """Epoch seconds of the other over those of the first."""
     sides: tuple[LogMean, ...]
-    """The mean logarithms of both sides' costs; of rounds the one of their ratios."""
+    """The mean logarithms of both sides' costs, the other's first; of rounds the one of their ratios."""
     rounds: int = 0
     """Number of rounds in which the two sides were run in turn; 0: they were not."""
 
@@ -64,23 +64,25 @@ class Pair:
     same_runs: bool
     """Whether both hold the same runs, so that nothing is to be compared."""
     measured: Measured | None
-    """None where one of them has no times, or they hold the same runs."""
+    """None where one of them has no times, their times are of different kinds, or they hold the same runs."""
     tests: int = 1
     """Trials that are tested together."""
 
     def gate(self, limit: float) -> Gate:
-        """Whether the other takes more than `1 + limit` times as long, if that is certain."""
+        """The verdict on whether the other takes more than `1 + limit` times as long; the same runs are within it."""
         if self.same_runs:
             return "within"
-        return gate_of(self.measured, limit) if self.measured else "undecided"
+        if self.measured is None:
+            return "undecided"
+        return gate_of(self.measured, limit)
 
     @cached_property
     def smallest_slower(self) -> float | None:
         """The smallest slowdown that these runs report as slower in 4 of 5 cases; None where they report nothing."""
-        return self._smallest_shown(None)
+        return self._smallest_shown(limit=None)
 
     def smallest_failed(self, limit: float) -> float | None:
-        """The smallest slowdown that these runs let fail a limit in 4 of 5 cases."""
+        """The smallest slowdown that makes these runs fail a limit in 4 of 5 cases; None where they never fail."""
         return self._smallest_shown(limit)
 
     def _smallest_shown(self, limit: float | None) -> float | None:
@@ -101,8 +103,10 @@ class Pair:
             return None
         sides = self.measured.sides
         to_clear = power.repeats_to_clear(limit, sides)
-        to_fail = power.repeats_to_show(_CLEARLY_BEYOND * limit, sides, power.Question(self.tests, limit))
-        return max(to_clear, to_fail) if to_clear is not None and to_fail is not None else None
+        to_fail = power.repeats_to_show(_TIMES_LIMIT_TO_FAIL * limit, sides, power.Question(self.tests, limit))
+        if to_clear is None or to_fail is None:
+            return None
+        return max(to_clear, to_fail)
 
 
 def gate_of(measured: Measured, limit: float) -> Gate:
@@ -115,105 +119,161 @@ def gate_of(measured: Measured, limit: float) -> Gate:
     return "within" if slowdown.high <= 1 + limit else "undecided"
 
 
-def side_by_side(named: Sequence[tuple[str, Analysis]]) -> tuple[Pair, ...]:
-    """The pairs of the first results with each of the others, in the order of the curves.
+def side_by_side(named_results: Sequence[tuple[str, Analysis]]) -> tuple[Pair, ...]:
+    """Pairs each trial of the first results with its counterpart in each of the others, in the order of the curves.
 
-    A trial that neither of two results has run is no pair.
+    A trial without a counterpart makes no pair, nor do two trials of which neither has run.
+
+    Args:
+        named_results: two results or more, each with its name.
     """
-    (_, first), *others = named
-    runs_of_first = _runs_by_trial(first)
+    (_, first_results), *others = named_results
+    pairs: list[Pair] = []
+    for name, other_results in others:
+        pairs += _pairs_of_two_results(name, first_results, other_results)
+    return _with_correction(pairs)
+
+
+def _pairs_of_two_results(other_name: str, first_results: Analysis, other_results: Analysis) -> list[Pair]:
+    """The pairs of two results, before Holm's correction."""
+    counterparts = _counterparts(first_results, other_results)
+    first_runs = _runs_by_trial(first_results)
+    other_runs = _runs_by_trial(other_results)
     pairs = []
-    for name, other in others:
-        counterparts, runs_of_other = _by_point(other), _runs_by_trial(other)
-        for key, (curve, gpus, trial_id) in _by_point(first).items():
-            first_trial = first.trials[trial_id]
-            other_id = trial_id if trial_id in other.trials else counterparts.get(key, _NO_POINT).trial_id
-            other_trial = other.trials.get(other_id)
-            if other_trial is not None and (first_trial.runs_done or other_trial.runs_done):
-                shared = _shared_runs(runs_of_first.get(trial_id, ()), runs_of_other.get(other_id, ()))
-                pairs.append(_pair(name, curve, gpus, first_trial, other_trial, shared))
-    tested = [(pair, pair.measured) for pair in pairs if pair.measured is not None]
-    keys = [(pair.results, pair.first.trial_id) for pair, _ in tested]
-    results = iter(corrected([measured.result for _, measured in tested], keys))
-    tests = max(1, sum(measured.result.p is not None for _, measured in tested))
-    return tuple(
-        replace(pair, measured=replace(pair.measured, result=next(results)), tests=tests) if pair.measured else pair
-        for pair in pairs
-    )
+    for point in _points_by_place(first_results).values():
+        first = first_results.trials[point.trial_id]
+        other = counterparts.get(point.trial_id)
+        if other is None:
+            continue
+        if not first.runs_done and not other.runs_done:
+            continue
+        shared = _shared_runs(first_runs.get(first.trial_id, ()), other_runs.get(other.trial_id, ()))
+        pairs.append(_pair(other_name, point, first, other, shared))
+    return pairs
 
 
-def unmatched(named: Sequence[tuple[str, Analysis]], pairs: Sequence[Pair]) -> tuple[str, ...]:
-    """The trials of the first results that have no counterpart in others, in words."""
-    (_, first), *others = named
+def _counterparts(first_results: Analysis, other_results: Analysis) -> dict[str, TrialResult]:
+    """Identity of each trial of the first results that has a counterpart in the others -> that counterpart."""
+    other_points = _points_by_place(other_results)
+    counterparts = {}
+    for place, point in _points_by_place(first_results).items():
+        if point.trial_id in other_results.trials:
+            counterparts[point.trial_id] = other_results.trials[point.trial_id]
+        elif place in other_points:
+            counterparts[point.trial_id] = other_results.trials[other_points[place].trial_id]
+    return counterparts
+
+
+def _with_correction(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
+    """The pairs with their verdicts after Holm's correction for all of them, and with the number of these tests."""
+    results = [pair.measured.result for pair in pairs if pair.measured is not None]
+    tested_keys = [(pair.results, pair.first.trial_id) for pair in pairs if pair.measured is not None]
+    tests = max(1, sum(result.p is not None for result in results))
+    corrected_results = iter(corrected(results, tested_keys))
+    corrected_pairs = []
+    for pair in pairs:
+        if pair.measured is None:
+            corrected_pairs.append(pair)
+        else:
+            measured = replace(pair.measured, result=next(corrected_results))
+            corrected_pairs.append(replace(pair, measured=measured, tests=tests))
+    return tuple(corrected_pairs)
+
+
+def unmatched(named_results: Sequence[tuple[str, Analysis]], pairs: Sequence[Pair]) -> tuple[str, ...]:
+    """Says which trials of the first results have no counterpart in others: one sentence each, without a full stop.
+
+    Args:
+        named_results: two results or more, each with its name.
+        pairs: their pairs (`side_by_side`).
+    """
+    (_, first_results), *others = named_results
     sentences = []
-    for name, other in others:
+    for name, other_results in others:
         paired = {pair.first.trial_id for pair in pairs if pair.results == name}
-        counterparts = _by_point(other)
-        for key, (curve, gpus, trial_id) in _by_point(first).items():
-            if trial_id not in paired and trial_id not in other.trials and key not in counterparts:
-                sentences.append(f"{name} has nothing like {curve} on {gpus} ranks")
+        matched = paired | _counterparts(first_results, other_results).keys()
+        for point in _points_by_place(first_results).values():
+            if point.trial_id not in matched:
+                sentences.append(f"{name} has nothing like {point.curve} on {ranks(point.gpus)}")
     return tuple(sentences)
 
 
 class _CurvePoint(NamedTuple):
-    """A trial where it stands on its first curve."""
+    """A trial where it stands on the first curve that it is on."""
 
     curve: str
+    """Name and batch policy of the curve: "ddp (weak)"."""
     gpus: int
     trial_id: str
 
 
-_NO_POINT = _CurvePoint("", 0, "")
+def _points_by_place(analysis: Analysis) -> dict[str, _CurvePoint]:
+    """Place on a curve, as JSON of batch policy, swept values and rank count -> the trial there.
 
-
-def _by_point(analysis: Analysis) -> dict[str, _CurvePoint]:
-    """Place on a curve -> the trial there; a trial on several curves occurs once."""
+    A trial on several curves is at the first of its places only.
+    """
     points: dict[str, _CurvePoint] = {}
-    seen: set[str] = set()
+    placed_trials: set[str] = set()
     for curve in analysis.curves:
         for point in curve.points:
-            key = json.dumps([curve.mode, dict(curve.labels), point.gpus], sort_keys=True, default=str)
-            if point.trial_id not in seen:
-                points[key] = _CurvePoint(f"{curve.name} ({curve.mode})", point.gpus, point.trial_id)
-                seen.add(point.trial_id)
+            if point.trial_id in placed_trials:
+                continue
+            place = json.dumps([curve.mode, dict(curve.labels), point.gpus], sort_keys=True, default=str)
+            points[place] = _CurvePoint(f"{curve.name} ({curve.mode})", point.gpus, point.trial_id)
+            placed_trials.add(point.trial_id)
     return points
 
 
-class _Shared(NamedTuple):
-    """Runs that are in both of two results."""
+class _SharedRuns(NamedTuple):
+    """How many runs of two trials are the same run."""
 
     runs: int
     are_all: bool
-    """Whether no side has another."""
+    """Whether they share a run and neither trial has another one."""
 
 
-def _pair(name: str, curve: str, gpus: int, first: TrialResult, other: TrialResult, shared: _Shared) -> Pair:
-    measured = None if shared.are_all else _measured(first, other)
-    differs = [*_of_trials(first, other), *_of_environments(first, other)]
+def _pair(other_name: str, point: _CurvePoint, first: TrialResult, other: TrialResult, shared: _SharedRuns) -> Pair:
+    differences = [*_trial_differences(first, other), *_environment_differences(first, other)]
     if shared.runs and not shared.are_all:
-        differs.append(f"{counted(shared.runs, 'run')} in both results")
-    return Pair(name, curve, gpus, first, other, tuple(differs), shared.are_all, measured)
+        differences.append(f"{counted(shared.runs, 'run')} in both results")
+    return Pair(
+        results=other_name,
+        curve=point.curve,
+        gpus=point.gpus,
+        first=first,
+        other=other,
+        differs=tuple(differences),
+        same_runs=shared.are_all,
+        measured=None if shared.are_all else _measured(first, other),
+    )
 
 
 def _measured(first: TrialResult, other: TrialResult) -> Measured | None:
     """The comparison of two trials; None where one has no times, or their times are of different kinds."""
-    first_costs, other_costs = first.comparable_costs, other.comparable_costs
+    first_costs = first.comparable_costs
+    other_costs = other.comparable_costs
     if not first_costs or not other_costs or first.unlike(other, combine=True):
         return None
-    looked = (other.looked, first.looked)
-    alternated = () if any(looked) else rounds(first, other)
+    is_sequential = first.looked > 0 or other.looked > 0  # repeats were added until an interval was narrow enough
+    alternated = () if is_sequential else rounds(first, other)
     if alternated:
         return _measured_in_rounds(alternated)
-    sides = (log_mean(other_costs, other.looked), log_mean(first_costs, first.looked))
-    return Measured(compare(other_costs, first_costs, looked), ratio(other_costs, first_costs, looked), sides)
+    looked = (other.looked, first.looked)
+    return Measured(
+        result=compare(other_costs, first_costs, looked),
+        slowdown=ratio(other_costs, first_costs, looked),
+        sides=(log_mean(other_costs, other.looked), log_mean(first_costs, first.looked)),
+    )
 
 
 def _measured_in_rounds(alternated: Sequence[Round]) -> Measured:
+    """The comparison of two trials by the ratio of their runs in each round."""
     first_seconds = [pair.first_seconds for pair in alternated]
     other_seconds = [pair.other_seconds for pair in alternated]
     result = compare_pairs(other_seconds, first_seconds)
-    of_ratios = log_mean([other / first for first, other in alternated])
-    return Measured(result, result.ratio.into(1.0), (of_ratios,), len(alternated))
+    ratios = [pair.other_seconds / pair.first_seconds for pair in alternated]
+    slowdown = result.ratio.into(1.0)  # `result` has the speed of the other over that of the first
+    return Measured(result, slowdown, sides=(log_mean(ratios),), rounds=len(alternated))
 
 
 def _runs_by_trial(analysis: Analysis) -> dict[str, list[Run]]:
@@ -224,50 +284,78 @@ def _runs_by_trial(analysis: Analysis) -> dict[str, list[Run]]:
     return runs
 
 
-def _shared_runs(first: Sequence[Run], other: Sequence[Run]) -> _Shared:
-    """The runs that two trials have in common. Digests are made of those alone that began at one time."""
-    of_first = {_begin(run): run for run in first}
-    of_other = {_begin(run): run for run in other}
-    shared = sum(run_digest(run) == run_digest(of_other[begin]) for begin, run in of_first.items() if begin in of_other)
-    return _Shared(shared, are_all=0 < shared == len(first) == len(other))
+def _shared_runs(first_runs: Sequence[Run], other_runs: Sequence[Run]) -> _SharedRuns:
+    """The runs that two trials have in common.
+
+    A digest reads all steps of a run, so digests are made of those runs alone that began at the same time.
+    """
+    first_by_begin = {_begin(run): run for run in first_runs}
+    other_by_begin = {_begin(run): run for run in other_runs}
+    shared = 0
+    for begin in first_by_begin.keys() & other_by_begin.keys():
+        if run_digest(first_by_begin[begin]) == run_digest(other_by_begin[begin]):
+            shared += 1
+    return _SharedRuns(shared, are_all=0 < shared == len(first_runs) == len(other_runs))
 
 
-def _begin(run: Run) -> tuple[float, float, int]:
-    return run.outcome.started_unix_seconds, run.outcome.wall_seconds, run.header.repeat
+class _Begin(NamedTuple):
+    """When a run began, how long it took, and which repeat it was: the same in every copy of it."""
+
+    started_unix_seconds: float
+    wall_seconds: float
+    repeat: int
+
+
+def _begin(run: Run) -> _Begin:
+    return _Begin(run.outcome.started_unix_seconds, run.outcome.wall_seconds, run.header.repeat)
 
 
 def run_digest(run: Run) -> str:
     """The SHA-256 of what a run measured: when it began, how long it took, and the steps and epochs of its ranks.
 
-    It is that of a copy too, of a bundle, and of one without the names of hosts.
+    Copies of a run have the same digest, also those in a bundle and those without the names of hosts.
     """
     digest = hashlib.sha256(json.dumps([run.outcome.kind, *_begin(run)]).encode())
     for rank in run.ranks:
         steps = Steps.of(rank.steps)
         digest.update(steps.step.tobytes())
         digest.update(steps.seconds.tobytes())
-        digest.update(json.dumps([rank.rank, *((epoch.epoch, epoch.seconds) for epoch in rank.epochs)]).encode())
+        epochs = [(epoch.epoch, epoch.seconds) for epoch in rank.epochs]
+        digest.update(json.dumps([rank.rank, *epochs]).encode())
     return digest.hexdigest()
 
 
 _DIGEST = re.compile(r"\b[0-9a-f]{40}(?:[0-9a-f]{24})?\b")
+"""A SHA-1 or SHA-256 in hexadecimal digits."""
 
 
-def _of_trials(first: TrialResult, other: TrialResult) -> list[str]:
-    first_fields, other_fields = (dotted(result.trial.model_dump(mode="json")) for result in (first, other))
+def _trial_differences(first: TrialResult, other: TrialResult) -> list[str]:
+    """The fields in which two trials differ: "train.precision: fp32 against bf16"."""
+    first_values = dotted(first.trial.model_dump(mode="json"))
+    other_values = dotted(other.trial.model_dump(mode="json"))
     return [
-        f"{key}: {_short(first_fields.get(key))} against {_short(other_fields.get(key))}"
-        for key in dict.fromkeys([*first_fields, *other_fields])
-        if first_fields.get(key) != other_fields.get(key)
+        _difference(field, first_values.get(field), other_values.get(field))
+        for field in dict.fromkeys([*first_values, *other_values])
+        if first_values.get(field) != other_values.get(field)
     ]
 
 
-def _of_environments(first: TrialResult, other: TrialResult) -> list[str]:
+def _environment_differences(first: TrialResult, other: TrialResult) -> list[str]:
+    """What differs between the machines and the software of two trials, their git revisions last."""
     differences = list(first.unlike(other))
-    revisions = [result.environment.git_revision if result.environment else None for result in (first, other)]
-    if revisions[0] != revisions[1]:
-        differences.append(f"git revision: {_short(revisions[0] or UNKNOWN)} against {_short(revisions[1] or UNKNOWN)}")
+    first_revision = _git_revision(first)
+    other_revision = _git_revision(other)
+    if first_revision != other_revision:
+        differences.append(_difference("git revision", first_revision or UNKNOWN, other_revision or UNKNOWN))
     return differences
+
+
+def _git_revision(result: TrialResult) -> str | None:
+    return result.environment.git_revision if result.environment is not None else None
+
+
+def _difference(subject: str, first: object, other: object) -> str:
+    return f"{subject}: {_short(first)} against {_short(other)}"
 
 
 def _short(value: object) -> str:

@@ -36,14 +36,15 @@ POWER = 0.8
 """Share of studies that show a slowdown which is called shown: 4 of 5."""
 MOST_REPEATS = 200
 """Most repeats that are advised: what takes more is not shown by repeating."""
-_POINTS = 60
+_INTEGRAL_POINTS = 60
 """Points of each integral, at equal steps of probability."""
-_LARGEST = 10.0
+_LARGEST_LOG_SLOWDOWN = 10.0
 """Logarithm of the largest slowdown that is looked for."""
+_LOG_SLOWDOWN_PRECISION = 1e-5
 
 
 class Question(NamedTuple):
-    """What a comparison is asked: "slower at all?", or by a gate "slower by more than the limit?"."""
+    """What a comparison is to answer: "slower at all?", or for a gate "slower by more than the limit?"."""
 
     tests: int
     """Trials that are tested together, for Holm's correction."""
@@ -64,7 +65,7 @@ class _Design(NamedTuple):
 
 @functools.lru_cache(4096)
 def smallest_shown(sides: tuple[LogMean, ...], question: Question) -> float | None:
-    """The smallest slowdown that as many runs of this spread report in 80 % of studies, as a share.
+    """The smallest slowdown, as a share, that is reported in 80 % of studies with as many runs of the same spread.
 
     Args:
         sides: mean logarithms of the costs of both sides; of paired runs the one of their ratios.
@@ -75,17 +76,20 @@ def smallest_shown(sides: tuple[LogMean, ...], question: Question) -> float | No
     """
     if min(side.runs for side in sides) < FEWEST_REPEATS:
         return None
-    parts = [(side.squared_error, side.freedom) for side in sides]
-    squared_error = sum(part for part, _ in parts)
+    squared_error = sum(side.squared_error for side in sides)
     if squared_error == 0:
         return question.limit or 0.0
-    freedom = welch_freedom(parts)
-    design = _Design(squared_error, freedom, freedom)
-    low, high = 0.0, _LARGEST
-    while high - low > 1e-5:
-        middle = (low + high) / 2
-        low, high = (low, middle) if _power(middle, design, question) >= POWER else (middle, high)
-    return exp_of(high) - 1
+    freedom = welch_freedom([(side.squared_error, side.freedom) for side in sides])
+    design = _Design(squared_error, freedom, freedom_of_spread=freedom)
+    not_shown = 0.0
+    shown = _LARGEST_LOG_SLOWDOWN
+    while shown - not_shown > _LOG_SLOWDOWN_PRECISION:
+        middle = (not_shown + shown) / 2
+        if _power(middle, design, question) >= POWER:
+            shown = middle
+        else:
+            not_shown = middle
+    return exp_of(shown) - 1
 
 
 @functools.lru_cache(4096)
@@ -95,20 +99,24 @@ def repeats_to_show(slowdown: float, sides: tuple[LogMean, ...], question: Quest
     Returns:
         None where a side has one run, whose spread is unknown, or `MOST_REPEATS` are too few.
     """
-    return _fewest(sides, lambda design: _power(math.log1p(slowdown), design, question))
+    return _fewest_repeats(sides, lambda design: _power(math.log1p(slowdown), design, question))
 
 
 @functools.lru_cache(4096)
 def repeats_to_clear(limit: float, sides: tuple[LogMean, ...]) -> int | None:
-    """The fewest repeats on each side that find equal trials within a limit in 80 % of studies; None as above.
+    """The fewest repeats on each side that find equal trials within a limit in 80 % of studies.
 
-    Equal trials are within it where the upper end of their interval is: the same distance, from the other side.
+    Equal trials are within it where the upper end of their interval is. By symmetry that is as probable as that a
+    slowdown of the limit is reported as slower, tested alone.
+
+    Returns:
+        None where a side has one run, whose spread is unknown, or `MOST_REPEATS` are too few.
     """
-    return _fewest(sides, lambda design: _power(math.log1p(limit), design, Question(tests=1)))
+    return _fewest_repeats(sides, lambda design: _power(math.log1p(limit), design, Question(tests=1)))
 
 
-def _fewest(sides: Sequence[LogMean], power_of: Callable[[_Design], float]) -> int | None:
-    """The fewest repeats with which `power_of` reaches 80 %."""
+def _fewest_repeats(sides: Sequence[LogMean], power_of: Callable[[_Design], float]) -> int | None:
+    """The fewest repeats on each side with which `power_of` reaches 80 %, by bisection; None where unknown."""
     if min(side.runs for side in sides) < 2:
         return None
     if all(side.squared_error == 0 for side in sides):
@@ -119,36 +127,51 @@ def _fewest(sides: Sequence[LogMean], power_of: Callable[[_Design], float]) -> i
 
     if not suffices(MOST_REPEATS):
         return None
-    too_few, enough = FEWEST_REPEATS - 1, MOST_REPEATS
+    too_few = FEWEST_REPEATS - 1
+    enough = MOST_REPEATS
     while enough - too_few > 1:
         middle = (too_few + enough) // 2
-        too_few, enough = (too_few, middle) if suffices(middle) else (middle, enough)
+        if suffices(middle):
+            enough = middle
+        else:
+            too_few = middle
     return enough
 
 
 def _with_repeats(sides: Sequence[LogMean], repeats: int) -> _Design:
     """The comparison with so many repeats on each side, whose runs spread as these do."""
-    planned = [(side.squared_error * side.runs / repeats, repeats - 1) for side in sides]
-    present = [(side.squared_error * side.runs, side.freedom) for side in sides]
-    return _Design(sum(part for part, _ in planned), welch_freedom(planned), welch_freedom(present))
+    run_variances = [side.squared_error * side.runs for side in sides]
+    squared_errors = [variance / repeats for variance in run_variances]
+    return _Design(
+        squared_error=sum(squared_errors),
+        freedom=welch_freedom([(squared_error, repeats - 1) for squared_error in squared_errors]),
+        freedom_of_spread=welch_freedom(
+            [(variance, side.freedom) for variance, side in zip(run_variances, sides, strict=True)]
+        ),
+    )
 
 
 def _power(log_slowdown: float, design: _Design, question: Question) -> float:
-    """The share of studies that report a slowdown (the module's docstring has the formula)."""
+    """The share of studies that report a slowdown (the module's docstring has the formula).
+
+    It is the mean over points of equal probability: of sigma, (P, 1), and of the error that a study finds, (P, P).
+    """
     from scipy.special import ndtr  # a third of a second to import, and only needed here
 
-    sigma = math.sqrt(design.squared_error) / _chi(design.freedom_of_spread)[:, None]
-    standard_error = sigma * _chi(design.freedom)[None, :]
-    needed = t_quantile(design.freedom, 1 - (1 - CONFIDENCE) / 2 / question.tests) * standard_error
+    sigma = math.sqrt(design.squared_error) / _deviation_ratios(design.freedom_of_spread)[:, None]
+    standard_error = sigma * _deviation_ratios(design.freedom)[None, :]
+    one_sided_error = (1 - CONFIDENCE) / 2 / question.tests
+    needed = t_quantile(design.freedom, 1 - one_sided_error) * standard_error
     if question.limit is not None:
-        needed = np.maximum(needed, math.log1p(question.limit) + t_quantile(design.freedom) * standard_error)
+        beyond_limit = math.log1p(question.limit) + t_quantile(design.freedom) * standard_error
+        needed = np.maximum(needed, beyond_limit)
     return float(np.mean(ndtr((log_slowdown - needed) / sigma)))
 
 
 @functools.lru_cache(1024)
-def _chi(freedom: float) -> npt.NDArray[np.float64]:
-    """Points of equal probability of sqrt(chi2(f) / f): an estimated standard deviation over the true one."""
+def _deviation_ratios(freedom: float) -> npt.NDArray[np.float64]:
+    """Points of equal probability of sqrt(chi2(f) / f), (P,): an estimated standard deviation over the true one."""
     from scipy.special import chdtri
 
-    probabilities = (np.arange(_POINTS) + 0.5) / _POINTS
+    probabilities = (np.arange(_INTEGRAL_POINTS) + 0.5) / _INTEGRAL_POINTS
     return np.asarray(np.sqrt(chdtri(freedom, probabilities) / freedom))

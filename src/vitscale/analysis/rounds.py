@@ -20,32 +20,53 @@ from vitscale.analysis.trials import TrialResult
 _CLOCK_SECONDS = 1.0
 """Seconds by which a run may seem to begin before the one before it ended."""
 _INTERRUPTION_SECONDS = 600.0
-_INTERRUPTION_TIMES = 3.0
-"""Between two runs lies an interruption where more passed than ten minutes and than three times what usually does."""
+_INTERRUPTION_TIMES_MEDIAN = 3.0
+"""A gap between two runs is an interruption where it exceeds ten minutes and three times the median gap of pairs."""
 
 
 class Round(NamedTuple):
     """Two runs, one of each side, that were made one after the other."""
 
     first_seconds: float
-    """What the run of the first side cost."""
+    """Cost of the run of the first side: seconds of an epoch of all images."""
     other_seconds: float
+    """Cost of the run of the other side."""
 
 
 class Span(NamedTuple):
-    """The first run's begin and the last run's end, in seconds since 1970."""
+    """When the first run began and the last one ended, in seconds since 1970."""
 
     began: float
     ended: float
 
 
-class _MadeRun(NamedTuple):
-    is_first: bool
-    """Whether it is one of the first side."""
-    began: float
-    ended: float
-    seconds: float
-    """Its cost."""
+class _TimedRun(NamedTuple):
+    """A run of either side, with its time of day and its cost."""
+
+    is_first_side: bool
+    began_unix_seconds: float
+    ended_unix_seconds: float
+    cost_seconds: float
+    """Seconds of an epoch of all images."""
+
+
+class _RunPair(NamedTuple):
+    """Two runs of different sides, one directly after the other."""
+
+    earlier: _TimedRun
+    later: _TimedRun
+
+    @property
+    def gap_seconds(self) -> float:
+        """From the end of the earlier run to the begin of the later one; negative where the clock has jumped back."""
+        return self.later.began_unix_seconds - self.earlier.ended_unix_seconds
+
+    @property
+    def as_round(self) -> Round:
+        """The costs of the two runs, by side."""
+        if self.earlier.is_first_side:
+            return Round(first_seconds=self.earlier.cost_seconds, other_seconds=self.later.cost_seconds)
+        return Round(first_seconds=self.later.cost_seconds, other_seconds=self.earlier.cost_seconds)
 
 
 def rounds(first: TrialResult, other: TrialResult) -> tuple[Round, ...]:
@@ -55,66 +76,79 @@ def rounds(first: TrialResult, other: TrialResult) -> tuple[Round, ...]:
     runs outside a pair than inside. A pair with an interruption between its two runs is none, for the machine may have
     changed in between.
     """
-    made = sorted([*_made(first, is_first=True), *_made(other, is_first=False)], key=lambda run: run.began)
-    if any(later.began < earlier.ended - _CLOCK_SECONDS for earlier, later in itertools.pairwise(made)):
+    runs = [*_timed_runs(first, is_first_side=True), *_timed_runs(other, is_first_side=False)]
+    runs.sort(key=lambda run: run.began_unix_seconds)
+    if _overlap(runs):
         return ()
-    pairs = _without_interruptions(_neighbours(made))
-    pairs_needed = max(FEWEST_REPEATS, _most_of_a_side(made) / 2)
+    pairs = _without_interruptions(_neighbours(runs))
+    pairs_needed = max(FEWEST_REPEATS, _runs_of_larger_side(runs) / 2)
     if len(pairs) < pairs_needed:
         return ()
-    return tuple(
-        Round(earlier.seconds, later.seconds) if earlier.is_first else Round(later.seconds, earlier.seconds)
-        for earlier, later in pairs
-    )
+    return tuple(pair.as_round for pair in pairs)
 
 
 def span(results: Sequence[TrialResult]) -> Span | None:
-    """When the runs of some trials were made; None where no run tells it, as in imported logs."""
-    outcomes = [
-        run.outcome
-        for result in results
-        for run in result.records
-        if run.header.imported is None and run.outcome.started_unix_seconds > 0
-    ]
+    """When the runs of these trials were made; None where no run records it, as in imported logs."""
+    outcomes = []
+    for result in results:
+        for run in result.records:
+            if run.header.imported is None and run.outcome.started_unix_seconds > 0:
+                outcomes.append(run.outcome)
     if not outcomes:
         return None
-    began = min(outcome.started_unix_seconds for outcome in outcomes)
-    return Span(began, max(outcome.started_unix_seconds + outcome.wall_seconds for outcome in outcomes))
+    return Span(
+        began=min(outcome.started_unix_seconds for outcome in outcomes),
+        ended=max(outcome.started_unix_seconds + outcome.wall_seconds for outcome in outcomes),
+    )
 
 
-def _made(result: TrialResult, *, is_first: bool) -> list[_MadeRun]:
-    """The runs that vitscale made itself and that have a cost."""
-    made = []
+def _timed_runs(result: TrialResult, *, is_first_side: bool) -> list[_TimedRun]:
+    """The runs of a trial that have a cost, without imported ones, whose time of day is unknown."""
+    runs = []
     trained_share = 1 - result.images_left_out
     for run, seconds in zip(result.records, result.run_costs, strict=True):
-        if run.header.imported is None and seconds is not None:
-            began = run.outcome.started_unix_seconds
-            made.append(_MadeRun(is_first, began, began + run.outcome.wall_seconds, seconds / trained_share))
-    return made
+        if run.header.imported is not None or seconds is None:
+            continue
+        began = run.outcome.started_unix_seconds
+        ended = began + run.outcome.wall_seconds
+        runs.append(_TimedRun(is_first_side, began, ended, seconds / trained_share))
+    return runs
 
 
-def _neighbours(made: Sequence[_MadeRun]) -> list[tuple[_MadeRun, _MadeRun]]:
-    """Pairs of runs of different sides, one directly after the other in time; each run in one pair at most."""
+def _overlap(runs: Sequence[_TimedRun]) -> bool:
+    """Whether a run began before the one before it had ended. `runs`: in the order in which they began."""
+    for earlier, later in itertools.pairwise(runs):
+        if later.began_unix_seconds < earlier.ended_unix_seconds - _CLOCK_SECONDS:
+            return True
+    return False
+
+
+def _neighbours(runs: Sequence[_TimedRun]) -> list[_RunPair]:
+    """Pairs of runs of different sides, one directly after the other; each run in one pair at most.
+
+    Args:
+        runs: in the order in which they began.
+    """
     pairs = []
-    at = 0
-    while at + 1 < len(made):
-        earlier, later = made[at], made[at + 1]
-        if earlier.is_first != later.is_first:
-            pairs.append((earlier, later))
-            at += 2
+    unpaired: _TimedRun | None = None
+    for run in runs:
+        if unpaired is None or unpaired.is_first_side == run.is_first_side:
+            unpaired = run
         else:
-            at += 1
+            pairs.append(_RunPair(unpaired, run))
+            unpaired = None
     return pairs
 
 
-def _without_interruptions(pairs: Sequence[tuple[_MadeRun, _MadeRun]]) -> list[tuple[_MadeRun, _MadeRun]]:
-    gaps = [later.began - earlier.ended for earlier, later in pairs]
-    if not gaps:
+def _without_interruptions(pairs: Sequence[_RunPair]) -> list[_RunPair]:
+    """The pairs between whose two runs no more time passed than usual (`_INTERRUPTION_SECONDS`)."""
+    if not pairs:
         return []
-    longest = max(_INTERRUPTION_SECONDS, _INTERRUPTION_TIMES * statistics.median(gaps))
-    return [pair for pair, gap in zip(pairs, gaps, strict=True) if gap <= longest]
+    median_gap_seconds = statistics.median(pair.gap_seconds for pair in pairs)
+    longest_gap_seconds = max(_INTERRUPTION_SECONDS, _INTERRUPTION_TIMES_MEDIAN * median_gap_seconds)
+    return [pair for pair in pairs if pair.gap_seconds <= longest_gap_seconds]
 
 
-def _most_of_a_side(made: Sequence[_MadeRun]) -> int:
-    of_first = sum(run.is_first for run in made)
-    return max(of_first, len(made) - of_first)
+def _runs_of_larger_side(runs: Sequence[_TimedRun]) -> int:
+    first_side = sum(run.is_first_side for run in runs)
+    return max(first_side, len(runs) - first_side)

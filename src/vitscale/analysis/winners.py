@@ -28,6 +28,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +49,7 @@ _ERROR = 1 - CONFIDENCE
 _OUTER_ERROR = _ERROR / 10
 """Error of the simultaneous interval that bounds the conditional one: the share that the paper recommends."""
 _HALVINGS = 60
+"""Steps of a bisection: more than a double has digits."""
 _GRID_REACH = 8.0
 """Standard errors on either side of a mean over which the bias is integrated."""
 _GRID_POINTS = 401
@@ -86,13 +88,24 @@ def winner(costs: Sequence[Sequence[float]], looked: Sequence[int] = (), *, corr
     best = min(range(len(means)), key=lambda position: means[position].value)
     if means[best].runs < FEWEST_REPEATS:
         return Winner(best, (), is_tested=False, corrected=None)
-    others = [position for position in range(len(means)) if position != best]
-    noise = _pooled(means)
-    rivals = [position for position in others if not _is_slower(means[position], means[best], noise, tests=len(others))]
-    rivals.sort(key=lambda position: means[position].value)
+    is_to_correct = correct and len(means) > 1
     return Winner(
-        best, tuple(rivals), is_tested=True, corrected=_corrected(means, best) if others and correct else None
+        best,
+        _rivals(means, best),
+        is_tested=True,
+        corrected=_corrected(means, best) if is_to_correct else None,
     )
+
+
+def _rivals(means: Sequence[LogMean], best: int) -> tuple[int, ...]:
+    """Positions of the trials that are not significantly slower than the best, the cheapest first."""
+    noise = _pooled(means)
+    tests = len(means) - 1
+    rivals = []
+    for position, mean in enumerate(means):
+        if position != best and not _is_slower(mean, means[best], noise, tests=tests):
+            rivals.append(position)
+    return tuple(sorted(rivals, key=lambda position: means[position].value))
 
 
 def _is_slower(trial: LogMean, best: LogMean, noise: _Noise, *, tests: int) -> bool:
@@ -104,11 +117,12 @@ def _is_slower(trial: LogMean, best: LogMean, noise: _Noise, *, tests: int) -> b
         noise: that of all trials together.
         tests: number of trials that the winner is held against.
     """
-    side = (trial.squared_error, trial.freedom)
+    trial_error = (trial.squared_error, trial.freedom)
     if trial.runs < FEWEST_REPEATS:
-        side = (noise.error_of(trial) ** 2, noise.freedom)
-    p = welch_p(trial.value - best.value, [side, (best.squared_error, best.freedom)])
-    return tests * p / 2 < _ERROR
+        trial_error = (noise.error_of(trial) ** 2, noise.freedom)
+    best_error = (best.squared_error, best.freedom)
+    one_sided_p = welch_p(trial.value - best.value, [trial_error, best_error]) / 2  # it is above the best one's anyway
+    return tests * one_sided_p < _ERROR
 
 
 @dataclass(frozen=True)
@@ -124,19 +138,23 @@ class _Noise:
 
 
 def _corrected(means: Sequence[LogMean], best: int) -> Estimate:
-    """The winner's cost with its interval, corrected for having been chosen."""
+    """The winner's cost with its interval, corrected for having been chosen. `means`: of two trials or more."""
     close = _close_to(means, best)
     noise = _pooled([means[position] for position in close])
     value = means[best].value
     if noise.deviation == 0:
         return Estimate(exp_of(value), exp_of(value), exp_of(value))
-    low, high = _hybrid_interval(means, best, noise)
-    expected = value + _selection_bias(_drawn_together(means, close, noise), [noise.error_of(mean) for mean in means])
+    ends = _hybrid_interval(means, best, noise)
+    errors = [noise.error_of(mean) for mean in means]
+    expected = value + _selection_bias(_drawn_together(means, close, noise), errors)
     # Where the runner-up is as fast, the conditional interval lies above all that the observed mean speaks for.
-    return Estimate(exp_of(expected), exp_of(min(low, expected)), exp_of(max(high, expected)))
+    low = min(ends.low, expected)
+    high = max(ends.high, expected)
+    return Estimate(exp_of(expected), exp_of(low), exp_of(high))
 
 
 def _pooled(means: Sequence[LogMean]) -> _Noise:
+    """The noise of one run, from the spread of runs within each trial; one trial or more has two runs."""
     freedom = sum(mean.freedom for mean in means)
     squares = sum(mean.freedom * mean.squared_error * mean.runs for mean in means)
     return _Noise(math.sqrt(squares / freedom), freedom)
@@ -154,38 +172,48 @@ def _close_to(means: Sequence[LogMean], best: int) -> list[int]:
     return close
 
 
-def _hybrid_interval(means: Sequence[LogMean], best: int, noise: _Noise) -> tuple[float, float]:
-    """The ends of the hybrid conditional interval of the winner's mean logarithm."""
-    error, observed = noise.error_of(means[best]), means[best].value
+class _Interval(NamedTuple):
+    """Ends of an interval of logarithms."""
+
+    low: float
+    high: float
+
+
+def _hybrid_interval(means: Sequence[LogMean], best: int, noise: _Noise) -> _Interval:
+    """The hybrid conditional interval of the winner's mean logarithm (the module's docstring has the source)."""
+    observed = means[best].value
+    error = noise.error_of(means[best])
     runner_up = min(mean.value for position, mean in enumerate(means) if position != best)
     reach = error * t_quantile(noise.freedom, 1 - _OUTER_ERROR / (2 * len(means)))
     tail = (_ERROR - _OUTER_ERROR) / (1 - _OUTER_ERROR) / 2
 
     def share_below(truth: float) -> float:
         """The chance of a mean below the observed one, given `truth`, that it wins and lies within `reach`."""
-        least = -reach / error
-        most = (min(runner_up, truth + reach) - truth) / error
-        return _share_of_slice(noise.freedom, least, (observed - truth) / error, most)
+        low = -reach / error
+        high = (min(runner_up, truth + reach) - truth) / error
+        return _truncated_t_below(noise.freedom, low, (observed - truth) / error, high)
 
-    ends = [_root(share_below, observed - reach, observed + reach, share) for share in (1 - tail, tail)]
-    return ends[0], ends[1]
+    # The greater the truth, the smaller the share below what was observed: the lower end has the larger share.
+    return _Interval(
+        low=_root(share_below, observed - reach, observed + reach, value=1 - tail),
+        high=_root(share_below, observed - reach, observed + reach, value=tail),
+    )
 
 
-def _share_of_slice(freedom: int, least: float, value: float, most: float) -> float:
-    """The share of Student's t between `least` and `most` that lies below `value`; by the thinner tail, for digits."""
-    if most <= least or value >= most:
+def _truncated_t_below(freedom: int, low: float, value: float, high: float) -> float:
+    """The share below `value` of Student's t that is cut off at `low` and `high`; 1 where nothing is between these."""
+    if high <= low or value >= high:
         return 1.0
-    if value <= least:
+    if value <= low:
         return 0.0
-    if least > 0:
-        least, value, most = -most, -value, -least
-        return 1 - _share_of_slice(freedom, least, value, most)
-    start = t_below(freedom, least)
-    return (t_below(freedom, value) - start) / (t_below(freedom, most) - start)
+    if low > 0:  # mirrored: shares far up the upper tail are all 1 to 16 digits, and their differences 0
+        return 1 - _truncated_t_below(freedom, low=-high, value=-value, high=-low)
+    below_low = t_below(freedom, low)
+    return (t_below(freedom, value) - below_low) / (t_below(freedom, high) - below_low)
 
 
 def _root(decreasing: Callable[[float], float], low: float, high: float, value: float) -> float:
-    """Where a function that falls from `low` to `high` has a value, by halving."""
+    """The argument between `low` and `high` at which a decreasing function has a value, by bisection."""
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         if decreasing(middle) > value:
@@ -205,33 +233,36 @@ def _drawn_together(means: Sequence[LogMean], close: Sequence[int], noise: _Nois
     if len(close) < 2:
         return truths
     weights = [1 / noise.error_of(means[position]) ** 2 for position in close]
+    values = [truths[position] for position in close]
     total = math.fsum(weights)
-    centre = math.fsum(weight * truths[position] for weight, position in zip(weights, close, strict=True)) / total
-    squares = math.fsum(
-        weight * (truths[position] - centre) ** 2 for weight, position in zip(weights, close, strict=True)
-    )
+    centre = math.fsum(weight * value for weight, value in zip(weights, values, strict=True)) / total
+    squares = math.fsum(weight * (value - centre) ** 2 for weight, value in zip(weights, values, strict=True))
     scale = total - math.fsum(weight**2 for weight in weights) / total
-    variance = max(0.0, (squares - (len(close) - 1)) / scale)
-    for weight, position in zip(weights, close, strict=True):
-        kept_share = variance / (variance + 1 / weight)
-        truths[position] = centre + math.sqrt(kept_share) * (truths[position] - centre)
+    true_variance = max(0.0, (squares - (len(close) - 1)) / scale)
+    for position, weight, value in zip(close, weights, values, strict=True):
+        true_share = true_variance / (true_variance + 1 / weight)
+        truths[position] = centre + math.sqrt(true_share) * (value - centre)
     return truths
 
 
 def _selection_bias(truths: Sequence[float], errors: Sequence[float]) -> float:
-    """What the smallest of normal means is too small by: the mean of (true value - observed one) of the winner.
+    """The mean of (true value - observed one) of the trial that is observed as the smallest of all.
 
-    At x, trial i is observed and wins with density f_i(x) = normal density of i * P(all others lie above x).
+    At x, trial i is observed and wins with density f_i(x) = normal density of i * P(all others lie above x). The bias
+    is the sum over i of the integral of (true value of i - x) f_i(x).
 
     Args:
         truths: the true mean of each trial.
         errors: the standard error of each.
     """
-    centres, scales = np.array(truths)[:, None], np.array(errors)[:, None]
-    least, most = np.min(centres - _GRID_REACH * scales), np.min(centres + _GRID_REACH * scales)
-    may_win = (centres - _GRID_REACH * scales < most)[:, 0]
-    centres, scales = centres[may_win], scales[may_win]
-    grid = np.linspace(least, most, _GRID_POINTS)
+    centres = np.array(truths)[:, None]
+    scales = np.array(errors)[:, None]
+    lowest = np.min(centres - _GRID_REACH * scales)
+    highest = np.min(centres + _GRID_REACH * scales)  # where one trial lies below for certain, no other can win
+    may_win = (centres - _GRID_REACH * scales < highest)[:, 0]
+    centres = centres[may_win]
+    scales = scales[may_win]
+    grid = np.linspace(lowest, highest, _GRID_POINTS)
     # In pieces: thousands of trials would take gigabytes.
     pieces = [slice(first, first + _TRIALS_AT_ONCE) for first in range(0, len(centres), _TRIALS_AT_ONCE)]
     log_all_above = np.zeros(_GRID_POINTS)
@@ -246,13 +277,21 @@ def _selection_bias(truths: Sequence[float], errors: Sequence[float]) -> float:
     return luck * float(grid[1] - grid[0])
 
 
-@functools.cache
-def _normal_table() -> tuple[Floats, Floats]:
+class _NormalTable(NamedTuple):
     """Deviations, and the share of the normal distribution above each."""
+
+    deviations: Floats
+    shares_above: Floats
+
+
+@functools.cache
+def _normal_table() -> _NormalTable:
     deviations = np.linspace(-_GRID_REACH, 4 * _GRID_REACH, 40 * _GRID_POINTS)
-    return deviations, np.array([0.5 * math.erfc(value / math.sqrt(2)) for value in deviations])
+    return _NormalTable(deviations, np.array([0.5 * math.erfc(value / math.sqrt(2)) for value in deviations]))
 
 
 def _share_above(deviations: Floats) -> Floats:
-    table, shares = _normal_table()
-    return np.maximum(np.interp(deviations, table, shares), np.finfo(float).tiny)
+    """The share of the normal distribution above each deviation; never 0, for its logarithm is taken."""
+    table = _normal_table()
+    shares = np.interp(deviations, table.deviations, table.shares_above)
+    return np.maximum(shares, np.finfo(float).tiny)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -60,21 +60,25 @@ def compare(
         raise RequestError("--repeats is of --run, which is not given", next_step="Add --run, and give study files")
     if not run:
         _refuse_studies(compared)
-        _compare(compared, limit, output, strict=strict, combine_unlike=combine_unlike, verbose=verbose, json=json)
+        _compare(compared, limit, page=output, strict=strict, combine_unlike=combine_unlike, verbose=verbose, json=json)
         return
-    folders, has_failures = _run_in_turn(compared, repeats, output, json=json)
-    _compare(folders, limit, None, strict=strict, combine_unlike=combine_unlike, verbose=verbose, json=json)
-    if has_failures:
+    in_turn = _run_in_turn(compared, repeats, folder=output, json=json)
+    _compare(
+        in_turn.folders, limit, page=None, strict=strict, combine_unlike=combine_unlike, verbose=verbose, json=json
+    )
+    if in_turn.has_failures:
         raise typer.Exit(1)
 
 
 def _refuse_studies(compared: Sequence[Path]) -> None:
-    studies = [path for path in compared if path.suffix == ".toml" and path.is_file()]
-    if studies:
-        raise RequestError(
-            f"{shown(str(studies[0]))} is a study file, and compare reads results",
-            next_step="Add --run to run the studies in turn; or give results folders",
-        )
+    """Raises a RequestError where a path is a study file: that is meant for --run."""
+    for path in compared:
+        is_study = path.suffix == ".toml" and path.is_file()
+        if is_study:
+            raise RequestError(
+                f"{shown(str(path))} is a study file, and compare reads results",
+                next_step="Add --run to run the studies in turn; or give results folders",
+            )
 
 
 def _compare(
@@ -93,18 +97,18 @@ def _compare(
     from vitscale.analysis.counterparts import side_by_side
     from vitscale.report.side_by_side import Compared, compared_document, compared_fields
 
-    if page is not None and page.suffix not in _PAGES:
+    if page is not None and page.suffix not in _PAGE_SUFFIXES:
         raise RequestError(f"-o names {shown(page.name)}", valid=["FILE.html", "FILE.md"])
     names = _short_names(results)
     analysed = [analysis.analyse_folder(path, combine_unlike=combine_unlike) for path in results]
-    named = list(zip(names, analysed, strict=True))
-    pairs = side_by_side(named)
+    named_results = list(zip(names, analysed, strict=True))
+    pairs = side_by_side(named_results)
     if not pairs:
         raise RequestError(
             f"no trial of {shown(names[0])} has a counterpart in the others",
             next_step="Compare results of one study, or of studies that sweep the same fields on as many ranks",
         )
-    answer = Compared.of(named, pairs, limit)
+    answer = Compared.of(named_results, pairs, limit)
     document = compared_document(answer)
     if page is not None:
         _write_page(page, document, json=json)
@@ -114,7 +118,7 @@ def _compare(
         raise typer.Exit(1)
 
 
-_PAGES = (".html", ".md")
+_PAGE_SUFFIXES = (".html", ".md")
 
 
 def _short_names(paths: Sequence[Path]) -> list[str]:
@@ -124,6 +128,7 @@ def _short_names(paths: Sequence[Path]) -> list[str]:
 
 
 def _write_page(page: Path, document: Document, *, json: bool) -> None:
+    """Writes an HTML or a Markdown page, and prints its path; with `json` not on stdout, where the data go."""
     from vitscale import store
     from vitscale.present.html import to_html
     from vitscale.present.markdown import to_markdown
@@ -138,25 +143,36 @@ def _write_page(page: Path, document: Document, *, json: bool) -> None:
 
 # --- --run ----------------------------------------------------------------------------------------------------------
 
-_FOLDER = Path("results") / "compared"
+_DEFAULT_FOLDER = Path("results") / "compared"
 
 
-def _run_in_turn(
-    studies: Sequence[Path], repeats: int | None, folder: Path | None, *, json: bool
-) -> tuple[list[Path], bool]:
-    """Runs studies in turn, each into a folder of its own; returns these, and whether a run failed."""
+class _RunsInTurn(NamedTuple):
+    """What came of running studies in turn."""
+
+    folders: list[Path]
+    """The results folder of each study."""
+    has_failures: bool
+    """Whether a run did not complete."""
+
+
+def _run_in_turn(studies: Sequence[Path], repeats: int | None, folder: Path | None, *, json: bool) -> _RunsInTurn:
+    """Runs studies in turn, each into a folder of its own in `folder`, and prints notes and progress."""
     from vitscale.preflight import pace_warnings
+    from vitscale.present.units import counted
     from vitscale.runner import alternating
     from vitscale.runner.preview import finding_lines
 
     console = base.ProgramConsole(stderr=json)
-    sides = alternating.sides_of(studies, folder or _FOLDER, repeats)
+    sides = alternating.sides_of(studies, folder or _DEFAULT_FOLDER, repeats)
     for side in sides:
         notes = [*side.plan.expansion.notes, *pace_warnings(side.plan, side.results)]
-        for line in (*(f"note: {side.name}: {note}" for note in notes), *finding_lines(side.plan)):
+        note_lines = [f"note: {side.name}: {note}" for note in notes]
+        for line in (*note_lines, *finding_lines(side.plan)):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     reports = alternating.run_in_turn(sides, console)
     failures = sum(len(report.failures) for report in reports)
     if failures:
-        console.print(f"{failures} runs did not complete, and are not compared: vitscale report says why", markup=False)
-    return [side.results for side in sides], bool(failures)
+        verb = "is" if failures == 1 else "are"
+        failed = f"{counted(failures, 'run')} did not complete, and {verb} not compared"
+        console.print(f"{failed}: vitscale report says why", markup=False)
+    return _RunsInTurn([side.results for side in sides], has_failures=failures > 0)

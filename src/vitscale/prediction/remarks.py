@@ -29,14 +29,18 @@ class Remarks:
 
     @property
     def blocks(self) -> tuple[doc.Block, ...]:
-        """The sentences as they are shown."""
-        first = [doc.Paragraph(self.unstable_runs, "bad")] if self.unstable_runs else []
-        of_options = tuple(filter(None, (self.taken_as_measured, *self.without_effect)))
-        return (*first, *([doc.Bullets(of_options)] if of_options else []))
+        """The sentences as they are shown; none for an empty one."""
+        blocks: list[doc.Block] = []
+        if self.unstable_runs:
+            blocks.append(doc.Paragraph(self.unstable_runs, "bad"))
+        on_options = tuple(filter(None, (self.taken_as_measured, *self.without_effect)))
+        if on_options:
+            blocks.append(doc.Bullets(on_options))
+        return tuple(blocks)
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The sentences in JSON."""
+        """The sentences as fields of JSON; null for an empty one."""
         return {
             "unstable_runs": self.unstable_runs or None,
             "taken_as_measured": self.taken_as_measured or None,
@@ -48,38 +52,46 @@ NO_REMARKS = Remarks()
 
 
 def unstable_runs(analysis: Analysis, series: Sequence[Series]) -> str:
-    """What to do before anything is concluded from these series; empty where their runs are steady."""
-    trial_ids = dict.fromkeys(point.trial_id for one in series for point in one.points)
+    """A sentence on what to do before anything is concluded from these series; empty where their runs are steady."""
+    trial_ids: dict[str, None] = {}  # in order, each once: series share points
+    for one_series in series:
+        trial_ids |= dict.fromkeys(point.trial_id for point in one_series.points)
     return steady_first([analysis.trials[trial_id] for trial_id in trial_ids])
 
 
 def options_without_effect(options: Options, figures_of: Callable[[Options], object]) -> tuple[str, ...]:
-    """The options that were given and without which all figures are the same.
+    """Names the options of a command line without which all figures are the same.
 
-    It is found by asking again without each, so no option needs to be known here. One without which there is no answer
-    at all has an effect.
+    The figures are computed again without each option, so that nothing about options needs to be known here. An option
+    without which there is no answer at all has an effect.
 
     Args:
         options: all that may be without effect.
-        figures_of: the figures of the answer with these options, to be compared by `==`.
+        figures_of: the figures of the answer with these options, to be compared by `==`; never None.
     """
-    given = [name for name, value in options.items() if value is not None and value is not False]
-    if not given:
+    names = [name for name, value in options.items() if _is_on_command_line(value)]
+    if not names:
         return ()
     figures = figures_of(options)
-    return tuple(name for name in given if _figures_without(options, name, figures_of) == figures)
+    return tuple(name for name in names if _figures_without(name, options, figures_of) == figures)
 
 
-def _figures_without(options: Options, name: str, figures_of: Callable[[Options], object]) -> object:
-    """The figures without one option; None where there is no answer."""
+def _is_on_command_line(value: object) -> bool:
+    return value is not None and value is not False
+
+
+def _figures_without(omitted: str, options: Options, figures_of: Callable[[Options], object]) -> object:
+    """The figures with all options but one; None where there is no answer."""
     try:
-        return figures_of({**options, name: None})
+        return figures_of({**options, omitted: None})
     except RequestError:
         return None
 
 
 def changes_nothing(option: str, value: object, why: str = "") -> str:
-    """ "--network 100GbE changes nothing: what is sent is unknown."."""
-    text = f"{value:g}" if isinstance(value, float) else str(value)
-    what = option if value is True else f"{option} {text}"
-    return f"{what} changes nothing: {why or 'the answer without it is the same'}."
+    """ "--network 100GbE changes nothing: what is sent is unknown."; of a switch (True) only its name."""
+    words = [option]
+    if value is not True:
+        words.append(f"{value:g}" if isinstance(value, float) else str(value))
+    reason = why or "the answer without it is the same"
+    return f"{' '.join(words)} changes nothing: {reason}."

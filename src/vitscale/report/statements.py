@@ -3,6 +3,8 @@
 A table answers one question about one subject, such as how a curve scales. Its rows are tried from the top, and the
 first whose condition holds is said. The page, the terminal, Markdown, LaTeX and JSON take these sentences from here.
 
+The condition of a row also holds only where those above it do not: it need not exclude them again.
+
 Conditions are about figures with 95 % intervals over runs (`Estimate`); a figure of fewer than 3 runs decides nothing.
 The interval that a statement rests on stands beside it.
 """
@@ -23,21 +25,23 @@ from vitscale.report import sentences
 from vitscale.report.sentences import certainty, ratio_interval
 
 Facts = TypeVar("Facts")
-_A_POINT = 0.01
+_ONE_POINT = 0.01
 """A loss below a point of 100 is none worth a sentence."""
-_MOST_NAMED = 3
+_MOST_LISTED = 3
 """Number of things that cannot be told apart of which each is named."""
 
 
 @dataclass(frozen=True)
 class Statement(Generic[Facts]):
-    """A row: a sentence about some facts, and when it may be said."""
+    """A row of a table: a sentence about facts of one kind, and the condition on which it is said."""
 
     name: str
     needs: str
     """What must be true, in words."""
     holds: Callable[[Facts], bool]
+    """Whether that is so, given that it is not so of the rows above."""
     words: Callable[[Facts], str]
+    """The sentence; empty where nothing is to be said."""
     cell: Callable[[Facts], str] = lambda _: units.UNKNOWN
     """The same in a cell of the terminal's table."""
 
@@ -61,7 +65,7 @@ class Claim(Generic[Facts]):
 
 
 def claim(table: Sequence[Statement[Facts]], facts: Facts) -> Claim[Facts]:
-    """The first row of a table whose condition holds; the last row of each table holds always."""
+    """Finds the first row of a table whose condition holds; the last row of each table holds always."""
     return next(Claim(statement, facts) for statement in table if statement.holds(facts))
 
 
@@ -83,7 +87,9 @@ class Scaling:
     curve: str
     """Its name, with the batch policy where there are several."""
     base_gpus: int
+    """Ranks of the baseline."""
     gpus: int
+    """The most ranks of the curve."""
     speedup: Estimate
     efficiency: Estimate
     is_weak: bool
@@ -96,14 +102,17 @@ class Scaling:
         return f"{certainty(self.speedup)}; efficiency {efficiency}, {ratio_interval(self.efficiency)}"
 
 
-def _few_runs(figure: Estimate) -> bool:
+def _has_few_runs(figure: Estimate) -> bool:
+    """Whether a figure has no interval over 3 runs or more, and so decides nothing."""
     return figure.low is None or figure.high is None or bool(figure.note)
 
 
 def _scaling_of_few_runs(scaling: Scaling) -> str:
-    efficiency, runs = units.share(scaling.efficiency.value), units.counted(scaling.runs, "run")
-    where = f"{units.ranks(scaling.gpus)} against {scaling.base_gpus}"
-    return f"{scaling.curve}: {units.share(scaling.speedup.value)}x on {where} (efficiency {efficiency}; {runs})."
+    speedup = f"{units.share(scaling.speedup.value)}x"
+    ranks = f"{units.ranks(scaling.gpus)} against {scaling.base_gpus}"
+    efficiency = units.share(scaling.efficiency.value)
+    runs = units.counted(scaling.runs, "run")
+    return f"{scaling.curve}: {speedup} on {ranks} (efficiency {efficiency}; {runs})."
 
 
 def _weak_scaling(scaling: Scaling) -> str:
@@ -114,7 +123,7 @@ def _weak_scaling(scaling: Scaling) -> str:
 
 
 def _pace(before: str, after: str = "") -> Callable[[Scaling], str]:
-    """Words of a pace: "2 ranks are {before}1.61x{after} ..."."""
+    """Makes the words of a pace: "ddp: 2 ranks are {before}1.61x{after} (...)."; "BASE" stands for the base's ranks."""
 
     def words(scaling: Scaling) -> str:
         times = f"{units.share(scaling.speedup.value)}x"
@@ -128,7 +137,7 @@ SCALING: tuple[Statement[Scaling], ...] = (
     Statement(
         "scaling of few runs",
         "fewer than 3 runs on a side",
-        lambda scaling: _few_runs(scaling.speedup),
+        lambda scaling: _has_few_runs(scaling.speedup),
         _scaling_of_few_runs,
     ),
     Statement("weak scaling", "samples per rank are fixed", lambda scaling: scaling.is_weak, _weak_scaling),
@@ -156,22 +165,24 @@ SCALING: tuple[Statement[Scaling], ...] = (
 # --- Why not better? ------------------------------------------------------------------------------------------------
 
 
-def _where(waterfall: Waterfall) -> str:
+def _place(waterfall: Waterfall) -> str:
     return f"{waterfall.curve} on {units.ranks(waterfall.gpus)} ({waterfall.mode})"
 
 
 def _percent_of_ideal(waterfall: Waterfall) -> str:
-    return f"{100 * (waterfall.efficiency or 0.0):.0f} % of ideal"
+    efficiency = waterfall.efficiency or 0.0
+    return f"{100 * efficiency:.0f} % of ideal"
 
 
-def _reached(waterfall: Waterfall) -> str:
+def _reached_of_ideal(waterfall: Waterfall) -> str:
     """ "ddp on 8 ranks (weak) is at 72 % of ideal (95 % interval 68 to 77 %)"."""
-    reached, interval = f"{_where(waterfall)} is at {_percent_of_ideal(waterfall)}", waterfall.interval
+    measured = f"{_place(waterfall)} is at {_percent_of_ideal(waterfall)}"
+    interval = waterfall.interval
     if interval is None or interval.low is None or interval.high is None:
-        return reached
-    if interval.high - interval.low < _A_POINT:
-        return reached
-    return f"{reached} (95 % interval {100 * interval.low:.0f} to {100 * interval.high:.0f} %)"
+        return measured
+    if interval.high - interval.low < _ONE_POINT:
+        return measured  # both ends would read the same
+    return f"{measured} (95 % interval {100 * interval.low:.0f} to {100 * interval.high:.0f} %)"
 
 
 def largest_part(waterfall: Waterfall) -> Factor:
@@ -181,7 +192,7 @@ def largest_part(waterfall: Waterfall) -> Factor:
 
 def loses_nothing_named(waterfall: Waterfall) -> bool:
     """Whether no single factor takes a point or more."""
-    return largest_part(waterfall).points < _A_POINT
+    return largest_part(waterfall).points < _ONE_POINT
 
 
 def is_loss_established(waterfall: Waterfall) -> bool:
@@ -192,51 +203,58 @@ def is_loss_established(waterfall: Waterfall) -> bool:
 def takes_most(waterfall: Waterfall) -> bool:
     """Whether the largest part is significantly more than all other parts that lose something together."""
     largest = largest_part(waterfall)
-    others = [factor for factor in waterfall.factors if factor is not largest and factor.points > 0]
-    excess = largest.less(others)
+    losing = [factor for factor in waterfall.factors if factor.points > 0]
+    excess = largest.less([factor for factor in losing if factor is not largest])
     return excess is not None and excess.side_of(0.0) == "above"
 
 
 def parts_as_large(waterfall: Waterfall) -> tuple[Factor, ...]:
     """The largest part, and those that are not significantly smaller and take a point or more; the largest first."""
     largest = largest_part(waterfall)
-    alike = [largest]
+    as_large = [largest]
     for factor in sorted(waterfall.factors, key=lambda factor: -factor.points):
-        if factor is largest or factor.points < _A_POINT:
+        if factor is largest or factor.points < _ONE_POINT:
             continue
         difference = largest.less([factor])
         if difference is None or difference.side_of(0.0) != "above":
-            alike.append(factor)
-    return tuple(alike)
+            as_large.append(factor)
+    return tuple(as_large)
 
 
-def _part(waterfall: Waterfall, factor: Factor) -> str:
+def _part_in_words(waterfall: Waterfall, factor: Factor) -> str:
     """ "waiting for rank 3 (straggler wait: 17 points, 12 to 21)"."""
     bounds = sentences.points_interval(factor)
     within = f", {bounds}" if bounds else ""
     return f"{sentences.loss_in_words(waterfall, factor)} ({factor.name}: {100 * factor.points:.0f} points{within})"
 
 
-def _parts(waterfall: Waterfall) -> str:
-    alike = parts_as_large(waterfall)
-    named = [_part(waterfall, factor) for factor in alike[:_MOST_NAMED]]
-    if len(alike) > _MOST_NAMED:
-        named.append(f"{len(alike) - _MOST_NAMED} more")
-    return f"{', '.join(named[:-1])} or {named[-1]}"
+def _largest_part_in_words(waterfall: Waterfall) -> str:
+    return _part_in_words(waterfall, largest_part(waterfall))
+
+
+def _parts_in_words(waterfall: Waterfall) -> str:
+    """The largest parts: "A, B or C", "A, B, C or 2 more". There are two or more."""
+    as_large = parts_as_large(waterfall)
+    words = [_part_in_words(waterfall, factor) for factor in as_large[:_MOST_LISTED]]
+    if len(as_large) > _MOST_LISTED:
+        words.append(f"{len(as_large) - _MOST_LISTED} more")
+    return f"{', '.join(words[:-1])} or {words[-1]}"
 
 
 def _loss_cell(waterfall: Waterfall) -> str:
     """ "16 % wire", "21 % straggler wait (for rank 1)"."""
-    worst, slow = largest_part(waterfall), waterfall.straggler
-    waited = f" (for rank {slow.rank})" if slow is not None and worst.name == "straggler wait" else ""
-    return f"{100 * worst.points:.0f} % {worst.name}{waited}"
+    largest = largest_part(waterfall)
+    loss = f"{100 * largest.points:.0f} % {largest.name}"
+    if largest.name == "straggler wait" and waterfall.straggler is not None:
+        return f"{loss} (for rank {waterfall.straggler.rank})"
+    return loss
 
 
 def _loss_of_few_runs(waterfall: Waterfall) -> str:
     measured = (
-        f"{_where(waterfall)} was measured at {_percent_of_ideal(waterfall)}, in too few runs to establish a loss"
+        f"{_place(waterfall)} was measured at {_percent_of_ideal(waterfall)}, in too few runs to establish a loss"
     )
-    return f"{measured}; the largest part measured is {_part(waterfall, largest_part(waterfall))}."
+    return f"{measured}; the largest part measured is {_largest_part_in_words(waterfall)}."
 
 
 LOSS: tuple[Statement[Waterfall], ...] = (
@@ -244,25 +262,25 @@ LOSS: tuple[Statement[Waterfall], ...] = (
         "loss unexplained",
         "where the efficiency goes is unknown",
         lambda waterfall: not waterfall.factors,
-        lambda waterfall: f"{_reached(waterfall)}; where the rest goes is unknown: {waterfall.reason}.",
+        lambda waterfall: f"{_reached_of_ideal(waterfall)}; where the rest goes is unknown: {waterfall.reason}.",
     ),
     Statement(
         "no part of a point",
         "no single part takes a point of 100 or more",
         loses_nothing_named,
-        lambda waterfall: f"{_reached(waterfall)}: no single loss of a point or more.",
+        lambda waterfall: f"{_reached_of_ideal(waterfall)}: no single loss of a point or more.",
     ),
     Statement(
         "loss of few runs",
         "fewer than 3 runs on a side",
-        lambda waterfall: waterfall.interval is None or _few_runs(waterfall.interval),
+        lambda waterfall: waterfall.interval is None or _has_few_runs(waterfall.interval),
         _loss_of_few_runs,
     ),
     Statement(
         "no loss",
         "the efficiency's interval reaches 1 or more",
         lambda waterfall: not is_loss_established(waterfall),
-        lambda waterfall: f"{_reached(waterfall)}: no loss is established, and so none is explained.",
+        lambda waterfall: f"{_reached_of_ideal(waterfall)}: no loss is established, and so none is explained.",
         cell=lambda _: "unsure",
     ),
     Statement(
@@ -270,15 +288,15 @@ LOSS: tuple[Statement[Waterfall], ...] = (
         "fewer than 3 runs on a side were explained",
         lambda waterfall: not largest_part(waterfall).without,
         lambda waterfall: (
-            f"{_reached(waterfall)}: too few explained runs to say what most goes to; the largest part measured is "
-            f"{_part(waterfall, largest_part(waterfall))}."
+            f"{_reached_of_ideal(waterfall)}: too few explained runs to say what most goes to; the largest part "
+            f"measured is {_largest_part_in_words(waterfall)}."
         ),
     ),
     Statement(
         "most",
         "the largest part is significantly more than half of all losses: more than the others together",
         takes_most,
-        lambda waterfall: f"{_reached(waterfall)}: most goes to {_part(waterfall, largest_part(waterfall))}.",
+        lambda waterfall: f"{_reached_of_ideal(waterfall)}: most goes to {_largest_part_in_words(waterfall)}.",
         cell=_loss_cell,
     ),
     Statement(
@@ -286,7 +304,7 @@ LOSS: tuple[Statement[Waterfall], ...] = (
         "the largest part is significantly larger than each other part of a point or more",
         lambda waterfall: len(parts_as_large(waterfall)) == 1,
         lambda waterfall: (
-            f"{_reached(waterfall)}: the largest part goes to {_part(waterfall, largest_part(waterfall))}."
+            f"{_reached_of_ideal(waterfall)}: the largest part goes to {_largest_part_in_words(waterfall)}."
         ),
         cell=_loss_cell,
     ),
@@ -294,7 +312,9 @@ LOSS: tuple[Statement[Waterfall], ...] = (
         "parts not told apart",
         "the parts that are named are not significantly smaller than the largest",
         _always,
-        lambda waterfall: f"{_reached(waterfall)}: the largest part goes to {_parts(waterfall)}, not told apart.",
+        lambda waterfall: (
+            f"{_reached_of_ideal(waterfall)}: the largest part goes to {_parts_in_words(waterfall)}, not told apart."
+        ),
         cell=lambda _: "unsure",
     ),
 )
@@ -302,7 +322,7 @@ LOSS: tuple[Statement[Waterfall], ...] = (
 
 def _is_undecided(figure: Estimate | None) -> bool:
     """Whether a ratio of enough runs may as well be 1: its interval holds 1, and more than the value itself."""
-    if figure is None or _few_runs(figure):
+    if figure is None or _has_few_runs(figure):
         return False
     return figure.low != figure.high and figure.side_of(1.0) is None
 
@@ -349,11 +369,11 @@ class WorstLoss:
 
     waterfall: Waterfall
     rivals: tuple[Waterfall, ...]
-    """The others there whose efficiency is not significantly higher."""
+    """The others on as many ranks whose efficiency is not significantly higher."""
 
     @property
     def loss(self) -> str:
-        """What it loses."""
+        """The sentence on what it loses."""
         return claim(LOSS, self.waterfall).text
 
 
@@ -364,9 +384,10 @@ def is_lower(first: Estimate, second: Estimate) -> bool:
     recovery (Zou & Donner, "Construction of confidence limits about effect measures", Statistics in Medicine 27, 2008,
     1693-1702). Where both rest on the same baseline, this claims less than it could.
     """
-    if _few_runs(first) or _few_runs(second):
+    if _has_few_runs(first) or _has_few_runs(second):
         return False
-    first_high, second_low = first.ends[1], second.ends[0]
+    first_high = first.ends[1]
+    second_low = second.ends[0]
     if min(first.value, second.value, second_low) <= 0:
         return False
     reach = math.hypot(math.log(first_high / first.value), math.log(second.value / second_low))
@@ -375,31 +396,33 @@ def is_lower(first: Estimate, second: Estimate) -> bool:
 
 def worst_loss(waterfalls: Sequence[Waterfall]) -> WorstLoss | None:
     """The lowest efficiency at the most ranks; None where no efficiency is known."""
-    known = [waterfall for waterfall in waterfalls if waterfall.efficiency is not None]
-    most_gpus = max((waterfall.gpus for waterfall in known), default=0)
-    largest = [waterfall for waterfall in known if waterfall.gpus == most_gpus]
-    if not largest:
+    with_efficiency = [waterfall for waterfall in waterfalls if waterfall.efficiency is not None]
+    if not with_efficiency:
         return None
-    worst = min(largest, key=lambda waterfall: waterfall.efficiency or 0.0)
-    rivals = [other for other in largest if other is not worst and not _loses_less(other, worst)]
+    most_gpus = max(waterfall.gpus for waterfall in with_efficiency)
+    on_most_gpus = [waterfall for waterfall in with_efficiency if waterfall.gpus == most_gpus]
+    worst = min(on_most_gpus, key=lambda waterfall: waterfall.efficiency or 0.0)
+    other_waterfalls = [waterfall for waterfall in on_most_gpus if waterfall is not worst]
+    rivals = [other for other in other_waterfalls if not _loses_less(other, worst)]
     return WorstLoss(worst, tuple(rivals))
 
 
 def _loses_less(other: Waterfall, worst: Waterfall) -> bool:
+    """Whether the efficiency of `other` is significantly higher; False where a side has no interval."""
     if other.interval is None or worst.interval is None:
         return False
     return is_lower(worst.interval, other.interval)
 
 
 def _rivals_in_words(worst: WorstLoss) -> str:
-    return units.listed((f"{rival.curve} ({rival.mode})" for rival in worst.rivals), most=_MOST_NAMED)
+    return units.listed((f"{rival.curve} ({rival.mode})" for rival in worst.rivals), most=_MOST_LISTED)
 
 
 WORST: tuple[Statement[WorstLoss], ...] = (
     Statement(
         "largest loss of few runs",
         "its efficiency is the lowest measured there, from fewer than 3 runs on a side",
-        lambda worst: worst.waterfall.interval is None or _few_runs(worst.waterfall.interval),
+        lambda worst: worst.waterfall.interval is None or _has_few_runs(worst.waterfall.interval),
         lambda worst: f"Largest loss measured at the most ranks: {worst.loss}",
     ),
     Statement(
@@ -439,7 +462,7 @@ class BaselineLoss:
     @property
     def is_more(self) -> bool:
         """Whether the baseline significantly loses more than the trial does on top: the intervals lie apart."""
-        if _few_runs(self.idle_share) or _few_runs(self.loss):
+        if _has_few_runs(self.idle_share) or _has_few_runs(self.loss):
             return False
         return self.idle_share.ends[0] > self.loss.ends[1]
 
@@ -486,16 +509,16 @@ class Choice:
     """Number of trials it was chosen from, itself among them."""
     is_tested: bool
     """Whether it has 3 runs or more."""
-    most_named: int = _MOST_NAMED
+    most_named: int = _MOST_LISTED
     """Number of rivals of which each is named."""
 
     @property
     def named_rivals(self) -> str:
         """ "ddp, 1 rank; deepspeed, 2 ranks; 3 more": names that hold commas."""
-        named = [*self.rivals[: self.most_named]]
+        names = [*self.rivals[: self.most_named]]
         if len(self.rivals) > self.most_named:
-            named.append(f"{len(self.rivals) - self.most_named} more")
-        return "; ".join(named)
+            names.append(f"{len(self.rivals) - self.most_named} more")
+        return "; ".join(names)
 
 
 FASTEST: tuple[Statement[Choice], ...] = (
@@ -650,7 +673,7 @@ def _several_pairs(against: AgainstReference) -> str:
     by_verdict: dict[ComparisonVerdict, list[str]] = {}
     for other in against.others:
         result = other.result
-        interval = "" if _few_runs(result.ratio) else f", {ratio_interval(result.ratio)}"
+        interval = "" if _has_few_runs(result.ratio) else f", {ratio_interval(result.ratio)}"
         by_verdict.setdefault(result.verdict, []).append(f"{other.first} ({_times(other)}{interval})")
     verdicts = " / ".join(f"{verdict}: {'; '.join(names)}" for verdict, names in by_verdict.items())
     return f"{against.mode}, {units.ranks(against.gpus)}, against {against.reference}: {verdicts}."
@@ -678,8 +701,10 @@ class Trust:
     def counts(self) -> str:
         """ "2 warnings (unstable, drift), 4 notes"."""
         kinds = units.listed(kind.replace("-", " ") for kind in dict.fromkeys(self.warnings))
-        named = f" ({kinds})" if self.warnings else ""
-        return f"{units.counted(len(self.warnings), 'warning')}{named}, {units.counted(self.notes, 'note')}"
+        warnings = units.counted(len(self.warnings), "warning")
+        if self.warnings:
+            warnings = f"{warnings} ({kinds})"
+        return f"{warnings}, {units.counted(self.notes, 'note')}"
 
     @property
     def few_runs(self) -> str:

@@ -12,20 +12,20 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-_SECONDS = 10.0
-_RUNS_NOTHING = {
+_TIMEOUT_SECONDS = 10.0
+_SAFE_SETTINGS = {
     "core.fsmonitor": "",  # not `false`, which git before 2.36 takes for a program's name
     "core.hooksPath": os.devnull,
     "submodule.recurse": "false",
 }
-"""Settings that take the place of the repository's own."""
+"""Settings with which git runs no program; they take the place of the repository's own."""
 _ENVIRONMENT = {
     "GIT_OPTIONAL_LOCKS": "0",  # `git status` would write the index, upon which a hook runs
     "GIT_ALLOW_PROTOCOL": "none",
     "GIT_NO_LAZY_FETCH": "1",
     "GIT_TERMINAL_PROMPT": "0",
 }
-_FILTERS = r"^filter\..*\.(clean|smudge|process)$"
+_FILTER_SETTINGS = r"^filter\..*\.(clean|smudge|process)$"
 _NO_MATCH = 1
 """Exit code of `git config --get-regexp` where no setting matches."""
 
@@ -33,49 +33,60 @@ _NO_MATCH = 1
 def git_revision(folder: Path) -> str | None:
     """The revision that is checked out around a folder, with "+changes" where tracked files differ from it.
 
+    Git runs up to three times: for the revision, for the names of filters, and for changes without these filters.
+
     A file whose content a filter changes (Git LFS) counts as changed once its time or size differs from git's index,
     for the filter is not run. None where there is no git, no repository or no answer.
     """
     git = shutil.which("git")
     if git is None:
         return None
-    command = [git, "-C", str(folder), *_options(_RUNS_NOTHING)]
+    command = [git, "-C", str(folder), *_setting_options(_SAFE_SETTINGS)]
     try:
-        revision = _answer([*command, "rev-parse", "HEAD"])
-        listed = _answer([*command, "config", "--null", "--name-only", "--get-regexp", _FILTERS], none=_NO_MATCH)
-        filters = [name for name in listed.split("\0") if name]
+        revision = _output([*command, "rev-parse", "HEAD"])
+        find_filters = ("config", "--null", "--name-only", "--get-regexp", _FILTER_SETTINGS)
+        null_separated = _output([*command, *find_filters], code_without_output=_NO_MATCH)
+        filters = [name for name in null_separated.split("\0") if name]
         if any("=" in name for name in filters):
             return None  # git would take the first "=" for the end of the name, and run the filter
-        unfiltered = _options(dict.fromkeys(filters, ""))
+        without_filters = _setting_options(dict.fromkeys(filters, ""))
         # Of a submodule only its revision is looked at: its own configuration would count inside it.
         status = ("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=dirty")
-        changes = _answer([*command, *unfiltered, *status])
+        changes = _output([*command, *without_filters, *status])
     except (OSError, subprocess.SubprocessError):
         return None
     return f"{revision}+changes" if changes else revision
 
 
-def _options(settings: dict[str, str]) -> list[str]:
-    return [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+def _setting_options(settings: dict[str, str]) -> list[str]:
+    """Options of git that set these for one command: ["-c", "core.fsmonitor="]."""
+    options = []
+    for name, value in settings.items():
+        options += ["-c", f"{name}={value}"]
+    return options
 
 
-def _answer(command: Sequence[str], none: int = 0) -> str:
-    """What a git command prints; an exit code of `none` means that there is nothing to print.
+def _output(command: Sequence[str], code_without_output: int = 0) -> str:
+    """What a git command prints, without white space around it.
+
+    Args:
+        command: the program and its arguments.
+        code_without_output: an exit code that is no failure, beside 0.
 
     Raises:
         OSError: it cannot be run.
         subprocess.SubprocessError: it fails, or takes too long.
     """
-    answer = subprocess.run(
+    completed = subprocess.run(
         command,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         errors="surrogateescape",
-        timeout=_SECONDS,
+        timeout=_TIMEOUT_SECONDS,
         check=False,
         env=os.environ | _ENVIRONMENT,
     )
-    if answer.returncode not in (0, none):
-        raise subprocess.CalledProcessError(answer.returncode, command)
-    return answer.stdout.strip()
+    if completed.returncode not in (0, code_without_output):
+        raise subprocess.CalledProcessError(completed.returncode, command)
+    return completed.stdout.strip()

@@ -23,13 +23,13 @@ def unsteady_trials(measured: Sequence[TrialResult]) -> Worst | None:
 def spread_of_runs(trial: TrialResult) -> float | None:
     """The standard deviation of the logarithms of a trial's times, which is the relative one where it is small.
 
-    The times are those of epochs; of mean steps where no run tells an epoch, and images/s where none tells a step. None
-    for fewer than three runs.
+    The times are those of epochs; where no run has one, those of mean steps; where none has these, images/s, whose
+    logarithms spread as those of times do. None for fewer than three runs.
     """
-    epochs = list(trial.epoch_costs)
-    steps = [run.step_seconds for run in trial.runs if run.step_seconds is not None]
+    epoch_seconds = list(trial.epoch_costs)
+    step_seconds = [run.step_seconds for run in trial.runs if run.step_seconds is not None]
     rates = [run.images_per_second for run in trial.runs if run.images_per_second is not None]
-    costs = epochs or steps or rates
+    costs = epoch_seconds or step_seconds or rates
     if len(costs) < FEWEST_REPEATS:
         return None
     return statistics.stdev(math.log(cost) for cost in costs)
@@ -44,11 +44,11 @@ def steady_first(measured: Sequence[TrialResult]) -> str:
     unsteady = unsteady_trials(measured)
     if unsteady is None:
         return ""
-    unsteady_of_all = f"{len(unsteady.trials)} of {count(measured)}"
-    are = "is" if len(unsteady.trials) == 1 else "are"
-    where = f"{name(unsteady.trial)}; {unsteady_of_all} {are} above {rough_percent(RUNS_DIFFER)}"
+    verb = "is" if len(unsteady.trials) == 1 else "are"
+    share_of_trials = f"{len(unsteady.trials)} of {count(measured)} {verb} above {rough_percent(RUNS_DIFFER)}"
     if imported(unsteady.trials):
-        step = "first look for what differed between these runs, then import more of each"
+        next_step = "first look for what differed between these runs, then import more of each"
     else:
-        step = "first stop what else runs there, then add runs (measure.target_ci)"
-    return f"Run-to-run spread is {rough_percent(unsteady.value)} ({where}): {step}."
+        next_step = "first stop what else runs there, then add runs (measure.target_ci)"
+    spread = rough_percent(unsteady.value)
+    return f"Run-to-run spread is {spread} ({name(unsteady.trial)}; {share_of_trials}): {next_step}."

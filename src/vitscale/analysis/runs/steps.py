@@ -240,12 +240,14 @@ def slow_steps(numbers: Integers, seconds: Floats, kinds: npt.NDArray[np.uint8])
     margin = np.fmax(math.log(SLOWER_TIMES), DEVIATIONS * noise)
     of_a_first = np.fmax(usual, firsts.min(axis=1)) if firsts.shape[1] > 1 else usual
     level = np.where(kinds == FIRST, of_a_first[:, None], usual[:, None])
-    runs, above = np.nonzero((seconds > level) & (usual > 0)[:, None])
-    taken, usually = seconds[runs, above], level[runs, above]
-    far = np.log(taken) - np.log(usually) > margin[runs]
-    excess = taken - usually
-    for run, step, beyond in zip(runs[far].tolist(), numbers[above[far]].tolist(), excess[far].tolist(), strict=True):
-        slow[run].append(SlowStep(step, beyond))
+    runs, positions = np.nonzero((seconds > level) & (usual > 0)[:, None])
+    step_seconds = seconds[runs, positions]
+    usual_seconds = level[runs, positions]
+    is_far = np.log(step_seconds) - np.log(usual_seconds) > margin[runs]
+    excess_seconds = (step_seconds - usual_seconds)[is_far].tolist()
+    steps = numbers[positions[is_far]].tolist()
+    for run, step, excess in zip(runs[is_far].tolist(), steps, excess_seconds, strict=True):
+        slow[run].append(SlowStep(step, excess))
     return slow
 
 
@@ -259,29 +261,27 @@ def decide_slow_steps(slow_by_run: Sequence[Sequence[SlowStep]], new_shapes: Seq
         slow_by_run: the slow steps of each run (`slow_steps`).
         new_shapes: the number of each run's first short step; None where it has none, or had it in its warm-up.
     """
-    of_new_shapes = [
-        [slow for slow in run if slow.step == new_shape] for run, new_shape in zip(slow_by_run, new_shapes, strict=True)
-    ]
-    recurring = [
-        [slow for slow in run if slow not in first] for run, first in zip(slow_by_run, of_new_shapes, strict=True)
-    ]
-    event = one_off(recurring)
+    recurring_by_run = []
+    for slow_steps_of_run, new_shape in zip(slow_by_run, new_shapes, strict=True):
+        recurring_by_run.append([slow for slow in slow_steps_of_run if slow.step != new_shape])
+    event = one_off(recurring_by_run)
     decided = []
-    for number, run in enumerate(slow_by_run):
-        aside = [slow.step for slow in of_new_shapes[number]]
-        if event is not None and event.run == number:
-            aside.append(event.step)
-        kept = [slow.step for slow in run if slow.step not in aside]
-        decided.append(SlowSteps(tuple(sorted(aside)), tuple(kept)))
+    for run, (slow_steps_of_run, new_shape) in enumerate(zip(slow_by_run, new_shapes, strict=True)):
+        event_step = event.step if event is not None and event.run == run else None
+        exceptional_steps = (new_shape, event_step)
+        set_aside = [slow.step for slow in slow_steps_of_run if slow.step in exceptional_steps]
+        kept = [slow.step for slow in slow_steps_of_run if slow.step not in exceptional_steps]
+        decided.append(SlowSteps(tuple(sorted(set_aside)), tuple(kept)))
     return decided
 
 
 class OneOff(NamedTuple):
-    """The event that no other in the runs of a trial is like."""
+    """The one slow step of its size in all runs of a trial."""
 
     run: int
-    """Place of its run."""
+    """Position of its run among the runs."""
     step: int
+    """Its number in the run."""
 
 
 def one_off(slow_by_run: Sequence[Sequence[SlowStep]]) -> OneOff | None:
@@ -291,14 +291,24 @@ def one_off(slow_by_run: Sequence[Sequence[SlowStep]]) -> OneOff | None:
     with probability p is mistaken for a single event only where the runs' N steps show it once. So the mean over many
     studies lacks exp(-N p) of what such steps add: 22 % at N p = 1.5, 5 % at 3. There no rule can tell the two apart.
     """
-    events = [(slow.excess_seconds, run, slow.step) for run, steps in enumerate(slow_by_run) for slow in steps]
-    events.sort(reverse=True)
+    events = []
+    for run, slow_steps_of_run in enumerate(slow_by_run):
+        events += [_SlowEvent(run, slow.step, slow.excess_seconds) for slow in slow_steps_of_run]
     if not events:
         return None
-    largest_excess, run, step = events[0]
-    if len(events) > 1 and events[1][0] >= _OF_LIKE_SIZE * largest_excess:
+    largest = max(events, key=lambda event: event.excess_seconds)
+    of_like_size = [event for event in events if event.excess_seconds >= _OF_LIKE_SIZE * largest.excess_seconds]
+    if len(of_like_size) > 1:
         return None
-    return OneOff(run, step)
+    return OneOff(largest.run, largest.step)
+
+
+class _SlowEvent(NamedTuple):
+    """A slow step of one of several runs, by the position of its run."""
+
+    run: int
+    step: int
+    excess_seconds: float
 
 
 class _OfAStep(Protocol):

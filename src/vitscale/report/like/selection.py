@@ -5,31 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple
 
 from vitscale.present import units
 from vitscale.report.like.series import DATASET_NAMES, Hosts, Series
 from vitscale.report.like.study import Quantity, StudyFigure
 from vitscale.trial.trial import Mode
 
-_DATASETS = ("cifar10", "cifar100")
+_STUDY_DATASETS = ("cifar10", "cifar100")
 """Datasets that figures ask for by name."""
-_MICRO_BATCHES = (16, 64)
+_STUDY_MICRO_BATCHES = (16, 64)
 """Micro-batches that figures ask for."""
-_CLUSTERS = ("nebula", "tesla", "vector")
+_STUDY_CLUSTERS = ("nebula", "tesla", "vector")
 """Clusters of the study whose results were published."""
-_OF_SEVERAL_COUNTS: tuple[Quantity, ...] = (
+_NEEDING_SEVERAL_COUNTS: tuple[Quantity, ...] = (
     "epoch time", "speedup", "one host against several", "epoch time by micro-batch"
 )  # fmt: skip
 """Quantities that a curve of one GPU count does not show."""
-_OF_ACCURACY: tuple[Quantity, ...] = ("accuracy of datasets", "accuracy by micro-batch", "loss and accuracy")
-_MOST_HELD = 4
+_ACCURACY_QUANTITIES: tuple[Quantity, ...] = ("accuracy of datasets", "accuracy by micro-batch", "loss and accuracy")
+_MOST_WORKLOADS_NAMED = 4
 """Most workloads of the results that a reason names."""
 _MODE_NAMES: Mapping[Mode, str] = {
     "strong-micro": "strong scaling",
     "strong-global": "strong scaling at one global batch",
     "weak": "weak scaling",
 }
-_PLACES: Mapping[Hosts, str] = {
+_HOSTS_NAMES: Mapping[Hosts, str] = {
     "one host": "in one host",
     "one GPU a host": "over several hosts with one GPU in each",
     "several like hosts": "over several hosts with several GPUs in each",
@@ -56,38 +57,42 @@ class _Workload:
     micro_batch: int | None
 
     def fits(self, curve: Series) -> bool:
-        return self.matches(curve) == 4
+        """Whether a curve has all four properties."""
+        return all(self._matches(curve))
 
-    def matches(self, curve: Series) -> int:
-        """In how many of its four properties a curve is as wanted."""
+    def likeness(self, curve: Series) -> int:
+        """The number of the four properties that a curve has."""
+        return sum(self._matches(curve))
+
+    def _matches(self, curve: Series) -> tuple[bool, ...]:
         return (
-            (self.mode == curve.mode)
-            + (self.hosts in (None, curve.hosts))
-            + (self.dataset in (None, curve.dataset))
-            + (self.micro_batch in (None, curve.micro_batch))
+            self.mode == curve.mode,
+            self.hosts in (None, curve.hosts),
+            self.dataset in (None, curve.dataset),
+            self.micro_batch in (None, curve.micro_batch),
         )
 
 
 def select(figure: StudyFigure, series: Sequence[Series]) -> Selection | str:
-    """The series of a figure, or what is missing, in words."""
+    """Selects the series of a figure; returns a sentence on what is missing where these results lack one of them."""
     if not series:
         return "No trial of these results has completed."
     candidates = [curve for curve in series if not _is_of_another_cluster(figure, curve)]
-    if figure.quantity in _OF_SEVERAL_COUNTS:
+    if figure.quantity in _NEEDING_SEVERAL_COUNTS:
         candidates = [curve for curve in candidates if len(_gpu_counts(curve)) > 1]
-    datasets = _datasets(figure, series)
+    datasets = _drawn_datasets(figure, series)
     if len(set(datasets)) < len(datasets):
         return f"These results hold one dataset only, {datasets[0]}: there is none to set beside it."
-    micro_batch = _micro_batch(figure, candidates, datasets)
-    chosen: list[Series] = []
+    micro_batch = _drawn_micro_batch(figure, candidates, datasets)
+    selected: list[Series] = []
     for hosts, dataset in product(figure.hosts or (None,), datasets or (None,)):
         workload = _Workload(figure.mode, hosts, dataset, micro_batch)
         fitting = [curve for curve in candidates if workload.fits(curve)]
         if not fitting:
-            return _reason(figure, workload, series)
-        chosen += fitting
-    in_order = sorted(chosen, key=lambda curve: (curve.hosts != "one host", curve.dataset, curve.micro_batch))
-    return Selection(tuple(in_order), _departures(figure, datasets, micro_batch))
+            return _missing_workload(figure, workload, series)
+        selected += fitting
+    selected.sort(key=lambda curve: (curve.hosts != "one host", curve.dataset, curve.micro_batch))
+    return Selection(tuple(selected), _departures(figure, datasets, micro_batch))
 
 
 def _gpu_counts(curve: Series) -> set[int]:
@@ -97,118 +102,173 @@ def _gpu_counts(curve: Series) -> set[int]:
 def _is_of_another_cluster(figure: StudyFigure, curve: Series) -> bool:
     """Whether a curve was measured on another of the study's clusters than the figure's."""
     cluster = curve.cluster.lower()
-    return bool(figure.cluster) and cluster in _CLUSTERS and cluster != figure.cluster.lower()
+    return bool(figure.cluster) and cluster in _STUDY_CLUSTERS and cluster != figure.cluster.lower()
 
 
-def _are_of_other_datasets(series: Sequence[Series]) -> bool:
-    """Whether the results hold none of the study's datasets."""
-    return not any(curve.dataset in _DATASETS for curve in series)
+def _lack_study_datasets(series: Sequence[Series]) -> bool:
+    """Whether no series is of a dataset of the study."""
+    return not any(curve.dataset in _STUDY_DATASETS for curve in series)
 
 
-def _datasets(figure: StudyFigure, series: Sequence[Series]) -> list[str]:
-    """The datasets to draw: the figure's; where the results hold none of the study's, their own in its place."""
-    if not _are_of_other_datasets(series):
+def _drawn_datasets(figure: StudyFigure, series: Sequence[Series]) -> list[str]:
+    """The datasets to draw, in the order of the figure's.
+
+    Where the results hold none of the study's datasets, theirs stand in: the first for the first of the study's, the
+    last for all that are left.
+    """
+    if not _lack_study_datasets(series):
         return list(figure.datasets)
-    own = list(dict.fromkeys(curve.dataset for curve in series))
-    return [own[min(_DATASETS.index(name), len(own) - 1)] for name in figure.datasets]
+    measured = list(dict.fromkeys(curve.dataset for curve in series))
+    last = len(measured) - 1
+    return [measured[min(_STUDY_DATASETS.index(name), last)] for name in figure.datasets]
 
 
-def _micro_batch(figure: StudyFigure, candidates: Sequence[Series], datasets: Sequence[str]) -> int | None:
-    """The micro-batch to draw, or the smallest or largest that there is in its place.
+def _drawn_micro_batch(figure: StudyFigure, candidates: Sequence[Series], datasets: Sequence[str]) -> int | None:
+    """The micro-batch to draw, or the smallest or largest that was measured in its place; None: each separately.
 
     Another stands in where the results are of other datasets than the study's, or have neither of its micro-batches.
     """
-    wanted = figure.micro_batch
-    own = {
-        curve.micro_batch
-        for curve in candidates
-        if curve.mode == figure.mode
-        and curve.hosts in (figure.hosts or (curve.hosts,))
-        and curve.dataset in (datasets or (curve.dataset,))
-    }
-    if wanted is None or not own or wanted in own:
-        return wanted
-    if own.intersection(_MICRO_BATCHES) and not _are_of_other_datasets(candidates):
-        return wanted
-    return min(own) if wanted == min(_MICRO_BATCHES) else max(own)
+    micro_batch = figure.micro_batch
+    otherwise_fitting = [curve for curve in candidates if _fits_but_for_micro_batch(curve, figure, datasets)]
+    measured = {curve.micro_batch for curve in otherwise_fitting}
+    if micro_batch is None or not measured or micro_batch in measured:
+        return micro_batch
+    has_study_micro_batch = bool(measured.intersection(_STUDY_MICRO_BATCHES))
+    if has_study_micro_batch and not _lack_study_datasets(candidates):
+        return micro_batch
+    return min(measured) if micro_batch == min(_STUDY_MICRO_BATCHES) else max(measured)
+
+
+def _fits_but_for_micro_batch(curve: Series, figure: StudyFigure, datasets: Sequence[str]) -> bool:
+    """Whether a curve has the mode, one of the places and one of the datasets of a figure; none named: any."""
+    if curve.mode != figure.mode:
+        return False
+    if figure.hosts and curve.hosts not in figure.hosts:
+        return False
+    return not datasets or curve.dataset in datasets
 
 
 def _departures(figure: StudyFigure, datasets: Sequence[str], micro_batch: int | None) -> tuple[str, ...]:
+    """What is drawn in place of what the figure asks for: "my-images in place of CIFAR-10"."""
     replaced = [
-        f"{own} in place of {DATASET_NAMES[name]}"
-        for own, name in zip(datasets, figure.datasets, strict=True)
-        if own != name
+        f"{drawn} in place of {DATASET_NAMES[name]}"
+        for drawn, name in zip(datasets, figure.datasets, strict=True)
+        if drawn != name
     ]
     if micro_batch != figure.micro_batch:
         replaced.append(f"{micro_batch} in place of {figure.micro_batch}")
     return tuple(replaced)
 
 
-def _reason(figure: StudyFigure, wanted: _Workload, series: Sequence[Series]) -> str:
-    """What is missing, and what the results hold instead, the most alike first."""
-    parts = [_MODE_NAMES[wanted.mode]]
-    if wanted.hosts is not None:
-        parts.append(_PLACES[wanted.hosts])
-    if wanted.dataset is not None:
-        parts.append(f"on {DATASET_NAMES.get(wanted.dataset, wanted.dataset)}")
-    if wanted.micro_batch is not None:
-        parts.append(f"at micro-batch {wanted.micro_batch}")
-    if any(_is_of_another_cluster(figure, curve) and wanted.fits(curve) for curve in series):
+def _missing_workload(figure: StudyFigure, workload: _Workload, series: Sequence[Series]) -> str:
+    """A sentence on the workload that no series has, and on those that the results hold instead, the likest first."""
+    parts = [_MODE_NAMES[workload.mode]]
+    if workload.hosts is not None:
+        parts.append(_HOSTS_NAMES[workload.hosts])
+    if workload.dataset is not None:
+        parts.append(f"on {_dataset_name(workload.dataset)}")
+    if workload.micro_batch is not None:
+        parts.append(f"at micro-batch {workload.micro_batch}")
+    if any(_is_of_another_cluster(figure, curve) and workload.fits(curve) for curve in series):
         parts.append(f"of the cluster {figure.cluster}")
-    in_order = sorted(series, key=wanted.matches, reverse=True)
-    held = _held(in_order, says_cluster=len({curve.cluster for curve in series}) > 1)
-    more = f"; and {len(held) - _MOST_HELD} more" if len(held) > _MOST_HELD else ""
-    return f"These results hold no {' '.join(parts)}. They hold {'; '.join(held[:_MOST_HELD])}{more}."
+    likest_first = sorted(series, key=workload.likeness, reverse=True)
+    measured = _measured_workloads(likest_first)
+    unnamed = len(measured) - _MOST_WORKLOADS_NAMED
+    more = f"; and {unnamed} more" if unnamed > 0 else ""
+    return f"These results hold no {' '.join(parts)}. They hold {'; '.join(measured[:_MOST_WORKLOADS_NAMED])}{more}."
 
 
-def _held(series: Sequence[Series], *, says_cluster: bool) -> list[str]:
-    """The workloads of the results in words: those that differ only in micro-batch together."""
-    alike: dict[tuple[str, ...], list[Series]] = {}
+def _dataset_name(dataset: str) -> str:
+    return DATASET_NAMES.get(dataset, dataset)
+
+
+class _WorkloadWords(NamedTuple):
+    """The words for a measured workload of any micro-batch."""
+
+    workload: str
+    """ "strong scaling in one host on CIFAR-10"."""
+    cluster: str
+    """ "cluster vector"; empty where there is one cluster only."""
+    single_count: str
+    """ "2 GPUs alone" where it was measured at one GPU count only, else empty."""
+
+
+def _measured_workloads(series: Sequence[Series]) -> list[str]:
+    """The workloads of the results in words, in their order: those that differ only in micro-batch together.
+
+    Example: "strong scaling in one host on CIFAR-10 (micro-batch 16 and 64)".
+    """
+    has_clusters = len({curve.cluster for curve in series}) > 1
+    micro_batches_by_words: dict[_WorkloadWords, set[int]] = {}
     for curve in series:
-        dataset = DATASET_NAMES.get(curve.dataset, curve.dataset)
-        counts = _gpu_counts(curve)
-        alone = f"{units.counted(min(counts), 'GPU')} alone" if len(counts) == 1 else ""
-        cluster = f"cluster {curve.cluster}" if says_cluster and curve.cluster else ""
-        workload = f"{_MODE_NAMES[curve.mode]} {_PLACES[curve.hosts]} on {dataset}"
-        alike.setdefault((workload, cluster, alone), []).append(curve)
-    held = []
-    for (workload, cluster, alone), curves in alike.items():
-        sizes = sorted({curve.micro_batch for curve in curves})
-        micro_batches = f"micro-batch {units.listed(sizes)}"
-        held.append(f"{workload} ({', '.join(filter(None, (cluster, micro_batches, alone)))})")
-    return held
+        words = _workload_words(curve, says_cluster=has_clusters)
+        micro_batches_by_words.setdefault(words, set()).add(curve.micro_batch)
+    workloads = []
+    for words, micro_batches in micro_batches_by_words.items():
+        details = (words.cluster, f"micro-batch {units.listed(sorted(micro_batches))}", words.single_count)
+        workloads.append(f"{words.workload} ({', '.join(filter(None, details))})")
+    return workloads
+
+
+def _workload_words(curve: Series, *, says_cluster: bool) -> _WorkloadWords:
+    counts = _gpu_counts(curve)
+    return _WorkloadWords(
+        workload=f"{_MODE_NAMES[curve.mode]} {_HOSTS_NAMES[curve.hosts]} on {_dataset_name(curve.dataset)}",
+        cluster=f"cluster {curve.cluster}" if says_cluster and curve.cluster else "",
+        single_count=f"{units.counted(min(counts), 'GPU')} alone" if len(counts) == 1 else "",
+    )
 
 
 def steps_for(figure: StudyFigure) -> tuple[str, ...]:
-    """What to write into a study file (valid TOML), and what to run then."""
-    is_spread = any(hosts != "one host" for hosts in figure.hosts)
-    sweep = _sweep(figure)
-    lines = []
-    if len(figure.datasets) == 1:
-        lines += ["[data]", f'name = "{figure.datasets[0]}"']
-    train = [f"micro_batch = {figure.micro_batch}"] if figure.micro_batch is not None else []
-    train += ["epochs = 5"] if figure.quantity in _OF_ACCURACY else []
-    lines += ["[train]", *train] if train else []
-    lines += ["[scaling]", f'mode = "{figure.mode}"', f"gpus = {list(figure.gpus)}"]
-    lines += ["gpus_per_node = 1"] if is_spread and len(figure.hosts) == 1 else []
-    lines += ["[sweep]", *sweep] if sweep else []
-    lines += _measure(figure)
-    hosts = " --hostfile HOSTS" if is_spread else ""
-    return (*lines, f"# vitscale run STUDY.toml{hosts} -o RESULTS", f"# vitscale report --like {figure.study} RESULTS")
+    """What to write into a study file (valid TOML), and in comments which commands to run then."""
+    has_several_hosts = any(hosts != "one host" for hosts in figure.hosts)
+    hostfile = " --hostfile HOSTS" if has_several_hosts else ""
+    return (
+        *_data_lines(figure),
+        *_train_lines(figure),
+        *_scaling_lines(figure, one_gpu_a_host=has_several_hosts and len(figure.hosts) == 1),
+        *_sweep_lines(figure),
+        *_measure_lines(figure),
+        f"# vitscale run STUDY.toml{hostfile} -o RESULTS",
+        f"# vitscale report --like {figure.study} RESULTS",
+    )
 
 
-def _sweep(figure: StudyFigure) -> list[str]:
-    """What a figure compares beside GPU counts."""
+def _data_lines(figure: StudyFigure) -> list[str]:
+    if len(figure.datasets) != 1:
+        return []  # several are swept, and any will do where none is named
+    return ["[data]", f'name = "{figure.datasets[0]}"']
+
+
+def _train_lines(figure: StudyFigure) -> list[str]:
+    settings = []
+    if figure.micro_batch is not None:
+        settings.append(f"micro_batch = {figure.micro_batch}")
+    if figure.quantity in _ACCURACY_QUANTITIES:
+        settings.append("epochs = 5")
+    return ["[train]", *settings] if settings else []
+
+
+def _scaling_lines(figure: StudyFigure, *, one_gpu_a_host: bool) -> list[str]:
+    lines = ["[scaling]", f'mode = "{figure.mode}"', f"gpus = {list(figure.gpus)}"]
+    if one_gpu_a_host:
+        lines.append("gpus_per_node = 1")
+    return lines
+
+
+def _sweep_lines(figure: StudyFigure) -> list[str]:
+    """The section of what a figure compares beside GPU counts."""
     if len(figure.datasets) > 1:
-        return [f'"data.name" = [{", ".join(f"{chr(34)}{name}{chr(34)}" for name in figure.datasets)}]']
+        datasets = ", ".join(f'"{name}"' for name in figure.datasets)
+        return ["[sweep]", f'"data.name" = [{datasets}]']
     if len(figure.hosts) > 1:
-        return [f'"scaling.gpus_per_node" = [1, {max(figure.gpus)}]']
+        return ["[sweep]", f'"scaling.gpus_per_node" = [1, {max(figure.gpus)}]']
     if figure.quantity in ("epoch time by micro-batch", "accuracy by micro-batch"):
-        return ['"train.micro_batch" = [16, 32, 64, 128]']
+        return ["[sweep]", '"train.micro_batch" = [16, 32, 64, 128]']
     return []
 
 
-def _measure(figure: StudyFigure) -> list[str]:
+def _measure_lines(figure: StudyFigure) -> list[str]:
     if figure.quantity == "run waterfall":
         return ["[measure]", "steps = 50", "explain = true", "checkpoint = true"]
     if figure.quantity == "epoch time by micro-batch":

@@ -1,6 +1,6 @@
 """A published study as data: its figures, what was published beside them, its tables, its claims as tests.
 
-`selection` tells which series of the results a figure draws.
+`selection` decides which series of the results a figure draws.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Quantity = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class StudyFigure:
-    """One figure of a study, as its caption has it."""
+    """One figure of a study: what its caption says, and what it draws from other results."""
 
     study: str
     """The study's name in `report --like`."""
@@ -40,11 +40,12 @@ class StudyFigure:
     cluster: str = ""
     """The study's cluster. Results of the study's other clusters are not drawn; results of no named cluster are."""
     hosts: tuple[Hosts, ...] = ()
-    """Places of the GPUs, all of which are needed. Empty: anywhere."""
+    """Where GPUs are; a series is needed for each of these. Empty: any will do."""
     datasets: tuple[str, ...] = ()
-    """All of these are needed; results without any dataset of the study show their own. Empty: each separately."""
+    """A series is needed for each of these; in results without any dataset of the study theirs stand in. Empty: each
+    dataset of the results is drawn separately."""
     micro_batch: int | None = None
-    """Images per GPU. None: each micro-batch separately."""
+    """Images per GPU. None: each micro-batch of the results is drawn separately."""
     gpus: tuple[int, ...] = (1, 2, 4, 8)
     """GPU counts that a study like this would measure."""
 
@@ -76,7 +77,7 @@ class Material:
 
     @classmethod
     def of(cls, analysis: Analysis, network: Network | None = None) -> Material:
-        """The material that some results give."""
+        """Takes the material from results."""
         return cls(analysis, tuple(all_series(analysis)), network)
 
 
@@ -95,6 +96,7 @@ class Claim:
     """Something that the study says, as a question to the results at hand."""
 
     question: str
+    """The claim as a question, the heading of its test."""
     meaning: str
     test: Callable[[Material], Tested]
     untested: str

@@ -53,6 +53,7 @@ gpus = [1, 2]
 oversubscribe = true
 """
 PROGRAMS: dict[str, list[str] | str] = {
+    "benchmarks/gpu_types.py": "prediction/test_gpu_types.py",
     "benchmarks/light_window_cost.py": ["--pairs", "2", "--steps", "5"],
     "benchmarks/configurations.py": ["--times", "1", "--wanted", "500"],
     "benchmarks/start_up.py": ["--pairs", "1", "--steps", "8"],

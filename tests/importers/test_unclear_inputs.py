@@ -99,7 +99,7 @@ FALLING = ("# of gpus,img/sec", "1,200", "2,190", "4,160", "8,20")
 def test_rates_that_fall_as_gpus_grow_are_asked_about(tmp_path: Path) -> None:
     said = refusal(table(tmp_path, *FALLING))
     assert "'img/sec' of 'table.csv' falls as GPUs grow (200 on 1, 20 on 8)" in said
-    assert "each GPU's (160 of all 8), or all GPUs' together (2.5 of each)" in said
+    assert "each GPU's (then 8 GPUs make 160 together), or that of all (then each of 8 makes 2.5)" in said
     assert "--cells images_per_second_per_gpu" in said
     assert "--cells images_per_second if" in said
 

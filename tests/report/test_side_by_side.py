@@ -246,10 +246,20 @@ def test_too_few_runs_say_how_many_to_make(base: Path, tmp_path: Path, runs: int
 
 def test_it_says_in_plain_words_when_slower_is_reported(base: Path, tmp_path: Path) -> None:
     page = tmp_path / "c.md"
-    CliRunner().invoke(cli.app, ["compare", str(base), str(results(tmp_path, "other")), "-o", str(page)])
+    CliRunner().invoke(cli.app, ["compare", str(base), str(results(tmp_path, "other", 1.01)), "-o", str(page)])
     text = page.read_text()
     assert '"slower" and "faster" are reported only if significant after Holm correction over all trials' in text
     assert "held against" not in text
+
+
+def test_nothing_is_explained_that_the_table_does_not_have(base: Path, tmp_path: Path) -> None:
+    """Of the same runs no slowdown is tested, so that none has one from which it would have been shown."""
+    page = tmp_path / "c.md"
+    CliRunner().invoke(cli.app, ["compare", str(base), str(results(tmp_path, "copy")), "-o", str(page)])
+    text = page.read_text()
+    assert "the same runs" in text
+    assert "shown from" not in text
+    assert "Holm" not in text
 
 
 # --- sessions -------------------------------------------------------------------------------------------------------

@@ -140,7 +140,7 @@ def _refuse_unlike_files(runs: Sequence[TrialRun]) -> None:
                 raise RequestError(
                     f"{shown(files[0].name)} and {shown(other.name)} would be repeats of one trial, and they differ by "
                     f"more than their own spread (half of the times are {spreads[0]}, and {spreads[1]})",
-                    next_step="If something else ran in each, import each into a folder of its own with -o, and "
+                    next_step="If they are two versions or settings, import each into a folder of its own with -o, and "
                     "compare the folders; if they are repeats all the same, add --as-repeats",
                 )
 

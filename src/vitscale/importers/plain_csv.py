@@ -213,8 +213,8 @@ class _Rates:
         first, last = fmean(curves[0][fewest]), fmean(curves[0][most])
         raise RequestError(
             f"{shown(self._heading.text)} of {shown(path.name)} falls as GPUs grow ({first:g} on {fewest}, {last:g} on "
-            f"{most}), and it does not say whose it is: each GPU's ({most * last:g} of all {most}), or all GPUs' "
-            f"together ({last / most:g} of each)",
+            f"{most}), and it does not say whose it is: each GPU's (then {most} GPUs make {most * last:g} "
+            f"together), or that of all (then each of {most} makes {last / most:g})",
             next_step="Say --cells images_per_second_per_gpu if it is each GPU's, or --cells images_per_second if it "
             "is that of all",
         )

@@ -75,17 +75,22 @@ def compared_document(compared: Compared) -> Document:
     sentences += _alternated(pairs) + next_steps(pairs, limit)
     if sentences:
         blocks.append(Bullets(tuple(sentences)))
-    blocks.append(table(columns, groups, notes=_notes(limit), always=always))
+    blocks.append(table(columns, groups, notes=_notes(pairs, limit), always=always))
     return Document("", tuple(blocks))
 
 
-def _notes(limit: float | None) -> tuple[str, ...]:
-    shown = "reported as slower" if limit is None else f"found beyond {rough_percent(limit)}"
-    return (
-        "time for the same images over that of the first results, with the 95 % interval over runs",
-        '"slower" and "faster" are reported only if significant after Holm correction over all trials compared',
-        f"shown from: the smallest slowdown that these runs would have {shown} in 4 of 5 cases",
-    )
+def _notes(pairs: Sequence[Pair], limit: float | None) -> tuple[str, ...]:
+    """What the columns and verdicts of the table mean; nothing of a column in which no trial has a value."""
+    notes = []
+    if any(pair.measured is not None and not pair.same_runs for pair in pairs):
+        notes.append("time for the same images over that of the first results, with the 95 % interval over runs")
+        notes.append(
+            '"slower" and "faster" are reported only if significant after Holm correction over all trials compared'
+        )
+    if any(_smallest_shown(pair, limit) is not None for pair in pairs):
+        shown = "reported as slower" if limit is None else f"found beyond {rough_percent(limit)}"
+        notes.append(f"shown from: the smallest slowdown that these runs would have {shown} in 4 of 5 cases")
+    return tuple(notes)
 
 
 def _summary(compared: Compared) -> str:

@@ -147,6 +147,18 @@ def test_at_most_25_lines_with_the_answer_first_and_what_is_missing_named() -> N
     assert "vitscale run x.toml" not in "\n".join(shown)
 
 
+def test_findings_that_are_cut_are_named_as_far_as_a_line_holds_them() -> None:
+    findings = [Finding(f"kind-number-{n}", "note", "message " * 20, "advice") for n in range(12)]
+    shown = [line.plain for line in lines(Document("Answer", tuple(findings)))]
+    assert len(shown) <= 25
+    (cut,) = [line for line in shown if "more with --verbose (" in line]
+    match = re.fullmatch(r"  \.\.\. (\d+) more with --verbose \((.*), \.\.\.\)", cut)
+    assert match is not None
+    first = 12 - int(match[1])
+    assert match[2].split(", ")[0] == f"kind-number-{first}"
+    assert len(cut) <= 80
+
+
 @given(st.integers(8, 60))
 def test_any_number_of_lines_can_be_asked_for(most: int) -> None:
     assert len(lines(_long(), most_lines=most)) <= most

@@ -22,6 +22,10 @@ _SEVERITY_STYLES: dict[doc.Severity, str] = {"error": "bold red", "warning": "ye
 _TONES = {"": "", "strong": "bold", "quiet": "dim", "bad": "red"}
 
 
+_LONGEST_NAMES = 40
+"""Letters of the names of what is left out that still stand on one line of 80 columns."""
+
+
 @dataclass(frozen=True)
 class _Part:
     """The lines of one block, and how they may be shortened."""
@@ -35,6 +39,8 @@ class _Part:
     """Number of lines before those: a heading."""
     notes: int = 0
     """Number of lines after those, before the empty one: the first to go."""
+    unit_names: tuple[str, ...] = ()
+    """What to call each of `units` where it is left out; empty: they are only counted."""
 
 
 def redraws(console: Console) -> bool:
@@ -112,8 +118,23 @@ def _shortened(part: _Part, over: int) -> _Part | None:
         return None
     end = part.before + sum(kept)
     after = part.lines[part.before + sum(part.units) :]
-    more = Text(f"  ... {len(part.units) - len(kept):,} more with --verbose", "dim")
+    names = _first_names(part.unit_names[len(kept) :])
+    which = f" ({names})" if names else ""
+    more = Text(f"  ... {len(part.units) - len(kept):,} more with --verbose{which}", "dim")
     return _Part(part.name, (*part.lines[:end], more, *after), before=part.before)
+
+
+def _first_names(names: Sequence[str]) -> str:
+    """As many different names as stand on a line: "bucket-memory, not-json, ..."."""
+    distinct = list(dict.fromkeys(names))
+    shown: list[str] = []
+    for name in distinct:
+        if len(", ".join([*shown, name])) > _LONGEST_NAMES:
+            break
+        shown.append(name)
+    if shown and len(shown) < len(distinct):
+        shown.append("...")
+    return ", ".join(shown)
 
 
 def _folded(blocks: Sequence[doc.Block]) -> Iterator[str]:
@@ -206,9 +227,11 @@ def _findings(findings: Sequence[doc.Finding], width: int, verbose: bool) -> _Pa
         if verbose and finding.about.source:
             lines += [Text(line, "dim") for line in _wrapped(f"Source: {finding.about.source}", width, "  ", "  ")]
         shown.append([head, *lines, *([Text("")] if verbose and finding is not findings[-1] else [])])
-    counts = [len(lines) for lines in shown]
     return _Part(
-        counted(len(shown), "finding"), (*(line for lines in shown for line in lines), Text("")), tuple(counts)
+        counted(len(shown), "finding"),
+        (*(line for lines in shown for line in lines), Text("")),
+        units=tuple(len(lines) for lines in shown),
+        unit_names=tuple(finding.kind for finding in findings),
     )
 
 

@@ -25,6 +25,7 @@ RULES: tuple[Rule, ...] = (
     values.wrong_types,
     values.values_left_to_an_integration,
     batch.batch_arithmetic,
+    memory.bucket_memory,  # of the notes the first, for it may be why a run is out of memory
     precision.no_reduced_precision,
     precision.several_precisions,
     precision.bf16_is_not_autocast,
@@ -38,7 +39,6 @@ RULES: tuple[Rule, ...] = (
     overlap.overlap_of_the_release,
     overlap.one_bucket,
     overlap.gradients_sent_every_micro_step,
-    memory.bucket_memory,
     memory.offload_that_cannot_pay,
     memory.offload_without_effect,
     memory.stage_that_saves_little,

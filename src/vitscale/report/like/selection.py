@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -22,8 +24,6 @@ _OF_SEVERAL_COUNTS: tuple[Quantity, ...] = (
 )  # fmt: skip
 """Quantities that a curve of one GPU count does not show."""
 _OF_ACCURACY: tuple[Quantity, ...] = ("accuracy of datasets", "accuracy by micro-batch", "loss and accuracy")
-_MOST_HELD = 4
-"""Most workloads of the results that a reason names."""
 _MODE_NAMES: Mapping[Mode, str] = {
     "strong-micro": "strong scaling",
     "strong-global": "strong scaling at one global batch",
@@ -35,6 +35,8 @@ _PLACES: Mapping[Hosts, str] = {
     "several like hosts": "over several hosts with several GPUs in each",
     "several unlike hosts": "over several hosts with GPUs of unlike kinds",
 }
+_PLACE_OF_ONE_KIND = "over several hosts"
+"""Where the GPUs of "several unlike hosts" are if the records name one kind of them."""
 
 
 @dataclass(frozen=True)
@@ -85,13 +87,22 @@ def select(figure: StudyFigure, series: Sequence[Series]) -> Selection | str:
         fitting = [curve for curve in candidates if workload.fits(curve)]
         if not fitting:
             return _reason(figure, workload, series)
-        chosen += fitting
+        bases = [curve for curve in candidates if _is_base_of_some(curve, fitting)]
+        chosen += {id(curve): curve for curve in (*bases, *fitting)}.values()
     in_order = sorted(chosen, key=lambda curve: (curve.hosts != "one host", curve.dataset, curve.micro_batch))
     return Selection(tuple(in_order), _departures(figure, datasets, micro_batch))
 
 
 def _gpu_counts(curve: Series) -> set[int]:
     return {member.gpus for member in curve.members}
+
+
+def _is_base_of_some(curve: Series, others: Sequence[Series]) -> bool:
+    """Whether some series over several hosts is compared with this one's first, which its figure must show then."""
+    trials = [member.trial for member in curve.members[:1]]
+    return curve.hosts != "one host" and any(
+        other.base_elsewhere is not None and other.base_elsewhere.trial in trials for other in others
+    )
 
 
 def _is_of_another_cluster(figure: StudyFigure, curve: Series) -> bool:
@@ -157,8 +168,14 @@ def _reason(figure: StudyFigure, wanted: _Workload, series: Sequence[Series]) ->
         parts.append(f"of the cluster {figure.cluster}")
     in_order = sorted(series, key=wanted.matches, reverse=True)
     held = _held(in_order, says_cluster=len({curve.cluster for curve in series}) > 1)
-    more = f"; and {len(held) - _MOST_HELD} more" if len(held) > _MOST_HELD else ""
-    return f"These results hold no {' '.join(parts)}. They hold {'; '.join(held[:_MOST_HELD])}{more}."
+    return f"These results hold no {' '.join(parts)}. They hold {'; '.join(held)}."
+
+
+def _place(curve: Series) -> str:
+    """Where its GPUs are; they are called unlike only where the records name several kinds of them."""
+    if curve.hosts == "several unlike hosts" and len(curve.devices) < 2:
+        return _PLACE_OF_ONE_KIND
+    return _PLACES[curve.hosts]
 
 
 def _held(series: Sequence[Series], *, says_cluster: bool) -> list[str]:
@@ -169,7 +186,7 @@ def _held(series: Sequence[Series], *, says_cluster: bool) -> list[str]:
         counts = _gpu_counts(curve)
         alone = f"{units.counted(min(counts), 'GPU')} alone" if len(counts) == 1 else ""
         cluster = f"cluster {curve.cluster}" if says_cluster and curve.cluster else ""
-        workload = f"{_MODE_NAMES[curve.mode]} {_PLACES[curve.hosts]} on {dataset}"
+        workload = f"{_MODE_NAMES[curve.mode]} {_place(curve)} on {dataset}"
         alike.setdefault((workload, cluster, alone), []).append(curve)
     held = []
     for (workload, cluster, alone), curves in alike.items():
@@ -195,6 +212,28 @@ def steps_for(figure: StudyFigure) -> tuple[str, ...]:
     lines += _measure(figure)
     hosts = " --hostfile HOSTS" if is_spread else ""
     return (*lines, f"# vitscale run STUDY.toml{hosts} -o RESULTS", f"# vitscale report --like {figure.study} RESULTS")
+
+
+def needs_of(figure: StudyFigure) -> tuple[str, ...]:
+    """What a study needs for a figure: its fields as KEY = VALUE, and its hosts."""
+    sections = tomllib.loads("\n".join(steps_for(figure)))
+    fields = [
+        f"{section}.{key} = {json.dumps(value)}" if section != "sweep" else f"{key}: each of {json.dumps(value)}"
+        for section, of_section in sections.items()
+        for key, value in of_section.items()
+    ]
+    return f"In STUDY.toml: {', '.join(fields)}.", f"Hosts: {_hosts_needed(figure)}."
+
+
+def _hosts_needed(figure: StudyFigure) -> str:
+    most = max(figure.gpus)
+    needed: Mapping[Hosts, str] = {
+        "one host": f"one with {most} GPUs",
+        "one GPU a host": f"{most} with one GPU in each",
+        "several like hosts": "several with like GPUs",
+        "several unlike hosts": f"{most} with GPUs of unlike kinds, one in each",
+    }
+    return ", and ".join(needed[hosts] for hosts in figure.hosts) or f"any with {most} GPUs in all"
 
 
 def _sweep(figure: StudyFigure) -> list[str]:

@@ -281,17 +281,28 @@ def _kind_of_hosts(curve: CurveResult, members: Sequence[Member]) -> Hosts:
 
 
 def _published_as_unlike(curve: CurveResult, members: Sequence[Member]) -> bool:
-    """Whether these are published measurements of a cluster of unlike hosts, whose raw data name one kind of GPU."""
-    facts = [fact for fact in published().facts if fact.cluster in published().unlike_clusters]
-    for member in members:
-        trial, seconds = member.trial.trial, member.trial.epoch_seconds
-        own = (curve.labels.get("cluster"), trial.data.name, trial.train.micro_batch, member.gpus)
-        for fact in facts:
-            if own == (fact.cluster, fact.dataset, fact.micro_batch, fact.gpus) and seconds is not None:
-                same_share = abs(trial.data.fraction - fact.fraction) < 1e-9
-                if same_share and abs(seconds.value / fact.epoch_seconds - 1) < SAME:
-                    return True
+    """Whether these are published measurements of a cluster of unlike hosts, whose raw data name one kind of GPU.
+
+    One of its epoch times is enough where the curve names the cluster; all of them are needed where it names none, as
+    it does not in results of one cluster.
+    """
+    for cluster in published().unlike_clusters:
+        facts = [fact for fact in published().facts if fact.cluster == cluster]
+        same = [_is_among(facts, member) for member in members]
+        name = curve.labels.get("cluster")
+        if any(same) if name == cluster else not name and all(same):
+            return True
     return False
+
+
+def _is_among(facts: Sequence[Fact], member: Member) -> bool:
+    """Whether a member has the epoch time that was published of its workload and GPU count."""
+    trial = member.trial.trial
+    return any(
+        _is_one_of({fact.gpus: fact}, member)
+        for fact in facts
+        if (fact.dataset, fact.micro_batch) == (trial.data.name, trial.train.micro_batch)
+    )
 
 
 def _compared(series: Series, combine_unlike: bool) -> Series:

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,11 @@ from vitscale.importers.contents import Options
 from vitscale.importers.importing import import_logs
 from vitscale.present.document import View
 from vitscale.present.drawing import picture
+from vitscale.published import published
 from vitscale.report.like import Material
 from vitscale.report.like.outputs import Drawn, draw_all
 from vitscale.report.like.paper import PAPER
-from vitscale.report.like.series import all_series, names
+from vitscale.report.like.series import Series, all_series, names, published_points
 
 PRINTED_14 = {1: 1817.65, 2: 869.35, 4: 482.73, 8: 238.07, 16: 122.5, 32: 61.32}
 """Seconds of an epoch that the paper prints on the bars of its figure 14, by number of nodes."""
@@ -72,6 +73,14 @@ def drawn(times: Iterable[EpochTime], *, epochs: int = 3) -> dict[int, Drawn]:
 def drawn_of(table: Path, results: Path) -> dict[int, Drawn]:
     import_logs([table], "epochs", Options(), results)
     return {one.paper.number or 0: one for one in draw_all(PAPER, Material.of(analyse_folder(results)))}
+
+
+def imported(times: Iterable[EpochTime]) -> list[Series]:
+    """The curves of a table of these epoch times."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_epochs(Path(folder, "epochs.csv"), times)
+        import_logs([Path(folder, "epochs.csv")], "epochs", Options(), Path(folder, "results"))
+        return all_series(analyse_folder(Path(folder, "results")))
 
 
 @cache
@@ -313,11 +322,7 @@ def test_a_cluster_with_gpus_of_one_kind_tells_them_by_its_name() -> None:
         EpochTime(1, 700, devices=("A40",)),
         EpochTime(1, 900, cluster="other", devices=("V100",)),
     ]
-    with tempfile.TemporaryDirectory() as folder:
-        write_epochs(Path(folder, "epochs.csv"), kinds)
-        import_logs([Path(folder, "epochs.csv")], "epochs", Options(), Path(folder, "results"))
-        series = all_series(analyse_folder(Path(folder, "results")))
-    assert names(series) == ["vector, Tesla T4", "vector, A40", "other"]
+    assert names(imported(kinds)) == ["vector, Tesla T4", "vector, A40", "other"]
 
 
 def test_one_gpu_a_host_is_held_against_hosts_with_gpus_of_its_own_kind() -> None:
@@ -355,6 +360,102 @@ def test_nothing_is_said_of_other_work_where_an_import_names_no_model() -> None:
     assert view_of(whole()[8], "epoch-seconds").subtitle.endswith(
         "published points left out: they are of ViT-B/16 at 224 x 224, and these results name no model"
     )
+
+
+OF_ITS_OWN: dict[str, Any] = {"micro_batch": 16, "one_gpu_a_host": True, "devices": (RTX, RTX, RTX, *UNLIKE[:1] * 2)}
+"""Two GPU counts have the same unlike GPUs: an import gives these a curve of their own."""
+
+
+@pytest.mark.parametrize("cluster", ["tesla", "own"])
+@pytest.mark.parametrize(("number", "quantity", "of"), [(4, "speedup", strong), (5, "efficiency", weak)])
+def test_a_curve_of_unlike_gpus_beside_the_single_gpu_has_no_speedup_of_its_own(
+    number: int, quantity: str, of: Callable[..., list[EpochTime]], cluster: str
+) -> None:
+    one = drawn(of(1000, TO_FIVE, **OF_ITS_OWN, cluster=cluster))[number]
+    times = epoch_seconds(one)
+    assert [[*curve] for curve in times.values()] == [[1, 2, 3], [4, 5]]
+    relative = view_of(one, quantity)
+    assert {row["x"] for row in relative.rows} == {1, 2, 3}
+    words = [(row["x"], row["text"]) for row in relative.spec["datasets"]["left_out"]]
+    assert words == [(4, f"no {quantity}: unlike GPUs"), (5, f"no {quantity}: unlike GPUs")]
+    for view in one.figure.views:
+        assert f"4 and 5 GPUs have no {quantity}: their GPUs are not all like the first ({RTX})" in view.subtitle
+        assert "relative to" not in view.subtitle
+    assert relative.summary.count("Baseline of ") == 1
+
+
+def test_gpus_of_another_kind_are_not_held_against_their_own_first_count_where_a_curve_has_one_gpu() -> None:
+    one = drawn([*strong(1500, TO_EIGHT), *strong(800, (2, 4, 8), devices=("A40",))])[13]
+    (view,) = one.figure.views
+    assert {row["series"] for row in view.rows} == {"Tesla T4"}
+    assert "have no speedup for A40: their GPUs are not all like the first (Tesla T4)" in view.subtitle
+    alone = drawn(strong(800, (2, 4, 8), devices=("A40",)))[13]
+    assert values(alone.figure.views[0]) == pytest.approx({2: 1, 4: 2, 8: 4}), "without one GPU: against two"
+
+
+THEMSELVES = "these are the published measurements themselves"
+PUBLISHED_TESLA = {
+    fact.gpus: fact.epoch_seconds for fact in published().of(dataset="cifar10", micro_batch=16, cluster="tesla")
+}
+
+
+def tesla(seconds: Mapping[int, float], devices: Sequence[str] = (RTX,)) -> list[EpochTime]:
+    workload: dict[str, Any] = TESLA | {"devices": devices}
+    return [EpochTime(gpus, time, **workload) for gpus, time in seconds.items()]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (PUBLISHED_TESLA, f"; {THEMSELVES}"),
+        (PUBLISHED_TESLA | {4: 700.0, 5: 560.0}, f"; at 1, 2 and 3 GPUs {THEMSELVES}"),
+        (PUBLISHED_TESLA | {3: 700.0}, f"; at 1 and 2 GPUs {THEMSELVES}; published points left out"),
+        (PUBLISHED_TESLA | {1: 900.0, 2: 800.0, 3: 700.0}, None),
+    ],
+    ids=["all", "more beside", "one changed", "none"],
+)
+def test_values_are_called_the_published_ones_only_where_they_are(seconds: dict[int, float], said: str | None) -> None:
+    """Cluster, dataset and batch size are the published ones all along."""
+    figure_of = {series.mode: published_points([series]).note for series in imported(tesla(seconds))}
+    note = f"; {figure_of['strong-micro']}"
+    assert THEMSELVES not in note if said is None else note.startswith(said)
+
+
+def test_a_set_of_curves_is_called_published_at_counts_where_all_of_them_are() -> None:
+    own = tesla({4: 700.0, 5: 560.0}, OF_ITS_OWN["devices"])
+    (view, _) = drawn([*tesla(PUBLISHED_TESLA), *own])[4].figure.views
+    assert view.subtitle.endswith(f"; at 1, 2 and 3 GPUs {THEMSELVES}")
+
+
+def test_gpus_of_one_kind_are_never_called_unlike() -> None:
+    """The published hosts of Tesla are unlike, and its rows name one kind of GPU."""
+    found = drawn(tesla(PUBLISHED_TESLA))
+    said = [
+        found[4].paper.draws,
+        *(text for view in found[4].figure.views for text in (view.subtitle, view.summary)),
+        *(lack.partition(" They hold ")[2] for one in found.values() if (lack := one.lack) is not None),
+    ]
+    assert found[4].lack is None
+    assert "strong scaling over several hosts on CIFAR-10 (micro-batch 16)." in said
+    assert "dashed: ideal;" in view_of(found[4], "epoch-seconds").subtitle
+    assert not [text for text in said if "unlike" in text or "were every host like" in text]
+
+
+def test_an_empty_frame_names_the_fields_and_hosts_that_it_needs_and_all_that_there_is() -> None:
+    """Ten workloads, and none left to a number of more."""
+    sizes = range(1, 6)
+    apart = [time for n in sizes for time in strong(900, (1, 2, n + 2), cluster=f"own {n}", micro_batch=n)]
+    found = drawn([*apart, *strong(900, (1, 2), cluster="other", dataset="cifar100", micro_batch=7)])
+    for number, needs in (
+        (17, ('data.name = "cifar100"', "train.micro_batch = 64", 'scaling.mode = "weak"', "Hosts: one with 8 GPUs.")),
+        (14, ('data.name = "cifar100"', "scaling.gpus_per_node = 1", "Hosts: 32 with one GPU in each.")),
+        (5, ('scaling.mode = "weak"', "Hosts: 5 with GPUs of unlike kinds, one in each.")),
+    ):
+        frame = " ".join(row["text"] for row in found[number].figure.views[0].rows)
+        produce = frame.partition("What would produce it:")[2]
+        assert all(need in produce for need in needs)
+        assert all(f"cluster own {n}," in frame for n in sizes)
+        assert " more" not in frame
 
 
 def test_the_published_raw_data_under_their_captions(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def _relative_view(figure: StudyFigure, chosen: Selection, published: PublishedP
     baselines = [
         f"Baseline of {name}: {gpus_text(base.gpus)}, {units.seconds(base.trial.epoch_seconds.value)} an epoch."
         for series, name in zip(chosen.series, labels, strict=True)
-        if (base := series.base) is not None and base.trial.epoch_seconds is not None
+        if (base := series.base) is not None and base.trial.epoch_seconds is not None and _has_relatives(series)
     ]
     plot = Plot({"rows": rows, "ideal": ideals, "published": beside})
     without = _counts_without(chosen, {row["x"] for row in rows})
@@ -156,6 +156,11 @@ def _relative_view(figure: StudyFigure, chosen: Selection, published: PublishedP
         y_scale="from zero" if is_level else "log2 by log2",
         more=[*baselines, *_not_compared(chosen)],
     )
+
+
+def _has_relatives(series: Series) -> bool:
+    """Whether any of its members is compared with the base."""
+    return any(member.against_base is not None for member in series.members)
 
 
 def _row(name: str, member: Member, row: Row) -> Row:
@@ -189,7 +194,7 @@ def _published(published: PublishedPoints, chosen: Selection, labels: Sequence[s
 def _notes(chosen: Selection, rows: Sequence[Row], published: PublishedPoints, relative: str) -> list[str]:
     """What a reader must know; `relative`: the quantity that GPU counts which may not be compared do not have."""
     bases = {base.gpus for series in chosen.series if (base := series.base) is not None}
-    unlike = any(series.hosts == "several unlike hosts" for series in chosen.series)
+    unlike = any(_are_unlike_hosts(series) for series in chosen.series)
     return [
         *chosen.notes,
         *_without_notes(chosen, relative),
@@ -199,6 +204,12 @@ def _notes(chosen: Selection, rows: Sequence[Row], published: PublishedPoints, r
         "dashed: ideal, were every host like the first" if unlike else "dashed: ideal",
         published.note,
     ]
+
+
+def _are_unlike_hosts(series: Series) -> bool:
+    """Whether the hosts of a series have GPUs of several kinds by what its records name, its base among them."""
+    of_base = series.base.devices if series.base is not None else ()
+    return series.hosts != "one host" and len({*series.devices, *of_base}) > 1
 
 
 def bars_note(rows: Sequence[Row]) -> str:

@@ -24,7 +24,7 @@ from vitscale.report.like.curves import against_base, scaling_pair
 from vitscale.report.like.doublings import doublings_figure
 from vitscale.report.like.hosts import hosts_figure
 from vitscale.report.like.learning import accuracy_by_micro_batch, accuracy_of_datasets, loss_and_accuracy
-from vitscale.report.like.selection import Selection, select, steps_for
+from vitscale.report.like.selection import Selection, needs_of, select, steps_for
 from vitscale.report.like.study import Material, PublishedStudy, Quantity, StudyFigure, Tested
 from vitscale.store import write_whole
 
@@ -288,7 +288,7 @@ _DRAWN: Mapping[Quantity, _Draw] = {
 def _missing(figure: StudyFigure, lack: str) -> Figure:
     """A picture of words: what the figure would show, what is missing, and what would produce it."""
     commands = [step.removeprefix("# ") for step in steps_for(figure) if step.startswith("# ")]
-    sentences = (f"Would show: {figure.draws}.", lack, "What would produce it:", *commands)
+    sentences = (f"Would show: {figure.draws}.", lack, "What would produce it:", *needs_of(figure), *commands)
     lines = [line for sentence in sentences for line in textwrap.wrap(sentence, _LETTERS, break_on_hyphens=False)]
     plot = Plot({"rows": [{"text": line, "place": index} for index, line in enumerate(lines)]})
     y = quantity("place", axis=None, scale={"reverse": True, "domain": [-0.5, len(lines) - 0.5], "nice": False})

@@ -24,7 +24,7 @@ FIGURES = (
         hosts=("several unlike hosts",),
         mode="strong-micro",
         quantity="epoch time",
-        draws="epoch time and speedup by GPU count, one curve per micro-batch, on hosts whose GPUs are of unlike kinds",
+        draws="epoch time and speedup by GPU count, one curve per micro-batch, over several hosts",
         gpus=(1, 2, 3, 4, 5),
     ),
     _figure(
@@ -34,8 +34,7 @@ FIGURES = (
         hosts=("several unlike hosts",),
         mode="weak",
         quantity="epoch time",
-        draws="epoch time and efficiency by GPU count with equally many images per GPU, on hosts whose GPUs are of "
-        "unlike kinds",
+        draws="epoch time and efficiency by GPU count with equally many images per GPU, over several hosts",
         gpus=(1, 2, 3, 4, 5),
     ),
     _figure(

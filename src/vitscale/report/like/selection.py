@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -23,8 +25,6 @@ _NEEDING_SEVERAL_COUNTS: tuple[Quantity, ...] = (
 )  # fmt: skip
 """Quantities that a curve of one GPU count does not show."""
 _ACCURACY_QUANTITIES: tuple[Quantity, ...] = ("accuracy of datasets", "accuracy by micro-batch", "loss and accuracy")
-_MOST_WORKLOADS_NAMED = 4
-"""Most workloads of the results that a reason names."""
 _MODE_NAMES: Mapping[Mode, str] = {
     "strong-micro": "strong scaling",
     "strong-global": "strong scaling at one global batch",
@@ -36,6 +36,8 @@ _HOSTS_NAMES: Mapping[Hosts, str] = {
     "several like hosts": "over several hosts with several GPUs in each",
     "several unlike hosts": "over several hosts with GPUs of unlike kinds",
 }
+_HOSTS_OF_ONE_KIND = "over several hosts"
+"""Where the GPUs of "several unlike hosts" are if the records name one kind of them."""
 
 
 @dataclass(frozen=True)
@@ -90,13 +92,22 @@ def select(figure: StudyFigure, series: Sequence[Series]) -> Selection | str:
         fitting = [curve for curve in candidates if workload.fits(curve)]
         if not fitting:
             return _missing_workload(figure, workload, series)
-        selected += fitting
+        bases = [curve for curve in candidates if _is_base_of_some(curve, fitting)]
+        selected += {id(curve): curve for curve in (*bases, *fitting)}.values()
     selected.sort(key=lambda curve: (curve.hosts != "one host", curve.dataset, curve.micro_batch))
     return Selection(tuple(selected), _departures(figure, datasets, micro_batch))
 
 
 def _gpu_counts(curve: Series) -> set[int]:
     return {member.gpus for member in curve.members}
+
+
+def _is_base_of_some(curve: Series, others: Sequence[Series]) -> bool:
+    """Whether some series over several hosts is compared with this one's first, which its figure must show then."""
+    trials = [member.trial for member in curve.members[:1]]
+    return curve.hosts != "one host" and any(
+        other.base_elsewhere is not None and other.base_elsewhere.trial in trials for other in others
+    )
 
 
 def _is_of_another_cluster(figure: StudyFigure, curve: Series) -> bool:
@@ -173,9 +184,14 @@ def _missing_workload(figure: StudyFigure, workload: _Workload, series: Sequence
         parts.append(f"of the cluster {figure.cluster}")
     likest_first = sorted(series, key=workload.likeness, reverse=True)
     measured = _measured_workloads(likest_first)
-    unnamed = len(measured) - _MOST_WORKLOADS_NAMED
-    more = f"; and {unnamed} more" if unnamed > 0 else ""
-    return f"These results hold no {' '.join(parts)}. They hold {'; '.join(measured[:_MOST_WORKLOADS_NAMED])}{more}."
+    return f"These results hold no {' '.join(parts)}. They hold {'; '.join(measured)}."
+
+
+def _hosts_of_series(curve: Series) -> str:
+    """Where its GPUs are; they are called unlike only where the records name several kinds of them."""
+    if curve.hosts == "several unlike hosts" and len(curve.devices) < 2:
+        return _HOSTS_OF_ONE_KIND
+    return _HOSTS_NAMES[curve.hosts]
 
 
 def _dataset_name(dataset: str) -> str:
@@ -213,7 +229,7 @@ def _measured_workloads(series: Sequence[Series]) -> list[str]:
 def _workload_words(curve: Series, *, says_cluster: bool) -> _WorkloadWords:
     counts = _gpu_counts(curve)
     return _WorkloadWords(
-        workload=f"{_MODE_NAMES[curve.mode]} {_HOSTS_NAMES[curve.hosts]} on {_dataset_name(curve.dataset)}",
+        workload=f"{_MODE_NAMES[curve.mode]} {_hosts_of_series(curve)} on {_dataset_name(curve.dataset)}",
         cluster=f"cluster {curve.cluster}" if says_cluster and curve.cluster else "",
         single_count=f"{units.counted(min(counts), 'GPU')} alone" if len(counts) == 1 else "",
     )
@@ -232,6 +248,28 @@ def steps_for(figure: StudyFigure) -> tuple[str, ...]:
         f"# vitscale run STUDY.toml{hostfile} -o RESULTS",
         f"# vitscale report --like {figure.study} RESULTS",
     )
+
+
+def needs_of(figure: StudyFigure) -> tuple[str, ...]:
+    """What a study needs for a figure: its fields as KEY = VALUE, and its hosts."""
+    sections = tomllib.loads("\n".join(steps_for(figure)))
+    fields = [
+        f"{section}.{key} = {json.dumps(value)}" if section != "sweep" else f"{key}: each of {json.dumps(value)}"
+        for section, of_section in sections.items()
+        for key, value in of_section.items()
+    ]
+    return f"In STUDY.toml: {', '.join(fields)}.", f"Hosts: {_hosts_needed(figure)}."
+
+
+def _hosts_needed(figure: StudyFigure) -> str:
+    most = max(figure.gpus)
+    needed: Mapping[Hosts, str] = {
+        "one host": f"one with {most} GPUs",
+        "one GPU a host": f"{most} with one GPU in each",
+        "several like hosts": "several with like GPUs",
+        "several unlike hosts": f"{most} with GPUs of unlike kinds, one in each",
+    }
+    return ", and ".join(needed[hosts] for hosts in figure.hosts) or f"any with {most} GPUs in all"
 
 
 def _data_lines(figure: StudyFigure) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from vitscale.analysis import Analysis, CurveResult, TrialResult, base_of
 from vitscale.analysis.scaling import times_as_fast
+from vitscale.present import units
 from vitscale.present.estimate import Estimate
 from vitscale.published import Fact, Layout, published
 from vitscale.trial.trial import Mode
@@ -62,10 +63,16 @@ class Series:
     hosts: Hosts
     members: tuple[Member, ...]
     """Members with an epoch time or an accuracy, by rank count."""
+    base_elsewhere: Member | None = None
+    """The base of the same workload on other devices, which has fewer ranks than any member here; None: there is none.
+    """
 
     @property
     def base(self) -> Member | None:
-        """The member with the smallest rank count that may be compared, of the kind of costs that most members tell."""
+        """What members are compared with: the base elsewhere, or the member with the smallest rank count that may be
+        compared, of the kind of costs that most members tell."""
+        if self.base_elsewhere is not None:
+            return self.base_elsewhere
         base = base_of([member.trial for member in self.members])
         return next((member for member in self.members if member.trial is base), None)
 
@@ -91,6 +98,9 @@ def all_series(analysis: Analysis) -> list[Series]:
 
     A series over several hosts that lacks one GPU borrows it from its twin in one host, whose GPU is of the same kind:
     on one GPU both are the same.
+
+    A series that begins with more GPUs than the same workload on other devices is compared with that one's base, not
+    with itself: a curve beside one that has the single GPU has no speedup of its own.
     """
     measured = [series for curve in analysis.curves for series in _of_curve(analysis, curve)]
     single = {
@@ -104,8 +114,22 @@ def all_series(analysis: Analysis) -> list[Series]:
         twin = single.get((series.group, series.members[0].devices))
         if series.hosts != "one host" and twin is not None and series.members[0].gpus > 1:
             series = replace(series, members=(twin, *series.members))
-        whole.append(_compared(series, analysis.combine_unlike))
-    return whole
+        whole.append(series)
+    based = [replace(series, base_elsewhere=_base_elsewhere(series, whole)) for series in whole]
+    return [_compared(series, analysis.combine_unlike) for series in based]
+
+
+def _base_elsewhere(series: Series, others: Sequence[Series]) -> Member | None:
+    """The base of the same workload on other devices, if it has fewer GPUs than all of `series`; one whose devices are
+    among those of `series` comes first."""
+    first = series.members[0]
+    smaller = [
+        base
+        for other in others
+        if other.group == series.group and (base := other.base) is not None
+        if base.gpus < first.gpus and base.devices and first.devices and base.devices != first.devices
+    ]
+    return min(smaller, key=lambda base: (base.gpus, not set(base.devices) <= set(series.devices)), default=None)
 
 
 def names(some: Sequence[Series]) -> list[str]:
@@ -257,17 +281,28 @@ def _kind_of_hosts(curve: CurveResult, members: Sequence[Member]) -> Hosts:
 
 
 def _published_as_unlike(curve: CurveResult, members: Sequence[Member]) -> bool:
-    """Whether these are published measurements of a cluster of unlike hosts, whose raw data name one kind of GPU."""
-    facts = [fact for fact in published().facts if fact.cluster in published().unlike_clusters]
-    for member in members:
-        trial, seconds = member.trial.trial, member.trial.epoch_seconds
-        own = (curve.labels.get("cluster"), trial.data.name, trial.train.micro_batch, member.gpus)
-        for fact in facts:
-            if own == (fact.cluster, fact.dataset, fact.micro_batch, fact.gpus) and seconds is not None:
-                same_share = abs(trial.data.fraction - fact.fraction) < 1e-9
-                if same_share and abs(seconds.value / fact.epoch_seconds - 1) < SAME:
-                    return True
+    """Whether these are published measurements of a cluster of unlike hosts, whose raw data name one kind of GPU.
+
+    One of its epoch times is enough where the curve names the cluster; all of them are needed where it names none, as
+    it does not in results of one cluster.
+    """
+    for cluster in published().unlike_clusters:
+        facts = [fact for fact in published().facts if fact.cluster == cluster]
+        same = [_is_among(facts, member) for member in members]
+        name = curve.labels.get("cluster")
+        if any(same) if name == cluster else not name and all(same):
+            return True
     return False
+
+
+def _is_among(facts: Sequence[Fact], member: Member) -> bool:
+    """Whether a member has the epoch time that was published of its workload and GPU count."""
+    trial = member.trial.trial
+    return any(
+        _is_one_of({fact.gpus: fact}, member)
+        for fact in facts
+        if (fact.dataset, fact.micro_batch) == (trial.data.name, trial.train.micro_batch)
+    )
 
 
 def _compared(series: Series, combine_unlike: bool) -> Series:
@@ -301,33 +336,29 @@ class PublishedPoints:
 
 
 def published_points(series: Sequence[Series]) -> PublishedPoints:
-    """What was published of the workloads of these series."""
-    beside, themselves = [], False
+    """What was published of the workloads of these series, but for what they draw already."""
+    beside = []
     other_work: list[str] = []
-    seen: set[tuple[Fact, ...]] = set()
+    seen = {facts for curve in series for facts in [_facts(curve)] if _are_all_published(curve, facts)}
     for curve in series:
         facts = _facts(curve)
         if not facts or facts in seen:
             continue
-        if _is_published(curve, facts):
-            themselves = True
-        elif difference := _other_work(curve):
+        if difference := _other_work(curve):
             other_work.append(difference)
         else:
             seen.add(facts)
             beside.append((curve, facts))
+    notes = [_themselves_note(series)]
     if beside:
         first = beside[0][1][0]
         hardware = ", ".join(dict.fromkeys(name for _, facts in beside for fact in facts for name in fact.devices))
-        note = (
+        notes.append(
             f"hollow grey: published (arXiv {published().source.arxiv}), {hardware}, {first.precision}; other hardware"
         )
-        return PublishedPoints(tuple(beside), note)
-    if themselves:
-        return PublishedPoints(note="these are the published measurements themselves")
-    if other_work:
-        return PublishedPoints(note=f"published points left out: they are of {other_work[0]}")
-    return PublishedPoints()
+    elif other_work:
+        notes.append(f"published points left out: they are of {other_work[0]}")
+    return PublishedPoints(tuple(beside), "; ".join(filter(None, notes)))
 
 
 def _facts(series: Series) -> tuple[Fact, ...]:
@@ -364,12 +395,43 @@ def _other_work(series: Series) -> str:
     return ""
 
 
-def _is_published(series: Series, facts: Sequence[Fact]) -> bool:
-    """Whether these are the published measurements: the time is the very same at half of the GPU counts or more."""
-    times = {fact.gpus: fact.epoch_seconds for fact in facts}
+def _themselves_note(series: Sequence[Series]) -> str:
+    """At which GPU counts all that is drawn is a published measurement itself, by its value; empty where at none."""
+    is_published: dict[int, bool] = {}
+    for curve in series:
+        fact_of = _by_gpus(_facts(curve))
+        for member in curve.members:
+            if member.trial.epoch_seconds is not None:
+                is_published[member.gpus] = is_published.get(member.gpus, True) and _is_one_of(fact_of, member)
+    counts = sorted(gpus for gpus, all_are in is_published.items() if all_are)
+    if not counts:
+        return ""
+    themselves = "these are the published measurements themselves"
+    if len(counts) == len(is_published):
+        return themselves
+    return f"at {units.listed(counts)} GPU{'s' if max(counts) > 1 else ''} {themselves}"
+
+
+def _are_all_published(series: Series, facts: Sequence[Fact]) -> bool:
+    """Whether a series draws the published measurements: the same time at every GPU count that was published, if any
+    of these was measured."""
+    fact_of = _by_gpus(facts)
     same = [
-        abs(member.trial.epoch_seconds.value / times[member.gpus] - 1) < SAME
+        _is_one_of(fact_of, member)
         for member in series.members
-        if member.trial.epoch_seconds is not None and member.gpus in times
+        if member.trial.epoch_seconds is not None and member.gpus in fact_of
     ]
-    return 2 * sum(same) >= len(same) > 0
+    return bool(same) and all(same)
+
+
+def _by_gpus(facts: Sequence[Fact]) -> dict[int, Fact]:
+    return {fact.gpus: fact for fact in facts}
+
+
+def _is_one_of(fact_of: Mapping[int, Fact], member: Member) -> bool:
+    """Whether a member is what was published for its GPU count: the same epoch time of the same share of the images."""
+    fact, seconds = fact_of.get(member.gpus), member.trial.epoch_seconds
+    if fact is None or seconds is None:
+        return False
+    same_share = abs(member.trial.trial.data.fraction - fact.fraction) < 1e-9
+    return same_share and abs(seconds.value / fact.epoch_seconds - 1) < SAME

@@ -5,7 +5,7 @@ Modules that take long to import are imported here: the verbs import this one wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,13 @@ from vitscale.prediction.evidence import Evidence, Series, evidence_of
 from vitscale.prediction.finishing import Finish
 from vitscale.prediction.fitting import Fitted, fit
 from vitscale.prediction.labels import WHAT_IS_SENT
+from vitscale.prediction.network.links import Network
 from vitscale.prediction.remarks import Options, Remarks, changes_nothing, options_without_effect, unstable_runs
 from vitscale.prediction.results import Assumption, Forecast
+from vitscale.present import units
 from vitscale.report.predicted import predict_fields
+from vitscale.trial.model_cost import parameters
+from vitscale.trial.trial import Trial
 
 
 @dataclass(frozen=True)
@@ -119,14 +123,42 @@ class PredictAsking(_Asking):
     def remarks(self, answered: Predicted, options: Options) -> Remarks:
         """What is to be known before the answer."""
         idle = options_without_effect(options, self.figures)
+        evidence = answered.forecast.evidence
+        taken = answering.taken_as_measured(answered.recorded, evidence, besides=idle)
+        effective = answering.facts_taken(answered.recorded, evidence).keys() - idle
+        brought = self._brought_in(answered) if effective & {"--engine", "--model", "--parameters"} else ""
         return Remarks(
             unstable_runs(self.analysed, answered.recorded_series),
-            answering.taken_as_measured(answered.recorded, answered.forecast.evidence),
+            f"{taken} {brought}".strip(),
             tuple(
                 changes_nothing(option, options[option], _why_idle(option, options[option], answered))
                 for option in idle
             ),
         )
+
+    def _brought_in(self, answered: Predicted) -> str:
+        """What the answer rests on since an option named the engine or the model of an import."""
+        fitted = self._fitted(answered.forecast.evidence)
+        for prediction in answered.forecast.predictions:
+            if prediction.gpus == 1:
+                continue
+            if fitted.series[prediction.series].model.messages is not None:
+                several_hosts = any(one.nodes > 1 for one in answered.forecast.predictions)
+                return _what_is_sent(prediction.trial, fitted.evidence.network, several_hosts=several_hosts)
+            return (
+                "What is sent in a step stays unknown; that the model is known changes how far it is taken to overlap "
+                "with compute."
+            )
+        return ""
+
+
+def _what_is_sent(trial: Trial, network: Network, *, several_hosts: bool) -> str:
+    """ "In each step, ddp sends what 110,000,000 parameters need, over a link that is not known."."""
+    count = parameters(trial.model)
+    what = "what the model needs" if count is None else f"what {units.counted(count, 'parameter')} need"
+    link = network.across if several_hosts else network.inside
+    over = "a link that is not known" if link.source == "assumed" else link.described
+    return f"In each step, {trial.train.engine} sends {what}, over {over}."
 
 
 _FIELDS = {"--engine": "engine", "--zero-stage": "zero_stage", "--precision": "precision",
@@ -139,6 +171,8 @@ _REASONS = {"--price": "cost_per_epoch", "--gpu-memory": "oom_chance"}
 def _why_idle(option: str, value: object, answered: Predicted) -> str:
     """Why an option of `predict` changes no figure; empty where that is not known."""
     predictions = answered.forecast.predictions
+    if why := _why_taken_as_measured(option, answered.recorded, answered.forecast.evidence):
+        return why
     if option in _REASONS:
         return predictions[0].reasons.get(_REASONS[option], "")
     if option in ("--epochs", "--checkpoint-seconds", "--node-mtbf"):
@@ -146,8 +180,22 @@ def _why_idle(option: str, value: object, answered: Predicted) -> str:
     if option in _FIELDS and _is_measured(option, value, answered):
         return "that is what was measured"
     assumptions = [assumed for prediction in predictions for assumed in prediction.assumptions]
-    several_hosts = any(prediction.nodes > 1 for prediction in predictions)
-    return _why_transfers_are_the_same(option, assumptions, several_hosts=several_hosts)
+    placements = [(prediction.gpus, prediction.nodes) for prediction in predictions]
+    return _why_transfers_are_the_same(option, assumptions, placements)
+
+
+def _why_taken_as_measured(option: str, recorded: Evidence, evidence: Evidence) -> str:
+    """Why an option that says what an import left open changes no figure; empty for all others.
+
+    What is sent is another matter: it is to change the answer, and says itself what is missing for that.
+    """
+    fact = answering.facts_taken(recorded, evidence).get(option)
+    if fact is None or option in _OF_TRANSFERS:
+        return ""
+    return (
+        f"{fact} is taken for what was measured, which the import does not tell, so nothing is converted. To ask for "
+        f"another one, import again and say what was measured"
+    )
 
 
 def _is_measured(option: str, value: object, answered: Predicted) -> bool:
@@ -162,9 +210,20 @@ _OF_TRANSFERS = ("--network", "--check", "--engine", "--model", "--parameters")
 """Options that say what is sent, or how fast."""
 
 
-def _why_transfers_are_the_same(option: str, assumptions: Iterable[Assumption], *, several_hosts: bool) -> str:
-    if option == "--network" and not several_hosts:
-        return "no answer lies on several hosts"
+def _why_transfers_are_the_same(
+    option: str, assumptions: Iterable[Assumption], placements: Sequence[tuple[int, int]]
+) -> str:
+    """Why an option on transfers changes no figure.
+
+    Args:
+        option: the option.
+        assumptions: those of the answers.
+        placements: (ranks, hosts) of each answer.
+    """
+    if option == "--network" and all(hosts == 1 for _, hosts in placements):
+        most = max((ranks for ranks, _ in placements), default=1)
+        cure = f"add --nodes-of {most // 2}" if most > 1 else "ask for more ranks"
+        return f"no answer lies on several hosts ({cure})"
     sent = next((assumed for assumed in assumptions if assumed.part == WHAT_IS_SENT), None)
     if option not in _OF_TRANSFERS or sent is None:
         return ""
@@ -220,12 +279,19 @@ class AdviseAsking(_Asking):
     def remarks(self, advice: Advice, options: Options) -> Remarks:
         """What is to be known before the answers."""
         idle = options_without_effect(options, self.figures)
-        evidence = self._evidence(options)
+        recorded, evidence = self._recorded(options), self._evidence(options)
         series = [own for own in evidence.series if own.name in advice.trials]
         return Remarks(
             unstable_runs(self.analysed, series),
-            answering.taken_as_measured(self._recorded(options), evidence),
-            tuple(changes_nothing(option, options[option], _why_of_advice(option, advice)) for option in idle),
+            answering.taken_as_measured(recorded, evidence, besides=idle),
+            tuple(
+                changes_nothing(
+                    option,
+                    options[option],
+                    _why_taken_as_measured(option, recorded, evidence) or _why_of_advice(option, advice),
+                )
+                for option in idle
+            ),
         )
 
 
@@ -243,8 +309,8 @@ def _why_of_advice(option: str, advice: Advice) -> str:
     if option == "--gpu-memory" and not advice.memory_known:
         return "what this model takes is not forecast"
     told = [*(answer.option for answer in advice.answers), *advice.front]
-    several_hosts = any(one.nodes > 1 for one in told)
-    return _why_transfers_are_the_same(option, advice.assumptions, several_hosts=several_hosts)
+    placements = [(one.gpus, one.nodes) for one in told]
+    return _why_transfers_are_the_same(option, advice.assumptions, placements)
 
 
 _NO_FIGURES = (

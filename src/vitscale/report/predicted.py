@@ -69,7 +69,11 @@ def predict_document(forecast: Forecast, finishes: Sequence[Finish] = (), remark
 def _measured(forecast: Forecast) -> tuple[str, ...]:
     names = dict.fromkeys(prediction.series for prediction in forecast.predictions)
     known = {series.name: series for series in forecast.evidence.series}
-    return tuple(f"{name}: {prediction_words.measured(known[name])}." for name in names if name in known)
+    return tuple(
+        f"{prediction_words.with_engine(known[name])}: {prediction_words.measured(known[name])}."
+        for name in names
+        if name in known
+    )
 
 
 def _table(
@@ -83,8 +87,10 @@ def _table(
     known = {series.name: series for series in forecast.evidence.series}
     groups: dict[str, list[Row]] = {}
     for prediction in forecast.predictions:
-        name = prediction_words.title(prediction.series, prediction.mode)
-        if prediction.series in known and (changed := prediction_words.changed(prediction, known[prediction.series])):
+        series = known.get(prediction.series)
+        shown_name = prediction.series if series is None else prediction_words.with_engine(series)
+        name = prediction_words.title(shown_name, prediction.mode)
+        if series is not None and (changed := prediction_words.changed(prediction, series)):
             name = f"{name}; {changed}"
         cells = (show(prediction) for _, show in columns)
         groups.setdefault(name, []).append((Cell(f"{prediction.gpus:,}"), *cells))

@@ -83,9 +83,16 @@ def traces(forecast: Forecast) -> tuple[str, ...]:
     return (said,)
 
 
-def with_engine(series: Series) -> str:
-    """The series' name, with the engine that an option named in the place of the one that its import did not tell."""
-    return series.name.replace(_UNKNOWN_ENGINE, engine_name(series.points[-1].trial.train))
+def names_with_engine(evidence: Evidence) -> dict[str, str]:
+    """Series -> its name with the engine that an option named, in the place of the one that its import did not tell.
+
+    A name that another series has already is not taken.
+    """
+    names = {}
+    for series in evidence.series:
+        engine = engine_name(series.points[-1].trial.train)
+        names[series.name] = series.name.replace(_UNKNOWN_ENGINE, engine)
+    return {name: name if shown != name and shown in names else shown for name, shown in names.items()}
 
 
 def title(series: str, mode: Mode) -> str:
@@ -199,7 +206,7 @@ def _counted(gpus: Sequence[int]) -> str:
 def scores(forecast: Forecast) -> tuple[str, ...]:
     """All scores as sentences; before three or more, what they come to."""
     modes = {series.name: series.mode for series in forecast.evidence.series}
-    names = {series.name: with_engine(series) for series in forecast.evidence.series}
+    names = names_with_engine(forecast.evidence)
     single = tuple(
         score(replace(scored, series=names.get(scored.series, scored.series)), modes.get(scored.series))
         for scored in forecast.scores

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -153,6 +154,112 @@ def test_a_network_says_why_it_changes_nothing_on_the_terminal_too(
     with pytest.raises(SystemExit):
         cli.main()
     assert expected in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.fixture
+def rates(call: Call, tmp_path: Path) -> Path:
+    """A table of images/s alone."""
+    table = tmp_path / "rates.csv"
+    table.write_text("gpus,images_per_second\n1,400\n2,780\n4,1500\n8,2800\n")
+    assert call("import", str(table), "-o", str(tmp_path / "rates")) is not None
+    return table
+
+
+TWO_HOSTS = ("--gpus", "16", "--nodes-of", "8", "--network", "100GbE")
+
+
+@pytest.mark.parametrize(
+    "named",
+    ["", "--engine ddp", "--parameters 110M", "--model vit-b16", "--engine ddp --parameters 110M"],
+)
+def test_the_first_advice_on_what_is_sent_names_all_that_is_missing(
+    named: str, rates: Path, call: Call, tmp_path: Path
+) -> None:
+    """It is followed by the letter, with 32 for the batch that the reader knows; every option then counts."""
+    before = call("predict", str(tmp_path / "rates"), *TWO_HOSTS, *named.split())
+    assert before is not None
+    (said,) = (one for one in before["without_effect"] if one.startswith("--network"))
+    importing = re.search(r"`vitscale (import FILE --micro-batch N)`", said)
+    assert importing is not None, said
+    arguments = importing[1].replace("FILE", str(rates)).replace("N", "32").split()
+    assert call(*arguments, "-o", str(tmp_path / "again")) is not None
+    further = re.findall(r"--(?:engine|parameters) \w+", said[importing.end() :])
+    options = " ".join([named, *further]).split()
+    after = call("predict", str(tmp_path / "again"), *TWO_HOSTS, *options)
+    assert after is not None
+    assert after["without_effect"] == []
+    network_left_out = call("predict", str(tmp_path / "again"), *TWO_HOSTS[:4], *options)
+    assert network_left_out is not None
+    assert compared("predict", after) != compared("predict", network_left_out)
+
+
+@pytest.mark.parametrize(
+    ("options", "link"), [((), "a link that is not known"), (("--network", "100GbE"), "100GbE")], ids=["none", "100GbE"]
+)
+def test_what_a_named_engine_and_model_brought_in_is_said(
+    options: tuple[str, ...], link: str, call: Call, tmp_path: Path
+) -> None:
+    table = tmp_path / "batch.csv"
+    table.write_text("gpus,images_per_second,micro_batch\n1,400,32\n2,780,32\n4,1500,32\n8,2800,32\n")
+    assert call("import", str(table), "-o", str(tmp_path / "batch")) is not None
+    asked = ("--gpus", "16", "--nodes-of", "8", "--engine", "ddp", "--parameters", "110M", *options)
+    answer = call("predict", str(tmp_path / "batch"), *asked)
+    assert answer is not None
+    assert "does not tell: ddp, 110,000,000 parameters." in answer["taken_as_measured"]
+    brought_in = f"In each step, ddp sends what 110,000,000 parameters need, over {link}."
+    assert answer["taken_as_measured"].endswith(brought_in)
+
+
+def test_a_named_model_of_an_unknown_engine_says_what_it_changes(rates: Path, call: Call, tmp_path: Path) -> None:
+    without = call("predict", str(tmp_path / rates.stem), *TWO_HOSTS[:4])
+    answer = call("predict", str(tmp_path / rates.stem), *TWO_HOSTS[:4], "--model", "vit-b16")
+    assert answer is not None
+    assert without is not None
+    assert compared("predict", answer) != compared("predict", without)
+    assert "does not tell: vit-b16." in answer["taken_as_measured"]
+    assert "stays unknown; that the model is known changes" in answer["taken_as_measured"]
+
+
+def test_an_option_taken_for_what_was_measured_is_said_once(rates: Path, call: Call, tmp_path: Path) -> None:
+    answer = call("predict", str(tmp_path / rates.stem), *TWO_HOSTS[:4], "--precision", "bf16")
+    assert answer is not None
+    assert answer["taken_as_measured"] is None
+    assert answer["without_effect"] == [
+        "--precision bf16 changes nothing: bf16 is taken for what was measured, which the import does not tell, so "
+        "nothing is converted. To ask for another one, import again and say what was measured."
+    ]
+
+
+def test_the_heading_names_the_engine_that_an_option_named(
+    rates: Path, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = call("predict", str(tmp_path / rates.stem), *TWO_HOSTS[:4], "--engine", "ddp")
+    assert answer is not None
+    monkeypatch.setattr(
+        sys, "argv", ["vitscale", "predict", str(tmp_path / rates.stem), *TWO_HOSTS[:4], "--engine", "ddp"]
+    )
+    with pytest.raises(SystemExit):
+        cli.main()
+    shown = capsys.readouterr().out
+    assert "ddp, strong-micro" in shown.splitlines()
+    assert "- ddp: predicting 8 ranks" in shown
+    assert "unknown engine" not in shown
+
+
+@pytest.mark.parametrize("folder", ["own", "table"])
+def test_a_network_between_no_hosts_says_what_puts_answers_on_several(
+    folder: str, folders: dict[str, Path], call: Call
+) -> None:
+    asked = ("predict", str(folders[folder]), "--gpus", "1,2,4", "--network", "25GbE")
+    answer = call(*asked)
+    assert answer is not None
+    assert answer["without_effect"] == [
+        "--network 25GbE changes nothing: no answer lies on several hosts (add --nodes-of 2)."
+    ]
+    cured = call(*asked, "--nodes-of", "2")
+    assert cured is not None
+    assert not any("no answer lies" in sentence for sentence in cured["without_effect"])
+    assert max(prediction["nodes"] for prediction in cured["predictions"]) == 2
 
 
 def test_only_given_options_are_left_out_one_by_one() -> None:

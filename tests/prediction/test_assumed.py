@@ -13,10 +13,11 @@ from prediction_factory import resolved_study
 from vitscale import cli
 from vitscale.analysis import analyse, analyse_folder
 from vitscale.errors import RequestError
-from vitscale.prediction.answering import Changes, answer, questions, taken_as_measured, told
+from vitscale.prediction.answering import Changes, answer, facts_taken, questions, taken_as_measured, told
 from vitscale.prediction.evidence import HOSTS, IMAGE_SIZE, MICRO_BATCH, PRECISION, Evidence, evidence_of
 from vitscale.prediction.fitting import fit
 from vitscale.prediction.gpu_types import gpu_type
+from vitscale.prediction.labels import WHAT_IS_SENT
 from vitscale.prediction.predicting import Question, predict
 from vitscale.prediction.results import MEMORY, Prediction
 from vitscale.report import prediction_words
@@ -145,3 +146,32 @@ def test_without_a_batch_there_is_no_memory_of_one_image(imported: Import) -> No
     (answered,) = predict(fit(imported("--model", "vit-b16", "--engine", "ddp")), Question((8,)))
     assert (answered.memory_bytes, answered.oom_chance) == (None, None)
     assert "micro-batch" in answered.reasons["memory_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("column", "options", "first"),
+    [
+        ("images_per_second", (), "`vitscale import FILE --micro-batch N`"),
+        ("images_per_second", ("--micro-batch", "32"), "say --engine ddp"),
+        ("step_seconds", (), "say --engine ddp"),
+    ],
+)
+def test_a_batch_is_asked_for_only_where_steps_come_of_a_rate_without_one(
+    column: str, options: tuple[str, ...], first: str, imported: Import
+) -> None:
+    measured = {"images_per_second": (400, 780, 1500), "step_seconds": (0.08, 0.082, 0.085)}[column]
+    rows = "".join(f"{gpus},{value}\n" for gpus, value in zip((1, 2, 4), measured, strict=True))
+    answered = predicted(imported(*options, table=f"gpus,{column}\n{rows}"), Changes())
+    (sent,) = (assumed for assumed in answered.assumptions if assumed.part == WHAT_IS_SENT)
+    assert sent.measurement.startswith(first)
+    assert sent.measurement.endswith("say --engine ddp and --parameters 110M, or --model")
+
+
+def test_facts_are_taken_by_option_and_those_said_elsewhere_are_left_out(imported: Import) -> None:
+    before = imported("--micro-batch", "32")
+    after, _ = told(before, Changes(engine="ddp", model="vit-b16", precision="bf16"))
+    assert facts_taken(before, after) == {"--engine": "ddp", "--model": "vit-b16", "--precision": "bf16"}
+    assert "does not tell: ddp, vit-b16. To" in taken_as_measured(before, after, besides=("--precision",))
+    assert taken_as_measured(before, after, besides=("--precision", "--engine", "--model")) == ""
+    sized, _ = told(before, Changes(parameters="110M"))
+    assert facts_taken(before, sized) == {"--parameters": "110,000,000 parameters"}

@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from prediction_factory import NETWORK, make_forecast, make_prediction, make_score, series_of, study
+from prediction_factory import NETWORK, make_forecast, make_network, make_prediction, make_score, series_of, study
+from vitscale.prediction.evidence import Evidence
 from vitscale.prediction.results import Assumption
 from vitscale.report import prediction_words
 
@@ -43,6 +44,14 @@ def test_three_scores_and_more_are_summed_up_by_their_runs() -> None:
     )
     assert len(said) == 4
     assert len(prediction_words.scores(make_forecast(study(), scores=three[:2]))) == 2
+
+
+def test_a_named_engine_stands_in_a_name_unless_another_series_has_it() -> None:
+    ddp = series_of(study())
+    untold = dataclasses.replace(ddp, name="unknown engine")  # its trials' engine is ddp, as an option named it
+    alone, both = Evidence((untold,), make_network()), Evidence((untold, ddp), make_network())
+    assert prediction_words.names_with_engine(alone) == {"unknown engine": "ddp"}
+    assert prediction_words.names_with_engine(both) == {"unknown engine": "unknown engine", "ddp": "ddp"}
 
 
 def test_neighbouring_rank_counts_are_a_range() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
 
@@ -236,23 +236,51 @@ def told(evidence: Evidence, changes: Changes, nodes_of: int | None = None) -> t
     return replace(evidence, series=tuple(series)), replace(changes, parameters=None)
 
 
-def taken_as_measured(before: Evidence, after: Evidence) -> str:
-    """A sentence on what `told` made of assumptions; empty where it made nothing else of any."""
-    points_before = [point for series in before.series for point in series.points]
-    points_after = [point for series in after.series for point in series.points]
-    facts: dict[str, None] = {}
-    for assumed, point in zip(points_before, points_after, strict=True):
-        values = {PRECISION: point.trial.train.precision, IMAGE_SIZE: f"{point.trial.model.image_size} pixels"}
-        if point.nodes > 1:
-            values[HOSTS] = f"{units.ranks(point.trial.world.ranks_per_node)} on a full host"
-        told_fields = assumed.assumed - point.assumed
-        facts |= dict.fromkeys(values[field] for field in values if field in told_fields)
+def taken_as_measured(before: Evidence, after: Evidence, besides: Collection[str] = ()) -> str:
+    """A sentence on what `told` made of assumptions; empty where it made nothing else of any.
+
+    Args:
+        before: what is recorded.
+        after: the same with what the options say.
+        besides: options of which something else is said.
+    """
+    facts = [fact for option, fact in facts_taken(before, after).items() if option not in besides]
     if not facts:
         return ""
     return (
         f"Taken for what was measured, which the import does not tell: {', '.join(facts)}. To ask for another one, "
         "import again and say what was measured."
     )
+
+
+def facts_taken(before: Evidence, after: Evidence) -> dict[str, str]:
+    """Option -> what it says of measured runs, for those of which `told` took it: "--precision" -> "bf16"."""
+    points_before = [point for series in before.series for point in series.points]
+    points_after = [point for series in after.series for point in series.points]
+    facts: dict[str, dict[str, None]] = {}
+    for recorded, point in zip(points_before, points_after, strict=True):
+        for option, fact in _facts_taken_of(recorded, point):
+            facts.setdefault(option, {})[fact] = None
+    return {option: ", ".join(of_option) for option, of_option in facts.items()}
+
+
+def _facts_taken_of(recorded: Point, point: Point) -> Iterator[tuple[str, str]]:
+    """(option, what it says of this point), for each fact that its import left open."""
+    before, after = recorded.trial, point.trial
+    if before.train.engine != after.train.engine:
+        yield "--engine", after.train.engine
+    named = after.model.name or after.model.hf
+    if before.model.unknown and named:
+        yield "--model", named
+    elif before.model.parameter_count != after.model.parameter_count:
+        yield "--parameters", units.counted(after.model.parameter_count or 0, "parameter")
+    taken = recorded.assumed - point.assumed
+    if PRECISION in taken:
+        yield "--precision", after.train.precision
+    if IMAGE_SIZE in taken:
+        yield "--image-size", f"{after.model.image_size} pixels"
+    if HOSTS in taken and point.nodes > 1:
+        yield "--nodes-of", f"{units.ranks(after.world.ranks_per_node)} on a full host"
 
 
 def _told(point: Point, changes: Changes, count: int | None, nodes_of: int | None) -> Point:

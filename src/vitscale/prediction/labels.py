@@ -13,6 +13,7 @@ from vitscale.prediction.results import REACH, Assumption, Label
 from vitscale.prediction.variants import Variant
 from vitscale.trial.engines import ENGINES
 from vitscale.trial.model_cost import parameters
+from vitscale.trial.trial import Trial
 
 
 def label(asked: Variant, placement: Placement, assumptions: Sequence[Assumption]) -> Label:
@@ -108,11 +109,25 @@ def _what_is_sent(asked: Variant) -> Assumption:
     if (odds := asked.fitted.told_odds) is not None:
         why = f"steps like the measured ones are {min(odds, 1e6):.2g} times less probable with {trial.train.engine}"
         taken += f"; what was told of it is set aside: {why} and {parameters(trial.model) or 0:,} parameters"
-        return Assumption(WHAT_IS_SENT, taken, "rates and micro_batch in one unit (samples or tokens), or step_seconds")
+    return Assumption(WHAT_IS_SENT, taken, _how_to_tell_what_is_sent(asked.fitted, trial))
+
+
+def _how_to_tell_what_is_sent(fitted: FittedSeries, trial: Trial) -> str:
+    """All that is missing, in the order in which it is to be said.
+
+    Engine and parameters are set aside where steps look too short for them. Without a batch a rate is taken as of steps
+    of one image, which nearly always are, so that the batch comes first.
+    """
     missing = [] if trial.train.engine in ENGINES else ["--engine ddp"]
     missing += [] if parameters(trial.model) else ["--parameters 110M, or --model"]
-    told = f"say {' and '.join(missing)}" if missing else "a study run by vitscale itself"
-    return Assumption(WHAT_IS_SENT, taken, told)
+    options = f"say {' and '.join(missing)}" if missing else ""
+    if any(point.rate_known and not point.batch_known for point in fitted.points):
+        again = "`vitscale import FILE --micro-batch N` with the measured batch of a rank"
+    elif fitted.told_odds is not None:
+        again = "import again with rates and --micro-batch in one unit (samples or tokens), or a column step_seconds"
+    else:
+        return options or "a study run by vitscale itself"
+    return f"{again}, then {options or 'ask the same'}"
 
 
 def types_are_known(fitted: FittedSeries) -> bool:

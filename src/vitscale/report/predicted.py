@@ -67,9 +67,10 @@ def predict_document(forecast: Forecast, finishes: Sequence[Finish] = (), remark
 
 
 def _measured(forecast: Forecast) -> tuple[str, ...]:
-    names = dict.fromkeys(prediction.series for prediction in forecast.predictions)
+    asked = dict.fromkeys(prediction.series for prediction in forecast.predictions)
     known = {series.name: series for series in forecast.evidence.series}
-    return tuple(f"{name}: {prediction_words.measured(known[name])}." for name in names if name in known)
+    shown = prediction_words.names_with_engine(forecast.evidence)
+    return tuple(f"{shown[name]}: {prediction_words.measured(known[name])}." for name in asked if name in known)
 
 
 def _table(
@@ -81,10 +82,12 @@ def _table(
 ) -> Table:
     """A row for each prediction, a group for each series; columns of which nothing is known are left out."""
     known = {series.name: series for series in forecast.evidence.series}
+    names = prediction_words.names_with_engine(forecast.evidence)
     groups: dict[str, list[Row]] = {}
     for prediction in forecast.predictions:
-        name = prediction_words.title(prediction.series, prediction.mode)
-        if prediction.series in known and (changed := prediction_words.changed(prediction, known[prediction.series])):
+        series = known.get(prediction.series)
+        name = prediction_words.title(names.get(prediction.series, prediction.series), prediction.mode)
+        if series is not None and (changed := prediction_words.changed(prediction, series)):
             name = f"{name}; {changed}"
         cells = (show(prediction) for _, show in columns)
         groups.setdefault(name, []).append((Cell(f"{prediction.gpus:,}"), *cells))

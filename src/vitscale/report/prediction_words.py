@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
+from vitscale.analysis.scaling import engine_name
 from vitscale.prediction.evidence import Evidence, Series
 from vitscale.prediction.layouts import share_of_global_batch
 from vitscale.prediction.results import BESIDE_STEPS, REST_TOLD, Assumption, Forecast, Label, Prediction, Score
 from vitscale.present.units import counted, listed, number, percent, runs_of, share
-from vitscale.trial.trial import Mode
+from vitscale.trial.trial import Mode, TrainSpec
 
 LABEL_MEANINGS: dict[Label, str] = {
     "interpolated": "between rank counts that were measured, on as many hosts",
@@ -49,6 +51,8 @@ FIELD_NAMES = {
 
 
 _MOST_LEFT_OUT = 4
+_UNKNOWN_ENGINE = engine_name(TrainSpec.model_construct(engine="unknown"))
+"""What a series is called whose import did not tell its engine."""
 
 
 def measured(series: Series) -> str:
@@ -77,6 +81,18 @@ def traces(forecast: Forecast) -> tuple[str, ...]:
             "on another count beside it."
         )
     return (said,)
+
+
+def names_with_engine(evidence: Evidence) -> dict[str, str]:
+    """Series -> its name with the engine that an option named, in the place of the one that its import did not tell.
+
+    A name that another series has already is not taken.
+    """
+    names = {}
+    for series in evidence.series:
+        engine = engine_name(series.points[-1].trial.train)
+        names[series.name] = series.name.replace(_UNKNOWN_ENGINE, engine)
+    return {name: name if shown != name and shown in names else shown for name, shown in names.items()}
 
 
 def title(series: str, mode: Mode) -> str:
@@ -190,7 +206,11 @@ def _counted(gpus: Sequence[int]) -> str:
 def scores(forecast: Forecast) -> tuple[str, ...]:
     """All scores as sentences; before three or more, what they come to."""
     modes = {series.name: series.mode for series in forecast.evidence.series}
-    single = tuple(score(scored, modes.get(scored.series)) for scored in forecast.scores)
+    names = names_with_engine(forecast.evidence)
+    single = tuple(
+        score(replace(scored, series=names.get(scored.series, scored.series)), modes.get(scored.series))
+        for scored in forecast.scores
+    )
     if len(single) < 3:
         return single
     runs = sum(scored.runs for scored in forecast.scores)

@@ -64,10 +64,7 @@ class Study:
         self.lab, self.results = lab, folder / "results"
         cli = [sys.executable, str(WORKER), "cli", "run", str(folder / "study.toml"), "-o", str(self.results)]
         cli += ["--launcher", launcher, "--hostfile", str(lab.hostfile)]
-        # The light worker's module is found in the working directory, on every host.
-        self.driver = subprocess.Popen(
-            lab.command(0, cli), cwd=WORKER.parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        self.driver = subprocess.Popen(lab.command(0, cli), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def finish(self) -> str:
         """Waits for the driver; returns what it said."""

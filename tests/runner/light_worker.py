@@ -134,6 +134,15 @@ def main(run_folder: Path) -> NoReturn:
     os._exit(code)
 
 
+def python_that_finds_this_module(folder: Path) -> Path:
+    """Writes a Python that searches this file's folder, as no Python of a run does by itself; on every host."""
+    program = folder / "python"
+    search_path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+    program.write_text(f'#!/bin/sh\nPYTHONPATH="{search_path}" exec {sys.executable} "$@"\n')
+    program.chmod(0o755)
+    return program
+
+
 def drive(arguments: list[str]) -> None:
     """`vitscale ARGUMENTS`, whose ranks and host agents are of this module."""
     from vitscale import cli
@@ -144,8 +153,8 @@ def drive(arguments: list[str]) -> None:
     in_folder = hostfile._in_folder
     agent = {"vitscale.processes.host_agent": ("light_worker", "host_agent")}
     hostfile._in_folder = lambda argv: in_folder([word for each in argv for word in agent.get(each, (each,))])
-    here = str(Path(__file__).parent)
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
+    sys.executable = str(python_that_finds_this_module(Path(arguments[arguments.index("-o") + 1]).parent))
+    hostfile.Hostfile.python = sys.executable
     sys.argv = ["vitscale", *arguments]
     cli.main()
 

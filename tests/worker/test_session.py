@@ -26,7 +26,7 @@ class Reached(Exception):
     """Training would begin."""
 
 
-@pytest.mark.parametrize(("rank", "programs"), [(0, ["git", "git"]), (1, [])])
+@pytest.mark.parametrize(("rank", "programs"), [(0, ["git", "git", "git"]), (1, [])])
 def test_what_the_host_is_asked_is_part_of_start_up_and_only_rank_0_starts_programs(
     rank: int, programs: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,8 +63,8 @@ def test_what_the_host_is_asked_is_part_of_start_up_and_only_rank_0_starts_progr
     monkeypatch.setattr("vitscale.worker.session.group.join", takes(3.0, "gloo"))
     monkeypatch.setattr("vitscale.worker.session.engines.build", takes(4.0, SimpleNamespace(gradient_dtype="float32")))
     monkeypatch.setattr(session, "Training", train)
-    monkeypatch.setattr("vitscale.worker.environment.shutil.which", lambda program: f"/usr/bin/{program}")
-    monkeypatch.setattr("vitscale.worker.environment.subprocess.run", run)
+    monkeypatch.setattr("vitscale.worker.git_revision.shutil.which", lambda program: f"/usr/bin/{program}")
+    monkeypatch.setattr("vitscale.worker.git_revision.subprocess.run", run)
     with pytest.raises(Reached):
         session.train(header, RankInfo(rank, 2, rank, None), log, 0.0)
     assert started == programs

@@ -277,7 +277,7 @@ def _selection_bias(truths: Sequence[float], errors: Sequence[float]) -> float:
     return luck * float(grid[1] - grid[0])
 
 
-class _NormalTable(NamedTuple):
+class _NormalValues(NamedTuple):
     """Deviations, and the share of the normal distribution above each."""
 
     deviations: Floats
@@ -285,9 +285,9 @@ class _NormalTable(NamedTuple):
 
 
 @functools.cache
-def _normal_table() -> _NormalTable:
+def _normal_table() -> _NormalValues:
     deviations = np.linspace(-_GRID_REACH, 4 * _GRID_REACH, 40 * _GRID_POINTS)
-    return _NormalTable(deviations, np.array([0.5 * math.erfc(value / math.sqrt(2)) for value in deviations]))
+    return _NormalValues(deviations, np.array([0.5 * math.erfc(value / math.sqrt(2)) for value in deviations]))
 
 
 def _share_above(deviations: Floats) -> Floats:

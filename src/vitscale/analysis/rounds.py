@@ -58,7 +58,7 @@ class _RunPair(NamedTuple):
 
     @property
     def gap_seconds(self) -> float:
-        """Seconds from the end of the earlier run to the begin of the later one; negative where the clock has jumped back."""
+        """Seconds from the earlier run's end to the later one's begin; negative where the clock has jumped back."""
         return self.later.began_unix_seconds - self.earlier.ended_unix_seconds
 
     @property

@@ -30,9 +30,9 @@ from between_marks import write_between
 
 from vitscale import runner, store
 from vitscale.machine.hardware import Machine
+from vitscale.pages.charts.axes import Plot, add_curves, quantity, tooltip
 from vitscale.present.document import View
 from vitscale.present.drawing import picture
-from vitscale.report.charts.axes import Plot, add_curves, quantity, tooltip
 from vitscale.store.lines import RankLine
 from vitscale.store.records import (
     FORMAT,

@@ -32,8 +32,8 @@ from between_marks import write_between
 
 from vitscale import analysis, store
 from vitscale.analysis.scaling import split_name
+from vitscale.deepspeed_lint.rules.overlap import good_bucket
 from vitscale.lab import Laboratory, laboratory, parse_bandwidth
-from vitscale.lint.rules.overlap import good_bucket
 from vitscale.store.checks import latest
 from vitscale.trial import model_cost, model_spec
 from vitscale.trial.model_spec import ModelSpec

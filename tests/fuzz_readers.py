@@ -24,10 +24,10 @@ from importers.test_train_logs import megatron, mmengine, swin, timm
 from prediction_factory import resolved_study
 from results_factory import write_results
 from vitscale import analysis, sources, store
+from vitscale.deepspeed_lint import Setting, lint_file
 from vitscale.errors import StoreError
 from vitscale.importers.contents import LinkFormat, Options
 from vitscale.importers.importing import import_logs
-from vitscale.lint import Setting, lint_file
 from vitscale.machine.hosts import read_hostfile
 from vitscale.prediction.instances import read_instances
 from vitscale.preflight.imported import import_links

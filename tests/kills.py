@@ -85,7 +85,7 @@ exec setsid --wait env -i PATH="$PATH" PYTHONPATH={package} sh -c "$line"
 # Drivers are forked from a process that has imported what they need: they would else mostly import.
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
-    ["vitscale.cli", "vitscale.runner", "vitscale.report", "scipy.special", "runner.record_only"]
+    ["vitscale.cli", "vitscale.runner", "vitscale.pages", "scipy.special", "runner.record_only"]
 )
 
 

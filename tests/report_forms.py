@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from vitscale.analysis import Analysis
+from vitscale.pages.answers import terminal_document
+from vitscale.pages.document import charts, report_document
 from vitscale.prediction.results import Forecast
 from vitscale.present.document import Figure, View
 from vitscale.present.html import to_html
 from vitscale.present.latex import to_latex
 from vitscale.present.markdown import to_markdown
 from vitscale.present.terminal import lines
-from vitscale.report.answers import terminal_document
-from vitscale.report.document import charts, report_document
 
 
 def page(analysis: Analysis, forecast: Forecast | None = None) -> str:

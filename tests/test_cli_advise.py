@@ -20,11 +20,11 @@ from study_factory import EIGHT_CORES, summary
 from vitscale import analysis, cli, runner, store
 from vitscale.advice.comparable_series import noise_of
 from vitscale.advice.pipeline import advised_from
+from vitscale.pages.charts import advice as advice_charts
 from vitscale.prediction.evidence import evidence_of
 from vitscale.prediction.fitting import fit
 from vitscale.prediction.network.links import Network
 from vitscale.present.estimate import Estimate
-from vitscale.report.charts import advice as advice_charts
 
 Answer = tuple[int, str, str]
 

@@ -42,7 +42,7 @@ def study(folder: Path, launcher: str) -> Path:
 @pytest.mark.parametrize("verb", ["--help", "plan"])
 def test_a_verb_waits_for_no_library_that_it_has_no_use_for(tmp_path: Path, verb: str) -> None:
     """Help is to be there in 0.2 s, a plan in 0.8 (`benchmarks/configurations.py`)."""
-    heavy = {"torch", "scipy", "polars", "PIL", "psutil", "tarfile", "multiprocessing", "vitscale.report"}
+    heavy = {"torch", "scipy", "polars", "PIL", "psutil", "tarfile", "multiprocessing", "vitscale.pages"}
     words = [verb] if verb == "--help" else [verb, str(study(tmp_path, "local"))]
     heavy |= {"numpy", "pydantic", "vitscale.runner"} if verb == "--help" else set()
     program = f"import atexit, sys; atexit.register(lambda: print({heavy} & {{*sys.modules}}))"

@@ -67,7 +67,7 @@ PROGRAMS: dict[str, list[str] | str] = {
     "benchmarks/published_study.py": "prediction/test_published_study.py",
     "benchmarks/published_tables.py": "prediction/test_published_tables.py",
     "benchmarks/sampler.py": "prediction/test_sampling.py",
-    "tools/make_deepspeed_keys.py": "lint/test_make_deepspeed_keys.py",
+    "tools/make_deepspeed_keys.py": "deepspeed_lint/test_make_deepspeed_keys.py",
     "tools/make_published_facts.py": "published/test_facts.py",
     "benchmarks/memory.py": "prediction/memory/test_forecast_on_ranks.py",
 }

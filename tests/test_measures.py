@@ -34,12 +34,12 @@ FORMATTERS = {
     "present/units.py",
     "advice/sentences.py",  # a whole option in words
     "analysis/quality/wording.py",
-    "report/like/doublings.py",
-    "report/like/hosts.py",
-    "report/like/thesis.py",
-    "report/detail_tables.py",
-    "report/prediction_table.py",
-    "report/prediction_words.py",
+    "pages/like/doublings.py",
+    "pages/like/hosts.py",
+    "pages/like/thesis.py",
+    "pages/detail_tables.py",
+    "pages/prediction_table.py",
+    "pages/prediction_words.py",
 }
 OF_UNITS = {
     *("seconds", "duration", "time", "size", "bytes_text", "rate", "number", "figures", "three_digits", "percent"),
@@ -82,7 +82,7 @@ def test_a_report_imports_no_module_of_another_verb(tmp_path: Path) -> None:
         [sys.executable, "-c", program, "report", tmp_path], capture_output=True, text=True, check=True
     )
     entered = [name for name in answer.stdout.splitlines()[-1].split() if name.startswith("vitscale.")]
-    assert "vitscale.report.document" in entered
+    assert "vitscale.pages.document" in entered
     others = {
         "cli.studies",
         "cli.predicting",

@@ -1,4 +1,4 @@
-"""Writes `src/vitscale/lint/deepspeed_keys.json`: what each release of DeepSpeed does with the keys of a configuration.
+"""Writes `src/vitscale/deepspeed_lint/deepspeed_keys.json`: what each release of DeepSpeed does with each key.
 
     python tools/make_deepspeed_keys.py [FOLDER]
 
@@ -26,7 +26,7 @@ RELEASES = (
 )
 """The last of each minor version, and all of the one that is supported now."""
 
-TABLE = Path(__file__).parent.parent / "src/vitscale/lint/deepspeed_keys.json"
+TABLE = Path(__file__).parent.parent / "src/vitscale/deepspeed_lint/deepspeed_keys.json"
 
 
 def archive_of(version: str, folder: Path) -> Path:

@@ -6,12 +6,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vitscale.report.outputs import load
+    from vitscale.pages.outputs import load
     from vitscale.worker.probe import Probe, composer_callback, lightning_callback, trainer_callback
 
 __version__ = "0.1.0"
 __all__ = ["Probe", "composer_callback", "lightning_callback", "load", "trainer_callback"]
-_OFFERED = dict.fromkeys(__all__, "vitscale.worker.probe") | {"load": "vitscale.report.outputs"}
+_OFFERED = dict.fromkeys(__all__, "vitscale.worker.probe") | {"load": "vitscale.pages.outputs"}
 """Names for users' own code -> modules, which are imported when the name is used."""
 
 

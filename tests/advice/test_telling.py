@@ -13,10 +13,10 @@ from vitscale.advice.printing import advice_document, advice_fields
 from vitscale.advice.request import NoiseScale, of_a_run
 from vitscale.advice.sentences import notes
 from vitscale.errors import RequestError
+from vitscale.pages.charts.advice import advice_chart, check_format, write_advice_chart
 from vitscale.present.data import envelope
 from vitscale.present.terminal import lines
 from vitscale.present.units import DASH
-from vitscale.report.charts.advice import advice_chart, check_format, write_advice_chart
 
 CHECK = Measurement("vitscale check --hostfile HOSTS", "network between hosts", 16.0, 2.0, 1.25)
 

@@ -14,6 +14,8 @@ from vitscale.advice.printing import advice_document, advice_fields
 from vitscale.advice.request import Request
 from vitscale.advice.study_text import study_text
 from vitscale.analysis import Analysis, analyse
+from vitscale.pages.answers import what_next
+from vitscale.pages.predicted import predict_document
 from vitscale.prediction import finishing
 from vitscale.prediction.evidence import evidence_of
 from vitscale.prediction.fitting import fit
@@ -23,8 +25,6 @@ from vitscale.prediction.start_up import OF_FORKS
 from vitscale.present import units
 from vitscale.present.document import Bullets, Document
 from vitscale.present.terminal import lines
-from vitscale.report.answers import what_next
-from vitscale.report.predicted import predict_document
 from vitscale.store.results import Results
 
 STEPS = {1: [0.1, 0.1, 0.1], 2: [0.104, 0.104, 0.104]}

@@ -17,7 +17,7 @@ from results_factory import (
 from vitscale.analysis import Analysis, analyse
 from vitscale.analysis.runs.repeats import components, groups, observations
 from vitscale.analysis.statistics import interval, mean_interval
-from vitscale.report import sentences as words
+from vitscale.pages import sentences as words
 from vitscale.store.records import ResourcesLine
 from vitscale.store.results import Run
 

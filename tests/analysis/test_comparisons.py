@@ -7,8 +7,8 @@ from typing import Any
 from results_factory import make_curve, make_results, make_trial, steady_run
 from vitscale.analysis import Analysis, analyse
 from vitscale.analysis.comparisons import ENGINE, AgainstReference, against_references, pairs_tested
-from vitscale.report import sentences as words
-from vitscale.report.statements import PAIR, claim
+from vitscale.pages import sentences as words
+from vitscale.pages.statements import PAIR, claim
 
 Choice = tuple[dict[str, Any], float]
 """Swept fields of [train], and how long a step takes under them."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from results_factory import make_trial, steady_run
-from vitscale.report.like.accuracy_claim import equal_samples
+from vitscale.pages.like.accuracy_claim import equal_samples
 from vitscale.store.records import EpochLine
 from vitscale.store.results import Run
 

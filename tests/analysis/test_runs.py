@@ -26,7 +26,7 @@ from results_factory import (
 from vitscale.analysis import analyse
 from vitscale.analysis.runs import steps
 from vitscale.analysis.runs.figures import all_run_figures, run_figures
-from vitscale.report.contract import to_json
+from vitscale.pages.contract import to_json
 from vitscale.store import load, reading
 from vitscale.store.packs import pack_files
 
@@ -311,7 +311,7 @@ def test_many_packs_are_read_in_forks_with_the_same_results(tmp_path: Path, monk
         import os, sys
         from pathlib import Path
         from vitscale import analysis
-        from vitscale.report.contract import to_json
+        from vitscale.pages.contract import to_json
         from vitscale.store import reading
         from vitscale.store.results import LaterRank
         asked, again = set(), reading._ranks_again

@@ -15,8 +15,8 @@ from results_factory import one_curve, write_results
 from vitscale import cli
 from vitscale.analysis import Analysis, analyse
 from vitscale.analysis.quality.steadiness import RUNS_DIFFER, steady_first
+from vitscale.pages.answers import what_next
 from vitscale.present.document import Bullets
-from vitscale.report.answers import what_next
 
 NOISY = {1: [0.1, 0.18, 0.32], 2: [0.104, 0.105, 0.106]}
 STEADY = {1: [0.1, 0.101, 0.102], 2: [0.104, 0.105, 0.106]}

@@ -17,7 +17,7 @@ from vitscale.errors import RequestError
 from vitscale.importers.contents import Options
 from vitscale.importers.importing import import_logs
 from vitscale.launchers import LAUNCHERS, Spawn, find_launcher, launched, launcher_named
-from vitscale.report.outputs import Reported, brought
+from vitscale.pages.outputs import Reported, brought
 from vitscale.runner.one_run import refuse_elsewhere
 from vitscale.schedulers import Local, made
 from vitscale.study.sections import LaunchSection, SlurmSection

@@ -22,7 +22,7 @@ DECIDES_NOTHING = ("base", "errors", "present", "store", "study")
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
     """A small package: a file of the worker plane, one of the report, one that no installation has."""
-    for name in ("worker/training.py", "report/page.py", "report/page.css"):
+    for name in ("worker/training.py", "pages/page.py", "pages/page.css"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(f"# {name}\n")
     return tmp_path
@@ -34,7 +34,7 @@ def digests(package: Path) -> tuple[str | None, str | None]:
 
 def test_a_changed_file_changes_the_digest_and_only_a_measuring_one_the_other(package: Path) -> None:
     whole, measuring = digests(package)
-    (package / "report" / "page.py").write_text("# other words\n")
+    (package / "pages" / "page.py").write_text("# other words\n")
     assert digests(package)[0] != whole
     assert digests(package)[1] == measuring
     (package / "worker" / "training.py").write_text("# faster\n")
@@ -43,9 +43,9 @@ def test_a_changed_file_changes_the_digest_and_only_a_measuring_one_the_other(pa
 
 def test_a_renamed_or_added_file_changes_the_digest(package: Path) -> None:
     whole, _ = digests(package)
-    (package / "report" / "page.py").rename(package / "report" / "side.py")
+    (package / "pages" / "page.py").rename(package / "report" / "side.py")
     renamed, _ = digests(package)
-    (package / "report" / "more.json").write_text("{}")
+    (package / "pages" / "more.json").write_text("{}")
     assert len({whole, renamed, digests(package)[0]}) == 3
 
 
@@ -123,7 +123,7 @@ def test_all_that_ranks_import_is_either_measuring_or_decides_nothing() -> None:
     assert {path.parts[0].removesuffix(".py") for path in others if path.name != "__init__.py"} <= {*DECIDES_NOTHING}
     assert program.PACKAGE / "store" / "writing.py" in reached
     assert is_measuring(program.PACKAGE / "store" / "writing.py")
-    assert not is_measuring(program.PACKAGE / "report" / "document.py")
+    assert not is_measuring(program.PACKAGE / "pages" / "document.py")
 
 
 def test_every_json_answer_names_the_program() -> None:

@@ -16,10 +16,10 @@ from vitscale.importers.headings import OWN, SPEEDS, Heading, speed_told
 from vitscale.importers.importing import guess, import_logs
 from vitscale.importers.plain_csv import read
 from vitscale.importers.tables import headers, rows
+from vitscale.pages.contract import trial_rows
+from vitscale.pages.document import report_document
 from vitscale.prediction.evidence import evidence_of
 from vitscale.present.markdown import to_markdown
-from vitscale.report.contract import trial_rows
-from vitscale.report.document import report_document
 from vitscale.trial.model_cost import counted, parameters
 
 

@@ -20,7 +20,7 @@ from vitscale.cli.importing import waited_for
 from vitscale.errors import RequestError
 from vitscale.importers.contents import Options
 from vitscale.importers.importing import import_logs
-from vitscale.report.contract import trial_rows
+from vitscale.pages.contract import trial_rows
 from vitscale.store import load
 
 LATE_US = 500

@@ -13,6 +13,7 @@ from prediction_factory import resolved_study
 from vitscale import cli
 from vitscale.analysis import analyse, analyse_folder
 from vitscale.errors import RequestError
+from vitscale.pages import prediction_words
 from vitscale.prediction.answering import Changes, answer, facts_taken, questions, taken_as_measured, told
 from vitscale.prediction.evidence import HOSTS, IMAGE_SIZE, MICRO_BATCH, PRECISION, Evidence, evidence_of
 from vitscale.prediction.fitting import fit
@@ -20,7 +21,6 @@ from vitscale.prediction.gpu_types import gpu_type
 from vitscale.prediction.labels import WHAT_IS_SENT
 from vitscale.prediction.predicting import Question, predict
 from vitscale.prediction.results import MEMORY, Prediction
-from vitscale.report import prediction_words
 
 Import = Callable[..., Evidence]
 TABLE = "gpus,images_per_second,gpu\n1,400,Tesla T4\n2,780,Tesla T4\n4,1500,Tesla T4\n8,2800,Tesla T4\n"

@@ -8,13 +8,13 @@ import pytest
 
 from evidence_factory import MEASURED, make_evidence, make_point
 from prediction_factory import make_forecast, make_prediction, study
+from vitscale.pages import prediction_table
 from vitscale.prediction.evidence import Evidence
 from vitscale.prediction.fitting import fit
 from vitscale.prediction.network.checked import network_of
 from vitscale.prediction.network.links import declared_link
 from vitscale.prediction.predicting import Question, predict
 from vitscale.prediction.results import PART_FIELDS, REST_TOLD
-from vitscale.report import prediction_table
 from vitscale.trial.model_spec import ModelSpec
 
 

@@ -25,8 +25,8 @@ from vitscale.analysis.time.exposure import clocks_ahead
 from vitscale.errors import RequestError, StoreError
 from vitscale.importers.contents import Options
 from vitscale.importers.importing import import_logs
+from vitscale.pages.outputs import Reported, write
 from vitscale.profiles.step_trace import RankStep, is_step_trace, read_step_trace, step_trace
-from vitscale.report.outputs import Reported, write
 from vitscale.store import load
 from vitscale.store.records import ExplainedLine
 from vitscale.store.results import Run

@@ -15,6 +15,7 @@ from vitscale.advice.printing import advice_fields
 from vitscale.advice.request import Request
 from vitscale.analysis import Analysis
 from vitscale.cli.base import size_bytes
+from vitscale.pages.predicted import predict_fields
 from vitscale.prediction import answering, finishing
 from vitscale.prediction.evidence import Evidence, Series, evidence_of
 from vitscale.prediction.finishing import Finish
@@ -24,7 +25,6 @@ from vitscale.prediction.network.links import Network
 from vitscale.prediction.remarks import Options, Remarks, changes_nothing, options_without_effect, unstable_runs
 from vitscale.prediction.results import Assumption, Forecast
 from vitscale.present import units
-from vitscale.report.predicted import predict_fields
 from vitscale.trial.model_cost import parameters
 from vitscale.trial.trial import Trial
 

@@ -95,7 +95,7 @@ def _compare(
     base.compute_on_one_core()
     from vitscale import analysis
     from vitscale.analysis.counterparts import side_by_side
-    from vitscale.report.side_by_side import Compared, compared_document, compared_fields
+    from vitscale.pages.side_by_side import Compared, compared_document, compared_fields
 
     if page is not None and page.suffix not in _PAGE_SUFFIXES:
         raise RequestError(f"-o names {shown(page.name)}", valid=["FILE.html", "FILE.md"])

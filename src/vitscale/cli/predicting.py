@@ -55,7 +55,7 @@ def predict(
     base.compute_on_one_core()
     from vitscale import analysis
     from vitscale.cli.asking import PredictAsking
-    from vitscale.report.predicted import predict_document, predict_fields
+    from vitscale.pages.predicted import predict_document, predict_fields
 
     counts = None if gpus is None else base.rank_counts(gpus)
     options = {
@@ -182,7 +182,7 @@ def advise(
         "--node-mtbf": node_mtbf,
     }
     if chart is not None:
-        from vitscale.report.charts.advice import check_format, write_advice_chart
+        from vitscale.pages.charts.advice import check_format, write_advice_chart
 
         check_format(chart)
     if output_format != "study":

@@ -72,10 +72,10 @@ def report(
     if "html" in wanted and not (like or like_paper):
         drawing.draw_beside()
     from vitscale import analysis, store
+    from vitscale.pages import outputs
+    from vitscale.pages.answers import terminal_document
     from vitscale.prediction import answering, fitting
     from vitscale.prediction.evidence import evidence_of
-    from vitscale.report import outputs
-    from vitscale.report.answers import terminal_document
     from vitscale.store.reading import without_collection
 
     if to_standard_output:
@@ -160,8 +160,8 @@ def _folder(results: Path) -> Path:
 def _like(results: Path, name: str, formats: list[str], output: Path | None, *, combine_unlike: bool) -> Document:
     """Writes a published study's figures and claims, made from these results; returns what to show."""
     from vitscale import analysis
+    from vitscale.pages import like
     from vitscale.prediction.evidence import evidence_of
-    from vitscale.report import like
 
     study = like.study_named(name)
     for wanted in formats:

@@ -67,7 +67,7 @@ def export(
 
 def _send(results: Path, to: str, folder: Path) -> None:
     from vitscale import analysis
-    from vitscale.report.sinks import SINKS, send
+    from vitscale.pages.sinks import SINKS, send
 
     if to not in SINKS:
         raise unknown("tracker", to, SINKS)

@@ -118,8 +118,8 @@ def carry_out(
     done = runner.run(planned, results, options, console)
     # The report's modules are imported only when there is one to show: the first run need not wait for them.
     from vitscale import analysis
-    from vitscale.report.answers import terminal_document
-    from vitscale.report.contract import to_json
+    from vitscale.pages.answers import terminal_document
+    from vitscale.pages.contract import to_json
 
     analysed = analysis.analyse_folder(results)
     if json:
@@ -248,7 +248,7 @@ def lint(
     json: base.JsonOption = False,
 ) -> None:
     """What a DeepSpeed configuration will really do. Exits with 1 where DeepSpeed refuses it or does otherwise."""
-    from vitscale import lint as linter
+    from vitscale import deepspeed_lint as linter
 
     if gpus is not None and gpus < 1:
         raise RequestError(f"--gpus is {gpus}", valid=["1 or more"])

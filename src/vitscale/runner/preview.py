@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vitscale.analysis.scaling import engine_name, split_name
-from vitscale.lint.rules import findings_of
+from vitscale.deepspeed_lint.rules import findings_of
 from vitscale.present import document as doc
 from vitscale.present.data import finding_fields
 from vitscale.present.units import counted, rough_percent

@@ -1,0 +1,233 @@
+"""The measured trial that one would choose: its rivals, the time to expect of it, and how long a training it suits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from vitscale.analysis import Analysis, TrialResult
+from vitscale.analysis.winners import Winner, winner
+from vitscale.pages.statements import Choice, Expectation, TrainingLength
+from vitscale.pages.tables import hours_unit, starts_as_forks, trial_label
+from vitscale.prediction.start_up import FORKED_RANKS
+from vitscale.present import units
+from vitscale.present.estimate import Estimate
+
+
+def candidates(analysis: Analysis) -> list[TrialResult]:
+    """The measured trials to choose from: of those that train the largest share of the images, all.
+
+    Trials whose costs are of images per second, not of epochs, are candidates only where no trial has epochs.
+    """
+    measured = [trial for trial in analysis.trials.values() if trial.comparable_costs]
+    with_epochs = [trial for trial in measured if not trial.of_rates]
+    comparable = with_epochs or measured
+    largest_share = max((trial.trial.data.fraction for trial in comparable), default=0.0)
+    return [trial for trial in comparable if trial.trial.data.fraction == largest_share]
+
+
+def best_measured(analysis: Analysis) -> TrialResult | None:
+    """The candidate that is fastest for all images; None without any."""
+    return min(candidates(analysis), key=epoch_seconds, default=None)
+
+
+def epoch_seconds(trial: TrialResult) -> float:
+    """Seconds for all images, those that `drop_last` leaves out too: comparisons and speedups are of these.
+
+    Seconds for one image where the trial has only images per second; infinite where it has neither.
+    """
+    if trial.of_rates and trial.images_per_second:
+        return 1 / trial.images_per_second.value
+    if trial.epoch_seconds is None:
+        return math.inf
+    return trial.epoch_seconds.value / (1 - trial.images_left_out)
+
+
+def rank_hours(trial: TrialResult) -> float:
+    """Hours of all ranks together for an epoch of all images."""
+    return epoch_seconds(trial) * trial.trial.world.size / 3600
+
+
+def for_all_images(trial: TrialResult) -> tuple[str, ...]:
+    """ "1.28 s with the images that it leaves out"; empty where that reads the same as the epoch's time."""
+    if trial.epoch_seconds is None:
+        return ()
+    seconds_for_all = units.seconds(epoch_seconds(trial))
+    if seconds_for_all == units.seconds(trial.epoch_seconds.value):
+        return ()
+    return (f"{seconds_for_all} with the images that it leaves out",)
+
+
+def pace(trial: TrialResult) -> str:
+    """ "3.25 s an epoch", or "5,800 images/s" where no run tells an epoch."""
+    if trial.of_rates and trial.images_per_second:
+        return f"{units.number(trial.images_per_second.value)} images/s"
+    seconds = units.seconds(trial.epoch_seconds.value if trial.epoch_seconds else None)
+    return f"{seconds} {'a run' if trial.timed_as_a_whole else 'an epoch'}"
+
+
+def in_short(analysis: Analysis, trial: TrialResult, *more: str) -> str:
+    """ "ddp, 2 ranks, micro-batch 32: 3.25 s an epoch (3.12 s to 3.39 s, 3 runs)"; `more`: the last of the brackets."""
+    details = [*_interval_of_pace(trial), *for_all_images(trial), *more]
+    brackets = f" ({', '.join(details)})" if details else ""
+    return f"{trial_label(analysis, trial)}: {pace(trial)}{brackets}"
+
+
+def _interval_of_pace(trial: TrialResult) -> tuple[str, ...]:
+    """ "3.12 s to 3.39 s"; empty where there is no interval of a usual kind."""
+    figure = trial.images_per_second if trial.of_rates else trial.epoch_seconds
+    if figure is None or figure.low is None or figure.high is None or figure.note:
+        return ()
+    form = units.number if trial.of_rates else units.seconds
+    return (f"{form(figure.low)} to {form(figure.high)}",)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The candidate of the smallest mean time or rank-hours, and its rivals."""
+
+    trial: TrialResult
+    rivals: tuple[TrialResult, ...]
+    """Candidates that are not significantly worse, the best first."""
+    candidates: int
+    """Number of candidates, the chosen trial among them."""
+    winner: Winner
+
+    def choice(self, analysis: Analysis, title: str, text: str) -> Choice:
+        """The facts of a statement.
+
+        Args:
+            analysis: the study, in which trials have short names.
+            title: "Fastest measured".
+            text: the trial with its figures (`in_short`).
+        """
+        return Choice(
+            title=title,
+            trial=text,
+            rivals=tuple(trial_label(analysis, rival) for rival in self.rivals),
+            candidates=self.candidates,
+            is_tested=self.winner.is_tested,
+        )
+
+
+def fastest(analysis: Analysis) -> Chosen | None:
+    """Chooses the fastest candidate; None without any.
+
+    Where the study compares it with another trial, the verdict of that comparison decides whether the two are rivals.
+    """
+    trials = candidates(analysis)
+    if not trials:
+        return None
+    best = _smallest_cost(trials, [trial.comparable_costs for trial in trials])
+    verdicts = _verdicts(analysis, best.trial)
+    rival_ids = {rival.trial_id for rival in best.rivals}
+    if best.winner.is_tested:
+        rival_ids |= verdicts.keys()
+    rival_ids -= {trial_id for trial_id, verdict in verdicts.items() if verdict in ("faster", "slower")}
+    rivals = [trial for trial in sorted(trials, key=epoch_seconds) if trial.trial_id in rival_ids]
+    return replace(best, rivals=tuple(rivals))
+
+
+def cheapest(analysis: Analysis) -> Chosen | None:
+    """Chooses the candidate of the fewest rank-hours for an epoch; None where no candidate has an epoch time."""
+    trials = [trial for trial in candidates(analysis) if trial.epoch_seconds]
+    if not trials:
+        return None
+    return _smallest_cost(trials, [_rank_costs(trial) for trial in trials])
+
+
+def _rank_costs(trial: TrialResult) -> list[float]:
+    """The costs of each run times the number of ranks."""
+    return [cost * trial.trial.world.size for cost in trial.comparable_costs]
+
+
+def _smallest_cost(trials: Sequence[TrialResult], costs: Sequence[Sequence[float]]) -> Chosen:
+    """Chooses the trial of the smallest mean cost. `costs`: those of each trial's runs."""
+    best = winner(costs, [trial.looked for trial in trials], correct=False)
+    rivals = tuple(trials[position] for position in best.rivals)
+    return Chosen(trials[best.position], rivals, candidates=len(trials), winner=best)
+
+
+def _verdicts(analysis: Analysis, trial: TrialResult) -> dict[str, str]:
+    """Identity of each trial that the study compares with `trial` -> the verdict on the pair, in either order."""
+    verdicts: dict[str, str] = {}
+    for pair in analysis.comparisons:
+        if pair.first_trial == trial.trial_id:
+            verdicts[pair.second_trial] = pair.result.verdict
+        elif pair.second_trial == trial.trial_id:
+            verdicts[pair.first_trial] = pair.result.verdict
+    return verdicts
+
+
+def expectation(analysis: Analysis, fastest_trial: Chosen) -> Expectation | None:
+    """The time to expect of the fastest trial, corrected for having been chosen; None where there is no correction."""
+    trial = fastest_trial.trial
+    trials = candidates(analysis)
+    costs = [candidate.comparable_costs for candidate in trials]
+    corrected_cost = winner(costs, [candidate.looked for candidate in trials]).corrected
+    if corrected_cost is None:
+        return None
+    measured = _as_pace(trial, Estimate(_geometric_mean(trial.comparable_costs)))
+    corrected = _as_pace(trial, corrected_cost)
+    low, high = corrected.ends
+    form = units.number if trial.of_rates else units.seconds
+    unit = _pace_unit(trial)
+    return Expectation(
+        measured=f"{form(measured.value)}{unit}",
+        corrected=f"{form(corrected.value)}{unit}",
+        low=form(low),
+        high=form(high),
+        candidates=fastest_trial.candidates,
+    )
+
+
+def _geometric_mean(costs: Sequence[float]) -> float:
+    return math.exp(math.fsum(map(math.log, costs)) / len(costs))
+
+
+def _as_pace(trial: TrialResult, cost: Estimate) -> Estimate:
+    """A comparable cost as `pace` shows it: as images per second, or as an epoch without the images left out."""
+    if trial.of_rates:
+        return cost.into(trial.trial.data.fraction)
+    return cost.times(1 - trial.images_left_out)
+
+
+def _pace_unit(trial: TrialResult) -> str:
+    if trial.of_rates:
+        return " images/s"
+    return " a run" if trial.timed_as_a_whole else " an epoch"
+
+
+def training_length(analysis: Analysis, fastest_trial: Chosen) -> TrainingLength:
+    """Counts the fewest epochs from which on the fastest trial ends first, start-up included."""
+    best = fastest_trial.trial
+    others = [trial for trial in candidates(analysis) if trial is not best]
+    unknown = TrainingLength(None, other="", startup="")
+    if best.of_rates or best.timed_as_a_whole or not others:
+        return unknown
+    if best.startup_seconds is None or any(trial.startup_seconds is None for trial in others):
+        return unknown
+    epochs = 1
+    for other in others:
+        startup_lag = best.startup_seconds - _startup_seconds(other)
+        saved_per_epoch = epoch_seconds(other) - epoch_seconds(best)
+        if startup_lag <= saved_per_epoch * epochs:
+            continue
+        if saved_per_epoch <= 0:
+            return unknown  # it starts later, and no number of epochs makes up for that
+        epochs = math.ceil(startup_lag / saved_per_epoch)
+    first_before = min(others, key=lambda trial: _startup_seconds(trial) + (epochs - 1) * epoch_seconds(trial))
+    startup = units.seconds(best.startup_seconds)
+    if starts_as_forks(best):
+        startup = f"{startup} of {FORKED_RANKS}"
+    return TrainingLength(epochs, trial_label(analysis, first_before), startup)
+
+
+def _startup_seconds(trial: TrialResult) -> float:
+    return trial.startup_seconds or 0.0
+
+
+def hours(trial: TrialResult) -> str:
+    """ "0.25 GPU-hours" of an epoch; "rank-hours" on a CPU."""
+    return f"{units.number(rank_hours(trial))} {hours_unit([trial.trial])}"

@@ -1,0 +1,356 @@
+"""The report as data: JSON, whose form is a contract with a version, and the same trials as CSV.
+
+Versions of the JSON:
+  1  first version.
+  2  where the time goes: each trial has breakdown, resources and convergence, and their most useful figures as values
+     of their own; waterfalls stand beside the curves. Nothing of version 1 has changed.
+  3  engines: each trial has its wrapper's options, its drift from the trials that compute the same, what an optimizer
+     step sends, and what a checkpoint takes; a comparison has `fields`, all that differ. `zero_stage` is there under
+     Accelerate with DeepSpeed too. Nothing else of version 2 has changed.
+  4  clusters: each trial has `micro_batches`, the images per micro-step of each rank where they are not equal (else
+     null), and `largest_micro_batch`; `micro_batch` is their mean. Nothing of version 3 has changed.
+  5  predictions: `predictions`, the objects of `vitscale predict --json` (whose `_low` and `_high` are of a run still
+     to be made, at 90 %), and `prediction_scores`, how well such predictions did where it is known. Both are empty
+     where nothing was measured, and in what `vitscale run --json` prints. Nothing of version 4 has changed.
+  6  uncertainty: `_low` and `_high` of the exposed share, MFU, share of the matmul rate, energy per image, bandwidth,
+     straggler's share, parts of a step and points of a waterfall, null from fewer than 3 runs. A comparison has `p` and
+     `p_adjusted` (Holm, over all pairs), a verdict "not significant among all comparisons", and no direction from fewer
+     than 3 runs on a side. A trial has `allocations` and the two spreads of its epoch times. Centres of epochs, steps,
+     images/s, MFU and energy are geometric means, where they were medians from 6 runs on.
+     One estimator: times derive from timed steps. `step_seconds` is the mean elapsed whole step, `epoch_seconds` is
+     `effective_steps` of them, and `images_per_second` x `epoch_seconds` is `epoch_images`, those trained in an epoch.
+     `epoch_seconds_source` is steps, or epochs for imported logs of these alone; `last_step_source` says whether the
+     short last step was measured or taken by its slots' share (null: there is none). `elapsed_epoch_seconds` is from
+     barrier to barrier, over `elapsed_epochs` epochs. `slow_steps` were set aside, `slow_steps_kept` recur in
+     the trial's runs, each with its share of the time. p95 and p99 are null where a run has fewer than 100 steps;
+     `tail_steps` says how many are behind them.
+  7  segmentation: a trial and each of its epochs have `mean_iou` and `pixel_accuracy`, on the held-out images; null in
+     classification. `held_out_accuracy` is that of pixels there. `resolutions`: time and memory by image size, beside
+     what arithmetic says (empty where the size does not vary). Parts of a step have `norm`, and predictions
+     `norm_seconds`: the transfers of synchronised norms, which are not in `wire`. Nothing of version 6 has changed.
+  8  one envelope: `vitscale` names the verb. A verdict has `severity` (was `level`), `ranks`, `hosts`, `key`, `source`.
+     runs: each trial has `runs`, the figures of each, and `swept.FIELD` for every field that the study sweeps.
+     In CSV `modes` has every batch policy of a trial, a blank between. Parts of a step have `bubble`, and predictions
+     `bubble_seconds`: waiting for stages of other ranks.
+     Nothing else of version 7 has changed. Added since: `rest_seconds` of predictions, what no other part has; `runs`
+     of an epoch, of how many runs it is the mean; `ended_early` of `run` and `train`; `steps_left_out` of a breakdown,
+     explained steps of which the profiler lost events. `image_size` is null where nobody names the model: a log does
+     not tell it.
+
+Unknown is null (an empty cell in CSV), never 0 and never NaN. Times are seconds, sizes bytes, shares in [0, 1].
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from vitscale.analysis import Analysis, CurveComparison, CurveResult, Point, TrialResult
+from vitscale.analysis.runs.figures import EpochFigures
+from vitscale.analysis.trials import Drift
+from vitscale.pages import contract_details, prediction_table, resolutions
+from vitscale.pages.statements import PAIR, claim
+from vitscale.prediction.results import Forecast
+from vitscale.present.data import attributes, envelope, estimate_fields, estimates, finding_fields, finite
+from vitscale.trial.rank_batches import largest_micro_batch
+from vitscale.trial.trial import Trial
+
+if TYPE_CHECKING:
+    import polars
+
+
+def to_json(analysis: Analysis, forecast: Forecast | None = None, verb: str = "report", **of_call: str | None) -> str:
+    """The whole analysis as strict JSON, one object per trial; `of_call` are fields on what the verb did just now."""
+    content = {
+        "study": {"name": analysis.study.name, "repeats": analysis.study.repeats, "versions": analysis.study.versions},
+        "trials": trial_rows(analysis),
+        "curves": [_curve(curve) for curve in analysis.curves],
+        "waterfalls": [contract_details.waterfall(waterfall) for waterfall in analysis.waterfalls],
+        "resolutions": resolutions.as_json(analysis),
+        "comparisons": [_comparison(comparison) for comparison in analysis.comparisons],
+        "verdicts": [finding_fields(finding) for finding in analysis.findings],
+        "problems": list(analysis.problems),
+        "predictions": list(map(prediction_table.prediction, forecast.predictions if forecast else ())),
+        "prediction_scores": prediction_table.scores(forecast) if forecast else [],
+        **of_call,
+    }
+    return envelope(verb, content)
+
+
+def frame(rows: Sequence[dict[str, Any]], columns: Mapping[str, Any], *, for_csv: bool = False) -> polars.DataFrame:
+    """Rows with the same keys as a data frame, without the lists and objects of the JSON, `modes` excepted.
+
+    A column has the same type in every frame, so that those of two results can be put together.
+
+    Args:
+        rows: the rows.
+        columns: column to a value of it, where there are no rows (`run_columns`).
+        for_csv: cells as `_csv_cell` makes them.
+    """
+    import polars  # takes a moment, and only tables need it
+
+    types = {"text": polars.String, "whole": polars.Int64, "flag": polars.Boolean, "real": polars.Float64}
+    examples = {str: "text", int: "whole", bool: "flag", float: "real"}
+    known = [finite(row) for row in rows]
+    cells: dict[str, list[Any]] = {}
+    schema: dict[str, polars.DataType] = {}
+    for column in known[0] if known else columns:
+        if column in _NESTED:
+            continue
+        values = [row[column] for row in known]
+        cells[column] = _alike([_csv_cell(value) for value in values] if for_csv else values)
+        if column == "modes":
+            schema[column] = polars.String() if for_csv else polars.List(polars.String())
+        elif not column.startswith("swept."):
+            schema[column] = types[_TYPES.get(column, "real")]()
+        elif not known:
+            schema[column] = types[examples.get(type(columns[column]), "text")]()
+    return polars.DataFrame(cells, schema_overrides=schema, strict=False)
+
+
+def to_table(rows: Sequence[dict[str, Any]], kind: str, columns: Mapping[str, Any] | None = None) -> bytes:
+    """Rows as CSV or Parquet.
+
+    Args:
+        rows: rows as `frame` takes them.
+        kind: csv or parquet.
+        columns: as `frame` takes them.
+    """
+    table = frame(rows, columns or {}, for_csv=kind == "csv")
+    if kind == "csv":
+        return table.write_csv().encode()
+    file = io.BytesIO()
+    table.write_parquet(file)
+    return file.getvalue()
+
+
+def _alike(cells: list[Any]) -> list[Any]:
+    """Cells of one type: where a field was swept over numbers and words, all are words."""
+    kinds = {type(cell) for cell in cells if cell is not None}
+    if kinds <= {int, float} or len(kinds) < 2:
+        return cells
+    return [None if cell is None else str(cell) for cell in cells]
+
+
+_TYPES = {
+    **dict.fromkeys(
+        (
+            "trial", "outcome", "reason", "model", "dataset", "engine", "accelerate_backend", "offload", "launcher",
+            "device", "device_name", "mode", "curve", "precision", "epoch_seconds_source", "last_step_source",
+            "baseline", "gradient_dtype", "drift", "drift_reference", "drift_reason", "sent_gradient_dtype", "log",
+        ),
+        "text",
+    ),
+    **dict.fromkeys(
+        (
+            "image_size", "parameters", "zero_stage", "nodes", "gpus", "threads_per_rank", "micro_batch",
+            "largest_micro_batch", "grad_accum", "global_batch", "repeats", "timed_steps", "tail_steps", "slow_steps",
+            "slow_steps_kept", "allocations", "epoch_images", "elapsed_epochs", "peak_bytes", "drift_step",
+            "peak_rss_bytes", "cuda_allocated_bytes", "cuda_reserved_bytes", "cuda_device_bytes",
+            "collectives_per_step", "logical_bytes_per_step", "checkpoint_bytes", "repeat", "attempt",
+        ),
+        "whole",
+    ),
+    "synchronised_timing": "flag",
+}  # fmt: skip
+"""Column of `trial_rows` and `run_rows` -> its type; all others but `modes` and swept fields are real numbers."""
+_NESTED = (
+    "micro_batches", "startup", "epochs", "breakdown", "resources", "convergence", "traffic", "runs",
+)  # fmt: skip
+
+
+def _swept(analysis: Analysis) -> dict[str, dict[str, Any]]:
+    """Trial to its value of every field that a curve of the study was swept over; null where its curves lack it."""
+    fields = dict.fromkeys(field for curve in analysis.curves for field in curve.labels)
+    values: dict[str, dict[str, Any]] = {trial_id: dict.fromkeys(fields) for trial_id in analysis.trials}
+    for curve in analysis.curves:
+        for point in curve.points:
+            own = values[point.trial_id]
+            own |= {field: value for field, value in curve.labels.items() if own[field] is None}
+    return values
+
+
+_OF_TRIAL = (
+    "trial", "curve", "mode", "modes", "model", "dataset", "engine", "zero_stage", "device", "device_name", "nodes",
+    "gpus", "micro_batch", "grad_accum", "global_batch", "precision",
+)  # fmt: skip
+_OF_RUN = (
+    "repeat", "attempt", "timed_steps", "step_seconds", "images_per_second", "epoch_seconds", "elapsed_epoch_seconds",
+    "startup_seconds", "peak_bytes", "loss", "held_out_accuracy", "log",
+)  # fmt: skip
+
+
+def run_columns(analysis: Analysis) -> dict[str, Any]:
+    """Column of `run_rows` to a value, of swept fields alone; in their order, with no completed run too."""
+    values: dict[str, Any] = {}
+    for swept in _swept(analysis).values():
+        for field, value in swept.items():
+            known = values.get(f"swept.{field}")
+            values[f"swept.{field}"] = _single(value) if known is None else known
+    return dict.fromkeys(_OF_TRIAL) | values | dict.fromkeys(_OF_RUN)
+
+
+def run_rows(analysis: Analysis) -> list[dict[str, Any]]:
+    """One object per completed run, with its own figures and the main fields of its trial."""
+    swept = _swept(analysis)
+    trials = {row["trial"]: row for row in trial_rows(analysis)}
+    return [
+        {key: trials[result.trial_id][key] for key in _OF_TRIAL}
+        | {f"swept.{field}": _single(value) for field, value in swept[result.trial_id].items()}
+        | run
+        for result in analysis.trials.values()
+        for run in _runs(result)
+    ]
+
+
+def _runs(result: TrialResult) -> list[dict[str, Any]]:
+    return [
+        {
+            "repeat": record.header.repeat,
+            "attempt": record.header.attempt,
+            **attributes(run, "timed_steps", "step_seconds", "images_per_second", "epoch_seconds"),
+            **attributes(run, "elapsed_epoch_seconds", "startup_seconds", "peak_bytes"),
+            "loss": run.last_epoch.train_loss if run.last_epoch else None,
+            **attributes(run.last_epoch, "held_out_accuracy"),
+            "log": record.header.log,
+        }
+        for run, record in zip(result.runs, result.records, strict=True)
+    ]
+
+
+def _single(value: Any) -> Any:
+    """A swept value as one cell; a list becomes words."""
+    return value if value is None or isinstance(value, str | int | float) else str(value)
+
+
+def trial_rows(analysis: Analysis) -> list[dict[str, Any]]:
+    """One object per trial, failed ones too, with the same keys in the same order."""
+    swept = _swept(analysis)
+    return [
+        _trial(analysis, trial)
+        | {f"swept.{field}": _single(value) for field, value in swept[trial.trial_id].items()}
+        | {"runs": _runs(trial)}
+        for trial in analysis.trials.values()
+    ]
+
+
+def _trial(analysis: Analysis, result: TrialResult) -> dict[str, Any]:
+    trial = result.trial
+    modes = [c.mode for c in analysis.curves if any(point.trial_id == result.trial_id for point in c.points)]
+    curve, point = analysis.curve_of(result.trial_id) or (None, None)
+    model = next((run.model for run in result.runs if run.model is not None), None)
+    return {
+        "trial": result.trial_id,
+        **attributes(result, "outcome", "reason"),
+        "model": result.model_name,
+        "image_size": None if trial.model.unknown else trial.model.image_size,
+        "parameters": model.parameters if model else None,
+        "dataset": trial.data.hf or trial.data.name,
+        "fraction": trial.data.fraction,
+        **attributes(trial.train, "engine", "accelerate_backend"),
+        "zero_stage": trial.train.zero_stage if trial.train.wrapper == "deepspeed" else None,
+        "offload": trial.train.offload,
+        "launcher": trial.launcher,
+        "device": trial.train.device,
+        "device_name": " and ".join(result.environment.devices) if result.environment else None,
+        "mode": modes[0] if modes else None,
+        "modes": list(dict.fromkeys(modes)),
+        "curve": curve.name if curve else None,
+        "nodes": trial.world.nodes,
+        "gpus": trial.world.size,
+        "threads_per_rank": trial.world.threads_per_rank if trial.origin is None else None,
+        "micro_batch": trial.train.micro_batch if result.batch_known else None,
+        "largest_micro_batch": largest_micro_batch(trial.train) if result.batch_known else None,
+        "micro_batches": list(trial.train.micro_batches) if trial.train.micro_batches else None,
+        "grad_accum": trial.train.grad_accum,
+        "global_batch": trial.global_batch if result.batch_known else None,
+        "precision": trial.train.precision,
+        "repeats": len(result.runs),
+        "timed_steps": min((run.timed_steps for run in result.runs), default=None),
+        **estimate_fields("step_seconds", result.step_seconds),
+        "step_seconds_p95": result.median_of(lambda run: run.step_seconds_p95),
+        "step_seconds_p99": result.median_of(lambda run: run.step_seconds_p99),
+        "tail_steps": min((run.tail_steps for run in result.runs), default=None),
+        "slow_steps": sum(len(run.slow.set_aside) for run in result.runs) if result.runs else None,
+        "slow_steps_share": result.slow_share,
+        "slow_steps_kept": sum(len(run.slow.kept) for run in result.runs) if result.runs else None,
+        "slow_steps_kept_share": result.kept_slow_share,
+        **estimates(result, "images_per_second", "epoch_seconds"),
+        "epoch_seconds_source": result.epoch_seconds_source,
+        "allocations": len(result.allocations) or None,
+        "spread_between_allocations": result.components.between if result.components else None,
+        "spread_within_allocations": result.components.within if result.components else None,
+        "epoch_images": next((run.pace.epoch_images for run in result.runs), None),
+        **attributes(result, "images_left_out", "effective_steps"),
+        "last_step_source": next((run.pace.last_step_source for run in result.runs), None),
+        **estimate_fields("elapsed_epoch_seconds", result.elapsed_epoch_seconds),
+        "elapsed_epochs": result.elapsed_epochs if result.runs else None,
+        "baseline": curve.baseline.trial_id if curve and curve.baseline else None,
+        **_scaling(point),
+        "startup_seconds": result.startup_seconds,
+        "startup": dict(result.startup),
+        **_learnt(trial, result.last_epoch),
+        "epochs": [
+            attributes(epoch, "epoch", "complete", "seconds", "runs") | _learnt(trial, epoch) for epoch in result.epochs
+        ],
+        "peak_bytes": result.peak_bytes,
+        **attributes(model, "gradient_dtype", "synchronised_timing"),
+        **_drift(result.drift),
+        **contract_details.flat(result),
+        **contract_details.nested(result),
+    }
+
+
+def _learnt(trial: Trial, epoch: EpochFigures | None) -> dict[str, float | None]:
+    of_pixels = epoch is not None and trial.model.task == "segmentation"
+    return {
+        "loss": epoch.train_loss if epoch else None,
+        "accuracy": epoch.train_accuracy if epoch else None,
+        **attributes(epoch, "held_out_loss", "held_out_accuracy", "mean_iou"),
+        "pixel_accuracy": epoch.held_out_accuracy if epoch and of_pixels else None,
+    }
+
+
+def _drift(drift: Drift) -> dict[str, Any]:
+    """`drift`: reference, agrees, drifts or unknown. A difference that is infinite is null: one loss is not finite."""
+    known = attributes(drift, "reference", "difference", "tolerance", "step", "reason", prefix="drift_")
+    return {"drift": drift.status} | known
+
+
+def _curve(curve: CurveResult) -> dict[str, Any]:
+    return {
+        **attributes(curve, "name", "mode"),
+        "labels": dict(curve.labels),
+        "baseline": curve.baseline.trial_id if curve.baseline else None,
+        "baseline_gpus": curve.baseline.gpus if curve.baseline else None,
+        "plain": curve.plain_trial,
+        "points": [{"gpus": p.gpus, "trial": p.trial_id, **_scaling(p)} for p in curve.points],
+    }
+
+
+def _scaling(point: Point | None) -> dict[str, float | None]:
+    return estimates(point, "speedup", "efficiency", "speedup_over_plain", "efficiency_over_plain")
+
+
+def _comparison(comparison: CurveComparison) -> dict[str, Any]:
+    return {
+        **attributes(comparison, "mode", "gpus", "first", "second", "first_trial", "second_trial"),
+        "field": "train.engine" if "train.engine" in comparison.fields else comparison.fields[0],
+        "fields": list(comparison.fields),
+        "quantity": "epoch_seconds",
+        **estimate_fields("times_as_fast", comparison.result.ratio),
+        **attributes(comparison.result, "p", "p_adjusted", "verdict"),
+        "sentence": claim(PAIR, comparison).text,
+    }
+
+
+def _csv_cell(value: Any) -> Any:
+    """A cell for CSV: text that a spreadsheet would take for a formula gets a leading apostrophe (OWASP, "CSV
+    Injection"); a list is its parts with blanks between.
+    """
+    if isinstance(value, list):
+        value = " ".join(map(str, value))
+    if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return f"'{value}"
+    return value

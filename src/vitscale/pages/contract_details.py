@@ -1,0 +1,147 @@
+"""What explains a trial, for the contract's JSON: breakdown, resources, convergence, traffic; waterfalls."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from vitscale.analysis import TrialResult, Waterfall
+from vitscale.analysis.learning.convergence import Convergence
+from vitscale.analysis.runs.resources import ResourceFigures
+from vitscale.analysis.time.breakdown import Breakdown, RankParts, Straggler
+from vitscale.analysis.time.traffic import Traffic
+from vitscale.pages.statements import WATERFALL, claim
+from vitscale.present.data import attributes, estimate_fields, estimates
+from vitscale.present.estimate import Estimate
+from vitscale.store.records import COMMUNICATION
+
+Object = dict[str, Any]
+_WITH_INTERVAL = ("achieved_flops_per_second", "share_of_matmul", "mfu", "joules_per_image")
+
+
+def flat(result: TrialResult) -> Object:
+    """The most useful of these figures as values of their own, for CSV too."""
+    typical = result.breakdown.typical if result.breakdown else None
+    data_wait = typical.parts.get("data_wait") if typical else None
+    waited = data_wait / typical.seconds if typical and typical.seconds and data_wait is not None else None
+    used, sent = result.resources, result.traffic
+    return {
+        **estimates(result.breakdown, "exposed_share"),
+        "data_wait_share": waited,
+        "explaining_overhead": result.breakdown.overhead if result.breakdown else None,
+        **estimates(used, "mfu", "share_of_matmul", "joules_per_image"),
+        **attributes(used, "peak_rss_bytes", "cuda_allocated_bytes", "cuda_reserved_bytes", "cuda_device_bytes"),
+        **estimates(result.convergence, "noise_scale_images", "seconds_to_target"),
+        "collectives_per_step": sent.calls if sent else None,
+        "logical_bytes_per_step": sent.logical_bytes if sent else None,
+        "physical_bytes_per_step": sent.physical_bytes if sent else None,
+        **estimate_fields("wire_bytes_per_second", sent.bytes_per_second if sent else None),
+        "sent_gradient_dtype": sent.gradient_dtype if sent else None,
+        **attributes(result.checkpoint, "save_seconds", "load_seconds", "bytes", prefix="checkpoint_"),
+    }
+
+
+def nested(result: TrialResult) -> Object:
+    """All of these figures as objects; null where nothing is known."""
+    return {
+        "breakdown": _breakdown(result.breakdown) if result.breakdown else None,
+        "resources": _resources(result.resources) if result.resources else None,
+        "convergence": _convergence(result.convergence) if result.convergence else None,
+        "traffic": _traffic(result.traffic) if result.traffic else None,
+    }
+
+
+def waterfall(split: Waterfall) -> Object:
+    """One waterfall, with its sentence."""
+    return {
+        **attributes(split, "curve", "mode", "gpus"),
+        "trial": split.trial_id,
+        "baseline": split.baseline_trial,
+        "baseline_gpus": split.baseline_gpus,
+        **estimate_fields("efficiency", split.interval),
+        "efficiency": split.efficiency,
+        "factors": [
+            {"name": factor.name, "factor": factor.factor, "points": factor.points, **_ends("points", factor.interval)}
+            for factor in split.factors
+        ],
+        "straggler": _straggler(split.straggler),
+        **attributes(split, "reason", "work_per_rank", "images_left_out"),
+        "sentence": claim(WATERFALL, split).text,
+    }
+
+
+def _ends(name: str, interval: Estimate | None) -> Object:
+    return {f"{name}_low": interval.low if interval else None, f"{name}_high": interval.high if interval else None}
+
+
+def _parts(breakdown: Breakdown, rank: RankParts) -> Object:
+    """The parts of one rank's step, and the ends of their intervals under the same names."""
+    over_runs = {part: breakdown.part_seconds(rank.rank, part) for part in rank.parts}
+    return {
+        "parts": dict(rank.parts),
+        "parts_low": {part: seconds.low if seconds else None for part, seconds in over_runs.items()},
+        "parts_high": {part: seconds.high if seconds else None for part, seconds in over_runs.items()},
+    }
+
+
+def _breakdown(breakdown: Breakdown) -> Object:
+    return {
+        "steps": breakdown.steps,
+        "steps_left_out": len(breakdown.left_out),
+        "typical_rank": breakdown.typical.rank,
+        "wait_known": breakdown.wait_known,
+        "ranks": [
+            {
+                "rank": rank.rank,
+                "seconds": rank.seconds,
+                **_ends("seconds", breakdown.part_seconds(rank.rank, None)),
+                **_parts(breakdown, rank),
+                "exposed_seconds": rank.exposed_seconds,
+                **_ends("exposed_seconds", breakdown.part_seconds(rank.rank, COMMUNICATION)),
+            }
+            for rank in breakdown.ranks
+        ],
+        "reasons": dict(breakdown.reasons),
+        **attributes(breakdown, "overhead", "attached_overhead"),
+        "straggler": _straggler(breakdown.straggler),
+    }
+
+
+def _resources(used: ResourceFigures) -> Object:
+    content: Object = {}
+    for key, value in asdict(used).items():
+        kept = getattr(used, key)
+        if isinstance(kept, Estimate) or key in _WITH_INTERVAL:
+            content |= estimate_fields(key, kept)
+        else:
+            content[key] = None if key.endswith("_reason") and not value else value
+    return content
+
+
+def _traffic(traffic: Traffic) -> Object:
+    return {
+        **{key: value for key, value in asdict(traffic).items() if key != "wire_seconds"},
+        **estimate_fields("wire_seconds", traffic.wire_seconds),
+        "reason": traffic.reason or None,
+        "sent": [asdict(message) for message in traffic.sent] if traffic.calls is not None else None,
+        "gradient_dtypes": dict(traffic.gradient_dtypes) if traffic.calls is not None else None,
+    }
+
+
+def _straggler(straggler: Straggler | None) -> Object | None:
+    if straggler is None:
+        return None
+    return {
+        **attributes(straggler, "rank", "share_of_steps", "slower_by"),
+        **_ends("share_of_steps", straggler.interval),
+    }
+
+
+def _convergence(convergence: Convergence) -> Object:
+    return {
+        **estimates(convergence, "noise_scale_images", "images_to_target", "seconds_to_target"),
+        **attributes(convergence, "noise_reason", "target_accuracy"),
+        **attributes(convergence, "images_to_target_at_least", "seconds_to_target_at_least"),
+        "target_runs": [asdict(run) for run in convergence.target_runs],
+        "points": [asdict(point) for point in convergence.points],
+    }

@@ -1,0 +1,314 @@
+"""Which series of the results a figure draws; or what these lack, and which study file would produce it."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
+
+from vitscale.pages.like.series import DATASET_NAMES, Hosts, Series
+from vitscale.pages.like.study import Quantity, StudyFigure
+from vitscale.present import units
+from vitscale.trial.trial import Mode
+
+_STUDY_DATASETS = ("cifar10", "cifar100")
+"""Datasets that figures ask for by name."""
+_STUDY_MICRO_BATCHES = (16, 64)
+"""Micro-batches that figures ask for."""
+_STUDY_CLUSTERS = ("nebula", "tesla", "vector")
+"""Clusters of the study whose results were published."""
+_NEEDING_SEVERAL_COUNTS: tuple[Quantity, ...] = (
+    "epoch time", "speedup", "one host against several", "epoch time by micro-batch"
+)  # fmt: skip
+"""Quantities that a curve of one GPU count does not show."""
+_ACCURACY_QUANTITIES: tuple[Quantity, ...] = ("accuracy of datasets", "accuracy by micro-batch", "loss and accuracy")
+_MODE_NAMES: Mapping[Mode, str] = {
+    "strong-micro": "strong scaling",
+    "strong-global": "strong scaling at one global batch",
+    "weak": "weak scaling",
+}
+_HOSTS_NAMES: Mapping[Hosts, str] = {
+    "one host": "in one host",
+    "one GPU a host": "over several hosts with one GPU in each",
+    "several like hosts": "over several hosts with several GPUs in each",
+    "several unlike hosts": "over several hosts with GPUs of unlike kinds",
+}
+_HOSTS_OF_ONE_KIND = "over several hosts"
+"""Where the GPUs of "several unlike hosts" are if the records name one kind of them."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What a figure draws."""
+
+    series: tuple[Series, ...]
+    notes: tuple[str, ...] = ()
+    """Departures from the study's own figure."""
+
+
+@dataclass(frozen=True)
+class _Workload:
+    """One of the workloads that a figure needs; None: any."""
+
+    mode: Mode
+    hosts: Hosts | None
+    dataset: str | None
+    micro_batch: int | None
+
+    def fits(self, curve: Series) -> bool:
+        """Whether a curve has all four properties."""
+        return all(self._matches(curve))
+
+    def likeness(self, curve: Series) -> int:
+        """The number of the four properties that a curve has."""
+        return sum(self._matches(curve))
+
+    def _matches(self, curve: Series) -> tuple[bool, ...]:
+        return (
+            self.mode == curve.mode,
+            self.hosts in (None, curve.hosts),
+            self.dataset in (None, curve.dataset),
+            self.micro_batch in (None, curve.micro_batch),
+        )
+
+
+def select(figure: StudyFigure, series: Sequence[Series]) -> Selection | str:
+    """Selects the series of a figure; returns a sentence on what is missing where these results lack one of them."""
+    if not series:
+        return "No trial of these results has completed."
+    candidates = [curve for curve in series if not _is_of_another_cluster(figure, curve)]
+    if figure.quantity in _NEEDING_SEVERAL_COUNTS:
+        candidates = [curve for curve in candidates if len(_gpu_counts(curve)) > 1]
+    datasets = _drawn_datasets(figure, series)
+    if len(set(datasets)) < len(datasets):
+        return f"These results hold one dataset only, {datasets[0]}: there is none to set beside it."
+    micro_batch = _drawn_micro_batch(figure, candidates, datasets)
+    selected: list[Series] = []
+    for hosts, dataset in product(figure.hosts or (None,), datasets or (None,)):
+        workload = _Workload(figure.mode, hosts, dataset, micro_batch)
+        fitting = [curve for curve in candidates if workload.fits(curve)]
+        if not fitting:
+            return _missing_workload(figure, workload, series)
+        bases = [curve for curve in candidates if _is_base_of_some(curve, fitting)]
+        selected += {id(curve): curve for curve in (*bases, *fitting)}.values()
+    selected.sort(key=lambda curve: (curve.hosts != "one host", curve.dataset, curve.micro_batch))
+    return Selection(tuple(selected), _departures(figure, datasets, micro_batch))
+
+
+def _gpu_counts(curve: Series) -> set[int]:
+    return {member.gpus for member in curve.members}
+
+
+def _is_base_of_some(curve: Series, others: Sequence[Series]) -> bool:
+    """Whether some series over several hosts is compared with this one's first, which its figure must show then."""
+    trials = [member.trial for member in curve.members[:1]]
+    return curve.hosts != "one host" and any(
+        other.base_elsewhere is not None and other.base_elsewhere.trial in trials for other in others
+    )
+
+
+def _is_of_another_cluster(figure: StudyFigure, curve: Series) -> bool:
+    """Whether a curve was measured on another of the study's clusters than the figure's."""
+    cluster = curve.cluster.lower()
+    return bool(figure.cluster) and cluster in _STUDY_CLUSTERS and cluster != figure.cluster.lower()
+
+
+def _lack_study_datasets(series: Sequence[Series]) -> bool:
+    """Whether no series is of a dataset of the study."""
+    return not any(curve.dataset in _STUDY_DATASETS for curve in series)
+
+
+def _drawn_datasets(figure: StudyFigure, series: Sequence[Series]) -> list[str]:
+    """The datasets to draw, in the order of the figure's.
+
+    Where the results hold none of the study's datasets, theirs stand in: the first for the first of the study's, the
+    last for all that are left.
+    """
+    if not _lack_study_datasets(series):
+        return list(figure.datasets)
+    measured = list(dict.fromkeys(curve.dataset for curve in series))
+    last = len(measured) - 1
+    return [measured[min(_STUDY_DATASETS.index(name), last)] for name in figure.datasets]
+
+
+def _drawn_micro_batch(figure: StudyFigure, candidates: Sequence[Series], datasets: Sequence[str]) -> int | None:
+    """The micro-batch to draw, or the smallest or largest that was measured in its place; None: each separately.
+
+    Another stands in where the results are of other datasets than the study's, or have neither of its micro-batches.
+    """
+    micro_batch = figure.micro_batch
+    otherwise_fitting = [curve for curve in candidates if _fits_but_for_micro_batch(curve, figure, datasets)]
+    measured = {curve.micro_batch for curve in otherwise_fitting}
+    if micro_batch is None or not measured or micro_batch in measured:
+        return micro_batch
+    has_study_micro_batch = bool(measured.intersection(_STUDY_MICRO_BATCHES))
+    if has_study_micro_batch and not _lack_study_datasets(candidates):
+        return micro_batch
+    return min(measured) if micro_batch == min(_STUDY_MICRO_BATCHES) else max(measured)
+
+
+def _fits_but_for_micro_batch(curve: Series, figure: StudyFigure, datasets: Sequence[str]) -> bool:
+    """Whether a curve has the mode, one of the places and one of the datasets of a figure; none named: any."""
+    if curve.mode != figure.mode:
+        return False
+    if figure.hosts and curve.hosts not in figure.hosts:
+        return False
+    return not datasets or curve.dataset in datasets
+
+
+def _departures(figure: StudyFigure, datasets: Sequence[str], micro_batch: int | None) -> tuple[str, ...]:
+    """What is drawn in place of what the figure asks for: "my-images in place of CIFAR-10"."""
+    replaced = [
+        f"{drawn} in place of {DATASET_NAMES[name]}"
+        for drawn, name in zip(datasets, figure.datasets, strict=True)
+        if drawn != name
+    ]
+    if micro_batch != figure.micro_batch:
+        replaced.append(f"{micro_batch} in place of {figure.micro_batch}")
+    return tuple(replaced)
+
+
+def _missing_workload(figure: StudyFigure, workload: _Workload, series: Sequence[Series]) -> str:
+    """A sentence on the workload that no series has, and on those that the results hold instead, the likest first."""
+    parts = [_MODE_NAMES[workload.mode]]
+    if workload.hosts is not None:
+        parts.append(_HOSTS_NAMES[workload.hosts])
+    if workload.dataset is not None:
+        parts.append(f"on {_dataset_name(workload.dataset)}")
+    if workload.micro_batch is not None:
+        parts.append(f"at micro-batch {workload.micro_batch}")
+    if any(_is_of_another_cluster(figure, curve) and workload.fits(curve) for curve in series):
+        parts.append(f"of the cluster {figure.cluster}")
+    likest_first = sorted(series, key=workload.likeness, reverse=True)
+    measured = _measured_workloads(likest_first)
+    return f"These results hold no {' '.join(parts)}. They hold {'; '.join(measured)}."
+
+
+def _hosts_of_series(curve: Series) -> str:
+    """Where its GPUs are; they are called unlike only where the records name several kinds of them."""
+    if curve.hosts == "several unlike hosts" and len(curve.devices) < 2:
+        return _HOSTS_OF_ONE_KIND
+    return _HOSTS_NAMES[curve.hosts]
+
+
+def _dataset_name(dataset: str) -> str:
+    return DATASET_NAMES.get(dataset, dataset)
+
+
+class _WorkloadWords(NamedTuple):
+    """The words for a measured workload of any micro-batch."""
+
+    workload: str
+    """ "strong scaling in one host on CIFAR-10"."""
+    cluster: str
+    """ "cluster vector"; empty where there is one cluster only."""
+    single_count: str
+    """ "2 GPUs alone" where it was measured at one GPU count only, else empty."""
+
+
+def _measured_workloads(series: Sequence[Series]) -> list[str]:
+    """The workloads of the results in words, in their order: those that differ only in micro-batch together.
+
+    Example: "strong scaling in one host on CIFAR-10 (micro-batch 16 and 64)".
+    """
+    has_clusters = len({curve.cluster for curve in series}) > 1
+    micro_batches_by_words: dict[_WorkloadWords, set[int]] = {}
+    for curve in series:
+        words = _workload_words(curve, says_cluster=has_clusters)
+        micro_batches_by_words.setdefault(words, set()).add(curve.micro_batch)
+    workloads = []
+    for words, micro_batches in micro_batches_by_words.items():
+        details = (words.cluster, f"micro-batch {units.listed(sorted(micro_batches))}", words.single_count)
+        workloads.append(f"{words.workload} ({', '.join(filter(None, details))})")
+    return workloads
+
+
+def _workload_words(curve: Series, *, says_cluster: bool) -> _WorkloadWords:
+    counts = _gpu_counts(curve)
+    return _WorkloadWords(
+        workload=f"{_MODE_NAMES[curve.mode]} {_hosts_of_series(curve)} on {_dataset_name(curve.dataset)}",
+        cluster=f"cluster {curve.cluster}" if says_cluster and curve.cluster else "",
+        single_count=f"{units.counted(min(counts), 'GPU')} alone" if len(counts) == 1 else "",
+    )
+
+
+def steps_for(figure: StudyFigure) -> tuple[str, ...]:
+    """What to write into a study file (valid TOML), and in comments which commands to run then."""
+    has_several_hosts = any(hosts != "one host" for hosts in figure.hosts)
+    hostfile = " --hostfile HOSTS" if has_several_hosts else ""
+    return (
+        *_data_lines(figure),
+        *_train_lines(figure),
+        *_scaling_lines(figure, one_gpu_a_host=has_several_hosts and len(figure.hosts) == 1),
+        *_sweep_lines(figure),
+        *_measure_lines(figure),
+        f"# vitscale run STUDY.toml{hostfile} -o RESULTS",
+        f"# vitscale report --like {figure.study} RESULTS",
+    )
+
+
+def needs_of(figure: StudyFigure) -> tuple[str, ...]:
+    """What a study needs for a figure: its fields as KEY = VALUE, and its hosts."""
+    sections = tomllib.loads("\n".join(steps_for(figure)))
+    fields = [
+        f"{section}.{key} = {json.dumps(value)}" if section != "sweep" else f"{key}: each of {json.dumps(value)}"
+        for section, of_section in sections.items()
+        for key, value in of_section.items()
+    ]
+    return f"In STUDY.toml: {', '.join(fields)}.", f"Hosts: {_hosts_needed(figure)}."
+
+
+def _hosts_needed(figure: StudyFigure) -> str:
+    most = max(figure.gpus)
+    needed: Mapping[Hosts, str] = {
+        "one host": f"one with {most} GPUs",
+        "one GPU a host": f"{most} with one GPU in each",
+        "several like hosts": "several with like GPUs",
+        "several unlike hosts": f"{most} with GPUs of unlike kinds, one in each",
+    }
+    return ", and ".join(needed[hosts] for hosts in figure.hosts) or f"any with {most} GPUs in all"
+
+
+def _data_lines(figure: StudyFigure) -> list[str]:
+    if len(figure.datasets) != 1:
+        return []  # several are swept, and any will do where none is named
+    return ["[data]", f'name = "{figure.datasets[0]}"']
+
+
+def _train_lines(figure: StudyFigure) -> list[str]:
+    settings = []
+    if figure.micro_batch is not None:
+        settings.append(f"micro_batch = {figure.micro_batch}")
+    if figure.quantity in _ACCURACY_QUANTITIES:
+        settings.append("epochs = 5")
+    return ["[train]", *settings] if settings else []
+
+
+def _scaling_lines(figure: StudyFigure, *, one_gpu_a_host: bool) -> list[str]:
+    lines = ["[scaling]", f'mode = "{figure.mode}"', f"gpus = {list(figure.gpus)}"]
+    if one_gpu_a_host:
+        lines.append("gpus_per_node = 1")
+    return lines
+
+
+def _sweep_lines(figure: StudyFigure) -> list[str]:
+    """The section of what a figure compares beside GPU counts."""
+    if len(figure.datasets) > 1:
+        datasets = ", ".join(f'"{name}"' for name in figure.datasets)
+        return ["[sweep]", f'"data.name" = [{datasets}]']
+    if len(figure.hosts) > 1:
+        return ["[sweep]", f'"scaling.gpus_per_node" = [1, {max(figure.gpus)}]']
+    if figure.quantity in ("epoch time by micro-batch", "accuracy by micro-batch"):
+        return ["[sweep]", '"train.micro_batch" = [16, 32, 64, 128]']
+    return []
+
+
+def _measure_lines(figure: StudyFigure) -> list[str]:
+    if figure.quantity == "run waterfall":
+        return ["[measure]", "steps = 50", "explain = true", "checkpoint = true"]
+    if figure.quantity == "epoch time by micro-batch":
+        return ["[measure]", "explain = true"]
+    return []

@@ -1,0 +1,194 @@
+"""The thesis on Swin Transformer V2 (Garrett, Pittsburgh 2023): its quantities, and its claim that it scales poorly.
+
+Only what its abstract says is used. The thesis fine-tunes for semantic segmentation on ADE20K with 8 images for each
+GPU and iteration, and scales the iterations down; here this is strong-micro, whatever it is called there.
+
+Tables by GPU count and kind of GPU hold training time, speedup and utilisation, and the seconds of a whole run by part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from vitscale.analysis import TrialResult
+from vitscale.analysis.statistics import interval
+from vitscale.analysis.time.breakdown import COMPUTE
+from vitscale.analysis.time.run_waterfall import CHECKPOINT, EVALUATION, START_UP, epochs_of, run_breakdown, run_seconds
+from vitscale.analysis.time.waterfall import FACTORS, Unexplained
+from vitscale.pages.like.doublings import doublings_claim
+from vitscale.pages.like.series import Member, Series, names
+from vitscale.pages.like.study import Claim, Material, PublishedStudy, StudyFigure
+from vitscale.pages.tables import batch_text, interval_cell
+from vitscale.present import units
+from vitscale.present.document import Cell, Column, Group, Table
+from vitscale.present.estimate import Estimate
+
+_SOURCE = (
+    "Evaluation of Scalability for Distributed Data-Parallel Training of Swin Transformer V2 (Garrett, University of "
+    "Pittsburgh 2023, d-scholarship.pitt.edu/44738)"
+)
+_figure = partial(StudyFigure, study="thesis", mode="strong-micro")
+
+
+_SAID = {"h2d": "copy to device", "straggler wait": "waiting for ranks", "wire": "transfer"}
+_ORDER = (START_UP, *COMPUTE, *FACTORS, EVALUATION, CHECKPOINT)
+
+
+def training_table(material: Material) -> Table:
+    """The quantities of the thesis: time, speedup, efficiency, and how busy GPUs and processors were."""
+    columns = ("GPUs", "device", "global batch", "epoch", "whole run", "speedup", "efficiency", "GPU utilisation",
+               "CPU utilisation")  # fmt: skip
+    notes = [
+        "A whole run: start-up, the epochs that its trial trains (one where it measures some steps alone), an "
+        "evaluation after each, and a checkpoint where one was measured.",
+        "GPU utilisation: share of time in which a kernel ran. CPU utilisation: of the threads of the ranks.",
+    ]
+    resources = [member.trial.resources for s in _strong(material) for member in s.members]
+    reasons = sorted({r.gpu_reason for r in resources if r and r.gpu_utilisation is None and r.gpu_reason})
+    notes += [f"GPU utilisation is unavailable: {'; '.join(reasons)}."] if reasons else []
+    return _table(material, "Training time and utilisation", columns, _training_cells, notes)
+
+
+def parts_table(material: Material) -> Table:
+    """The seconds of each part of a whole run."""
+    members = [member for s in _strong(material) for member in s.members]
+    known = {id(member.trial): _breakdown(member.trial) for member in members}
+    splits = [split for split in known.values() if isinstance(split, dict)]
+    parts = [name for name in _ORDER if any(name in split for split in splits)]
+    if not any(split.get("h2d") for split in splits):
+        parts = [name for name in parts if name != "h2d"]  # the device is the host
+
+    def cells(member: Member) -> tuple[Cell, ...]:
+        split = known[id(member.trial)]
+        told = split if isinstance(split, dict) else {}
+        each = (sum(told.values()) if told else None, *map(told.get, parts))
+        return (Cell(f"{member.gpus:,}"), *(Cell(units.seconds(part)) for part in each))
+
+    why = sorted({reason for reason in known.values() if isinstance(reason, str)})
+    notes = [f"Parts of a run are unavailable: {'; '.join(why)}."] if why else []
+    counts = sorted({epochs for member in members if (epochs := epochs_of(member.trial)) is not None})
+    if counts:
+        notes.append(f"Of a run of {' or '.join(map(str, counts))} epoch{'s' if counts != [1] else ''}.")
+    if splits:
+        notes.append(
+            "Its parts add up to it: of epochs the geometric mean over runs, else medians. (In the other table it is "
+            "the mean of whole runs.)"
+        )
+    if not any("decoding" in split for split in splits):
+        notes.append("Data wait is not split: nothing was decoded while training, or no record tells how long it took.")
+    columns = ("GPUs", "whole run", *(_SAID.get(name, name) for name in parts))
+    return _table(material, "Where the time of a whole run goes", columns, cells, notes)
+
+
+def tables(material: Material) -> list[Table]:
+    """Both tables; none without a series."""
+    return [training_table(material), parts_table(material)] if _strong(material) else []
+
+
+def _table(
+    material: Material,
+    title: str,
+    columns: tuple[str, ...],
+    cells: Callable[[Member], tuple[Cell, ...]],
+    notes: list[str],
+) -> Table:
+    series = _strong(material)
+    groups = [
+        Group(name, tuple(cells(member) for member in curve.members))
+        for curve, name in zip(series, names(series), strict=True)
+    ]
+    return Table(tuple(map(Column, columns)), tuple(groups), tuple(notes), title=title, label="series")
+
+
+def _strong(material: Material) -> list[Series]:
+    """One series for each strong-micro curve: of one that goes on over several hosts, that with all its members."""
+    strong = [series for series in material.series if series.mode == "strong-micro"]
+    widest = {id(series.curve): series for series in sorted(strong, key=lambda series: len(series.members))}
+    return [series for series in strong if widest[id(series.curve)] is series]
+
+
+def _training_cells(member: Member) -> tuple[Cell, ...]:
+    trial, against = member.trial, member.against_base
+    used, devices = trial.resources, trial.environment.devices if trial.environment else ()
+    whole = run_seconds(trial)
+    efficiency = against.times(member.base_gpus / member.gpus) if against is not None and member.base_gpus else None
+    return (
+        Cell(f"{member.gpus:,}"),
+        Cell(", ".join(dict.fromkeys(devices)) or units.UNAVAILABLE),
+        Cell(batch_text(trial)),
+        _seconds(trial.epoch_seconds),
+        _seconds(interval(whole) if whole else None),
+        interval_cell(against, units.share),
+        interval_cell(efficiency, units.share),
+        Cell(_percent(used.gpu_utilisation if used else None)),
+        Cell(_percent(used.cpu_utilisation if used else None)),
+    )
+
+
+def _breakdown(trial: TrialResult) -> dict[str, float] | str:
+    """Seconds of the parts of a whole run, or why they are unknown."""
+    try:
+        return dict(run_breakdown(trial))
+    except Unexplained as why:
+        return str(why)
+
+
+def _seconds(value: Estimate | None) -> Cell:
+    return interval_cell(value, units.seconds) if value is not None else Cell(units.UNAVAILABLE)
+
+
+def _percent(value: float | None) -> str:
+    return units.UNAVAILABLE if value is None else units.percent(value)
+
+
+THESIS = PublishedStudy(
+    name="thesis",
+    short="the thesis",
+    source=_SOURCE,
+    reading=f"The quantities and the published figures are those of the abstract of {_SOURCE}: no other figure of it "
+    "is used. Its hardware is A100 SXM, A100 PCIe and V100 PCIe; it trains Swin V2 on ADE20K, so compare shapes, not "
+    'heights. "26 % faster" is read as 1.26 times as fast; read as 26 % less time it would be 1.35 times.',
+    figures=(
+        _figure(
+            caption="Training time and speedup",
+            quantity="epoch time",
+            draws="epoch time and speedup by GPU count, one curve per kind of GPU and setting",
+        ),
+        _figure(
+            caption="Parallel efficiency",
+            quantity="efficiency",
+            draws="speedup for each GPU, by GPU count",
+        ),
+        _figure(
+            caption="What a doubling gains",
+            quantity="doublings",
+            draws="how many times as fast training is on twice the GPUs, beside what was published and what a ring's "
+            "transfers would leave",
+        ),
+        _figure(
+            caption="Utilisation",
+            quantity="utilisation",
+            draws="GPU and CPU utilisation by GPU count",
+        ),
+        _figure(
+            caption="Where a whole run loses its time",
+            quantity="run waterfall",
+            draws="from ideal to measured for whole runs: start-up, loading, decoding, computing, synchronised norm, "
+            "waiting, transfer, evaluation, checkpoint",
+        ),
+    ),
+    claims=(
+        Claim(
+            "Does a doubling of the GPUs still shorten training, and by less than transfers would leave?",
+            "Published, as 26 % faster from 1 to 2 GPUs and 1.9 % and 2.9 % from 2 to 4 and 4 to 8: it scales poorly. "
+            "Epoch seconds on N GPUs over those on 2 N, of light steps, with Welch's 95 % interval over runs and "
+            "Holm's correction for all doublings. What transfers would leave is a bound: a step as on N GPUs, and all "
+            "of a ring's transfer on 2 N on top of it, nothing hidden under computing.",
+            doublings_claim,
+            "Not tested: no strong-micro curve of these results has two GPU counts of which one is twice the other. "
+            'Set scaling.mode = "strong-micro" and gpus = [1, 2, 4, 8].',
+        ),
+    ),
+    tables=tables,
+)

@@ -256,9 +256,9 @@ class ResourcesLine(RankLine):
     cpu_throttled_seconds: Seconds | None
     """Seconds for which the CPU controller kept this rank's cgroup waiting; null without a quota."""
     rss_bytes: Count | None
-    """Resident memory of the process at the end."""
+    """Resident memory of the process at the end, without pages of files (`vitscale.base.resident_memory`)."""
     peak_rss_bytes: Count | None
-    """Highest resident memory since the process began."""
+    """The highest of it since the process began."""
     cuda_allocated_bytes: Count | None = None
     """Highest allocated memory in this epoch; null on cpu."""
     cuda_reserved_bytes: Count | None = None

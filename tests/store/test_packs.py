@@ -227,6 +227,7 @@ def test_a_damaged_pack_is_named_and_the_other_runs_are_read(folder: Path, tmp_p
     problem = next(problem for problem in now.problems if pack.name in problem)
     assert problem.startswith(f"packs/{pack.name} cannot be read: ")
     assert problem.endswith("its runs are left out")
+    assert ".:" not in problem
 
 
 def test_who_reports_or_watches_is_told_of_a_damaged_pack_first(folder: Path) -> None:

@@ -94,7 +94,7 @@ class PredictAsking(_Asking):
             parameters=options["--parameters"],
         )
         recorded = evidence_of(self.results, self.analysed, declared=options["--network"], check=options["--check"])
-        evidence, changes = answering.told(recorded, changes, options["--nodes-of"])
+        evidence, changes = answering.with_stated_facts(recorded, changes, options["--nodes-of"])
         questions = answering.questions(
             evidence,
             self.counts or answering.counts_ahead(evidence),
@@ -270,7 +270,7 @@ class AdviseAsking(_Asking):
 
     def _evidence(self, options: Options) -> Evidence:
         changes = answering.Changes(parameters=options["--parameters"])
-        return answering.told(self._recorded(options), changes, options["--nodes-of"])[0]
+        return answering.with_stated_facts(self._recorded(options), changes, options["--nodes-of"])[0]
 
     def figures(self, options: Options) -> object:
         """All figures of the advice with these options."""

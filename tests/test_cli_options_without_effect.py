@@ -17,7 +17,8 @@ from results_factory import write_results
 from vitscale import cli
 from vitscale.cli.asking import AdviseAsking, PredictAsking
 from vitscale.cli.predicting import advise, predict
-from vitscale.prediction.remarks import changes_nothing, options_without_effect
+from vitscale.prediction.remarks import OptionWithoutEffect, Remarks, change_nothing, options_without_effect
+from vitscale.present.document import Bullets
 
 Call = Callable[..., dict[str, Any] | None]
 ASKED = {
@@ -276,5 +277,30 @@ def test_only_given_options_are_left_out_one_by_one() -> None:
 
 
 def test_a_number_is_told_as_it_was_written() -> None:
-    assert changes_nothing("--price", 3.0, "no epochs") == "--price 3 changes nothing: no epochs."
-    assert changes_nothing("--split", value=True) == "--split changes nothing: the answer without it is the same."
+    price = OptionWithoutEffect("--price", 3.0, "no epochs")
+    split = OptionWithoutEffect("--split", value=True)
+    assert change_nothing([price]) == "--price 3 changes nothing: no epochs."
+    assert change_nothing([split]) == "--split changes nothing: the answer without it is the same."
+
+
+def test_a_reason_of_several_options_is_said_once_for_all_of_them() -> None:
+    unknown = "what is sent is unknown"
+    options = (
+        OptionWithoutEffect("--network", "100GbE", unknown),
+        OptionWithoutEffect("--price", 3.0, "no epochs"),
+        OptionWithoutEffect("--parameters", "110M", unknown),
+        OptionWithoutEffect("--engine", "ddp", unknown),
+        OptionWithoutEffect("--any-batch", value=True),
+        OptionWithoutEffect("--split", value=True),
+    )
+    remarks = Remarks(without_effect=options)
+    (bullets,) = remarks.blocks
+    assert isinstance(bullets, Bullets)
+    assert bullets.items == (
+        "--network 100GbE, --parameters 110M and --engine ddp change nothing: what is sent is unknown.",
+        "--price 3 changes nothing: no epochs.",
+        "--any-batch and --split change nothing: the answer without any one of them is the same.",
+    )
+    by_option = remarks.fields["without_effect"]
+    assert [sentence.split()[0] for sentence in by_option] == [idle.option for idle in options]
+    assert by_option[2] == "--parameters 110M changes nothing: what is sent is unknown."

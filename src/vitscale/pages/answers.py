@@ -418,8 +418,13 @@ def _summary(analysis: Analysis, sentences_below: int) -> _Summary:
     if len(list(_points_in_summary(curves))) > _MOST_SUMMARY_ROWS:
         most_rows = max(_FEWEST_SUMMARY_ROWS, _MOST_SUMMARY_ROWS - sentences_below)
         shown = _curves_that_fit(curves, best_measured(analysis), most_rows)
-    epochs = units.time_unit(trial.epoch_seconds.value for trial in analysis.trials.values() if trial.epoch_seconds)
+    return _Summary(_table_of_curves(analysis, shown), missing_curves=len(curves) - len(shown))
+
+
+def _table_of_curves(analysis: Analysis, curves: Sequence[_SummaryCurve]) -> doc.Table:
+    """The rows of these curves, in a group for each policy; those of several policies stand first."""
     of_rates = not any(trial.epoch_seconds for trial in analysis.trials.values())
+    epochs = units.time_unit(trial.epoch_seconds.value for trial in analysis.trials.values() if trial.epoch_seconds)
     pace = units.number if of_rates else epochs.text
     columns = (
         doc.Column("curve", words=True), doc.Column("ranks"), doc.Column("runs"),
@@ -427,18 +432,16 @@ def _summary(analysis: Analysis, sentences_below: int) -> _Summary:
         doc.Column("efficiency", narrow="eff."), doc.Column("largest loss", words=True),
     )  # fmt: skip
     rows_by_policies: dict[tuple[str, ...], list[doc.Row]] = {}
-    for policies, curve, point in _points_in_summary(shown):
+    for policies, curve, point in _points_in_summary(curves):
         row = _summary_row(analysis, curve, point, of_rates=of_rates, pace=pace)
         rows_by_policies.setdefault(policies, []).append(row)
-    policies_of_most_first = sorted(rows_by_policies, key=len, reverse=True)
     all_policies = {policy for policies in rows_by_policies for policy in policies}
     groups = [
         doc.Group(_policies_in_words(policies, all_policies), tuple(rows_by_policies[policies]))
-        for policies in policies_of_most_first
+        for policies in sorted(rows_by_policies, key=len, reverse=True)
     ]
     title = [counts(analysis), *(all_policies if len(all_policies) == 1 else ())]
-    table = doc.Table(columns, tuple(groups), title=", ".join(title), label="policy")
-    return _Summary(table, missing_curves=len(curves) - len(shown))
+    return doc.Table(columns, tuple(groups), title=", ".join(title), label="policy")
 
 
 def _summary_row(

@@ -16,6 +16,7 @@ from vitscale.errors import RequestError
 from vitscale.importers import curves
 from vitscale.importers.contents import LogRun, Options, Setting
 from vitscale.importers.records import trial_of
+from vitscale.present import document, terminal, terminal_table
 from vitscale.runner import planning, preview
 from vitscale.runner.expectation import Expectations, Expected
 from vitscale.runner.plan_estimate import MemoryFit, PlanEstimate
@@ -66,6 +67,28 @@ def test_the_cells_of_a_plan() -> None:
         return looks.count
 
     assert grows_linearly(looked_at)
+
+
+def test_the_rows_of_a_table_of_which_25_lines_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that a terminal does not show are read for the widths, and not laid out."""
+    laid = Counter()
+    physical = terminal_table._physical
+
+    def counting(*given: Any, **more: Any) -> Any:
+        laid.count += 1
+        return physical(*given, **more)
+
+    monkeypatch.setattr(terminal_table, "_physical", counting)
+
+    def laid_out(rows: int) -> int:
+        laid.count = 0
+        column = document.Column("trial", words=True)
+        groups = (document.Group("", tuple((document.Cell(str(n)),) for n in range(rows))),)
+        shown = terminal.lines(document.Document("", (document.Table((column,), groups),)))
+        assert f"{rows - 21:,} more" in shown[-1].plain
+        return laid.count
+
+    assert laid_out(100) == laid_out(10_000) <= 30
 
 
 def test_the_points_of_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

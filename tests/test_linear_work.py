@@ -16,8 +16,9 @@ from vitscale.errors import RequestError
 from vitscale.importers import curves
 from vitscale.importers.contents import LogRun, Options, Setting
 from vitscale.importers.records import trial_of
+from vitscale.prediction.memory.forecast import forecast_bytes, totals
 from vitscale.present import document, terminal, terminal_table
-from vitscale.runner import planning, preview
+from vitscale.runner import plan_estimate, planning, preview
 from vitscale.runner.expectation import Expectations, Expected
 from vitscale.runner.plan_estimate import MemoryFit, PlanEstimate
 from vitscale.study import file as study_file
@@ -234,6 +235,38 @@ def test_the_commands_of_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert len(plan.record.trials) == 20
     preview.plan_document(plan)
     assert len(made) == 4, "two worlds, when they are checked and when they are shown"
+
+
+def test_the_memory_of_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials that differ only in what takes no memory share one forecast, which is that of each."""
+    forecasts = Counter()
+
+    def counting(trial: Trial) -> int | None:
+        forecasts.count += 1
+        return forecast_bytes(trial)
+
+    monkeypatch.setattr(plan_estimate, "forecast_bytes", counting)
+    tables = (
+        '{ engine = "none" }',
+        '{ engine = "ddp" }',
+        '{ engine = "ddp", precision = "bf16" }',
+        '{ engine = "ddp", activation_checkpointing = true }',
+        '{ engine = "deepspeed", zero_stage = 2 }',
+        '{ engine = "ddp", optimizer = "sgd", momentum = 0.0 }',
+        '{ engine = "ddp", optimizer = "sgd", momentum = 0.5 }',
+        '{ engine = "ddp", micro_batch = 64 }',
+    )
+    sweep = {"train.learning_rate": [0.1, 0.2, 0.3], "train.seed": [0, 1], "model.image_size": [32, 64]}
+    path = write_study(tmp_path, {"sweep": sweep})
+    path.write_text(f"{path.read_text()}train = [{', '.join(tables)}]\n")
+    trials = planning.plan(path, EIGHT_CORES)
+    fits = plan_estimate.memory_fits(trials)
+    worlds = 2 * (len(tables) - 1) + 1  # engine none trains on one rank
+    assert len(fits) == worlds * 3 * 2 * 2
+    assert forecasts.count == worlds * 2, "learning rates and seeds take no memory"
+    for trial_id, trial in trials.record.trials.items():
+        assert fits[trial_id].forecast_bytes == max(totals(trial))
+    assert len({fit.forecast_bytes for fit in fits.values()}) > worlds
 
 
 def test_the_values_of_a_sweep() -> None:

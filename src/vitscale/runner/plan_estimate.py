@@ -13,7 +13,7 @@ from rich import filesize
 from vitscale.analysis.scaling import trial_name
 from vitscale.errors import RequestError
 from vitscale.machine.hardware import this_machine
-from vitscale.prediction.memory.forecast import forecast, forecast_bytes, oom_chance, unavailable
+from vitscale.prediction.memory.forecast import forecast, forecast_bytes, memory_inputs, oom_chance, unavailable
 from vitscale.present import units
 from vitscale.present.data import estimate_fields
 from vitscale.present.estimate import Estimate
@@ -61,7 +61,7 @@ class MemoryFit:
 
 
 def memory_fits(plan: Plan, capacity_bytes: int | None = None) -> dict[str, MemoryFit]:
-    """Each trial's fit, by its identity.
+    """Each trial's fit, by its identity. It is worked out once for all trials with the same `memory_inputs`.
 
     Args:
         plan: the study.
@@ -69,12 +69,16 @@ def memory_fits(plan: Plan, capacity_bytes: int | None = None) -> dict[str, Memo
             run on this machine, a rank's share of its memory.
     """
     capacities: dict[tuple[str, int], int | None] = {}
+    fits_by_inputs: dict[str, MemoryFit] = {}
     fits = {}
     for trial_id, trial in plan.record.trials.items():
-        key = (trial.train.device, trial.world.ranks_per_node)
-        if key not in capacities:
-            capacities[key] = capacity_bytes if capacity_bytes is not None else _capacity(plan, trial)
-        fits[trial_id] = _fit(trial, capacities[key])
+        inputs = memory_inputs(trial).model_dump_json()
+        if inputs not in fits_by_inputs:
+            place = (trial.train.device, trial.world.ranks_per_node)
+            if place not in capacities:
+                capacities[place] = capacity_bytes if capacity_bytes is not None else _capacity(plan, trial)
+            fits_by_inputs[inputs] = _fit(trial, capacities[place])
+        fits[trial_id] = fits_by_inputs[inputs]
     return fits
 
 

@@ -72,7 +72,7 @@ def memory_fits(plan: Plan, capacity_bytes: int | None = None) -> dict[str, Memo
     fits_by_inputs: dict[str, MemoryFit] = {}
     fits = {}
     for trial_id, trial in plan.record.trials.items():
-        inputs = memory_inputs(trial).model_dump_json()
+        inputs = _memory_key(trial)
         if inputs not in fits_by_inputs:
             place = (trial.train.device, trial.world.ranks_per_node)
             if place not in capacities:
@@ -82,8 +82,13 @@ def memory_fits(plan: Plan, capacity_bytes: int | None = None) -> dict[str, Memo
     return fits
 
 
+def _memory_key(trial: Trial) -> str:
+    """A text that is equal for trials that have the same forecast."""
+    return memory_inputs(trial).model_dump_json()
+
+
 class LargestImages(NamedTuple):
-    """The largest images that fit, for trials that differ only in image size and activation checkpointing."""
+    """The largest images that fit, for trials whose memory differs only by image size and activation checkpointing."""
 
     trial_ids: tuple[str, ...]
     trial: Trial
@@ -108,7 +113,7 @@ def largest_images(trials: Mapping[str, Trial], fits: Mapping[str, MemoryFit]) -
     for trial_id, trial in trials.items():
         if trial_id in fits and fits[trial_id].oom_chance is not None and trial.model.patch_size is not None:
             capacity = fits[trial_id].capacity_bytes
-            alike.setdefault((_of_size(trial, 1, checkpointing=False).identity(), capacity), []).append(trial_id)
+            alike.setdefault((_memory_key(_of_size(trial, 1, checkpointing=False)), capacity), []).append(trial_id)
     largest = []
     for (_, capacity), trial_ids in alike.items():
         several = len({trials[trial_id].model.image_size for trial_id in trial_ids}) > 1
@@ -350,9 +355,10 @@ NOTHING_KNOWN = PlanEstimate()
 def buckets_note(trials: Mapping[str, Trial]) -> str:
     """A note where buckets are why DeepSpeed's ZeRO takes much memory for a small model; empty elsewhere."""
     most, of_most = 0, None
-    for trial in trials.values():
-        if trial.train.wrapper != "deepspeed" or trial.train.bucket_mib is not None:
-            continue
+    with_default = [
+        trial for trial in trials.values() if trial.train.wrapper == "deepspeed" and trial.train.bucket_mib is None
+    ]
+    for trial in {_memory_key(trial): trial for trial in with_default}.values():
         parts = predicted.parts if (predicted := forecast(trial)) is not None else {}
         buckets = parts.get("buckets", 0)
         if 2 * buckets > sum(parts.values()):

@@ -23,7 +23,8 @@ from vitscale.runner.expectation import Expectations, Expected
 from vitscale.runner.plan_estimate import MemoryFit, PlanEstimate
 from vitscale.study import file as study_file
 from vitscale.study.file import StudyFile
-from vitscale.study.sections import choices
+from vitscale.study.sections import LaunchSection, SlurmSection, Study, choices
+from vitscale.trial.facts import Spec
 from vitscale.trial.trial import Trial, World
 
 FEW = 40
@@ -117,6 +118,16 @@ def test_the_points_of_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         return values.count
 
     assert grows_linearly(validated_for)
+
+
+def test_no_default_of_a_section_is_copied_for_each_point() -> None:
+    """pydantic copies a default deeply where it is not hashable; a section of lists or tables is made anew instead."""
+    defaults = [field.default for field in Study.model_fields.values() if isinstance(field.default, Spec)]
+    assert defaults
+    assert all(isinstance(hash(default), int) for default in defaults)
+    first, second = (Study.model_validate({"name": "x", "model": {}, "data": {"name": "digits"}}) for _ in range(2))
+    assert (first.launch, first.slurm) == (LaunchSection(), SlurmSection())
+    assert first.launch.environment is not second.launch.environment
 
 
 def _leaves(value: Any) -> int:

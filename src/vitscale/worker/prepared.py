@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from vitscale.base.interpreter import taken_apart
+from vitscale.base.interpreter import parse_module_command
 from vitscale.processes import local_ranks
 from vitscale.processes.launch_file import COMPLETE_VARIABLE, TOKEN_VARIABLE
 from vitscale.processes.parent_death import end_with_parent, name_process
@@ -143,7 +143,7 @@ class _Server:
         os.environ.clear()
         os.environ.update(environment)
         importlib.invalidate_caches()
-        ranks = taken_apart(command)
+        ranks = parse_module_command(command)
         name_process("vitscale ranks")
 
         def fork(rank_arguments: list[str], variables: Mapping[str, str]) -> int:

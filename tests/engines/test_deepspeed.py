@@ -89,15 +89,6 @@ def test_the_old_name_of_bf16_is_handed_over_under_the_new_one_alone(
     assert found["bf16"] == handed_over
 
 
-def test_one_bit_adam_is_deepspeed_s_own_and_begins_to_compress_when_the_study_says() -> None:
-    trial = make_trial(
-        "deepspeed", 2, optimizer="onebit-adam", onebit_freeze_steps=7, learning_rate=0.5, weight_decay=0.25
-    )
-    assert configuration(trial)["optimizer"] == {
-        "type": "OneBitAdam", "params": {"lr": 0.5, "weight_decay": 0.25, "freeze_step": 7},
-    }  # fmt: skip
-
-
 def test_importing_deepspeed_tries_no_kernel() -> None:
     """Trying all would run compilers, and on a GPU open the device, so that no rank could be a fork."""
     assert vars(quiet_import("cpu").ops)["__compatible_ops__"] == {"deepspeed_shm_comm": False}

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from importlib import metadata, util
+from importlib import util
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -109,42 +108,11 @@ def test_an_option_goes_with_the_engines_that_have_it(engine: str, changes: dict
         ("ddp", {"precision": "fp16"}, "fp16 training needs a GPU, and this trial computes on the CPU"),
         ("megatron", {}, "cannot run here: Megatron-Core needs a CUDA GPU: it allocates its gradient buffers"),
         ("megatron", {}, "Use another engine; engine = 'fsdp2' takes [parallel] tensor too, by torch's DTensor"),
-        ("ddp", {"optimizer": "onebit-adam"}, "it is DeepSpeed's, and this is train.engine = 'ddp'"),
-        ("deepspeed", {"optimizer": "onebit-adam", "zero_stage": 2}, "has it for zero_stage = 0 alone, and this is 2"),
-        ("deepspeed", {"optimizer": "onebit-lamb"}, "its compression runs on CUDA GPUs over NCCL"),
-        (
-            "deepspeed", {"optimizer": "onebit-adam", "device": "cuda", "precision": "bf16"},
-            "DeepSpeed has it for fp32 and fp16, and this is bf16",
-        ),
         ("fairscale", {}, "unknown engine 'fairscale'. Valid: accelerate, ddp, deepspeed, fsdp2, megatron, none."),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_with_its_reason(engine: str, changes: dict[str, Any], said: str) -> None:
     assert said in refusal(engine, **changes)
-
-
-def test_one_bit_optimizers_are_refused_where_deepspeed_has_them_no_more() -> None:
-    """The installed version decides, by what lies in its folder."""
-    version = metadata.version("deepspeed")
-    assert f"DeepSpeed {version} has it no more: 0.19.6 is the last" in refusal(
-        "deepspeed", optimizer="onebit-adam", device="cuda"
-    )
-
-
-@pytest.mark.parametrize("cupy", [True, False])
-def test_one_bit_optimizers_need_cupy_where_deepspeed_has_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cupy: bool
-) -> None:
-    (tmp_path / "runtime" / "fp16" / "onebit").mkdir(parents=True)
-    found = {
-        "deepspeed": SimpleNamespace(submodule_search_locations=[str(tmp_path)]),
-        "cupy": object() if cupy else None,
-    }
-    monkeypatch.setattr(engines, "find_spec", found.__getitem__)
-    if cupy:
-        engines.check(train("deepspeed", optimizer="onebit-adam", device="cuda"))
-    else:
-        assert "cupy is not installed" in refusal("deepspeed", optimizer="onebit-adam", device="cuda")
 
 
 def test_megatron_asks_for_its_package_where_there_is_a_gpu() -> None:
@@ -169,7 +137,6 @@ def test_a_study_is_held_against_its_engine_before_anything_starts(tmp_path: Pat
 @pytest.mark.parametrize(
     ("engine", "changes", "said"),
     [
-        ("deepspeed", {"optimizer": "onebit-adam"}, "onebit-adam keeps what it has not sent yet"),
         ("deepspeed", {"optimizer": "deepspeed_config"}, "the optimizer is that of the DeepSpeed file"),
     ],
 )
@@ -236,7 +203,6 @@ def test_a_deepspeed_file_that_says_what_every_gpu_takes_is_refused_where_they_t
             {"accelerate_backend": "deepspeed"},
             "Accelerate takes DeepSpeed's optimizer step, and with it the gradients, inside its backward",
         ),
-        ("deepspeed", {"optimizer": "onebit-adam"}, "the optimizer exchanges no gradients once it compresses"),
         (
             "deepspeed",
             {"deepspeed_config": {"optimizer": {"type": "ZeroOneAdam"}}},

@@ -53,8 +53,6 @@ def configuration(trial: Trial) -> dict[str, Any]:
         config[section] = settings | config.get(section, {}) | {"enabled": True}
     if train.gradient_dtype is not None:
         config["communication_data_type"] = train.gradient_dtype
-    if train.optimizer in ONE_BIT:
-        config["optimizer"] = _one_bit(trial)
     config.setdefault("timers", {}).setdefault("throughput", {}).setdefault("enabled", False)
     config.setdefault("steps_per_print", 2**31 - 1)
     # The optimizers are torch's own, offloaded or not; DeepSpeed asks for a declaration that this is meant.
@@ -69,9 +67,6 @@ _SECTION_OF: dict[str, tuple[str, dict[str, Any]]] = {
     "fp16": ("fp16", {}),
 }
 """Precision -> the section of DeepSpeed's configuration that switches it on, and what it needs beside `enabled`."""
-
-ONE_BIT = {"onebit-adam": "OneBitAdam", "onebit-lamb": "OneBitLamb"}
-"""Optimizers that DeepSpeed builds itself -> its own names for them."""
 
 
 def _zero(train: TrainSpec) -> dict[str, Any]:
@@ -88,16 +83,6 @@ def _zero(train: TrainSpec) -> dict[str, Any]:
     if train.offload == "parameters":
         zero["offload_param"] = {"device": "cpu"}
     return zero
-
-
-def _one_bit(trial: Trial) -> dict[str, Any]:
-    """The section of DeepSpeed's own optimizers, which compress what they exchange once their first steps are over.
-
-    By default DeepSpeed begins to compress after 100,000 steps, which most runs never reach.
-    """
-    train = trial.train
-    params = {"lr": trial.peak_learning_rate, "weight_decay": train.weight_decay}
-    return {"type": ONE_BIT[train.optimizer], "params": params | {"freeze_step": train.onebit_freeze_steps}}
 
 
 def _without_auto(value: Any, known: dict[str, float]) -> Any:
@@ -135,8 +120,8 @@ class DeepSpeedEngine(Engine):
         if trial.parallel.ranks_per_model > 1:
             split(model, trial, device)
         model = with_options(model, trial.train)
-        own_optimizer = trial.train.optimizer == "deepspeed_config" or trial.train.optimizer in ONE_BIT
-        optimizer = None if own_optimizer else optimizer_of(model, trial)
+        of_the_file = trial.train.optimizer == "deepspeed_config"
+        optimizer = None if of_the_file else optimizer_of(model, trial)
         self.wrapped, *_ = deepspeed.initialize(
             model=model, optimizer=optimizer, config=configuration(trial), dist_init_required=False
         )

@@ -166,7 +166,6 @@ def start_ranks(
             import_folders=tuple(map(str, import_folders)),
             prepared_seconds=prepared.waited_seconds,
             cold=prepared.cold,
-            mpi_discovery=section.mpi_discovery,
             driver_pid=os.getpid(),
             host_id=launch_file.host_id(),
             started_ns=time.clock_gettime_ns(time.CLOCK_MONOTONIC),

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib import metadata
 from importlib.util import find_spec
-from pathlib import Path
 from typing import NamedTuple
 
 from vitscale.base import plugins, program
@@ -19,7 +18,7 @@ from vitscale.trial.facts import fact_of
 from vitscale.trial.hints import meant_value
 from vitscale.trial.parallel import Axis
 from vitscale.trial.rank_batches import in_words
-from vitscale.trial.trial import ONE_BIT, Device, TrainSpec, Trial
+from vitscale.trial.trial import Device, TrainSpec, Trial
 
 
 class Refusal(NamedTuple):
@@ -95,9 +94,7 @@ def check_checkpoint(train: TrainSpec) -> None:
         RequestError: it cannot, with the reason.
     """
     reason = of_engine(train.wrapper).checkpoint_unknown
-    if train.optimizer in ONE_BIT:
-        reason = f"{train.optimizer} keeps what it has not sent yet where it cannot be read"
-    elif train.optimizer == "deepspeed_config":
+    if train.optimizer == "deepspeed_config":
         reason = "the optimizer is that of the DeepSpeed file, whose states may be of any form"
     if reason is not None:
         raise RequestError(
@@ -160,39 +157,12 @@ def _precisions(train: TrainSpec) -> Iterator[Refusal]:
 
 
 def _optimizers(train: TrainSpec) -> Iterator[Refusal]:
-    optimizer = train.optimizer
-    if optimizer == "lamb" and of_engine(train.wrapper).shards(train):
+    if train.optimizer == "lamb" and of_engine(train.wrapper).shards(train):
         yield Refusal(
             f"train.optimizer = 'lamb' divides by the norm of each whole weight tensor, and {_engine(train)} hands the "
             "optimizer flat pieces of them: it would train something else",
             "Use zero_stage = 0, ddp or none for LAMB, or adamw or sgd here",
         )
-    if optimizer in ONE_BIT and (reason := _one_bit_unavailable(train)):
-        yield Refusal(
-            f"train.optimizer = {shown(optimizer)} cannot be used: {reason}", "Use adamw, sgd or lamb, or what it needs"
-        )
-
-
-def _one_bit_unavailable(train: TrainSpec) -> str | None:
-    """Why DeepSpeed's 1-bit optimizers cannot run; None where they can.
-
-    Their gradients are compressed by kernels on the GPU and exchanged by NCCL (deepspeed/runtime/comm/nccl.py), and no
-    ZeRO stage knows them. DeepSpeed 0.19.7 took them out.
-    """
-    if train.wrapper != "deepspeed":
-        return f"it is DeepSpeed's, and this is {_engine(train)}"
-    if train.zero_stage:
-        return f"DeepSpeed has it for zero_stage = 0 alone, and this is {train.zero_stage}"
-    if train.device == "cpu":
-        return "its compression runs on CUDA GPUs over NCCL, and this trial computes on the CPU"
-    if train.precision not in ("fp32", "fp16"):
-        return f"DeepSpeed has it for fp32 and fp16, and this is {train.precision}"
-    package = find_spec("deepspeed")
-    folders = list(package.submodule_search_locations or ()) if package is not None else []
-    if not any((Path(folder) / "runtime" / "fp16" / "onebit").is_dir() for folder in folders):
-        return f"DeepSpeed {metadata.version('deepspeed')} has it no more: 0.19.6 is the last version with it"
-    why = "cupy is not installed (its compression is written in CuPy: pip install cupy-cuda12x)"
-    return None if find_spec("cupy") is not None else why
 
 
 def _deepspeed(train: TrainSpec) -> Iterator[Refusal]:
@@ -289,7 +259,7 @@ def _deepspeed_norms_unknown(train: TrainSpec) -> str | None:
     config = train.deepspeed_config or {}
     optimizer, zero = config.get("optimizer"), config.get("zero_optimization")
     kind = str(optimizer.get("type")).lower() if isinstance(optimizer, dict) else ""
-    if train.optimizer in ONE_BIT or kind in _COMPRESSING:
+    if kind in _COMPRESSING:
         return "the optimizer exchanges no gradients once it compresses"
     if kind == "muon" and train.zero_stage > 0:
         return "under Muon DeepSpeed takes the norm of the update, not of the gradient"

@@ -71,8 +71,8 @@ Classes = Annotated[
 Columns = Annotated[tuple[str, str], _or_says("the names of the images' and of the classes' column")]
 
 ADE20K_CLASSES = 150
-ONE_BIT = ("onebit-adam", "onebit-lamb")
-"""Optimizers that DeepSpeed itself builds."""
+_REMOVED_FROM_TRAIN = ("onebit_freeze_steps",)
+"""Fields of [train] in records of earlier versions that had no effect but with an optimizer that is gone too."""
 OFFLOADED = {"none": "no offload", "optimizer": "optimizer offloaded", "parameters": "parameters offloaded"}
 NORMS = {"local": "local norm", "synchronised": "synchronised norm"}
 
@@ -153,7 +153,7 @@ class TrainFields(Spec):
     epochs: Annotated[EpochCount | None, Fact(role="duration")] = None
     """Length of a run in epochs, warm-up included; or give `measure.steps`."""
     optimizer: Annotated[str, Fact(step_seconds=True, short="{}")] = "adamw"
-    """Optimizer, computed alike under every engine; the 1-bit ones are DeepSpeed's own, on GPUs."""
+    """Optimizer, computed alike under every engine."""
     learning_rate: Annotated[float, Fact(role="rate")] = Field(default=1e-3, gt=0.0)
     """Rate after warm-up, at a global batch of `learning_rate_base_batch` unless `learning_rate_scaling` is none."""
     learning_rate_scaling: Annotated[LearningRateScaling, Fact(since=3, role="rate")] = "none"
@@ -168,8 +168,6 @@ class TrainFields(Spec):
     """Weight decay of the optimizer; tensors of one dimension (biases and norms) have none."""
     momentum: Annotated[float, Fact(needs=("optimizer", ("sgd",)))] = Field(default=0.9, ge=0.0, lt=1.0)
     """Momentum of SGD."""
-    onebit_freeze_steps: Annotated[WarmupCount, Fact(since=3, needs=("optimizer", ONE_BIT))] = 100
-    """First steps of DeepSpeed's 1-bit optimizers, whose gradients travel uncompressed."""
     gradient_clipping: Annotated[float, Fact(step_seconds=True)] = Field(default=0.0, ge=0.0)
     """Largest global L2 norm of the gradient; 0 means no clipping."""
     accelerate_backend: Annotated[AccelerateBackend | None, Fact(since=3, role="wrapper")] = None
@@ -225,7 +223,7 @@ class TrainSpec(TrainFields):
     precision: Precision
     device: Device
     micro_batch: BatchCount
-    optimizer: Literal["adamw", "sgd", "lamb", "onebit-adam", "onebit-lamb", "deepspeed_config"] = "adamw"
+    optimizer: Literal["adamw", "sgd", "lamb", "deepspeed_config"] = "adamw"
     """deepspeed_config: the optimizer that the user's own file describes."""
     batch_norm: BatchNormScope = "local"
     deepspeed_config: dict[str, Any] | None = None
@@ -233,6 +231,14 @@ class TrainSpec(TrainFields):
     micro_batches: Annotated[tuple[BatchCount, ...] | None, Fact(since=4, role="batch")] = None
     """Images per micro-step of each rank, where ranks differ in speed; they add up to ranks x `micro_batch`. Null:
     `micro_batch` on every rank."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_removed(cls, values: Any) -> Any:
+        """Leaves out fields that only earlier versions had."""
+        if not isinstance(values, dict):
+            return values
+        return {name: value for name, value in values.items() if name not in _REMOVED_FROM_TRAIN}
 
     @property
     def wrapper(self) -> str:

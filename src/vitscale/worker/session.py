@@ -35,9 +35,7 @@ from vitscale.worker.rank_process import RankInfo
 from vitscale.worker.training import Training
 
 
-def train(
-    header: RunHeader, own: RankInfo, log: RankLog, began: float, mpi_discovery_port: int | None = None
-) -> Training:
+def train(header: RunHeader, own: RankInfo, log: RankLog, began: float) -> Training:
     """Builds and trains; returns objects that must not be destroyed before the process ends.
 
     Args:
@@ -45,7 +43,6 @@ def train(
         own: this rank.
         log: where it records.
         began: `time.perf_counter()` before torch was imported.
-        mpi_discovery_port: lets DeepSpeed find the ranks itself, and meet at this port.
 
     Raises:
         RuntimeError: the data is not what the study was started with.
@@ -85,7 +82,7 @@ def train(
 
     on_host = trial.train.wrapper == "fsdp2" and trial.train.offload == "parameters"
     with extensions.watched() as compiled:
-        backend = group.join(trial.train.engine, own, device, mpi_discovery_port, gradients_on_host=on_host)
+        backend = group.join(trial.train.engine, own, device, gradients_on_host=on_host)
         engine = engines.build(model, trial, device)
     log.write(start_line(header, own, device, backend, engines=(trial.train.engine,)))
     laps.end("engine", compiled)

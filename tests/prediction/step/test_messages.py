@@ -206,7 +206,6 @@ def test_one_process_sends_nothing() -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        zero(1, optimizer="onebit-adam"),
         zero(1, optimizer="deepspeed_config"),
         zero(3, deepspeed_config={"zero_optimization": {"zero_quantized_weights": True}}),
         zero(3, deepspeed_config={"zero_optimization": {"zero_hpz_partition_size": 8}}),

@@ -290,8 +290,6 @@ def _drift(held: _Held, own: float, scatter: float) -> Drift:
     against = Drift("unknown", held.reference.trial_id, name)
     if trial.train.precision == "fp16":
         return replace(against, reason="with fp16 each engine's loss scaling skips steps of its own")
-    if trial.train.optimizer.startswith("onebit") and (frozen := trial.train.onebit_freeze_steps) < STEPS:
-        return replace(against, reason=f"its optimizer sends one bit per element from step {frozen + 1} on")
     if held.difference is None:
         return replace(against, reason=f"it has no two steps in common with {name}")
     tolerance = held.tolerance(own)

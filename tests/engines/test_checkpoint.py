@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from engines.curves import MODEL
 from results_factory import make_trial
 from vitscale import models
-from vitscale.engines import checkpoint
 from vitscale.engines.base import Engine
-from vitscale.engines.deepspeed import quiet_import
-from vitscale.engines.plain import PlainEngine
-from vitscale.engines.whole_tensors import TorchTensors, _DeepSpeedLossScale
+from vitscale.engines.deepspeed.wrap import quiet_import
+from vitscale.engines.plain.wrap import PlainEngine
+from vitscale.engines.shared import checkpoint
+from vitscale.engines.shared.whole_tensors import TorchTensors, _DeepSpeedLossScale
 from vitscale.errors import RequestError
 from vitscale.trial.trial import TrainSpec
 

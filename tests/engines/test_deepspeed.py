@@ -9,7 +9,7 @@ import torch
 
 from results_factory import make_trial
 from vitscale.engines.base import known_gpu
-from vitscale.engines.deepspeed import configuration, quiet_import
+from vitscale.engines.deepspeed.wrap import configuration, quiet_import
 
 
 def test_the_configuration_says_what_deepspeed_would_choose_otherwise() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from vitscale.analysis.scaling import CurveResult
 from vitscale.analysis.statistics import Comparison, adjusted, compare, corrected
 from vitscale.analysis.trials import TrialResult
+from vitscale.engines import of_engine
 from vitscale.trial.trial import OF_THE_WRAPPER, Mode
 
 ENGINE = "engine"
@@ -124,14 +125,14 @@ def against_references(
 
 
 def _reference(members: Mapping[str, CurveResult], trials: Mapping[str, TrialResult]) -> str:
-    """The trial of a group that the others are held against: DDP without options, else the fastest."""
+    """The trial of a group that the others are held against: the usual engine without options, else the fastest."""
 
     def distance(trial_id: str) -> tuple[bool, int, float]:
         labels = members[trial_id].labels
         options = len(_WRAPPER_FIELDS & labels.keys())
-        ddp = labels.get("train.engine") == "ddp"
+        is_usual = of_engine(str(labels.get("train.engine"))).usual
         epoch = trials[trial_id].epoch_seconds
-        return not ddp, options if ddp else 0, epoch.value if epoch else 0.0
+        return not is_usual, options if is_usual else 0, epoch.value if epoch else 0.0
 
     return min(members, key=distance)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from vitscale import sources
 from vitscale.base import program
+from vitscale.engines.packages import installed_versions
 from vitscale.errors import RequestError, StoreError, VitscaleError, shown
 from vitscale.launchers import LOCAL, Spawn, find_launcher
 from vitscale.machine.hardware import Machine
@@ -22,7 +23,6 @@ from vitscale.store.results import Outcome, StudyRecord
 from vitscale.study.expand import Expansion, expand
 from vitscale.study.file import FEWEST_FOR_TARGET, Overlay, StudyFile
 from vitscale.study.sections import AUTO, MeasureSection
-from vitscale.trial.engines import installed_versions
 from vitscale.trial.trial import DataSpec, Trial, World, samples_used
 
 _ANY_FOLDER = Path("/RESULTS/runs/TRIAL")

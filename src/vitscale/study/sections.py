@@ -176,7 +176,7 @@ class MeasureSection(WindowSpec):
     """[measure]: how long, how often, and when to give up."""
 
     steps: Annotated[StepCount | Literal["auto"] | None, WrapValidator(_steps_or_auto)] = None  # type: ignore[assignment]  # a trial has the number
-    """Optimizer steps after warm-up. "auto": as few as tell a run's mean step (`trial.step_schedule.shortest_run`)."""
+    """Optimizer steps after warm-up. "auto": as few as tell a run's mean step (`step_schedule.shortest_run`)."""
     repeats: int = Field(default=3, ge=1, le=1000)
     """Runs of each trial."""
     target_ci: float | None = Field(default=None, gt=0.0, lt=1.0)

@@ -36,16 +36,16 @@ def device_of(kind: str, own: RankInfo) -> torch.device:
     return device
 
 
-def join(engine: str, own: RankInfo, device: torch.device, *, gradients_on_host: bool = False) -> str | None:
-    """Joins the group of all ranks and returns the backend of its devices; the engine "none" has none.
+def join(own: RankInfo, device: torch.device, *, alone: bool = False, gradients_on_host: bool = False) -> str | None:
+    """Joins the group of all ranks and returns the backend of its devices; None where a rank trains alone.
 
     Args:
-        engine: the trial's engine.
         own: this rank.
         device: the device of this rank.
+        alone: whether it trains without a process group (`EngineFacts.alone`).
         gradients_on_host: whether ranks of GPUs exchange gradients on the host. See `backends`.
     """
-    if engine == "none":
+    if alone:
         return None
     size_ring()
     of_device = "nccl" if device.type == "cuda" else "gloo"

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from forks import prepared_here
-from vitscale.engines import ENGINES
+from vitscale.engines import ENGINES, OPTIONS, readers_of
 from vitscale.engines.facts import BLOCK_OPTIONS
 
 SCRIPT = """
 import json, os, sys
 import torch
 import torch.distributed as dist
-from engines.forgetting import forget_engines
-from engines.megatron_on_cpu import redirect
 from results_factory import make_trial
 from vitscale import models
 from vitscale.engines import OPTIONS, building
+from vitscale.trial.model_spec import resolve
 from vitscale.trial.trial import TrainSpec
 
 engine, more = sys.argv[1], json.loads(sys.argv[2])
 os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 if engine == "megatron":
+    from engines.megatron_on_cpu import redirect
+
     redirect()
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 read = set()
@@ -40,6 +42,7 @@ class Recording(TrainSpec):
 
 
 trial = make_trial(engine, 1, **more)
+trial = trial.model_copy(update={"model": resolve(trial.model, 10)})
 trial = trial.model_copy(update={"train": Recording(**trial.train.model_dump())})
 model = models.build(trial.model)
 read.clear()
@@ -84,3 +87,14 @@ def test_a_declared_and_unread_option_is_seen(tmp_path: Path) -> None:
     read = read_by("none", tmp_path)
     assert set(BLOCK_OPTIONS) <= read
     assert read.isdisjoint({"bucket_mib", "reshard_after_forward", "offload", "overlap_comm"})
+
+
+def test_the_docs_table_of_options_names_the_engines_that_read_them() -> None:
+    page = Path(__file__).parents[2] / "docs" / "study-file.md"
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]*) \|", page.read_text(encoding="utf-8"), re.MULTILINE)
+    named = {option: engines for option, engines in rows if option in OPTIONS}
+    assert set(named) == set(OPTIONS)
+    for option, engines in named.items():
+        everybody = option in BLOCK_OPTIONS
+        words = set(re.findall(r"\w+", engines)) & set(ENGINES)
+        assert (engines == "all") if everybody else (words == set(readers_of(option))), option

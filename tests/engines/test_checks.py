@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterator
 from importlib import util
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import vitscale
+from engines.jobs import ENGINES as JOBS
 from results_factory import make_trial
 from study_factory import EIGHT_CORES, expanded
 from vitscale.base.distribution import install_command
-from vitscale.engines import checks
+from vitscale.engines import ENGINES, checks
 from vitscale.engines.checks import norms_unknown
 from vitscale.engines.deepspeed.config import as_number
 from vitscale.engines.megatron import facts as megatron
@@ -234,3 +238,39 @@ def test_where_the_gradients_norms_are_unknown_it_says_why_and_no_step_takes_the
 @pytest.mark.parametrize(("text", "number"), [(" 5.00 ", 5), ("1_000", 1000), ("5 .0", None), ("5. 0", None)])
 def test_a_text_is_the_number_that_pydantic_makes_of_it(text: str, number: int | None) -> None:
     assert as_number(text) == number
+
+
+def comparisons(tree: ast.AST) -> Iterator[ast.Compare]:
+    """Comparisons of an engine, by its attribute or variable, with a name of one of vitscale's engines."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            parts = list(ast.walk(node))
+            named = {getattr(part, "attr", getattr(part, "id", None)) for part in parts}
+            texts = {part.value for part in parts if isinstance(part, ast.Constant)}
+            if named & {"engine", "wrapper", "accelerate_backend"} and texts & set(ENGINES):
+                yield node
+
+
+def test_nothing_outside_compares_an_engine_s_name() -> None:
+    """It asks the engine's facts, so that a new engine need not be looked for."""
+    package = Path(vitscale.__file__).parent
+    found = [
+        f"{file.relative_to(package)}:{node.lineno}"
+        for file in sorted(package.rglob("*.py"))
+        if "engines" not in file.relative_to(package).parts
+        for node in comparisons(ast.parse(file.read_text(encoding="utf-8")))
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "code", ['train.engine == "ddp"', 'wrapper != "fsdp2"', '"deepspeed" in (train.engine, train.accelerate_backend)']
+)
+def test_such_a_comparison_is_seen(code: str) -> None:
+    assert list(comparisons(ast.parse(code)))
+
+
+@pytest.mark.parametrize("engine", [name for name, facts in ENGINES.items() if not facts.alone])
+def test_every_engine_that_computes_here_has_a_job_that_holds_its_losses(engine: str) -> None:
+    jobs = {job["engine"] for job in JOBS.values()}
+    assert engine in jobs or ENGINES[engine].unavailable("cpu")

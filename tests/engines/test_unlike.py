@@ -12,14 +12,16 @@ import pytest
 from analysis.test_drift import EQUAL, constant, judge, run_of, statuses
 from evidence_factory import UNKNOWN, make_point
 from evidence_factory import make_trial as make_gpu_trial
-from results_factory import make_trial
+from results_factory import make_curve, make_results, make_trial, steady_run
 from vitscale import engines
 from vitscale.advice import candidates
 from vitscale.advice.comparable_series import comparable_series
+from vitscale.analysis import analyse
 from vitscale.engines import checks
 from vitscale.engines.facts import BLOCK_OPTIONS, EngineFacts, Variant
 from vitscale.engines.messages import Message
 from vitscale.errors import RequestError
+from vitscale.pages.choosing import fastest
 from vitscale.prediction.evidence import Evidence, Series
 from vitscale.prediction.memory.forecast import unavailable
 from vitscale.prediction.step.messages import exposed_seconds, messages
@@ -124,6 +126,25 @@ def test_a_message_of_every_eighth_step_is_exposed_for_an_eighth_of_its_time() -
 @pytest.mark.parametrize("engine", ["averaged", "silent"])
 def test_what_it_holds_is_unavailable(engine: str) -> None:
     assert unavailable(make_trial(engine, 2)) == f"what {engine} holds is not modelled"
+
+
+@pytest.mark.parametrize("engine", ["averaged", "silent"])
+def test_it_is_not_compared_and_not_the_fastest_measured(engine: str) -> None:
+    trials = [make_trial(name, 2) for name in ("ddp", "fsdp2", engine)]
+    runs = [
+        steady_run(trial, seconds, repeat)
+        for trial, seconds in zip(trials, (0.2, 0.3, 0.1), strict=True)
+        for repeat in range(3)
+    ]
+    study = analyse(make_results([(make_curve([trial]), [trial]) for trial in trials], runs))
+    compared = {trial_id for pair in study.comparisons for trial_id in (pair.first_trial, pair.second_trial)}
+    assert compared == {trials[0].identity(), trials[1].identity()}
+    best = fastest(study)
+    assert best is not None
+    assert best.trial.trial_id == trials[0].identity()
+    (note,) = [finding for finding in study.findings if finding.kind == "trains-otherwise"]
+    assert note.message.startswith(f"1 trial of {engine} trains otherwise than the others, or nobody knows")
+    assert note.about.trials == (trials[2].identity(),)
 
 
 def series(engine: str, seconds: float, **train: Any) -> Series:

@@ -23,6 +23,7 @@ from typing import Any
 from vitscale.analysis.statistics import ONE_RUN, ratio
 from vitscale.analysis.trials import TrialResult
 from vitscale.engines import of_engine
+from vitscale.engines.checks import computation
 from vitscale.engines.names import UNKNOWN, composed_name, engine_name, variant_in_words
 from vitscale.present.estimate import Estimate
 from vitscale.store.results import Curve
@@ -321,4 +322,5 @@ def _rest(trial: Trial) -> tuple[Any, ...]:
         trial.train.model_dump(exclude={*OF_THE_WRAPPER, *OF_THE_BATCH}),
         trial.window,
         trial.world.threads_per_rank,
+        computation(trial),
     )

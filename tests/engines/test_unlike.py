@@ -20,6 +20,7 @@ from vitscale.analysis import analyse
 from vitscale.engines import checks
 from vitscale.engines.facts import BLOCK_OPTIONS, EngineFacts, Variant
 from vitscale.engines.messages import Message
+from vitscale.engines.step_schedule import windows
 from vitscale.errors import RequestError
 from vitscale.pages.choosing import fastest
 from vitscale.prediction.evidence import Evidence, Series
@@ -121,6 +122,14 @@ def test_a_message_of_every_eighth_step_is_exposed_for_an_eighth_of_its_time() -
     assert exposed([often]).item() == 10.0
     assert exposed([rare]).item() == 10.0
     assert exposed([often, rare]).item() == 20.0
+
+
+@pytest.mark.parametrize("engine", ["averaged", "silent"])
+def test_no_step_takes_norms_of_a_gradient_that_is_only_a_rank_s_own(engine: str) -> None:
+    trial = make_trial(engine, 2)
+    assert checks.norms_unknown(trial) == f"ranks of {engine} are not known to step by one gradient"
+    assert "gradients" not in windows(trial, 200, 1000)
+    assert "gradients" in windows(make_trial("ddp", 2), 200, 1000)
 
 
 @pytest.mark.parametrize("engine", ["averaged", "silent"])

@@ -50,7 +50,11 @@ def norms_unknown(trial: Trial) -> str | None:
         return "gradients are means over pixels, of which not every image has as many"
     if train.precision == "fp16":
         return "fp16 scales the gradients by a factor that changes as training goes on"
-    return wrapper_facts(train).norms_unknown(train)
+    if reason := wrapper_facts(train).norms_unknown(train):
+        return reason
+    if computation(trial) != ONE_PROCESS:
+        return f"ranks of {train.wrapper} are not known to step by one gradient"
+    return None
 
 
 def exchanges_unknown(trial: Trial) -> str:

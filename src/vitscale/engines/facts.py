@@ -79,7 +79,8 @@ class EngineFacts:
     checkpoint_unknown: str | None = None
     """Why no checkpoint can be saved and restored."""
     norms_unknown: Callable[[TrainSpec], str | None] = lambda _: None
-    """Why norms of gradients cannot be told; None where they can."""
+    """Why norms of gradients cannot be told; None where they can. They cannot either where `trains_like` is not
+    `ONE_PROCESS`."""
 
     trains_like: str = ""
     """Name of what it computes: `ONE_PROCESS`, or a name of its own. Trials of one name are held against each other;

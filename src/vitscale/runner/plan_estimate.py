@@ -358,7 +358,7 @@ def buckets_note(trials: Mapping[str, Trial]) -> str:
     if of_most is None:
         return ""
     size, zero = units.size(most), (of_most.deepspeed_config or {}).get("zero_optimization")
-    title = wrapper_facts(of_most).title
+    title = wrapper_facts(of_most).title or of_most.wrapper
     if isinstance(zero, dict) and zero.get("reduce_bucket_size", "auto") != "auto":
         return f"up to {size} of it are {title}'s buckets: make reduce_bucket_size smaller in the DeepSpeed file"
     return f"up to {size} of it are {title}'s buckets at their default size: set train.bucket_mib"

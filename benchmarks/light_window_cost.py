@@ -26,8 +26,8 @@ from typing import Any
 import torch
 
 from vitscale import models, sources
-from vitscale.engines import Engine
-from vitscale.engines.plain import PlainEngine
+from vitscale.engines.base import Engine
+from vitscale.engines.plain.wrap import PlainEngine
 from vitscale.store import RankLog
 from vitscale.trial.model_spec import ModelSpec, resolve
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World

@@ -436,8 +436,8 @@ def main(path: str, kind: str) -> None:
                 with contextlib.suppress(ImportError):  # whoever needs what is not installed is told by the command
                     importlib.import_module(module.name)
     if kind == "ranks" and BRIEF in before:
+        from vitscale.engines.packages import installed_versions
         from vitscale.probes import matmul
-        from vitscale.trial.engines import installed_versions
         from vitscale.worker.session import _thread_pools
 
         installed_versions()

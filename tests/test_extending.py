@@ -49,7 +49,7 @@ warmup_steps = 1
 explain = false
 probes = ["switches"]
 [sweep]
-"train.engine" = ["ddp", "summed"]
+"train.engine" = ["ddp", "summed", "averaged"]
 """
 
 
@@ -98,7 +98,7 @@ def results(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactor
 def test_a_study_trains_with_what_another_package_brings(environment: dict[str, str], results: Path) -> None:
     loaded = store.load(results)
     trials = {trial.train.engine: (identity, trial) for identity, trial in loaded.study.trials.items()}
-    assert set(trials) == {"ddp", "summed"}
+    assert set(trials) == {"ddp", "summed", "averaged"}
     assert {trial.model.factory for _, trial in trials.values()} == {"vitscale_example.model:flat"}
     assert loaded.study.versions["vitscale-example"] == "1.0"
     runs = {run.header.trial_id: run for run in loaded.runs}
@@ -117,9 +117,24 @@ def test_a_study_trains_with_what_another_package_brings(environment: dict[str, 
 
 
 @pytest.mark.ranks
+def test_an_engine_that_trains_otherwise_is_not_called_wrong(environment: dict[str, str], results: Path) -> None:
+    """It says so itself; and where its package is not, nobody knows."""
+    here, elsewhere = (
+        {trial["engine"]: trial for trial in json.loads(vitscale(shell, "report", results, "--json"))["trials"]}
+        for shell in (environment, dict(os.environ))
+    )
+    assert {engine: trial["drift"] for engine, trial in here.items()} == {
+        "ddp": "reference", "summed": "agrees", "averaged": "unknown",
+    }  # fmt: skip
+    assert here["averaged"]["drift_reason"] == "no other trial of the study computes the same"
+    assert elsewhere["averaged"]["drift_reason"] == "whom averaged trains alike with is not known"
+    assert elsewhere["summed"]["drift"] == "unknown"
+
+
+@pytest.mark.ranks
 def test_results_are_read_where_the_package_is_not(results: Path) -> None:
     said = json.loads(vitscale(dict(os.environ), "report", results, "--json"))
-    assert {trial["engine"] for trial in said["trials"]} == {"ddp", "summed"}
+    assert {trial["engine"] for trial in said["trials"]} == {"ddp", "summed", "averaged"}
 
 
 @pytest.mark.ranks
@@ -154,7 +169,7 @@ def test_a_log_is_imported(environment: dict[str, str], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "kind"),
     [
-        (('["ddp", "summed"]', '["ddp", "broken"]'), "engine"),
+        (('["ddp", "summed", "averaged"]', '["ddp", "broken"]'), "engine"),
         (('name = "stripes"', 'name = "broken"'), "dataset"),
         (('"niced"', '"broken"'), "launcher"),
         (('"noted"', '"broken"'), "scheduler"),
@@ -173,7 +188,7 @@ def test_a_broken_one_is_named_where_it_is_asked_for(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (('["ddp", "summed"]', '["ddp", "sumed"]'), "summed"),
+        (('["ddp", "summed", "averaged"]', '["ddp", "sumed"]'), "summed"),
         (('name = "flat"', 'name = "flatt"'), "flat"),
         (('name = "stripes"', 'name = "stripe"'), "stripes"),
         (('"niced"', '"nice"'), "niced"),

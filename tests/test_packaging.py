@@ -148,7 +148,7 @@ def test_torch_comes_with_the_extra_that_trains_alone(packages: dict[str, Path])
         lines = archive.read(name).decode().splitlines()
     torch = [line for line in lines if re.match(r"Requires-Dist: torch\b", line)]
     assert [line.split(";")[1].strip() for line in torch] == ['extra == "train"']
-    assert {"energy", "hf", "images", "megatron", "mpi", "train"} <= {
+    assert {"energy", "hf", "images", "megatron", "train"} <= {
         line.removeprefix("Provides-Extra: ") for line in lines if line.startswith("Provides-Extra: ")
     }
 

@@ -11,7 +11,7 @@ import pytest
 from launching import hosts, launch, world
 from results_factory import rich_study
 from study_factory import expanded
-from vitscale import sources
+from vitscale import engines, sources
 from vitscale.analysis import analyse
 from vitscale.errors import RequestError
 from vitscale.importers.contents import Options
@@ -21,7 +21,6 @@ from vitscale.pages.outputs import Reported, brought
 from vitscale.runner.one_run import refuse_elsewhere
 from vitscale.schedulers import Local, made
 from vitscale.study.sections import LaunchSection, SlurmSection
-from vitscale.trial import engines
 from vitscale.trial.trial import DataSpec
 
 PLUGIN = """
@@ -182,7 +181,7 @@ def test_one_that_raises_or_returns_something_else_is_a_message(
 
 
 ENGINE = """
-from vitscale.trial.engines import EngineFacts
+from vitscale.engines.facts import EngineFacts
 
 Flux = EngineFacts(engine="flux_plugin:{}", packages=({}))
 

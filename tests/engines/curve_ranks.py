@@ -24,12 +24,13 @@ from torch.distributed.tensor import DTensor
 from engines import curves
 from engines.curves import Job
 from engines.forgetting import forget_engines
-from vitscale import engines, models, sources
+from vitscale import models, sources
 from vitscale.datasets.batches import Batch, Batches
-from vitscale.engines import base, deepspeed
-from vitscale.engines.deepspeed import configuration
-from vitscale.engines.megatron import MegatronEngine
-from vitscale.engines.splits import clip
+from vitscale.engines import base, building
+from vitscale.engines.deepspeed import wrap as deepspeed
+from vitscale.engines.deepspeed.wrap import configuration
+from vitscale.engines.megatron.wrap import MegatronEngine
+from vitscale.engines.shared.splits import clip
 from vitscale.probes.steps import no_phase
 from vitscale.processes.launch_file import RECORDER_RING
 from vitscale.trial.model_spec import ModelSpec
@@ -107,7 +108,7 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
     for name, weights in module.named_parameters():
         if weights.dim() in (2, 4) and "position_bias" not in name:
             weights.data *= job.get("grown", 1.0)
-    engine = engines.build(module, trial, device)
+    engine = building.build(module, trial, device)
     own = Passes(trial, PLACE, sources.load(trial.data), engine, device, trial.train.seed)
     first = engine.load_checkpoint(Path(job["load"])) if "load" in job else 0
     if job.get("forget"):
@@ -216,7 +217,7 @@ def main(folder: Path) -> None:
     device = jobs[0]["train"].get("device", "cpu")
     os.environ[RECORDER_RING[0]] = "2048"  # enough for one job; a ring that holds them all is read anew for each
     on_host = any(job["train"]["engine"] == "fsdp2" and "offload" in job["train"] for job in jobs)
-    join("ddp", PLACE, device_of(device, PLACE), gradients_on_host=on_host)
+    join(PLACE, device_of(device, PLACE), gradients_on_host=on_host)
     found = {}
     for job in jobs:
         print(job["name"], round(time.monotonic()), flush=True)

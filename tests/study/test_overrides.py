@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from study_factory import EIGHT_CORES, summary, write_study
-from vitscale import sources
+from vitscale import engines, sources
 from vitscale.errors import RequestError, StoreError
 from vitscale.launchers import find_launcher
 from vitscale.runner import Plan, plan
@@ -17,7 +17,7 @@ from vitscale.runner.planning import check_folder
 from vitscale.store.writing import write_study as write_record
 from vitscale.study.file import StudyFile, overlay, overridden
 from vitscale.study.sections import SECTIONS, Study
-from vitscale.trial import engines, hints
+from vitscale.trial import hints
 from vitscale.trial.trial import DataSpec
 
 SWEPT: dict[str, dict[str, Any]] = {"sweep": {"train.engine": ["ddp", "fsdp2"]}}

@@ -23,12 +23,12 @@ from torch._C._distributed_c10d import HashStore
 from forks import prepared_here
 from study_factory import expanded
 from vitscale import Probe, composer_callback, lightning_callback
+from vitscale.engines.step_schedule import windows
 from vitscale.probes import steps as step_clock
 from vitscale.store import RankLog
 from vitscale.store.lines import read_lines
 from vitscale.store.records import RankRecord
 from vitscale.store.results import RunHeader
-from vitscale.trial.step_schedule import windows
 from vitscale.trial.trial import Trial
 from vitscale.worker.measuring import Measuring
 from vitscale.worker.probe import Current

@@ -13,7 +13,8 @@ from typing_extensions import override
 
 from vitscale import models, sources, store
 from vitscale.engines.base import LossOf
-from vitscale.engines.plain import PlainEngine
+from vitscale.engines.plain.wrap import PlainEngine
+from vitscale.engines.step_schedule import GRADIENT_STEPS, windows
 from vitscale.errors import RequestError
 from vitscale.models.batch_norm import over_real_images
 from vitscale.probes.resources import ResourceProbe
@@ -21,7 +22,6 @@ from vitscale.probes.steps import Explainer, Phase, no_phase
 from vitscale.processes.heartbeat import PROGRESS
 from vitscale.store.records import RankRecord, ResourcesLine
 from vitscale.trial.model_spec import ModelSpec
-from vitscale.trial.step_schedule import GRADIENT_STEPS, windows
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 from vitscale.worker.extensions import BLOCKS
 from vitscale.worker.rank_process import RankInfo

@@ -26,6 +26,7 @@ from vitscale.analysis.statistics import interval, known_median, whole_mean
 from vitscale.analysis.time.breakdown import breakdown, combined
 from vitscale.analysis.time.traffic import traffic
 from vitscale.analysis.trials import Failure, LoaderFigures, TrialResult, checkpoint_cost
+from vitscale.engines.checks import exchanges_unknown
 from vitscale.present.estimate import Estimate
 from vitscale.store.results import OutcomeKind, Run
 from vitscale.trial.trial import OF_THE_WRAPPER, Trial
@@ -99,7 +100,13 @@ def summarise(
         breakdown=explained,
         resources=resource_figures(used, figures, clusters, looked),
         convergence=convergence(used, figures, clusters),
-        traffic=traffic(used, figures, clusters, unlike=trial.parallel.pipeline * trial.parallel.sequence > 1),
+        traffic=traffic(
+            used,
+            figures,
+            clusters,
+            unlike=trial.parallel.pipeline * trial.parallel.sequence > 1,
+            exchanges_unknown=exchanges_unknown(trial) if trial.world.size > 1 else "",
+        ),
         checkpoint=checkpoint_cost(used),
         looked=looked,
         allocations=by_allocation,

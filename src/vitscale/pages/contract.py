@@ -49,6 +49,7 @@ from typing import TYPE_CHECKING, Any
 from vitscale.analysis import Analysis, CurveComparison, CurveResult, Point, TrialResult
 from vitscale.analysis.runs.figures import EpochFigures
 from vitscale.analysis.trials import Drift
+from vitscale.engines.names import option_if_read
 from vitscale.pages import contract_details, prediction_table, resolutions
 from vitscale.pages.statements import PAIR, claim
 from vitscale.prediction.results import Forecast
@@ -249,7 +250,7 @@ def _trial(analysis: Analysis, result: TrialResult) -> dict[str, Any]:
         "dataset": trial.data.hf or trial.data.name,
         "fraction": trial.data.fraction,
         **attributes(trial.train, "engine", "accelerate_backend"),
-        "zero_stage": trial.train.zero_stage if trial.train.wrapper == "deepspeed" else None,
+        "zero_stage": option_if_read(trial.train, "zero_stage"),
         "offload": trial.train.offload,
         "launcher": trial.launcher,
         "device": trial.train.device,

@@ -4,7 +4,7 @@ with their phases annotated.
 On a GPU the timestamp is a CUDA event and is read only when it has long passed, together with the loss that was copied
 to pinned memory before it: the clock waits for nothing inside a step. The profiler leaves something behind there:
 Kineto does not detach CUPTI when it stops (its TEARDOWN_CUPTI is off), so that no step's time is reported from the
-first block on (`vitscale.trial.step_schedule`).
+first block on (`vitscale.engines.step_schedule`).
 """
 
 from __future__ import annotations

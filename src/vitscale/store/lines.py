@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, TypeAdapter, 
 from vitscale.base.files import open_regular
 from vitscale.errors import printable, shown
 from vitscale.present.units import counted
-from vitscale.trial.step_schedule import StepWindow
+from vitscale.trial.trial import StepWindow
 
 Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0)]

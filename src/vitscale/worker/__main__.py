@@ -57,8 +57,7 @@ class Train:
         # Imported only now: torch takes its threads and cores from how the rank is pinned.
         from vitscale.worker.session import train
 
-        port = launch.master_port if launch is not None and launch.mpi_discovery else None
-        return train(self._header, own, log, began, port)
+        return train(self._header, own, log, began)
 
 
 class Check:

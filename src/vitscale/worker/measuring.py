@@ -16,6 +16,7 @@ from typing import Any, get_args
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from vitscale.engines.step_schedule import timed_stretch, windows
 from vitscale.probes.matmul import measured_matmul
 from vitscale.probes.resources import ResourceProbe
 from vitscale.probes.steps import Explainer, LineOf, StepClock, finish_device_work, step_clock
@@ -24,8 +25,7 @@ from vitscale.processes.heartbeat import PROGRESS
 from vitscale.store import RankLog
 from vitscale.store.records import EpochLine, ModelLine, PhaseLine, PhaseName, ResourcesLine, StepLine
 from vitscale.store.results import RunHeader
-from vitscale.trial.step_schedule import StepWindow, timed_stretch, windows
-from vitscale.trial.trial import samples_used, steps_per_epoch
+from vitscale.trial.trial import StepWindow, samples_used, steps_per_epoch
 from vitscale.worker import environment, extensions, rank_process
 from vitscale.worker.group import barrier
 from vitscale.worker.probe import GaveUp, Phase, images_of

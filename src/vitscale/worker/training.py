@@ -12,7 +12,8 @@ from torch import Tensor
 
 from vitscale.base.plugins import fault, known
 from vitscale.datasets.batches import Batches
-from vitscale.engines import Engine
+from vitscale.engines.base import Engine
+from vitscale.engines.step_schedule import timed_stretch, windows
 from vitscale.errors import shown
 from vitscale.probes import Probe
 from vitscale.probes.gradient_norms import MicroBatchNorms, gradient_line
@@ -22,8 +23,7 @@ from vitscale.probes.traffic import COUNTED_STEPS, FIRST_USUAL_STEP, NO_GROUP, T
 from vitscale.sources import Dataset
 from vitscale.store import RankLog
 from vitscale.store.records import EpochLine, PhaseLine, ProbeLine, ResourcesLine, StepLine, TrafficLine
-from vitscale.trial.step_schedule import StepWindow, timed_stretch, windows
-from vitscale.trial.trial import Trial
+from vitscale.trial.trial import StepWindow, Trial
 from vitscale.worker import extensions, rank_process
 from vitscale.worker.group import barrier, total
 from vitscale.worker.passes import Evaluation, Passes, means

@@ -122,7 +122,7 @@ def test_a_probe_that_fails_ends_nothing_and_its_figure_is_unavailable_with_the_
     own = RankInfo(rank=0, world_size=1, local_rank=0, launch_seconds=None)
     training = Training(trial, own, sources.load(trial.data), engine, CPU, log, 0)
     nan, one = {"power_watts": float("nan"), "fan_rpm": 900}, {"power_watts": torch.tensor(2.5)}
-    training.probes = {"meter": Meter(OSError("unplugged"), KeyError("no such"), nan, None, {"a": "high"}, one)}
+    training.meters = {"meter": Meter(OSError("unplugged"), KeyError("no such"), nan, None, {"a": "high"}, one)}
     training.run()
     log.close()
     record = store.read_rank(log.path)
@@ -245,7 +245,7 @@ def test_ranks_meet_between_the_profilers_start_and_the_explained_step(
 
     monkeypatch.setattr(Explainer, "begin_block", noting("begin", Explainer.begin_block))
     monkeypatch.setattr(Explainer, "step", noting("step", Explainer.step))
-    monkeypatch.setattr("vitscale.worker.training.barrier", noting("barrier", lambda: None))
+    monkeypatch.setattr("vitscale.worker.recorder.barrier", noting("barrier", lambda: None))
     for device in ("cpu", "cuda"):  # whose schedule it is; all of it is computed here
         seen.clear()
         (tmp_path / device).mkdir()
@@ -425,8 +425,9 @@ def test_counters_are_asked_outside_the_timed_steps_they_tell_of(
     log = store.RankLog(tmp_path, 0)
     own = RankInfo(rank=0, world_size=1, local_rank=0, launch_seconds=None)
     training = Training(trial, own, sources.load(trial.data), engine, CPU, log, 0)
-    training.resources = probe = AskedProbe(training)
-    monkeypatch.setattr("vitscale.worker.training.barrier", lambda: probe.order.append("met"))
+    training.recorder.resources = probe = AskedProbe(training)
+    for module in ("training", "recorder"):
+        monkeypatch.setattr(f"vitscale.worker.{module}.barrier", lambda: probe.order.append("met"))
     training.run()
     log.close()
     lines = store.read_rank(log.path).resources

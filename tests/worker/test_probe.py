@@ -30,9 +30,9 @@ from vitscale.store.records import RankRecord
 from vitscale.store.results import RunHeader
 from vitscale.trial.step_schedule import windows
 from vitscale.trial.trial import Trial
-from vitscale.worker.measuring import Measuring
 from vitscale.worker.probe import Current
 from vitscale.worker.rank_process import RankInfo
+from vitscale.worker.script_steps import ScriptSteps
 
 
 class Loop:
@@ -54,13 +54,13 @@ class Loop:
         )
         self.log = RankLog(folder, 0)
         place = RankInfo(rank=0, world_size=1, local_rank=0, launch_seconds=None)
-        self.measuring = Measuring(header, place, self.log, time.perf_counter())
-        Current.measuring = self.measuring
+        self.script_steps = ScriptSteps(header, place, self.log, time.perf_counter())
+        Current.script_steps = self.script_steps
         self.probe = Probe()
         self.loader = [torch.zeros(4, 1) for _ in range(10)]
 
     def record(self) -> RankRecord:
-        self.measuring.end()
+        self.script_steps.end()
         self.log.close()
         return read_lines(self.log.path, RankRecord, lambda *_: None)
 
@@ -68,9 +68,9 @@ class Loop:
 @pytest.fixture(autouse=True)
 def outside() -> Iterator[None]:
     yield
-    if Current.measuring is not None:
-        Current.measuring._abandon()  # a first step that a test leaves open would watch torch's compiler from here on
-    Current.measuring = Current.start = None
+    if Current.script_steps is not None:
+        Current.script_steps.drop_step()  # a first step left open would watch torch's compiler from here on
+    Current.script_steps = Current.start = None
 
 
 def planned(trial: Trial, per_epoch: int = 10) -> list[tuple[int, str, bool]]:
@@ -363,7 +363,7 @@ def test_an_end_before_enough_is_measured_is_an_error(tmp_path: Path) -> None:
     for _ in zip(loop.probe.steps(loop.loader), range(5), strict=False):
         pass
     with pytest.raises(RuntimeError, match="the script ended after 5 of 26 optimizer steps"):
-        loop.measuring.end()
+        loop.script_steps.end()
 
 
 def test_an_exception_in_a_step_leaves_it_out(tmp_path: Path) -> None:
@@ -397,7 +397,7 @@ def test_steps_that_pauses_gave_up_are_told_when_there_are_too_few(tmp_path: Pat
     with pytest.raises(
         RuntimeError, match=r"ended after 0 of 6 .*: 10 more were left out because probe.pause\(\) came"
     ):
-        loop.measuring.end()
+        loop.script_steps.end()
 
 
 # --- callbacks -------------------------------------------------------------------------------------------------------
@@ -565,10 +565,11 @@ told = []
 class Told:
     done = False
 
-    @contextlib.contextmanager
-    def one_step(self, images, *, last):
-        yield
-        told.append(images())
+    def begin_step(self):
+        pass
+
+    def end_step(self, images, *, last):
+        told.append(images)
 
     def pause(self):
         return contextlib.nullcontext()
@@ -586,7 +587,7 @@ class Net(torch.nn.Module):
         return {"loss": torch.nn.functional.cross_entropy(self.layer(x), labels)}
 
 
-Current.measuring = Told()
+Current.script_steps = Told()
 data = [{"x": torch.ones(2), "labels": torch.tensor(0)} for _ in range(17)]
 settings = TrainingArguments(
     sys.argv[1], per_device_train_batch_size=4, gradient_accumulation_steps=2, num_train_epochs=2, report_to=[],

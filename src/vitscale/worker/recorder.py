@@ -81,13 +81,14 @@ class StepRecorder:
         """Epoch that is written beside each step."""
         self.step_seconds = 0.0
         """Seconds of all steps written so far."""
+        self.is_paused = True
+        """Whether the clock stands still: `resume` comes before the next step."""
         self.is_counting = False
         """Whether steps are counted rather than recorded: see `count_traffic`."""
         self._first_counted = 0
         self._step_context: AbstractContextManager[object] | None = None
         """Context around the step under way; None between two steps."""
         self._first_step: _FirstStep | None = None
-        self._is_paused = True
         self._met_before: int | None = None
         """The explained step before which ranks have met."""
         self._stretch = TimedStretch(self.resources, epoch=0, planned=range(0))
@@ -117,11 +118,11 @@ class StepRecorder:
         self._undo_step()
         finish_device_work(self._device)
         self._stretch.end(self.step)
-        self._is_paused = True
+        self.is_paused = True
 
     def resume(self) -> None:
-        """Starts the clock, on all ranks together. `begin_step` does so itself after a pause."""
-        self._is_paused = False
+        """Starts the clock, on all ranks together."""
+        self.is_paused = False
         finish_device_work(self._device)
         if not self.is_counting:
             # Before the barrier: a driver's time to answer one rank must not let the others wait in a step.
@@ -132,13 +133,12 @@ class StepRecorder:
         self._clock.start()
 
     def end_epoch(self) -> EpochMeasures:
-        """Waits for the device, writes what is known of the epoch's steps only now, and stops the clock."""
+        """Waits for the device, and writes what is known of the epoch's steps only now."""
         finish_device_work(self._device)
         wall_seconds = time.perf_counter() - self._epoch_began
         self._stretch.end(self.step)
         resources = self.resources.with_memory(self._stretch.line())
         self._write_steps(self._clock.drain())
-        self._is_paused = True
         return EpochMeasures(wall_seconds, resources)
 
     def close(self) -> None:
@@ -161,8 +161,6 @@ class StepRecorder:
         """Begins the next step; does nothing within a step."""
         if self._step_context is not None:
             return
-        if self._is_paused:
-            self.resume()
         if self.is_counting:
             is_usual = self.step >= self._first_counted
             self._enter(self._traffic.step(self.step) if is_usual else nullcontext())

@@ -98,7 +98,7 @@ def trained(
 
 
 class Meter:
-    """A probe that reads what it is given, an epoch each; an exception is raised, in `begin` where it is OSError."""
+    """A meter that reads what it is given, an epoch each; an exception is raised, in `begin` where it is OSError."""
 
     def __init__(self, *readings: Any) -> None:
         self.readings = [*readings]
@@ -115,7 +115,7 @@ class Meter:
         return reading
 
 
-def test_a_probe_that_fails_ends_nothing_and_its_figure_is_unavailable_with_the_reason(tmp_path: Path) -> None:
+def test_a_meter_that_fails_ends_nothing_and_its_figure_is_unavailable_with_the_reason(tmp_path: Path) -> None:
     trial = trial_of(epochs=6)
     engine = WatchedEngine(models.build(trial.model), trial, CPU)
     log = store.RankLog(tmp_path, 0)
@@ -127,18 +127,18 @@ def test_a_probe_that_fails_ends_nothing_and_its_figure_is_unavailable_with_the_
     log.close()
     record = store.read_rank(log.path)
     assert len(record.steps) == 6 * 9
-    told = [(line.probe, line.epoch, line.values, line.reason) for line in record.probes]
+    told = [(line.meter, line.epoch, line.values, line.reason) for line in record.meters]
     assert [line[:2] for line in told] == [("meter", epoch) for epoch in range(6)]
     assert [line[2] for line in told] == [
         {}, {}, {"power_watts": None, "fan_rpm": 900.0}, {}, {"a": None}, {"power_watts": 2.5},
     ]  # fmt: skip
     reasons = [line[3] or "" for line in told]
-    assert reasons[0].startswith("probe 'meter': begin: OSError: unplugged (test_training.py, line ")
-    assert reasons[1].startswith("probe 'meter': end: KeyError: 'no such' (test_training.py, line ")
+    assert reasons[0].startswith("meter 'meter': begin: OSError: unplugged (test_training.py, line ")
+    assert reasons[1].startswith("meter 'meter': end: KeyError: 'no such' (test_training.py, line ")
     assert reasons[2:] == [
-        "probe 'meter': 'power_watts' is nan, and no finite number",
-        "probe 'meter': end returned None, and no mapping of names to numbers",
-        "probe 'meter': 'a' is 'high', and no finite number",
+        "meter 'meter': 'power_watts' is nan, and no finite number",
+        "meter 'meter': end returned None, and no mapping of names to numbers",
+        "meter 'meter': 'a' is 'high', and no finite number",
         "",
     ]
 

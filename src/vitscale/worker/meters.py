@@ -11,11 +11,11 @@ import torch
 
 from vitscale.base.plugins import fault
 from vitscale.errors import shown
-from vitscale.probes import Probe
-from vitscale.store.records import ProbeLine
+from vitscale.probes import EpochMeter
+from vitscale.store.records import MeterLine
 
 
-def begin_meters(meters: Mapping[str, Probe], device: torch.device) -> dict[str, str]:
+def begin_meters(meters: Mapping[str, EpochMeter], device: torch.device) -> dict[str, str]:
     """Begins each meter before an epoch's first step; returns those that failed: name -> why."""
     failures: dict[str, str] = {}
     for name, meter in meters.items():
@@ -26,7 +26,7 @@ def begin_meters(meters: Mapping[str, Probe], device: torch.device) -> dict[str,
     return failures
 
 
-def end_meters(meters: Mapping[str, Probe], epoch: int, failures: Mapping[str, str]) -> list[ProbeLine]:
+def end_meters(meters: Mapping[str, EpochMeter], epoch: int, failures: Mapping[str, str]) -> list[MeterLine]:
     """Ends each meter after an epoch's last step; returns what it measured.
 
     Args:
@@ -34,19 +34,19 @@ def end_meters(meters: Mapping[str, Probe], epoch: int, failures: Mapping[str, s
         epoch: number of the epoch that is over.
         failures: meters that have not begun, from `begin_meters`.
     """
-    lines: list[ProbeLine] = []
+    lines: list[MeterLine] = []
     for name, meter in meters.items():
         values: dict[str, float | None] = {}
         if name in failures:
             problems = [failures[name]]
         else:
             values, problems = _reading(meter)
-        reason = f"probe {shown(name)}: {'; '.join(problems)}" if problems else None
-        lines.append(ProbeLine(probe=name, epoch=epoch, values=values, reason=reason))
+        reason = f"meter {shown(name)}: {'; '.join(problems)}" if problems else None
+        lines.append(MeterLine(meter=name, epoch=epoch, values=values, reason=reason))
     return lines
 
 
-def _reading(meter: Probe) -> tuple[dict[str, float | None], list[str]]:
+def _reading(meter: EpochMeter) -> tuple[dict[str, float | None], list[str]]:
     """Ends a meter; returns its values, and what is wrong with them."""
     try:
         reading: object = meter.end()

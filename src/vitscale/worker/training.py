@@ -11,7 +11,7 @@ from torch import Tensor
 from vitscale.base.plugins import known
 from vitscale.datasets.batches import Batches
 from vitscale.engines import Engine
-from vitscale.probes import Probe
+from vitscale.probes import EpochMeter
 from vitscale.probes.gradient_norms import MicroBatchNorms, gradient_line
 from vitscale.probes.traffic import NO_GROUP
 from vitscale.sources import Dataset
@@ -51,7 +51,9 @@ class Training:
         """Whether steps of another shape would else be compiled among the timed ones."""
         planned = windows(trial, self.last_step or per_epoch * (trial.train.epochs or 0), per_epoch)
         self.recorder = StepRecorder(trial, own, device, log, planned)
-        self.meters: dict[str, Probe] = {name: known("probe", name, {}, "begin", "end") for name in trial.window.probes}
+        self.meters: dict[str, EpochMeter] = {
+            name: known("meter", name, {}, "begin", "end") for name in trial.window.meters
+        }
         self.held_out_accuracy: float | None = None
 
     @property

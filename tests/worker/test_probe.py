@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
+import textwrap
 import time
 import weakref
 from collections.abc import Iterator
@@ -23,6 +26,7 @@ from torch._C._distributed_c10d import HashStore
 from forks import prepared_here
 from study_factory import expanded
 from vitscale import Probe, composer_callback, lightning_callback
+from vitscale.probes import resources
 from vitscale.probes import steps as step_clock
 from vitscale.store import RankLog
 from vitscale.store.lines import read_lines
@@ -38,9 +42,12 @@ from vitscale.worker.script_steps import ScriptSteps
 class Loop:
     """A script's rank without its script."""
 
-    def __init__(self, folder: Path, accumulate: int = 1, steps: int = 24, **measure: Any) -> None:
+    def __init__(
+        self, folder: Path, accumulate: int = 1, steps: int = 24, micro_batch: int = 4, **measure: Any
+    ) -> None:
         (folder / "train.py").write_text("pass")
-        train = {"script": "train.py", "precision": "fp32", "micro_batch": 4, "grad_accum": accumulate, "epochs": None}
+        train = {"script": "train.py", "precision": "fp32", "grad_accum": accumulate, "epochs": None}
+        train["micro_batch"] = micro_batch
         changes: dict[str, dict[str, Any]] = {
             "model": {"name": None, "image_size": None, "patch_size": None},
             "train": train,
@@ -99,6 +106,33 @@ def test_it_imports_nothing_heavy() -> None:
     )
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"
+
+
+def run_example(folder: Path) -> dict[str, Any]:
+    """Runs the script in the docstring of `Probe`; returns what its names are in the end."""
+    (script,) = re.findall(r"^    import torch$.*\Z", inspect.getdoc(Probe) or "", re.DOTALL | re.MULTILINE)
+    path = folder / "example.py"
+    path.write_text(textwrap.dedent(script), encoding="utf-8")
+    return runpy.run_path(str(path))
+
+
+def test_the_example_of_its_docstring_trains_outside_a_study(tmp_path: Path) -> None:
+    names = run_example(tmp_path)
+    assert not names["probe"].done
+    assert names["epoch"] == 2
+    assert names["loss"].item() < 10
+
+
+def test_the_example_of_its_docstring_is_measured_in_a_study(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, micro_batch=8)
+    assert run_example(tmp_path)["probe"].done
+    record = loop.record()
+    assert [(s.step, s.window, s.warmup) for s in record.steps] == planned(loop.trial)
+    assert {s.images for s in record.steps} == {8}
+    assert [s.epoch for s in record.steps] == [0] * 20 + [1] * 6
+    assert all(s.loss is not None for s in record.steps)
+    assert record.model is not None
+    assert record.model.parameters == 12 * 10 + 10
 
 
 # --- inside one ------------------------------------------------------------------------------------------------------
@@ -326,6 +360,51 @@ def test_the_time_of_a_pause_that_fails_is_in_no_step(tmp_path: Path, now: list[
 
 
 @pytest.fixture
+def used(monkeypatch: pytest.MonkeyPatch, now: list[float]) -> list[float]:
+    """That clock, also for what a rank uses: it computes all the time."""
+    clocks = SimpleNamespace(perf_counter=lambda: now[0], process_time=lambda: now[0])
+    monkeypatch.setattr(resources, "time", clocks)
+    return now
+
+
+def test_resources_are_of_steps_without_a_pause(tmp_path: Path, used: list[float]) -> None:
+    """Two steps warm up; a pause of 100 s divides the others into five and three."""
+    loop = Loop(tmp_path, steps=8, explain=False)
+    for number, batch in enumerate(loop.probe.steps(loop.loader)):
+        train(batch, used)
+        if number == 6:
+            with loop.probe.pause():
+                used[0] += 100.0
+    (line,) = loop.record().resources
+    assert line.steps == (2, 6)
+    assert (line.seconds, line.cpu_seconds) == (5 * 0.25, 5 * 0.25)
+
+
+def test_resources_are_of_steps_without_what_lies_between_two_loops(tmp_path: Path, used: list[float]) -> None:
+    loop = Loop(tmp_path, steps=8, explain=False)
+    while not loop.probe.done:
+        for batch in loop.probe.steps(loop.loader[:7]):
+            train(batch, used)
+        used[0] += 100.0
+    (line,) = loop.record().resources
+    assert line.steps == (2, 6)
+    assert (line.seconds, line.cpu_seconds) == (5 * 0.25, 5 * 0.25)
+
+
+def test_resources_are_of_steps_without_one_that_fails(tmp_path: Path, used: list[float]) -> None:
+    loop = Loop(tmp_path, steps=8, explain=False)
+    for number in range(11):
+        with suppress(KeyError), loop.probe.step(images=4):
+            used[0] += 0.25
+            if number == 7:
+                used[0] += 100.0
+                raise KeyError("an image that cannot be read")
+    (line,) = loop.record().resources
+    assert line.steps == (7, 9)
+    assert line.seconds == 3 * 0.25
+
+
+@pytest.fixture
 def group() -> Iterator[None]:
     """A process group of one rank, in this process."""
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
@@ -398,6 +477,30 @@ def test_steps_that_pauses_gave_up_are_told_when_there_are_too_few(tmp_path: Pat
         RuntimeError, match=r"ended after 0 of 6 .*: 10 more were left out because probe.pause\(\) came"
     ):
         loop.script_steps.end()
+
+
+def test_pauses_between_whole_steps_leave_out_none(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, steps=4, explain=False)
+    for _ in range(3):
+        with loop.probe.step(images=4):
+            pass
+        with loop.probe.pause():
+            pass
+    with pytest.raises(RuntimeError, match=r"ended after 3 of 6 .*: let it train until probe\.done"):
+        loop.script_steps.end()
+
+
+def test_what_a_script_trains_in_a_step_after_a_pause_within_it_is_in_no_step(tmp_path: Path, now: list[float]) -> None:
+    """Of seven steps the fourth is dropped by a pause in its block; the rest of the block is not in the fifth."""
+    loop = Loop(tmp_path, steps=4, explain=False)
+    for number in range(7):
+        with loop.probe.step(images=4):
+            now[0] += 0.25
+            if number == 3:
+                with loop.probe.pause():
+                    now[0] += 100.0
+                now[0] += 10.0
+    assert [s.seconds for s in loop.record().steps] == [0.25] * 6
 
 
 # --- callbacks -------------------------------------------------------------------------------------------------------

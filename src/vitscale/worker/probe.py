@@ -32,8 +32,8 @@ class Current:
 class Probe:
     """Marks the optimizer steps of your own training script, so that a study can measure them.
 
-    Make one on every rank, after the process group. Several in one process are the same. This script trains by itself
-    (`python train.py`), and is measured by `vitscale run` in a study with `train.script = "train.py"`:
+    Make one on every rank; several in one process are the same. This script trains by itself (`python train.py`), and
+    `vitscale run` measures it in a study that has `script = "train.py"` and `micro_batch = 8` in its [train]:
 
         import torch
         from vitscale import Probe

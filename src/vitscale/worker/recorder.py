@@ -204,8 +204,8 @@ class StepRecorder:
         if self._step_context is None:
             return
         self._undo_step()
-        if self._stretch.is_sampled:  # what was used in this step is of none
-            self._stretch.end(self.step)
+        if self._stretch.is_sampled:  # what this step has used cannot be told from what was used before it
+            self._stretch.discard()
             self._stretch.begin_if_planned(self.step)
         self._clock.start()  # without a barrier: it may be this rank alone that goes on after an error
 
@@ -373,6 +373,10 @@ class TimedStretch:
         if len(steps) >= len(self._longest):
             self._longest = steps
             self._line = line
+
+    def discard(self) -> None:
+        """Ends a stretch that holds what belongs to none."""
+        self._first_step = None
 
     def line(self) -> ResourcesLine:
         """Returns the record of the longest stretch; of no steps where none was timed."""

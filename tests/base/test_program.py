@@ -43,7 +43,7 @@ def test_a_changed_file_changes_the_digest_and_only_a_measuring_one_the_other(pa
 
 def test_a_renamed_or_added_file_changes_the_digest(package: Path) -> None:
     whole, _ = digests(package)
-    (package / "pages" / "page.py").rename(package / "report" / "side.py")
+    (package / "pages" / "page.py").rename(package / "pages" / "side.py")
     renamed, _ = digests(package)
     (package / "pages" / "more.json").write_text("{}")
     assert len({whole, renamed, digests(package)[0]}) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.step_schedule import GRADIENT_STEPS, windows
 from vitscale.trial.trial import DataSpec, TrainSpec, Trial, WindowSpec, World
 from vitscale.worker.extensions import BLOCKS
+from vitscale.worker.passes import MicroBatch, Passes
 from vitscale.worker.rank_process import RankInfo
 from vitscale.worker.training import Training
 
@@ -445,6 +447,29 @@ def test_an_explained_run_tells_of_what_it_used_in_timed_steps_alone(tmp_path: P
     assert len(spans) == 6
     assert all(span <= timed for span in spans)
     assert any(len(span) < 9 for span in spans)
+
+
+def test_no_batch_is_left_on_the_device_at_the_optimizers_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would lie beside what the optimizer takes, and memory is predicted without it."""
+    labels: list[weakref.ref[Tensor]] = []
+    alive: list[int] = []
+    original = Passes._on_device
+
+    def noted(*arguments: Any, **options: Any) -> MicroBatch:
+        batch = original(*arguments, **options)
+        labels.append(weakref.ref(batch.labels))
+        return batch
+
+    class Watching(WatchedEngine):
+        @override
+        def step(self) -> None:
+            alive.append(sum(label() is not None for label in labels))
+            super().step()
+
+    monkeypatch.setattr(Passes, "_on_device", noted)
+    trained(tmp_path, trial_of(epochs=1), kind=Watching)
+    assert len(labels) == 18
+    assert alive == [0] * 9
 
 
 def test_segmentation_records_its_scores_and_the_images_of_an_epoch(tmp_path: Path) -> None:

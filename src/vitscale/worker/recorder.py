@@ -54,7 +54,9 @@ class StepRecorder:
     def __init__(
         self, trial: Trial, rank: RankInfo, device: torch.device, log: RankLog, planned_windows: Sequence[StepWindow]
     ) -> None:
-        """Opens the counters of this rank's machine. The process group exists by now, if there is to be one.
+        """Opens the counters of this rank's machine, and starts the profiler once if it is to be used.
+
+        The process group exists by now, if there is to be one.
 
         Args:
             trial: says how many steps warm up, and whether traces are kept.
@@ -65,7 +67,9 @@ class StepRecorder:
         """
         self._windows = planned_windows
         self._warmup_steps = trial.window.warmup_steps
-        self._rank, self._device, self._log = rank, device, log
+        self._rank = rank
+        self._device = device
+        self._log = log
         self._clock: StepClock[LineOf] = step_clock(device)
         self._explainer = Explainer(device, rank.world_size, log.path.parent if trial.window.traces else None)
         self.phase: Phase = self._explainer.phase
@@ -83,9 +87,8 @@ class StepRecorder:
         """Seconds of all steps written so far."""
         self.is_paused = True
         """Whether the clock stands still: `resume` comes before the next step."""
-        self.is_counting = False
-        """Whether steps are counted rather than recorded: see `count_traffic`."""
-        self._first_counted = 0
+        self.steps_to_count = 0
+        """Number of steps to come that are not recorded: see `count_traffic`."""
         self._step_context: AbstractContextManager[object] | None = None
         """Context around the step under way; None between two steps."""
         self._first_step: _FirstStep | None = None
@@ -148,6 +151,11 @@ class StepRecorder:
     # Steps
 
     @property
+    def is_counting(self) -> bool:
+        """Whether steps are counted rather than recorded."""
+        return self.steps_to_count > 0
+
+    @property
     def is_in_step(self) -> bool:
         """Whether a step has begun and is not over."""
         return self._step_context is not None
@@ -162,7 +170,7 @@ class StepRecorder:
         if self._step_context is not None:
             return
         if self.is_counting:
-            is_usual = self.step >= self._first_counted
+            is_usual = self.steps_to_count <= COUNTED_STEPS
             self._enter(self._traffic.step(self.step) if is_usual else nullcontext())
             return
         if self.step == self._stretch.planned.stop:
@@ -286,23 +294,26 @@ class StepRecorder:
         return None if self._traffic.backend == NO_GROUP else self._traffic.backend
 
     def count_traffic(self, first_usual: int = 0) -> None:
-        """Counts some of the coming steps rather than record them, until `is_counting` is False.
+        """Records none of the `steps_to_count` steps to come, and counts what the last of them send. Without a process
+        group there are none.
 
         Args:
             first_usual: the first step that sends what all later ones do, as far as the caller's work goes.
         """
-        self._first_counted = max(self.step, first_usual, FIRST_USUAL_STEP)
-        self.is_counting = self.backend is not None
         self.window = "light"
+        if self.backend is None:
+            return
+        first_counted = max(self.step, first_usual, FIRST_USUAL_STEP)
+        self.steps_to_count = first_counted + COUNTED_STEPS - self.step
 
     def _end_counted_step(self) -> None:
         self._leave_step()
         self.step += 1
+        self.steps_to_count -= 1
         self._log.alive()
-        if self.step == self._first_counted + COUNTED_STEPS:
+        if self.steps_to_count == 0:
             for line in self._traffic.lines():
                 self._log.write(line)
-            self.is_counting = False
         self._log.check()
 
 

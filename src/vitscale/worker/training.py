@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,13 +20,24 @@ from vitscale.store import RankLog
 from vitscale.store.records import EpochLine, TrafficLine
 from vitscale.trial.step_schedule import windows
 from vitscale.trial.trial import Trial
-from vitscale.worker import rank_process
 from vitscale.worker.group import barrier, total
 from vitscale.worker.meters import begin_meters, end_meters
 from vitscale.worker.passes import Evaluation, Passes, means
+from vitscale.worker.rank_process import RankInfo
 from vitscale.worker.recorder import EpochMeasures, StepRecorder
 
 IN_GROUPS = "ranks that share a model exchange in groups, and who waits for whom in which is not told apart"
+
+
+class _StepGradients(NamedTuple):
+    """What is known of a step once its gradients are there, before the optimizer's step."""
+
+    loss: Tensor
+    """This rank's mean loss (scalar)."""
+    rank_images: list[int]
+    """Real images of each of this rank's micro-steps."""
+    step_images: int
+    """Real images of the step, over all ranks."""
 
 
 class Training:
@@ -34,7 +46,7 @@ class Training:
     def __init__(
         self,
         trial: Trial,
-        own: rank_process.RankInfo,
+        rank: RankInfo,
         dataset: Dataset,
         engine: Engine,
         device: torch.device,
@@ -42,15 +54,19 @@ class Training:
         seed: int,
     ) -> None:
         """`seed`: that of this run, for the order and the augmentation."""
-        self.trial, self.own, self.engine, self.device, self.log = trial, own, engine, device, log
-        self.passes = Passes(trial, own, dataset, engine, device, seed)
-        steps = trial.window.steps
-        self.last_step = trial.window.warmup_steps + steps if steps is not None else None
+        self.trial = trial
+        self.rank = rank
+        self.engine = engine
+        self.device = device
+        self.log = log
+        self.passes = Passes(trial, rank, dataset, engine, device, seed)
+        self.last_step = None if trial.window.steps is None else trial.window.warmup_steps + trial.window.steps
+        """Number of steps to train; None: whole epochs."""
         per_epoch = self.passes.order(epoch=0).steps
         self.rehearses = trial.train.compile and (self.last_step is None or self.last_step >= per_epoch)
         """Whether steps of another shape would else be compiled among the timed ones."""
-        planned = windows(trial, self.last_step or per_epoch * (trial.train.epochs or 0), per_epoch)
-        self.recorder = StepRecorder(trial, own, device, log, planned)
+        planned_steps = self.last_step or per_epoch * (trial.train.epochs or 0)
+        self.recorder = StepRecorder(trial, rank, device, log, windows(trial, planned_steps, per_epoch))
         self.meters: dict[str, EpochMeter] = {
             name: known("meter", name, {}, "begin", "end") for name in trial.window.meters
         }
@@ -113,41 +129,48 @@ class Training:
         Returns:
             Its real images, over all ranks.
         """
-        recorder, train = self.recorder, self.trial.train
+        recorder = self.recorder
         step = recorder.step
         recorder.begin_step()
-        if 0 < train.learning_rate_warmup_steps >= step:  # else a DeepSpeed file's scheduler sets it
+        if 0 < self.trial.train.learning_rate_warmup_steps >= step:  # else a DeepSpeed file's scheduler sets it
             # Before anything else: one engine takes the optimizer's step inside its last backward.
             self.engine.set_learning_rate(self.trial.learning_rate_at(step))
         norms = MicroBatchNorms(self.engine.module) if recorder.window == "gradients" else None
-        step_loss = torch.zeros((), device=self.device)
-        rank_images: list[int] = []
         with norms or nullcontext():
-            for batch in self.passes.step(batches, epoch=epoch, phase=recorder.phase):
-                is_last = len(rank_images) == train.grad_accum - 1
-                loss = self.passes.micro_step(batch, sums, last=is_last, phase=recorder.phase)
-                step_loss += loss / train.grad_accum
-                rank_images.append(batch.real)
+            gradients = self._accumulate_gradients(batches, epoch, sums)
         with recorder.phase("optimizer"):
             if norms is None:
                 self.engine.step()
             else:
                 reduced = self.engine.step_with_norm()
-        recorder.end_step(sum(rank_images), step_loss)
+        recorder.end_step(sum(gradients.rank_images), gradients.loss)
         if norms is not None:
             self.log.write(
                 gradient_line(
                     step,
-                    images=batch.step_real,
-                    own_images=rank_images,
-                    world_size=self.own.world_size,
+                    images=gradients.step_images,
+                    own_images=gradients.rank_images,
+                    world_size=self.rank.world_size,
                     unreduced=norms.total(),
                     reduced=reduced,
                 )
             )
         if recorder.has_profile:
             self._read_profile(batches)
-        return batch.step_real
+        return gradients.step_images
+
+    def _accumulate_gradients(self, batches: Batches, epoch: int, sums: Tensor) -> _StepGradients:
+        """Does forward and backward of a step's micro-steps. No batch is left on the device at the optimizer's step."""
+        grad_accum = self.trial.train.grad_accum
+        phase = self.recorder.phase
+        step_loss = torch.zeros((), device=self.device)
+        rank_images: list[int] = []
+        for batch in self.passes.step(batches, epoch=epoch, phase=phase):
+            is_last = len(rank_images) == grad_accum - 1
+            loss = self.passes.micro_step(batch, sums, last=is_last, phase=phase)
+            step_loss += loss / grad_accum
+            rank_images.append(batch.real)
+        return _StepGradients(step_loss, rank_images, batch.step_real)
 
     def _rehearse(self) -> None:
         """Lets compiled blocks know the shape of an epoch's last step; the time is that of the first step."""
@@ -228,9 +251,7 @@ class Training:
         while self.recorder.is_counting:
             order = self.passes.order(epoch)
             with self.passes.batches(order) as batches:
-                for _ in range(order.steps):
-                    if not self.recorder.is_counting:
-                        break
+                for _ in range(min(order.steps, self.recorder.steps_to_count)):
                     self._train_step(batches, epoch, sums)
             epoch += 1
 

@@ -29,6 +29,7 @@ from vitscale.worker.recorder import StepRecorder
 from vitscale.worker.script_arguments import SCRIPT_PHASES, ScriptPhase, images_in
 
 _UNNAMED = "the script does not name this phase of its steps: probe.phase({phase!r})"
+_NO_BATCH: Any = object()
 _PART_OF_PHASE = {"data": "data_wait", "forward": "forward", "backward": "backward", "optimizer": "optimizer"}
 
 
@@ -119,10 +120,9 @@ class ScriptSteps:
                 step_images = 0
                 for micro_step in range(accumulate):
                     with self.phase("data"):
-                        try:
-                            batch = next(batches)
-                        except StopIteration:
-                            return
+                        batch = next(batches, _NO_BATCH)
+                    if batch is _NO_BATCH:
+                        return
                     if loop.short_images is not None:
                         self._check_images(loop.short_images)
                     step_images += images_in(batch, images, accumulate)

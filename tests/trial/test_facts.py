@@ -35,8 +35,6 @@ def test_facts_hold_together(field: str) -> None:
     assert set(fact.taken_by) <= set(ENGINES)
     assert fact.role == "wrapper" or not fact.taken_by
     assert f"train.{field}" in SWEEPABLE
-    if fact.since > 1:
-        assert not TrainSpec.model_fields[field].is_required(), "older trials lack it"
     if fact.needs is not None:
         other, values = fact.needs
         for value in values:
@@ -50,9 +48,9 @@ def test_the_wrapper_s_fields_are_all_but_the_engine_s_own_taken_by_someone() ->
 
 
 NEW = """    dry_gather: Annotated[
-        bool, Fact(since=9, role="wrapper", taken_by=("fsdp2",), short=("dry gather", "wet gather"))
+        bool, Fact(role="wrapper", taken_by=("fsdp2",), short=("dry gather", "wet gather"))
     ] = False
-    boost: Annotated[float, Fact(since=9, needs=("optimizer", ("sgd",)))] = Field(default=0.5, ge=0.0)
+    boost: Annotated[float, Fact(needs=("optimizer", ("sgd",)))] = Field(default=0.5, ge=0.0)
 """
 BEFORE = '    seed: Seed = 0\n    """Seed of weights, order and augmentation.'
 PROGRAM = """

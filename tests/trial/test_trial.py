@@ -192,7 +192,7 @@ def golden_trials() -> Iterator[tuple[str, Trial]]:
 
 
 def test_identities_are_what_they_were() -> None:
-    """`identities.json` was written before fields came to say since when they are there. None of it may change; fields
+    """`identities.json` was written as the first fields came to records that existed. None of it may change; fields
     and engines to come may be added."""
     golden = json.loads((Path(__file__).parent / "identities.json").read_text())
     made = {name: made.identity() for name, made in golden_trials()}

@@ -110,7 +110,7 @@ def trial(steps: int) -> Trial:
         train=TrainSpec(engine="none", precision="fp32", device="cpu", micro_batch=8),
         world=World(ranks_per_node=1, threads_per_rank=1),
         window=WindowSpec(steps=steps, warmup_steps=0, evaluate=False, explain=False),
-        launcher="in-process",
+        launcher="local",
     )
 
 

@@ -153,6 +153,12 @@ def make_rank(
     )
 
 
+def steps_of_epoch(record: RankRecord, epoch: int) -> tuple[int, int]:
+    """The first and the last step of an epoch, as a line of resources has them."""
+    numbers = [line.step for line in record.steps if line.epoch == epoch]
+    return numbers[0], numbers[-1]
+
+
 def make_run(
     trial: Trial,
     ranks: Sequence[RankRecord],

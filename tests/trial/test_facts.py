@@ -33,8 +33,6 @@ def test_facts_hold_together(field: str) -> None:
     fact = fact_of(TrainSpec, field)
     assert fact == fact_of(TrainSection, field), "what narrows a field's type keeps its facts"
     assert f"train.{field}" in SWEEPABLE
-    if fact.since > 1:
-        assert not TrainSpec.model_fields[field].is_required(), "older trials lack it"
     if fact.needs is not None:
         other, values = fact.needs
         for value in values:
@@ -48,9 +46,9 @@ def test_every_option_of_engines_is_read_by_one(option: str) -> None:
     assert readers_of(option)
 
 
-NEW = """    dry_gather: Annotated[bool, wrapping(9, short=("dry gather", "wet gather"))] = False
-    hollow: Annotated[bool, wrapping(9)] = False
-    boost: Annotated[float, Fact(since=9, needs=("optimizer", ("sgd",)))] = Field(default=0.5, ge=0.0)
+NEW = """    dry_gather: Annotated[bool, wrapping(short=("dry gather", "wet gather"))] = False
+    hollow: Annotated[bool, wrapping()] = False
+    boost: Annotated[float, Fact(needs=("optimizer", ("sgd",)))] = Field(default=0.5, ge=0.0)
 """
 BEFORE = '    seed: Seed = 0\n    """Seed of weights, order and augmentation.'
 PROGRAM = """

@@ -53,7 +53,7 @@ def trial_of(explain: bool = False, **train: object) -> Trial:
         train=TrainSpec.model_validate(fields | {"learning_rate": 0.003} | train),
         world=World(ranks_per_node=1, threads_per_rank=1),
         window=WindowSpec(warmup_steps=1, explain=explain),
-        launcher="in-process",
+        launcher="local",
     )
 
 

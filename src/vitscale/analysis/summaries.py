@@ -2,13 +2,11 @@
 
 DeepSpeed compiles an extension (fused_adam, cpu_adam) on a machine that has none of it yet: minutes in the first run of
 an engine, and never again. `torch.compile` keeps what it compiled in the first step on disk for the trial's later runs.
-A rank records this (`PhaseLine.compiled`). Older records do not, but there the phase exceeds that of like runs by more
-than any run differs.
+A rank records this (`PhaseLine.compiled`).
 """
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -34,8 +32,6 @@ from vitscale.trial.trial import OF_THE_WRAPPER, Trial
 NOT_RUN_YET = "not run yet"
 
 _MAY_COMPILE = ("engine", "first_step")
-_TIMES, _SECONDS_MORE = 5.0, 20.0
-"""A phase counts as one with a compilation where it exceeds the others' median by both."""
 
 
 def summarise(
@@ -119,9 +115,9 @@ def summarise(
 
 
 def without_one_off(trials: Mapping[str, TrialResult]) -> dict[str, TrialResult]:
-    """The same trials; in runs that compiled, a phase gets the other runs' median and the rest goes to `one_off`.
+    """The same trials; a phase in which a run compiled gets the median of runs that did not.
 
-    Where a run is recorded to have compiled and no other has the phase without, the phase is left out: unavailable.
+    The remaining seconds go to `one_off`. Without a run that did not compile the phase is left out: unavailable.
     """
     groups: dict[tuple[Any, ...], list[tuple[str, int, RunFigures]]] = {}
     for trial_id, result in trials.items():
@@ -131,32 +127,17 @@ def without_one_off(trials: Mapping[str, TrialResult]) -> dict[str, TrialResult]
                     groups.setdefault((phase, *_kind(phase, result)), []).append((trial_id, n, run))
     mended: dict[str, dict[int, RunFigures]] = {}
     for (phase, *_), members in groups.items():
-        rest = sorted(run.startup[phase] for _, _, run in members if phase not in run.compiled)
+        usual = known_median(run.startup[phase] for _, _, run in members if phase not in run.compiled)
         for trial_id, n, run in members:
-            usual = known_median(rest) if phase in run.compiled else _median_without(rest, run.startup[phase])
-            may_have = phase == "engine" or trials[trial_id].trial.train.compile
-            if phase in run.compiled or (may_have and usual is not None and _far_beyond(run.startup[phase], usual)):
-                own = mended.setdefault(trial_id, {})
-                own[n] = _without(own.get(n, run), phase, usual)
+            if phase in run.compiled:
+                runs = mended.setdefault(trial_id, {})
+                runs[n] = _without(runs.get(n, run), phase, usual)
     return {
         trial_id: with_start_up(result, tuple(mended[trial_id].get(n, run) for n, run in enumerate(result.runs)))
         if trial_id in mended
         else result
         for trial_id, result in trials.items()
     }
-
-
-def _median_without(ordered: Sequence[float], value: float) -> float | None:
-    """The median of `ordered` without one `value`; None where nothing else is there."""
-    rank, count = bisect.bisect_left(ordered, value), len(ordered) - 1
-    if not count:
-        return None
-    low, high = (ordered[k + (k >= rank)] for k in ((count - 1) // 2, count // 2))
-    return low if count % 2 else (low + high) / 2
-
-
-def _far_beyond(seconds: float, usual: float) -> bool:
-    return seconds > _TIMES * usual and seconds > usual + _SECONDS_MORE
 
 
 def _without(run: RunFigures, phase: str, usual: float | None) -> RunFigures:

@@ -176,8 +176,8 @@ class TrialResult:
 
     @property
     def batch_known(self) -> bool:
-        """Whether the micro-batch is known. An import that does not give it has 1 instead, and says so in its runs; an
-        older one that says nothing has steps without images."""
+        """Whether the micro-batch is known. An import that does not give it has 1 instead, and says so in its runs; one
+        of early format 11 says nothing, and has steps without images."""
         if self.trial.origin is None or self.trial.train.micro_batch > 1:
             return True
         imports = [run.header.imported for run in self.records if run.header.imported]

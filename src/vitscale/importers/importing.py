@@ -19,6 +19,7 @@ from vitscale.importers import contents, deepspeed, epochs, links, plain_csv, tr
 from vitscale.importers.contents import LinkFormat, LogContents, LogFormat, Options, Setting
 from vitscale.importers.curves import curves_of
 from vitscale.importers.deepspeed_lines import without_colours
+from vitscale.importers.drawn_tables import refusal
 from vitscale.importers.headings import CELLS_OF, SPEEDS, Heading
 from vitscale.importers.records import (
     TrialRun,
@@ -276,6 +277,8 @@ def guess(paths: Sequence[Path], cells: str | None = None, gpus: Sequence[int] =
     for path, taken in formats.items():
         if taken is None:
             head, *_ = headers(path, Options(cells=cells))
+            if head.drawn is not None:
+                raise refusal(path, head.drawn)
             if any(own.column.startswith(CELLS_OF) for own in head.headings):
                 raise RequestError(
                     f"the table in {shown(path.name)} has a column for each GPU count and does not say what they hold",

@@ -13,7 +13,7 @@ from vitscale.importers import contents
 from vitscale.importers.contents import LogContents, LogRank, LogRun, Options, Problems, Setting
 from vitscale.importers.headings import OF_A_RUN, OF_A_SETTING, OWN, RATES, SPEEDS, Heading
 from vitscale.importers.records import an_epoch, epoch_line, nodes_of, step_line, unknown_layouts
-from vitscale.importers.tables import Header, Row, headers, rows, setting_of, text_of
+from vitscale.importers.tables import Header, Row, readable_headers, rows, setting_of, text_of
 from vitscale.store.results import ImportedFile
 
 _KNOWN = (*OF_A_SETTING, "run", "step", *SPEEDS)
@@ -74,7 +74,7 @@ def read(paths: Sequence[Path], options: Options) -> LogContents:
         unlike: list[tuple[int, str]] = []
         micro: list[tuple[int, str, _Run, int]] = []
         whole, hosts_told = False, set[bool]()
-        for head in headers(path, options.of_file(number)):
+        for head in readable_headers(path, options.of_file(number)):
             if not set(head.columns) & set(SPEEDS):
                 raise RequestError(f"{shown(path.name)} has no column of times{head.unit_lacking}", valid=SPEEDS)
             naming, falling = _Naming(path.name, head), _Rates(head, options)

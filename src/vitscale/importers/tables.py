@@ -17,7 +17,8 @@ from vitscale.engines import ENGINES
 from vitscale.errors import RequestError, shown
 from vitscale.importers import contents
 from vitscale.importers.contents import Options, Problems, Setting, precision_of
-from vitscale.importers.grids import grids
+from vitscale.importers.drawn_tables import DrawnTable, refusal
+from vitscale.importers.grids import read_document
 from vitscale.importers.headings import (
     BATCH,
     CELLS_OF,
@@ -138,6 +139,8 @@ class Header(Form):
     title: str = ""
     gpus: int | None = None
     """The GPUs of all rows, where no column tells them."""
+    drawn: DrawnTable | None = None
+    """The first table of the file that is in a form which is not read, where none that is read has GPUs and a speed."""
     untrained: str = ""
     """The heading or the caption that says that it is not of training."""
     left_out: tuple[str, ...] = ()
@@ -252,7 +255,7 @@ def headers(path: Path, options: Options = _NOTHING_SAID) -> tuple[Header, ...]:
     """The headers of all tables in a file that tell GPU counts and speeds; if none does, of that which comes nearest.
 
     Args:
-        path: a CSV file, or a document: Markdown, HTML, LaTeX, JSON records.
+        path: a CSV file, or a document: Markdown, HTML, JSON records.
         options: what the user says of the file (`Options.of_file`). With a micro-batch, no column is taken for the
             batch of all GPUs. GPUs are those of all rows, for a table that does not tell them.
 
@@ -261,6 +264,19 @@ def headers(path: Path, options: Options = _NOTHING_SAID) -> tuple[Header, ...]:
         StoreError: it cannot be read.
     """
     return tuple(_with_rates_of(head, options.cells) for head in _headers(path, options))
+
+
+def readable_headers(path: Path, options: Options) -> tuple[Header, ...]:
+    """The headers of all tables in a file, as `headers`; for those who read its rows.
+
+    Raises:
+        RequestError: as `headers`; or the only table of the file is in a form that is not read.
+        StoreError: it cannot be read.
+    """
+    nearest, *others = headers(path, options)
+    if nearest.drawn is not None:
+        raise refusal(path, nearest.drawn)
+    return (nearest, *others)
 
 
 def _with_rates_of(head: Header, cells: str | None) -> Header:
@@ -274,6 +290,7 @@ def _with_rates_of(head: Header, cells: str | None) -> Header:
 
 def _headers(path: Path, options: Options) -> tuple[Header, ...]:
     nearest = _first(path)
+    document = read_document(path)
     tables = [
         Header(
             **vars(form),
@@ -282,7 +299,7 @@ def _headers(path: Path, options: Options) -> tuple[Header, ...]:
             title=grid.title,
             untrained=not_of_training((grid.caption, grid.title)),
         )
-        for grid in grids(path)
+        for grid in document.grids
         for form in forms(grid, options.cells, options.micro_batch)
     ]
     if any(head.tells_gpus for head in (nearest, *tables)):
@@ -316,9 +333,13 @@ def _headers(path: Path, options: Options) -> tuple[Header, ...]:
             for head in measured
             if head.untrained and head.line not in {taken.line for taken in training}
         ]
+        left_out += [
+            f"the table at line {drawn.line} is {drawn.form}: write it as Markdown or CSV" for drawn in document.drawn
+        ]
         taken, *others = (_with_commas(path, head) for head in _told_apart(training))
         return (replace(taken, left_out=tuple(f"left out: {why}" for why in left_out)), *others)
-    return (max([nearest, *tables], key=lambda head: head.known),)
+    best = max([nearest, *tables], key=lambda head: head.known)
+    return (replace(best, drawn=next(iter(document.drawn), None)),)
 
 
 def _first(path: Path) -> Header:

@@ -166,7 +166,7 @@ _FORK_IMPORTS_SECONDS = 0.5
 
 
 def starts_as_forks(trial: TrialResult) -> bool:
-    """Whether its start-up was measured of forks: the local launcher of older versions started new processes."""
+    """Whether its start-up was measured of forks: the local launcher starts new processes where it cannot fork."""
     imports = trial.startup.get("imports")
     return started_as_forks(trial.trial) and imports is not None and imports < _FORK_IMPORTS_SECONDS
 

@@ -54,7 +54,7 @@ class Imported(Record):
     of_the_run: bool = False
     """The times are the whole run's, not those of one rank; they stand under rank 0."""
     batch_told: bool | None = None
-    """Whether anybody told the trial's micro-batch, which is 1 otherwise; None: an older version did not record it."""
+    """Whether anybody told the trial's micro-batch, which is 1 otherwise; None: not recorded."""
     assumed: tuple[str, ...] = ()
     """Fields of the trial that nobody told and that have a usual value instead: train.precision, model.image_size."""
 
@@ -86,11 +86,11 @@ class RunHeader(Record):
     """The hosts it was given, in the order of their ranks; empty where it ran on the driver's own host."""
     dataset_fingerprint: str
     seed: int | None = None
-    """The seed of this run; null in format 1, where it was the trial's."""
+    """The seed of this run; null where it is the trial's."""
     imported: Imported | None = None
     """Null where vitscale ran it itself."""
     vitscale: str | None = None
-    """The program that wrote it (`base.program.identity`), "0.1.0+3fa9c1d2e4b5"; null in older formats."""
+    """The program that wrote it (`base.program.identity`), "0.1.0+3fa9c1d2e4b5"; null in format 11."""
 
     @property
     def folder(self) -> str:
@@ -179,11 +179,11 @@ class StudyRecord(Record):
     """Trial identity to the fingerprint of the data that it reads."""
     factory_digests: dict[str, str] = Field(default={})
     """Trial identity to the SHA-256 of the file of its `model.factory`; lacks trials without one, or whose file is no
-    text. Empty in older formats: unknown."""
+    text. Empty in format 11: unknown."""
     imported: StudyImport | None = None
     """Null for a study of vitscale's own."""
     vitscale: str | None = None
-    """The program that wrote it last, as in `RunHeader`; null in older formats."""
+    """The program that wrote it last, as in `RunHeader`; null in format 11."""
 
 
 class Results(Record):

@@ -22,8 +22,6 @@ class Spec(BaseModel):
 class Fact:
     """Facts beside a field's type: `Annotated[int, Fact(...)]`. A field that narrows a base's keeps its facts."""
 
-    since: int = 1
-    """Format of records (`store.records`) that introduced the field. After 1, its default is no part of an identity."""
     role: Role = ""
     """What the field decides. "": what is computed. The other roles change the losses of the first steps only by
     rounding. wrapper: how training is distributed; execution: how the same is computed (of both an engine says which
@@ -40,9 +38,9 @@ class Fact:
     the field's name and its value."""
 
 
-def wrapping(since: int, short: str | tuple[str, str] | Mapping[str, str] = "") -> Fact:
+def wrapping(short: str | tuple[str, str] | Mapping[str, str] = "") -> Fact:
     """The facts of a field that says how training is distributed; `EngineFacts.options` say which engines read it."""
-    return Fact(since=since, role="wrapper", short=short)
+    return Fact(role="wrapper", short=short)
 
 
 def switch(name: str) -> tuple[str, str]:

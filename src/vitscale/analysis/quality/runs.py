@@ -218,18 +218,17 @@ def _data_wait(trial: TrialResult) -> float | None:
 
 
 def one_off_compilation(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Runs that compiled what later ones find: they record it, or took far longer in that phase than all others."""
+    """Notes the runs that compiled what later ones find compiled."""
     phases = [(seconds, phase, run, t) for t in measured for run in t.runs for phase, seconds in run.one_off.items()]
     if compiled := [phase for phase in phases if phase[0] > 0]:
         seconds, phase, run, slowest = max(compiled, key=lambda each: each[0])
-        guessed = ", as of DeepSpeed's extensions" if phase == "engine" else ", as of blocks (torch.compile)"
-        what = f" of {', '.join(run.compiled[phase])}" if phase in run.compiled else guessed
         longer, than = (" longer", " than in other runs") if phase in run.startup else ("", "")
+        names = ", ".join(run.compiled[phase])
         count_of_runs = len({figures.run for _, _, figures, _ in compiled})
         yield note(
             "one-off-compilation",
             f"the {phase.replace('_', ' ')} of {run_name(slowest, run)} took {seconds:.0f} s{longer}"
-            f"{' to build' if phase == 'engine' else ''}{than}: a one-off compilation{what} "
+            f"{' to build' if phase == 'engine' else ''}{than}: a one-off compilation of {names} "
             f"({count_of_runs} run{'s' if count_of_runs > 1 else ''} in all)",
             "It is in no start-up, prediction or advice. A new machine pays it once more: keep "
             f"{'TORCH_EXTENSIONS_DIR' if phase == 'engine' else 'TORCHINDUCTOR_CACHE_DIR'}.",

@@ -153,7 +153,7 @@ class RunFigures:
     notes: tuple[str, ...]
     """What the record lacks."""
     compiled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Phase to what was compiled in it, as the ranks record it; older records do not."""
+    """Phase to what was compiled in it, as the ranks record it."""
     one_off: Mapping[str, float] = field(default_factory=dict)
     """Phase to the seconds taken off it because they were paid once: see `vitscale.analysis.summaries`."""
 

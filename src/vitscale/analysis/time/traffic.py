@@ -172,9 +172,6 @@ def _why_not(runs: Sequence[Run], *, unlike: bool) -> str:
             for rank, line in enumerate(lines):
                 if line.collectives is None:
                     return line.reason or "they could not be counted"
-                if not line.collectives and len(lines) > 1:
-                    # An old record, for which NCCL's ranks read a recorder that only other backends write into.
-                    return f"the recorder of {line.backend} was found empty, though {len(lines)} ranks trained together"
                 where = f"rank {rank} in step {line.step} of repeat {run.header.repeat + 1}"
                 # Names of groups of ranks differ from rank to rank.
                 kinds = Counter(collective.model_copy(update={"communicator": ""}) for collective in line.collectives)

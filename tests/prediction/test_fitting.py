@@ -17,7 +17,6 @@ from vitscale.prediction.likelihood import Likelihood
 from vitscale.prediction.network.links import Link, Network
 from vitscale.prediction.parameters import NAMES, priors
 from vitscale.prediction.predicting import Question, predict
-from vitscale.prediction.sampling import medians, quantiles
 from vitscale.prediction.step.of_series import model_of
 from vitscale.trial.model_spec import ModelSpec
 
@@ -368,13 +367,3 @@ def test_what_is_told_and_fits_moves_each_number_half_of_the_way() -> None:
     assert answer(known) == pytest.approx([math.sqrt(a * b) for a, b in zip(told, untold, strict=True)])
     # Another engine's messages are known by arithmetic alone.
     assert answer(known, changes={"engine": "fsdp2"}) == answer(alone, changes={"engine": "fsdp2"})
-
-
-@pytest.mark.parametrize("runs", range(1, 8))
-def test_medians_and_quantiles_are_numpys(runs: int) -> None:
-    values = np.random.default_rng(runs).standard_normal((40, runs))
-    values[0, 0], values[1, -1], values[2, runs // 2] = np.inf, -np.inf, np.nan
-    shares = (0.0, 0.05, 0.3, 0.5, 0.77, 0.95, 1.0)
-    with np.errstate(invalid="ignore"):  # between two infinities
-        assert np.array_equal(medians(values.T), np.median(values, axis=1), equal_nan=True)
-        assert np.array_equal(quantiles(values.T, *shares), np.quantile(values, shares, axis=1), equal_nan=True)

@@ -156,7 +156,7 @@ def _power(log_slowdown: float, design: _Design, question: Question) -> float:
 
     It is the mean over points of equal probability: of sigma, (P, 1), and of the error that a study finds, (P, P).
     """
-    from scipy.special import ndtr  # a third of a second to import, and only needed here
+    from scipy.special import ndtr  # here, as in `analysis.statistics`
 
     sigma = math.sqrt(design.squared_error) / _deviation_ratios(design.freedom_of_spread)[:, None]
     standard_error = sigma * _deviation_ratios(design.freedom)[None, :]

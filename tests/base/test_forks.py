@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 import pytest
 
-from vitscale.base.forks import has_other_threads, spread
+from vitscale.base.forks import spread
 
 
 @pytest.fixture

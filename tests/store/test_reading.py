@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ from hypothesis import strategies as st
 from results_factory import error_line, make_environment, make_run, make_trial, one_curve, rich_study, write_results
 from vitscale.errors import StoreError
 from vitscale.store import RunIndex, load, new_run_folder, read_rank, read_ranks, read_study, write_outcome, write_study
-from vitscale.store.lines import Record
-from vitscale.store.records import FORMAT, EndLine, EpochLine, ModelLine, PhaseLine, StartLine, StepLine
+from vitscale.store.lines import Record, Steps, read_lines, refuse_unwritable_numbers
+from vitscale.store.records import FORMAT, EndLine, EpochLine, ModelLine, PhaseLine, RankRecord, StartLine, StepLine
 from vitscale.store.results import Outcome
 
 GOOD: list[Record] = [
@@ -348,3 +349,31 @@ def test_an_empty_folder_holds_no_runs(tmp_path: Path) -> None:
     assert read_study(tmp_path) is None
     write_study(tmp_path, one_curve({1: [0.1]}).study)
     assert load(tmp_path).runs == ()
+
+
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-1, 3),
+    st.sampled_from([2**63 - 1, 2**63, 10**30, 3.0, -0.0, 0.5, -0.1, 1e308, math.inf, math.nan]),
+    st.sampled_from(["", "3", "0.5", "true", "light", "dark", "explained"]),
+    st.just([]),
+)
+CHANGES = st.dictionaries(st.sampled_from([*STEP, "unknown"]), VALUES, max_size=3)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(CHANGES, st.sets(st.sampled_from([*STEP]), max_size=1)), min_size=1, max_size=3))
+def test_many_steps_read_at_once_are_those_read_one_by_one(
+    tmp_path: Path, lines: list[tuple[dict[str, Any], set[str]]]
+) -> None:
+    """All of a file's steps are parsed together, by another library than single lines are."""
+    written = []
+    for changes, missing in lines:
+        line = {key: value for key, value in (STEP | changes).items() if key not in missing}
+        written.append(json.dumps(line, separators=(",", ":")))
+    path = rank_file(tmp_path, *written)
+    one_by_one = read_lines(path, RankRecord, lambda _, line: refuse_unwritable_numbers(line))
+    together = read_rank(path)
+    assert together.broken == tuple(f"{tmp_path.name}/{line}" for line in one_by_one.broken)
+    assert together.steps == Steps.of(one_by_one.steps)

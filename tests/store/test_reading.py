@@ -362,9 +362,11 @@ def test_steps_read_at_once_are_those_read_line_by_line(tmp_path: Path, field: s
     """All of a file's steps are parsed together, by another library than single lines are."""
     without_field = {key: value for key, value in STEP.items() if key != field}
     changed = [STEP | {field: value} for value in VALUES]
-    for step in (STEP, without_field, *changed):
-        path = rank_file(tmp_path, json.dumps(step, separators=(",", ":")))
+    texts = [json.dumps(step, separators=(",", ":")) for step in (STEP, without_field, *changed)]
+    overflowing = json.dumps(STEP | {field: "number"}, separators=(",", ":")).replace('"number"', "1e999")
+    for text in (*texts, overflowing):
+        path = rank_file(tmp_path, text)
         line_by_line = read_lines(path, RankRecord, lambda _, line: refuse_unwritable_numbers(line))
         at_once = read_rank(path)
         assert at_once.broken == tuple(f"{tmp_path.name}/{line}" for line in line_by_line.broken)
-        assert at_once.steps == Steps.of(line_by_line.steps), step
+        assert at_once.steps == Steps.of(line_by_line.steps), text

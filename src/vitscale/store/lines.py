@@ -365,8 +365,6 @@ STEP_PREFIX = b'{"kind":"step",'
 def parse_steps(text: bytes) -> Steps | None:
     """Parses whole step lines at once; None where one is not plainly such a line and has to be parsed by itself."""
     try:
-        steps = Steps.of(_ROWS.decode_lines(text))
+        return Steps.of(_ROWS.decode_lines(text))  # which takes no NaN, no infinity and no number that becomes one
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
-    known = np.isfinite(steps.loss) | np.isnan(steps.loss)
-    return steps if np.isfinite(steps.seconds).all() and known.all() else None

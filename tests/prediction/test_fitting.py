@@ -17,6 +17,8 @@ from vitscale.prediction.likelihood import Likelihood
 from vitscale.prediction.network.links import Link, Network
 from vitscale.prediction.parameters import NAMES, priors
 from vitscale.prediction.predicting import Question, predict
+from vitscale.prediction.sampling import StudentT
+from vitscale.prediction.step.model import Array
 from vitscale.prediction.step.of_series import model_of
 from vitscale.trial.model_spec import ModelSpec
 
@@ -321,6 +323,31 @@ def test_the_density_of_many_runs_multiplies_before_it_takes_logarithms(runs: in
     together = density.log_density(rows)
     density.many_runs = False
     assert together == pytest.approx(density.log_density(rows), rel=1e-12)
+
+
+@pytest.mark.parametrize("every_run", [True, False])
+def test_the_search_ends_where_nothing_is_more_probable(every_run: bool) -> None:
+    """Of runs whose log density is a square, and of runs by Student's t, one of which hung."""
+    points = [make_point(n, (0.2 * n**0.1, 0.204 * n**0.1, 0.3)) for n in (1, 2, 4, 8)]
+    model = model_of(points, make_evidence(points))
+    density = Likelihood(model, points, priors(points, UNKNOWN, True))
+    proposal = density._around_the_maximum(0.02, every_run=every_run)
+    assert isinstance(proposal, StudentT)
+
+    def improbability(rows: Array) -> Array:
+        """The negative log density of each row, up to a constant, where jobs differ by 2 %."""
+        of_runs, others = density.residuals(rows)
+        squares = (of_runs / 0.02) ** 2
+        terms = squares if every_run else 5 * np.log1p(squares / 4)
+        return np.asarray((terms.sum(axis=1) + (others**2).sum(axis=1)) / 2, dtype=np.float64)
+
+    size = len(density.active)
+    along = 0.1 * np.eye(size, size + 1)
+    beside = improbability(proposal.centre + np.vstack([along, -along]))
+    (here,) = improbability(proposal.centre[None])
+    (at_the_start,) = improbability(np.append(np.zeros(size), math.log(0.02))[None])
+    assert here < at_the_start - 1
+    assert here < beside.min() + 0.05
 
 
 def imported(seconds: dict[int, float], engine: str, spec: ModelSpec) -> FittedSeries:

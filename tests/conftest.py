@@ -15,7 +15,6 @@ from pathlib import Path
 import hypothesis
 import psutil
 import pytest
-import vl_convert  # noqa: F401 - a report that finds it loaded starts no process to draw its figures
 from threadpoolctl import threadpool_limits
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling

@@ -50,7 +50,7 @@ _IMPORTED = {
         # Those of examples of own scripts too.
         "transformers.models.vit.modeling_vit",
     ),
-    "commands": ("vitscale.cli", "vitscale.lab.enter", "vl_convert"),
+    "commands": ("vitscale.cli", "vitscale.lab.enter"),
 }  # fmt: skip
 _WORKER_PLANE = ("vitscale.worker", "vitscale.engines", "vitscale.models", "vitscale.datasets", "vitscale.probes")
 _PR_SET_PDEATHSIG = 1

@@ -15,7 +15,7 @@ import numpy as np
 
 from vitscale.analysis.learning.convergence import convergence
 from vitscale.analysis.quality.measurement import clock_anomalies
-from vitscale.analysis.quality.shares import rank_speeds
+from vitscale.analysis.quality.shares import explained_rank_speeds
 from vitscale.analysis.runs.environments import differences, largest_like_group, run_environments
 from vitscale.analysis.runs.figures import LEARNED, PHASES, EpochFigures, LossByStep, RunFigures, all_run_figures
 from vitscale.analysis.runs.repeats import allocation_of, clusters_of, components, groups, looked_at, observations
@@ -110,7 +110,7 @@ def summarise(
         clock_anomalies=next(filter(None, map(clock_anomalies, reversed(used))), ()),
         loader=LoaderFigures.of(trial, used),
         last_epoch=_mean_epoch([own for figure in figures if (own := figure.last_epoch) is not None]),
-        rank_speeds=rank_speeds(trial, used, figures) if explained else None,
+        rank_speeds=explained_rank_speeds(trial, used, figures) if explained else None,
     )
 
 

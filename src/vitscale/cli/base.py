@@ -229,11 +229,12 @@ HostfileOption = Annotated[Path | None, option("--hostfile", "FILE", "Hosts to r
 
 
 def compute_on_one_core() -> None:
-    """Makes numpy use one thread and the garbage collector run less often, for verbs that start no ranks.
+    """Asks OpenBLAS for one thread and the garbage collector to run less often, for verbs that start no ranks.
 
-    Called before numpy is imported. A fit's matrix products are so small that OpenBLAS's threads would spend as much
-    processor time on waiting for each other as the fit takes. Cycles of objects are looked for only after every 100,000
-    new ones, for an answer needs none.
+    Only time depends on either. A fit's matrix products are so small that OpenBLAS's threads spend more processor time
+    on waiting for each other than the fit takes. A variable is all that keeps it from starting them; ranks would
+    inherit it, and a process that loaded numpy before has its threads already. Cycles of objects are looked for only
+    after every 100,000 new ones, for an answer needs none.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     gc.set_threshold(100_000)

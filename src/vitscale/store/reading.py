@@ -87,7 +87,7 @@ def read_rank(path: Path) -> RankRecord:
     strays = []
 
     def refuse(_raw: bytes, line: lines.RankLine) -> None:
-        lines.refuse_wild_numbers(line)
+        lines.refuse_unwritable_numbers(line)
         if isinstance(line, StepLine):
             strays.append(line)
 
@@ -96,9 +96,9 @@ def read_rank(path: Path) -> RankRecord:
     columns = lines.parse_steps(bytes(step_lines))
     if columns is None or strays:
         # A line is broken, or not as a rank writes it: parse each by itself, to name it by number and keep the order.
-        record = lines.read_lines(path, RankRecord, lambda _, line: lines.refuse_wild_numbers(line))
+        record = lines.read_lines(path, RankRecord, lambda _, line: lines.refuse_unwritable_numbers(line))
     else:
-        record = RankRecord.of_values({**record.__dict__, "steps": columns})
+        record = record.model_copy(update={"steps": columns})
     if not record.broken:
         return record
     return record.model_copy(update={"broken": tuple(f"{path.parent.name}/{line}" for line in record.broken)})

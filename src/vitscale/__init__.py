@@ -6,13 +6,30 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vitscale.api.arguments import LaunchOptions
+    from vitscale.api.linting import LintResult, lint
     from vitscale.pages.outputs import load
     from vitscale.worker.probe import Probe, composer_callback, lightning_callback, trainer_callback
 
 __version__ = "0.1.0"
-__all__ = ["Probe", "composer_callback", "lightning_callback", "load", "trainer_callback"]
-_OFFERED = dict.fromkeys(__all__, "vitscale.worker.probe") | {"load": "vitscale.pages.outputs"}
-"""Names for users' own code -> modules, which are imported when the name is used."""
+__all__ = [
+    "LaunchOptions",
+    "LintResult",
+    "Probe",
+    "composer_callback",
+    "lightning_callback",
+    "lint",
+    "load",
+    "trainer_callback",
+]
+_MODULES = {
+    "vitscale.api.arguments": ("LaunchOptions",),
+    "vitscale.api.linting": ("LintResult", "lint"),
+    "vitscale.pages.outputs": ("load",),
+    "vitscale.worker.probe": ("Probe", "composer_callback", "lightning_callback", "trainer_callback"),
+}
+"""Modules -> the names that they offer to users' own code. A module is imported when one of its names is first used."""
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __dir__() -> list[str]:
@@ -20,6 +37,6 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _OFFERED:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_OFFERED[name]), name)
+    return getattr(importlib.import_module(_MODULE_OF[name]), name)

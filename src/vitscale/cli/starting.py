@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from vitscale.api.arguments import LaunchOptions
+from vitscale.api.new_files import write_new
 from vitscale.cli import base
 from vitscale.cli.base import app, option
 from vitscale.errors import RequestError, shown, unknown
@@ -59,9 +61,9 @@ def init(
     name = "".join(letters).lstrip("._-")[:100] or "study"
     text = f"#:schema {_SCHEMA}\n{first_study(name, where, wishes)}"
     planned = runner.plan(StudyFile.checked(output, text))
-    base.write_new(output, text)
+    write_new(output, text)
     if not (beside := output.parent / _SCHEMA).exists():
-        base.write_new(beside, json.dumps(study_schema(), indent=1) + "\n")
+        write_new(beside, json.dumps(study_schema(), indent=1) + "\n")
     runs = len(planned.tasks)
     sys.stdout.write(f"Wrote {output}: {runs} runs. Next: vitscale plan {output}, then vitscale run {output}\n")
 
@@ -88,30 +90,22 @@ def train(
     json: base.JsonOption = False,
 ) -> None:
     """One trial without a study file: a study of one, which run and report take. The same command again resumes."""
-    import hashlib
+    from vitscale.api import running
+    from vitscale.cli.studies import show_runs
 
-    from vitscale import runner
-    from vitscale.cli.studies import carry_out
-    from vitscale.preflight.first_study import Wishes, check_images, first_study, look_around, rank_counts_for
-    from vitscale.study.file import StudyFile, overlay
-
-    if gpus is not None and gpus < 1:
-        raise RequestError(f"--gpus is {gpus}", valid=["1 or more"])
-    where = look_around(hostfile, Path.cwd())
-    ranks = rank_counts_for(where)[-1] if gpus is None else gpus
-    wishes = Wishes(model, data, root, engine, (ranks,))
-    check_images(wishes)
-    over = overlay(site, launcher=launcher, scheduler=scheduler, hostfile=hostfile)
-    # Named by what is asked for: the same command finds its folder again, and another command has its own.
-    asked = repr((first_study("", where, wishes, repeats=1), over, overrides))
-    name = f"train-{hashlib.sha256(asked.encode()).hexdigest()[:8]}"
-    text = first_study(name, where, wishes, repeats=1)
-    planned = runner.plan(StudyFile.checked(Path("train.toml"), text, over, overrides or ()), results=output)
-    if planned.most_runs != 1:
-        what = f"train does one run, and this makes {planned.most_runs}"
-        raise RequestError(what, next_step="Write a study of them: vitscale init, then vitscale run")
-    results = output or Path("results") / planned.record.name
-    carry_out(planned, results, runner.Options(), verbose=verbose, json=json, verb="train")
+    console = base.ProgramConsole(stderr=json)
+    result = running.train(
+        overrides or (),
+        model=model,
+        data=data,
+        root=root,
+        engine=engine,
+        gpus=gpus,
+        output=output,
+        launch=LaunchOptions(launcher, scheduler, hostfile, site),
+        console=console,
+    )
+    show_runs(result, console, json=json, verbose=verbose)
 
 
 @app.command()
@@ -125,7 +119,7 @@ def schema(
     if output is None:
         sys.stdout.write(text)
         return
-    base.write_new(output, text)
+    write_new(output, text)
     sys.stdout.write(f"{output}: begin the study with the line #:schema {output.name}\n")
 
 

@@ -23,6 +23,7 @@ from vitscale.errors import RequestError, shown, unknown
 from vitscale.pages.answers import counts, terminal_document
 from vitscale.pages.contract import frame, run_columns, run_rows, to_json, to_table, trial_rows
 from vitscale.pages.document import charts, report_document
+from vitscale.pages.forms import FORMATS, NAMES, TABLES, TO_STANDARD_OUTPUT
 from vitscale.pages.methods import methods_section
 from vitscale.pages.tables import trial_label
 from vitscale.prediction.results import Forecast
@@ -37,21 +38,6 @@ if TYPE_CHECKING:
     import polars
 
     from vitscale.profiles.step_trace import RankStep
-
-_TABLES = ("csv", "parquet")
-TO_STANDARD_OUTPUT = ("md", "json", "latex", "methods")
-_NAMES = {
-    "html": "report.html",
-    "md": "report.md",
-    "latex": "report.tex",
-    "json": "report.json",
-    "methods": "methods.md",
-}
-
-FORMATS = (*_NAMES, *_TABLES, *FIGURE_FORMATS, "trace")
-WITHOUT_PREDICTIONS = (*_TABLES, "methods", "trace")
-OF_DATA = ("json", *WITHOUT_PREDICTIONS)
-"""Forms without advice."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +137,7 @@ def _write(reported: Reported, results: Path, formats: Sequence[str], output: Pa
         (output if folder_asked else output.parent).mkdir(parents=True, exist_ok=True)
     folder, file = (output or results, None) if folder_asked or output is None else (output.parent, output)
     for kind in formats:
-        if kind in _TABLES:
+        if kind in TABLES:
             rows = {"trials": trial_rows(reported.analysis), "runs": run_rows(reported.analysis)}
             columns = run_columns(reported.analysis)
             if file is not None and store.is_stream(file):
@@ -165,12 +151,12 @@ def _write(reported: Reported, results: Path, formats: Sequence[str], output: Pa
                     path = file if name == "trials" else file.with_name(f"{file.stem}-runs{file.suffix}")
                 store.write_whole(path, to_table(own, kind, columns if name == "runs" else {}), make_folder=True)
                 written.append(path)
-        elif kind in _NAMES:
+        elif kind in NAMES:
             text = reported.text(kind)
             if output is None and kind in TO_STANDARD_OUTPUT:
                 sys.stdout.write(text)
                 continue
-            written.append(file or folder / _NAMES[kind])
+            written.append(file or folder / NAMES[kind])
             store.write_whole(written[-1], text, make_folder=True)
     if drawn_as := [kind for kind in formats if kind in FIGURE_FORMATS]:
         drawn = (*charts(reported.analysis, reported.forecast, reported.advice).values(), *reported.brought)

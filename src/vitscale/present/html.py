@@ -73,6 +73,19 @@ def to_html(document: doc.Document, *, brand: str = "vitscale", subtitle: str = 
     )
 
 
+def to_fragment(document: doc.Document) -> str:
+    """The document as HTML for a notebook: no page, script or style sheet around it; a folded section opens on request.
+
+    Everything that a user could write is escaped.
+    """
+    shown = list(figures(document.blocks))
+    drawn = drawing.stills([figure.views[0].spec for figure in shown])
+    title = _format("<h3>{}</h3>\n", document.title) if document.title else ""
+    body = "\n".join(_block(block, _DEEPEST) for block in document.blocks)
+    last = "\n".join(_format("<p>{}</p>", line) for line in document.last)
+    return f"<div>\n{title}{_with_pictures(body, shown, drawn())}\n{last}\n</div>"
+
+
 def slug(text: str) -> str:
     """A heading as the name of its place: "Where the time goes" as "where-the-time-goes"."""
     return "-".join(re.findall(r"[a-z0-9]+", text.lower()))

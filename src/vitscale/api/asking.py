@@ -1,7 +1,4 @@
-"""What `predict` and `advise` ask of results with the options of a command line, and with any one of them left out.
-
-Modules that take long to import are imported here: the verbs import this one when they are called.
-"""
+"""What `predict` and `advise` ask of results with all their options, and with any one of them left out."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from vitscale.advice.pipeline import Advice, advised_from
 from vitscale.advice.printing import advice_fields
 from vitscale.advice.request import Request
 from vitscale.analysis import Analysis
-from vitscale.cli.base import size_bytes
+from vitscale.api.arguments import memory_bytes
 from vitscale.pages.predicted import predict_fields
 from vitscale.prediction import answering, finishing
 from vitscale.prediction.evidence import Evidence, Series, evidence_of
@@ -30,8 +27,8 @@ from vitscale.trial.trial import Trial
 
 
 @dataclass(frozen=True)
-class Predicted:
-    """What `predict` says."""
+class PredictAnswer:
+    """The answer of `predict` with some options."""
 
     forecast: Forecast
     finishes: tuple[Finish, ...]
@@ -74,14 +71,13 @@ class PredictAsking(_Asking):
         super().__init__(results, analysed)
         self.counts, self.series = counts, series
 
-    def answer(self, options: Options, *, scored: bool = True) -> Predicted:
+    def answer(self, options: Options, *, scored: bool = True) -> PredictAnswer:
         """The answer with these options; `scored`: with how well such answers did.
 
         Raises:
             RequestError: it cannot be answered.
         """
         horizon = finishing.horizon(options["--epochs"], options["--checkpoint-seconds"], options["--node-mtbf"])
-        memory = options["--gpu-memory"]
         changes = answering.Changes(
             model=options["--model"],
             image_size=options["--image-size"],
@@ -102,7 +98,7 @@ class PredictAsking(_Asking):
             series=self.series,
             nodes_of=options["--nodes-of"],
             price_per_gpu_hour=options["--price"],
-            memory_capacity_bytes=None if memory is None else size_bytes(memory, "--gpu-memory"),
+            memory_capacity_bytes=memory_bytes(options["--gpu-memory"]),
         )
         fitted = self._fitted(evidence)
         if scored:
@@ -111,7 +107,7 @@ class PredictAsking(_Asking):
             predictions, left_out = answering.predictions(fitted, questions)
             forecast = Forecast(evidence, predictions, (), left_out)
         ends = finishing.finish(horizon, forecast.predictions, evidence, self.analysed) if horizon else ()
-        return Predicted(forecast, ends, recorded)
+        return PredictAnswer(forecast, ends, recorded)
 
     def figures(self, options: Options) -> object:
         """All figures of the answer with these options."""
@@ -120,7 +116,7 @@ class PredictAsking(_Asking):
         ends = [_finish_figures(end) for end in answered.finishes if not end.reason]
         return _rounded([[_figures(one) for one in fields["predictions"]], fields["left_out"], ends])
 
-    def remarks(self, answered: Predicted, options: Options) -> Remarks:
+    def remarks(self, answered: PredictAnswer, options: Options) -> Remarks:
         """What is to be known before the answer."""
         idle = options_without_effect(options, self.figures)
         evidence = answered.forecast.evidence
@@ -136,7 +132,7 @@ class PredictAsking(_Asking):
             ),
         )
 
-    def _brought_in(self, answered: Predicted) -> str:
+    def _brought_in(self, answered: PredictAnswer) -> str:
         """What the answer rests on since an option named the engine or the model of an import."""
         fitted = self._fitted(answered.forecast.evidence)
         for prediction in answered.forecast.predictions:
@@ -168,7 +164,7 @@ _REASONS = {"--price": "cost_per_epoch", "--gpu-memory": "oom_chance"}
 """Option -> the figure that there is because of it."""
 
 
-def _why_idle(option: str, value: object, answered: Predicted) -> str:
+def _why_idle(option: str, value: object, answered: PredictAnswer) -> str:
     """Why an option of `predict` changes no figure; empty where that is not known."""
     predictions = answered.forecast.predictions
     if why := _why_taken_as_measured(option, answered.recorded, answered.forecast.evidence):
@@ -198,7 +194,7 @@ def _why_taken_as_measured(option: str, recorded: Evidence, evidence: Evidence) 
     )
 
 
-def _is_measured(option: str, value: object, answered: Predicted) -> bool:
+def _is_measured(option: str, value: object, answered: PredictAnswer) -> bool:
     """Whether an option names what is recorded of all series."""
     field = _FIELDS[option]
     last_points = [series.points[-1] for series in answered.recorded_series]
@@ -250,13 +246,12 @@ class AdviseAsking(_Asking):
         Raises:
             RequestError: what is asked cannot be answered from these results.
         """
-        memory, images, nodes_of = options["--gpu-memory"], options["--images"], options["--nodes-of"]
         job = finishing.Horizon.of(self.limits.epochs or 1, options["--checkpoint-seconds"], options["--node-mtbf"])
         asked = replace(
             self.limits,
-            ranks_per_node=nodes_of,
-            images=images,
-            memory_capacity_bytes=None if memory is None else size_bytes(memory, "--gpu-memory"),
+            ranks_per_node=options["--nodes-of"],
+            images=options["--images"],
+            memory_capacity_bytes=memory_bytes(options["--gpu-memory"]),
             any_batch=bool(options["--any-batch"]),
             large_batch=bool(options["--large-batch"]),
             split=bool(options["--split"]),

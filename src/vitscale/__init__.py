@@ -6,26 +6,85 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vitscale.api.advising import AdviceChoices, AdviceLimits, AdviseResult, advise
     from vitscale.api.arguments import LaunchOptions
+    from vitscale.api.checking import CheckResult, TrainingCheckResult, check, check_training
+    from vitscale.api.comparing import CompareResult, compare, compare_studies
+    from vitscale.api.importing import ImportResult, LinkImportResult, import_results
     from vitscale.api.linting import LintResult, lint
-    from vitscale.pages.outputs import load
+    from vitscale.api.planning import PlanResult, plan
+    from vitscale.api.predicting import PredictResult, TrainingPlan, predict
+    from vitscale.api.reporting import LikeResult, ReportResult, report, report_like
+    from vitscale.api.running import RunResult, run, train
+    from vitscale.api.sharing import ExportResult, SendResult, WatchResult, export, send, watch
+    from vitscale.errors import RequestError, StoreError, VitscaleError
+    from vitscale.pages.outputs import Frames, load
+    from vitscale.prediction.answering import Changes
     from vitscale.worker.probe import Probe, composer_callback, lightning_callback, trainer_callback
 
 __version__ = "0.1.0"
 __all__ = [
+    "AdviceChoices",
+    "AdviceLimits",
+    "AdviseResult",
+    "Changes",
+    "CheckResult",
+    "CompareResult",
+    "ExportResult",
+    "Frames",
+    "ImportResult",
     "LaunchOptions",
+    "LikeResult",
+    "LinkImportResult",
     "LintResult",
+    "PlanResult",
+    "PredictResult",
     "Probe",
+    "ReportResult",
+    "RequestError",
+    "RunResult",
+    "SendResult",
+    "StoreError",
+    "TrainingCheckResult",
+    "TrainingPlan",
+    "VitscaleError",
+    "WatchResult",
+    "advise",
+    "check",
+    "check_training",
+    "compare",
+    "compare_studies",
     "composer_callback",
+    "export",
+    "import_results",
     "lightning_callback",
     "lint",
     "load",
+    "plan",
+    "predict",
+    "report",
+    "report_like",
+    "run",
+    "send",
+    "train",
     "trainer_callback",
+    "watch",
 ]
 _MODULES = {
+    "vitscale.api.advising": ("AdviceChoices", "AdviceLimits", "AdviseResult", "advise"),
     "vitscale.api.arguments": ("LaunchOptions",),
+    "vitscale.api.checking": ("CheckResult", "TrainingCheckResult", "check", "check_training"),
+    "vitscale.api.comparing": ("CompareResult", "compare", "compare_studies"),
+    "vitscale.api.importing": ("ImportResult", "LinkImportResult", "import_results"),
     "vitscale.api.linting": ("LintResult", "lint"),
-    "vitscale.pages.outputs": ("load",),
+    "vitscale.api.planning": ("PlanResult", "plan"),
+    "vitscale.api.predicting": ("PredictResult", "TrainingPlan", "predict"),
+    "vitscale.api.reporting": ("LikeResult", "ReportResult", "report", "report_like"),
+    "vitscale.api.running": ("RunResult", "run", "train"),
+    "vitscale.api.sharing": ("ExportResult", "SendResult", "WatchResult", "export", "send", "watch"),
+    "vitscale.errors": ("RequestError", "StoreError", "VitscaleError"),
+    "vitscale.pages.outputs": ("Frames", "load"),
+    "vitscale.prediction.answering": ("Changes",),
     "vitscale.worker.probe": ("Probe", "composer_callback", "lightning_callback", "trainer_callback"),
 }
 """Modules -> the names that they offer to users' own code. A module is imported when one of its names is first used."""

@@ -9,13 +9,14 @@ arguments   values that several functions take: paths, sizes, counts, where rank
 planning    plan: what would run
 running     run, train: does it
 checking    check, check_training: looks at the machines first
-loading     is `pages.outputs.load`: frames and charts
-reporting   report, report_like: tables, figures, a page
+reporting   report, report_like: tables, figures, a page (`load`, of frames and charts, is `pages.outputs.load`)
 comparing   compare, compare_studies: results side by side
 asking      what predict and advise ask of results, and which options changed nothing
 predicting  predict: what nobody has measured
 advising    advise: what to rent
 importing   import_results: others' logs as results
 linting     lint: a DeepSpeed configuration
-sharing     export, send: results as a file, or in a tracker
+sharing     export, send, watch: results as a file or in a tracker, a look at a study that runs
+laboratory  lab_status: hosts as namespaces on this machine
+new_files   files that must not be there yet
 """

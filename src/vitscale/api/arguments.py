@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from vitscale.study.file import Overlay
 
-StrPath: TypeAlias = "str | Path"
+StrPath: TypeAlias = str | Path
 """A path; `~` at its beginning is the home folder."""
 
 MOST_RANKS = 100_000

@@ -125,7 +125,7 @@ def report(results: StrPath, *, combine_unlike: bool = False, charts: Sequence[s
     Example:
         >>> reported = vitscale.report("results")
         >>> reported
-        <report: documented, 3 of 3 trials completed, 6 runs>
+        <report: documented, 3 of 3 trials completed, 9 runs>
         >>> [str(path) for path in reported.write(["html", "csv"], "pages")]
         ['pages/report.html', 'pages/trials.csv', 'pages/runs.csv']
     """

@@ -78,7 +78,7 @@ def export(results: StrPath, output: StrPath = "bundle.tar.gz", *, redact: bool 
     Example:
         >>> exported = vitscale.export("results", "bundle.tar.gz")
         >>> vitscale.report(exported.bundle)
-        <report: documented, 3 of 3 trials completed, 6 runs>
+        <report: documented, 3 of 3 trials completed, 9 runs>
     """
     bundle, folder = path_of(output), path_of(results)
     if store.is_stream(bundle) or str(bundle) == "-":
@@ -165,7 +165,7 @@ def watch(results: StrPath) -> WatchResult:
 
     Example:
         >>> vitscale.watch("results")
-        <watch: documented, 6 of 6 runs done>
+        <watch: documented, 9 of 9 runs done>
     """
     folder = path_of(results)
     return WatchResult(study_view(folder, time.time()), folder)

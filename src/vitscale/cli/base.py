@@ -10,7 +10,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Self, TextIO
@@ -22,7 +22,6 @@ from typing_extensions import override
 
 from vitscale.api.arguments import MOST_COUNTS, check_rank_count, too_many_counts
 from vitscale.errors import RequestError, shown
-from vitscale.present.document import Document
 from vitscale.present.terminal import show
 from vitscale.present.verb_result import VerbResult
 
@@ -259,18 +258,6 @@ class ProgramConsole(Console):
 def silence(stream: TextIO) -> None:
     """Redirects a stream that can no longer be written to /dev/null, so that exiting does not fail on it again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def answer(
-    verb: str, fields: Callable[[], Mapping[str, Any]], document: Callable[[], Document], *, json: bool, verbose: bool
-) -> None:
-    """Prints what a verb has found: as JSON where --json asks for it, else for a terminal."""
-    if json:
-        from vitscale.present.data import envelope  # with msgspec, for which help need not wait
-
-        sys.stdout.write(envelope(verb, fields()))
-    else:
-        show(ProgramConsole(), document(), verbose)
 
 
 def show_result(result: VerbResult, *, json: bool, verbose: bool) -> None:

@@ -316,13 +316,22 @@ class Frames:
 
 
 def load(results: str | Path, *, combine_unlike: bool = False) -> Frames:
-    """The frames of a results folder, or of a bundle of it.
+    """Loads results as frames and charts, each worked out when it is first asked for.
 
     Args:
-        results: the folder or the bundle; `~` is the home folder.
+        results: a results folder, or a bundle of it; `~` is the home folder.
         combine_unlike: combine runs although they ran on unlike hardware or under other library versions.
+
+    Returns:
+        Lazy polars frames (`trials`, `runs`, `steps`; times in seconds, memory in bytes, null where unavailable) and
+        `charts`; a notebook shows the tables of the report.
 
     Raises:
         StoreError: the folder holds no results, or results of a newer format.
+
+    Example:
+        >>> loaded = vitscale.load("results")
+        >>> loaded.trials.collect()["gpus"].to_list()
+        [1, 2, 4]
     """
     return Frames(store.load(Path(results).expanduser()), combine_unlike=combine_unlike)

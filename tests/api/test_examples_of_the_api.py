@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 
 from api_places import make_place
 
+ROOT = Path(__file__).parent.parent.parent
 PROGRAM = """
 import doctest, importlib, inspect, pkgutil, sys, vitscale
 trains = sys.argv[1] == "trains"
@@ -51,3 +54,15 @@ def test_examples_that_start_no_ranks(tmp_path: Path) -> None:
 @pytest.mark.ranks
 def test_examples_that_start_ranks(tmp_path: Path) -> None:
     assert ran(tmp_path, "trains") == ["check", "run", "train"]
+
+
+def test_the_page_on_notebooks_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_place(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs/notebook.md").read_text(encoding="utf-8")
+    examples = "\n".join(re.findall(r"^```pycon\n(.*?)^```", page, re.MULTILINE | re.DOTALL))
+    test = doctest.DocTestParser().get_doctest(examples, {}, "notebook.md", None, 0)
+    said: list[str] = []
+    result = doctest.DocTestRunner().run(test, out=said.append)
+    assert result.attempted > 10
+    assert result.failed == 0, "".join(said)

@@ -54,7 +54,13 @@ class LaunchOptions:
         )
 
 
-AS_THE_STUDY_SAYS = LaunchOptions()
+def overlay_of(launch: LaunchOptions | None) -> Overlay:
+    """The sections that are put over a study; none where nothing is given.
+
+    Raises:
+        RequestError: an option or the site file cannot be used.
+    """
+    return (launch or LaunchOptions()).overlay()
 
 
 def path_of(path: StrPath) -> Path:

@@ -11,7 +11,7 @@ from rich.console import Console
 from typing_extensions import override
 
 from vitscale import preflight
-from vitscale.api.arguments import AS_THE_STUDY_SAYS, LaunchOptions, StrPath, path_or_none, progress_console
+from vitscale.api.arguments import LaunchOptions, StrPath, overlay_of, path_or_none, progress_console
 from vitscale.preflight.judging import check_document, check_fields
 from vitscale.preflight.training_proofs import Proof
 from vitscale.present.document import Document, Finding, counts_of
@@ -99,7 +99,7 @@ def check(
     output: StrPath | None = None,
     ranks_per_node: int | None = None,
     quick: bool = False,
-    launch: LaunchOptions = AS_THE_STUDY_SAYS,
+    launch: LaunchOptions | None = None,
     console: Console | None = None,
 ) -> CheckResult:
     """Checks this machine, a hostfile's hosts or an allocation before a study: starts ranks that measure them.
@@ -110,7 +110,7 @@ def check(
         output: the results folder that the check is stored in; None: the user's own folder of checks.
         ranks_per_node: ranks on each host; None: the study's, else one a GPU.
         quick: small messages and short measurements.
-        launch: how ranks are started and where.
+        launch: how ranks are started and where; None: as the study says.
         console: where a line for the one who waits goes; None: standard error.
 
     Returns:
@@ -126,7 +126,7 @@ def check(
         >>> checked.record.request.world.size
         1
     """
-    target = preflight.check_target(path_or_none(study), launch.overlay(), overrides)
+    target = preflight.check_target(path_or_none(study), overlay_of(launch), overrides)
     wanted = preflight.request(target, ranks_per_node=ranks_per_node, quick=quick)
     progress = progress_console(console)
     record, stored = preflight.run_check(
@@ -139,7 +139,7 @@ def check_training(
     *,
     output: StrPath | None = None,
     ranks_per_node: int | None = None,
-    launch: LaunchOptions = AS_THE_STUDY_SAYS,
+    launch: LaunchOptions | None = None,
     console: Console | None = None,
 ) -> TrainingCheckResult:
     """Checks each engine by a tiny run on the devices that are there, and proves what is measured.
@@ -147,7 +147,7 @@ def check_training(
     Args:
         output: the results folder for the runs, to which a bundle is added; None: results/training-check-TIME.
         ranks_per_node: ranks on each host; None: the hostfile's slots, else one a GPU.
-        launch: how ranks are started and where.
+        launch: how ranks are started and where; None: as the study says.
         console: where progress goes; None: standard error.
 
     Returns:
@@ -161,7 +161,7 @@ def check_training(
     from vitscale.store.bundles import write_bundle
 
     results, proofs, missing = training.check_training(
-        launch.overlay(), ranks_per_node, path_or_none(output), progress_console(console)
+        overlay_of(launch), ranks_per_node, path_or_none(output), progress_console(console)
     )
     findings = training.training_findings(proofs)
     bundle = results / "bundle.tar.gz"

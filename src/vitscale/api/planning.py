@@ -11,10 +11,10 @@ from typing_extensions import override
 
 from vitscale import runner
 from vitscale.api.arguments import (
-    AS_THE_STUDY_SAYS,
     LaunchOptions,
     StrPath,
     memory_bytes,
+    overlay_of,
     path_of,
     path_or_none,
     positive,
@@ -63,7 +63,7 @@ def plan(
     price: float | None = None,
     gpu_memory: str | int | None = None,
     skip_unfit: bool = False,
-    launch: LaunchOptions = AS_THE_STUDY_SAYS,
+    launch: LaunchOptions | None = None,
 ) -> PlanResult:
     """Plans a study: trials, memory, time and cost, exact commands. Starts nothing and writes nothing.
 
@@ -74,7 +74,7 @@ def plan(
         price: price of one GPU for an hour, in any currency.
         gpu_memory: memory of one device: bytes, or text such as "80GB"; None: as found here.
         skip_unfit: leave out of the sums what will not fit in memory.
-        launch: how ranks are started and where.
+        launch: how ranks are started and where; None: as the study says.
 
     Returns:
         The plan, with the expected seconds, bytes and cost of each trial; what is unknown is None.
@@ -87,7 +87,7 @@ def plan(
         >>> vitscale.plan("study.toml", ["train.micro_batch=16"])
         <plan: documented, 2 trials, 2 of 2 runs to do>
     """
-    planned = runner.plan(StudyFile.read(path_of(study), launch.overlay(), overrides))
+    planned = runner.plan(StudyFile.read(path_of(study), overlay_of(launch), overrides))
     price_per_hour = positive(price, "--price")
     fits = memory_fits(planned, memory_bytes(gpu_memory))
     skipped = frozenset(unfit(fits)) if skip_unfit else frozenset()
@@ -102,7 +102,7 @@ def commands(
     *,
     skip_unfit: bool = False,
     gpu_memory: str | int | None = None,
-    launch: LaunchOptions = AS_THE_STUDY_SAYS,
+    launch: LaunchOptions | None = None,
 ) -> str:
     """Lists the exact commands or batch scripts of every trial of a study, for a results folder RESULTS.
 
@@ -111,12 +111,12 @@ def commands(
         overrides: values put over the study, as `train.micro_batch=16`.
         skip_unfit: leave out trials that will not fit in memory.
         gpu_memory: memory of one device: bytes, or text such as "80GB"; None: as found here.
-        launch: how ranks are started and where.
+        launch: how ranks are started and where; None: as the study says.
 
     Raises:
         RequestError: the study, its data or the hosts do not allow it.
     """
-    planned = runner.plan(StudyFile.read(path_of(study), launch.overlay(), overrides))
+    planned = runner.plan(StudyFile.read(path_of(study), overlay_of(launch), overrides))
     return command_list(planned, None, unfit=unfit_trials(planned, gpu_memory, skip_unfit=skip_unfit))
 
 

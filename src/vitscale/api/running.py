@@ -11,14 +11,7 @@ from rich.console import Console
 from typing_extensions import override
 
 from vitscale import runner
-from vitscale.api.arguments import (
-    AS_THE_STUDY_SAYS,
-    LaunchOptions,
-    StrPath,
-    path_of,
-    path_or_none,
-    progress_console,
-)
+from vitscale.api.arguments import LaunchOptions, StrPath, overlay_of, path_of, path_or_none, progress_console
 from vitscale.api.planning import default_folder, unfit_trials
 from vitscale.errors import RequestError
 from vitscale.preflight import pace_warnings
@@ -44,6 +37,7 @@ class RunResult(VerbResult):
     analysis: Analysis
     """The results, analysed."""
     verb_name: Literal["run", "train"] = "run"
+    """Which of the two did it."""
 
     @property
     @override
@@ -89,7 +83,7 @@ def run(
     allow_version_change: bool = False,
     skip_unfit: bool = False,
     gpu_memory: str | int | None = None,
-    launch: LaunchOptions = AS_THE_STUDY_SAYS,
+    launch: LaunchOptions | None = None,
     console: Console | None = None,
 ) -> RunResult:
     """Runs what is not done yet of a study; the same call again resumes.
@@ -102,7 +96,7 @@ def run(
         allow_version_change: go on under other library versions than before.
         skip_unfit: skip trials that will not fit in memory.
         gpu_memory: memory of one device: bytes, or text such as "80GB"; None: as found here.
-        launch: how ranks are started and where.
+        launch: how ranks are started and where; None: as the study says.
         console: where notes and progress go; None: standard error.
 
     Returns:
@@ -137,7 +131,7 @@ def commands_to_do(
     retry_failed: bool = False,
     skip_unfit: bool = False,
     gpu_memory: str | int | None = None,
-    launch: LaunchOptions = AS_THE_STUDY_SAYS,
+    launch: LaunchOptions | None = None,
 ) -> str:
     """Lists the exact commands or batch scripts of what `run` would do with the same arguments; starts nothing.
 
@@ -159,7 +153,7 @@ def train(
     engine: str | None = None,
     gpus: int | None = None,
     output: StrPath | None = None,
-    launch: LaunchOptions = AS_THE_STUDY_SAYS,
+    launch: LaunchOptions | None = None,
     console: Console | None = None,
 ) -> RunResult:
     """Trains one trial without a study file; the same call again resumes.
@@ -172,7 +166,7 @@ def train(
         engine: ddp, fsdp2, deepspeed, ...; None: by what this machine has.
         gpus: ranks in all; None: all there are, on CPU up to 4.
         output: the results folder; None: results/NAME, named by what is asked for.
-        launch: how ranks are started and where.
+        launch: how ranks are started and where; None: as the study says.
         console: where notes and progress go; None: standard error.
 
     Returns:
@@ -195,11 +189,12 @@ def train(
 
     if gpus is not None and gpus < 1:
         raise RequestError(f"--gpus is {gpus}", valid=["1 or more"])
-    where = look_around(path_or_none(launch.hostfile), Path.cwd())
+    hostfile = path_or_none(launch.hostfile) if launch is not None else None
+    where = look_around(hostfile, Path.cwd())
     ranks = rank_counts_for(where)[-1] if gpus is None else gpus
     wishes = Wishes(model, data, root, engine, (ranks,))
     check_images(wishes)
-    overlay = launch.overlay()
+    overlay = overlay_of(launch)
     # Named by what is asked for: the same call finds its folder again, and another call has its own.
     asked = repr((first_study("", where, wishes, repeats=1), overlay, [*overrides] or None))
     name = f"train-{hashlib.sha256(asked.encode()).hexdigest()[:8]}"
@@ -236,11 +231,11 @@ def carry_out(
 
 
 def _planned(
-    study: StrPath, overrides: Sequence[str], output: StrPath | None, launch: LaunchOptions
+    study: StrPath, overrides: Sequence[str], output: StrPath | None, launch: LaunchOptions | None
 ) -> tuple[runner.Plan, Path]:
     """The plan of a study, and the folder of its results."""
     results = path_or_none(output)
-    planned = runner.plan(StudyFile.read(path_of(study), launch.overlay(), overrides), results=results)
+    planned = runner.plan(StudyFile.read(path_of(study), overlay_of(launch), overrides), results=results)
     return planned, results or default_folder(planned)
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+import vitscale
 from vitscale.cli import base
 from vitscale.cli.base import app, option
 from vitscale.errors import RequestError
@@ -50,11 +51,9 @@ def compare(
         raise RequestError("--repeats is of --run, which is not given", next_step="Add --run, and give study files")
     if not run:
         base.compute_on_one_core()
-    from vitscale.api import comparing
-
     if run:
         console = base.ProgramConsole(stderr=json)
-        result = comparing.compare_studies(
+        result = vitscale.compare_studies(
             *compared,
             repeats=repeats,
             fail_if_slower=limit,
@@ -64,7 +63,7 @@ def compare(
             console=console,
         )
     else:
-        result = comparing.compare(
+        result = vitscale.compare(
             *compared, fail_if_slower=limit, strict=strict, combine_unlike=combine_unlike, output=output
         )
     if result.written is not None:

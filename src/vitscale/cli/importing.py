@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+import vitscale
 from vitscale.cli import base
 from vitscale.cli.base import app, option
 
@@ -43,10 +44,9 @@ def import_(
     json: base.JsonOption = False,
 ) -> None:
     """Others' logs as results: DeepSpeed, Hugging Face, timm, MMEngine; tables; traces. Then report and predict."""
-    from vitscale.api import importing
     from vitscale.importers.contents import gpus_of
 
-    result = importing.import_results(
+    result = vitscale.import_results(
         logs,
         output=output,
         log_format=log_format,
@@ -63,7 +63,7 @@ def import_(
         cells=cells,
         as_repeats=as_repeats,
     )
-    if isinstance(result, importing.LinkImportResult) and not json:
+    if isinstance(result, vitscale.LinkImportResult) and not json:
         for sentence in result.sentences:
             base.ProgramConsole().print(sentence, markup=False, highlight=False, soft_wrap=True)
         return

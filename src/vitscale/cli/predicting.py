@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+import vitscale
 from vitscale.cli import base
 from vitscale.cli.base import app, option
 from vitscale.errors import RequestError
@@ -50,16 +51,15 @@ def predict(
     """Time, efficiency, memory and cost on rank counts that nobody has measured, with intervals."""
     base.compute_on_one_core()
     counts = None if gpus is None else base.rank_counts(gpus)
-    from vitscale.api import predicting
 
-    result = predicting.predict(
+    result = vitscale.predict(
         results,
         counts,
         series=series,
         nodes_of=nodes_of,
         network=network,
         check=check,
-        changes=predicting.Changes(
+        changes=vitscale.Changes(
             model=model,
             image_size=image_size,
             engine=engine,
@@ -72,7 +72,7 @@ def predict(
         ),
         price=price,
         gpu_memory=gpu_memory,
-        training=predicting.TrainingPlan(epochs, checkpoint_seconds, node_mtbf),
+        training=vitscale.TrainingPlan(epochs, checkpoint_seconds, node_mtbf),
     )
     base.show_result(result, json=json, verbose=verbose)
 
@@ -129,12 +129,10 @@ def advise(
     deadline_seconds = None if deadline is None else base.seconds_of(deadline, "--deadline")
     counts = None if gpus is None else base.rank_counts(gpus)
     notes = base.ProgramConsole(stderr=True)
-    from vitscale.api import advising
-
-    result = advising.advise(
+    result = vitscale.advise(
         results,
-        limits=advising.AdviceLimits(deadline_seconds, budget, min_efficiency),
-        choices=advising.AdviceChoices(
+        limits=vitscale.AdviceLimits(deadline_seconds, budget, min_efficiency),
+        choices=vitscale.AdviceChoices(
             gpus=counts,
             max_gpus=max_gpus,
             nodes_of=nodes_of,
@@ -143,7 +141,7 @@ def advise(
             large_batch=large_batch,
             split=split,
         ),
-        training=advising.TrainingPlan(epochs, checkpoint_seconds, node_mtbf),
+        training=vitscale.TrainingPlan(epochs, checkpoint_seconds, node_mtbf),
         price=price,
         network=network,
         images=images,

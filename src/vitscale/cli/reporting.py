@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import vitscale
 from vitscale.cli import base
 from vitscale.cli.base import app, option
 from vitscale.errors import RequestError, shown
@@ -84,9 +85,7 @@ def _to_standard_output(files: ReportFiles) -> ReportFiles:
 
 def _show_like(results: Path, study: str, files: ReportFiles, *, combine_unlike: bool, verbose: bool) -> None:
     """Writes a published study's figures from these results, and shows what its claims come to."""
-    from vitscale.api import reporting
-
-    like = reporting.report_like(
+    like = vitscale.report_like(
         results, study, formats=files.formats, output=files.output, combine_unlike=combine_unlike
     )
     is_json_on_standard_output = "json" in files.formats and files.output is None
@@ -104,7 +103,7 @@ def _show_report(
 
     reporting.check_formats(files.formats)
     with without_collection():  # or it would begin in between
-        result = reporting.report(results, combine_unlike=combine_unlike, charts=charts)
+        result = vitscale.report(results, combine_unlike=combine_unlike, charts=charts)
         gc.freeze()
     is_text_on_standard_output = files.output is None and not set(files.formats).isdisjoint(TO_STANDARD_OUTPUT)
     is_stream = files.output is not None and store.is_stream(files.output)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import vitscale
 from vitscale.cli.base import JsonOption, ProgramConsole, ResultsArgument, VerboseOption, app, option, show_result
 from vitscale.errors import RequestError
 from vitscale.present.terminal import lines, redraws
@@ -28,17 +29,15 @@ def export(
     json: JsonOption = False,
 ) -> None:
     """A results folder as one checksummed file for a paper or an issue; every verb reads it."""
-    from vitscale.api import sharing
-
     if to is None:
-        result = sharing.export(results, output or Path("bundle.tar.gz"), redact=redact)
+        result = vitscale.export(results, output or Path("bundle.tar.gz"), redact=redact)
         show_result(result, json=json, verbose=verbose)
         return
     if redact or json:
         option_given = "--redact" if redact else "--json"
         raise RequestError(f"{option_given} is of a bundle, and --to makes none", next_step="Leave one of them out")
     folder = output or Path("runs")
-    sent = sharing.send(results, to, folder)
+    sent = vitscale.send(results, to, folder)
     there = f"; {counted(sent.present_before, 'run')} there already" if sent.present_before else ""
     where = f" in {folder}" if to == "tensorboard" else ""
     ProgramConsole().print(f"{counted(sent.sent, 'run')} sent to {to}{where}{there}", markup=False, highlight=False)
@@ -61,10 +60,8 @@ def watch(
     from rich.console import Group
     from rich.live import Live
 
-    from vitscale.api import sharing
-
     began = time.monotonic()
-    looked = sharing.watch(results)
+    looked = vitscale.watch(results)
     look_seconds = time.monotonic() - began
     console = ProgramConsole()
     if once or json or not redraws(console):
@@ -78,7 +75,7 @@ def watch(
                     return
                 time.sleep(max(_LOOK_SECONDS, _MOST_OF_THE_TIME * look_seconds))
                 began = time.monotonic()
-                looked = sharing.watch(results)
+                looked = vitscale.watch(results)
                 look_seconds = time.monotonic() - began
     except KeyboardInterrupt:
         return  # to stop looking is no interruption of anything

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from vitscale.api.arguments import LaunchOptions
+import vitscale
 from vitscale.api.new_files import write_new
 from vitscale.cli import base
 from vitscale.cli.base import app, option
@@ -90,11 +90,10 @@ def train(
     json: base.JsonOption = False,
 ) -> None:
     """One trial without a study file: a study of one, which run and report take. The same command again resumes."""
-    from vitscale.api import running
     from vitscale.cli.studies import show_runs
 
     console = base.ProgramConsole(stderr=json)
-    result = running.train(
+    result = vitscale.train(
         overrides or (),
         model=model,
         data=data,
@@ -102,7 +101,7 @@ def train(
         engine=engine,
         gpus=gpus,
         output=output,
-        launch=LaunchOptions(launcher, scheduler, hostfile, site),
+        launch=vitscale.LaunchOptions(launcher, scheduler, hostfile, site),
         console=console,
     )
     show_runs(result, console, json=json, verbose=verbose)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitscale.api.arguments import LaunchOptions
+import vitscale
 from vitscale.cli import base
 from vitscale.cli.base import app, option
 from vitscale.errors import RequestError
@@ -42,14 +42,14 @@ def plan(
 ) -> None:
     """What would run: trials, memory, time and cost, exact commands. Starts nothing and writes nothing."""
     base.compute_on_one_core()
-    from vitscale.api import planning
-
-    launch = LaunchOptions(launcher, scheduler, hostfile, site)
+    launch = vitscale.LaunchOptions(launcher, scheduler, hostfile, site)
     if commands and not json:
+        from vitscale.api import planning
+
         listed = planning.commands(study, overrides or (), skip_unfit=skip_unfit, gpu_memory=gpu_memory, launch=launch)
         sys.stdout.write(listed)
         return
-    result = planning.plan(
+    result = vitscale.plan(
         study,
         overrides or (),
         from_results=predict_from,
@@ -85,10 +85,10 @@ def run(
     json: base.JsonOption = False,
 ) -> None:
     """Run what is not done yet. The same command again resumes."""
-    from vitscale.api import running
-
-    launch = LaunchOptions(launcher, scheduler, hostfile, site)
+    launch = vitscale.LaunchOptions(launcher, scheduler, hostfile, site)
     if dry_run:
+        from vitscale.api import running
+
         listed = running.commands_to_do(
             study,
             overrides or (),
@@ -101,7 +101,7 @@ def run(
         sys.stdout.write(listed)
         return
     console = base.ProgramConsole(stderr=json)
-    result = running.run(
+    result = vitscale.run(
         study,
         overrides or (),
         output=output,
@@ -147,16 +147,14 @@ def check(
     json: base.JsonOption = False,
 ) -> None:
     """Preflight: this machine, a hostfile's hosts or an allocation. Exits with 1 where training would not start."""
-    from vitscale.api import checking
-
-    launch = LaunchOptions(launcher, scheduler, hostfile, site)
+    launch = vitscale.LaunchOptions(launcher, scheduler, hostfile, site)
     console = base.ProgramConsole(stderr=True)
     if training:
         _refuse_options_of_a_check(study, quick=quick)
-        proved = checking.check_training(output=output, ranks_per_node=ranks_per_node, launch=launch, console=console)
+        proved = vitscale.check_training(output=output, ranks_per_node=ranks_per_node, launch=launch, console=console)
         base.show_result(proved, json=json, verbose=verbose)
         raise typer.Exit(int(proved.has_errors))
-    checked = checking.check(
+    checked = vitscale.check(
         study,
         overrides or (),
         output=output,
@@ -192,9 +190,7 @@ def lint(
     json: base.JsonOption = False,
 ) -> None:
     """What a DeepSpeed configuration will really do. Exits with 1 where DeepSpeed refuses it or does otherwise."""
-    from vitscale.api import linting
-
-    result = linting.lint(config, model=model, parameters=parameters, gpus=gpus, deepspeed=deepspeed)
+    result = vitscale.lint(config, model=model, parameters=parameters, gpus=gpus, deepspeed=deepspeed)
     base.show_result(result, json=json, verbose=verbose)
     if result.has_errors:
         raise typer.Exit(1)

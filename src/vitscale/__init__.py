@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vitscale.api.reporting import LikeResult, ReportResult, report, report_like
     from vitscale.api.running import RunResult, run, train
     from vitscale.api.sharing import ExportResult, SendResult, WatchResult, export, send, watch
+    from vitscale.api.starting import InitResult, init
     from vitscale.errors import RequestError, StoreError, VitscaleError
     from vitscale.pages.outputs import Frames, load
     from vitscale.prediction.answering import Changes
@@ -33,6 +34,7 @@ __all__ = [
     "ExportResult",
     "Frames",
     "ImportResult",
+    "InitResult",
     "LaunchOptions",
     "LikeResult",
     "LinkImportResult",
@@ -57,6 +59,7 @@ __all__ = [
     "composer_callback",
     "export",
     "import_results",
+    "init",
     "lightning_callback",
     "lint",
     "load",
@@ -82,6 +85,7 @@ _MODULES = {
     "vitscale.api.reporting": ("LikeResult", "ReportResult", "report", "report_like"),
     "vitscale.api.running": ("RunResult", "run", "train"),
     "vitscale.api.sharing": ("ExportResult", "SendResult", "WatchResult", "export", "send", "watch"),
+    "vitscale.api.starting": ("InitResult", "init"),
     "vitscale.errors": ("RequestError", "StoreError", "VitscaleError"),
     "vitscale.pages.outputs": ("Frames", "load"),
     "vitscale.prediction.answering": ("Changes",),

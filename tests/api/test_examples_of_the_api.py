@@ -47,7 +47,7 @@ def ran(folder: Path, which: str) -> list[str]:
 
 def test_examples_that_start_no_ranks(tmp_path: Path) -> None:
     assert ran(tmp_path, "reads") == [
-        *("advise", "compare", "export", "import_results", "lint", "load", "plan", "predict", "report", "watch")
+        *("advise", "compare", "export", "import_results", "init", "lint", "load", "plan", "predict", "report", "watch")
     ]
 
 

@@ -6,6 +6,7 @@ line has them. It raises `errors.VitscaleError` where the command line exits wit
 returns a `VerbResult`: shown in a notebook, and `to_json()` is what the verb prints with --json.
 
 arguments   values that several functions take: paths, sizes, counts, where ranks are started
+starting    init: a first study
 planning    plan: what would run
 running     run, train: does it
 checking    check, check_training: looks at the machines first

@@ -119,7 +119,7 @@ def import_results(
     precision: str | None = None,
     micro_batch: int | None = None,
     train_samples: int | None = None,
-    gpus: int | Sequence[int] | None = None,
+    gpus: int | str | Sequence[int] | None = None,
     cells: str | None = None,
     as_repeats: bool = False,
 ) -> ImportResult | LinkImportResult:
@@ -140,7 +140,7 @@ def import_results(
         precision: fp32, bf16, bf16-params or fp16.
         micro_batch: images per rank and micro-step.
         train_samples: training images of the whole dataset.
-        gpus: ranks, where logs do not say; several numbers: of each file in turn.
+        gpus: ranks, where logs do not say; several numbers, or text such as "1,8": of each file in turn.
         cells: what cells hold, where a table does not say it: images_per_second, ...
         as_repeats: take files of one setting for repeats, however much they differ.
 
@@ -186,10 +186,12 @@ def import_results(
     return ImportResult(results, done, guessed_format=taken if log_format == _GUESSED else "")
 
 
-def _gpus_of_files(gpus: int | Sequence[int] | None, files: int) -> tuple[int, ...]:
+def _gpus_of_files(gpus: int | str | Sequence[int] | None, files: int) -> tuple[int, ...]:
     """The ranks of all files, or of each in turn; empty where they are not given."""
     if gpus is None:
         return ()
+    if isinstance(gpus, str):
+        return gpus_of(gpus, files)
     counts = [gpus] if isinstance(gpus, int) else gpus
     return gpus_of(",".join(map(str, counts)), files)
 

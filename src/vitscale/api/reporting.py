@@ -19,13 +19,14 @@ from vitscale.errors import RequestError, unknown
 from vitscale.pages import outputs
 from vitscale.pages.answers import counts, terminal_document
 from vitscale.pages.contract import report_fields
-from vitscale.pages.forms import FORMATS, NAMES, OF_DATA, WITHOUT_PREDICTIONS, report_files
+from vitscale.pages.forms import NAMES, OF_DATA, WITHOUT_PREDICTIONS, report_files
 from vitscale.prediction import answering, fitting
 from vitscale.prediction.evidence import evidence_of
 from vitscale.prediction.fitting import Fitted
 from vitscale.prediction.results import Forecast
 from vitscale.present.document import Document
 from vitscale.present.verb_result import VerbResult
+from vitscale.store.reading import without_collection
 
 
 @dataclass(frozen=True, repr=False)
@@ -130,7 +131,9 @@ def report(results: StrPath, *, combine_unlike: bool = False, charts: Sequence[s
         ['pages/report.html', 'pages/trials.csv', 'pages/runs.csv']
     """
     folder = path_of(results)
-    return ReportResult(folder, analysis.analyse_folder(folder, combine_unlike=combine_unlike), tuple(charts))
+    with without_collection():  # or it would begin between reading and analysing
+        analysed = analysis.analyse_folder(folder, combine_unlike=combine_unlike)
+    return ReportResult(folder, analysed, tuple(charts))
 
 
 @dataclass(frozen=True)
@@ -177,17 +180,6 @@ def report_like(
     material = like.Material.of(analysed, evidence_of(folder, analysed).network)
     written = like.write(published, material, folder_for(folder), files.formats, files.output)
     return LikeResult(tuple(written), like.terminal_document(published, material, written))
-
-
-def check_formats(formats: Sequence[str]) -> None:
-    """Refuses forms that a report does not have.
-
-    Raises:
-        RequestError: one is unknown.
-    """
-    for form in formats:
-        if form not in FORMATS:
-            raise unknown("format", form, FORMATS)
 
 
 def folder_for(results: Path) -> Path:

@@ -44,7 +44,6 @@ def import_(
     json: base.JsonOption = False,
 ) -> None:
     """Others' logs as results: DeepSpeed, Hugging Face, timm, MMEngine; tables; traces. Then report and predict."""
-    from vitscale.importers.contents import gpus_of
 
     result = vitscale.import_results(
         logs,
@@ -59,7 +58,7 @@ def import_(
         precision=precision,
         micro_batch=micro_batch,
         train_samples=train_samples,
-        gpus=gpus_of(gpus, len(logs)) if gpus is not None else None,
+        gpus=gpus,
         cells=cells,
         as_repeats=as_repeats,
     )

@@ -96,18 +96,15 @@ def _show_report(
     results: Path, files: ReportFiles, charts: Sequence[str], *, combine_unlike: bool, verbose: bool
 ) -> None:
     """Writes the report's files and prints their paths; of a page alone also the tables, which need no file."""
-    from vitscale import store
-    from vitscale.api import reporting
-    from vitscale.pages.forms import TO_STANDARD_OUTPUT
-    from vitscale.store.reading import without_collection
+    from vitscale.base.files import is_stream
+    from vitscale.pages import forms
 
-    reporting.check_formats(files.formats)
-    with without_collection():  # or it would begin in between
-        result = vitscale.report(results, combine_unlike=combine_unlike, charts=charts)
-        gc.freeze()
-    is_text_on_standard_output = files.output is None and not set(files.formats).isdisjoint(TO_STANDARD_OUTPUT)
-    is_stream = files.output is not None and store.is_stream(files.output)
-    console = base.ProgramConsole(stderr=is_text_on_standard_output or is_stream)
+    forms.check_formats(files.formats)
+    result = vitscale.report(results, combine_unlike=combine_unlike, charts=charts)
+    gc.freeze()  # nothing of it is dropped before the process ends
+    is_text_on_standard_output = files.output is None and not set(files.formats).isdisjoint(forms.TO_STANDARD_OUTPUT)
+    is_into_stream = files.output is not None and is_stream(files.output)
+    console = base.ProgramConsole(stderr=is_text_on_standard_output or is_into_stream)
     is_page_alone = files.formats == ("html",) and files.output is None
     try:
         written = result.write(files.formats, files.output)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +13,7 @@ import vitscale
 from vitscale.api.new_files import write_new
 from vitscale.cli import base
 from vitscale.cli.base import app, option
-from vitscale.errors import RequestError, shown, unknown
+from vitscale.errors import unknown
 
 ModelOption = Annotated[str | None, option("--model", "NAME", "vit-ti16 ... vit-h14, swinv2-t ... swinv2-l.")]
 DataOption = Annotated[str | None, option("--data", "NAME", "digits, synthetic, cifar10, folder, ...")]
@@ -35,40 +34,26 @@ def init(
 ) -> None:
     """Look at this machine, its hostfile or its Slurm, and write a first study for it. On a terminal it asks."""
     base.compute_on_one_core()
-    from vitscale import runner
-    from vitscale.preflight.first_study import Wishes, check_images, first_study, look_around, rank_counts_for
-    from vitscale.study.file import StudyFile
-    from vitscale.study.schema import study_schema
+    from vitscale.api import starting
 
-    if output.exists() and str(output) != "-":
-        raise RequestError(f"{shown(str(output))} is there already", next_step="Name another file with -o")
-    where = look_around(hostfile, Path.cwd(), study_folder=output.parent)
+    where = starting.machines_for(output, hostfile)
     sys.stdout.write(f"Found {where.told}.\n")
-    fits = ",".join(map(str, rank_counts_for(where)))
     if sys.stdin.isatty():
         model = model or typer.prompt("Model", "vit-b16" if where.gpus else "vit-ti16")
         data = data or typer.prompt("Images (digits, synthetic, cifar10, folder, ...)", "folder" if root else "digits")
         if root is None and data not in ("digits", "synthetic"):
             root = typer.prompt("Where they lie", "~/data")
-        gpus = gpus or typer.prompt("Rank counts", fits)
-    check_images(Wishes(data=data, root=root))
-    if root is not None and not root.startswith("~") and not Path(root).is_absolute():
-        # A study's paths start in its folder; from one that is still to be made there is no way up.
-        there = output.parent.is_dir()
-        root = os.path.relpath(root, output.parent.resolve()) if there else str(Path(root).absolute())
-    wishes = Wishes(model, data, root, engine, base.rank_counts(gpus or fits))
-    letters = (letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "-" for letter in output.stem)
-    name = "".join(letters).lstrip("._-")[:100] or "study"
-    text = f"#:schema {_SCHEMA}\n{first_study(name, where, wishes)}"
-    planned = runner.plan(StudyFile.checked(output, text))
-    write_new(output, text)
-    if not (beside := output.parent / _SCHEMA).exists():
-        write_new(beside, json.dumps(study_schema(), indent=1) + "\n")
-    runs = len(planned.tasks)
-    sys.stdout.write(f"Wrote {output}: {runs} runs. Next: vitscale plan {output}, then vitscale run {output}\n")
-
-
-_SCHEMA = "study.schema.json"
+        gpus = gpus or typer.prompt("Rank counts", ",".join(map(str, starting.usual_counts(where))))
+    written = vitscale.init(
+        output,
+        model=model,
+        data=data,
+        root=root,
+        engine=engine,
+        gpus=base.rank_counts(gpus) if gpus else None,
+        where=where,
+    )
+    sys.stdout.write(f"Wrote {output}: {written.runs} runs. Next: vitscale plan {output}, then vitscale run {output}\n")
 
 
 @app.command()

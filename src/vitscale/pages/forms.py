@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from vitscale.errors import RequestError, shown
+from vitscale.errors import RequestError, shown, unknown
 from vitscale.present.drawing import FIGURE_FORMATS
 
 TABLES = ("csv", "parquet")
@@ -56,6 +56,17 @@ def report_files(formats: Sequence[str], output: Path | None) -> ReportFiles:
         what = f"-o {shown(str(output))} names one file, and --format {','.join(distinct)} makes several"
         raise RequestError(what, next_step="Name a folder with -o")
     return ReportFiles(distinct, output)
+
+
+def check_formats(formats: Sequence[str]) -> None:
+    """Refuses forms that a report does not have.
+
+    Raises:
+        RequestError: one is unknown.
+    """
+    for form in formats:
+        if form not in FORMATS:
+            raise unknown("format", form, FORMATS)
 
 
 def means_another_form(output: Path | None, form: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import subprocess
 import sys
@@ -10,10 +11,11 @@ import typing
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 import vitscale
+from vitscale import cli
 
-ROOT = Path(__file__).parent.parent.parent
 PROBES = {"Probe", "composer_callback", "lightning_callback", "trainer_callback"}
 """What runs inside a rank; the rest is the control plane."""
 FUNCTIONS = sorted(
@@ -74,3 +76,49 @@ def test_a_function_says_what_it_does_takes_and_raises(name: str) -> None:
     assert [parameter for parameter in parameters if f"\n    {parameter}: " not in f"\n{arguments}"] == []
     assert "\nRaises:\n" in told
     assert ("\nExample:\n" in told) != (name in TRAIN_OR_SEND)
+
+
+CHOOSE_WHAT_IS_PRINTED = {"--verbose", "--json"}
+SAID_OTHERWISE = {
+    "plan": {"--commands": "api.planning.commands", "--from": "from_results"},
+    "run": {"--dry-run": "api.running.commands_to_do"},
+    "report": {
+        "--output": "ReportResult.write", "--format": "ReportResult.write", "--chart": "charts",
+        "--like": "report_like", "--like-paper": "report_like",
+    },
+    "predict": {"--node-mtbf": "TrainingPlan.node_mtbf_hours"},
+    "advise": {
+        "--deadline": "AdviceLimits.deadline_seconds", "--node-mtbf": "TrainingPlan.node_mtbf_hours",
+        "--format": "output_format",
+    },
+    "compare": {"--run": "compare_studies", "--repeats": "compare_studies", "compared": "results"},
+    "import": {"--format": "log_format"},
+    "check": {"--training": "check_training"},
+    "export": {"--to": "send"},
+    "watch": {"--once": "watch looks once"},
+}  # fmt: skip
+"""Options of a verb that its function does not take under their name -> what stands for them."""
+FUNCTION_OF = {"import": "import_results"}
+
+
+def taken_by(function: object) -> set[str]:
+    """Names of a function's parameters, and of the fields of the options that it takes together."""
+    names: set[str] = set()
+    for name, hint in typing.get_type_hints(function).items():
+        together = [kind for kind in typing.get_args(hint) if dataclasses.is_dataclass(kind)]
+        names |= {field.name for kind in together for field in dataclasses.fields(kind)} or {name}
+    return names
+
+
+@pytest.mark.parametrize(
+    "verb", ["plan", "run", "train", "init", "report", "predict", "advise", "compare", "import", "check", "lint",
+             "export", "watch"],
+)  # fmt: skip
+def test_a_function_takes_the_options_of_its_verb_under_their_names(verb: str) -> None:
+    command = get_command(cli.app).commands[verb]  # type: ignore[attr-defined]  # a group of commands
+    options = {max(parameter.opts, key=len) for parameter in command.params} - CHOOSE_WHAT_IS_PRINTED
+    otherwise = {*SAID_OTHERWISE.get(verb, ())}
+    assert otherwise <= options
+    names = taken_by(getattr(vitscale, FUNCTION_OF.get(verb, verb)))
+    missing = {option for option in options - otherwise if option.lstrip("-").replace("-", "_") not in names}
+    assert missing == set()

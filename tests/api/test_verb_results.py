@@ -79,7 +79,9 @@ def test_a_result_is_what_its_verb_prints(
     monkeypatch.setattr(sys, "argv", ["vitscale", verb, *arguments, "--json"])
     with pytest.raises(SystemExit):
         cli.main()
-    assert json.loads(result.to_json()) == json.loads(capsys.readouterr().out)
+    printed = json.loads(capsys.readouterr().out)
+    assert json.loads(result.to_json()) == printed
+    assert printed["vitscale"] == verb
     assert result.verb == verb
     assert repr(result).startswith(f"<{verb}: ")
     assert len(repr(result)) < 200

@@ -43,16 +43,16 @@ class PredictAnswer:
 
 
 class _Asking:
-    """One results folder, fitted once for each evidence that options make of it."""
+    """A results folder that is asked several times: fitted once for each evidence that options make of it."""
 
     def __init__(self, results: Path, analysed: Analysis) -> None:
         self.results, self.analysed = results, analysed
         self._fits: list[Fitted] = []
 
     def _fitted(self, evidence: Evidence) -> Fitted:
-        for known in self._fits:
-            if known.evidence == evidence:
-                return known
+        for fitted in self._fits:
+            if fitted.evidence == evidence:
+                return fitted
         self._fits.append(fit(evidence))
         return self._fits[-1]
 
@@ -122,14 +122,16 @@ class PredictAsking(_Asking):
         evidence = answered.forecast.evidence
         taken = answering.taken_as_measured(answered.recorded, evidence, besides=idle)
         effective = answering.facts_taken(answered.recorded, evidence).keys() - idle
-        brought = self._brought_in(answered) if effective & {"--engine", "--model", "--parameters"} else ""
+        names_what_is_sent = bool(effective & {"--engine", "--model", "--parameters"})
+        brought_in = self._brought_in(answered) if names_what_is_sent else ""
+        without_effect = []
+        for option in idle:
+            why = _why_idle(option, options[option], answered)
+            without_effect.append(changes_nothing(option, options[option], why))
         return Remarks(
             unstable_runs(self.analysed, answered.recorded_series),
-            f"{taken} {brought}".strip(),
-            tuple(
-                changes_nothing(option, options[option], _why_idle(option, options[option], answered))
-                for option in idle
-            ),
+            f"{taken} {brought_in}".strip(),
+            tuple(without_effect),
         )
 
     def _brought_in(self, answered: PredictAnswer) -> str:
@@ -275,18 +277,15 @@ class AdviseAsking(_Asking):
         """What is to be known before the answers."""
         idle = options_without_effect(options, self.figures)
         recorded, evidence = self._recorded(options), self._evidence(options)
-        series = [own for own in evidence.series if own.name in advice.trials]
+        series = [one_series for one_series in evidence.series if one_series.name in advice.trials]
+        without_effect = []
+        for option in idle:
+            why = _why_taken_as_measured(option, recorded, evidence) or _why_of_advice(option, advice)
+            without_effect.append(changes_nothing(option, options[option], why))
         return Remarks(
             unstable_runs(self.analysed, series),
             answering.taken_as_measured(recorded, evidence, besides=idle),
-            tuple(
-                changes_nothing(
-                    option,
-                    options[option],
-                    _why_taken_as_measured(option, recorded, evidence) or _why_of_advice(option, advice),
-                )
-                for option in idle
-            ),
+            tuple(without_effect),
         )
 
 

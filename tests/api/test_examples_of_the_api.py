@@ -66,3 +66,21 @@ def test_the_page_on_notebooks_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     result = doctest.DocTestRunner().run(test, out=said.append)
     assert result.attempted > 10
     assert result.failed == 0, "".join(said)
+
+
+IN_A_THREAD = """
+import vitscale
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(1) as threads:
+    print(threads.submit(vitscale.run, "study.toml", ["measure.steps=2"], output="own").result())
+"""
+
+
+@pytest.mark.ranks
+def test_a_study_runs_in_a_thread_of_a_server(tmp_path: Path) -> None:
+    """Such a thread gets no signals, and may not ask for any."""
+    make_place(tmp_path)
+    program = tmp_path / "thread.py"
+    program.write_text(IN_A_THREAD)
+    answer = subprocess.run([sys.executable, program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert answer.stdout == "<run: documented, 2 of 2 runs completed, in own>\n", answer.stderr

@@ -168,3 +168,16 @@ def test_what_an_import_leaves_open_is_asked_by_its_argument_with_its_choices(
     answered = vitscale.import_results("cells.csv", output="open", cells="images_per_second")
     assert isinstance(answered, vitscale.ImportResult)
     assert len(answered.done.runs) == 3
+
+
+def test_a_report_is_written_and_not_printed(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place)
+    reported = vitscale.report("results")
+    assert reported.write(["json", "md"]) == [Path("results/report.json"), Path("results/report.md")]
+    assert vitscale.report_like("results", "paper", formats=["json"]).written == (
+        Path("results/like-paper/like-paper.json"),
+    )
+    assert capsys.readouterr().out == ""
+    assert Path("results/report.json").read_text() == reported.to_json() == reported.text("json")

@@ -192,7 +192,7 @@ def advise(
     asking = AdviseAsking(folder, analysed, request)
     advice = asking.answer(options)
     result = _with_study(
-        AdviseResult(advice, None, (), asking.remarks(advice, options)), analysed, must=file is not None
+        AdviseResult(advice, None, (), asking.remarks(advice, options)), analysed, must_be_written=file is not None
     )
     if file is not None:
         result = replace(result, start=_write(result, analysed, file, output_format))
@@ -250,13 +250,13 @@ def _check_files(output: Path | None, output_format: str, chart: Path | None) ->
         raise RequestError("--format is of the file that -o names, and there is none", next_step="Add -o job.yaml")
 
 
-def _with_study(result: AdviseResult, analysed: Analysis, *, must: bool) -> AdviseResult:
+def _with_study(result: AdviseResult, analysed: Analysis, *, must_be_written: bool) -> AdviseResult:
     """The result with its first answer as a study, and the commands that would start it.
 
     Args:
         result: the advice.
         analysed: the results, for the study's name.
-        must: whether an answer that cannot be written as a study is an error.
+        must_be_written: whether an answer that cannot be written as a study is an error.
     """
     advice = result.advice
     if advice.chosen is None:
@@ -266,7 +266,7 @@ def _with_study(result: AdviseResult, analysed: Analysis, *, must: bool) -> Advi
         text = study_text(f"{analysed.study.name[:90]}-advised", advice.chosen, trial, advice.work)
         launch = launch_lines(advised_trial(advice.chosen, trial, advice.work))
     except RequestError as error:
-        if must:
+        if must_be_written:
             raise
         return replace(result, launch=(f"unavailable: {error}",))
     return replace(result, study=text, launch=tuple(launch))

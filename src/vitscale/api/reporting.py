@@ -84,20 +84,28 @@ class ReportResult(VerbResult):
             raise unknown("form of text", form, NAMES)
         return self._reported([form]).text(form)
 
-    def write(self, formats: Sequence[str] = (), output: StrPath | None = None) -> list[Path]:
+    def write(
+        self, formats: Sequence[str] = (), output: StrPath | None = None, *, to_standard_output: bool = False
+    ) -> list[Path]:
         """Writes the report; returns the files.
 
         Args:
             formats: html, md, latex, json, csv, parquet, png, svg, pdf, methods or trace; none: as the name of `output`
                 ends, else html.
-            output: the file; for several forms or pictures a folder. None: the results folder; forms of text other than
-                html then go to standard output.
+            output: the file; for several forms or pictures a folder. None: the results folder.
+            to_standard_output: whether forms of text other than html go there where there is no `output`.
 
         Raises:
             RequestError: a form is unknown, or a file cannot be written.
         """
         files = report_files(formats, path_or_none(output))
-        return outputs.write(self._reported(files.formats), folder_for(self.results), files.formats, files.output)
+        return outputs.write(
+            self._reported(files.formats),
+            folder_for(self.results),
+            files.formats,
+            files.output,
+            to_standard_output=to_standard_output,
+        )
 
     def _reported(self, formats: Collection[str]) -> outputs.Reported:
         """All that a report in these forms is made of."""
@@ -153,6 +161,7 @@ def report_like(
     formats: Sequence[str] = (),
     output: StrPath | None = None,
     combine_unlike: bool = False,
+    to_standard_output: bool = False,
 ) -> LikeResult:
     """Draws a published study's figures and tests its claims on these results.
 
@@ -160,9 +169,9 @@ def report_like(
         results: a results folder, or a bundle of it.
         study: "paper" (arXiv 2602.21081) or "thesis" (Garrett, Pittsburgh 2023).
         formats: html, json, png, svg or pdf; none: as the name of `output` ends, else html.
-        output: the folder; for html alone or json alone also a file. None: like-NAME in the results folder; JSON alone
-            then goes to standard output.
+        output: the folder; for html alone or json alone also a file. None: like-NAME in the results folder.
         combine_unlike: combine runs although they ran on unlike hardware or under other library versions.
+        to_standard_output: whether JSON alone goes there where there is no `output`.
 
     Raises:
         RequestError: the study or a form is unknown, or a file cannot be written.
@@ -178,7 +187,14 @@ def report_like(
     folder = path_of(results)
     analysed = analysis.analyse_folder(folder, combine_unlike=combine_unlike)
     material = like.Material.of(analysed, evidence_of(folder, analysed).network)
-    written = like.write(published, material, folder_for(folder), files.formats, files.output)
+    written = like.write(
+        published,
+        material,
+        folder_for(folder),
+        files.formats,
+        files.output,
+        to_standard_output=to_standard_output,
+    )
     return LikeResult(tuple(written), like.terminal_document(published, material, written))
 
 

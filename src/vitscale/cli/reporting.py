@@ -86,7 +86,12 @@ def _to_standard_output(files: ReportFiles) -> ReportFiles:
 def _show_like(results: Path, study: str, files: ReportFiles, *, combine_unlike: bool, verbose: bool) -> None:
     """Writes a published study's figures from these results, and shows what its claims come to."""
     like = vitscale.report_like(
-        results, study, formats=files.formats, output=files.output, combine_unlike=combine_unlike
+        results,
+        study,
+        formats=files.formats,
+        output=files.output,
+        combine_unlike=combine_unlike,
+        to_standard_output=True,
     )
     is_json_on_standard_output = "json" in files.formats and files.output is None
     show(base.ProgramConsole(stderr=is_json_on_standard_output), like.document, verbose)
@@ -107,7 +112,7 @@ def _show_report(
     console = base.ProgramConsole(stderr=is_text_on_standard_output or is_into_stream)
     is_page_alone = files.formats == ("html",) and files.output is None
     try:
-        written = result.write(files.formats, files.output)
+        written = result.write(files.formats, files.output, to_standard_output=True)
     except RequestError:
         if is_page_alone:
             show(console, result.document(), verbose)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import gzip
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -104,7 +104,14 @@ def _names_of(figure: Figure) -> set[str]:
     return {figure.name, *(view.name for view in figure.views)}
 
 
-def write(reported: Reported, results: Path, formats: Sequence[str], output: Path | None) -> list[Path]:
+def write(
+    reported: Reported,
+    results: Path,
+    formats: Sequence[str],
+    output: Path | None,
+    *,
+    to_standard_output: bool = True,
+) -> list[Path]:
     """Writes the report in each of `formats`.
 
     Args:
@@ -113,8 +120,8 @@ def write(reported: Reported, results: Path, formats: Sequence[str], output: Pat
             traces/.
         formats: some of `FORMATS`.
         output: the file, where `formats` is one form of text; for a table the file of the trials, with that of the runs
-            beside it (`NAME-runs.csv`). Else the folder for all files. Without it, forms in `TO_STANDARD_OUTPUT` go
-            there.
+            beside it (`NAME-runs.csv`). Else the folder for all files.
+        to_standard_output: whether forms in `TO_STANDARD_OUTPUT` go there without `output`, and not into a file.
 
     Returns:
         The files written.
@@ -126,10 +133,12 @@ def write(reported: Reported, results: Path, formats: Sequence[str], output: Pat
         if wanted not in FORMATS:
             raise unknown("format", wanted, FORMATS)
     with told_if_unwritable("the report", output or "standard output", "Name another file or folder with -o"):
-        return _write(reported, results, formats, output)
+        return _write(reported, results, formats, output, printed=TO_STANDARD_OUTPUT if to_standard_output else ())
 
 
-def _write(reported: Reported, results: Path, formats: Sequence[str], output: Path | None) -> list[Path]:
+def _write(
+    reported: Reported, results: Path, formats: Sequence[str], output: Path | None, printed: Collection[str]
+) -> list[Path]:
     written = []
     many_files = len(formats) > 1 or formats[0] in (*FIGURE_FORMATS, "trace")
     folder_asked = output is not None and (many_files or output.is_dir())
@@ -153,7 +162,7 @@ def _write(reported: Reported, results: Path, formats: Sequence[str], output: Pa
                 written.append(path)
         elif kind in NAMES:
             text = reported.text(kind)
-            if output is None and kind in TO_STANDARD_OUTPUT:
+            if output is None and kind in printed:
                 sys.stdout.write(text)
                 continue
             written.append(file or folder / NAMES[kind])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from typing_extensions import override
 
@@ -154,25 +154,13 @@ def advise(
         >>> 'name = "documented-advised"' in advised.study
         True
     """
-    limits = limits or AdviceLimits()
     choices = choices or AdviceChoices()
     training = training or TrainingPlan()
-    devices = path_or_none(choices.devices)
     _check_counts(choices, training, images)
-    if devices is not None and price is None:
-        _refuse_options_of_measured_hosts(choices, gpu_memory)
-    request = Request(
-        deadline_seconds=positive(limits.deadline_seconds, "--deadline"),
-        budget=positive(limits.budget, "--budget"),
-        min_efficiency=positive(limits.min_efficiency, "--min-efficiency", most=1.0),
-        price_per_gpu_hour=positive(price, "--price"),
-        max_gpus=choices.max_gpus,
-        gpus=rank_counts(choices.gpus),
-        epochs=training.epochs,
-        series=series,
-    )
-    if devices is not None:
-        request = _with_instances(request, devices, say)
+    request = _request(limits or AdviceLimits(), choices, training, price, series)
+    if choices.devices is not None:
+        _refuse_options_of_measured_hosts(choices, gpu_memory, price)
+        request = _with_instances(request, path_of(choices.devices), say)
     options = {
         "--nodes-of": choices.nodes_of,
         "--network": network,
@@ -185,22 +173,40 @@ def advise(
         "--checkpoint-seconds": training.checkpoint_seconds,
         "--node-mtbf": training.node_mtbf_hours,
     }
-    file, picture = path_or_none(output), path_or_none(chart)
-    _check_files(file, output_format, picture)
+    files = _Files(path_or_none(output), output_format, path_or_none(chart))
+    _check_files(files)
     folder = path_of(results)
     analysed = analysis.analyse_folder(folder)
     asking = AdviseAsking(folder, analysed, request)
     advice = asking.answer(options)
-    result = _with_study(
-        AdviseResult(advice, None, (), asking.remarks(advice, options)), analysed, must_be_written=file is not None
-    )
-    if file is not None:
-        result = replace(result, start=_write(result, analysed, file, output_format))
-    if picture is not None:
-        from vitscale.pages.charts.advice import write_advice_chart
+    without_study = AdviseResult(advice, study=None, launch=(), remarks=asking.remarks(advice, options))
+    result = _with_study(without_study, analysed, must_be_written=files.output is not None)
+    return _write_files(result, analysed, files)
 
-        write_advice_chart(advice, picture)
-    return result
+
+class _Files(NamedTuple):
+    """Files that are asked for. None: not asked for."""
+
+    output: Path | None
+    """For the first answer."""
+    output_format: str
+    chart: Path | None
+
+
+def _request(
+    limits: AdviceLimits, choices: AdviceChoices, training: TrainingPlan, price: float | None, series: str | None
+) -> Request:
+    """The limits and choices, checked, without the instances of a table."""
+    return Request(
+        deadline_seconds=positive(limits.deadline_seconds, "--deadline"),
+        budget=positive(limits.budget, "--budget"),
+        min_efficiency=positive(limits.min_efficiency, "--min-efficiency", most=1.0),
+        price_per_gpu_hour=positive(price, "--price"),
+        max_gpus=choices.max_gpus,
+        gpus=rank_counts(choices.gpus),
+        epochs=training.epochs,
+        series=series,
+    )
 
 
 def _check_counts(choices: AdviceChoices, training: TrainingPlan, images: int | None) -> None:
@@ -215,7 +221,12 @@ def _check_counts(choices: AdviceChoices, training: TrainingPlan, images: int | 
             raise RequestError(f"{option}: {count} cannot be", valid=["1 or more"])
 
 
-def _refuse_options_of_measured_hosts(choices: AdviceChoices, gpu_memory: str | int | None) -> None:
+def _refuse_options_of_measured_hosts(
+    choices: AdviceChoices, gpu_memory: str | int | None, price: float | None
+) -> None:
+    """Refuses what says nothing of instances, where hosts like the measured ones have no price to stand beside them."""
+    if price is not None:
+        return
     of_measured = {"--split": choices.split, "--nodes-of": choices.nodes_of, "--gpu-memory": gpu_memory}
     given = [option for option, value in of_measured.items() if value]
     if given:
@@ -236,17 +247,17 @@ def _with_instances(request: Request, devices: Path, say: Callable[[str], None] 
     return replace(request, instances=instances)
 
 
-def _check_files(output: Path | None, output_format: str, chart: Path | None) -> None:
+def _check_files(files: _Files) -> None:
     """Refuses files that cannot be meant, before anything is worked out."""
-    if chart is not None:
+    if files.chart is not None:
         from vitscale.pages.charts.advice import check_format
 
-        check_format(chart)
-    if output_format == STUDY_FORMAT:
+        check_format(files.chart)
+    if files.output_format == STUDY_FORMAT:
         return
-    if output_format not in JOB_FORMATS:
-        raise unknown("format", output_format, (STUDY_FORMAT, *JOB_FORMATS))
-    if output is None:
+    if files.output_format not in JOB_FORMATS:
+        raise unknown("format", files.output_format, (STUDY_FORMAT, *JOB_FORMATS))
+    if files.output is None:
         raise RequestError("--format is of the file that -o names, and there is none", next_step="Add -o job.yaml")
 
 
@@ -272,7 +283,18 @@ def _with_study(result: AdviseResult, analysed: Analysis, *, must_be_written: bo
     return replace(result, study=text, launch=tuple(launch))
 
 
-def _write(result: AdviseResult, analysed: Analysis, output: Path, output_format: str) -> str:
+def _write_files(result: AdviseResult, analysed: Analysis, files: _Files) -> AdviseResult:
+    """Writes the files that are asked for; returns the result with the command that starts the first answer."""
+    if files.output is not None:
+        result = replace(result, start=_write_answer(result, analysed, files.output, files.output_format))
+    if files.chart is not None:
+        from vitscale.pages.charts.advice import write_advice_chart
+
+        write_advice_chart(result.advice, files.chart)
+    return result
+
+
+def _write_answer(result: AdviseResult, analysed: Analysis, output: Path, output_format: str) -> str:
     """Writes the first answer as a study, or as what starts it; returns the command that starts the file."""
     chosen = result.advice.chosen
     if chosen is None or result.study is None:

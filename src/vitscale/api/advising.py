@@ -173,7 +173,7 @@ def advise(
         "--checkpoint-seconds": training.checkpoint_seconds,
         "--node-mtbf": training.node_mtbf_hours,
     }
-    files = _Files(path_or_none(output), output_format, path_or_none(chart))
+    files = _AdviceFiles(path_or_none(output), output_format, path_or_none(chart))
     _check_files(files)
     folder = path_of(results)
     analysed = analysis.analyse_folder(folder)
@@ -184,7 +184,7 @@ def advise(
     return _write_files(result, analysed, files)
 
 
-class _Files(NamedTuple):
+class _AdviceFiles(NamedTuple):
     """Files that are asked for. None: not asked for."""
 
     output: Path | None
@@ -247,7 +247,7 @@ def _with_instances(request: Request, devices: Path, say: Callable[[str], None] 
     return replace(request, instances=instances)
 
 
-def _check_files(files: _Files) -> None:
+def _check_files(files: _AdviceFiles) -> None:
     """Refuses files that cannot be meant, before anything is worked out."""
     if files.chart is not None:
         from vitscale.pages.charts.advice import check_format
@@ -283,7 +283,7 @@ def _with_study(result: AdviseResult, analysed: Analysis, *, must_be_written: bo
     return replace(result, study=text, launch=tuple(launch))
 
 
-def _write_files(result: AdviseResult, analysed: Analysis, files: _Files) -> AdviseResult:
+def _write_files(result: AdviseResult, analysed: Analysis, files: _AdviceFiles) -> AdviseResult:
     """Writes the files that are asked for; returns the result with the command that starts the first answer."""
     if files.output is not None:
         result = replace(result, start=_write_answer(result, analysed, files.output, files.output_format))

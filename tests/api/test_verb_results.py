@@ -88,6 +88,12 @@ def test_a_result_is_what_its_verb_prints(
     assert "\n" not in repr(result)
 
 
+def test_a_repr_is_a_line_however_much_is_in_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    many = vitscale.predict("results", range(1, 40))
+    assert repr(many) == "<predict: 1 series on 1, 2, 3, 4, 5, 6 and 33 more ranks>"
+
+
 class Hostile(VerbResult):
     """A result in which every text is a user's own."""
 

@@ -17,8 +17,11 @@ from vitscale.prediction.finishing import Finish
 from vitscale.prediction.remarks import Remarks
 from vitscale.prediction.results import Forecast
 from vitscale.present.document import Document
-from vitscale.present.units import counted
+from vitscale.present.units import counted, listed
 from vitscale.present.verb_result import VerbResult
+
+_MOST_NAMED = 6
+"""Rank counts that a `repr` names."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class PredictResult(VerbResult):
     def summary(self) -> str:
         ranks = sorted({prediction.gpus for prediction in self.forecast.predictions})
         series = len({prediction.series for prediction in self.forecast.predictions})
-        return f"{counted(series, 'series', 'series')} on {', '.join(map(str, ranks))} ranks"
+        return f"{counted(series, 'series', 'series')} on {listed(ranks, most=_MOST_NAMED)} ranks"
 
     @override
     def fields(self) -> Mapping[str, Any]:
@@ -99,7 +102,7 @@ def predict(
     Example:
         >>> predicted = vitscale.predict("results", [8, 16], network="25GbE", nodes_of=8)
         >>> predicted
-        <predict: 1 series on 8, 16 ranks>
+        <predict: 1 series on 8 and 16 ranks>
         >>> [prediction.nodes for prediction in predicted.forecast.predictions]
         [1, 2]
     """

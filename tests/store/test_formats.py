@@ -52,7 +52,7 @@ def set_format(path: Path, number: int) -> None:
 
 
 def shared(record: BaseModel, content: Mapping[str, Any]) -> tuple[Any, Any]:
-    """A record and what the file has of it, as JSON: without fields that it lacks or that are gone, by today's names."""
+    """A record and what the file has of it, as JSON: without fields that it lacks or that are gone, by new names."""
     read = json.loads(record.model_dump_json())
     return _without_removed({key: value for key, value in read.items() if key in content}), _without_removed(content)
 

@@ -61,9 +61,9 @@ if TYPE_CHECKING:
     import polars
 
 
-def to_json(analysis: Analysis, forecast: Forecast | None = None, verb: str = "report", **of_call: str | None) -> str:
-    """The whole analysis as strict JSON, one object per trial; `of_call` are fields on what the verb did just now."""
-    content = {
+def report_fields(analysis: Analysis, forecast: Forecast | None = None, **of_call: str | None) -> dict[str, Any]:
+    """The whole analysis as JSON fields, one object per trial; `of_call` are fields on what the verb did just now."""
+    return {
         "study": {"name": analysis.study.name, "repeats": analysis.study.repeats, "versions": analysis.study.versions},
         "trials": trial_rows(analysis),
         "curves": [_curve(curve) for curve in analysis.curves],
@@ -76,7 +76,11 @@ def to_json(analysis: Analysis, forecast: Forecast | None = None, verb: str = "r
         "prediction_scores": prediction_table.scores(forecast) if forecast else [],
         **of_call,
     }
-    return envelope(verb, content)
+
+
+def to_json(analysis: Analysis, forecast: Forecast | None = None) -> str:
+    """The whole analysis as strict JSON, as `vitscale report --json` prints it."""
+    return envelope("report", report_fields(analysis, forecast))
 
 
 def frame(rows: Sequence[dict[str, Any]], columns: Mapping[str, Any], *, for_csv: bool = False) -> polars.DataFrame:

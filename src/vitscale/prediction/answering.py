@@ -195,13 +195,18 @@ class Changes:
     model: str | None = None
     """A named model, or the folder of a Hugging Face model."""
     image_size: int | None = None
+    """Pixels a side."""
     engine: str | None = None
     zero_stage: int | None = None
+    """DeepSpeed's ZeRO stage, 0 to 3."""
     precision: str | None = None
+    """fp32, bf16, bf16-params or fp16."""
     micro_batch: int | None = None
+    """Images per rank and micro-step."""
     grad_accum: int | None = None
+    """Micro-steps per optimizer step."""
     device: str | None = None
-    """Another type of GPU."""
+    """Another type of GPU: A100-SXM4-80GB, H100, L4."""
     parameters: str | None = None
     """Number of parameters of a model that has no name here: "110M"."""
 

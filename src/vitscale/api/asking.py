@@ -1,8 +1,6 @@
-"""Answers of `predict` and `advise` to the options of a command line, with remarks on options that change nothing.
+"""Answers of `predict` and `advise` to all their options, with remarks on options that change nothing.
 
 To find such options, each answer is computed again without each option, and only its figures are compared.
-
-Modules that take long to import are imported here: the verbs import this one when they are called.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from vitscale.advice.pipeline import Advice, advised_from
 from vitscale.advice.printing import advice_fields
 from vitscale.advice.request import Request
 from vitscale.analysis import Analysis
-from vitscale.cli.base import size_bytes
+from vitscale.api.arguments import memory_bytes
 from vitscale.pages.predicted import predict_fields
 from vitscale.prediction import answering, finishing
 from vitscale.prediction.evidence import Evidence, Series, evidence_of
@@ -31,7 +29,7 @@ from vitscale.trial.trial import Trial
 
 
 @dataclass(frozen=True)
-class Predicted:
+class PredictAnswer:
     """What `predict` says."""
 
     forecast: Forecast
@@ -79,7 +77,7 @@ class PredictAsking(_Asking):
         self.counts = counts
         self.series = series
 
-    def answer(self, options: Options, *, scored: bool = True) -> Predicted:
+    def answer(self, options: Options, *, scored: bool = True) -> PredictAnswer:
         """The answer with these options; `scored`: with how well predictions of these results did, which takes longer.
 
         Raises:
@@ -95,7 +93,7 @@ class PredictAsking(_Asking):
             series=self.series,
             nodes_of=options["--nodes-of"],
             price_per_gpu_hour=options["--price"],
-            memory_capacity_bytes=_memory_capacity_bytes(options),
+            memory_capacity_bytes=memory_bytes(options["--gpu-memory"]),
         )
         fitted = self._fitted(evidence)
         if scored:
@@ -104,7 +102,7 @@ class PredictAsking(_Asking):
             predictions, left_out = answering.predictions(fitted, questions)
             forecast = Forecast(evidence, predictions, (), left_out)
         finishes = finishing.finish(horizon, forecast.predictions, evidence, self.analysed) if horizon else ()
-        return Predicted(forecast, finishes, recorded)
+        return PredictAnswer(forecast, finishes, recorded)
 
     def figures(self, options: Options) -> object:
         """All figures of the answer with these options, to be compared by `==`."""
@@ -114,7 +112,7 @@ class PredictAsking(_Asking):
         finishes = [_finish_figures(finish) for finish in answered.finishes if not finish.reason]
         return _rounded([predictions, fields["left_out"], finishes])
 
-    def remarks(self, answered: Predicted, options: Options) -> Remarks:
+    def remarks(self, answered: PredictAnswer, options: Options) -> Remarks:
         """The remarks that stand before the answer to these options."""
         idle_options = options_without_effect(options, self.figures)
         recorded = answered.recorded
@@ -132,7 +130,7 @@ class PredictAsking(_Asking):
             ),
         )
 
-    def _what_facts_change(self, answered: Predicted) -> str:
+    def _what_facts_change(self, answered: PredictAnswer) -> str:
         """What the answer rests on since an option named the engine or the model of an import; empty on one rank."""
         predictions = answered.forecast.predictions
         on_several_ranks = [prediction for prediction in predictions if prediction.gpus > 1]
@@ -156,16 +154,6 @@ def _changes_of_training(options: Options) -> answering.Changes:
         device=options["--device"],
         parameters=options["--parameters"],
     )
-
-
-def _memory_capacity_bytes(options: Options) -> int | None:
-    """Bytes of a GPU's memory; None where the option is not given.
-
-    Raises:
-        RequestError: it is not a size.
-    """
-    size = options["--gpu-memory"]
-    return None if size is None else size_bytes(size, "--gpu-memory")
 
 
 def _what_is_sent(fitted: Fitted, series: str, trial: Trial, *, has_several_hosts: bool) -> str:
@@ -200,7 +188,7 @@ _TRANSFER_OPTIONS = ("--network", "--check", "--engine", "--model", "--parameter
 """Options that decide how many bytes are sent, or how fast."""
 
 
-def _why_no_effect(option: str, value: object, answered: Predicted) -> str:
+def _why_no_effect(option: str, value: object, answered: PredictAnswer) -> str:
     """Why an option of `predict` changes no figure; empty where that is not known."""
     predictions = answered.forecast.predictions
     taken_as_measured = _why_nothing_is_converted(option, answered.recorded, answered.forecast.evidence)
@@ -233,7 +221,7 @@ def _why_nothing_is_converted(option: str, recorded: Evidence, evidence: Evidenc
     )
 
 
-def _is_measured(option: str, value: object, answered: Predicted) -> bool:
+def _is_measured(option: str, value: object, answered: PredictAnswer) -> bool:
     """Whether an option's value is the recorded one, not an assumed one, at the last point of every series."""
     field = _FIELD_BY_OPTION[option]
     for series in answered.recorded_series:
@@ -299,7 +287,7 @@ class AdviseAsking(_Asking):
             self.limits,
             ranks_per_node=options["--nodes-of"],
             images=options["--images"],
-            memory_capacity_bytes=_memory_capacity_bytes(options),
+            memory_capacity_bytes=memory_bytes(options["--gpu-memory"]),
             any_batch=bool(options["--any-batch"]),
             large_batch=bool(options["--large-batch"]),
             split=bool(options["--split"]),

@@ -123,8 +123,8 @@ def refuse_unwritable_numbers(line: RankLine) -> None:
         ValueError: a field of the line is one.
     """
     for key, value in line.__dict__.items():
-        is_infinite = isinstance(value, float) and not math.isfinite(value)
-        if is_infinite or is_beyond_64_bits(value):
+        is_not_finite = isinstance(value, float) and not math.isfinite(value)
+        if is_not_finite or is_beyond_64_bits(value):
             raise ValueError(f"{key}: {shown(value)} is no number of vitscale's")
 
 

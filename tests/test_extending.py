@@ -20,7 +20,7 @@ import torch
 from forks import Prepared
 from vitscale import store
 from vitscale.launchers import Launcher
-from vitscale.probes import Probe
+from vitscale.probes import EpochMeter
 from vitscale.sources import Source
 
 PACKAGE = Path(__file__).parent / "example_package"
@@ -47,7 +47,7 @@ oversubscribe = true
 repeats = 1
 warmup_steps = 1
 explain = false
-probes = ["switches"]
+meters = ["switches"]
 [sweep]
 "train.engine" = ["ddp", "summed", "averaged"]
 """
@@ -60,7 +60,7 @@ def test_what_the_page_imports_is_there(tmp_path: Path) -> None:
     names: dict[str, Any] = {"Path": Path, "Mapping": Mapping, "Sequence": Sequence, "torch": torch}
     (tmp_path / "page.py").write_text(code, encoding="utf-8")
     names = runpy.run_path(str(tmp_path / "page.py"), names)
-    for kind, methods in ((Launcher, "launch unavailable unfit"), (Source, "check load"), (Probe, "begin end")):
+    for kind, methods in ((Launcher, "launch unavailable unfit"), (Source, "check load"), (EpochMeter, "begin end")):
         for method in methods.split():
             real = inspect.signature(getattr(kind, method), eval_str=True)
             assert inspect.signature(names[method]) == real, method
@@ -109,8 +109,8 @@ def test_a_study_trains_with_what_another_package_brings(environment: dict[str, 
         assert len(run.ranks) == 2
         losses[engine] = [step.loss for step in run.ranks[0].steps]
         for rank in run.ranks:
-            (line,) = rank.probes
-            assert (line.probe, line.epoch) == ("switches", 0)
+            (line,) = rank.meters
+            assert (line.meter, line.epoch) == ("switches", 0)
             assert (line.values["niceness"] or 0) >= 1, "its launcher started it"
             assert line.values["noted"] == 1, "its scheduler adapted what is started"
     assert losses["summed"] == pytest.approx(losses["ddp"], rel=1e-5), "the engine computes what DDP does"
@@ -138,7 +138,7 @@ def test_results_are_read_where_the_package_is_not(results: Path) -> None:
 
 
 @pytest.mark.ranks
-def test_a_chart_shows_what_its_probe_recorded(environment: dict[str, str], results: Path, tmp_path: Path) -> None:
+def test_a_chart_shows_what_its_meter_recorded(environment: dict[str, str], results: Path, tmp_path: Path) -> None:
     vitscale(environment, "report", results, "--chart", "switches", "--format", "md,svg", "-o", tmp_path)
     assert "## From other packages" in (tmp_path / "report.md").read_text()
     assert "context switches an epoch" in (tmp_path / "switches.svg").read_text()

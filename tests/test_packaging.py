@@ -79,8 +79,8 @@ def test_a_wheel_is_the_same_program_as_its_sources(packages: dict[str, Path], t
     for name in ("wheel", "wheel of the sdist"):
         shutil.unpack_archive(packages[name], tmp_path / name, format="zip")
         installed = tmp_path / name / "vitscale"
-        assert program.digest_of(installed, ("",)) == program.digest()
-        assert program.digest_of(installed, program.MEASURING) == program.measuring_digest()
+        assert program.installation_digest(installed, ("",)) == program.digest()
+        assert program.installation_digest(installed, program.MEASURING) == program.measuring_digest()
 
 
 @pytest.fixture(scope="module")

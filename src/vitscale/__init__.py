@@ -7,11 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vitscale.pages.outputs import load
-    from vitscale.worker.probe import Probe, composer_callback, lightning_callback, trainer_callback
+    from vitscale.worker.callbacks import composer_callback, lightning_callback, trainer_callback
+    from vitscale.worker.probe import Probe
 
 __version__ = "0.1.0"
 __all__ = ["Probe", "composer_callback", "lightning_callback", "load", "trainer_callback"]
-_OFFERED = dict.fromkeys(__all__, "vitscale.worker.probe") | {"load": "vitscale.pages.outputs"}
+_OFFERED = {
+    "Probe": "vitscale.worker.probe",
+    "composer_callback": "vitscale.worker.callbacks",
+    "lightning_callback": "vitscale.worker.callbacks",
+    "load": "vitscale.pages.outputs",
+    "trainer_callback": "vitscale.worker.callbacks",
+}
 """Names for users' own code -> modules, which are imported when the name is used."""
 
 

@@ -209,7 +209,7 @@ def test_what_an_engine_needs_is_told_with_the_package_that_offers_it(install: I
     )
 
 
-PROBE = "class Flux:\n    def begin(self, device): ...\n"
+METER = "class Flux:\n    def begin(self, device): ...\n"
 MODEL = "def Flux({}): ...\n"
 
 
@@ -217,11 +217,11 @@ MODEL = "def Flux({}): ...\n"
 @pytest.mark.parametrize(
     ("kind", "changes", "source", "said"),
     [
-        ("probe", {"measure": {"probes": ["flux"]}}, PROBE, "has no end"),
-        ("probe", {"measure": {"probes": ["flux"]}}, "Flux = 'x'", "is a constant"),
-        ("probe", {"measure": {"probes": ["flux"]}}, "Fluxx = 'x'", "has no 'Flux'. Valid: Fluxx"),
-        ("probe", {"measure": {"probes": ["flux"]}}, PROBE + "    def end(self): ...", ""),
-        ("probe", {"measure": {"probes": ["flux"]}}, "class Flux(Base): ...\nclass Base: ...", ""),
+        ("meter", {"measure": {"meters": ["flux"]}}, METER, "has no end"),
+        ("meter", {"measure": {"meters": ["flux"]}}, "Flux = 'x'", "is a constant"),
+        ("meter", {"measure": {"meters": ["flux"]}}, "Fluxx = 'x'", "has no 'Flux'. Valid: Fluxx"),
+        ("meter", {"measure": {"meters": ["flux"]}}, METER + "    def end(self): ...", ""),
+        ("meter", {"measure": {"meters": ["flux"]}}, "class Flux(Base): ...\nclass Base: ...", ""),
         ("engine", {"train": {"engine": "flux"}}, ENGINE.format("Enginee", ""), "has no 'Enginee'"),
         ("engine", {"train": {"engine": "flux"}}, ENGINE.format("Engine", ""), ""),
         ("model", {"model": {"name": "flux"}}, "Flux = 'x'", "is a constant"),

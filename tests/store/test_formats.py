@@ -11,14 +11,15 @@ import pytest
 from results_factory import explained_run, make_curve, make_results, make_trial, write_results
 from vitscale.analysis import analyse
 from vitscale.store import load
-from vitscale.store.records import FORMAT
+from vitscale.store.records import FORMAT, MeterLine, RankRecord
 from vitscale.store.results import Run
+from vitscale.trial.trial import Trial
 
 PARTS = {"forward": 0.3, "backward": 0.6, "optimizer": 0.1}
 
 # What the history at the top of `store/records.py` says came with each format.
 KINDS_SINCE = {
-    2: {"explained", "resources", "matmul", "gradient"}, 3: {"traffic", "checkpoint"}, 9: {"probe"},
+    2: {"explained", "resources", "matmul", "gradient"}, 3: {"traffic", "checkpoint"}, 9: {"meter"},
 }  # fmt: skip
 FIELDS_SINCE = {
     2: {
@@ -63,6 +64,17 @@ def as_written_by(version: int, folder: Path) -> None:
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         kept = [without(line, line["kind"], gone) for line in lines if line["kind"] not in kinds]
         path.write_text("".join(f"{json.dumps(line)}\n" for line in kept))
+
+
+def test_what_formats_9_to_11_call_probes_are_meters() -> None:
+    line = RankRecord.parse(b'{"kind": "probe", "probe": "power", "epoch": 2, "values": {"watts": 3.5}}')
+    assert isinstance(line, MeterLine)
+    assert (line.meter, line.epoch, line.values) == ("power", 2, {"watts": 3.5})
+    trial = make_trial("ddp", 2)
+    window = trial.window.model_copy(update={"meters": ("power",)})
+    content = trial.model_copy(update={"window": window}).model_dump(mode="json")
+    content["window"]["probes"] = content["window"].pop("meters")
+    assert Trial.model_validate(content).window.meters == ("power",)
 
 
 def steps_of(run: Run) -> list[list[float]]:

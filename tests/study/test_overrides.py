@@ -105,7 +105,7 @@ def test_a_sweep_is_put_over_by_its_own_key(tmp_path: Path) -> None:
         ("train.compile=True", "command line: train.compile is 'True', but should be true or false. Write true."),
         ("scaling.gpus=1,2", "scaling.gpus is '1,2', but should be a list. Write 'scaling.gpus=[1, 2]'."),
         ("scaling.gpus=2", "Write 'scaling.gpus=[2]'."),
-        ("measure.probes=a,b", """Write 'measure.probes=["a", "b"]'."""),
+        ("measure.meters=a,b", """Write 'measure.meters=["a", "b"]'."""),
         ("train.micro_bach=2", "unknown key 'micro_bach' in [train]"),
         ("train.lr=0.1", "unknown key 'lr' in [train]. Write learning_rate in [train]."),
         ("lr=0.1", "unknown key 'lr' on the command line. Write train.learning_rate=VALUE."),

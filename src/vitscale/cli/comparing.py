@@ -58,14 +58,15 @@ def compare(
     limit = base.share_of(fail_if_slower, "--fail-if-slower") if fail_if_slower is not None else None
     if repeats is not None and not run:
         raise RequestError("--repeats is of --run, which is not given", next_step="Add --run, and give study files")
+    compare_folders = partial(
+        _compare, limit=limit, strict=strict, combine_unlike=combine_unlike, verbose=verbose, json=json
+    )
     if not run:
         _refuse_studies(compared)
-        _compare(compared, limit, page=output, strict=strict, combine_unlike=combine_unlike, verbose=verbose, json=json)
+        compare_folders(compared, page=output)
         return
     in_turn = _run_in_turn(compared, repeats, folder=output, json=json)
-    _compare(
-        in_turn.folders, limit, page=None, strict=strict, combine_unlike=combine_unlike, verbose=verbose, json=json
-    )
+    compare_folders(in_turn.folders, page=None)
     if in_turn.has_failures:
         raise typer.Exit(1)
 
@@ -83,15 +84,29 @@ def _refuse_studies(compared: Sequence[Path]) -> None:
 
 def _compare(
     results: Sequence[Path],
-    limit: float | None,
-    page: Path | None,
     *,
+    page: Path | None,
+    limit: float | None,
     strict: bool,
     combine_unlike: bool,
     verbose: bool,
     json: bool,
 ) -> None:
-    """Compares results folders and shows what comes out; exits with 1 where the limit is broken."""
+    """Compares results folders, the first with each other one, and shows what comes out.
+
+    Args:
+        results: two folders or more.
+        page: a file to write instead of showing the answer on the terminal.
+        limit: the share by which a trial may be slower; None: none is checked.
+        strict: whether the limit also counts as broken where that is undecided, or a trial has no counterpart.
+        combine_unlike: as for `analysis.analyse_folder`.
+        verbose: whether to show folded parts.
+        json: whether to print data.
+
+    Raises:
+        typer.Exit: with 1, where the limit is broken.
+        RequestError: the page has an unknown suffix or cannot be written, or no trial has a counterpart.
+    """
     base.compute_on_one_core()
     from vitscale import analysis
     from vitscale.analysis.counterparts import side_by_side

@@ -125,12 +125,25 @@ def fastest(analysis: Analysis) -> Chosen | None:
         return None
     best = _smallest_cost(trials, [trial.comparable_costs for trial in trials])
     verdicts = _verdicts(analysis, best.trial)
-    rival_ids = {rival.trial_id for rival in best.rivals}
-    if best.winner.is_tested:
-        rival_ids |= verdicts.keys()
-    rival_ids -= {trial_id for trial_id, verdict in verdicts.items() if verdict in ("faster", "slower")}
-    rivals = [trial for trial in sorted(trials, key=epoch_seconds) if trial.trial_id in rival_ids]
+    rivals = [
+        trial
+        for trial in sorted(trials, key=epoch_seconds)
+        if trial is not best.trial and _is_rival(trial, best, verdicts.get(trial.trial_id))
+    ]
     return replace(best, rivals=tuple(rivals))
+
+
+def _is_rival(trial: TrialResult, best: Chosen, verdict: str | None) -> bool:
+    """Whether a trial is not told apart from the best one.
+
+    Args:
+        trial: another candidate.
+        best: the chosen trial, with the rivals that its own test leaves.
+        verdict: that of the study's comparison of the two; None: it compares them not.
+    """
+    if verdict is None or not best.winner.is_tested:
+        return any(rival is trial for rival in best.rivals)
+    return verdict not in ("faster", "slower")
 
 
 def cheapest(analysis: Analysis) -> Chosen | None:
@@ -204,7 +217,11 @@ def _pace_unit(trial: TrialResult) -> str:
 
 
 def training_length(analysis: Analysis, fastest_trial: Chosen) -> TrainingLength:
-    """Counts the fewest epochs from which on the fastest trial ends first, start-up included."""
+    """Counts the fewest epochs from which on the fastest trial ends first, start-up included.
+
+    A trial whose start-up is shorter by `lag` is caught up after lag / (seconds saved in each epoch) epochs; the other
+    that takes longest to be caught up decides.
+    """
     best = fastest_trial.trial
     others = [trial for trial in candidates(analysis) if trial is not best]
     unknown = TrainingLength(None, other="", startup="")
@@ -216,7 +233,8 @@ def training_length(analysis: Analysis, fastest_trial: Chosen) -> TrainingLength
     for other in others:
         startup_lag = best.startup_seconds - _startup_seconds(other)
         saved_per_epoch = epoch_seconds(other) - epoch_seconds(best)
-        if startup_lag <= saved_per_epoch * epochs:
+        is_caught_up = startup_lag <= saved_per_epoch * epochs
+        if is_caught_up:
             continue
         if saved_per_epoch <= 0:
             return unknown  # it starts later, and no number of epochs makes up for that

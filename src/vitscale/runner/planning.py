@@ -15,7 +15,7 @@ from vitscale.engines.packages import installed_versions
 from vitscale.errors import RequestError, StoreError, VitscaleError, shown
 from vitscale.launchers import LOCAL, Spawn, find_launcher
 from vitscale.machine.hardware import Machine
-from vitscale.runner.changed_study import changes, how_to_go_on, in_brackets, threads_of
+from vitscale.runner.changed_study import changes, in_brackets, threads_of, ways_to_continue
 from vitscale.runner.one_run import RANK_MODULE, RunContext, Task, launch_plan
 from vitscale.schedulers import Placement, Submitter, scheduler_for
 from vitscale.store import RunIndex, read_study
@@ -318,7 +318,7 @@ def _refuse_another_study(results: Path, held: StudyRecord, record: StudyRecord)
         own_folder = f"Give the results of {shown(record.name)} a folder of their own with -o"
         raise StoreError(
             f"{shown(str(results))} holds another study: {what}",
-            next_step="; or ".join([own_folder, *how_to_go_on(causes, held, record)]),
+            next_step="; or ".join([own_folder, *ways_to_continue(causes, held, record)]),
         )
     for trial_id in common:
         before, now = held.dataset_fingerprints.get(trial_id), record.dataset_fingerprints.get(trial_id)

@@ -69,8 +69,9 @@ def plan_document(plan: Plan, estimate: PlanEstimate = NOTHING_KNOWN) -> doc.Doc
 def _parameters(trials: Mapping[str, Trial]) -> list[str]:
     """Lines with the models' numbers of parameters; models with the same number share a line."""
     models: dict[str, dict[int | None, None]] = {}
-    for trial in trials.values():
-        models.setdefault(trial.model_name or "model", {})[model_cost.parameters(trial.model)] = None
+    # Few different models stand in many trials, and counting one takes long.
+    for name, model in dict.fromkeys((trial.model_name or "model", trial.model) for trial in trials.values()):
+        models.setdefault(name, {})[model_cost.parameters(model)] = None
     alike: dict[str, list[str]] = {}
     for name, counts in models.items():
         known = " or ".join(f"{count:,}" for count in counts if count is not None)

@@ -25,7 +25,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from vitscale.base.files import open_regular, sync_folder
-from vitscale.base.parquet import DecoderEndedError, ParquetError, decoded, digest_of
+from vitscale.base.parquet import DecoderEndedError, ParquetError, content_digest, decoded
 from vitscale.errors import StoreError
 from vitscale.store.lines import COLUMNS, STEP_PREFIX, WINDOWS, RankLine, Steps, first_reason, refuse_wild_numbers
 from vitscale.store.records import RankRecord
@@ -214,7 +214,7 @@ def pack_runs(results: Path, runs: Mapping[str, Run]) -> Path:
     pl.DataFrame(list(_rows(results, runs)), schema=_schema(), orient="row").write_parquet(memory, compression="zstd")
     data = memory.getvalue()
     number = max((int(path.name[:6]) for path in pack_files(results)), default=0) + 1
-    path = folder / f"{number:06}-{digest_of(data)}.parquet"
+    path = folder / f"{number:06}-{content_digest(data)}.parquet"
     marker = path.with_suffix(".removing")
     draft = folder / f".{path.name}"
     write_record(draft, data)
@@ -243,7 +243,7 @@ def _read_own(path: Path) -> dict[str, Run]:
 
     with _named(path):
         data = path.read_bytes()
-        if digest_of(data) not in path.name:
+        if content_digest(data) not in path.name:
             raise ValueError("it is damaged: its content has another digest than its name")
         frame = pl.read_parquet(io.BytesIO(data), columns=[*_schema()])
         return dict(_runs(frame, bool(frame["lines"].str.contains(_MAY_BE_WILD).any())))
@@ -268,7 +268,7 @@ def rewritten(path: Path, change: Callable[[str], str]) -> tuple[str, bytes]:
         memory = io.BytesIO()
         columns = [pl.Series(name, own, dtype=pl.String) for name, own in texts.items()]
         frame.with_columns(columns).write_parquet(memory, compression="zstd")
-        return f"{path.name[:6]}-{digest_of(memory.getvalue())}.parquet", memory.getvalue()
+        return f"{path.name[:6]}-{content_digest(memory.getvalue())}.parquet", memory.getvalue()
 
 
 def finish_removing(results: Path) -> None:

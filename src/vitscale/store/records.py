@@ -30,7 +30,8 @@ Format history (`FORMAT`):
      of ProbeLine may be null, which its reason explains; in older formats all are known.
  12  which vitscale: RunHeader.vitscale and StudyRecord.vitscale; "vitscale's measuring code" among the versions of
      Environment and StudyRecord, a digest. Null or missing in older formats: unknown, and like any other.
-     StudyRecord.factory_digests, empty in older formats.
+     StudyRecord.factory_digests, empty in older formats. The line meter and WindowSpec.meters: in formats 9 to 11 the
+     line probe and WindowSpec.probes.
 
 A reader accepts its own format and older ones; a newer one is refused by name.
 """
@@ -40,7 +41,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import Field, PlainSerializer, PlainValidator
+from pydantic import AliasChoices, Field, PlainSerializer, PlainValidator
 
 from vitscale.store.lines import Count, Finite, IfThere, RankLine, RankLines, Record, Seconds, Steps
 from vitscale.store.lines import StepLine as StepLine
@@ -256,9 +257,9 @@ class ResourcesLine(RankLine):
     cpu_throttled_seconds: Seconds | None
     """Seconds for which the CPU controller kept this rank's cgroup waiting; null without a quota."""
     rss_bytes: Count | None
-    """Resident memory of the process at the end."""
+    """Resident memory of the process at the end, without pages of files (`vitscale.base.resident_memory`)."""
     peak_rss_bytes: Count | None
-    """Highest resident memory since the process began."""
+    """The highest of it since the process began."""
     cuda_allocated_bytes: Count | None = None
     """Highest allocated memory in this epoch; null on cpu."""
     cuda_reserved_bytes: Count | None = None
@@ -367,14 +368,16 @@ class EpochLine(RankLine):
     """Seconds spent on decoding what was read into pixels; 0 where pixels are stored decoded."""
 
 
-class ProbeLine(RankLine):
-    """What a probe of another package measured in an epoch."""
+class MeterLine(RankLine):
+    """What a meter of another package measured in an epoch."""
 
-    kind: Literal["probe"] = "probe"
-    probe: str
+    kind: Literal["meter", "probe"] = "meter"
+    """"probe" in formats 9 to 11."""
+    meter: str = Field(validation_alias=AliasChoices("meter", "probe"))
+    """Its name."""
     epoch: Count
     values: dict[str, Finite | None]
-    """Figures by the probe's own names, which should end in their unit; null where unavailable."""
+    """Figures by the meter's own names, which should end in their unit; null where unavailable."""
     reason: str | None = None
     """Why figures are null, or why there are none; null where all are known."""
 
@@ -413,7 +416,7 @@ class RankRecord(RankLines):
     gradients: tuple[GradientLine, ...] = ()
     traffic: tuple[TrafficLine, ...] = ()
     checkpoint: CheckpointLine | None = None
-    probes: tuple[ProbeLine, ...] = ()
+    meters: tuple[MeterLine, ...] = ()
     error: ErrorLine | None
     ended: Annotated[bool, IfThere(EndLine)]
     broken: tuple[str, ...]

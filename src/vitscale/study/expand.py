@@ -188,10 +188,10 @@ def _settled(
     study, digest = _with_script(path, study, by_hand)
     study, config = resolve.with_deepspeed_config(path, study, by_hand)
     _check_length_is_said(study)
-    for probe in study.measure.probes:
-        if (target := plugins.target("probe", probe)) is None:
-            raise unknown("probe", probe, plugins.names("probe"), next_step="Correct measure.probes")
-        what = f"probe {shown(probe)} of {plugins.package('probe', probe)} ({target})"
+    for meter in study.measure.meters:
+        if (target := plugins.target("meter", meter)) is None:
+            raise unknown("meter", meter, plugins.names("meter"), next_step="Correct measure.meters")
+        what = f"meter {shown(meter)} of {plugins.package('meter', meter)} ({target})"
         user_model.check_reference(path, what, target, methods=("begin", "end"))
     device = resolve.device_of(study, machine)
     precision = resolve.precision_of(study, device, machine)
@@ -268,8 +268,8 @@ def _with_script(path: Path, study: Study, by_hand: frozenset[str]) -> tuple[Stu
     if study.data.name == script.NAME and "data.samples" not in by_hand:
         what = "how many images an epoch has is not told, and train.script reads them itself"
         raise RequestError(what, next_step="Add [data] with samples = 50000, or the name and root of the dataset")
-    if study.measure.probes:
-        raise RequestError("measure.probes are of vitscale's own loop", next_step="Remove them")
+    if study.measure.meters:
+        raise RequestError("measure.meters are of vitscale's own loop", next_step="Remove them")
     located = beside(path, train.script)
     update = {"script": str(located)}
     return study.model_copy(update={"train": train.model_copy(update=update)}), user_model.script_digest(located)

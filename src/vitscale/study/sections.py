@@ -208,8 +208,9 @@ class Study(Spec):
     train: TrainSection = TrainSection()
     parallel: ParallelSpec = ParallelSpec()
     scaling: ScalingSection = ScalingSection()
-    launch: LaunchSection = LaunchSection()
-    slurm: SlurmSection = SlurmSection()
+    # Made anew: a default with lists or tables in it would be copied deeply for each point of a sweep, which is slow.
+    launch: LaunchSection = Field(default_factory=LaunchSection)
+    slurm: SlurmSection = Field(default_factory=SlurmSection)
     node: NodeSection | None = None
     measure: MeasureSection = MeasureSection()
     sweep: dict[str, list[Any]] = Field(default_factory=dict)

@@ -269,8 +269,16 @@ class WindowSpec(Spec):
     """Keep the profiler's trace of each explained block in the run's folder."""
     checkpoint: Annotated[bool, Fact(since=3)] = False
     """Save a checkpoint after training, restore it, and record what both took."""
-    probes: Annotated[tuple[str, ...], Fact(since=9), Field(max_length=100), FROM_LIST] = ()
-    """Names of other packages' probes; what they measure in each epoch is recorded too."""
+    meters: Annotated[tuple[str, ...], Fact(since=9), Field(max_length=100), FROM_LIST] = ()
+    """Names of other packages' meters; what they measure in each epoch is recorded too."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_meters(cls, fields: Any) -> Any:
+        """Reads a trial of format 11 or older, which calls meters probes; a study's [measure] has no such key."""
+        if cls is WindowSpec and isinstance(fields, dict) and "probes" in fields:
+            return {("meters" if name == "probes" else name): value for name, value in fields.items()}
+        return fields
 
 
 class World(Spec):
@@ -382,6 +390,8 @@ class Trial(Spec):
                 del content[section][key]
         if not content["parallel"]:  # as before [parallel] existed
             del content["parallel"]
+        if "meters" in content["window"]:  # called so before format 12
+            content["window"]["probes"] = content["window"].pop("meters")
         if self.origin is None:  # imports brought it; trials of vitscale's own keep their identity
             del content["origin"]
         if self.model_digest is not None:

@@ -101,7 +101,6 @@ def train(header: RunHeader, own: RankInfo, log: RankLog, began: float) -> Train
     )
     training = Training(trial, own, dataset, engine, device, log, seed)
     training.run()
-    training.resources.close()
     # On all ranks at once, as in training; afterwards, so that it disturbs nothing.
     if (rate := measured_matmul(device, trial.train.precision)) is not None:
         log.write(rate)

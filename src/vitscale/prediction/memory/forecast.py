@@ -22,9 +22,10 @@ from vitscale.prediction.memory.in_stages import StageBytes, in_turns, that_may_
 from vitscale.prediction.memory.moments import ORDER, all_totals, moments
 from vitscale.prediction.shares import Share
 from vitscale.prediction.step.model import Array
+from vitscale.trial.facts import fields_where
 from vitscale.trial.model_cost import ParameterShapes, VitShape, parameter_shapes, recorded_shapes, vit_shape
 from vitscale.trial.parallel import NO_SPLIT
-from vitscale.trial.trial import Device, Trial, World
+from vitscale.trial.trial import Device, TrainSpec, Trial, World
 
 NOT_COVERED: Mapping[str, str] = {
     "libraries": "a CUDA context, kernels, workspaces of cuBLAS or oneDNN; NCCL's or gloo's buffers; Python itself",
@@ -60,8 +61,24 @@ class MemoryForecast:
         return sum(self.parts.values())
 
 
+_TAKES_NO_MEMORY = (
+    *fields_where(TrainSpec, lambda fact: fact.role in ("rate", "duration")),
+    "learning_rate_warmup_steps",
+    "weight_decay",
+    "seed",
+)
+"""Fields of `TrainSpec` that change no rank's memory. `momentum` is none of them: without it SGD holds no buffer."""
+_DEFAULTS = {field: TrainSpec.model_fields[field].default for field in _TAKES_NO_MEMORY}
+
+
+def memory_inputs(trial: Trial) -> Trial:
+    """All of a trial that a forecast reads, with defaults in place of the rest; equal inputs have equal forecasts."""
+    return trial.model_copy(update={"train": trial.train.model_copy(update=_DEFAULTS)})
+
+
 def forecast(trial: Trial) -> MemoryForecast | None:
     """The memory that a rank of a resolved trial takes at its peak; None where `unavailable` has a reason."""
+    trial = memory_inputs(trial)
     if unavailable(trial):
         return None
     missing = dict(NOT_COVERED)

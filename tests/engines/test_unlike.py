@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -48,13 +49,16 @@ AVERAGED = EngineFacts(
     messages="engines.test_unlike:averages",
     variants=(Variant(),),
 )
+GOSSIPING = replace(AVERAGED, trains_like="parameters averaged with a neighbour")
 SILENT = EngineFacts(engine="engines.test_unlike:averages", messages="engines.test_unlike:averages")
 """It says neither how often it exchanges, nor whom it trains alike with, nor what it holds."""
 
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(engines, "ENGINES", {**engines.ENGINES, "averaged": AVERAGED, "silent": SILENT})
+    monkeypatch.setattr(
+        engines, "ENGINES", {**engines.ENGINES, "averaged": AVERAGED, "gossiping": GOSSIPING, "silent": SILENT}
+    )
     engines.of_engine.cache_clear()
     yield
     engines.of_engine.cache_clear()
@@ -81,6 +85,11 @@ def test_trials_of_one_algorithm_are_held_against_each_other_where_they_divide_t
     elsewhere = make_trial("averaged", 4, micro_batch=4)
     assert {*statuses((one, EQUAL), (checkpointed, constant(0.1)))} == {"reference", "drifts"}
     assert statuses((one, EQUAL), (elsewhere, constant(0.1))) == ["unknown", "unknown"]
+
+
+def test_trials_of_two_algorithms_are_not_held_against_each_other() -> None:
+    pair = make_trial("averaged", 2), make_trial("gossiping", 2)
+    assert statuses(*((trial, EQUAL) for trial in pair)) == ["unknown", "unknown"]
 
 
 @pytest.mark.parametrize(

@@ -21,14 +21,6 @@ def engine_name(train: TrainSpec) -> str:
     return composed_name(train.engine, train.wrapper, variant) + offload
 
 
-def engine_title(train: TrainSpec) -> str:
-    """The engine in a sentence: "DeepSpeed ZeRO-2"."""
-    facts = of_engine(train.wrapper)
-    options = facts.name_options
-    variant = variant_in_words(train.wrapper, {option: getattr(train, option) for option in options}, always=options)
-    return " ".join(filter(None, (facts.title or train.wrapper, variant)))
-
-
 def engine_label(engine: str) -> str:
     """The engine in a curve or table: "plain (no wrapper)" where it is "none", which reads as no answer."""
     return of_engine(engine).label or engine

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from vitscale.machine.gpus import known_gpu
+from vitscale.machine.gpus import gpu_with_uuid
 from vitscale.machine.hardware import cpu_throttled_seconds
 from vitscale.probes.gpu_monitor import gpu_monitor
 from vitscale.processes.launch_file import boot_id
@@ -229,7 +229,7 @@ def gpu_uuid(device: torch.device) -> str | None:
     if device.type != "cuda":
         return None
     uuid = torch.cuda.get_device_properties(device).uuid
-    return next((name for kind in ("GPU", "MIG") if known_gpu(name := f"{kind}-{uuid}")), f"GPU-{uuid}")
+    return next((name for kind in ("GPU", "MIG") if gpu_with_uuid(name := f"{kind}-{uuid}")), f"GPU-{uuid}")
 
 
 class ResourceProbe:

@@ -378,7 +378,7 @@ def read_check(path: Path) -> CheckRecord:
     """
     try:
         text = read_record(path)
-        content = refuse_wild_numbers(json.loads(text))
+        content = refuse_unbounded_numbers(json.loads(text))
         if isinstance(content, dict) and "trials" in content:
             what = f"{path} is the record of a study, and of no check"
             raise StoreError(what, next_step="Give a file of RESULTS/checks, which vitscale check writes")
@@ -442,10 +442,10 @@ def read_checked_ranks(folder: Path, world_size: int) -> tuple[CheckedRank, ...]
 
 def read_checked_rank(path: Path) -> CheckedRank:
     """One rank's lines. A line that is broken, or cut off, is named and left out."""
-    return read_lines(path, CheckedRank, lambda raw, _: refuse_wild_numbers(json.loads(raw)))
+    return read_lines(path, CheckedRank, lambda raw, _: refuse_unbounded_numbers(json.loads(raw)))
 
 
-def refuse_wild_numbers(content: Any) -> Any:
+def refuse_unbounded_numbers(content: Any) -> Any:
     """Refuses what this program never writes: NaN, infinity, numbers beyond all measure, integers beyond 64 bits.
 
     Raises:

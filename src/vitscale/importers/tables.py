@@ -16,7 +16,7 @@ from pathlib import Path
 from vitscale.errors import RequestError, shown
 from vitscale.importers import contents
 from vitscale.importers.contents import Options, Problems, Setting, precision_of
-from vitscale.importers.drawn_tables import DrawnTable, refusal
+from vitscale.importers.drawn_tables import DrawnGrid, refusal
 from vitscale.importers.grids import read_document
 from vitscale.importers.headings import (
     BATCH,
@@ -143,7 +143,7 @@ class Header(Form):
     title: str = ""
     gpus: int | None = None
     """The GPUs of all rows, where no column tells them."""
-    drawn: DrawnTable | None = None
+    drawn: DrawnGrid | None = None
     """The first table of the file that is in a form which is not read, where none that is read has GPUs and a speed."""
     untrained: str = ""
     """The heading or the caption that says that it is not of training."""

@@ -199,9 +199,19 @@ def test_what_format_11_calls_probes_are_meters() -> None:
     assert Trial.model_validate(content).window.meters == ("power",)
 
 
-@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_check_of_format_3_reads_back(folder: Path) -> None:
+    """Format 4 brought what groups exchange: the first program of results format 11 had not got that."""
+    path = folder / "checks" / CHECK
+    content = written(path)
+    del content["request"]["exchanges"]
+    content["request"]["format"] = 3
+    path.write_text(json.dumps(content | {"format": 3}))
+    assert read_check(path).request.exchanges == {}
+
+
+@pytest.mark.parametrize("number", [1, 2])
 def test_a_check_of_an_older_format_is_refused_with_the_last_program_that_reads_it(folder: Path, number: int) -> None:
     set_format(folder / "checks" / CHECK, number)
-    with pytest.raises(StoreError, match=f"has check format {number}, and this vitscale reads 4 to 5") as caught:
+    with pytest.raises(StoreError, match=f"has check format {number}, and this vitscale reads 3 to 5") as caught:
         read_check(folder / "checks" / CHECK)
     assert LAST_READER_OF_OLDER in str(caught.value)

@@ -26,7 +26,7 @@ _FORMS = {
 """Form in words -> what a line has that only a table of this form has."""
 
 
-class DrawnTable(NamedTuple):
+class DrawnGrid(NamedTuple):
     """A table in a form that is not read."""
 
     line: int
@@ -35,7 +35,7 @@ class DrawnTable(NamedTuple):
     """The form in words: "in LaTeX"."""
 
 
-def drawn_tables(texts: Sequence[tuple[int, str]]) -> Iterator[DrawnTable]:
+def drawn_tables(texts: Sequence[tuple[int, str]]) -> Iterator[DrawnGrid]:
     """Yields the tables of numbered lines that are in forms which are not read; lines without a blank are of one."""
     is_inside = False
     for number, text in texts:
@@ -43,7 +43,7 @@ def drawn_tables(texts: Sequence[tuple[int, str]]) -> Iterator[DrawnTable]:
             is_inside = False
         elif not is_inside and (form := _form_of(text)) is not None:
             is_inside = True
-            yield DrawnTable(number, form)
+            yield DrawnGrid(number, form)
 
 
 def _form_of(text: str) -> str | None:
@@ -53,7 +53,7 @@ def _form_of(text: str) -> str | None:
     return None
 
 
-def refusal(path: Path, table: DrawnTable) -> RequestError:
+def refusal(path: Path, table: DrawnGrid) -> RequestError:
     """The error for a file that has no other table."""
     return RequestError(
         f"the table at line {table.line} of {shown(path.name)} is {table.form}, which is not read",

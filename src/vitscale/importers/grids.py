@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vitscale.importers.contents import lines
-from vitscale.importers.drawn_tables import DRAWN_RULE, DrawnTable, drawn_tables
+from vitscale.importers.drawn_tables import DRAWN_RULE, DrawnGrid, drawn_tables
 
 _MOST_LINES, _MOST_CHARACTERS = 20_000, 16 << 20
 """How much of a document is searched for tables."""
@@ -45,7 +45,7 @@ class Document(NamedTuple):
 
     grids: tuple[Grid, ...] = ()
     """Those that can be read, in order; of a longer CSV file none."""
-    drawn: tuple[DrawnTable, ...] = ()
+    drawn: tuple[DrawnGrid, ...] = ()
     """Those in forms that are not read, in order."""
 
 

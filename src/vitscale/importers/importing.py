@@ -86,8 +86,9 @@ def import_logs(paths: Sequence[Path], log_format: str, options: Options, result
     reader = known("importer", log_format, _READERS, "__call__")
     log_contents = answer("importer", log_format, _READERS, lambda: reader(paths, options), LogContents)
     if not log_contents.runs:
-        tables = log_format in ("csv", "epochs")
-        why = "; ".join(log_contents.problems) or "no row stands below the names of the columns" * tables
+        is_table = log_format in ("csv", "epochs")
+        no_rows = "no row stands below the names of the columns" if is_table else ""
+        why = "; ".join(log_contents.problems) or no_rows
         why = f": {why}" if why else ""
         what = f"nothing in {shown(', '.join(path.name for path in paths))} can be used as {log_format}{why}"
         raise StoreError(

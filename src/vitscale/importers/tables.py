@@ -17,7 +17,7 @@ from vitscale.engines import ENGINES
 from vitscale.errors import RequestError, shown
 from vitscale.importers import contents
 from vitscale.importers.contents import Options, Problems, Setting, precision_of
-from vitscale.importers.drawn_tables import DrawnTable, refusal
+from vitscale.importers.drawn_tables import DrawnGrid, refusal
 from vitscale.importers.grids import read_document
 from vitscale.importers.headings import (
     BATCH,
@@ -124,8 +124,12 @@ def _batches(row: Row, gpus: int, options: Options) -> tuple[int | None, int]:
     whole = contents.parse_whole(row["global_batch"], 1, gpus * _MOST_IN_BATCH)
     rest, over = divmod(whole, gpus * (micro_batch or 1) * (grad_accum or 1))
     if over or not rest or (rest > 1 and micro_batch and grad_accum):
-        shares = f" x {micro_batch} images" * bool(micro_batch) + f" x {grad_accum} micro-steps" * bool(grad_accum)
-        raise ValueError(f"global_batch {whole} does not share out over {gpus} GPUs{shares}")
+        factors = [f"{gpus} GPUs"]
+        if micro_batch:
+            factors.append(f"{micro_batch} images")
+        if grad_accum:
+            factors.append(f"{grad_accum} micro-steps")
+        raise ValueError(f"global_batch {whole} does not share out over {' x '.join(factors)}")
     return (rest, grad_accum or 1) if micro_batch is None else (micro_batch, grad_accum or rest)
 
 
@@ -139,7 +143,7 @@ class Header(Form):
     title: str = ""
     gpus: int | None = None
     """The GPUs of all rows, where no column tells them."""
-    drawn: DrawnTable | None = None
+    drawn: DrawnGrid | None = None
     """The first table of the file that is in a form which is not read, where none that is read has GPUs and a speed."""
     untrained: str = ""
     """The heading or the caption that says that it is not of training."""
@@ -365,11 +369,14 @@ def _first(path: Path) -> Header:
 
 def _told_apart(training: Sequence[Header]) -> Iterator[Header]:
     """Tables of one file, each with a series of its own."""
-    several = len({head.line for head in training}) > 1
+    has_several_tables = len({head.line for head in training}) > 1
     titles = {head.line: head.title for head in training}
     for head in training:
-        own = head.title if Counter(titles.values())[head.title] == 1 else f"{head.title}, line {head.line}".strip(", ")
-        yield replace(head, series=", ".join(part for part in (own * several, head.series) if part))
+        name = head.title
+        if Counter(titles.values())[head.title] > 1:
+            name = f"{head.title}, line {head.line}".strip(", ")
+        parts = [name, head.series] if has_several_tables else [head.series]
+        yield replace(head, series=", ".join(filter(None, parts)))
 
 
 def _header(number: int, separator: str, text: str) -> Header:
@@ -681,4 +688,6 @@ def _check(path: Path, head: Header, required: Sequence[str]) -> None:
     if twice := sorted({column for column in columns if column and columns.count(column) > 1} - _WHOLE):
         both = " and ".join(shown(own.text) for own in head.headings if own.column == twice[0])
         what = f"{shown(path.name)} has the column {shown(twice[0])} twice"
-        raise RequestError(what + f": {both}" * (both.count(shown(twice[0])) < 2), next_step="Leave one of them out")
+        if both.count(shown(twice[0])) < 2:  # the headings are other words for it
+            what = f"{what}: {both}"
+        raise RequestError(what, next_step="Leave one of them out")

@@ -4,9 +4,10 @@ FOLDER/ID.json          one check, written whole; FOLDER is RESULTS/checks, or t
 FOLDER/.ID/             while it is measured: request.json, rank-K.jsonl
 
 Format history (`FORMAT`):
-  4  the oldest that is read (`OLDEST_FORMAT`): written with results of format 11.
-  5  which vitscale: CheckRecord.vitscale, null in format 4; "vitscale's measuring code" among the versions of a rank's
-     environment.
+  3  the oldest that is read (`OLDEST_FORMAT`): the first program of results format 11 wrote it.
+  4  what groups of ranks that share a model exchange: CheckRequest.exchanges, empty in format 3, and groups by it.
+  5  which vitscale: CheckRecord.vitscale, null in older formats; "vitscale's measuring code" among the versions of
+     a rank's environment.
 
 A reader accepts the formats from `OLDEST_FORMAT` to its own; others are refused by name (`store.formats`).
 """
@@ -42,7 +43,7 @@ from vitscale.trial.parallel import RankLayout
 from vitscale.trial.trial import Device, Precision, Trial, World
 
 FORMAT = 5
-OLDEST_FORMAT = 4
+OLDEST_FORMAT = 3
 READABLE_CHECKS = ReadableFormats("check", OLDEST_FORMAT, FORMAT)
 
 # Bounded, so that arithmetic on what a file says never overflows.
@@ -339,7 +340,7 @@ class CheckRecord(Record):
     imported: str = ""
     """The tool and the files it was imported from; empty where `vitscale check` measured it."""
     vitscale: str | None = None
-    """The program that wrote it (`base.program.identity`); null in format 4."""
+    """The program that wrote it (`base.program.identity`); null in older formats."""
 
 
 _CHECK_FILE = re.compile(r"\d{8}T\d{6}-[0-9a-f]{6}\.json")

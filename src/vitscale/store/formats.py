@@ -12,7 +12,7 @@ from typing import NamedTuple
 from vitscale.errors import StoreError
 
 LAST_READER_OF_OLDER = "f5aba528"
-"""The last commit of vitscale that reads results of formats 1 to 10, and checks of formats 1 to 3."""
+"""The last commit of vitscale that reads results of formats 1 to 10, and checks of formats 1 and 2."""
 
 
 class ReadableFormats(NamedTuple):

@@ -3,12 +3,12 @@
 What the driver writes around them stands in `store.results`, under the same format.
 
 Format history (`FORMAT`):
- 11  the oldest that is read (`OLDEST_FORMAT`). Imported.batch_told, ParallelSpec.schedule and stages_per_rank,
-     CheckRequest.exchanges and MeterLine.reason came while it was current: some of its records lack them.
+ 11  the oldest that is read (`OLDEST_FORMAT`). Imported.batch_told, ParallelSpec.schedule and stages_per_rank, and
+     MeterLine.reason came while it was current: some of its records lack them.
  12  which vitscale: RunHeader.vitscale and StudyRecord.vitscale; "vitscale's measuring code" among the versions of
-      Environment and StudyRecord, a digest. Null or missing in format 11: unknown, and like any other.
-      StudyRecord.factory_digests and Imported.assumed, empty in format 11. The line meter and WindowSpec.meters: in
-      format 11 the line probe and WindowSpec.probes.
+     Environment and StudyRecord, a digest. Null or missing in format 11: unknown, and like any other.
+     StudyRecord.factory_digests and Imported.assumed, empty in format 11. The line meter and WindowSpec.meters: in
+     format 11 the line probe and WindowSpec.probes.
 
 A reader accepts the formats from `OLDEST_FORMAT` to its own; others are refused by name (`store.formats`).
 """

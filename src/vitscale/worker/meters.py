@@ -6,6 +6,7 @@ One that fails ends nothing: its figures are null, with the reason.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 
@@ -40,27 +41,38 @@ def end_meters(meters: Mapping[str, EpochMeter], epoch: int, failures: Mapping[s
         if name in failures:
             problems = [failures[name]]
         else:
-            values, problems = _reading(meter)
+            reading = _reading(meter)
+            values = reading.values_by_name
+            problems = reading.problems
         reason = f"meter {shown(name)}: {'; '.join(problems)}" if problems else None
         lines.append(MeterLine(meter=name, epoch=epoch, values=values, reason=reason))
     return lines
 
 
-def _reading(meter: EpochMeter) -> tuple[dict[str, float | None], list[str]]:
-    """Ends a meter; returns its values, and what is wrong with them."""
+class _Reading(NamedTuple):
+    """What a meter has measured in an epoch."""
+
+    values_by_name: dict[str, float | None]
+    problems: list[str]
+    """What is wrong with values that are None, or why there are none."""
+
+
+def _reading(meter: EpochMeter) -> _Reading:
+    """Ends a meter."""
+    values: dict[str, float | None] = {}
+    problems: list[str] = []
     try:
-        reading: object = meter.end()
-        if not isinstance(reading, Mapping):
-            return {}, [f"end returned {shown(reading)}, and no mapping of names to numbers"]
-        values = {str(name): _finite(value) for name, value in reading.items()}
-        problems = [
-            f"{shown(str(name))} is {shown(value)}, and no finite number"
-            for name, value in reading.items()
-            if values[str(name)] is None
-        ]
+        answer: object = meter.end()
+        if not isinstance(answer, Mapping):
+            return _Reading({}, [f"end returned {shown(answer)}, and no mapping of names to numbers"])
+        for name, value in answer.items():
+            number = _finite(value)
+            values[str(name)] = number
+            if number is None:
+                problems.append(f"{shown(str(name))} is {shown(value)}, and no finite number")
     except Exception as error:
-        return {}, [f"end: {fault(error)}"]
-    return values, problems
+        return _Reading({}, [f"end: {fault(error)}"])
+    return _Reading(values, problems)
 
 
 def _finite(value: object) -> float | None:

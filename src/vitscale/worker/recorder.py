@@ -87,6 +87,8 @@ class StepRecorder:
         """Seconds of all steps written so far."""
         self.is_paused = True
         """Whether the clock stands still: `resume` comes before the next step."""
+        self.has_profile = False
+        """Whether a block of explained steps is over, so that `read_profile` is to be called before the next step."""
         self.steps_to_count = 0
         """Number of steps to come that are not recorded: see `count_traffic`."""
         self._step_context: AbstractContextManager[object] | None = None
@@ -169,9 +171,10 @@ class StepRecorder:
         """Begins the next step; does nothing within a step."""
         if self._step_context is not None:
             return
-        if self.is_counting:
+        if self.steps_to_count:
             is_usual = self.steps_to_count <= COUNTED_STEPS
-            self._enter(self._traffic.step(self.step) if is_usual else nullcontext())
+            self._step_context = self._traffic.step(self.step) if is_usual else nullcontext()
+            self._step_context.__enter__()
             return
         if self.step == self._stretch.planned.stop:
             self._stretch.end(self.step)
@@ -179,7 +182,8 @@ class StepRecorder:
             self._begin_block()
         if self.step == 0 and self._first_step is None:
             self.begin_first_step()
-        self._enter(self._explainer.step(self.step))
+        self._step_context = self._explainer.step(self.step)
+        self._step_context.__enter__()
 
     def end_step(self, images: int, loss: Tensor) -> None:
         """Ends the step when all of its work has been issued.
@@ -191,7 +195,7 @@ class StepRecorder:
         Raises:
             OSError: the record cannot be written any more.
         """
-        if self.is_counting:
+        if self.steps_to_count:
             self._end_counted_step()
             return
         if self.step + 1 == self._stretch.planned.start:
@@ -204,7 +208,11 @@ class StepRecorder:
         if self._first_step is not None:
             self._log.write(self._first_step.end(self._device))
             self._first_step = None
-        self._go_to(self.step + 1)
+        was_explained = self.window == "explained"
+        self.step += 1
+        self.window = self._window_of(self.step)
+        if was_explained:
+            self.has_profile = self.window != "explained" or self.step == len(self._windows)
         self._log.check()
 
     def drop_step(self) -> None:
@@ -229,24 +237,16 @@ class StepRecorder:
             self.abort()
             self._explainer.drop_block()
 
-    def _enter(self, context: AbstractContextManager[object]) -> None:
-        context.__enter__()
-        self._step_context = context
-
     def _leave_step(self, dropped: _StepDropped | None = None) -> None:
         context = self._step_context
         self._step_context = None
         if context is not None:
             context.__exit__(None if dropped is None else _StepDropped, dropped, None)
 
-    def _go_to(self, step: int) -> None:
-        self.step = step
-        self.window = self._window_of(step)
-
     def _window_of(self, step: int) -> StepWindow:
-        if not self._windows:
-            return "light"
-        return self._windows[min(step, len(self._windows) - 1)]
+        if step < len(self._windows):
+            return self._windows[step]
+        return self._windows[-1] if self._windows else "light"
 
     def _write_steps(self, timed: Sequence[tuple[LineOf, float, float]]) -> None:
         for line_of, seconds, loss in timed:
@@ -265,12 +265,6 @@ class StepRecorder:
         self._clock.start()
 
     @property
-    def has_profile(self) -> bool:
-        """Whether a block of explained steps is over, so that `read_profile` is to be called before the next step."""
-        is_block_over = self.window != "explained" or self.step == len(self._windows)
-        return is_block_over and self._explainer.explaining
-
-    @property
     def named_phases(self) -> frozenset[str]:
         """Phases that were named in the block of explained steps."""
         return self._explainer.named_phases
@@ -281,6 +275,7 @@ class StepRecorder:
         Args:
             with_reasons: the parts of a step that are unknown, each with its reason -> these with the caller's own.
         """
+        self.has_profile = False
         for line in self._explainer.end_block(self._rank.rank):
             self._log.write(line.model_copy(update={"unknown": dict(with_reasons(line.unknown))}))
         barrier()

@@ -50,8 +50,12 @@ class ScriptSteps:
 
     def __init__(self, header: RunHeader, rank: RankInfo, log: RankLog, began: float) -> None:
         """`began`: `time.perf_counter()` as the script began."""
-        self._header, self._rank, self._log, self._began = header, rank, log, began
-        self._trial = trial = header.trial
+        trial = header.trial
+        self._header = header
+        self._trial = trial
+        self._rank = rank
+        self._log = log
+        self._began = began
         self._step_images = trial.train.micro_batch * trial.train.grad_accum
         """Images of this rank in each step, as the study says."""
         self.last_step = None if trial.window.steps is None else trial.window.steps + trial.window.warmup_steps
@@ -275,7 +279,9 @@ class ScriptSteps:
 
     def _start(self) -> StepRecorder:
         """Begins to record, before the first step."""
-        trial, train, rank = self._trial, self._trial.train, self._rank
+        trial = self._trial
+        train = trial.train
+        rank = self._rank
         script_seconds = time.perf_counter() - self._began
         device = device_of(self._header)
         images = samples_used(trial.data.samples, trial.data.fraction)
@@ -357,9 +363,12 @@ class ScriptSteps:
 
     def _with_unnamed_phases(self, unknown: Mapping[str, str]) -> dict[str, str]:
         """Parts of a step that are unknown, each with its reason: also those whose phase the script does not name."""
-        named = set() if self._recorder is None else self._recorder.named_phases
-        unnamed = {part: _UNNAMED.format(phase=phase) for phase, part in _PART_OF_PHASE.items() if phase not in named}
-        return {**unnamed, **unknown}
+        named_phases = frozenset[str]() if self._recorder is None else self._recorder.named_phases
+        reasons: dict[str, str] = {}
+        for phase, part in _PART_OF_PHASE.items():
+            if phase not in named_phases:
+                reasons[part] = _UNNAMED.format(phase=phase)
+        return {**reasons, **unknown}
 
     # Checks against the study
 

@@ -213,6 +213,7 @@ class Training:
         began = time.perf_counter()
         held_out = self.passes.evaluate(self.log.alive) if self.trial.window.evaluate else Evaluation()
         evaluation_seconds = time.perf_counter() - began
+        loader_seconds = batches.spent
         self.held_out_accuracy = held_out.accuracy
         self.log.write(measures.resources)
         self.log.write(
@@ -230,8 +231,8 @@ class Training:
                 peak_bytes=self.recorder.resources.peak_bytes(measures.resources),
                 evaluation_seconds=evaluation_seconds if self.trial.window.evaluate else None,
                 loader_images_per_second=batches.images_per_second,
-                loader_reading_seconds=batches.spent.reading if batches.spent else None,
-                loader_decoding_seconds=batches.spent.decoding if batches.spent else None,
+                loader_reading_seconds=loader_seconds.reading if loader_seconds else None,
+                loader_decoding_seconds=loader_seconds.decoding if loader_seconds else None,
             )
         )
 

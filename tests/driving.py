@@ -57,16 +57,25 @@ def start(*command: str | Path, cwd: Path, **environment: str) -> subprocess.Pop
 
 
 def processes_naming(text: Path | str) -> list[psutil.Process]:
-    """Processes with `text` in their command line: ranks and launchers name their run's folder there."""
+    """Processes with `text` in their command line, or in the name of the file that they print to: launchers and ranks
+    that are started anew name their run's folder in the one, forks print to a log in it."""
     found = []
     for process in psutil.process_iter():
         try:
-            named = any(str(text) in part for part in process.cmdline())
+            named = any(str(text) in part for part in [*process.cmdline(), printed_to(process)])
             if named and process.status() != psutil.STATUS_ZOMBIE and process.pid != os.getpid():
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             continue
     return found
+
+
+def printed_to(process: psutil.Process) -> str:
+    """The path of a process's standard output."""
+    try:
+        return str(Path(f"/proc/{process.pid}/fd/1").readlink())
+    except OSError:
+        return ""
 
 
 def tree(folder: Path) -> dict[str, bytes]:

@@ -37,7 +37,6 @@ FOLDER = "VITSCALE_TESTS_FORKS"
 """The variable that names the folder with what all processes of these tests share."""
 BRIEF = "VITSCALE_TESTS_BRIEF"
 """The variable by which ranks take milliseconds for their device's matrix rate: otherwise a quarter of a short run."""
-_TOKEN, _PLACEHOLDER, _ROOM = "VITSCALE_JOB", "-" * 32, "-" * 4096
 _IMPORTED = {
     # What engines import, some of it only in their first step: once here, and not in every fork.
     "ranks": (
@@ -51,7 +50,7 @@ _IMPORTED = {
         # Those of examples of own scripts too.
         "transformers.models.vit.modeling_vit",
     ),
-    "commands": ("vitscale.cli", "vitscale.lab.enter", "vl_convert"),
+    "commands": ("vitscale.cli", "vitscale.lab.enter"),
 }  # fmt: skip
 _WORKER_PLANE = ("vitscale.worker", "vitscale.engines", "vitscale.models", "vitscale.datasets", "vitscale.probes")
 _PR_SET_PDEATHSIG = 1
@@ -248,9 +247,9 @@ def _start_server(path: str, kind: str, stdin: Any) -> None:
     # What is imported may start threads unless told, and a process that has some must not be forked.
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     process = subprocess.Popen(
-        [sys.executable, __file__, path, kind, _ROOM],
+        [sys.executable, __file__, path, kind],
         stdin=stdin,
-        env=AT_FIRST | threads | {"PYTHONPATH": _TESTS, _TOKEN: _PLACEHOLDER},
+        env=AT_FIRST | threads | {"PYTHONPATH": _TESTS},
         start_new_session=True,
     )
     wait_until(lambda: Path(path).exists() or process.poll() is not None, "all is imported")
@@ -410,18 +409,16 @@ def _be_prepared(driver: int, set_by_imports: Mapping[str, str]) -> None:
     vars(session)["preload"] = preload
     os.setsid()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    prepared.main([str(driver), _ROOM])
+    prepared.main([str(driver)])
 
 
 def _run_ranks(command: list[str], set_by_imports: Mapping[str, str]) -> int:
     """`python -m vitscale.processes.local_ranks ...`, by the product's own way to run it in a fork."""
-    from vitscale.processes.launch_file import TOKEN_VARIABLE
     from vitscale.worker import prepared
 
     driver, _ = socket.socketpair()
     server = prepared._Server(driver)
     server._set_by_imports = dict(set_by_imports)
-    server._memory.set_token(os.environ[TOKEN_VARIABLE])
     return server._run(os.getppid(), command, dict(os.environ), Path("/proc/self/fd/1"))
 
 
@@ -439,8 +436,8 @@ def main(path: str, kind: str) -> None:
                 with contextlib.suppress(ImportError):  # whoever needs what is not installed is told by the command
                     importlib.import_module(module.name)
     if kind == "ranks" and BRIEF in before:
+        from vitscale.engines.packages import installed_versions
         from vitscale.probes import matmul
-        from vitscale.trial.engines import installed_versions
         from vitscale.worker.session import _thread_pools
 
         installed_versions()

@@ -187,13 +187,12 @@ class Round:
         modules = {"agent": "vitscale.processes.host_agent", "prepared process": "vitscale.worker.prepared"}
         if victim in modules:
             return [pid for pid, command in commands.items() if command[1:4] == ["-P", "-m", modules[victim]]][:1]
-        # Launchers and ranks are named alike.
-        launched = [
-            pid
-            for pid, command in commands.items()
-            if command[1:2] == [record_only.__file__]
-            or (self.kind == "prepared" and any(str(self.results) in part for part in command))
-        ]
+        # Launchers and ranks are named alike; so are a prepared process and its forks, which have one as their parent.
+        if self.kind == "prepared":
+            prepared = [pid for pid, command in commands.items() if modules["prepared process"] in command]
+            launched = [pid for pid in prepared if parents[pid] in prepared]
+        else:
+            launched = [pid for pid, command in commands.items() if command[1:2] == [record_only.__file__]]
         return [pid for pid in launched if (parents[pid] in launched) == (victim == "rank")][-1:]
 
     def _check_runs(self) -> None:

@@ -269,11 +269,6 @@ def test_what_cannot_be_is_one_message(
         ),
         (
             "oversubscribe = true",
-            'launcher = "mpirun"\nmpi_discovery = true',
-            "launch.mpi_discovery = true is DeepSpeed's",
-        ),
-        (
-            "oversubscribe = true",
             "oversubscribe = true\n[node]\ngpus = 4",
             "'study.toml', line 18: node.cores is missing. Add",
         ),

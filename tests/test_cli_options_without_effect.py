@@ -15,9 +15,10 @@ import typer
 from prediction_factory import resolved_study
 from results_factory import write_results
 from vitscale import cli
-from vitscale.cli.asking import AdviseAsking, PredictAsking
+from vitscale.api.asking import AdviseAsking, PredictAsking
 from vitscale.cli.predicting import advise, predict
-from vitscale.prediction.remarks import changes_nothing, options_without_effect
+from vitscale.prediction.remarks import OptionWithoutEffect, Remarks, change_nothing, options_without_effect
+from vitscale.present.document import Bullets
 
 Call = Callable[..., dict[str, Any] | None]
 ASKED = {
@@ -210,6 +211,34 @@ def test_what_a_named_engine_and_model_brought_in_is_said(
     assert answer["taken_as_measured"].endswith(brought_in)
 
 
+def test_advise_says_what_named_parameters_brought_in_as_predict_does(call: Call, tmp_path: Path) -> None:
+    table = tmp_path / "steps.csv"
+    table.write_text("engine,gpus,step_seconds,micro_batch\nddp,1,0.1,8\nddp,2,0.12,8\nddp,4,0.13,8\nddp,8,0.14,8\n")
+    assert call("import", str(table), "-o", str(tmp_path / "steps")) is not None
+    asked = (str(tmp_path / "steps"), "--nodes-of", "4", "--network", "100GbE", "--parameters", "110M")
+    predicted = call("predict", *asked, "--gpus", "16")
+    advice = call("advise", *asked, "--gpus", "16", "--epochs", "3", "--images", "50000")
+    assert predicted is not None
+    assert advice is not None
+    assert advice["answers"][0]["gpus"] == 16
+    brought_in = "In each step, ddp sends what 110,000,000 parameters need, over 100GbE."
+    assert predicted["taken_as_measured"].endswith(brought_in)
+    assert advice["taken_as_measured"].endswith(brought_in)
+
+
+def test_two_options_without_effect_for_one_reason_share_a_sentence_on_the_terminal(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["advise", str(folders["table"]), "--epochs", "3", "--images", "50000", "--nodes-of", "4"]
+    asked += ["--checkpoint-seconds", "10"]  # else the parameters say how long a checkpoint takes
+    monkeypatch.setattr(sys, "argv", ["vitscale", *asked, "--network", "100GbE", "--parameters", "110M"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    text = " ".join(capsys.readouterr().out.split())
+    assert "- --network 100GbE and --parameters 110M change nothing: what is sent is unknown (to tell it: " in text
+    assert text.count("what is sent is unknown") == 1
+
+
 def test_a_named_model_of_an_unknown_engine_says_what_it_changes(rates: Path, call: Call, tmp_path: Path) -> None:
     without = call("predict", str(tmp_path / rates.stem), *TWO_HOSTS[:4])
     answer = call("predict", str(tmp_path / rates.stem), *TWO_HOSTS[:4], "--model", "vit-b16")
@@ -276,5 +305,30 @@ def test_only_given_options_are_left_out_one_by_one() -> None:
 
 
 def test_a_number_is_told_as_it_was_written() -> None:
-    assert changes_nothing("--price", 3.0, "no epochs") == "--price 3 changes nothing: no epochs."
-    assert changes_nothing("--split", value=True) == "--split changes nothing: the answer without it is the same."
+    price = OptionWithoutEffect("--price", 3.0, "no epochs")
+    split = OptionWithoutEffect("--split", value=True)
+    assert change_nothing([price]) == "--price 3 changes nothing: no epochs."
+    assert change_nothing([split]) == "--split changes nothing: the answer without it is the same."
+
+
+def test_a_reason_of_several_options_is_said_once_for_all_of_them() -> None:
+    unknown = "what is sent is unknown"
+    options = (
+        OptionWithoutEffect("--network", "100GbE", unknown),
+        OptionWithoutEffect("--price", 3.0, "no epochs"),
+        OptionWithoutEffect("--parameters", "110M", unknown),
+        OptionWithoutEffect("--engine", "ddp", unknown),
+        OptionWithoutEffect("--any-batch", value=True),
+        OptionWithoutEffect("--split", value=True),
+    )
+    remarks = Remarks(without_effect=options)
+    (bullets,) = remarks.blocks
+    assert isinstance(bullets, Bullets)
+    assert bullets.items == (
+        "--network 100GbE, --parameters 110M and --engine ddp change nothing: what is sent is unknown.",
+        "--price 3 changes nothing: no epochs.",
+        "--any-batch and --split change nothing: the answer without any one of them is the same.",
+    )
+    by_option = remarks.fields["without_effect"]
+    assert [sentence.split()[0] for sentence in by_option] == [idle.option for idle in options]
+    assert by_option[2] == "--parameters 110M changes nothing: what is sent is unknown."

@@ -11,17 +11,20 @@ import pytest
 
 from results_factory import make_trial
 from study_factory import EIGHT_CORES, write_study
-from vitscale.cli import importing
 from vitscale.errors import RequestError
 from vitscale.importers import curves
 from vitscale.importers.contents import LogRun, Options, Setting
 from vitscale.importers.records import trial_of
-from vitscale.runner import planning, preview
+from vitscale.pages import imported
+from vitscale.prediction.memory.forecast import forecast_bytes, totals
+from vitscale.present import document, terminal, terminal_table
+from vitscale.runner import plan_estimate, planning, preview
 from vitscale.runner.expectation import Expectations, Expected
 from vitscale.runner.plan_estimate import MemoryFit, PlanEstimate
 from vitscale.study import file as study_file
 from vitscale.study.file import StudyFile
-from vitscale.study.sections import choices
+from vitscale.study.sections import LaunchSection, SlurmSection, Study, choices
+from vitscale.trial.facts import Spec
 from vitscale.trial.trial import Trial, World
 
 FEW = 40
@@ -68,6 +71,28 @@ def test_the_cells_of_a_plan() -> None:
     assert grows_linearly(looked_at)
 
 
+def test_the_rows_of_a_table_of_which_25_lines_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that a terminal does not show are read for the widths, and not laid out."""
+    laid = Counter()
+    physical = terminal_table._physical
+
+    def counting(*given: Any, **more: Any) -> Any:
+        laid.count += 1
+        return physical(*given, **more)
+
+    monkeypatch.setattr(terminal_table, "_physical", counting)
+
+    def laid_out(rows: int) -> int:
+        laid.count = 0
+        column = document.Column("trial", words=True)
+        groups = (document.Group("", tuple((document.Cell(str(n)),) for n in range(rows))),)
+        shown = terminal.lines(document.Document("", (document.Table((column,), groups),)))
+        assert f"{rows - 21:,} more" in shown[-1].plain
+        return laid.count
+
+    assert laid_out(100) == laid_out(10_000) <= 30
+
+
 def test_the_points_of_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each point is validated by itself: not with all values of the sweep beside it."""
     validated = study_file._validated
@@ -93,6 +118,16 @@ def test_the_points_of_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         return values.count
 
     assert grows_linearly(validated_for)
+
+
+def test_no_default_of_a_section_is_copied_for_each_point() -> None:
+    """pydantic copies a default deeply where it is not hashable; a section of lists or tables is made anew instead."""
+    defaults = [field.default for field in Study.model_fields.values() if isinstance(field.default, Spec)]
+    assert defaults
+    assert all(isinstance(hash(default), int) for default in defaults)
+    first, second = (Study.model_validate({"name": "x", "model": {}, "data": {"name": "digits"}}) for _ in range(2))
+    assert (first.launch, first.slurm) == (LaunchSection(), SlurmSection())
+    assert first.launch.environment is not second.launch.environment
 
 
 def _leaves(value: Any) -> int:
@@ -184,7 +219,7 @@ def test_the_table_of_an_import() -> None:
             trials=dict.fromkeys(ids, trial),
         )
         done = SimpleNamespace(study=study, runs=[Imported(trial_id) for trial_id in ids for _ in range(2)])
-        rows = importing._series(cast("Any", done))
+        rows = imported.series_fields(cast("Any", done))
         assert [(row["runs"], row["steps"]) for row in rows] == [(2, 4)] * series
         return looks.count
 
@@ -211,6 +246,38 @@ def test_the_commands_of_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert len(plan.record.trials) == 20
     preview.plan_document(plan)
     assert len(made) == 4, "two worlds, when they are checked and when they are shown"
+
+
+def test_the_memory_of_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials that differ only in what takes no memory share one forecast, which is that of each."""
+    forecasts = Counter()
+
+    def counting(trial: Trial) -> int | None:
+        forecasts.count += 1
+        return forecast_bytes(trial)
+
+    monkeypatch.setattr(plan_estimate, "forecast_bytes", counting)
+    tables = (
+        '{ engine = "none" }',
+        '{ engine = "ddp" }',
+        '{ engine = "ddp", precision = "bf16" }',
+        '{ engine = "ddp", activation_checkpointing = true }',
+        '{ engine = "deepspeed", zero_stage = 2 }',
+        '{ engine = "ddp", optimizer = "sgd", momentum = 0.0 }',
+        '{ engine = "ddp", optimizer = "sgd", momentum = 0.5 }',
+        '{ engine = "ddp", micro_batch = 64 }',
+    )
+    sweep = {"train.learning_rate": [0.1, 0.2, 0.3], "train.seed": [0, 1], "model.image_size": [32, 64]}
+    path = write_study(tmp_path, {"sweep": sweep})
+    path.write_text(f"{path.read_text()}train = [{', '.join(tables)}]\n")
+    trials = planning.plan(path, EIGHT_CORES)
+    fits = plan_estimate.memory_fits(trials)
+    worlds = 2 * (len(tables) - 1) + 1  # engine none trains on one rank
+    assert len(fits) == worlds * 3 * 2 * 2
+    assert forecasts.count == worlds * 2, "learning rates and seeds take no memory"
+    for trial_id, trial in trials.record.trials.items():
+        assert fits[trial_id].forecast_bytes == max(totals(trial))
+    assert len({fit.forecast_bytes for fit in fits.values()}) > worlds
 
 
 def test_the_values_of_a_sweep() -> None:

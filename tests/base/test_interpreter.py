@@ -42,9 +42,9 @@ def test_no_launcher_s_own_python_loses_the_variable(monkeypatch: pytest.MonkeyP
 def test_what_was_put_together_is_taken_apart() -> None:
     command = interpreter.python_module("a.module", "x", "-m", interpreter="/opt/python")
     assert command == ("/opt/python", "-P", "-m", "a.module", "x", "-m")
-    assert interpreter.taken_apart(command) == ("/opt/python", "a.module", ("x", "-m"))
+    assert interpreter.parse_module_command(command) == ("/opt/python", "a.module", ("x", "-m"))
     with pytest.raises(ValueError, match="no command that runs a module: python -m x"):
-        interpreter.taken_apart(["python", "-m", "x", str(FOLDER)])
+        interpreter.parse_module_command(["python", "-m", "x", str(FOLDER)])
 
 
 @pytest.mark.parametrize(("of_user", "left"), [(None, None), ("", None), ("1", "1")])

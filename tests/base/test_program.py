@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from vitscale.base import program
+from vitscale.engines.packages import installed_versions
 from vitscale.present.data import envelope
-from vitscale.trial.engines import installed_versions
 
 DECIDES_NOTHING = ("base", "errors", "present", "store", "study")
 """Rooms that ranks import and that decide nothing of what is recorded: words, what is read, what a study may say.
@@ -29,7 +29,7 @@ def package(tmp_path: Path) -> Path:
 
 
 def digests(package: Path) -> tuple[str | None, str | None]:
-    return program.digest_of(package, ("",)), program.digest_of(package, ("worker",))
+    return program.installation_digest(package, ("",)), program.installation_digest(package, ("worker",))
 
 
 def test_a_changed_file_changes_the_digest_and_only_a_measuring_one_the_other(package: Path) -> None:
@@ -43,7 +43,7 @@ def test_a_changed_file_changes_the_digest_and_only_a_measuring_one_the_other(pa
 
 def test_a_renamed_or_added_file_changes_the_digest(package: Path) -> None:
     whole, _ = digests(package)
-    (package / "pages" / "page.py").rename(package / "report" / "side.py")
+    (package / "pages" / "page.py").rename(package / "pages" / "side.py")
     renamed, _ = digests(package)
     (package / "pages" / "more.json").write_text("{}")
     assert len({whole, renamed, digests(package)[0]}) == 3
@@ -61,12 +61,12 @@ def test_what_no_installation_has_changes_nothing(package: Path) -> None:
 def test_a_copy_elsewhere_has_the_same_digest(tmp_path: Path) -> None:
     """A wheel's files in another folder are the same program as an editable install's."""
     shutil.copytree(program.PACKAGE, tmp_path / "copy", ignore=shutil.ignore_patterns("__pycache__"))
-    assert program.digest_of(tmp_path / "copy", ("",)) == program.digest_of(program.PACKAGE, ("",))
-    assert program.digest_of(tmp_path / "copy", program.MEASURING) == program.measuring_digest()
+    assert program.installation_digest(tmp_path / "copy", ("",)) == program.installation_digest(program.PACKAGE, ("",))
+    assert program.installation_digest(tmp_path / "copy", program.MEASURING) == program.measuring_digest()
 
 
 def test_without_files_the_digest_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert program.digest_of(tmp_path / "nowhere", ("",)) is None
+    assert program.installation_digest(tmp_path / "nowhere", ("",)) is None
     monkeypatch.setattr(program, "digest", lambda: None)
     monkeypatch.setattr(program, "measuring_digest", lambda: None)
     assert "+" not in program.identity()

@@ -8,7 +8,7 @@ import pytest
 
 from prediction_factory import make_network, series_of, study
 from vitscale.errors import RequestError
-from vitscale.prediction.answering import Changes, questions, told
+from vitscale.prediction.answering import Changes, questions, with_stated_facts
 from vitscale.prediction.evidence import Evidence, Point
 from vitscale.prediction.variants import differing
 from vitscale.trial.model_spec import ModelSpec, resolve
@@ -129,21 +129,23 @@ def untold(*names: str) -> Evidence:
 
 
 def test_what_an_import_left_out_is_told_and_not_changed() -> None:
-    known, rest = told(untold("a"), Changes(engine="deepspeed", zero_stage=1, parameters="110M", micro_batch=32))
+    known, rest = with_stated_facts(
+        untold("a"), Changes(engine="deepspeed", zero_stage=1, parameters="110M", micro_batch=32)
+    )
     trials = [point.trial for one in known.series for point in one.points]
     assert {(one.train.engine, one.train.zero_stage, one.model.parameter_count) for one in trials} == {
         ("deepspeed", 1, 110_000_000)
     }
     (asked,) = questions(known, (8,), rest)
     assert differing(known.series[0].points, asked.changes) == {"micro_batch": 32}
-    (named,) = told(untold("a"), Changes(model="vit-l16"))[0].series
+    (named,) = with_stated_facts(untold("a"), Changes(model="vit-l16"))[0].series
     assert {point.trial.model.name for point in named.points} == {"vit-l16"}
 
 
 def test_what_is_known_is_not_told_again() -> None:
     both = evidence("ddp")
-    assert told(both, Changes(engine="fsdp2", model="vit-l16"))[0] == both
+    assert with_stated_facts(both, Changes(engine="fsdp2", model="vit-l16"))[0] == both
     with pytest.raises(RequestError, match=r"--parameters '110M': the model is known \(vit-"):
-        told(both, Changes(parameters="110M"))
+        with_stated_facts(both, Changes(parameters="110M"))
     with pytest.raises(RequestError, match="'many' is no number of parameters"):
-        told(both, Changes(parameters="many"))
+        with_stated_facts(both, Changes(parameters="many"))

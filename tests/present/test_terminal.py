@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from vitscale.present import terminal
 from vitscale.present.document import (
     About,
     Bullets,
@@ -27,6 +28,7 @@ from vitscale.present.document import (
 )
 from vitscale.present.markdown import to_markdown
 from vitscale.present.terminal import lines
+from vitscale.present.terminal_table import table_lines
 from vitscale.present.units import DASH
 
 _TRIALS = {
@@ -206,3 +208,70 @@ def test_markdown_has_every_block_open_and_takes_names_literally() -> None:
     assert "It \\*rises\\*." in text
     assert "| deepspeed ZeRO-2 | 2 | 2 x 3 | out of memory |  |  |  |  |  | prior-driven |" in text
     assert text.count("sentence") == 30
+
+
+_LETTERS = st.text("ab 1", max_size=30)
+
+
+@st.composite
+def _tables(draw: st.DrawFn) -> Table:
+    """A table of up to 40 rows with a group for each label, in which words are wrapped and outcomes span columns."""
+    words = draw(st.lists(st.booleans(), min_size=1, max_size=6))
+    columns = tuple(
+        Column(f"column {at}", words=is_word, narrow=draw(st.sampled_from(["", "c", None])))
+        for at, is_word in enumerate(words)
+    )
+    row = st.one_of(
+        st.tuples(*(_LETTERS.map(Cell) if is_word else st.sampled_from(["1", "22.5"]).map(Cell) for is_word in words)),
+        st.just((Cell("out of memory", state="failed", spans=len(words)),)),
+    )
+    rows = draw(st.lists(row, min_size=1, max_size=40))
+    labels = draw(st.sampled_from([("",), ("ddp", "deepspeed ZeRO-2")]))
+    groups = tuple(Group(label, tuple(rows)) for label in labels)
+    return Table(columns, groups, tuple(draw(st.lists(_LETTERS, max_size=2))), title=draw(_LETTERS))
+
+
+@given(st.lists(_tables(), min_size=1, max_size=2), st.integers(40, 90), st.integers(15, 40), st.booleans())
+def test_rows_that_are_not_shown_need_not_be_laid_out(
+    tables: list[Table], width: int, most_lines: int, in_section: bool
+) -> None:
+    """The lines are those that remain of a document in which every row of every table is laid out."""
+    blocks = (Section("Trials", tuple(tables)),) if in_section else tuple(tables)
+    document = Document("Answer", (Paragraph("The answer."), *blocks), ("Stored: x",))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(terminal, "table_lines", lambda table, width, _: table_lines(table, width))
+        of_all_rows = lines(document, width, most_lines=most_lines)
+    assert lines(document, width, most_lines=most_lines) == of_all_rows
+
+
+def _numbered(rows: int, last: str) -> Table:
+    return Table(
+        (Column("rank"), Column("word", words=True)),
+        (Group("", (*((Cell(str(n)), Cell("a")) for n in range(rows)), (Cell(last), Cell("b")))),),
+    )
+
+
+def test_rows_that_are_not_shown_decide_the_widths_too() -> None:
+    shown = _text(Document("", (_numbered(500, last="1,234,567,890"),)))
+    assert "\n            0  a\n" in shown
+    assert "1,234,567,890" not in shown
+    assert "more with --verbose" in shown
+
+
+def test_a_column_is_constant_only_where_rows_that_are_not_shown_have_its_value_too() -> None:
+    narrow = Column("precision", words=True)
+    others = tuple(Column(f"figure {n}", narrow=None) for n in range(9))
+    rows = [tuple(map(Cell, (str(n), *("12,345.6",) * 9, "bf16"))) for n in range(500)]
+    for last, said in (("bf16", True), ("fp32", False)):
+        table = Table((Column("rank"), *others, narrow), (Group("", (*rows[:-1], (*rows[-1][:-1], Cell(last)))),))
+        laid = table_lines(table, 12, most_lines=25)
+        text = " ".join(line.plain for piece in laid for line in piece.head)
+        assert ("precision bf16" in text) is said
+
+
+def test_a_table_of_which_too_little_would_stay_says_how_many_rows_it_leaves_out() -> None:
+    last = tuple(f"sentence {n}" for n in range(22))
+    shown = [line.plain for line in lines(Document("", (_numbered(500, last="9"),), last))]
+    (cut,) = [line for line in shown if "more with --verbose" in line]
+    rows = sum(re.fullmatch(r" *\d+  [ab]", line) is not None for line in shown)
+    assert cut == f"  ... {501 - rows} more with --verbose"

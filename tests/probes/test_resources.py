@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from vitscale.probes import resources
-from vitscale.probes.resources import ResourceProbe, resident_bytes
+from vitscale.probes.resources import ResourceProbe
 
 CPU = torch.device("cpu")
 
@@ -74,31 +72,3 @@ def test_throttled_time_is_that_of_the_stretch(
     probe.begin()
     monkeypatch.setattr(resources, "cpu_throttled_seconds", lambda: after)
     assert probe.end(0, range(1)).cpu_throttled_seconds == seconds
-
-
-def test_resident_memory_grows_by_what_is_touched() -> None:
-    before, peak = resident_bytes()
-    assert before is not None
-    assert peak is not None
-    assert peak >= before
-    held = np.ones(peak - before + 64 * 2**20, dtype=np.uint8)
-    now, new_peak = resident_bytes()
-    assert now is not None
-    assert new_peak is not None
-    assert now - before >= 0.95 * held.nbytes
-    assert new_peak >= peak + 0.95 * 64 * 2**20
-    del held
-    assert resident_bytes()[1] == pytest.approx(new_peak, rel=0.01)
-
-
-def test_resident_memory_as_the_kernel_writes_it(tmp_path: Path) -> None:
-    status = tmp_path / "status"
-    status.write_text("Name:\tpython\nVmHWM:\t  523412 kB\nVmRSS:\t  410000 kB\nThreads:\t7\n")
-    assert resident_bytes(status) == (410_000 * 1024, 523_412 * 1024)
-
-
-@pytest.mark.parametrize("text", ["", "VmRSS:\n", "VmRSS: many kB\n", "VmRSS: 5 MB\nVmHWM: -1 kB\n", "junk"])
-def test_a_kernel_that_does_not_tell_leaves_memory_unknown(tmp_path: Path, text: str) -> None:
-    (tmp_path / "status").write_text(text)
-    assert resident_bytes(tmp_path / "status") == (None, None)
-    assert resident_bytes(tmp_path / "none") == (None, None)

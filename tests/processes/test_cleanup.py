@@ -9,10 +9,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from processes import alive, pid_in, wait_until
-from vitscale.processes.host_agent import carrying, end_all
+from vitscale.processes.host_agent import end_all, processes_of_run
 from vitscale.processes.launch_file import TOKEN_VARIABLE
 
 ASLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -22,7 +23,7 @@ ASLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 def token() -> Iterator[str]:
     made = secrets.token_hex(16)
     yield made
-    for process in carrying(made):
+    for process in processes_of_run(made):
         process.kill()
 
 
@@ -30,17 +31,49 @@ def test_those_that_carry_the_token_are_found_and_ended_and_no_others(token: str
     mine = [subprocess.Popen(ASLEEP, env=os.environ | {TOKEN_VARIABLE: token}) for _ in range(2)]
     other = subprocess.Popen(ASLEEP, env=os.environ | {TOKEN_VARIABLE: token + "0"})
     try:
-        wait_until(lambda: len(carrying(token)) == 2, "both are there")
-        assert {process.pid for process in carrying(token)} == {process.pid for process in mine}
+        wait_until(lambda: len(processes_of_run(token)) == 2, "both are there")
+        assert {process.pid for process in processes_of_run(token)} == {process.pid for process in mine}
         end_all(token)
-        assert not carrying(token)
+        assert not processes_of_run(token)
         assert other.poll() is None
         # Their exit codes are left to whoever started them.
         assert [process.wait() for process in mine] == [-15, -15]
     finally:
         other.kill()
         other.wait()
-    assert not carrying("a token that nobody carries")
+    assert not processes_of_run("a token that nobody carries")
+
+
+STARTS_ANOTHER = """
+import subprocess, sys
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=sys.argv[1] == "apart")
+import time; time.sleep(600)
+"""
+
+
+def test_a_session_is_ended_with_its_leader_and_what_left_it_is_not(token: str) -> None:
+    """As forks of a prepared process are, which carry no token."""
+    command = [sys.executable, "-c", STARTS_ANOTHER]
+    session = subprocess.Popen([*command, "within"], start_new_session=True)
+    not_yet_a_session = subprocess.Popen(ASLEEP)
+    outside = subprocess.Popen([*command, "apart"], start_new_session=True)
+    started = [session.pid, not_yet_a_session.pid]
+    apart: list[psutil.Process] = []
+    try:
+        wait_until(lambda: len(processes_of_run(token, started)) == 3, "all three are there")
+        wait_until(lambda: len(psutil.Process(outside.pid).children()) == 1, "it has started another")
+        apart = psutil.Process(outside.pid).children()
+        assert not processes_of_run(token)
+        end_all(token, sessions=[*started, outside.pid])
+        assert not processes_of_run(token, started)
+        assert [session.wait(), not_yet_a_session.wait(), outside.wait()] == [-15, -15, -15]
+        assert apart[0].is_running(), "it has left the session, and carries no token: it is not the run's"
+    finally:
+        for process in (session, not_yet_a_session, outside):
+            process.kill()
+            process.wait()
+        for child in apart:
+            child.kill()
 
 
 # Asked to end, it starts another like itself in a session of its own, three times.
@@ -66,7 +99,7 @@ def test_what_is_started_meanwhile_is_ended_too(tmp_path: Path, token: str) -> N
     first = subprocess.Popen(argv, env=os.environ | {TOKEN_VARIABLE: token})
     pid_in(tmp_path / "pid-3")
     end_all(token)
-    assert not carrying(token)
+    assert not processes_of_run(token)
     assert first.wait() == 0
     for path in tmp_path.glob("pid-?"):
         assert not alive(int(path.read_text()))

@@ -15,7 +15,7 @@ from processes import alive, pid_in, wait_until
 from vitscale.processes import launch_file
 from vitscale.processes.heartbeat import LOST_DRIVER_EXIT_CODE
 from vitscale.processes.heartbeat_server import HeartbeatServer
-from vitscale.processes.host_agent import carrying
+from vitscale.processes.host_agent import processes_of_run
 from vitscale.processes.launch_file import TOKEN_VARIABLE, name_of
 
 KEEPER = [sys.executable, "-m", "vitscale.processes.host_agent"]
@@ -43,7 +43,7 @@ def heartbeats() -> Iterator[HeartbeatServer]:
     heartbeats = HeartbeatServer(TOKEN, "127.0.0.1")
     yield heartbeats
     heartbeats.close()
-    for process in carrying(TOKEN):
+    for process in processes_of_run(TOKEN):
         process.kill()
 
 

@@ -10,6 +10,7 @@ from launching import BareLauncher
 from results_factory import make_run, one_curve, write_results
 from study_factory import EIGHT_CORES, summary, write_study
 from vitscale.base import program
+from vitscale.engines.packages import installed_versions
 from vitscale.errors import RequestError, StoreError
 from vitscale.launchers import LAUNCHERS
 from vitscale.launchers.mpirun import Mpirun
@@ -21,7 +22,6 @@ from vitscale.sources import Summary
 from vitscale.store import RunIndex, new_run_folder, write_outcome
 from vitscale.store import write_study as write_study_record
 from vitscale.store.results import Outcome, OutcomeKind, RunHeader, StudyRecord
-from vitscale.trial.engines import installed_versions
 from vitscale.trial.trial import DataSpec
 
 

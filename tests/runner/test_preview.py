@@ -350,6 +350,20 @@ def test_the_largest_image_that_fits_is_told_with_and_without_checkpointing(tmp_
     assert f"{line} {again:,}" in printed(found, estimate, 200)
 
 
+def test_the_largest_image_is_told_once_for_trials_that_take_the_same_memory(tmp_path: Path) -> None:
+    """Two learning rates have one line, two micro-batches have two."""
+    sweep = {"train.learning_rate": [0.1, 0.2], "train.micro_batch": [64, 32], "model.image_size": [32, 256]}
+    found = planned(tmp_path, {"sweep": sweep, "scaling": {"gpus": [1]}})
+    trials = found.record.trials
+    estimate = PlanEstimate(memory_fits(found, 4 * 10**9))
+    groups = plan_fields(found, estimate)["largest_image_sizes"]
+    batches = [{trials[trial_id].train.micro_batch for trial_id in group["trials"]} for group in groups]
+    assert batches == [{64}, {32}]
+    assert [len(group["trials"]) for group in groups] == [4, 4]
+    assert groups[0]["largest_image_size"] < groups[1]["largest_image_size"]
+    assert printed(found, estimate, 200).count("largest image_size that fits") == 2
+
+
 def test_a_study_of_one_size_that_fits_is_not_told_of_others(tmp_path: Path) -> None:
     found = planned(tmp_path)
     assert "largest image_size" not in printed(found, PlanEstimate(memory_fits(found, 4 * 10**9)))
@@ -450,3 +464,15 @@ def test_buckets_that_the_file_sets_are_not_called_default(zero: dict[str, int],
     note = buckets_note({"a": _resolved(make_trial("deepspeed", 2, zero_stage=2, deepspeed_config=file))})
     assert note.endswith(told)
     assert buckets_note({"a": _resolved(make_trial("deepspeed", 2, zero_stage=2, bucket_mib=1))}) == ""
+
+
+def test_the_largest_buckets_of_all_trials_are_told() -> None:
+    """Trials that take the same memory stand for one another; no other does."""
+    precisions = ("bf16-params", "fp32", "bf16-params")
+    small, large, other_rate = (
+        _resolved(make_trial("deepspeed", 2, zero_stage=2, precision=precision, learning_rate=0.1 + n))
+        for n, precision in enumerate(precisions)
+    )
+    assert buckets_note({"a": small}) != buckets_note({"a": large})
+    assert buckets_note({"a": small, "b": large, "c": other_rate}) == buckets_note({"a": large})
+    assert buckets_note({"a": small, "c": other_rate}) == buckets_note({"a": small})

@@ -19,7 +19,7 @@ from vitscale.launchers import LAUNCHERS, Spawn
 from vitscale.machine.hosts import Host
 from vitscale.processes import launch_file
 from vitscale.processes.heartbeat_server import HeartbeatServer
-from vitscale.processes.host_agent import carrying
+from vitscale.processes.host_agent import processes_of_run
 from vitscale.runner.one_run import _PASSED_ON, launch_plan, start_ranks
 from vitscale.schedulers import Hostfile, Job, Local
 from vitscale.study.sections import LaunchSection
@@ -143,4 +143,4 @@ def test_what_cannot_be_started_leaves_nothing_running(tmp_path: Path, monkeypat
     with closing(HeartbeatServer(token, "127.0.0.1")) as heartbeats, pytest.raises(BlockingIOError):
         Job(Spawn((("sleep", "600"),) * 2, tmp_path, token=token), heartbeats)
     assert tokens == [token] * 2
-    assert not carrying(token)
+    assert not processes_of_run(token)

@@ -14,7 +14,7 @@ from processes import alive, pid_in
 from vitscale.launchers import Spawn
 from vitscale.machine.hosts import Host
 from vitscale.processes.heartbeat_server import HeartbeatServer, RankStatus
-from vitscale.processes.host_agent import carrying
+from vitscale.processes.host_agent import processes_of_run
 from vitscale.runner import watch as watching
 from vitscale.runner.watch import StepCounter, watch
 from vitscale.schedulers import Job
@@ -277,7 +277,7 @@ def test_an_interrupt_leaves_no_process(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         watch(running, tmp_path, hang_seconds=60.0, timeout_seconds=None, on_progress=on_progress)
     assert running.exit_code is not None
-    assert not carrying(running.token)
+    assert not processes_of_run(running.token)
 
 
 def test_what_the_kernel_killed_meanwhile_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

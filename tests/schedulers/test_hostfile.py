@@ -22,7 +22,7 @@ from vitscale.launchers.mpirun import Mpirun
 from vitscale.launchers.torchrun import Torchrun
 from vitscale.machine.hardware import this_machine
 from vitscale.machine.hosts import Host
-from vitscale.processes.host_agent import carrying, end_all
+from vitscale.processes.host_agent import end_all, processes_of_run
 from vitscale.processes.launch_file import name_of
 from vitscale.runner.one_run import launch_plan, start_ranks
 from vitscale.schedulers import Job, hostfile
@@ -198,9 +198,9 @@ def test_a_rank_elsewhere_is_told_everything_and_ended_by_asking(elsewhere: Else
     assert arrived["place"] == [0, 1, 0]
     assert arrived["variables"]["ARRIVING"] == 'it\'s "quoted"; $(exit)\nand more'
     wait_until(lambda: 0 in started.heartbeats.statuses(), "it is heard of")
-    assert len(carrying(started.token)) == 2, "ssh's process here, and the rank there"
+    assert len(processes_of_run(started.token)) == 2, "ssh's process here, and the rank there"
     assert started.end() == ()
-    assert not carrying(started.token)
+    assert not processes_of_run(started.token)
     assert started.token not in elsewhere.sent.read_text(), "every user reads argvs"
     assert (
         elsewhere.sent.read_text()
@@ -213,14 +213,14 @@ def test_one_that_ssh_does_not_reach_any_more_ends_by_itself(elsewhere: Elsewher
     started, _ = elsewhere.start()
     elsewhere.cut.touch()
     assert started.end() == (ELSEWHERE,)
-    wait_until(lambda: not carrying(started.token), "the rank has ended")
+    wait_until(lambda: not processes_of_run(started.token), "the rank has ended")
 
 
 def test_a_host_that_answers_without_vitscale_is_not_taken_for_a_silent_one(elsewhere: Elsewhere) -> None:
     started, _ = elsewhere.start()
     (elsewhere.folder / "bin" / "ssh").write_text("#!/bin/sh\nexit 127\n")
     assert started.end() == ()
-    wait_until(lambda: not carrying(started.token), "the rank has ended")
+    wait_until(lambda: not processes_of_run(started.token), "the rank has ended")
 
 
 def test_a_slow_host_is_not_taken_for_a_silent_one(elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,4 +229,4 @@ def test_a_slow_host_is_not_taken_for_a_silent_one(elsewhere: Elsewhere, monkeyp
     (elsewhere.folder / "bin" / "ssh").write_text("#!/bin/sh\nexec sleep 600\n")
     monkeypatch.setattr(hostfile, "_END_SECONDS", 0.2)
     assert started.end() == ()
-    wait_until(lambda: not carrying(started.token), "the rank has ended")
+    wait_until(lambda: not processes_of_run(started.token), "the rank has ended")

@@ -16,7 +16,7 @@ from launching import a_trial, world
 from processes import alive
 from vitscale.launchers import Spawn
 from vitscale.processes.heartbeat_server import HeartbeatServer
-from vitscale.processes.host_agent import carrying
+from vitscale.processes.host_agent import processes_of_run
 from vitscale.schedulers import Job
 from vitscale.schedulers import prepared as own
 from vitscale.schedulers.prepared import Prepared, PreparedError, PreparedProcesses, kept_for
@@ -118,7 +118,7 @@ def test_one_is_kept_until_it_would_serve_a_trial_again_and_ends_with_the_driver
         assert log.read_text().count("is not seen on this host") == 2
         assert "local: rank 0 ended with exit code 1" in log.read_text()
         assert "Traceback" not in log.read_text()
-        assert not carrying(job.token)
+        assert not processes_of_run(job.token, job.sessions)
         before = len([*Path("/proc/self/fd").iterdir()])
         again = processes.ready("a", trial, variables, tmp_path, log)
         assert again.process is not first.process

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 from pydantic import BaseModel
 
+from results_factory import make_trial
 from vitscale.analysis import analyse
 from vitscale.errors import StoreError
 from vitscale.store import load, packs, reading
@@ -23,14 +24,16 @@ from vitscale.store.formats import LAST_READER_OF_OLDER
 from vitscale.store.lines import RankLine, kinds_of
 from vitscale.store.packs import pack_runs
 from vitscale.store.reading import RunIndex
-from vitscale.store.records import FORMAT, OLDEST_FORMAT, RankRecord
+from vitscale.store.records import FORMAT, OLDEST_FORMAT, MeterLine, RankRecord
 from vitscale.store.results import Run
+from vitscale.trial.trial import Trial
 
 FORMAT_11 = Path(__file__).parent / "format_11"
 RUNS = ("6482682950ea-r0-a0", "b67a62bbc6ef-r0-a0")
 CHECK = "20260102T030405-abcdef.json"
 REMOVED = {"onebit_freeze_steps"}
 """Fields of format 11 that may be gone: they had a meaning for optimizers alone that no DeepSpeed has any more."""
+RENAMED = {"probes": "meters"}
 NEW_IN_12 = {"trial.json": {"vitscale"}, "study.json": {"vitscale", "factory_digests"}}
 
 
@@ -49,7 +52,7 @@ def set_format(path: Path, number: int) -> None:
 
 
 def shared(record: BaseModel, content: Mapping[str, Any]) -> tuple[Any, Any]:
-    """A record and what the file has of it, as JSON: both without fields that format 11 lacks, or that are gone."""
+    """A record and what the file has of it, as JSON: without fields that it lacks or that are gone, by new names."""
     read = json.loads(record.model_dump_json())
     return _without_removed({key: value for key, value in read.items() if key in content}), _without_removed(content)
 
@@ -57,7 +60,7 @@ def shared(record: BaseModel, content: Mapping[str, Any]) -> tuple[Any, Any]:
 def _without_removed(content: Any) -> Any:
     if not isinstance(content, Mapping):
         return content
-    return {key: _without_removed(value) for key, value in content.items() if key not in REMOVED}
+    return {RENAMED.get(key, key): _without_removed(value) for key, value in content.items() if key not in REMOVED}
 
 
 class WrittenLine(NamedTuple):
@@ -79,7 +82,7 @@ def lines_of(run: Run) -> Iterator[WrittenLine]:
 
 def test_the_folder_is_what_format_11_wrote() -> None:
     """Not one of today: it lacks what format 12 brought, and has a line of each kind that a run without a failure and
-    without other packages' probes writes."""
+    without other packages' meters writes."""
     for name, fields in NEW_IN_12.items():
         for path in FORMAT_11.rglob(name):
             assert written(path)["format"] == OLDEST_FORMAT == 11
@@ -87,7 +90,7 @@ def test_the_folder_is_what_format_11_wrote() -> None:
     assert written(FORMAT_11 / "checks" / CHECK)["format"] == 4
     lines = [json.loads(line) for path in FORMAT_11.rglob("rank-*.jsonl") for line in path.read_bytes().splitlines()]
     kinds = {str(kind.model_fields["kind"].default) for kind in kinds_of(RankRecord)}
-    assert kinds - {line["kind"] for line in lines} == {"probe", "error"}
+    assert kinds - {line["kind"] for line in lines} == {"meter", "error"}
 
 
 def test_a_folder_of_format_11_reads_back_value_by_value() -> None:
@@ -193,6 +196,17 @@ def test_a_check_of_format_3_reads_back(folder: Path) -> None:
     content["request"]["format"] = 3
     path.write_text(json.dumps(content | {"format": 3}))
     assert read_check(path).request.exchanges == {}
+
+
+def test_what_format_11_calls_probes_are_meters() -> None:
+    line = RankRecord.parse(b'{"kind": "probe", "probe": "power", "epoch": 2, "values": {"watts": 3.5}}')
+    assert isinstance(line, MeterLine)
+    assert (line.meter, line.epoch, line.values) == ("power", 2, {"watts": 3.5})
+    trial = make_trial("ddp", 2)
+    window = trial.window.model_copy(update={"meters": ("power",)})
+    content = trial.model_copy(update={"window": window}).model_dump(mode="json")
+    content["window"]["probes"] = content["window"].pop("meters")
+    assert Trial.model_validate(content).window.meters == ("power",)
 
 
 @pytest.mark.parametrize("number", [1, 2])

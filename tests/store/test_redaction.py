@@ -280,3 +280,14 @@ def test_results_without_secrets_keep_their_words(tmp_path: Path) -> None:
     texts = redacted(tmp_path)
     assert not any("SECRET-" in text for text in texts.values())
     assert json.loads(texts["vitscale-bundle/study.json"])["text"] == results.study.text
+
+
+def test_a_value_has_one_stand_in_whatever_it_is_recognised_by() -> None:
+    """A study's text, a recorded variable and a log tell one file; a record and a log tell one revision."""
+    file, revision = "/scratch/ada/nccl.log", "4423a906aabbccddeeff00112233445566778899"
+    redactor = Redactor()
+    in_study = redactor.text(f'environment = {{ NCCL_DEBUG_FILE = "{file}" }}')
+    record = redactor.value({"settings": {"NCCL_DEBUG_FILE": file}, "git_revision": revision})
+    in_log = redactor.text(f"writes to {file} at {revision}")
+    assert in_study == f'environment = {{ NCCL_DEBUG_FILE = "{record["settings"]["NCCL_DEBUG_FILE"]}" }}'
+    assert in_log == f"writes to {record['settings']['NCCL_DEBUG_FILE']} at {record['git_revision']}"

@@ -199,6 +199,12 @@ def test_identities_are_what_they_were() -> None:
     assert {name: made[name] for name in golden} == golden
 
 
+def test_a_record_with_a_field_that_was_removed_reads_as_the_same_trial() -> None:
+    stored = trial().model_dump(mode="json")
+    stored["train"]["onebit_freeze_steps"] = 7
+    assert Trial.model_validate(stored) == trial()
+
+
 @pytest.mark.parametrize("field", sorted(CHANGED.keys() - NEUTRAL))
 def test_every_field_that_affects_the_result_changes_the_identity(field: str) -> None:
     other = CHANGED[field]

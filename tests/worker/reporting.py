@@ -1,6 +1,7 @@
 """A model that writes down what the process of its rank is like, as far as the process can see it itself."""
 
 import ctypes
+import dataclasses
 import json
 import os
 import random
@@ -13,11 +14,9 @@ import torch
 from threadpoolctl import threadpool_info
 from torch import nn
 
+from vitscale.base.resident_memory import resident_memory
+
 IMPORTED_BY = os.getpid()
-
-
-def _status() -> list[str]:
-    return Path("/proc/self/status").read_text().splitlines()
 
 
 def _death_signal() -> int:
@@ -34,7 +33,7 @@ def build(num_classes: int, image_size: int) -> nn.Module:
         "path": sys.path,
         "environment": dict(os.environ),
         "initial_environment": Path("/proc/self/environ").read_bytes().decode(),
-        "command": Path("/proc/self/cmdline").read_bytes().decode().rstrip("\0").split("\0"),
+        "name": Path("/proc/self/comm").read_text().strip(),
         "threads": torch.get_num_threads(),
         "interop": torch.get_num_interop_threads(),
         "pools": pools,
@@ -45,7 +44,7 @@ def build(num_classes: int, image_size: int) -> nn.Module:
         "session": os.getsid(0),
         "imported_here": os.getpid() == IMPORTED_BY,
         "files": sorted(str(Path(f"/proc/self/fd/{n}").readlink()) for n in (0, 1, 2)),
-        "memory": {line.split(":")[0]: int(line.split()[1]) for line in _status() if line.startswith(("VmRSS", "Rss"))},
+        "memory": dataclasses.asdict(resident_memory()),
         "draws": [random.random(), float(numpy.random.rand()), int(numpy.random.default_rng().integers(1 << 62))],
         "hash": hash("of this process"),
         "torch_draw": float(torch.rand(1)),

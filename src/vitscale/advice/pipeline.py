@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from vitscale.prediction.evidence import Evidence
 from vitscale.prediction.fitting import DRAWS, Fitted
 from vitscale.prediction.predicting import spread_by_part
 from vitscale.prediction.results import Assumption
+from vitscale.prediction.step_shares import step_shares
 from vitscale.trial.trial import Trial, World
 
 
@@ -71,6 +72,8 @@ class Advice:
     """What `chosen` rests on that nothing measured."""
     measurements: tuple[Measurement, ...] = ()
     """What would narrow `chosen` most for what it costs, best first."""
+    step_shares: Mapping[str, float] = field(default_factory=dict)
+    """Part of a step of `chosen` -> its share of the time, as predicted; empty where unavailable."""
 
     @property
     def device(self) -> str:
@@ -251,6 +254,7 @@ def advised_from(fitted: Fitted, analysis: Analysis, asked: Request) -> Advice:
     return replace(
         advice,
         measurements=measurements(option, own.series, evidence.network, shares),
+        step_shares=step_shares(changed, option.candidate),
         assumptions=(
             *_assumptions(changed, option, advice),
             *((starts,) if (starts := option.startup_assumed) else ()),

@@ -14,6 +14,7 @@ from vitscale.prediction.configurations import Candidate
 from vitscale.prediction.labels import PROFILER
 from vitscale.prediction.remarks import NO_REMARKS, Remarks
 from vitscale.prediction.start_up import OF_FORKS, started_as_forks
+from vitscale.prediction.step_shares import shares_in_words
 from vitscale.present import document as doc
 from vitscale.present import units
 from vitscale.present.data import attributes, estimate_fields, estimates
@@ -57,6 +58,9 @@ def advice_document(
     if advice.chosen is not None:
         next_step = f"  {start}" if start else "  -o STUDY.toml writes it as a study"
         refused = [line for line in launch if line.startswith("unavailable: ")]
+        whose = "the first answer" if advice.met else "what comes nearest"
+        where_time_goes = shares_in_words(advice.step_shares, whose)
+        last += [where_time_goes] if where_time_goes else []
         last += [f"To run {sentences.in_short(advice.chosen)}:", *(refused or [next_step])]
         launch = () if refused else launch
     notes = (*sentences.notes(advice), *sentences.dropped_lines(advice))
@@ -276,6 +280,7 @@ def advice_fields(advice: Advice, study: str | None, remarks: Remarks = NO_REMAR
         "looked_at": advice.looked_at,
         "dropped": dict(advice.dropped),
         "refused": dict(advice.refused),
+        "step_shares": dict(advice.step_shares),
         "assumptions": list(map(asdict, advice.assumptions)),
         "measurements": [
             {

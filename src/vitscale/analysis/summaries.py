@@ -15,7 +15,7 @@ import numpy as np
 
 from vitscale.analysis.learning.convergence import convergence
 from vitscale.analysis.quality.measurement import clock_anomalies
-from vitscale.analysis.quality.shares import rank_speeds
+from vitscale.analysis.quality.shares import explained_rank_speeds
 from vitscale.analysis.runs.environments import differences, largest_like_group, run_environments
 from vitscale.analysis.runs.figures import LEARNED, PHASES, EpochFigures, LossByStep, RunFigures, all_run_figures
 from vitscale.analysis.runs.repeats import allocation_of, clusters_of, components, groups, looked_at, observations
@@ -24,6 +24,7 @@ from vitscale.analysis.statistics import interval, known_median, whole_mean
 from vitscale.analysis.time.breakdown import breakdown, combined
 from vitscale.analysis.time.traffic import traffic
 from vitscale.analysis.trials import Failure, LoaderFigures, TrialResult, checkpoint_cost
+from vitscale.engines.checks import exchanges_unknown
 from vitscale.present.estimate import Estimate
 from vitscale.store.results import OutcomeKind, Run
 from vitscale.trial.trial import OF_THE_WRAPPER, Trial
@@ -95,7 +96,13 @@ def summarise(
         breakdown=explained,
         resources=resource_figures(used, figures, clusters, looked),
         convergence=convergence(used, figures, clusters),
-        traffic=traffic(used, figures, clusters, unlike=trial.parallel.pipeline * trial.parallel.sequence > 1),
+        traffic=traffic(
+            used,
+            figures,
+            clusters,
+            unlike=trial.parallel.pipeline * trial.parallel.sequence > 1,
+            exchanges_unknown=exchanges_unknown(trial) if trial.world.size > 1 else "",
+        ),
         checkpoint=checkpoint_cost(used),
         looked=looked,
         allocations=by_allocation,
@@ -103,7 +110,7 @@ def summarise(
         clock_anomalies=next(filter(None, map(clock_anomalies, reversed(used))), ()),
         loader=LoaderFigures.of(trial, used),
         last_epoch=_mean_epoch([own for figure in figures if (own := figure.last_epoch) is not None]),
-        rank_speeds=rank_speeds(trial, used, figures) if explained else None,
+        rank_speeds=explained_rank_speeds(trial, used, figures) if explained else None,
     )
 
 

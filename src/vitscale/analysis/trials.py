@@ -172,7 +172,7 @@ class TrialResult:
     last_epoch: EpochFigures | None = None
     """Mean over runs, each at its own last whole epoch, which a target accuracy lets differ."""
     rank_speeds: tuple[float, ...] | None = None
-    """Each rank's speed against the fastest (`quality.shares.rank_speeds`); None where unknown."""
+    """Each rank's speed against the fastest (`quality.shares.explained_rank_speeds`); None where unknown."""
 
     @property
     def batch_known(self) -> bool:

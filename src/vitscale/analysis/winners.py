@@ -37,6 +37,7 @@ from vitscale.analysis.statistics import (
     CONFIDENCE,
     FEWEST_REPEATS,
     LogMean,
+    SquaredError,
     exp_of,
     log_mean,
     t_below,
@@ -71,12 +72,13 @@ class Winner:
     """Its cost, corrected for having been chosen. None: the only trial, fewer than 3 runs, or not asked for."""
 
 
-def winner(costs: Sequence[Sequence[float]], looked: Sequence[int] = (), *, correct: bool = True) -> Winner:
+def winner(costs: Sequence[Sequence[float]], deciding_runs: Sequence[int] = (), *, correct: bool = True) -> Winner:
     """Finds the cheapest of several trials.
 
     Args:
         costs: of each trial one positive cost per run, all in one unit.
-        looked: `looked` of each trial, as for `statistics.interval`; empty: 0 of each.
+        deciding_runs: how many of the first runs of each trial decided how many runs it has (`looked` of
+            `statistics.interval`); empty: none, for the number of runs was fixed.
         correct: whether to correct its cost, which takes a second for some thousand trials.
 
     Raises:
@@ -84,7 +86,9 @@ def winner(costs: Sequence[Sequence[float]], looked: Sequence[int] = (), *, corr
     """
     if not costs:
         raise ValueError("no trials: one must be chosen from at least one")
-    means = [log_mean(values, runs) for values, runs in zip(costs, looked or [0] * len(costs), strict=True)]
+    if not deciding_runs:
+        deciding_runs = [0] * len(costs)
+    means = [log_mean(values, looked) for values, looked in zip(costs, deciding_runs, strict=True)]
     best = min(range(len(means)), key=lambda position: means[position].value)
     if means[best].runs < FEWEST_REPEATS:
         return Winner(best, (), is_tested=False, corrected=None)
@@ -95,6 +99,18 @@ def winner(costs: Sequence[Sequence[float]], looked: Sequence[int] = (), *, corr
         is_tested=True,
         corrected=_corrected(means, best) if is_to_correct else None,
     )
+
+
+@dataclass(frozen=True)
+class _Noise:
+    """The standard deviation of one run's logarithm, pooled over trials, with its degrees of freedom."""
+
+    deviation: float
+    freedom: int
+
+    def error_of(self, mean: LogMean) -> float:
+        """Standard error of a trial's mean."""
+        return self.deviation / math.sqrt(mean.runs)
 
 
 def _rivals(means: Sequence[LogMean], best: int) -> tuple[int, ...]:
@@ -117,24 +133,11 @@ def _is_slower(trial: LogMean, best: LogMean, noise: _Noise, *, tests: int) -> b
         noise: that of all trials together.
         tests: number of trials that the winner is held against.
     """
-    trial_error = (trial.squared_error, trial.freedom)
+    trial_error = trial.error
     if trial.runs < FEWEST_REPEATS:
-        trial_error = (noise.error_of(trial) ** 2, noise.freedom)
-    best_error = (best.squared_error, best.freedom)
-    one_sided_p = welch_p(trial.value - best.value, [trial_error, best_error]) / 2  # it is above the best one's anyway
+        trial_error = SquaredError(noise.error_of(trial) ** 2, noise.freedom)
+    one_sided_p = welch_p(trial.value - best.value, [trial_error, best.error]) / 2  # it is above the best one's anyway
     return tests * one_sided_p < _ERROR
-
-
-@dataclass(frozen=True)
-class _Noise:
-    """The standard deviation of one run's logarithm, pooled over trials, with its degrees of freedom."""
-
-    deviation: float
-    freedom: int
-
-    def error_of(self, mean: LogMean) -> float:
-        """Standard error of a trial's mean."""
-        return self.deviation / math.sqrt(mean.runs)
 
 
 def _corrected(means: Sequence[LogMean], best: int) -> Estimate:
@@ -268,13 +271,13 @@ def _selection_bias(truths: Sequence[float], errors: Sequence[float]) -> float:
     log_all_above = np.zeros(_GRID_POINTS)
     for piece in pieces:
         log_all_above += np.log(_share_above((grid - centres[piece]) / scales[piece])).sum(axis=0)
-    luck = 0.0
+    bias_by_step = 0.0
     for piece in pieces:
         deviations = (grid - centres[piece]) / scales[piece]
         densities = np.exp(-0.5 * deviations**2) / (scales[piece] * math.sqrt(2 * math.pi))
         others_above = np.exp(log_all_above - np.log(_share_above(deviations)))
-        luck += float(((centres[piece] - grid) * densities * others_above).sum())
-    return luck * float(grid[1] - grid[0])
+        bias_by_step += float(((centres[piece] - grid) * densities * others_above).sum())
+    return bias_by_step * float(grid[1] - grid[0])
 
 
 class _NormalValues(NamedTuple):

@@ -45,7 +45,7 @@ def python_code(code: str, *arguments: str) -> tuple[str, ...]:
     return (sys.executable, _SAFE_PATH, "-c", code, *arguments)
 
 
-def taken_apart(argv: Sequence[str]) -> ModuleCommand:
+def parse_module_command(argv: Sequence[str]) -> ModuleCommand:
     """Reads interpreter, module and arguments from an argv that `python_module` made: its inverse.
 
     Raises:

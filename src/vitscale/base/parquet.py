@@ -57,10 +57,10 @@ class Decoded(NamedTuple):
 
     frame: pl.DataFrame
     digest: str
-    """`digest_of` all of the file's bytes; empty unless `decoded` was asked to read the whole file."""
+    """`content_digest` of all of the file's bytes; empty unless `decoded` was asked to read the whole file."""
 
 
-def digest_of(data: bytes) -> str:
+def content_digest(data: bytes) -> str:
     """The digest by which a file names its content: BLAKE2b, 8 bytes, in hexadecimal."""
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
@@ -263,7 +263,7 @@ def _as_arrow(path: Path, columns: Sequence[str], *, whole: bool) -> _ChildAnswe
         source: Any = file
         if whole:
             data = file.read()
-            digest = digest_of(data)
+            digest = content_digest(data)
             source = io.BytesIO(data)
         frame = pl.read_parquet(source, columns=[*columns])
     memory = io.BytesIO()

@@ -56,16 +56,16 @@ def identity() -> str:
 @cache
 def digest() -> str | None:
     """Digest of all files of this installation, as they are at the first call; None: they cannot be read."""
-    return digest_of(PACKAGE, ("",))
+    return installation_digest(PACKAGE, ("",))
 
 
 @cache
 def measuring_digest() -> str | None:
     """Digest of the files in `MEASURING`, as they are at the first call; None: they cannot be read."""
-    return digest_of(PACKAGE, MEASURING)
+    return installation_digest(PACKAGE, MEASURING)
 
 
-def digest_of(package: Path, parts: Iterable[str]) -> str | None:
+def installation_digest(package: Path, parts: Iterable[str]) -> str | None:
     """Digest of names and contents of an installation's files; None where there are none, or one cannot be read.
 
     Args:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
+from vitscale.engines import ENGINES
 from vitscale.errors import RequestError, shown
 from vitscale.importers import contents
 from vitscale.importers.contents import Options, Problems, Setting, precision_of
@@ -32,7 +33,6 @@ from vitscale.importers.headings import (
 from vitscale.importers.records import hold, nodes_of
 from vitscale.importers.table_forms import Form, forms
 from vitscale.present.units import listed
-from vitscale.trial.engines import ENGINES
 from vitscale.trial.model_cost import counted
 
 _MOST_IN_BATCH = 1_000_000

@@ -127,7 +127,8 @@ def build(plan: Plan, started: list[subprocess.Popen[str]]) -> State:
         mount_files(first, folder, own, with_ssh=with_ssh)
         if with_ssh:
             write_daemon_configuration(folder, own, own_address)
-            processes.call(*processes.enter_command(lab, number, daemon_command(own)))
+            daemon = processes.enter_command(first, daemon_command(own), cgroup=lab.cgroup, host=name)
+            processes.call(*daemon)
     for name in names if with_ssh else ():
         wait_for_daemon(folder / name)
     lab.hostfile.write_text("".join(f"{name} slots={plan.slots}\n" for name in names), encoding="ascii")

@@ -39,7 +39,8 @@ class Laboratory:
 
         Signals are passed on to `argv`, and it is killed when the returned command is.
         """
-        return processes.enter_command(self.state, host, list(argv))
+        holder = self.state.hosts[host]
+        return processes.enter_command(holder.first, argv, cgroup=self.state.cgroup, host=holder.name)
 
     def cut(self, host: int) -> None:
         """Pulls the host's cable."""

@@ -17,17 +17,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from vitscale.base.interpreter import python_module
 from vitscale.errors import RequestError, VitscaleError, shown
 from vitscale.lab import enter, quota
-
-if TYPE_CHECKING:
-    from vitscale.lab.state import State
-
 
 ENDING_SECONDS = 10.0
 """Limit for killed processes, which are gone in milliseconds unless the kernel holds one (for a disk that hangs)."""
@@ -246,13 +241,19 @@ def call_inside(first: Process, program: str, *arguments: str) -> str:
 _ENTER = Path(__file__).with_name("enter.py")
 
 
-def enter_command(lab: State, number: int, argv: list[str]) -> list[str]:
-    """The argv that runs `argv` on a host."""
-    host = lab.hosts[number]
+def enter_command(first: Process, argv: Sequence[str], *, cgroup: str, host: str) -> list[str]:
+    """Returns the argv that runs `argv` on the host with this first process.
+
+    Args:
+        first: the host's first process.
+        argv: what to run there.
+        cgroup: name of the lab's cgroup, in which the host's quota holds for the command too.
+        host: the host's name.
+    """
     controller = quota.find_controller()
-    members = controller.members(lab.cgroup, host.name) if controller else None
+    members = controller.members(cgroup, host) if controller else None
     procs = str(members) if members is not None and members.exists() else "-"
-    return [*_beginning(host.first), procs, "--", *argv]
+    return [*_beginning(first), procs, "--", *argv]
 
 
 def waiting(first: Process) -> list[Process]:

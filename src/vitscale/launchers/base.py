@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,31 +100,3 @@ def hostfile(world: World, names: Sequence[str]) -> str:
 def this_machine_first(hosts: Sequence[Host]) -> tuple[Host, ...]:
     """`hosts` with this machine, where it is among them, before the others; these keep their order."""
     return tuple(sorted(hosts, key=lambda host: not is_this_machine(host.name)))
-
-
-def answer_to(
-    argv: Sequence[str], seconds: float, environment: Mapping[str, str] | None = None, *, own_session: bool = False
-) -> subprocess.CompletedProcess[str]:
-    """Runs a program to its end, without input; returns what it printed and its exit code.
-
-    Args:
-        argv: the program and its arguments.
-        seconds: how long it may take.
-        environment: its variables; None: those of this process.
-        own_session: whether Ctrl-C is kept from it.
-
-    Raises:
-        OSError: it cannot be run.
-        subprocess.TimeoutExpired: it took longer, and was killed.
-    """
-    return subprocess.run(
-        argv,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=seconds,
-        check=False,
-        env=environment,
-        start_new_session=own_session,
-    )

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from vitscale.base.interpreter import python_module, taken_apart
+from vitscale.base.interpreter import parse_module_command, python_module
 from vitscale.errors import RequestError, shown
 from vitscale.launchers.base import Launcher, Spawn, hostfile, lacking
 from vitscale.machine.hosts import Host, is_this_machine
@@ -35,7 +35,7 @@ class DeepSpeed(Launcher):
         Raises:
             RequestError: remote shells would change the interpreter, the run's folder or an argument.
         """
-        rank = taken_apart(spawn.rank_command)
+        rank = parse_module_command(spawn.rank_command)
         here = _is_here(spawn.hosts)
         names = ["localhost"] if here else [host.name for host in spawn.hosts]
         options = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vitscale.base.interpreter import python_module, taken_apart
+from vitscale.base.interpreter import parse_module_command, python_module
 from vitscale.launchers.base import Launcher, Spawn, lacking
 from vitscale.machine.hosts import Host
 from vitscale.trial.trial import World
@@ -19,7 +19,7 @@ class Local(Launcher):
 
     def launch(self, world: World, spawn: Spawn) -> Spawn:
         """`python -m vitscale.processes.local_ranks N PORT MODULE FOLDER`."""
-        rank = taken_apart(spawn.rank_command)
+        rank = parse_module_command(spawn.rank_command)
         ranks = python_module(
             "vitscale.processes.local_ranks",
             *(str(world.size), str(spawn.master_port), rank.module, *rank.arguments),

@@ -8,8 +8,9 @@ import shutil
 import subprocess
 from dataclasses import replace
 
+from vitscale.base.commands import answer_to
 from vitscale.errors import shown
-from vitscale.launchers.base import Launcher, Spawn, answer_to, hostfile, this_machine_first
+from vitscale.launchers.base import Launcher, Spawn, hostfile, this_machine_first
 from vitscale.trial.trial import World
 
 _HOSTFILE = "mpirun.hostfile"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vitscale.base.interpreter import python_module, taken_apart
+from vitscale.base.interpreter import parse_module_command, python_module
 from vitscale.launchers.base import Launcher, Spawn
 from vitscale.trial.trial import World
 
@@ -29,7 +29,7 @@ class Torchrun(Launcher):
         torch's other rendezvous (c10d) ignores `--node-rank`, and each agent compares names to find out whether it is
         the store's host (torch 2.13, `c10d_rendezvous_backend.py`).
         """
-        rank = taken_apart(spawn.rank_command)
+        rank = parse_module_command(spawn.rank_command)
         if world.nodes == 1:
             meeting = ["--standalone"]
         else:

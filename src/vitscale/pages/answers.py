@@ -4,9 +4,10 @@ trust it. And their short form, with which `run` and `report` end on a terminal.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from vitscale.advice import sentences as advised
 from vitscale.advice.pipeline import Advice
@@ -348,101 +349,205 @@ def terminal_document(analysis: Analysis, last: Sequence[str] = ()) -> doc.Docum
         short = ", ".join((f"{trial_label(analysis, best)}: {choosing.pace(best)}", *choosing.for_all_images(best)))
         facts = chosen.choice(analysis, f"Fastest ({units.counted(len(best.runs), 'run')})", short)
         fastest = claim(FASTEST, replace(facts, most_named=1)).text
-    table = summary_table(analysis)
+    table, missing_curves = _summary(analysis, len(failed) + len(unread))
+    all_curves = "each configuration"
+    if missing_curves:
+        all_curves = f"{all_curves} ({units.counted(missing_curves, 'more curve')})"
     blocks: list[doc.Block | None] = [
         bullets((fastest, f"Next: {missing}" if missing else "")),
         table if any(table.rows) else doc.Paragraph(table.title, "strong"),
         doc.Bullets((*failed, *unread), "bad") if failed or unread else None,
         bullets((*(f"warning: {finding.message}." for finding in warnings), *engine_sentences(analysis))),
-        doc.Section("each configuration", tuple(mode_tables(analysis).values()), folded=True),
+        doc.Section(all_curves, tuple(mode_tables(analysis).values()), folded=True),
         doc.Section("what else to know", tuple(notes), folded=True) if notes else None,
     ]
     return doc.Document("", tuple(block for block in blocks if block is not None), last=tuple(last))
 
 
-_MOST_ROWS_WITH_BASELINES = 8
-"""Number of rows beyond which baselines are left out of the summary, so that what else matters stays on one screen."""
+_MOST_SUMMARY_ROWS = 8
+"""Number of rows beyond which curves are left out of the summary, so that what else matters stays on one screen."""
+_FEWEST_SUMMARY_ROWS = 4
+"""Number of rows that are there for curves, however many sentences on failures are to stand below them."""
 
 
-def summary_table(analysis: Analysis) -> doc.Table:
-    """A row per curve and policy at its most ranks, below its baseline: epoch, speedup, efficiency, largest loss.
+class _SummaryCurve(NamedTuple):
+    """A curve with runs, as the summary shows it."""
 
-    A trial stands once, with the first curve that it is on. Curves of one rank count are left out where others have
-    more, and in long tables the baselines; the fastest trial never is. Where no trial tells an epoch, images/s stand in
-    its place; in traces a row is a step and what it goes into.
+    curve: CurveResult
+    baseline: Point
+    """Its baseline; of a curve without one, its first measured point."""
+    most_ranks: Point | None
+    """Its measured point on the most ranks; None where it has no other measured point."""
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether it has runs on several rank counts, and so a row of its own below its baseline's."""
+        return self.most_ranks is not None
+
+    @property
+    def trial_ids(self) -> frozenset[str]:
+        """Identities of the trials in its rows."""
+        points = [self.baseline] if self.most_ranks is None else [self.baseline, self.most_ranks]
+        return frozenset(point.trial_id for point in points)
+
+
+class _Summary(NamedTuple):
+    """The table of the terminal."""
+
+    table: doc.Table
+    missing_curves: int
+    """Number of curves that have rows and are left out."""
+
+
+def _summary(analysis: Analysis, sentences_below: int) -> _Summary:
+    """A row per curve and policy at its most ranks, and one for its baseline: epoch, speedup, efficiency, largest loss.
+
+    A baseline stands once, above the first curve that it belongs to; that of several policies stands above them all.
+    Curves of one rank count are left out where others have more, and in long tables those that matter least. The
+    baseline of a curve that is shown never is, nor is the fastest trial. Where no trial tells an epoch, images/s stand
+    in its place; in traces a row is a step and what it goes into.
+
+    Args:
+        analysis: the results.
+        sentences_below: number of sentences on failures that stand below it, each in the place of a row.
     """
     if steps := _steps_table(analysis, counts(analysis)):
-        return steps
-    epochs = units.time_unit(trial.epoch_seconds.value for trial in analysis.trials.values() if trial.epoch_seconds)
+        return _Summary(steps, missing_curves=0)
+    curves = _curves_in_summary(analysis)
+    shown = curves
+    if len(list(_points_in_summary(curves))) > _MOST_SUMMARY_ROWS:
+        most_rows = max(_FEWEST_SUMMARY_ROWS, _MOST_SUMMARY_ROWS - sentences_below)
+        shown = _curves_that_fit(curves, best_measured(analysis), most_rows)
+    return _Summary(_table_of_curves(analysis, shown), missing_curves=len(curves) - len(shown))
+
+
+def _table_of_curves(analysis: Analysis, curves: Sequence[_SummaryCurve]) -> doc.Table:
+    """The rows of these curves, in a group for each policy; those of several policies stand first."""
     of_rates = not any(trial.epoch_seconds for trial in analysis.trials.values())
+    epochs = units.time_unit(trial.epoch_seconds.value for trial in analysis.trials.values() if trial.epoch_seconds)
     pace = units.number if of_rates else epochs.text
-    losses = {(waterfall.curve, waterfall.mode, waterfall.trial_id): waterfall for waterfall in analysis.waterfalls}
-    groups: dict[str, list[doc.Row]] = {}
-    for curve, points, point in _points_in_summary(analysis):
-        trial = analysis.trials[point.trial_id]
-        figure = trial.images_per_second if of_rates else trial.epoch_seconds
-        # Its interval is the speedup's over the ranks: there is room for only one.
-        efficiency = doc.Cell(units.share(point.efficiency.value if point.efficiency else None))
-        scaling = (speedup_cell(trial, point), efficiency) if len(points) > 1 else (doc.Cell(units.UNKNOWN),) * 2
-        loss = losses.get((curve.name, curve.mode, point.trial_id))
-        row = (
-            doc.Cell(curve.name),
-            doc.Cell(f"{point.gpus:,}"),
-            doc.Cell(f"{len(trial.runs)}"),
-            interval_cell(figure, pace),
-            *scaling,
-            doc.Cell(claim(LOSS, loss).cell if loss and loss.factors else units.UNKNOWN),
-        )
-        groups.setdefault(curve.mode, []).append(row)
     columns = (
         doc.Column("curve", words=True), doc.Column("ranks"), doc.Column("runs"),
         doc.Column("images/s") if of_rates else doc.Column("epoch", epochs.sign), doc.Column("speedup"),
         doc.Column("efficiency", narrow="eff."), doc.Column("largest loss", words=True),
     )  # fmt: skip
-    (only,) = groups if len(groups) == 1 else ("",)
-    return doc.Table(
-        columns,
-        tuple(doc.Group("" if only else mode, tuple(rows)) for mode, rows in groups.items()),
-        title=", ".join(filter(None, (counts(analysis), only))),
-        label="policy",
+    rows_by_policies: dict[tuple[str, ...], list[doc.Row]] = {}
+    for policies, curve, point in _points_in_summary(curves):
+        row = _summary_row(analysis, curve, point, of_rates=of_rates, pace=pace)
+        rows_by_policies.setdefault(policies, []).append(row)
+    all_policies = {policy for policies in rows_by_policies for policy in policies}
+    groups = [
+        doc.Group(_policies_in_words(policies, all_policies), tuple(rows_by_policies[policies]))
+        for policies in sorted(rows_by_policies, key=len, reverse=True)
+    ]
+    title = [counts(analysis), *(all_policies if len(all_policies) == 1 else ())]
+    return doc.Table(columns, tuple(groups), title=", ".join(title), label="policy")
+
+
+def _summary_row(
+    analysis: Analysis, curve: _SummaryCurve, point: Point, *, of_rates: bool, pace: Callable[[float], str]
+) -> doc.Row:
+    """The cells of one point.
+
+    Args:
+        analysis: the results.
+        curve: the curve of the point.
+        point: its baseline, or its point on the most ranks.
+        of_rates: whether images/s stand in place of the epoch.
+        pace: the text of an epoch in seconds, or of images/s.
+    """
+    trial = analysis.trials[point.trial_id]
+    scaling = (doc.Cell(units.UNKNOWN), doc.Cell(units.UNKNOWN))
+    if curve.is_scaled:
+        # The interval of the efficiency is the speedup's over the ranks: there is room for only one.
+        efficiency = units.share(point.efficiency.value if point.efficiency else None)
+        scaling = (speedup_cell(trial, point), doc.Cell(efficiency))
+    return (
+        doc.Cell(curve.curve.name),
+        doc.Cell(f"{point.gpus:,}"),
+        doc.Cell(f"{len(trial.runs)}"),
+        interval_cell(trial.images_per_second if of_rates else trial.epoch_seconds, pace),
+        *scaling,
+        doc.Cell(_largest_loss(analysis, curve.curve, point)),
     )
 
 
-def _points_in_summary(analysis: Analysis) -> list[tuple[CurveResult, list[Point], Point]]:
-    """(curve, its measured points, the point of a row) of each row of the summary, in order."""
-    rows: list[tuple[CurveResult, list[Point], Point]] = []
+def _largest_loss(analysis: Analysis, curve: CurveResult, point: Point) -> str:
+    """The largest loss of a point of a curve in a few words; a dash where it has no waterfall, or one without parts."""
+    for waterfall in analysis.waterfalls:
+        is_of_point = (waterfall.curve, waterfall.mode, waterfall.trial_id) == (curve.name, curve.mode, point.trial_id)
+        if is_of_point and waterfall.factors:
+            return claim(LOSS, waterfall).cell
+    return units.UNKNOWN
+
+
+def _policies_in_words(policies: tuple[str, ...], all_policies: Collection[str]) -> str:
+    """ "both", "all", "strong-micro, weak": the policies of a group of rows; empty where a table has only one."""
+    if len(all_policies) == 1:
+        return ""
+    if len(policies) == 1 or len(policies) < len(all_policies):
+        return ", ".join(policies)
+    return "both" if len(policies) == 2 else "all"
+
+
+def _curves_in_summary(analysis: Analysis) -> list[_SummaryCurve]:
+    """The curves with runs; of one rank count only where no curve has more, or as the plain run that others are held
+    against."""
+    curves = []
+    for curve in analysis.curves:
+        measured = [point for point in curve.points if analysis.trials[point.trial_id].runs]
+        if measured:
+            most_ranks = measured[-1] if len(measured) > 1 else None
+            curves.append(_SummaryCurve(curve, curve.baseline or measured[0], most_ranks))
+    if not any(curve.is_scaled for curve in curves):
+        return curves
+    plain_trials = {curve.plain_trial for curve in analysis.curves}
+    return [curve for curve in curves if curve.is_scaled or curve.baseline.trial_id in plain_trials]
+
+
+def _curves_that_fit(
+    curves: Sequence[_SummaryCurve], fastest: TrialResult | None, most_rows: int
+) -> list[_SummaryCurve]:
+    """The curves that matter most, as many as stand in `most_rows` rows with their baselines.
+
+    First comes the fastest trial's curve, then those of several rank counts, then the others; else their order stays.
+    """
+
+    def importance(curve: _SummaryCurve) -> tuple[bool, bool]:
+        is_fastest = fastest is not None and fastest.trial_id in curve.trial_ids
+        return (is_fastest, curve.is_scaled)
+
+    selected: list[_SummaryCurve] = []
+    for curve in sorted(curves, key=importance, reverse=True):
+        if len(list(_points_in_summary([*selected, curve]))) <= most_rows:
+            selected.append(curve)
+    return selected
+
+
+class _SummaryPoint(NamedTuple):
+    """A row of the summary."""
+
+    policies: tuple[str, ...]
+    """The policies that it belongs to: of a baseline all those of which it is the baseline."""
+    curve: _SummaryCurve
+    point: Point
+
+
+def _points_in_summary(curves: Sequence[_SummaryCurve]) -> Iterator[_SummaryPoint]:
+    """The points of these curves in the order of their rows, each baseline once, before the first curve it is of."""
+    policies_by_baseline: dict[str, list[str]] = {}
+    for curve in curves:
+        policies = policies_by_baseline.setdefault(curve.baseline.trial_id, [])
+        if curve.curve.mode not in policies:
+            policies.append(curve.curve.mode)
     listed: set[str] = set()
-    for curve, points in _curves_in_summary(analysis):
-        for point in dict.fromkeys((curve.baseline or points[0], points[-1])):
-            is_scaled = len(points) > 1 and point is points[-1]
-            if is_scaled or point.trial_id not in listed:
-                rows.append((curve, points, point))
-            listed.add(point.trial_id)
-    if len(rows) <= _MOST_ROWS_WITH_BASELINES:
-        return rows
-    fastest = best_measured(analysis)
-    several = any(len(points) > 1 for _, points, _ in rows)
-    return [
-        (curve, points, point)
-        for curve, points, point in rows
-        if (fastest is not None and point.trial_id == fastest.trial_id)
-        or (point is points[-1] and (len(points) > 1 or not several))
-    ]
-
-
-def _curves_in_summary(analysis: Analysis) -> list[tuple[CurveResult, list[Point]]]:
-    """The curves with runs and their measured points; of one rank count only where no curve has more, or as the plain
-    run that others are held against."""
-    measured = [
-        (curve, [point for point in curve.points if analysis.trials[point.trial_id].runs]) for curve in analysis.curves
-    ]
-    plain = {curve.plain_trial for curve in analysis.curves}
-    has_several_counts = any(len(points) > 1 for _, points in measured)
-    return [
-        (curve, points)
-        for curve, points in measured
-        if points and (len(points) > 1 or not has_several_counts or points[0].trial_id in plain)
-    ]
+    for curve in curves:
+        baseline = curve.baseline.trial_id
+        if baseline not in listed:
+            yield _SummaryPoint(tuple(policies_by_baseline[baseline]), curve, curve.baseline)
+            listed.add(baseline)
+        if curve.most_ranks is not None and curve.most_ranks != curve.baseline:
+            yield _SummaryPoint((curve.curve.mode,), curve, curve.most_ranks)
 
 
 _NAMED_PARTS = 4

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 
 from vitscale.analysis import Analysis, TrialResult
 from vitscale.analysis.winners import Winner, winner
+from vitscale.engines.checks import computation
+from vitscale.engines.facts import ONE_PROCESS
 from vitscale.pages.statements import Choice, Expectation, TrainingLength
 from vitscale.pages.tables import hours_unit, starts_as_forks, trial_label
 from vitscale.prediction.start_up import FORKED_RANKS
@@ -18,9 +20,11 @@ from vitscale.present.estimate import Estimate
 def candidates(analysis: Analysis) -> list[TrialResult]:
     """The measured trials to choose from: of those that train the largest share of the images, all.
 
-    Trials whose costs are of images per second, not of epochs, are candidates only where no trial has epochs.
+    Trials whose costs are of images per second, not of epochs, are candidates only where no trial has epochs. Those of
+    engines that train otherwise than one process are only where no trial trains like it.
     """
-    measured = [trial for trial in analysis.trials.values() if trial.comparable_costs]
+    every = [trial for trial in analysis.trials.values() if trial.comparable_costs]
+    measured = [trial for trial in every if computation(trial.trial) == ONE_PROCESS] or every
     with_epochs = [trial for trial in measured if not trial.of_rates]
     comparable = with_epochs or measured
     largest_share = max((trial.trial.data.fraction for trial in comparable), default=0.0)
@@ -121,12 +125,25 @@ def fastest(analysis: Analysis) -> Chosen | None:
         return None
     best = _smallest_cost(trials, [trial.comparable_costs for trial in trials])
     verdicts = _verdicts(analysis, best.trial)
-    rival_ids = {rival.trial_id for rival in best.rivals}
-    if best.winner.is_tested:
-        rival_ids |= verdicts.keys()
-    rival_ids -= {trial_id for trial_id, verdict in verdicts.items() if verdict in ("faster", "slower")}
-    rivals = [trial for trial in sorted(trials, key=epoch_seconds) if trial.trial_id in rival_ids]
+    rivals = [
+        trial
+        for trial in sorted(trials, key=epoch_seconds)
+        if trial is not best.trial and _is_rival(trial, best, verdicts.get(trial.trial_id))
+    ]
     return replace(best, rivals=tuple(rivals))
+
+
+def _is_rival(trial: TrialResult, best: Chosen, verdict: str | None) -> bool:
+    """Whether a trial is not told apart from the best one.
+
+    Args:
+        trial: another candidate.
+        best: the chosen trial, with the rivals that its own test leaves.
+        verdict: that of the study's comparison of the two; None: it compares them not.
+    """
+    if verdict is None or not best.winner.is_tested:
+        return any(rival is trial for rival in best.rivals)
+    return verdict not in ("faster", "slower")
 
 
 def cheapest(analysis: Analysis) -> Chosen | None:
@@ -200,7 +217,11 @@ def _pace_unit(trial: TrialResult) -> str:
 
 
 def training_length(analysis: Analysis, fastest_trial: Chosen) -> TrainingLength:
-    """Counts the fewest epochs from which on the fastest trial ends first, start-up included."""
+    """Counts the fewest epochs from which on the fastest trial ends first, start-up included.
+
+    A trial whose start-up is shorter by `lag` is caught up after lag / (seconds saved in each epoch) epochs; the other
+    that takes longest to be caught up decides.
+    """
     best = fastest_trial.trial
     others = [trial for trial in candidates(analysis) if trial is not best]
     unknown = TrainingLength(None, other="", startup="")
@@ -212,7 +233,8 @@ def training_length(analysis: Analysis, fastest_trial: Chosen) -> TrainingLength
     for other in others:
         startup_lag = best.startup_seconds - _startup_seconds(other)
         saved_per_epoch = epoch_seconds(other) - epoch_seconds(best)
-        if startup_lag <= saved_per_epoch * epochs:
+        is_caught_up = startup_lag <= saved_per_epoch * epochs
+        if is_caught_up:
             continue
         if saved_per_epoch <= 0:
             return unknown  # it starts later, and no number of epochs makes up for that

@@ -122,12 +122,16 @@ def _weak_scaling(scaling: Scaling) -> str:
     return f"{scaling.curve}: {units.ranks(scaling.gpus)} train {work} ({trust})."
 
 
-def _pace(before: str, after: str = "") -> Callable[[Scaling], str]:
-    """Makes the words of a pace: "ddp: 2 ranks are {before}1.61x{after} (...)."; "BASE" stands for the base's ranks."""
+def _pace(pattern: str) -> Callable[[Scaling], str]:
+    """Makes the words of a row of `SCALING`: "{times} as fast as {base}" -> "ddp: 2 ranks are 1.6x as fast as 1 (...)."
+
+    Args:
+        pattern: the pace, with {times} for the speedup and {base} for the ranks of the baseline.
+    """
 
     def words(scaling: Scaling) -> str:
         times = f"{units.share(scaling.speedup.value)}x"
-        pace = f"{before}{times}{after}".replace("BASE", str(scaling.base_gpus))
+        pace = pattern.format(times=times, base=scaling.base_gpus)
         return f"{scaling.curve}: {units.ranks(scaling.gpus)} are {pace} ({scaling.figures})."
 
     return words
@@ -145,19 +149,19 @@ SCALING: tuple[Statement[Scaling], ...] = (
         "as fast",
         "the speedup's interval lies above 1",
         lambda scaling: scaling.speedup.side_of(1.0) == "above",
-        _pace("", " as fast as BASE"),
+        _pace("{times} as fast as {base}"),
     ),
     Statement(
         "slower",
         "the speedup's interval lies below 1",
         lambda scaling: scaling.speedup.side_of(1.0) == "below",
-        _pace("slower than BASE: "),
+        _pace("slower than {base}: {times}"),
     ),
     Statement(
         "no different pace",
         "the speedup's interval holds 1",
         _always,
-        _pace("not significantly faster or slower than BASE: "),
+        _pace("not significantly faster or slower than {base}: {times}"),
     ),
 )
 
@@ -327,6 +331,13 @@ def _is_undecided(figure: Estimate | None) -> bool:
     return figure.low != figure.high and figure.side_of(1.0) is None
 
 
+def _all_parts_in_words(waterfall: Waterfall) -> str:
+    """ "8 ranks reach 72 % of ideal: 20 points wire; 8 points straggler wait."; else the first clause alone."""
+    reached = sentences.reached_of_ideal(waterfall)
+    contributions = "; ".join(sentences.contributions(waterfall))
+    return f"{reached}: {contributions}." if contributions else f"{reached}."
+
+
 WATERFALL: tuple[Statement[Waterfall], ...] = (
     Statement(
         "efficiency unknown",
@@ -352,12 +363,7 @@ WATERFALL: tuple[Statement[Waterfall], ...] = (
         "parts",
         "the efficiency's interval does not hold 1; of fewer than 3 runs the sentence says that they are too few",
         _always,
-        lambda waterfall: (
-            ": ".join(
-                filter(None, (sentences.reached_of_ideal(waterfall), "; ".join(sentences.contributions(waterfall))))
-            )
-            + "."
-        ),
+        _all_parts_in_words,
     ),
 )
 """All parts of one waterfall, below its picture and in JSON."""
@@ -561,6 +567,15 @@ class Expectation:
     candidates: int
 
 
+def _corrected_time(expected: Expectation | None) -> str:
+    if expected is None:
+        return ""
+    return (
+        f"Expect {expected.corrected} ({expected.low} to {expected.high}): the fastest of {expected.candidates} is "
+        "partly so by luck, and this is corrected for it."
+    )
+
+
 EXPECTATION: tuple[Statement[Expectation | None], ...] = (
     Statement(
         "nothing to correct",
@@ -572,12 +587,7 @@ EXPECTATION: tuple[Statement[Expectation | None], ...] = (
         "corrected",
         "it was chosen from several trials as the fastest, and others came close",
         _always,
-        lambda expected: (
-            ""
-            if expected is None
-            else f"Expect {expected.corrected} ({expected.low} to {expected.high}): the fastest of "
-            f"{expected.candidates} is partly so by luck, and this is corrected for it."
-        ),
+        _corrected_time,
     ),
 )
 
@@ -617,7 +627,8 @@ LENGTH: tuple[Statement[TrainingLength], ...] = (
 # --- Engine against engine ------------------------------------------------------------------------------------------
 
 
-def _compared(words: Callable[[CurveComparison], str]) -> Callable[[CurveComparison], str]:
+def _with_policy_and_ranks(words: Callable[[CurveComparison], str]) -> Callable[[CurveComparison], str]:
+    """Makes "strong-micro, 2 ranks: {words}." of the words on a pair."""
     return lambda compared: f"{compared.mode}, {units.ranks(compared.gpus)}: {words(compared)}."
 
 
@@ -629,7 +640,8 @@ def _no_difference(compared: CurveComparison) -> str:
     return f"no significant difference between {compared.first} and {compared.second}"
 
 
-def _has(verdict: ComparisonVerdict) -> Callable[[CurveComparison], bool]:
+def _verdict_is(verdict: ComparisonVerdict) -> Callable[[CurveComparison], bool]:
+    """Makes the condition that the comparison of a pair has this verdict."""
     return lambda compared: compared.result.verdict == verdict
 
 
@@ -637,20 +649,22 @@ PAIR: tuple[Statement[CurveComparison], ...] = (
     Statement(
         "pair of few runs",
         "fewer than 3 runs on a side",
-        _has("too few repeats to tell"),
-        _compared(lambda pair: f"too few repeats to tell {pair.first} from {pair.second} ({_times(pair)})"),
+        _verdict_is("too few repeats to tell"),
+        _with_policy_and_ranks(
+            lambda pair: f"too few repeats to tell {pair.first} from {pair.second} ({_times(pair)})"
+        ),
     ),
     Statement(
         "no different pair",
         "the interval of the ratio holds 1",
-        _has("no significant difference"),
-        _compared(lambda pair: f"{_no_difference(pair)} ({_times(pair)}; {certainty(pair.result.ratio)})"),
+        _verdict_is("no significant difference"),
+        _with_policy_and_ranks(lambda pair: f"{_no_difference(pair)} ({_times(pair)}; {certainty(pair.result.ratio)})"),
     ),
     Statement(
         "no different pair among so many",
         "the interval of the ratio lies on one side of 1, and the p-value after Holm's correction is 0.05 or more",
-        _has("not significant among all comparisons"),
-        _compared(
+        _verdict_is("not significant among all comparisons"),
+        _with_policy_and_ranks(
             lambda pair: (
                 f"{_no_difference(pair)} among so many comparisons ({_times(pair)}; {certainty(pair.result.ratio)}; "
                 f"{sentences.corrected_p(pair.result.p_adjusted)})"
@@ -661,7 +675,7 @@ PAIR: tuple[Statement[CurveComparison], ...] = (
         "different pair",
         "the interval of the ratio lies on one side of 1, and the p-value after Holm's correction is below 0.05",
         _always,
-        _compared(
+        _with_policy_and_ranks(
             lambda pair: f"{pair.first} is {_times(pair)} as fast as {pair.second} ({certainty(pair.result.ratio)})"
         ),
     ),

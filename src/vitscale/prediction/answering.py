@@ -9,10 +9,11 @@ import math
 import statistics
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from vitscale.analysis.statistics import t_quantile
 from vitscale.base.forks import spread
+from vitscale.engines import ENGINES, of_engine
 from vitscale.errors import RequestError, check_within, nearest, shown, unknown
 from vitscale.prediction.evidence import HOSTS, IMAGE_SIZE, MICRO_BATCH, PRECISION, Evidence, Point, Series
 from vitscale.prediction.fitting import Fitted, FittedSeries, fit_series
@@ -22,7 +23,6 @@ from vitscale.prediction.results import CONFIDENCE, Forecast, Prediction, Score,
 from vitscale.prediction.variants import differing
 from vitscale.present import units
 from vitscale.present.estimate import Estimate
-from vitscale.trial.engines import ENGINES
 from vitscale.trial.model_cost import counted
 from vitscale.trial.model_spec import ModelSpec, fields_named, resolve
 from vitscale.trial.trial import Precision, TrainSpec, world_of_hosts
@@ -195,18 +195,31 @@ class Changes:
     model: str | None = None
     """A named model, or the folder of a Hugging Face model."""
     image_size: int | None = None
+    """Pixels a side."""
     engine: str | None = None
     zero_stage: int | None = None
+    """DeepSpeed's ZeRO stage, 0 to 3."""
     precision: str | None = None
+    """fp32, bf16, bf16-params or fp16."""
     micro_batch: int | None = None
+    """Images per rank and micro-step."""
     grad_accum: int | None = None
+    """Micro-steps per optimizer step."""
     device: str | None = None
-    """Another type of GPU."""
+    """Another type of GPU: A100-SXM4-80GB, H100, L4."""
     parameters: str | None = None
     """Number of parameters of a model that has no name here: "110M"."""
 
 
-def told(evidence: Evidence, changes: Changes, nodes_of: int | None = None) -> tuple[Evidence, Changes]:
+class StatedFacts(NamedTuple):
+    """Evidence with facts that a command line states of measured runs."""
+
+    evidence: Evidence
+    changes: Changes
+    """What the command line still asks for beyond that evidence: another model, another batch."""
+
+
+def with_stated_facts(evidence: Evidence, changes: Changes, nodes_of: int | None = None) -> StatedFacts:
     """Takes facts that an import's files left out as if they were measured.
 
     These are its engine, its model or parameters, and what the import assumed: precision, image size, and that there
@@ -218,7 +231,7 @@ def told(evidence: Evidence, changes: Changes, nodes_of: int | None = None) -> t
         nodes_of: ranks on a full host, if said.
 
     Returns:
-        The evidence with these facts, and the changes; these still apply to what a series knows already.
+        The evidence with these facts, and the changes; those still apply to what a series knows already.
 
     Raises:
         RequestError: the parameters are no number, or every model is known.
@@ -230,14 +243,14 @@ def told(evidence: Evidence, changes: Changes, nodes_of: int | None = None) -> t
         raise RequestError(what, next_step="Leave it out; --model NAME asks for another")
     _check(changes)
     series = [
-        replace(own, points=tuple(_told(point, changes, count, nodes_of) for point in own.points))
+        replace(own, points=tuple(_with_stated_facts(point, changes, count, nodes_of) for point in own.points))
         for own in evidence.series
     ]
-    return replace(evidence, series=tuple(series)), replace(changes, parameters=None)
+    return StatedFacts(replace(evidence, series=tuple(series)), replace(changes, parameters=None))
 
 
 def taken_as_measured(before: Evidence, after: Evidence, besides: Collection[str] = ()) -> str:
-    """A sentence on what `told` made of assumptions; empty where it made nothing else of any.
+    """A sentence on what `with_stated_facts` made of assumptions; empty where it made nothing else of any.
 
     Args:
         before: what is recorded.
@@ -254,7 +267,7 @@ def taken_as_measured(before: Evidence, after: Evidence, besides: Collection[str
 
 
 def facts_taken(before: Evidence, after: Evidence) -> dict[str, str]:
-    """Option -> what it says of measured runs, for those of which `told` took it: "--precision" -> "bf16"."""
+    """Option -> the fact that `with_stated_facts` took from it for measured runs: "--precision" -> "bf16"."""
     points_before = [point for series in before.series for point in series.points]
     points_after = [point for series in after.series for point in series.points]
     facts: dict[str, dict[str, None]] = {}
@@ -283,8 +296,8 @@ def _facts_taken_of(recorded: Point, point: Point) -> Iterator[tuple[str, str]]:
         yield "--nodes-of", f"{units.ranks(after.world.ranks_per_node)} on a full host"
 
 
-def _told(point: Point, changes: Changes, count: int | None, nodes_of: int | None) -> Point:
-    train, model, world = _told_training(point, changes), _told_model(point, changes, count), point.trial.world
+def _with_stated_facts(point: Point, changes: Changes, count: int | None, nodes_of: int | None) -> Point:
+    train, model, world = _stated_training(point, changes), _stated_model(point, changes, count), point.trial.world
     if HOSTS in point.assumed and nodes_of is not None and nodes_of > 0:
         world = world_of_hosts(world.size, nodes_of, world.threads_per_rank)
     says = {PRECISION: changes.precision, IMAGE_SIZE: changes.image_size, HOSTS: nodes_of}
@@ -293,20 +306,20 @@ def _told(point: Point, changes: Changes, count: int | None, nodes_of: int | Non
     return replace(point, trial=trial, nodes=world.nodes, assumed=still_assumed)
 
 
-def _told_training(point: Point, changes: Changes) -> TrainSpec:
+def _stated_training(point: Point, changes: Changes) -> TrainSpec:
     """The point's training with the engine and precision that nobody recorded."""
     train = point.trial.train
     facts: dict[str, Any] = {}
     if point.trial.origin is not None and train.engine not in ENGINES and changes.engine is not None:
         facts["engine"] = changes.engine
-        if changes.engine == "deepspeed" and changes.zero_stage:
+        if changes.zero_stage and "zero_stage" in of_engine(changes.engine).options:
             facts["zero_stage"] = changes.zero_stage
     if PRECISION in point.assumed and changes.precision is not None:
         facts["precision"] = changes.precision
     return train.model_copy(update=facts)
 
 
-def _told_model(point: Point, changes: Changes, count: int | None) -> ModelSpec:
+def _stated_model(point: Point, changes: Changes, count: int | None) -> ModelSpec:
     """The point's model with the name, image size or parameters that nobody recorded."""
     model = point.trial.model
     if model.unknown and changes.model is not None:

@@ -4,16 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from vitscale.analysis import Analysis
 from vitscale.analysis.quality.steadiness import steady_first
 from vitscale.errors import RequestError
 from vitscale.prediction.evidence import Series
 from vitscale.present import document as doc
+from vitscale.present.units import listed
 
 Options: TypeAlias = Mapping[str, Any]
 """Option of a command line, such as "--network" -> its value; None or False: it was not given."""
+
+
+class OptionWithoutEffect(NamedTuple):
+    """An option of a command line without which all figures are the same."""
+
+    option: str
+    value: object
+    """What stands behind it; True: it is a switch."""
+    reason: str = ""
+    """Why it has no effect; empty where that is not known."""
+
+    @property
+    def words(self) -> str:
+        """ "--network 100GbE"; of a switch only its name."""
+        if self.value is True:
+            return self.option
+        value = f"{self.value:g}" if isinstance(self.value, float) else str(self.value)
+        return f"{self.option} {value}"
 
 
 @dataclass(frozen=True)
@@ -24,8 +43,8 @@ class Remarks:
     """How far the runs that the answer rests on differ, and what to do first; empty where they are steady."""
     taken_as_measured: str = ""
     """What the options say of measured runs that their import left open; empty where they say nothing of them."""
-    without_effect: tuple[str, ...] = ()
-    """A sentence for each option that changes nothing."""
+    without_effect: tuple[OptionWithoutEffect, ...] = ()
+    """The options that change nothing."""
 
     @property
     def blocks(self) -> tuple[doc.Block, ...]:
@@ -33,18 +52,19 @@ class Remarks:
         blocks: list[doc.Block] = []
         if self.unstable_runs:
             blocks.append(doc.Paragraph(self.unstable_runs, "bad"))
-        on_options = tuple(filter(None, (self.taken_as_measured, *self.without_effect)))
+        on_options = [self.taken_as_measured] if self.taken_as_measured else []
+        on_options += _by_reason(self.without_effect)
         if on_options:
-            blocks.append(doc.Bullets(on_options))
+            blocks.append(doc.Bullets(tuple(on_options)))
         return tuple(blocks)
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The sentences as fields of JSON; null for an empty one."""
+        """The sentences as fields of JSON, one for each option without effect; null for an empty one."""
         return {
             "unstable_runs": self.unstable_runs or None,
             "taken_as_measured": self.taken_as_measured or None,
-            "without_effect": list(self.without_effect),
+            "without_effect": [change_nothing([idle]) for idle in self.without_effect],
         }
 
 
@@ -88,10 +108,18 @@ def _figures_without(omitted: str, options: Options, figures_of: Callable[[Optio
         return None
 
 
-def changes_nothing(option: str, value: object, why: str = "") -> str:
-    """ "--network 100GbE changes nothing: what is sent is unknown."; of a switch (True) only its name."""
-    words = [option]
-    if value is not True:
-        words.append(f"{value:g}" if isinstance(value, float) else str(value))
-    reason = why or "the answer without it is the same"
-    return f"{' '.join(words)} changes nothing: {reason}."
+def change_nothing(options: Sequence[OptionWithoutEffect]) -> str:
+    """ "--network 100GbE and --check change nothing: what is sent is unknown."; all have the reason of the first."""
+    names = [idle.words for idle in options]
+    verb = "changes" if len(names) == 1 else "change"
+    omitted = "it" if len(names) == 1 else "any one of them"
+    reason = options[0].reason or f"the answer without {omitted} is the same"
+    return f"{listed(names, len(names))} {verb} nothing: {reason}."
+
+
+def _by_reason(options: Sequence[OptionWithoutEffect]) -> list[str]:
+    """A sentence for each reason, on all options that have it."""
+    options_by_reason: dict[str, list[OptionWithoutEffect]] = {}
+    for idle in options:
+        options_by_reason.setdefault(idle.reason, []).append(idle)
+    return [change_nothing(same_reason) for same_reason in options_by_reason.values()]

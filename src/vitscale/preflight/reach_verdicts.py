@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from vitscale.base.commands import answer_to
 from vitscale.errors import printable
-from vitscale.launchers.base import answer_to
 from vitscale.machine.hosts import Host, is_this_machine
 from vitscale.preflight.verdict import concerning, error, finding, host_of, hosts_of, ranks_named, warning
 from vitscale.present.document import About, Finding, Severity

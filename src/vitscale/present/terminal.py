@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -41,6 +41,8 @@ class _Part:
     """Number of lines after those, before the empty one: the first to go."""
     unit_names: tuple[str, ...] = ()
     """What to call each of `units` where it is left out; empty: they are only counted."""
+    more: int = 0
+    """Number of further things that are not in `lines`: those before them are too many already, so it is cut."""
 
 
 def redraws(console: Console) -> bool:
@@ -70,7 +72,7 @@ def lines(document: doc.Document, width: int = 80, verbose: bool = False, most_l
         for text in document.last
         for line in ([doc.plain(text)] if text[:1] == " " else _wrapped(text, width))
     ]
-    parts = list(_parts(document.blocks, width, verbose))
+    parts = list(_parts(document.blocks, width, verbose, None if verbose else most_lines))
     if verbose:
         return _without_trailing([*head, *(line for part in parts for line in part.lines), *last])
     folded = [*_folded(document.blocks)]
@@ -93,11 +95,10 @@ def _within(
     while parts and (over := _length(head, parts, closing(), last) - most_lines) > 0:
         part = parts.pop()
         if part.notes:
-            kept = (*part.lines[: -part.notes - 1], part.lines[-1])
-            parts.append(_Part(part.name, kept, part.units, part.before))
+            parts.append(replace(part, lines=(*part.lines[: -part.notes - 1], part.lines[-1]), notes=0))
             left_out = [*(name for name in left_out if name != "notes"), "notes"]
         elif (shortened := _shortened(part, over)) is not None or not parts:
-            parts.append(shortened or part)
+            parts.append(shortened or (_cut(part, len(part.units)) if part.more else part))
             if shortened is None:
                 break
         else:
@@ -116,11 +117,16 @@ def _shortened(part: _Part, over: int) -> _Part | None:
         kept.pop()
     if not kept or sum(kept) < _FEWEST:
         return None
-    end = part.before + sum(kept)
+    return _cut(part, len(kept))
+
+
+def _cut(part: _Part, shown: int) -> _Part:
+    """The part with the first `shown` of its units, and a line that says how many more there are."""
+    end = part.before + sum(part.units[:shown])
     after = part.lines[part.before + sum(part.units) :]
-    names = _first_names(part.unit_names[len(kept) :])
+    names = _first_names(part.unit_names[shown:])
     which = f" ({names})" if names else ""
-    more = Text(f"  ... {len(part.units) - len(kept):,} more with --verbose{which}", "dim")
+    more = Text(f"  ... {len(part.units) - shown + part.more:,} more with --verbose{which}", "dim")
     return _Part(part.name, (*part.lines[:end], more, *after), before=part.before)
 
 
@@ -146,8 +152,11 @@ def _folded(blocks: Sequence[doc.Block]) -> Iterator[str]:
             yield from _folded(block.blocks)
 
 
-def _parts(blocks: Sequence[doc.Block], width: int, verbose: bool) -> Iterator[_Part]:
-    """One part for each block that is shown, with an empty line at its end; findings in a row are one part."""
+def _parts(blocks: Sequence[doc.Block], width: int, verbose: bool, most_lines: int | None) -> Iterator[_Part]:
+    """One part for each block that is shown, with an empty line at its end; findings in a row are one part.
+
+    Of a table only so many rows are laid out that it is longer than `most_lines`; None: all.
+    """
     findings: list[doc.Finding] = []
     for block in [*blocks, None]:
         if isinstance(block, doc.Finding):
@@ -159,7 +168,7 @@ def _parts(blocks: Sequence[doc.Block], width: int, verbose: bool) -> Iterator[_
         if isinstance(block, doc.Section):
             if block.folded and not verbose:
                 continue
-            inner = list(_parts(block.blocks, width, verbose))
+            inner = list(_parts(block.blocks, width, verbose, most_lines))
             heading = (Text(doc.plain(block.title), "bold"),)
             for n, part in enumerate(inner):
                 titled = heading if n == 0 else ()
@@ -169,26 +178,30 @@ def _parts(blocks: Sequence[doc.Block], width: int, verbose: bool) -> Iterator[_
                     part.units,
                     part.before + len(titled),
                     part.notes,
+                    more=part.more,
                 )
         elif isinstance(block, doc.Table):
-            yield from _table(block, width) if verbose or not block.folded else ()
+            yield from _table(block, width, most_lines) if verbose or not block.folded else ()
         elif block is not None:
             part = _part(block, width, verbose)
             if part.lines:
                 yield part
 
 
-def _table(table: doc.Table, width: int) -> Iterator[_Part]:
+def _table(table: doc.Table, width: int, most_lines: int | None) -> Iterator[_Part]:
     """One part for each of the tables that it takes to hold all figures."""
     title = (Text(doc.plain(table.title), "bold"),) if table.title else ()
     notes = tuple(Text(line, "dim") for note in table.notes for line in _wrapped(note, width, "  ", "  "))
-    name, laid = doc.plain(table.title) or "a table", table_lines(table, width)
+    name = doc.plain(table.title) or "a table"
+    laid = table_lines(table, width, most_lines)
+    row_count = sum(len(group.rows) for group in table.groups)
     for n, piece in enumerate(laid):
         head = (*(title if n == 0 else ()), *piece.head)
         rows = tuple(line for row in piece.rows for line in row)
         below = (*(notes if n == len(laid) - 1 else ()), Text(""))
         named = name if n == 0 else f"{name}, continued"
-        yield _Part(named, (*head, *rows, *below), tuple(map(len, piece.rows)), len(head), len(below) - 1)
+        more = row_count - len(piece.rows)
+        yield _Part(named, (*head, *rows, *below), tuple(map(len, piece.rows)), len(head), len(below) - 1, more=more)
 
 
 def _part(block: doc.Paragraph | doc.Bullets | doc.Code | doc.Figure, width: int, verbose: bool) -> _Part:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
 
 from rich.cells import cell_len
 from rich.text import Text
@@ -28,40 +30,82 @@ class LaidTable:
     """Lines of each row; a row with wrapped words has several."""
 
 
-def table_lines(table: Table, width: int) -> tuple[LaidTable, ...]:
+class _Extent(NamedTuple):
+    """Columns of the terminal that the texts of a table's column take."""
+
+    widest: int
+    longest_word: int
+    """At most `_MOST_LABEL`."""
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """A table and the extent of its texts. Each text is looked at once, however often widths are worked out."""
+
+    table: Table
+
+    @cached_property
+    def texts(self) -> tuple[tuple[str, ...], ...]:
+        """Texts of each column from top to bottom, without those that span several columns."""
+        texts: list[list[str]] = [[] for _ in self.table.columns]
+        for _, row in self.table.rows:
+            start = 0
+            for cell in row:
+                if cell.spans == 1:
+                    texts[start].append(_text(cell))
+                start += cell.spans
+        return tuple(map(tuple, texts))
+
+    @cached_property
+    def extents(self) -> tuple[_Extent, ...]:
+        """The extent of each column."""
+        different = map(set, self.texts)
+        return tuple(_Extent(max(map(cell_len, texts), default=0), _longest_word(texts)) for texts in different)
+
+
+def table_lines(table: Table, width: int, most_lines: int | None = None) -> tuple[LaidTable, ...]:
     """A table within `width` columns; several tables, one below the other, where one cannot hold all figures.
 
     A table that is too wide is changed in this order. Words are wrapped, and columns stand closer. Columns without a
     narrow heading are left out, and then those with one value in all rows; such a value is shown once, above. What
     remains is split into several tables, each with the first column. A figure is never wrapped nor shortened.
+
+    Args:
+        table: the table.
+        width: columns of the terminal.
+        most_lines: rows that begin below this many lines of rows are not laid out. All rows decide the widths, and what
+            is the same in all. None: all rows are laid out.
     """
     if not table.columns:
         return ()
     alike: list[str] = []
-    while not _fits(table, width) and (at := _dispensable(table)) is not None:
-        if _constant(table, at) and (text := next(_cells_at(table, at))) not in (UNKNOWN, ""):
-            alike.append(f"{plain(table.columns[at].heading)} {text}")
-        table = _without(table, at)
+    measured = _Measured(table)
+    while not _fits(measured, width) and (at := _dispensable(measured)) is not None:
+        if _constant(measured, at) and (text := measured.texts[at][0]) not in (UNKNOWN, ""):
+            alike.append(f"{plain(measured.table.columns[at].heading)} {text}")
+        measured = _without(measured, at)
     said = [Text(line) for line in textwrap.wrap(f"in all: {', '.join(alike)}", width)] if alike else []
-    pieces = [_laid(piece, width) for piece in _split(table, width)]
+    pieces = [_laid(piece, width, most_lines) for piece in _split(measured, width)]
     return (LaidTable((*said, *pieces[0].head), pieces[0].rows), *pieces[1:])
 
 
-def _dispensable(table: Table) -> int | None:
+def _dispensable(measured: _Measured) -> int | None:
     """The column to leave out next: one without a narrow heading, first where it is constant; then any constant one."""
-    places = range(len(table.columns) - 1, 0, -1)
-    optional = [at for at in places if table.columns[at].narrow is None]
-    constant = [at for at in places if _constant(table, at)]
+    columns = measured.table.columns
+    places = range(len(columns) - 1, 0, -1)
+    optional = [at for at in places if columns[at].narrow is None]
+    constant = [at for at in places if _constant(measured, at)]
     return next(iter([*(at for at in optional if at in constant), *optional, *constant]), None)
 
 
-def _constant(table: Table, at: int) -> bool:
-    texts = list(_cells_at(table, at))
+def _constant(measured: _Measured, at: int) -> bool:
+    texts = measured.texts[at]
     return len(texts) > 1 and len(set(texts)) == 1
 
 
-def _without(table: Table, at: int) -> Table:
+def _without(measured: _Measured, at: int) -> _Measured:
     """The table without one column; a cell that spans it spans one fewer."""
+    table = measured.table
 
     def cut(row: Row) -> Row:
         cells: list[Cell] = []
@@ -74,33 +118,34 @@ def _without(table: Table, at: int) -> Table:
         return tuple(cells)
 
     groups = tuple(Group(group.label, tuple(map(cut, group.rows))) for group in table.groups)
-    return replace(table, columns=(*table.columns[:at], *table.columns[at + 1 :]), groups=groups)
+    return _Measured(replace(table, columns=(*table.columns[:at], *table.columns[at + 1 :]), groups=groups))
 
 
-def _split(table: Table, width: int) -> Iterator[Table]:
+def _split(measured: _Measured, width: int) -> Iterator[_Measured]:
     """The table, or several of as many columns as fit, each with the first."""
-    while not _fits(table, width) and len(table.columns) > 2:
-        piece = table
-        while not _fits(piece, width) and len(piece.columns) > 2:
-            piece = _without(piece, len(piece.columns) - 1)
+    while not _fits(measured, width) and len(measured.table.columns) > 2:
+        piece = measured
+        while not _fits(piece, width) and len(piece.table.columns) > 2:
+            piece = _without(piece, len(piece.table.columns) - 1)
         yield piece
-        for _ in piece.columns[1:]:
-            table = _without(table, 1)
-        if len(table.columns) == 1:
+        for _ in piece.table.columns[1:]:
+            measured = _without(measured, 1)
+        if len(measured.table.columns) == 1:
             return
-    yield table
+    yield measured
 
 
-def _fits(table: Table, width: int, gap: int = _NARROW_GAP) -> bool:
-    widths = _widths(table, None, gap)
+def _fits(measured: _Measured, width: int, gap: int = _NARROW_GAP) -> bool:
+    widths = _widths(measured, None, gap)
     return sum(widths) + gap * (len(widths) - 1) <= width
 
 
-def _gap(table: Table, width: int) -> int:
+def _gap(measured: _Measured, width: int) -> int:
     """The gap between columns: wide where no word is wrapped for it."""
     gaps = (_WIDE_GAP, _NARROW_GAP)
-    whole = [gap for gap in gaps if sum(_widths(table, 10**6, gap)) + gap * len(table.columns) <= width]
-    return next(iter([*whole, *(gap for gap in gaps if _fits(table, width, gap))]), _NARROW_GAP)
+    columns = len(measured.table.columns)
+    whole = [gap for gap in gaps if sum(_widths(measured, 10**6, gap)) + gap * columns <= width]
+    return next(iter([*whole, *(gap for gap in gaps if _fits(measured, width, gap))]), _NARROW_GAP)
 
 
 def _labelled(table: Table) -> bool:
@@ -111,28 +156,6 @@ def _text(cell: Cell) -> str:
     return plain(f"{cell.text} ({cell.bounds})" if cell.bounds else cell.text)
 
 
-def _cells_at(table: Table, at: int) -> Iterator[str]:
-    """Texts of one column, without those that span several."""
-    for _, row in table.rows:
-        start = 0
-        for cell in row:
-            if start == at and cell.spans == 1:
-                yield _text(cell)
-            start += cell.spans
-
-
-def _columns(table: Table) -> list[list[str]]:
-    """Texts of each column, without those that span several; each cell is looked at once."""
-    texts: list[list[str]] = [[] for _ in table.columns]
-    for _, row in table.rows:
-        start = 0
-        for cell in row:
-            if cell.spans == 1:
-                texts[start].append(_text(cell))
-            start += cell.spans
-    return texts
-
-
 def _heading(column: Column, narrowest: int) -> list[str]:
     """The heading in lines no wider than its figures, where its words allow this; the unit on a line of its own."""
     words = plain(column.narrow or column.name)
@@ -141,18 +164,19 @@ def _heading(column: Column, narrowest: int) -> list[str]:
     return [*wrapper.wrap(words), *([f"({plain(column.unit)})"] if column.unit else [])]
 
 
-def _widths(table: Table, width: int | None, gap: int) -> list[int]:
+def _widths(measured: _Measured, width: int | None, gap: int) -> list[int]:
     """Widths of the labels, if any, and of each column; words get what figures leave of `width`, or the least."""
+    table = measured.table
     labels = [plain(group.label) for group in table.groups] if _labelled(table) else []
     bounds: list[tuple[int, int]] = []
     if labels:
         natural = max(map(cell_len, [*labels, plain(table.label)]))
         bounds.append((min(natural, max(_LEAST_WORDS, _longest_word(labels))), min(natural, _MOST_LABEL)))
-    for column, texts in zip(table.columns, _columns(table), strict=True):
-        widest = max(map(cell_len, texts), default=0)
-        heading = max(map(cell_len, _heading(column, widest)), default=0)
-        natural = max(widest, heading)
-        narrowest = max(heading, min(widest, max(_LEAST_WORDS, _longest_word(texts)))) if column.words else natural
+    for column, extent in zip(table.columns, measured.extents, strict=True):
+        heading = max(map(cell_len, _heading(column, extent.widest)), default=0)
+        natural = max(extent.widest, heading)
+        words = max(heading, min(extent.widest, max(_LEAST_WORDS, extent.longest_word)))
+        narrowest = words if column.words else natural
         bounds.append((narrowest, natural))
     if width is None:
         return [narrowest for narrowest, _ in bounds]
@@ -165,7 +189,7 @@ def _widths(table: Table, width: int | None, gap: int) -> list[int]:
     return widths
 
 
-def _longest_word(texts: Sequence[str]) -> int:
+def _longest_word(texts: Iterable[str]) -> int:
     return min(_MOST_LABEL, max((cell_len(word) for text in texts for word in unbroken(text).split(" ")), default=0))
 
 
@@ -175,25 +199,46 @@ def _wrapped(text: str, width: int) -> list[str]:
     return [line.replace(KEPT, " ") for line in lines]
 
 
-def _laid(table: Table, width: int) -> LaidTable:
-    gap = _gap(table, width)
-    widths = _widths(table, width, gap)
+def _laid(measured: _Measured, width: int, most_lines: int | None) -> LaidTable:
+    table = measured.table
+    gap = _gap(measured, width)
+    widths = _widths(measured, width, gap)
     labelled = _labelled(table)
     sides = [*([True] if labelled else []), *(column.words for column in table.columns)]
     texts = [[*textwrap.wrap(plain(table.label), widths[0])]] if labelled else []
-    offset = len(texts)
-    texts += [
-        _heading(column, max(map(cell_len, cells), default=0))
-        for column, cells in zip(table.columns, _columns(table), strict=True)
-    ]
+    texts += [_heading(column, extent.widest) for column, extent in zip(table.columns, measured.extents, strict=True)]
     head = _physical([list(lines) for lines in texts], widths, sides, gap, bottom=True)
     rule = "\N{BOX DRAWINGS LIGHT HORIZONTAL}" * (sum(widths) + gap * (len(widths) - 1))
-    rows: list[tuple[Text, ...]] = []
+    rows = _first(_laid_rows(table, widths, sides, gap), most_lines)
+    return LaidTable((*head, Text(rule, "dim")), tuple(rows))
+
+
+def _first(rows: Iterator[tuple[Text, ...]], most_lines: int | None) -> Iterator[tuple[Text, ...]]:
+    """The rows until they have more than `most_lines` lines together; None: all rows."""
+    lines = 0
+    for row in rows:
+        yield row
+        lines += len(row)
+        if most_lines is not None and lines > most_lines:
+            return
+
+
+def _laid_rows(table: Table, widths: Sequence[int], sides: Sequence[bool], gap: int) -> Iterator[tuple[Text, ...]]:
+    """The lines of each row, laid out as they are asked for.
+
+    Args:
+        table: the table.
+        widths: of the labels, if any, and of each column.
+        sides: for each of these whether it stands on the left.
+        gap: blanks between columns.
+    """
+    labelled = _labelled(table)
+    offset = 1 if labelled else 0
     for group in table.groups:
         label = _wrapped(plain(group.label), widths[0]) if labelled else []
         for n, row in enumerate(group.rows):
             cells: list[list[str]] = [[]] if labelled else []
-            sizes, left = widths[:offset], [*sides[:offset]]
+            sizes, left = [*widths[:offset]], [*sides[:offset]]
             at = offset
             for cell in row:
                 span = widths[at : at + cell.spans]
@@ -208,8 +253,7 @@ def _laid(table: Table, width: int) -> LaidTable:
                 end = None if n == len(group.rows) - 1 else max(map(len, cells))
                 cells[0], label = label[:end], label[end:] if end else []
             style = next((_STYLES[cell.state] for cell in row if cell.state), "")
-            rows.append(tuple(Text(line.plain, style) for line in _physical(cells, sizes, left, gap)))
-    return LaidTable((*head, Text(rule, "dim")), tuple(rows))
+            yield tuple(Text(line.plain, style) for line in _physical(cells, sizes, left, gap))
 
 
 def _physical(

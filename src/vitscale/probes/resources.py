@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from typing_extensions import override
 
+from vitscale.base.resident_memory import resident_memory
 from vitscale.machine.gpus import gpu_with_uuid
 from vitscale.machine.hardware import cpu_throttled_seconds
 from vitscale.probes.gpu_monitor import gpu_monitor
@@ -288,8 +289,8 @@ class ResourceProbe:
 
     def with_memory(self, line: ResourcesLine) -> ResourcesLine:
         """`line` with the memory of its epoch, which is over."""
-        resident, peak_resident = resident_bytes()
-        memory = {"rss_bytes": resident, "peak_rss_bytes": peak_resident}
+        resident = resident_memory()
+        memory = {"rss_bytes": resident.now_bytes, "peak_rss_bytes": resident.peak_bytes}
         if self._device is not None:
             free, whole = torch.cuda.mem_get_info(self._device)
             memory |= {
@@ -313,28 +314,6 @@ class ResourceProbe:
         """Ends the watching threads."""
         self._gpu.close()
         self._energy.close()
-
-
-def resident_bytes(status: Path = Path("/proc/self/status")) -> tuple[int | None, int | None]:
-    """Resident memory of this process now and at its highest; None where the kernel does not tell.
-
-    From VmRSS and VmHWM. `getrusage` would give the highest of the launcher this process was forked from, if that was
-    larger.
-    """
-    try:
-        fields = dict(
-            line.split(":", 1)
-            for line in status.read_text(encoding="utf-8", errors="replace").splitlines()
-            if ":" in line
-        )
-    except OSError:
-        return None, None
-    return _kibibytes(fields.get("VmRSS", "")), _kibibytes(fields.get("VmHWM", ""))
-
-
-def _kibibytes(text: str) -> int | None:
-    number, _, unit = text.strip().partition(" ")
-    return int(number) * 1024 if unit == "kB" and number.isascii() and number.isdigit() else None
 
 
 def _difference(after: float | None, before: float | None) -> float | None:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 import psutil
@@ -25,19 +26,21 @@ _GRACE_SECONDS = 2.0
 _LOOK_SECONDS = 0.02
 
 
-def end_all(token: str, first: signal.Signals = signal.SIGTERM) -> None:
-    """Ends every process that carries the token in its environment, by the signal `first`, then by SIGKILL.
+def end_all(token: str, first: signal.Signals = signal.SIGTERM, sessions: Collection[int] = ()) -> None:
+    """Ends every process of the run, by the signal `first`, then by SIGKILL; returns when all are gone.
 
-    Returns when all are gone. The calling process is spared.
+    Of the run are those that carry the token in the environment that they were started with, and those of `sessions`
+    (ids, which are the process ids of their leaders): a fork of a prepared process was started with no token. The
+    calling process is spared.
     """
-    end_run(launch_file.name_of(token), first)
+    end_run(launch_file.name_of(token), first, sessions)
 
 
-def end_run(name: str, first: signal.Signals = signal.SIGTERM) -> None:
+def end_run(name: str, first: signal.Signals = signal.SIGTERM, sessions: Collection[int] = ()) -> None:
     """Ends every process of the run of that name, as `end_all` does."""
     stop = first
     # Two looks: a process that is just being forked, or is executing another program, can slip through the first.
-    while left := _processes_of(name) or _processes_of(name):
+    while left := _processes_of(name, sessions) or _processes_of(name, sessions):
         for process in left:
             try:
                 process.send_signal(stop)
@@ -52,25 +55,27 @@ def end_run(name: str, first: signal.Signals = signal.SIGTERM) -> None:
         stop = signal.SIGKILL
 
 
-def carrying(token: str) -> list[psutil.Process]:
-    """The processes of this host that carry the token, except the calling one."""
-    return _processes_of(launch_file.name_of(token))
+def processes_of_run(token: str, sessions: Collection[int] = ()) -> list[psutil.Process]:
+    """Returns the processes of the run on this host, as `end_all` finds them, except the calling one."""
+    return _processes_of(launch_file.name_of(token), sessions)
 
 
-def _processes_of(name: str) -> list[psutil.Process]:
-    """The processes of the run of that name on this host, except the calling one."""
+def _processes_of(name: str, sessions: Collection[int]) -> list[psutil.Process]:
     processes = []
-    own = psutil.Process().pid
+    caller = os.getpid()
     for process in psutil.process_iter():
         try:
-            if process.pid != own and _is_of_run(process, name) and _runs(process):
+            if process.pid != caller and _is_of_run(process, name, sessions) and _runs(process):
                 processes.append(process)
-        except (psutil.AccessDenied, psutil.NoSuchProcess, psutil.ZombieProcess):
+        except (psutil.AccessDenied, psutil.NoSuchProcess, psutil.ZombieProcess, ProcessLookupError):
             continue
     return processes
 
 
-def _is_of_run(process: psutil.Process, name: str) -> bool:
+def _is_of_run(process: psutil.Process, name: str, sessions: Collection[int]) -> bool:
+    # The leader is found before its `setsid` too.
+    if process.pid in sessions or (sessions and os.getsid(process.pid) in sessions):
+        return True
     token = process.environ().get(launch_file.TOKEN_VARIABLE)
     return token is not None and launch_file.name_of(token) == name
 

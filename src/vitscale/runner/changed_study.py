@@ -64,7 +64,7 @@ def in_brackets(causes: Iterable[Change]) -> str:
     return f" ({listed(words, most=_MOST_LISTED)})" if words else ""
 
 
-def how_to_go_on(causes: Sequence[Change], stored: StudyRecord, planned: StudyRecord) -> list[str]:
+def ways_to_continue(causes: Sequence[Change], stored: StudyRecord, planned: StudyRecord) -> list[str]:
     """Clauses for an advice: the steps after which the folder resumes with its stored study; empty where unknown."""
     steps = list(dict.fromkeys(change.restore for change in causes if change.restore))
     if _may_be_by_override(causes, stored, planned):

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 from rich import filesize
 
 from vitscale.analysis.scaling import trial_name
+from vitscale.engines import wrapper_facts
 from vitscale.errors import RequestError
 from vitscale.machine.hardware import this_machine
-from vitscale.prediction.memory.forecast import forecast, forecast_bytes, oom_chance, unavailable
+from vitscale.prediction.memory.forecast import forecast, forecast_bytes, memory_inputs, oom_chance, unavailable
 from vitscale.present import units
 from vitscale.present.data import estimate_fields
 from vitscale.present.estimate import Estimate
@@ -61,7 +62,7 @@ class MemoryFit:
 
 
 def memory_fits(plan: Plan, capacity_bytes: int | None = None) -> dict[str, MemoryFit]:
-    """Each trial's fit, by its identity.
+    """Each trial's fit, by its identity. It is worked out once for all trials with the same `memory_inputs`.
 
     Args:
         plan: the study.
@@ -69,17 +70,26 @@ def memory_fits(plan: Plan, capacity_bytes: int | None = None) -> dict[str, Memo
             run on this machine, a rank's share of its memory.
     """
     capacities: dict[tuple[str, int], int | None] = {}
+    fits_by_inputs: dict[str, MemoryFit] = {}
     fits = {}
     for trial_id, trial in plan.record.trials.items():
-        key = (trial.train.device, trial.world.ranks_per_node)
-        if key not in capacities:
-            capacities[key] = capacity_bytes if capacity_bytes is not None else _capacity(plan, trial)
-        fits[trial_id] = _fit(trial, capacities[key])
+        inputs = _memory_key(trial)
+        if inputs not in fits_by_inputs:
+            place = (trial.train.device, trial.world.ranks_per_node)
+            if place not in capacities:
+                capacities[place] = capacity_bytes if capacity_bytes is not None else _capacity(plan, trial)
+            fits_by_inputs[inputs] = _fit(trial, capacities[place])
+        fits[trial_id] = fits_by_inputs[inputs]
     return fits
 
 
+def _memory_key(trial: Trial) -> str:
+    """A text that is equal for trials that have the same forecast."""
+    return memory_inputs(trial).model_dump_json()
+
+
 class LargestImages(NamedTuple):
-    """The largest images that fit, for trials that differ only in image size and activation checkpointing."""
+    """The largest images that fit, for trials whose memory differs only by image size and activation checkpointing."""
 
     trial_ids: tuple[str, ...]
     trial: Trial
@@ -104,7 +114,7 @@ def largest_images(trials: Mapping[str, Trial], fits: Mapping[str, MemoryFit]) -
     for trial_id, trial in trials.items():
         if trial_id in fits and fits[trial_id].oom_chance is not None and trial.model.patch_size is not None:
             capacity = fits[trial_id].capacity_bytes
-            alike.setdefault((_of_size(trial, 1, checkpointing=False).identity(), capacity), []).append(trial_id)
+            alike.setdefault((_memory_key(_of_size(trial, 1, checkpointing=False)), capacity), []).append(trial_id)
     largest = []
     for (_, capacity), trial_ids in alike.items():
         several = len({trials[trial_id].model.image_size for trial_id in trial_ids}) > 1
@@ -344,11 +354,14 @@ NOTHING_KNOWN = PlanEstimate()
 
 
 def buckets_note(trials: Mapping[str, Trial]) -> str:
-    """A note where buckets are why DeepSpeed's ZeRO takes much memory for a small model; empty elsewhere."""
+    """A note where buckets at their default size are most of what a rank holds; empty elsewhere."""
     most, of_most = 0, None
-    for trial in trials.values():
-        if trial.train.wrapper != "deepspeed" or trial.train.bucket_mib is not None:
-            continue
+    with_default = [
+        trial
+        for trial in trials.values()
+        if "bucket_mib" in wrapper_facts(trial.train).options and trial.train.bucket_mib is None
+    ]
+    for trial in {_memory_key(trial): trial for trial in with_default}.values():
         parts = predicted.parts if (predicted := forecast(trial)) is not None else {}
         buckets = parts.get("buckets", 0)
         if 2 * buckets > sum(parts.values()):
@@ -356,9 +369,10 @@ def buckets_note(trials: Mapping[str, Trial]) -> str:
     if of_most is None:
         return ""
     size, zero = units.size(most), (of_most.deepspeed_config or {}).get("zero_optimization")
+    title = wrapper_facts(of_most).title or of_most.wrapper
     if isinstance(zero, dict) and zero.get("reduce_bucket_size", "auto") != "auto":
-        return f"up to {size} of it are DeepSpeed's buckets: make reduce_bucket_size smaller in the DeepSpeed file"
-    return f"up to {size} of it are DeepSpeed's buckets at their default size: set train.bucket_mib"
+        return f"up to {size} of it are {title}'s buckets: make reduce_bucket_size smaller in the DeepSpeed file"
+    return f"up to {size} of it are {title}'s buckets at their default size: set train.bucket_mib"
 
 
 def _pixels(size: int | None) -> str:

@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vitscale.analysis.scaling import engine_name, split_name
+from vitscale.analysis.scaling import split_name
 from vitscale.deepspeed_lint.rules import findings_of
+from vitscale.engines.names import engine_name
 from vitscale.present import document as doc
 from vitscale.present.data import finding_fields
 from vitscale.present.units import counted, rough_percent
@@ -68,8 +69,9 @@ def plan_document(plan: Plan, estimate: PlanEstimate = NOTHING_KNOWN) -> doc.Doc
 def _parameters(trials: Mapping[str, Trial]) -> list[str]:
     """Lines with the models' numbers of parameters; models with the same number share a line."""
     models: dict[str, dict[int | None, None]] = {}
-    for trial in trials.values():
-        models.setdefault(trial.model_name or "model", {})[model_cost.parameters(trial.model)] = None
+    # Few different models stand in many trials, and counting one takes long.
+    for name, model in dict.fromkeys((trial.model_name or "model", trial.model) for trial in trials.values()):
+        models.setdefault(name, {})[model_cost.parameters(model)] = None
     alike: dict[str, list[str]] = {}
     for name, counts in models.items():
         known = " or ".join(f"{count:,}" for count in counts if count is not None)

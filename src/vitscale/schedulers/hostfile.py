@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from vitscale.base.commands import answer_to
 from vitscale.base.interpreter import python_module
 from vitscale.errors import RequestError
-from vitscale.launchers.base import Spawn, answer_to
+from vitscale.launchers.base import Spawn
 from vitscale.machine.hardware import Machine, this_machine
 from vitscale.machine.hosts import Host, address_of, is_this_machine
 from vitscale.processes.launch_file import name_of

@@ -25,15 +25,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from vitscale.base.interpreter import python_module, safe_path
+from vitscale.engines import ENGINES, of_engine
 from vitscale.launchers.base import Spawn
 from vitscale.processes.heartbeat_server import HeartbeatServer
 from vitscale.processes.launch_file import ALL_NAMES, TOKEN_VARIABLE
-from vitscale.trial.engines import ENGINES
 from vitscale.trial.trial import Trial
 
-_PLACEHOLDER = "-" * 32
-"""Stands in for a token, with the same length."""
-_ROOM_FOR_COMMAND = "-" * 4096
 _IMPORTS_SECONDS = 600.0
 _ANSWER_SECONDS = 30.0
 _ONE_BLAS_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
@@ -88,14 +85,14 @@ class Prepared:
         self._driver, its_end = socket.socketpair()
         try:
             with its_end, log.open("ab") as output:
-                module = python_module("vitscale.worker.prepared", str(its_end.fileno()), _ROOM_FOR_COMMAND)
+                module = python_module("vitscale.worker.prepared", str(its_end.fileno()))
                 self._process = subprocess.Popen(
                     python_module("vitscale.processes.parent_death", str(os.getpid()), "--", *module),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     cwd=cwd,
-                    env={**environment, **_ONE_BLAS_THREAD, TOKEN_VARIABLE: _PLACEHOLDER},
+                    env={**environment, **_ONE_BLAS_THREAD},
                     pass_fds=[its_end.fileno()],
                     start_new_session=True,
                 )
@@ -325,7 +322,8 @@ def _libraries(trial: Trial | None) -> tuple[object, ...]:
     torch_alone = train.engine in ENGINES and not ENGINES[train.engine].packages
     engine = "torch" if torch_alone else train.engine
     wrapper = train.wrapper if engine != "torch" else ""
-    return engine, wrapper, wrapper == "deepspeed" and train.zero_stage > 0, train.device, trial.model.hf is not None
+    preloaded = of_engine(wrapper).preloaded(train) if wrapper else ()
+    return engine, wrapper, preloaded, train.device, trial.model.hf is not None
 
 
 def _code() -> tuple[object, ...]:
@@ -354,8 +352,9 @@ _REAP_SECONDS = 10.0
 class Job:
     """Some commands and everything they start.
 
-    Every process of the job carries a token in its environment, so that those that left the tree (torchrun gives each
-    rank a session of its own; an agent that dies leaves its ranks to init) are found and ended too.
+    Each command is a session of its own, with what it starts. Those that leave it (torchrun gives each rank a session
+    of its own) are found and ended by the token that they carry in their environment. A fork of a prepared process
+    carries none that the kernel would show, and leaves no session.
     """
 
     def __init__(
@@ -388,8 +387,13 @@ class Job:
             # Some could not be started, or Ctrl-C came meanwhile: nobody will watch the others.
             if prepared is not None:
                 prepared.close()  # it may be about to start one
-            _end_all(self.token, self._first_signal)
+            self._end_all_here()
             raise
+
+    @property
+    def sessions(self) -> tuple[int, ...]:
+        """Ids of the sessions that the commands were started in, each its own."""
+        return tuple(process.pid for process in self._processes)
 
     @property
     def exit_code(self) -> int | None:
@@ -439,13 +443,20 @@ class Job:
         """
         exit_code = self.exit_code
         try:
-            _end_all(self.token, self._first_signal)
+            self._end_all_here()
             for process in self._processes:
                 self._reap(process)
             return self._end_elsewhere(exit_code)
         finally:
             # Last: ranks that cannot be reached end when their line to the driver is closed.
             self.heartbeats.close()
+
+    def _end_all_here(self) -> None:
+        from vitscale.processes.host_agent import (
+            end_all,
+        )  # with psutil: a plan starts nothing, and need not wait for it
+
+        end_all(self.token, self._first_signal, self.sessions)
 
     def _reap(self, process: subprocess.Popen[bytes] | Fork) -> None:
         try:
@@ -454,12 +465,6 @@ class Job:
             if self._prepared is None:
                 raise
             self._prepared.close()  # it is stopped, and cannot tell that what it had started is gone
-
-
-def _end_all(token: str, first_signal: signal.Signals) -> None:
-    from vitscale.processes.host_agent import end_all  # with psutil: a plan starts nothing, and need not wait for it
-
-    end_all(token, first_signal)
 
 
 def _started(command: Sequence[str], spawn: Spawn, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:

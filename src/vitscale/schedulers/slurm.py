@@ -17,9 +17,10 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
+from vitscale.base.commands import answer_to
 from vitscale.base.interpreter import python_module
 from vitscale.errors import RequestError, shown
-from vitscale.launchers.base import Spawn, answer_to
+from vitscale.launchers.base import Spawn
 from vitscale.machine.hardware import Machine, this_machine
 from vitscale.machine.hosts import Host, is_this_machine
 from vitscale.schedulers import Cause

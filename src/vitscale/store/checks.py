@@ -27,7 +27,16 @@ from pydantic import Field
 from vitscale.base.files import read_record
 from vitscale.errors import StoreError, shown
 from vitscale.store.formats import ReadableFormats, refuse_unreadable
-from vitscale.store.lines import IfThere, RankLine, RankLines, Record, first_reason, rank_files, read_lines
+from vitscale.store.lines import (
+    IfThere,
+    RankLine,
+    RankLines,
+    Record,
+    first_reason,
+    is_beyond_64_bits,
+    rank_files,
+    read_lines,
+)
 from vitscale.store.records import EndLine, Environment, ErrorLine, GpuSamples, MatmulLine
 from vitscale.store.writing import write_record
 from vitscale.trial.parallel import RankLayout
@@ -379,7 +388,7 @@ def read_check(path: Path) -> CheckRecord:
     """
     try:
         text = read_record(path)
-        content = refuse_unbounded_numbers(json.loads(text))
+        content = refuse_overflowing_numbers(json.loads(text))
         if isinstance(content, dict) and "trials" in content:
             what = f"{path} is the record of a study, and of no check"
             raise StoreError(what, next_step="Give a file of RESULTS/checks, which vitscale check writes")
@@ -443,10 +452,10 @@ def read_checked_ranks(folder: Path, world_size: int) -> tuple[CheckedRank, ...]
 
 def read_checked_rank(path: Path) -> CheckedRank:
     """One rank's lines. A line that is broken, or cut off, is named and left out."""
-    return read_lines(path, CheckedRank, lambda raw, _: refuse_unbounded_numbers(json.loads(raw)))
+    return read_lines(path, CheckedRank, lambda raw, _: refuse_overflowing_numbers(json.loads(raw)))
 
 
-def refuse_unbounded_numbers(content: Any) -> Any:
+def refuse_overflowing_numbers(content: Any) -> Any:
     """Refuses what this program never writes: NaN, infinity, numbers beyond all measure, integers beyond 64 bits.
 
     Raises:
@@ -459,8 +468,6 @@ def refuse_unbounded_numbers(content: Any) -> Any:
             waiting += value.values()
         elif isinstance(value, list):
             waiting += value
-        elif (isinstance(value, float) and not abs(value) < _LARGEST_NUMBER) or (
-            isinstance(value, int) and value.bit_length() > 63
-        ):
+        elif is_beyond_64_bits(value) or (isinstance(value, float) and not abs(value) < _LARGEST_NUMBER):
             raise ValueError(f"no number of vitscale's: {shown(value)}")
     return content

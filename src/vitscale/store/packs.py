@@ -25,10 +25,10 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from vitscale.base.files import open_regular, sync_folder
-from vitscale.base.parquet import DecoderEndedError, ParquetError, decoded, digest_of
+from vitscale.base.parquet import DecoderEndedError, ParquetError, content_digest, decoded
 from vitscale.errors import StoreError
 from vitscale.store.formats import refuse_unreadable
-from vitscale.store.lines import COLUMNS, STEP_PREFIX, WINDOWS, RankLine, Steps, first_reason, refuse_wild_numbers
+from vitscale.store.lines import COLUMNS, STEP_PREFIX, WINDOWS, RankLine, Steps, first_reason, refuse_unwritable_numbers
 from vitscale.store.records import READABLE_RECORDS, RankRecord
 from vitscale.store.results import Outcome, Run, RunHeader
 from vitscale.store.writing import write_record
@@ -44,7 +44,7 @@ _NAME = re.compile(r"(\d{6})-([0-9a-f]{16})\.parquet")
 _BETWEEN = ",\n"
 """Separator of a rank's lines: no line of JSON holds a line break."""
 _MAY_BE_WILD = r"NaN|Infinity|[0-9]{19}|[:,\[] ?-?[0-9.]+[eE][+]?[0-9]{3}"
-"""Text without any match holds only numbers that `refuse_wild_numbers` lets pass."""
+"""Text without any match holds only numbers that `refuse_unwritable_numbers` lets pass."""
 _TEXTS = ("header", "trial", "outcome", "lines")
 _TRIAL = TypeAdapter(Trial)
 
@@ -139,7 +139,7 @@ def _runs(path: Path, frame: pl.DataFrame, wild: bool) -> Iterator[tuple[str, Ru
         if column.null_count() or len(column) != edges[-1]:
             raise ValueError(f"{name} lacks values")
         columns[name] = column.to_numpy().astype(kind, copy=False)
-    _refuse_wild(columns)
+    _refuse_unwritable_columns(columns)
     ranks = iter(_rank_records(frame, wild, columns, edges))
     texts = zip(*(frame[name].to_list() for name in ("folder", "rank", "header", "trial", "outcome")), strict=True)
     for folder, own in itertools.groupby(texts, key=lambda row: row[0]):
@@ -171,7 +171,7 @@ def _rank_records(
     for (rank, first, _, begin, end), own in zip(rows, itertools.pairwise(ends), strict=True):
         lines = [*_first(first), *rest[slice(*own)]]
         for line in lines if wild else ():
-            refuse_wild_numbers(line)
+            refuse_unwritable_numbers(line)
         steps = Steps(**{name: column[begin:end] for name, column in columns.items()})
         yield RankRecord.of(lines, rank=rank, broken=(), steps=steps)
 
@@ -181,7 +181,7 @@ def _first(line: str) -> list[RankLine]:
     return RankRecord.parse_all(f"[{line}]".encode())
 
 
-def _refuse_wild(columns: Mapping[str, np.ndarray[Any, Any]]) -> None:
+def _refuse_unwritable_columns(columns: Mapping[str, np.ndarray[Any, Any]]) -> None:
     """Refuses values that no rank writes, as the reader of lines does."""
     for name in ("step", "epoch", "images", "seconds"):
         if (columns[name] < 0).any():
@@ -232,7 +232,7 @@ def pack_runs(results: Path, runs: Mapping[str, Run]) -> Path:
     pl.DataFrame(list(_rows(results, runs)), schema=_schema(), orient="row").write_parquet(memory, compression="zstd")
     data = memory.getvalue()
     number = max((int(path.name[:6]) for path in pack_files(results)), default=0) + 1
-    path = folder / f"{number:06}-{digest_of(data)}.parquet"
+    path = folder / f"{number:06}-{content_digest(data)}.parquet"
     marker = path.with_suffix(".removing")
     draft = folder / f".{path.name}"
     write_record(draft, data)
@@ -261,7 +261,7 @@ def _read_own(path: Path) -> dict[str, Run]:
 
     with _named(path):
         data = path.read_bytes()
-        if digest_of(data) not in path.name:
+        if content_digest(data) not in path.name:
             raise ValueError("it is damaged: its content has another digest than its name")
         frame = pl.read_parquet(io.BytesIO(data), columns=[*_schema()])
         return dict(_runs(path, frame, bool(frame["lines"].str.contains(_MAY_BE_WILD).any())))
@@ -286,7 +286,7 @@ def rewritten(path: Path, change: Callable[[str], str]) -> tuple[str, bytes]:
         memory = io.BytesIO()
         columns = [pl.Series(name, own, dtype=pl.String) for name, own in texts.items()]
         frame.with_columns(columns).write_parquet(memory, compression="zstd")
-        return f"{path.name[:6]}-{digest_of(memory.getvalue())}.parquet", memory.getvalue()
+        return f"{path.name[:6]}-{content_digest(memory.getvalue())}.parquet", memory.getvalue()
 
 
 def finish_removing(results: Path) -> None:

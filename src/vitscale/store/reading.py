@@ -37,6 +37,11 @@ RUNS_LEFT_OUT = ": its runs are left out"
 """How a problem with a pack ends: until it is put back or deleted, no run of its study is begun."""
 
 
+def _problem(error: Exception, consequence: str) -> str:
+    """What is wrong and what becomes of it, in one sentence: an error's message ends with a full stop of its own."""
+    return f"{str(error).rstrip('.')}{consequence}"
+
+
 def _read_json(path: Path, model: type[Model]) -> Model:
     try:
         text = read_record(path)
@@ -82,7 +87,7 @@ def read_rank(path: Path) -> RankRecord:
     strays = []
 
     def refuse(_raw: bytes, line: lines.RankLine) -> None:
-        lines.refuse_wild_numbers(line)
+        lines.refuse_unwritable_numbers(line)
         if isinstance(line, StepLine):
             strays.append(line)
 
@@ -91,9 +96,9 @@ def read_rank(path: Path) -> RankRecord:
     columns = lines.parse_steps(bytes(step_lines))
     if columns is None or strays:
         # A line is broken, or not as a rank writes it: parse each by itself, to name it by number and keep the order.
-        record = lines.read_lines(path, RankRecord, lambda _, line: lines.refuse_wild_numbers(line))
+        record = lines.read_lines(path, RankRecord, lambda _, line: lines.refuse_unwritable_numbers(line))
     else:
-        record = RankRecord.of_values({**record.__dict__, "steps": columns})
+        record = record.model_copy(update={"steps": columns})
     if not record.broken:
         return record
     return record.model_copy(update={"broken": tuple(f"{path.parent.name}/{line}" for line in record.broken)})
@@ -170,7 +175,7 @@ class RunIndex:
                 outcomes = read_outcomes(path)
             except StoreError as error:
                 self.damaged.append(str(error))
-                self.problems.append(f"{error}{RUNS_LEFT_OUT}")
+                self.problems.append(_problem(error, RUNS_LEFT_OUT))
                 continue
             self._outcomes |= outcomes
             self.packs |= dict.fromkeys(outcomes, path)
@@ -183,7 +188,7 @@ class RunIndex:
         try:
             return _read_json(folder / "outcome.json", Outcome)
         except StoreError as error:
-            self.problems.append(f"{error}: left out")
+            self.problems.append(_problem(error, ": left out"))
             return None
 
     def pack_of(self, name: str) -> Path | None:
@@ -246,7 +251,7 @@ def load(
             run = Run(header=_read_json(folder / "trial.json", RunHeader), outcome=outcome, ranks=read_ranks(folder))
         except (StoreError, OSError) as error:
             if index.pack_of(name) is None:
-                problems.append(f"{error}: run left out")
+                problems.append(_problem(error, ": run left out"))
             continue
         if index.pack_of(name) is None:
             problems += [f"{line}: line left out" for record in run.ranks for line in record.broken]
@@ -255,7 +260,7 @@ def load(
     packs = sorted({index.packs[name] for name in wanted if name in index.packs and name not in runs})
     for packed in read_each(packs, asked):
         if isinstance(packed, StoreError):
-            problems.append(f"{packed}{RUNS_LEFT_OUT}")
+            problems.append(_problem(packed, RUNS_LEFT_OUT))
         else:
             runs |= {name: run for name, run in packed.items() if name in asked and name not in runs}
     for name in [name for name in wanted if name in runs]:

@@ -4,10 +4,11 @@ What the driver writes around them stands in `store.results`, under the same for
 
 Format history (`FORMAT`):
  11  the oldest that is read (`OLDEST_FORMAT`). Imported.batch_told, ParallelSpec.schedule and stages_per_rank, and
-     ProbeLine.reason came while it was current: some of its records lack them.
+     MeterLine.reason came while it was current: some of its records lack them.
  12  which vitscale: RunHeader.vitscale and StudyRecord.vitscale; "vitscale's measuring code" among the versions of
      Environment and StudyRecord, a digest. Null or missing in format 11: unknown, and like any other.
-     StudyRecord.factory_digests and Imported.assumed, empty in format 11.
+     StudyRecord.factory_digests and Imported.assumed, empty in format 11. The line meter and WindowSpec.meters: in
+     format 11 the line probe and WindowSpec.probes.
 
 A reader accepts the formats from `OLDEST_FORMAT` to its own; others are refused by name (`store.formats`).
 """
@@ -17,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import Field, PlainSerializer, PlainValidator
+from pydantic import AliasChoices, Field, PlainSerializer, PlainValidator
 
 from vitscale.store.formats import ReadableFormats
 from vitscale.store.lines import Count, Finite, IfThere, RankLine, RankLines, Record, Seconds, Steps
@@ -236,9 +237,9 @@ class ResourcesLine(RankLine):
     cpu_throttled_seconds: Seconds | None
     """Seconds for which the CPU controller kept this rank's cgroup waiting; null without a quota."""
     rss_bytes: Count | None
-    """Resident memory of the process at the end."""
+    """Resident memory of the process at the end, without pages of files (`vitscale.base.resident_memory`)."""
     peak_rss_bytes: Count | None
-    """Highest resident memory since the process began."""
+    """The highest of it since the process began."""
     cuda_allocated_bytes: Count | None = None
     """Highest allocated memory in this epoch; null on cpu."""
     cuda_reserved_bytes: Count | None = None
@@ -347,14 +348,16 @@ class EpochLine(RankLine):
     """Seconds spent on decoding what was read into pixels; 0 where pixels are stored decoded."""
 
 
-class ProbeLine(RankLine):
-    """What a probe of another package measured in an epoch."""
+class MeterLine(RankLine):
+    """What a meter of another package measured in an epoch."""
 
-    kind: Literal["probe"] = "probe"
-    probe: str
+    kind: Literal["meter", "probe"] = "meter"
+    """"probe" in formats 9 to 11."""
+    meter: str = Field(validation_alias=AliasChoices("meter", "probe"))
+    """Its name."""
     epoch: Count
     values: dict[str, Finite | None]
-    """Figures by the probe's own names, which should end in their unit; null where unavailable."""
+    """Figures by the meter's own names, which should end in their unit; null where unavailable."""
     reason: str | None = None
     """Why figures are null, or why there are none; null where all are known."""
 
@@ -393,7 +396,7 @@ class RankRecord(RankLines):
     gradients: tuple[GradientLine, ...] = ()
     traffic: tuple[TrafficLine, ...] = ()
     checkpoint: CheckpointLine | None = None
-    probes: tuple[ProbeLine, ...] = ()
+    meters: tuple[MeterLine, ...] = ()
     error: ErrorLine | None
     ended: Annotated[bool, IfThere(EndLine)]
     broken: tuple[str, ...]

@@ -75,13 +75,6 @@ _QUOTED_PATH = re.compile(r'"((?:~[\w-]*|\.{1,2})?/[^"\\\n:]{1,4096})"')
 _HOME = re.compile(r"/(?:home|Users)/([\w.-]+)")
 
 
-class _Redacted(NamedTuple):
-    """A text that has a stand-in."""
-
-    kind: str
-    text: str
-
-
 class Redactor:
     """Redacts texts and JSON values; a value has the same stand-in in all that one redactor writes.
 
@@ -92,7 +85,8 @@ class Redactor:
     def __init__(self) -> None:
         self._kind_by_name: dict[str, str] = {}
         """Names to take out, in small letters, and their kind: USER or host."""
-        self._stand_ins: dict[_Redacted, str] = {}
+        self._stand_ins: dict[str, str] = {}
+        """Stand-in by the text that it stands for, whatever that was recognised by when it was first seen."""
         self._counts: dict[str, int] = {}
         """Number of stand-ins by kind."""
         self._spaced_paths: dict[str, None] = {}
@@ -189,14 +183,13 @@ class Redactor:
         is_stand_in = _STAND_IN.fullmatch(text) and text in self._stand_ins.values()
         if is_stand_in:
             return text
-        if text in self._secrets:
-            kind = "SECRET"  # one value has one stand-in, whatever it is recognised by
-        redacted = _Redacted(kind, text)
-        if redacted not in self._stand_ins:
+        if text not in self._stand_ins:
+            if text in self._secrets:
+                kind = "SECRET"
             number = self._counts.get(kind, 0)
             self._counts[kind] = number + 1
-            self._stand_ins[redacted] = f"{kind}-{number}"
-        return self._stand_ins[redacted]
+            self._stand_ins[text] = f"{kind}-{number}"
+        return self._stand_ins[text]
 
     def text(self, text: str) -> str:
         """The text without learnt values and names, and without what `FORMS` and `_PATTERNS` find.

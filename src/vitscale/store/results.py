@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from vitscale.store.lines import Count, Finite, Record, Seconds
 from vitscale.store.records import FORMAT, RankRecord
@@ -127,18 +127,24 @@ class LaterRank(RankRecord):
     The lines of thousands of runs take longer to hand from process to process than to read again.
     """
 
+    _read: Callable[[], Sequence[RankRecord]] = PrivateAttr()
+
     @classmethod
     def without_lines(cls, record: RankRecord, read: Callable[[], Sequence[RankRecord]]) -> Self:
         """The record without its lines. `read` reads the records of its run's ranks; it can be pickled."""
         kept = {name: value for name, value in record.__dict__.items() if not value or name in _KEPT}
-        return cls.of_values(kept | {"_read": read})
+        later = cls.model_construct(**kept)
+        for name in cls.model_fields.keys() - kept.keys():
+            later.__dict__.pop(name, None)  # a default would stand for what was not read
+        later._read = read
+        return later
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             if name not in RankRecord.model_fields:
                 return super().__getattr__(name)
-            whole = next(record for record in self.__dict__["_read"]() if record.rank == self.rank)
+            whole = next(record for record in self._read() if record.rank == self.rank)
             return getattr(whole, name)
 
 

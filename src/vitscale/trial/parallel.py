@@ -56,6 +56,16 @@ class ParallelSpec(Spec):
         return (self.pipeline - 1) / (self.stages // self.pipeline * micro_batches + self.pipeline - 1)
 
     @property
+    def split_axes(self) -> tuple[Axis, ...]:
+        """Axes along which ranks share a model."""
+        return tuple(axis for axis in get_args(Axis) if axis != "data" and getattr(self, axis) > 1)
+
+    @property
+    def in_words(self) -> str:
+        """The split in the study's words: "parallel.sequence = 2 x parallel.tensor = 2"."""
+        return " x ".join(f"parallel.{axis} = {getattr(self, axis)}" for axis in self.split_axes)
+
+    @property
     def ranks_per_model(self) -> int:
         """Ranks that share one copy of the model."""
         return self.tensor * self.sequence * self.pipeline

@@ -46,6 +46,10 @@ WarmupCount = Annotated[int, Field(ge=0, le=1_000_000)]
 PixelType = Literal["uint8", "uint16", "float32"]
 PixelSource = Literal["jpeg", "cache", "memory"]
 SceneEvaluation = Literal["whole", "sliding"]
+StepWindow = Literal["light", "explained", "settling", "gradients", "attached"]
+"""light: timed and reported. explained: profiled. settling: after a pause of the measurement. gradients: norms of
+gradients are taken. attached: on a GPU, timed after the profiler first started, which stays attached. Only light steps
+are in a reported time; warm-up is marked apart."""
 
 
 def _or_says(expected: str) -> WrapValidator:
@@ -71,8 +75,8 @@ Classes = Annotated[
 Columns = Annotated[tuple[str, str], _or_says("the names of the images' and of the classes' column")]
 
 ADE20K_CLASSES = 150
-ONE_BIT = ("onebit-adam", "onebit-lamb")
-"""Optimizers that DeepSpeed itself builds."""
+_REMOVED_FROM_TRAIN = ("onebit_freeze_steps",)
+"""Fields of [train] in records of earlier versions that had no effect but with an optimizer that is gone too."""
 OFFLOADED = {"none": "no offload", "optimizer": "optimizer offloaded", "parameters": "parameters offloaded"}
 NORMS = {"local": "local norm", "synchronised": "synchronised norm"}
 
@@ -153,7 +157,7 @@ class TrainFields(Spec):
     epochs: Annotated[EpochCount | None, Fact(role="duration")] = None
     """Length of a run in epochs, warm-up included; or give `measure.steps`."""
     optimizer: Annotated[str, Fact(step_seconds=True, short="{}")] = "adamw"
-    """Optimizer, computed alike under every engine; the 1-bit ones are DeepSpeed's own, on GPUs."""
+    """Optimizer, computed alike under every engine."""
     learning_rate: Annotated[float, Fact(role="rate")] = Field(default=1e-3, gt=0.0)
     """Rate after warm-up, at a global batch of `learning_rate_base_batch` unless `learning_rate_scaling` is none."""
     learning_rate_scaling: Annotated[LearningRateScaling, Fact(role="rate")] = "none"
@@ -168,34 +172,30 @@ class TrainFields(Spec):
     """Weight decay of the optimizer; tensors of one dimension (biases and norms) have none."""
     momentum: Annotated[float, Fact(needs=("optimizer", ("sgd",)))] = Field(default=0.9, ge=0.0, lt=1.0)
     """Momentum of SGD."""
-    onebit_freeze_steps: Annotated[WarmupCount, Fact(needs=("optimizer", ONE_BIT))] = 100
-    """First steps of DeepSpeed's 1-bit optimizers, whose gradients travel uncompressed."""
     gradient_clipping: Annotated[float, Fact(step_seconds=True)] = Field(default=0.0, ge=0.0)
     """Largest global L2 norm of the gradient; 0 means no clipping."""
     accelerate_backend: Annotated[AccelerateBackend | None, Fact(role="wrapper")] = None
     """The engine by which Accelerate wraps the model; null under every other engine."""
-    zero_stage: Annotated[ZeroStage, wrapping("deepspeed")] = 0
+    zero_stage: Annotated[ZeroStage, wrapping(short="ZeRO-{}")] = 0
     """What DeepSpeed shards: 0 nothing, 1 the optimizer's states, 2 the gradients too, 3 the weights too."""
-    offload: Annotated[Offload, wrapping("deepspeed", "fsdp2", short=OFFLOADED)] = "none"
+    offload: Annotated[Offload, wrapping(short=OFFLOADED)] = "none"
     """What lies in the host's memory instead of the device's: nothing, the optimizer's states, or the weights too."""
-    overlap_comm: Annotated[bool | None, wrapping("deepspeed", "megatron", short=switch("overlap"))] = None
+    overlap_comm: Annotated[bool | None, wrapping(short=switch("overlap"))] = None
     """Exchange gradients while backward runs. Null: the engine's own default."""
-    bucket_mib: Annotated[BucketMib | None, wrapping("ddp", "deepspeed", "megatron", short="{} MiB buckets")] = None
+    bucket_mib: Annotated[BucketMib | None, wrapping(short="{} MiB buckets")] = None
     """Size of the buckets in which gradients travel, in the dtype in which they travel. Null: the engine's own; for DDP
     25 MiB after a first one of 1 MiB, for DeepSpeed 5e8 elements."""
-    gather_bucket_mib: Annotated[BucketMib | None, wrapping("deepspeed", short="{} MiB gather buckets")] = None
+    gather_bucket_mib: Annotated[BucketMib | None, wrapping(short="{} MiB gather buckets")] = None
     """Size of the buckets in which stage 3 fetches weights ahead; below it they are gathered at once."""
-    gradient_dtype: Annotated[
-        GradientDtype | None, wrapping("ddp", "fsdp2", "deepspeed", "megatron", short="{} gradients")
-    ] = None
+    gradient_dtype: Annotated[GradientDtype | None, wrapping(short="{} gradients")] = None
     """The dtype in which gradients travel. Null: the engine's own."""
-    master_weights: Annotated[bool, wrapping("fsdp2", short=("fp32 master weights", "no master weights"))] = False
+    master_weights: Annotated[bool, wrapping(short=("fp32 master weights", "no master weights"))] = False
     """Whether under `bf16-params` shards and optimizer states are fp32, and weights are cast to bf16 to be gathered."""
-    reshard_after_forward: Annotated[bool | None, wrapping("fsdp2", short=switch("reshard"))] = None
+    reshard_after_forward: Annotated[bool | None, wrapping(short=switch("reshard"))] = None
     """Free the gathered weights of a block after forward, and gather them again in backward. Null: true."""
-    gradient_as_bucket_view: Annotated[bool, wrapping("ddp", short=switch("bucket view"))] = False
+    gradient_as_bucket_view: Annotated[bool, wrapping(short=switch("bucket view"))] = False
     """Gradients are views into the buckets instead of copies."""
-    static_graph: Annotated[bool, wrapping("ddp", short=switch("static graph"))] = False
+    static_graph: Annotated[bool, wrapping(short=switch("static graph"))] = False
     """Take the graph of the first step as that of every step."""
     activation_checkpointing: Annotated[
         bool, Fact(role="execution", step_seconds=True, short=switch("activation checkpointing"))
@@ -205,7 +205,7 @@ class TrainFields(Spec):
     """Compile each block by torch.compile."""
     batch_norm: Annotated[BatchNormScope | None, Fact(short=NORMS)] = None
     """Images that a batch norm in training is over: the rank's own, or those of all ranks, exchanged in each norm."""
-    deepspeed_config: Annotated[Any, wrapping("deepspeed")] = None
+    deepspeed_config: Annotated[Any, wrapping()] = None
     """Your own DeepSpeed file (JSON), for what [train] has no field for; batch sizes are the study's."""
     script: Annotated[str | None, Fact(short="{}")] = Field(default=None, min_length=1, max_length=4096)
     """The user's own training script, which each rank runs in place of vitscale's loop (`trial.script`)."""
@@ -225,7 +225,7 @@ class TrainSpec(TrainFields):
     precision: Precision
     device: Device
     micro_batch: BatchCount
-    optimizer: Literal["adamw", "sgd", "lamb", "onebit-adam", "onebit-lamb", "deepspeed_config"] = "adamw"
+    optimizer: Literal["adamw", "sgd", "lamb", "deepspeed_config"] = "adamw"
     """deepspeed_config: the optimizer that the user's own file describes."""
     batch_norm: BatchNormScope = "local"
     deepspeed_config: dict[str, Any] | None = None
@@ -234,21 +234,18 @@ class TrainSpec(TrainFields):
     """Images per micro-step of each rank, where ranks differ in speed; they add up to ranks x `micro_batch`. Null:
     `micro_batch` on every rank."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_removed(cls, values: Any) -> Any:
+        """Leaves out fields that only earlier versions had."""
+        if not isinstance(values, dict):
+            return values
+        return {name: value for name, value in values.items() if name not in _REMOVED_FROM_TRAIN}
+
     @property
     def wrapper(self) -> str:
         """What finally wraps the model: the engine, or the one that Accelerate stands for."""
         return self.accelerate_backend or self.engine
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of a weight as the model holds it: autocast casts fp32 weights, DeepSpeed's fp16 keeps fp16 weights."""
-        deepspeed_fp16 = self.precision == "fp16" and self.wrapper == "deepspeed"
-        return 2 if self.precision == "bf16-params" or deepspeed_fp16 else 4
-
-    @property
-    def communicated_bytes(self) -> int:
-        """Bytes of a gradient's element as it travels: in the weights' dtype unless the study names another."""
-        return {"fp32": 4, "bf16": 2, "fp16": 2, None: self.weight_bytes}[self.gradient_dtype]
 
 
 OF_THE_WRAPPER = frozenset(fields_where(TrainSpec, lambda fact: fact.role == "wrapper"))
@@ -267,13 +264,21 @@ class WindowSpec(Spec):
     evaluate: bool = True
     """Measure held-out loss and accuracy after each epoch, outside every timing window."""
     explain: bool = True
-    """Explain some steps between light ones: see `vitscale.trial.step_schedule`."""
+    """Explain some steps between light ones: see `vitscale.engines.step_schedule`."""
     traces: bool = False
     """Keep the profiler's trace of each explained block in the run's folder."""
     checkpoint: bool = False
     """Save a checkpoint after training, restore it, and record what both took."""
-    probes: Annotated[tuple[str, ...], Field(max_length=100), FROM_LIST] = ()
-    """Names of other packages' probes; what they measure in each epoch is recorded too."""
+    meters: Annotated[tuple[str, ...], Field(max_length=100), FROM_LIST] = ()
+    """Names of other packages' meters; what they measure in each epoch is recorded too."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_meters(cls, fields: Any) -> Any:
+        """Reads a trial of format 11 or older, which calls meters probes; a study's [measure] has no such key."""
+        if cls is WindowSpec and isinstance(fields, dict) and "probes" in fields:
+            return {("meters" if name == "probes" else name): value for name, value in fields.items()}
+        return fields
 
 
 class World(Spec):
@@ -386,6 +391,8 @@ class Trial(Spec):
                     del content[section][key]
         if not content["parallel"]:
             del content["parallel"]
+        if "meters" in content["window"]:  # called so before format 12
+            content["window"]["probes"] = content["window"].pop("meters")
         if self.origin is None:  # imports brought it; trials of vitscale's own keep their identity
             del content["origin"]
         if self.model_digest is not None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from vitscale.base.secret_names import is_secret_name
+from vitscale.engines.packages import installed_versions
 from vitscale.machine.cores import cpu_facts, numa_nodes, physical_cores
 from vitscale.machine.gpus import gpu_settings, gpu_with_uuid
 from vitscale.machine.hardware import cpu_quota_cores
@@ -20,7 +21,6 @@ from vitscale.probes.resources import gpu_uuid
 from vitscale.processes.launch_file import LIBRARY_SETTINGS
 from vitscale.store.records import FORMAT, Device, Environment, GpuSettings, StartLine
 from vitscale.store.results import RunHeader
-from vitscale.trial.engines import installed_versions
 from vitscale.worker.git_revision import git_revision
 from vitscale.worker.rank_process import RankInfo
 

@@ -12,6 +12,8 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from vitscale.base.commands import answer_to
+
 _TIMEOUT_SECONDS = 10.0
 _SAFE_SETTINGS = {
     "core.fsmonitor": "",  # not `false`, which git before 2.36 takes for a program's name
@@ -77,16 +79,7 @@ def _output(command: Sequence[str], code_without_output: int = 0) -> str:
         OSError: it cannot be run.
         subprocess.SubprocessError: it fails, or takes too long.
     """
-    completed = subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="surrogateescape",
-        timeout=_TIMEOUT_SECONDS,
-        check=False,
-        env=os.environ | _ENVIRONMENT,
-    )
-    if completed.returncode not in (0, code_without_output):
-        raise subprocess.CalledProcessError(completed.returncode, command)
-    return completed.stdout.strip()
+    answer = answer_to(command, _TIMEOUT_SECONDS, os.environ | _ENVIRONMENT, undecodable="surrogateescape")
+    if answer.returncode not in (0, code_without_output):
+        raise subprocess.CalledProcessError(answer.returncode, command)
+    return answer.stdout.strip()

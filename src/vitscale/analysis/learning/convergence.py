@@ -27,11 +27,11 @@ from vitscale.analysis.runs.figures import RunFigures
 from vitscale.analysis.runs.repeats import Clusters, observations
 from vitscale.analysis.runs.steps import common_steps, whole_epochs_alone
 from vitscale.analysis.statistics import finite_or_none, interval, whole_mean
+from vitscale.engines.checks import norms_unknown
+from vitscale.engines.step_schedule import has_two_batch_sizes
 from vitscale.present.estimate import Estimate
 from vitscale.store.records import EpochLine, GradientLine
 from vitscale.store.results import Run
-from vitscale.trial.engines import norms_unknown
-from vitscale.trial.step_schedule import has_two_batch_sizes
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,9 @@ import numpy as np
 from vitscale.analysis.runs.figures import RunFigures
 from vitscale.analysis.scaling import trial_name
 from vitscale.analysis.trials import Drift, TrialResult
-from vitscale.trial.engines import of_engine
+from vitscale.engines import of_engine
+from vitscale.engines.checks import computation
+from vitscale.engines.facts import ONE_PROCESS
 from vitscale.trial.facts import fields_where
 from vitscale.trial.rank_batches import micro_batches
 from vitscale.trial.trial import HOW_FOUND, TrainSpec, Trial
@@ -163,7 +165,7 @@ def judged(trials: Mapping[str, TrialResult]) -> dict[str, TrialResult]:
     """The same trials, each with its drift."""
     groups: dict[str, list[TrialResult]] = {}
     for result in trials.values():
-        if result.records and result.trial.origin is None and result.trial.train.script is None:
+        if result.records and not _why_not_judged(result.trial):
             groups.setdefault(_computation(result), []).append(result)
     drifts = {trial_id: drift for members in groups.values() for trial_id, drift in _judged_group(members).items()}
     return {
@@ -172,8 +174,25 @@ def judged(trials: Mapping[str, TrialResult]) -> dict[str, TrialResult]:
 
 
 def _not_held(result: TrialResult) -> Drift:
-    imported, scripted = result.trial.origin is not None, result.trial.train.script is not None
-    return Drift("unknown", reason=IMPORTED if imported else OF_SCRIPT if scripted else "no run has completed")
+    return Drift("unknown", reason=_why_not_judged(result.trial) or "no run has completed")
+
+
+def _why_not_judged(trial: Trial) -> str:
+    """Why a trial is held against no other, whatever its losses; empty where it is."""
+    if trial.origin is not None:
+        return IMPORTED
+    if trial.train.script is not None:
+        return OF_SCRIPT
+    if not of_engine(trial.train.wrapper).trains_like:
+        return f"whom {trial.train.wrapper} trains alike with is not known"
+    return ""
+
+
+def _division(trial: Trial) -> list[Any]:
+    """How the global batch is divided, where that changes what is trained; empty where it does not."""
+    if computation(trial) == ONE_PROCESS:
+        return []
+    return [trial.world.size, trial.train.micro_batch, trial.train.grad_accum, trial.train.micro_batches]
 
 
 def _computation(result: TrialResult) -> str:
@@ -191,6 +210,8 @@ def _computation(result: TrialResult) -> str:
         "learning_rate": trial.peak_learning_rate,
         "normalised": _normalised(trial),
         "seed_by_repeat": train.target_accuracy is not None,
+        "computation": computation(trial),
+        "division": _division(trial),
         # These keep weights in fp32 beside 16-bit ones; others do not.
         "fp32_weights": train.precision not in ("bf16-params", "fp16")
         or of_engine(train.wrapper).keeps_fp32_weights
@@ -230,7 +251,7 @@ def _judged_group(members: Sequence[TrialResult]) -> dict[str, Drift]:
 def _reference(members: Sequence[TrialResult]) -> TrialResult:
     """The run without a wrapper; else the trial that most others agree with, preferring few ranks and then DDP."""
     ordered = sorted(members, key=lambda member: _nearness(member.trial))
-    if ordered[0].trial.train.engine == "none":
+    if of_engine(ordered[0].trial.train.engine).alone:
         return ordered[0]
 
     def agreeing(candidate: TrialResult) -> int:
@@ -242,7 +263,8 @@ def _reference(members: Sequence[TrialResult]) -> TrialResult:
 
 def _nearness(trial: Trial) -> tuple[bool, bool, int, bool, int, str]:
     train, ranks = trial.train, trial.world.size
-    return train.engine != "none", train.compile, ranks, train.engine != "ddp", train.grad_accum, trial.identity()
+    facts = of_engine(train.engine)
+    return not facts.alone, train.compile, ranks, not facts.usual, train.grad_accum, trial.identity()
 
 
 @dataclass(frozen=True)
@@ -290,8 +312,6 @@ def _drift(held: _Held, own: float, scatter: float) -> Drift:
     against = Drift("unknown", held.reference.trial_id, name)
     if trial.train.precision == "fp16":
         return replace(against, reason="with fp16 each engine's loss scaling skips steps of its own")
-    if trial.train.optimizer.startswith("onebit") and (frozen := trial.train.onebit_freeze_steps) < STEPS:
-        return replace(against, reason=f"its optimizer sends one bit per element from step {frozen + 1} on")
     if held.difference is None:
         return replace(against, reason=f"it has no two steps in common with {name}")
     tolerance = held.tolerance(own)
@@ -335,7 +355,7 @@ def _of_its_own(reference: TrialResult, members: Sequence[TrialResult]) -> float
     of_own_runs: list[LossDifference | None] = []
     if not seeded(reference):
         of_own_runs.append(largest(reference, reference))
-    plain = [member for member in members if member.trial.train.engine == "none" and member is not reference]
+    plain = [member for member in members if of_engine(member.trial.train.engine).alone and member is not reference]
     if reference.trial.train.precision != "fp32" and len(plain) >= 2:
         of_own_runs += [largest(member, reference) for member in plain]
     return max((difference.worst[1] for difference in of_own_runs if difference is not None), default=0.0)

@@ -48,7 +48,7 @@ def findings(
         *measurement_quality.clocks(measured),
         *measurement_quality.synchronised(measured),
         *measurement_quality.timed_whole(measured),
-        *measurement_quality.untold_probes(measured),
+        *measurement_quality.missing_readings(measured),
         *measurement_quality.no_profile(measured),
         *measurement_quality.costly_profile(measured),
         *measurement_quality.attached_profiler(measured),

@@ -15,27 +15,38 @@ from vitscale.pages.like.study import Claim, PublishedStudy, StudyFigure
 from vitscale.published import published
 
 _figure = partial(StudyFigure, study="paper")
+_on_vector = partial(_figure, cluster="Vector")
+
+# What the figures of a pair, of strong and of weak scaling, or of two batch sizes, have in common.
+_tesla_epochs = partial(
+    _figure, cluster="Tesla", hosts=("several unlike hosts",), quantity="epoch time", gpus=(1, 2, 3, 4, 5)
+)
+_cifar10_epochs = partial(_on_vector, hosts=("one host",), datasets=("cifar10",), micro_batch=64, quantity="epoch time")
+_cifar100_epochs = partial(
+    _on_vector, hosts=("one host",), datasets=("cifar100",), micro_batch=64, quantity="epoch time"
+)
+_cifar10_speedup = partial(
+    _on_vector,
+    caption="CIFAR-10 strong scaling speedup",
+    hosts=("one host",),
+    datasets=("cifar10",),
+    mode="strong-micro",
+    quantity="speedup",
+    draws="speedup over one GPU by GPU count, against the ideal, all GPUs in one host",
+)
 
 FIGURES = (
-    _figure(
+    _tesla_epochs(
         number=4,
         caption="Tesla strong scaling",
-        cluster="Tesla",
-        hosts=("several unlike hosts",),
         mode="strong-micro",
-        quantity="epoch time",
         draws="epoch time and speedup by GPU count, one curve per micro-batch, over several hosts",
-        gpus=(1, 2, 3, 4, 5),
     ),
-    _figure(
+    _tesla_epochs(
         number=5,
         caption="Tesla weak scaling",
-        cluster="Tesla",
-        hosts=("several unlike hosts",),
         mode="weak",
-        quantity="epoch time",
         draws="epoch time and efficiency by GPU count with equally many images per GPU, over several hosts",
-        gpus=(1, 2, 3, 4, 5),
     ),
     _figure(
         number=6,
@@ -54,32 +65,21 @@ FIGURES = (
         quantity="accuracy by micro-batch",
         draws="accuracy after equally many images by micro-batch, one curve per GPU count",
     ),
-    _figure(
+    _cifar10_epochs(
         number=8,
         caption="CIFAR-10 strong scaling",
-        cluster="Vector",
-        hosts=("one host",),
-        datasets=("cifar10",),
-        micro_batch=64,
         mode="strong-micro",
-        quantity="epoch time",
         draws="epoch time and speedup by GPU count, all GPUs in one host",
     ),
-    _figure(
+    _cifar10_epochs(
         number=9,
         caption="CIFAR-10 weak scaling",
-        cluster="Vector",
-        hosts=("one host",),
-        datasets=("cifar10",),
-        micro_batch=64,
         mode="weak",
-        quantity="epoch time",
         draws="epoch time and efficiency by GPU count with equally many images per GPU, all GPUs in one host",
     ),
-    _figure(
+    _on_vector(
         number=10,
         caption="CIFAR-10 and CIFAR-100 accuracies",
-        cluster="Vector",
         hosts=("one host",),
         datasets=("cifar10", "cifar100"),
         mode="strong-micro",
@@ -87,42 +87,20 @@ FIGURES = (
         draws="accuracy by epoch of both datasets in one picture, on 1, 4 and 8 GPUs of one host",
         gpus=(1, 4, 8),
     ),
-    _figure(
+    _on_vector(
         number=11,
         caption="Loss and accuracy of strong scaling",
-        cluster="Vector",
         hosts=("one host",),
         micro_batch=64,
         mode="strong-micro",
         quantity="loss and accuracy",
         draws="loss and accuracy by epoch, one curve per GPU count, all GPUs in one host",
     ),
-    _figure(
-        number=12,
-        caption="CIFAR-10 strong scaling speedup",
-        cluster="Vector",
-        hosts=("one host",),
-        datasets=("cifar10",),
-        micro_batch=16,
-        mode="strong-micro",
-        quantity="speedup",
-        draws="speedup over one GPU by GPU count, against the ideal, all GPUs in one host",
-    ),
-    _figure(
-        number=13,
-        caption="CIFAR-10 strong scaling speedup",
-        cluster="Vector",
-        hosts=("one host",),
-        datasets=("cifar10",),
-        micro_batch=64,
-        mode="strong-micro",
-        quantity="speedup",
-        draws="speedup over one GPU by GPU count, against the ideal, all GPUs in one host",
-    ),
-    _figure(
+    _cifar10_speedup(number=12, micro_batch=16),
+    _cifar10_speedup(number=13, micro_batch=64),
+    _on_vector(
         number=14,
         caption="Multi-node single-GPU strong scaling on CIFAR-100",
-        cluster="Vector",
         hosts=("one GPU a host",),
         datasets=("cifar100",),
         micro_batch=64,
@@ -131,10 +109,9 @@ FIGURES = (
         draws="epoch time and speedup by GPU count, one GPU in each host",
         gpus=(1, 2, 4, 8, 16, 32),
     ),
-    _figure(
+    _on_vector(
         number=15,
         caption="Multi-node single-GPU against single-node on CIFAR-100",
-        cluster="Vector",
         hosts=("one host", "one GPU a host"),
         datasets=("cifar100",),
         micro_batch=64,
@@ -143,26 +120,16 @@ FIGURES = (
         draws="epoch time with one GPU in each host as a multiple of that with as many GPUs in one host, and both "
         "epoch times",
     ),
-    _figure(
+    _cifar100_epochs(
         number=16,
         caption="CIFAR-100 strong scaling",
-        cluster="Vector",
-        hosts=("one host",),
-        datasets=("cifar100",),
-        micro_batch=64,
         mode="strong-micro",
-        quantity="epoch time",
         draws="epoch time and speedup by GPU count, all GPUs in one host",
     ),
-    _figure(
+    _cifar100_epochs(
         number=17,
         caption="CIFAR-100 weak scaling",
-        cluster="Vector",
-        hosts=("one host",),
-        datasets=("cifar100",),
-        micro_batch=64,
         mode="weak",
-        quantity="epoch time",
         draws="epoch time and efficiency by GPU count with equally many images per GPU, all GPUs in one host",
     ),
 )

@@ -29,7 +29,7 @@ _CURVED = 0.3, 1e10
 """Least and most curvature that the search believes: a prior has 1."""
 _WIDER = (1.0, 2.0, 4.0)
 """Factors on the covariance at the maximum, for proposals around it."""
-_STEP_SHARES: Array = 0.5 ** np.arange(8)
+_STEP_SHARES: Array = np.asarray(0.5 ** np.arange(8), dtype=np.float64)
 """Shares of Newton's step that are tried at once."""
 _COMPONENTS = 3
 

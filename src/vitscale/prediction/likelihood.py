@@ -264,7 +264,8 @@ class Likelihood:
         def jacobian(centre: Array) -> Array:
             """(residuals, active parameters), by forward differences of all parameters at once."""
             at_centre_and_beside = residuals(np.vstack([centre, centre + _DIFFERENCE * np.eye(size)]))
-            return (at_centre_and_beside[1:] - at_centre_and_beside[0]).T / _DIFFERENCE
+            changes = at_centre_and_beside[1:] - at_centre_and_beside[0]
+            return np.asarray(changes.T / _DIFFERENCE, dtype=np.float64)
 
         maximum = least_squares(
             lambda centre: residuals(centre[None])[0], np.zeros(size), jacobian, ftol=_CLOSE, xtol=None, gtol=None,

@@ -24,7 +24,7 @@ def test_an_epoch_is_the_slowest_rank_and_a_run_the_median_epoch(tmp_path: Path)
     assert trial.step_seconds.value == pytest.approx(125.0 / (390 + 40 / 64))
     assert trial.images_per_second is not None
     assert trial.images_per_second.value == pytest.approx(50_000 / 125.0)
-    assert trial.runs[0].pace.source == "epochs"
+    assert trial.run_figures[0].pace.source == "epochs"
     assert trial.epochs[1].train_loss == pytest.approx(1.0)
     assert trial.epochs[1].train_accuracy == pytest.approx(0.2)
 
@@ -137,7 +137,7 @@ def test_rows_of_hosts_are_no_runs(tmp_path: Path) -> None:
     path = tmp_path / "hosts.csv"
     path.write_text("gpus,hostname,epoch,epoch_seconds\n8,a,1,10\n8,b,1,10\n8,a,2,12\n8,b,2,12\n")
     ((_, trial),) = imported(tmp_path, [path], "epochs").trials.items()
-    assert len(trial.runs) == 1
+    assert len(trial.run_figures) == 1
 
 
 def test_an_epoch_that_a_rank_lacks_is_in_no_time_and_named(tmp_path: Path) -> None:

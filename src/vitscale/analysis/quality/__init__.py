@@ -21,7 +21,7 @@ def findings(
     trials: Sequence[TrialResult], curves: Sequence[CurveResult], study: StudyRecord, runs: Sequence[Run]
 ) -> tuple[Finding, ...]:
     """All findings on a study, warnings first. `runs`: all runs, failed ones too."""
-    measured = [trial for trial in trials if trial.runs]
+    measured = [trial for trial in trials if trial.run_figures]
     found_by_rule = [
         *study_quality.drift(measured),
         *study_quality.few_repeats(measured),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from vitscale.analysis.quality.wording import count, name, note, warning
+from vitscale.analysis.quality.wording import count, note, warning
 from vitscale.analysis.runs.environments import (
     environments,
     in_unlike_places,
@@ -31,7 +31,7 @@ def unlike_repeats(measured: Sequence[TrialResult]) -> Iterable[Finding]:
         yield warning(
             "unlike-runs",
             f"unlike runs are not combined: of {count(apart)} some repeats are left out "
-            f"({name(apart[0])}, {apart[0].left_out[0]})",
+            f"({apart[0].name}, {apart[0].left_out[0]})",
             "Run the study again in one folder on one kind of machine, with one vitscale and one set of library "
             "versions; --combine-unlike takes all runs together.",
             apart,
@@ -72,7 +72,10 @@ def unlike_points(curves: Sequence[CurveResult]) -> Iterable[Finding]:
 def _by_trial(measured: Sequence[TrialResult], look: Callable[[Run], _Seen]) -> dict[str, _Seen]:
     """Identity of a trial to what a look at its runs tells, where it tells anything."""
     return {
-        trial.trial_id: seen for trial in measured for run in in_unlike_places(trial.records) if (seen := look(run))
+        trial.trial_id: seen
+        for trial in measured
+        for run in in_unlike_places(trial.recorded_runs)
+        if (seen := look(run))
     }
 
 
@@ -115,7 +118,8 @@ def ill_placed(measured: Sequence[TrialResult]) -> Iterable[Finding]:
         for trial in measured
         if (
             most := max(
-                (e.gpus_unused or 0 for run in in_unlike_places(trial.records) for e in environments(run)), default=0
+                (e.gpus_unused or 0 for run in in_unlike_places(trial.recorded_runs) for e in environments(run)),
+                default=0,
             )
         )
     }
@@ -181,7 +185,7 @@ def gradient_dtypes(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     by_dtype: dict[str, list[str]] = {}
     otherwise: list[tuple[TrialResult, str]] = []
     for trial in measured:
-        claimed = next((run.model.gradient_dtype for run in trial.runs if run.model), None)
+        claimed = next((run.model.gradient_dtype for run in trial.run_figures if run.model), None)
         sent = trial.traffic.gradient_dtype if trial.traffic else None
         if dtype := sent or claimed:
             by_dtype.setdefault(dtype, []).append(trial.trial_id)

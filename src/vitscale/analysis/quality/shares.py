@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from vitscale.analysis.quality.wording import count, name, note, warning
+from vitscale.analysis.quality.wording import count, note, warning
 from vitscale.analysis.runs.environments import environments
 from vitscale.analysis.runs.figures import RunFigures
 from vitscale.analysis.time.exposure import computing_seconds, explained
@@ -59,7 +59,7 @@ def unequal_shares(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     speeds = largest.rank_speeds
     difference = _hardware_difference(largest)
     hardware = f" ({difference})" if difference else ""
-    message = f"unequal shares in {count(unequal)}: {name(largest)}{hardware}{_measured_speeds(speeds)}"
+    message = f"unequal shares in {count(unequal)}: {largest.name}{hardware}{_measured_speeds(speeds)}"
     reassurance = "A step has the images and the gradient of equal shares: these trials compare as any other."
     if speeds is None or time_saved(largest, speeds) < _WORTH_IT:
         yield note(kind="unequal-shares", message=message, advice=reassurance, trials=unequal)
@@ -97,7 +97,7 @@ def _hardware_difference(trial: TrialResult) -> str:
 
     Empty where they are alike, or where nothing is known of them.
     """
-    for run in trial.records:
+    for run in trial.recorded_runs:
         ranks = environments(run)
         devices = sorted({rank.device.name for rank in ranks})
         if len(devices) > 1:

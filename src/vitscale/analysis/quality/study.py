@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from vitscale.analysis.quality.wording import count, imported, name, names, note, warning, worst
-from vitscale.analysis.runs.repeats import half_width, target_status
+from vitscale.analysis.quality.wording import count, imported, names, note, warning, worst
+from vitscale.analysis.runs.repeats import half_width
 from vitscale.analysis.scaling import CurveResult
 from vitscale.analysis.statistics import FEWEST_REPEATS
-from vitscale.analysis.trials import TrialResult
+from vitscale.analysis.trials import TrialResult, target_status
 from vitscale.present.document import Finding
 from vitscale.present.units import rough_percent as percent
 from vitscale.store.results import StudyRecord
@@ -21,8 +21,8 @@ _LEFT_OUT, _LEFT_OUT_MISLEADS = 0.005, 0.03
 
 def few_repeats(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Trials with only one or two runs."""
-    once = [trial.trial_id for trial in measured if len(trial.runs) == 1]
-    twice = [trial.trial_id for trial in measured if 1 < len(trial.runs) < FEWEST_REPEATS]
+    once = [trial.trial_id for trial in measured if len(trial.run_figures) == 1]
+    twice = [trial.trial_id for trial in measured if 1 < len(trial.run_figures) < FEWEST_REPEATS]
     if once or twice:
         how = [f"{count(once)} with one run (no interval)"] if once else []
         how += [f"{count(twice)} with 2 runs (which settle no direction)"] if twice else []
@@ -101,7 +101,7 @@ def target_ci(trials: Sequence[TrialResult], study: StudyRecord) -> Iterable[Fin
 def _named(trials: Sequence[TrialResult]) -> str:
     """The names of a few trials, each with how closely it is known."""
     each = [
-        f"{name(trial)} ({f'within {percent(width)}' if width is not None else 'no interval'})"
+        f"{trial.name} ({f'within {percent(width)}' if width is not None else 'no interval'})"
         for trial in trials[:_MOST_NAMED]
         for width in [half_width(trial.epoch_seconds)]
     ]
@@ -114,7 +114,7 @@ def baselines(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> I
     unmeasured = [curve for curve in curves if not any(point.trial_id in drifting for point in curve.points)]
     if without := [curve for curve in unmeasured if curve.baseline is None]:
         ids = {point.trial_id for curve in without for point in curve.points}
-        untold = all(trial.trial.origin is not None and trial.runs for trial in trials if trial.trial_id in ids)
+        untold = all(trial.trial.origin is not None and trial.run_figures for trial in trials if trial.trial_id in ids)
         advice = "Import them with --micro-batch" if untold else "See why they ended under the failed trials"
         yield warning(
             "baseline-missing",
@@ -140,7 +140,7 @@ def drift(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Trials that compute something else than those they are compared with, and trials where this is unknown."""
     if drifting := [trial for trial in measured if trial.drifts]:
         each = [
-            f"{name(trial)}: its loss differs by {_difference(own.difference)} from that of "
+            f"{trial.name}: its loss differs by {_difference(own.difference)} from that of "
             f"{own.reference_name} at step {(own.step or 0) + 1} (rounding: up to {own.tolerance:.1g})"
             for trial in drifting[:_MOST_NAMED]
             for own in [trial.drift]
@@ -200,7 +200,7 @@ def images_left_out(measured: Sequence[TrialResult]) -> Iterable[Finding]:
         yield (warning if lacking.value > _LEFT_OUT_MISLEADS else note)(
             "images-left-out",
             f"images left out: with drop_last, an epoch of {count(lacking.trials)} lacks more than "
-            f"{percent(_LEFT_OUT)} of the images (up to {percent(lacking.value)}, {name(lacking.trial)})",
+            f"{percent(_LEFT_OUT)} of the images (up to {percent(lacking.value)}, {lacking.trial.name})",
             "Speedup, efficiency and comparisons are per image, and stand. Epoch times and accuracies are those of "
             "fewer images: set train.drop_last = false, or batches that divide the data.",
             lacking.trials,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from vitscale.analysis.runs.figures import RunFigures
-from vitscale.analysis.scaling import CurveResult, trial_name
+from vitscale.analysis.scaling import CurveResult
 from vitscale.analysis.trials import TrialResult
 from vitscale.present.document import About, Finding
 from vitscale.present.units import counted
@@ -56,15 +56,10 @@ def imported(trials: Sequence[TrialResult]) -> bool:
     return any(trial.trial.origin is not None for trial in trials)
 
 
-def name(trial: TrialResult) -> str:
-    """A trial as a sentence names it: "ddp on 2 ranks, micro-batch 16"."""
-    return trial.name or trial_name(trial.trial)
-
-
 def run_name(trial: TrialResult, run: RunFigures) -> str:
     """A run as a sentence names it: "run 2 of ddp on 2 ranks"; runs of a trial count from 1."""
-    repeats = [record.header.repeat for record in trial.records]
-    return f"run {repeats[trial.runs.index(run)] + 1} of {name(trial)}"
+    repeats = [record.header.repeat for record in trial.recorded_runs]
+    return f"run {repeats[trial.run_figures.index(run)] + 1} of {trial.name}"
 
 
 def names(curves: Sequence[CurveResult]) -> str:

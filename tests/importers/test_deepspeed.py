@@ -55,7 +55,7 @@ def test_of_samples_a_second_alone_nothing_says_that_steps_waited_for_the_device
     path.write_text("\n".join(re.sub(r"(wall_clock_breakdown .*)True", rf"\g<1>{breakdown}", line) for line in lines))
     found = imported(tmp_path, [path], "deepspeed")
     assert any(finding.kind == "synchronised-timing" for finding in found.findings) == (breakdown == "True")
-    model = only(found).runs[0].model
+    model = only(found).run_figures[0].model
     assert model is not None
     assert model.synchronised_timing is (True if breakdown == "True" else None)
 
@@ -299,7 +299,7 @@ def test_16_bit_training_is_recognised(tmp_path: Path) -> None:
 
 def test_many_steps_are_explained_in_part(tmp_path: Path) -> None:
     path = deepspeed_log(tmp_path / "a.log", steady(0, 2500))
-    rank = only(imported(tmp_path, [path], "deepspeed")).records[0].ranks[0]
+    rank = only(imported(tmp_path, [path], "deepspeed")).recorded_runs[0].ranks[0]
     assert len(rank.steps) == 2500
     assert 1000 < len(rank.explained) <= 2000
     assert statistics.median(line.seconds for line in rank.explained) == pytest.approx(0.5, abs=1e-6)
@@ -308,7 +308,7 @@ def test_many_steps_are_explained_in_part(tmp_path: Path) -> None:
 def test_a_rank_that_the_world_does_not_have_is_left_out(tmp_path: Path) -> None:
     lines = [*steady(0, 20), timers(777, 11.0, 0.1, 0.3, 0.04, 0.05)]
     found = imported(tmp_path, [deepspeed_log(tmp_path / "a.log", lines)], "deepspeed")
-    assert [rank.rank for rank in only(found).records[0].ranks] == [0]
+    assert [rank.rank for rank in only(found).recorded_runs[0].ranks] == [0]
     assert found.study.imported is not None
     assert any("rank 777" in note for note in found.study.imported.notes)
 

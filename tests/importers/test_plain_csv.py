@@ -97,7 +97,7 @@ def curves_of_rates(found: Analysis) -> dict[str, dict[int, list[float]]]:
     told: dict[str, dict[int, list[float]]] = {}
     for curve in found.curves:
         for point in curve.points:
-            runs = found.trials[point.trial_id].runs
+            runs = found.trials[point.trial_id].run_figures
             rates = [round(run.images_per_second, 3) for run in runs if run.images_per_second]
             told.setdefault(curve.name, {})[point.gpus] = rates
     return told

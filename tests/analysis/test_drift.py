@@ -15,8 +15,9 @@ from results_factory import failed_run, make_curve, make_rank, make_results, mak
 from vitscale.analysis import Analysis, analyse
 from vitscale.analysis.comparisons import compare_curves
 from vitscale.analysis.learning.drift import TOLERANCES, between_runs, differences, largest, losses
-from vitscale.analysis.quality.study import drift as drift_verdicts
+from vitscale.analysis.quality.study import drift, unknown_drift
 from vitscale.analysis.trials import Drift, TrialResult
+from vitscale.present.document import Finding
 from vitscale.store.results import Run
 from vitscale.trial.trial import Trial
 
@@ -54,6 +55,10 @@ def judge(*pairs: tuple[Trial, Sequence[Run]]) -> list[TrialResult]:
     curves = [(make_curve([trial]), [trial]) for trial, _ in pairs]
     runs = [run for _, runs_of_trial in pairs for run in runs_of_trial]
     return list(analyse(make_results(curves, runs)).trials.values())
+
+
+def drift_verdicts(trials: Sequence[TrialResult]) -> list[Finding]:
+    return [*drift(trials), *unknown_drift(trials)]
 
 
 def statuses(*pairs: tuple[Trial, Change]) -> list[str]:

@@ -7,7 +7,7 @@ from enum import Enum
 
 import numpy as np
 
-from vitscale.analysis.quality.wording import count, note, warning, worst
+from vitscale.analysis.quality.wording import by_cause, count, note, warning, worst
 from vitscale.analysis.runs.steps import LIGHT
 from vitscale.analysis.trials import TrialResult
 from vitscale.present import units
@@ -82,8 +82,9 @@ class _NoProfile(Enum):
 
 def no_profile(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Notes trials that do not tell where the time of a step goes, one finding for each cause."""
+    trials_by_cause = by_cause(measured, _cause_of_no_profile)
     for cause in _NoProfile:
-        trials = [trial for trial in measured if _why_no_profile(trial) is cause]
+        trials = trials_by_cause.get(cause)
         if trials:
             yield note(
                 kind="profile-missing",
@@ -93,7 +94,7 @@ def no_profile(measured: Sequence[TrialResult]) -> Iterable[Finding]:
             )
 
 
-def _why_no_profile(trial: TrialResult) -> _NoProfile | None:
+def _cause_of_no_profile(trial: TrialResult) -> _NoProfile | None:
     """The cause; None where the trial has a profile, or was imported: no option brings what a log does not tell."""
     if trial.trial.origin is not None:
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from vitscale.analysis.quality.steadiness import RUNS_DIFFER, unsteady_trials
@@ -22,8 +22,8 @@ _LEAST_SECONDS = 10.0
 _DATA_BOUND = 0.1
 
 
-def unstable(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Runs whose times have a standard deviation above 5 %, and steps whose middle half spans more than 20 %."""
+def unsteady_runs(measured: Sequence[TrialResult]) -> Iterable[Finding]:
+    """Runs whose times have a standard deviation above 5 %."""
     if runs := unsteady_trials(measured):
         times = "epoch times" if runs.trial.epoch_costs else "step times" if runs.trial.step_seconds else "images/s"
         yield warning(
@@ -36,6 +36,10 @@ def unstable(measured: Sequence[TrialResult]) -> Iterable[Finding]:
             "until the interval is narrow enough.",
             runs.trials,
         )
+
+
+def unsteady_steps(measured: Sequence[TrialResult]) -> Iterable[Finding]:
+    """Runs in which the middle half of the steps spans more than 20 % of the median."""
     if steps := worst(measured, lambda trial: trial.median_of(lambda run: run.step_spread), _STEPS_DIFFER):
         yield (warning if steps.value > _STEPS_MISLEAD else note)(
             "unstable",
@@ -47,8 +51,8 @@ def unstable(measured: Sequence[TrialResult]) -> Iterable[Finding]:
         )
 
 
-def slow_steps(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Slow steps that take more than 2 % of the time: single ones that were set aside, and those that recur."""
+def single_slow_steps(measured: Sequence[TrialResult]) -> Iterable[Finding]:
+    """Single slow steps that take more than 2 % of the time and were set aside."""
     if aside := worst(measured, lambda trial: trial.slow_share, _SLOW_SHARE):
         trial = aside.trial
         steps = sum(len(run.slow.set_aside) for run in trial.run_figures)
@@ -61,6 +65,10 @@ def slow_steps(measured: Sequence[TrialResult]) -> Iterable[Finding]:
             "paging, a kernel that is compiled anew. One event does not say how often it comes; longer runs do.",
             aside.trials,
         )
+
+
+def recurring_slow_steps(measured: Sequence[TrialResult]) -> Iterable[Finding]:
+    """Slow steps that recur and take more than 2 % of the time."""
     if kept := worst(measured, lambda trial: trial.kept_slow_share, _SLOW_SHARE):
         steps = sum(len(run.slow.kept) for run in kept.trial.run_figures)
         yield warning(
@@ -72,9 +80,9 @@ def slow_steps(measured: Sequence[TrialResult]) -> Iterable[Finding]:
         )
 
 
-def warming_up(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Trials in which at least half the runs were slow beyond the marked warm-up, or never came to rest."""
-    slowing = [trial for trial in measured if _half(trial, [(run.trend or 0.0) > 0 for run in trial.run_figures])]
+def slowing_down(measured: Sequence[TrialResult]) -> Iterable[Finding]:
+    """Trials in which the step times of at least half the runs rise until the end."""
+    slowing = [trial for trial in measured if _in_half_of_runs(trial, lambda run: (run.trend or 0.0) > 0)]
     if slowing:
         rises = [run.trend or 0.0 for trial in slowing for run in trial.run_figures]
         yield warning(
@@ -86,7 +94,11 @@ def warming_up(measured: Sequence[TrialResult]) -> Iterable[Finding]:
             "longer, until the times are level.",
             slowing,
         )
-    restless = [trial for trial in measured if _half(trial, [(run.trend or 0.0) < 0 for run in trial.run_figures])]
+
+
+def still_warming_up(measured: Sequence[TrialResult]) -> Iterable[Finding]:
+    """Trials in which the step times of at least half the runs fall until the end."""
+    restless = [trial for trial in measured if _in_half_of_runs(trial, lambda run: (run.trend or 0.0) < 0)]
     if restless:
         falls = [-(run.trend or 0.0) for trial in restless for run in trial.run_figures]
         yield warning(
@@ -99,12 +111,14 @@ def warming_up(measured: Sequence[TrialResult]) -> Iterable[Finding]:
             "level.",
             restless,
         )
-    long = [trial for trial in measured if _half(trial, [run.detected_warmup_steps > 0 for run in trial.run_figures])]
+
+
+def long_warm_up(measured: Sequence[TrialResult]) -> Iterable[Finding]:
+    """Trials in which at least half the runs were slow still after the marked warm-up."""
+    long = [trial for trial in measured if _in_half_of_runs(trial, lambda run: run.detected_warmup_steps > 0)]
     if long:
-        most, trial = max(
-            ((max(run.detected_warmup_steps for run in trial.run_figures), trial) for trial in long),
-            key=lambda pair: pair[0],
-        )
+        trial = max(long, key=_longest_warm_up)
+        most = _longest_warm_up(trial)
         marked = trial.trial.window.warmup_steps
         yield note(
             "long-warm-up",
@@ -117,8 +131,15 @@ def warming_up(measured: Sequence[TrialResult]) -> Iterable[Finding]:
         )
 
 
-def _half(trial: TrialResult, seen: Sequence[bool]) -> bool:
-    return any(seen) and 2 * sum(seen) >= len(trial.run_figures)
+def _in_half_of_runs(trial: TrialResult, condition: Callable[[RunFigures], bool]) -> bool:
+    """Whether a condition holds for a run of the trial, and for at least half of its runs."""
+    runs = sum(condition(run) for run in trial.run_figures)
+    return runs > 0 and 2 * runs >= len(trial.run_figures)
+
+
+def _longest_warm_up(trial: TrialResult) -> int:
+    """Most steps of a run that were slow still after the marked warm-up."""
+    return max(run.detected_warmup_steps for run in trial.run_figures)
 
 
 def few_steps(measured: Sequence[TrialResult]) -> Iterable[Finding]:
@@ -172,7 +193,7 @@ def diverged(measured: Sequence[TrialResult]) -> Iterable[Finding]:
 
 
 def data_bound(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Trials that wait for data for more than 10 % of a step, or whose loader takes as much of their cores."""
+    """Trials that wait for data for more than 10 % of a step."""
     hungry = worst(measured, _data_wait, _DATA_BOUND)
     if hungry:
         data = hungry.trial.trial.data
@@ -194,11 +215,11 @@ def data_bound(measured: Sequence[TrialResult]) -> Iterable[Finding]:
             hungry.trials,
         )
 
-    beside = worst(
-        [trial for trial in measured if trial not in (hungry.trials if hungry else ())],
-        lambda trial: trial.loader.on_the_cores,
-        _DATA_BOUND,
-    )
+
+def loader_on_the_cores(measured: Sequence[TrialResult]) -> Iterable[Finding]:
+    """Trials whose loader takes more than 10 % of the cores that compute, without being waited for (`data_bound`)."""
+    not_waiting = [trial for trial in measured if (_data_wait(trial) or 0.0) <= _DATA_BOUND]
+    beside = worst(not_waiting, lambda trial: trial.loader.on_the_cores, _DATA_BOUND)
     if beside:
         rate = beside.trial.loader.images_per_second
         reads = f", reading {rate:,.0f} images/s a rank" if rate is not None else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from vitscale.analysis.quality.wording import count, imported, names, note, warning, worst
+from vitscale.analysis.quality.wording import by_cause, count, imported, names, note, warning, worst
 from vitscale.analysis.runs.repeats import half_width
 from vitscale.analysis.scaling import CurveResult
 from vitscale.analysis.statistics import FEWEST_REPEATS
@@ -62,9 +62,7 @@ def target_ci(trials: Sequence[TrialResult], study: StudyRecord) -> Iterable[Fin
     target, most = study.target_ci, study.max_repeats
     if target is None or most is None:
         return
-    by_status: dict[str, list[TrialResult]] = {}
-    for trial in trials:
-        by_status.setdefault(target_status(trial, target, most), []).append(trial)
+    by_status = by_cause(trials, lambda trial: target_status(trial, target, most))
     reached = by_status.get("reached", [])
     share = f"{len(reached)} of {count(trials)}"
     said = []
@@ -108,8 +106,8 @@ def _named(trials: Sequence[TrialResult]) -> str:
     return ", ".join(each) + (f" and {len(trials) - _MOST_NAMED} more" if len(trials) > _MOST_NAMED else "")
 
 
-def baselines(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Curves without a baseline, or with one of more than one rank; `drift` tells of curves with drifting trials."""
+def missing_baselines(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> Iterable[Finding]:
+    """Curves without a baseline; `drift` tells of curves with drifting trials."""
     drifting = {trial.trial_id for trial in trials if trial.drifts}
     unmeasured = [curve for curve in curves if not any(point.trial_id in drifting for point in curve.points)]
     if without := [curve for curve in unmeasured if curve.baseline is None]:
@@ -122,6 +120,10 @@ def baselines(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> I
             f"{advice}; speedup and efficiency need at least one.",
             [point for curve in without for point in curve.points],
         )
+
+
+def baselines_of_several_ranks(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> Iterable[Finding]:
+    """Curves whose baseline has more than one rank."""
     if larger := [curve for curve in curves if curve.baseline is not None and curve.baseline.gpus > 1]:
         each = [curve.baseline for curve in larger if curve.baseline is not None]
         yield warning(
@@ -137,7 +139,7 @@ def baselines(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> I
 
 
 def drift(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Trials that compute something else than those they are compared with, and trials where this is unknown."""
+    """Trials that compute something else than those they are compared with."""
     if drifting := [trial for trial in measured if trial.drifts]:
         each = [
             f"{trial.name}: its loss differs by {_difference(own.difference)} from that of "
@@ -154,19 +156,34 @@ def drift(measured: Sequence[TrialResult]) -> Iterable[Finding]:
             "optimizer's epsilon or weight decay.",
             drifting,
         )
-    unsure = [trial for trial in measured if trial.drift.status == "unknown" and trial.drift.reference is not None]
+
+
+def unknown_drift(measured: Sequence[TrialResult]) -> Iterable[Finding]:
+    """Trials of which nothing says whether they compute the same as those they are compared with."""
+    unsure = [trial for trial in measured if _cause_of_unknown_drift(trial) is not None]
     if unsure:
-        # One cause is said once, with the numbers of the trial that differs most.
-        reasons: dict[str, str] = {}
-        for own in sorted((trial.drift for trial in unsure), key=lambda own: own.difference or 0.0, reverse=True):
-            reasons.setdefault(own.reason.rpartition(": ")[2], own.reason)
+        trials_by_cause = by_cause(unsure, _cause_of_unknown_drift)
+        most_different = [max(trials, key=_drift_difference) for trials in trials_by_cause.values()]
+        most_different.sort(key=_drift_difference, reverse=True)
+        reasons = [trial.drift.reason for trial in most_different[:_MOST_NAMED]]
         yield note(
             "drift-unknown",
-            f"equality unknown of {count(unsure)}: {'; '.join(list(reasons.values())[:_MOST_NAMED])}",
+            f"equality unknown of {count(unsure)}: {'; '.join(reasons)}",
             "With a lower learning rate, or learning_rate_warmup_steps, trials that compute the same stay together; "
             'two more runs with engine = "none" and other accumulations show how far rounding reaches.',
             unsure,
         )
+
+
+def _cause_of_unknown_drift(trial: TrialResult) -> str | None:
+    """Why it is unknown, without the numbers of this trial; None where it is known, or nothing computes the same."""
+    if trial.drift.status != "unknown" or trial.drift.reference is None:
+        return None
+    return trial.drift.reason.rpartition(": ")[2]
+
+
+def _drift_difference(trial: TrialResult) -> float:
+    return trial.drift.difference or 0.0
 
 
 def _difference(share: float | None) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from typing import NamedTuple, Protocol, TypeVar
 
 from vitscale.analysis.runs.figures import RunFigures
 from vitscale.analysis.scaling import CurveResult
 from vitscale.analysis.trials import TrialResult
 from vitscale.present.document import About, Finding
 from vitscale.present.units import counted
+
+_Cause = TypeVar("_Cause", bound=Hashable)
 
 
 class _Named(Protocol):
@@ -29,6 +31,18 @@ def note(kind: str, message: str, advice: str, trials: Iterable[_Named | str] = 
 
 def _ids(trials: Iterable[_Named | str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(trial if isinstance(trial, str) else trial.trial_id for trial in trials))
+
+
+def by_cause(
+    trials: Iterable[TrialResult], cause_of: Callable[[TrialResult], _Cause | None]
+) -> dict[_Cause, list[TrialResult]]:
+    """Cause -> the trials that it holds for, in the order of the trials; trials without a cause are left out."""
+    groups: dict[_Cause, list[TrialResult]] = {}
+    for trial in trials:
+        cause = cause_of(trial)
+        if cause is not None:
+            groups.setdefault(cause, []).append(trial)
+    return groups
 
 
 class Worst(NamedTuple):

@@ -37,7 +37,7 @@ def mixed_hardware(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     alternative = "Or use one device type, or read the figures as those of the slowest."
     if speeds is None:
         advice = f"Set train.rank_speeds: `vitscale check` measures them. {alternative}"
-    elif time_saved(largest, speeds) < _WORTH_IT:
+    elif time_saved(largest.trial, speeds) < _WORTH_IT:
         advice = f"Other shares would save less than {percent(_WORTH_IT)} of forward and backward."
     else:
         advice = f"{_advice_to_set(speeds, largest)} {alternative}"
@@ -61,7 +61,7 @@ def unequal_shares(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     hardware = f" ({difference})" if difference else ""
     message = f"unequal shares in {count(unequal)}: {largest.name}{hardware}{_measured_speeds(speeds)}"
     reassurance = "A step has the images and the gradient of equal shares: these trials compare as any other."
-    if speeds is None or time_saved(largest, speeds) < _WORTH_IT:
+    if speeds is None or time_saved(largest.trial, speeds) < _WORTH_IT:
         yield note(kind="unequal-shares", message=message, advice=reassurance, trials=unequal)
     else:
         advice = f"{_advice_to_set(speeds, largest)} {reassurance}"
@@ -74,7 +74,7 @@ def _largest_trial(trials: Sequence[TrialResult]) -> TrialResult:
 
 
 def _advice_to_set(speeds: Sequence[float], trial: TrialResult) -> str:
-    saved = percent(time_saved(trial, speeds))
+    saved = percent(time_saved(trial.trial, speeds))
     return (
         f"Set rank_speeds = {list(speeds)} under [train]: forward and backward of a step then take {saved} less time, "
         "with the same images in it."
@@ -135,9 +135,9 @@ def rank_speeds(trial: Trial, runs: Sequence[Run], figures: Sequence[RunFigures]
     return tuple(max(_SLOWEST_SPEED, round(fastest / seconds, 2)) for seconds in rank_seconds)
 
 
-def time_saved(result: TrialResult, speeds: Sequence[float]) -> float:
+def time_saved(trial: Trial, speeds: Sequence[float]) -> float:
     """Share by which forward and backward of a step would be shorter if its images were divided by `speeds`."""
-    images = micro_batches(result.trial.train, result.trial.layout.data)
+    images = micro_batches(trial.train, trial.layout.data)
     better_images = shares(sum(images), speeds)
     return 1 - longest(better_images, speeds) / longest(images, speeds)
 

@@ -250,7 +250,7 @@ def run_file(lab: Laboratory, results: Path, study: str) -> list[tuple[Trial, li
     file.write_text(study, encoding="utf-8")
     on_host_0(lab, "run", str(file), "-o", str(results), "--hostfile", str(lab.hostfile), "--launcher", "mpirun")
     return [
-        (result.trial, [run.step_seconds for run in result.runs if run.step_seconds is not None])
+        (result.trial, [run.step_seconds for run in result.run_figures if run.step_seconds is not None])
         for result in analysis.analyse(store.load(results)).trials.values()
     ]
 

@@ -42,7 +42,11 @@ def main() -> None:
         import_logs(logs, "deepspeed", Options(model="vit-b16", image_size=224, train_samples=50_000), results)
         found = analysis.analyse(store.load(results))
     text = _table(
-        [_row(run, trial.runs[0].steady_from or 0) for trial in found.trials.values() for run in trial.records]
+        [
+            _row(run, trial.run_figures[0].steady_from or 0)
+            for trial in found.trials.values()
+            for run in trial.recorded_runs
+        ]
     )
     print(text)
     if asked.write:

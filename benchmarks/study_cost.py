@@ -72,10 +72,10 @@ def costs(folder: Path, name: str, text: str) -> dict[int, Cost]:
     told = {}
     for point in analysis.curves[0].points:
         trial = analysis.trials[point.trial_id]
-        seconds = sum(run.outcome.wall_seconds for run in trial.records)
+        seconds = sum(run.outcome.wall_seconds for run in trial.recorded_runs)
         if trial.epoch_seconds is None:
             raise SystemExit(f"{study}: no run of {point.gpus} ranks completed: {trial.reason}")
-        told[point.gpus] = Cost(len(trial.records), point.gpus * seconds, trial.epoch_seconds, point.efficiency)
+        told[point.gpus] = Cost(len(trial.recorded_runs), point.gpus * seconds, trial.epoch_seconds, point.efficiency)
     return told
 
 

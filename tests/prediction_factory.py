@@ -121,7 +121,7 @@ def series_of(analysis: Analysis, name: str = "ddp") -> Series:
         result = analysis.trials[place.trial_id]
         trial = result.trial
         steps = -(-round(IMAGES * trial.data.fraction) // trial.global_batch)
-        seconds = tuple(run.step_seconds for run in result.runs if run.step_seconds is not None)
+        seconds = tuple(run.step_seconds for run in result.run_figures if run.step_seconds is not None)
         points.append(Point(place.trial_id, trial, 1, round(IMAGES * trial.data.fraction), steps, seconds))
     return Series(name, curve.mode, curve.labels, tuple(points))
 

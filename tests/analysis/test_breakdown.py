@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from results_factory import NOT_TOLD_APART, explained_line, explained_run, make_rank, make_run, make_trial, steady_run
 from vitscale.analysis.runs.figures import run_figures
-from vitscale.analysis.time.breakdown import Breakdown, breakdown, combined
+from vitscale.analysis.time.breakdown import Breakdown, breakdown, mean_breakdown
 from vitscale.store.records import COMMUNICATION, PARTS, ExplainedLine
 from vitscale.store.results import Run
 
@@ -122,7 +122,7 @@ def test_what_an_attached_profiler_costs_is_told_apart_from_explaining_and_is_in
     undisturbed = run_figures(profiled_last(slowdown=0.08, attached=0.0))
     assert run_figures(run).step_seconds == pytest.approx(undisturbed.step_seconds)
     assert run_figures(run).images_per_second == pytest.approx(undisturbed.images_per_second)
-    both = combined([found, found])
+    both = mean_breakdown([found, found])
     assert both is not None
     assert both.attached_overhead == pytest.approx(0.2)
 
@@ -313,7 +313,7 @@ def test_a_run_with_lost_events_in_every_step_is_left_out_of_the_trials_mean() -
     run = explained_run(make_trial(gpus=2, epochs=4), [FAST, SLOW])
     whole, lost = breakdown(run), breakdown(lossy(run, 99))
     assert whole is not None
-    found = combined([whole, lost])
+    found = mean_breakdown([whole, lost])
     assert found is not None
     assert (found.steps, len(found.left_out)) == (whole.steps, whole.steps)
     assert found.ranks[1].parts == pytest.approx(whole.ranks[1].parts)
@@ -338,12 +338,12 @@ def test_runs_are_combined_by_their_mean() -> None:
     runs = [
         explained_run(trial, [FAST | {"wire": w}, SLOW | {"wire": w}], repeat=n) for n, w in enumerate((0.04, 0.06))
     ]
-    found = combined([one for run in runs if (one := breakdown(run))])
+    found = mean_breakdown([one for run in runs if (one := breakdown(run))])
     assert found is not None
     assert found.ranks[0].parts["wire"] == pytest.approx(0.05)
     assert found.straggler is not None
     assert found.straggler.rank == 1
-    assert combined([]) is None
+    assert mean_breakdown([]) is None
 
 
 def of_ranks(seconds: dict[int, float]) -> Breakdown:
@@ -369,7 +369,7 @@ def of_ranks(seconds: dict[int, float]) -> Breakdown:
 def test_runs_that_explain_unlike_ranks_are_combined_by_those_that_they_share(
     runs: list[dict[int, float]], backward: dict[int, float], used: list[bool]
 ) -> None:
-    found = combined([of_ranks(seconds) for seconds in runs])
+    found = mean_breakdown([of_ranks(seconds) for seconds in runs])
     assert found is not None
     assert {rank.rank: rank.parts["backward"] for rank in found.ranks} == pytest.approx(backward)
     assert [run is not None for run in found.by_run] == used
@@ -385,7 +385,7 @@ def test_a_straggler_that_not_all_runs_explained_is_not_named() -> None:
     assert whole is not None
     assert whole.straggler is not None
     alone = replace(whole, ranks=whole.ranks[:1], straggler=None)
-    found = combined([whole, whole, alone])
+    found = mean_breakdown([whole, whole, alone])
     assert found is not None
     assert ([own.rank for own in found.ranks], found.straggler) == ([0], None)
 

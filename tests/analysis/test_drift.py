@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from results_factory import failed_run, make_curve, make_rank, make_run, make_trial, steady_run
+from results_factory import failed_run, make_curve, make_rank, make_results, make_run, make_trial, steady_run
+from vitscale.analysis import Analysis, analyse
 from vitscale.analysis.comparisons import compare_curves
-from vitscale.analysis.learning.drift import TOLERANCES, between_runs, differences, judged, largest, losses
-from vitscale.analysis.quality.study import drift as drift_verdicts
-from vitscale.analysis.scaling import CurveResult, scale
-from vitscale.analysis.summaries import summarise
+from vitscale.analysis.learning.drift import TOLERANCES, between_runs, differences, largest, losses
+from vitscale.analysis.quality.study import drift, unknown_drift
 from vitscale.analysis.trials import Drift, TrialResult
+from vitscale.present.document import Finding
 from vitscale.store.results import Run
 from vitscale.trial.trial import Trial
 
@@ -52,8 +52,13 @@ def run_of(trial: Trial, change: Change = EQUAL, repeat: int = 0, **model: Any) 
 
 def judge(*pairs: tuple[Trial, Sequence[Run]]) -> list[TrialResult]:
     """Each trial with its runs, held against the others."""
-    found = {trial.identity(): summarise(trial.identity(), trial, runs, False) for trial, runs in pairs}
-    return list(judged(found).values())
+    curves = [(make_curve([trial]), [trial]) for trial, _ in pairs]
+    runs = [run for _, runs_of_trial in pairs for run in runs_of_trial]
+    return list(analyse(make_results(curves, runs)).trials.values())
+
+
+def drift_verdicts(trials: Sequence[TrialResult]) -> list[Finding]:
+    return [*drift(trials), *unknown_drift(trials)]
 
 
 def statuses(*pairs: tuple[Trial, Change]) -> list[str]:
@@ -305,23 +310,22 @@ def test_trials_without_a_completed_run_are_unknown_and_held_against_nothing() -
 # --- what a drift leads to -----------------------------------------------------------------------------------------
 
 
-def drifting_study(drifting: str) -> tuple[list[CurveResult], dict[str, TrialResult]]:
+def drifting_study(drifting: str) -> Analysis:
     """DDP and DeepSpeed on 1 and 2 ranks and the plain run; one of them trains something else."""
-    curves, found = [], {}
+    curves, runs = [], []
     for engine in ("none", "ddp", "deepspeed"):
         trials = [make_trial(engine, gpus) for gpus in ((1,) if engine == "none" else (1, 2))]
-        curves.append(make_curve(trials))
+        curves.append((make_curve(trials), trials))
         for trial in trials:
             off = 1.01 if f"{engine}-{trial.world.size}" == drifting else 1.0
             losses = [loss * (off if step else 1.0) for step, loss in enumerate(LOSSES * 13)]
-            runs = [steady_run(trial, 0.1, repeat, losses=losses) for repeat in range(3)]
-            found[trial.identity()] = summarise(trial.identity(), trial, runs, False)
-    results = judged(found)
-    return [scale(curve, results, False) for curve in curves], results
+            runs += [steady_run(trial, 0.1, repeat, losses=losses) for repeat in range(3)]
+    return analyse(make_results(curves, runs))
 
 
 def test_a_trial_that_drifts_has_no_speedup_and_is_in_no_comparison() -> None:
-    curves, results = drifting_study("deepspeed-2")
+    analysis = drifting_study("deepspeed-2")
+    curves, results = analysis.curves, analysis.trials
     ddp, deepspeed = curves[1].points[1], curves[2].points[1]
     assert results[deepspeed.trial_id].epoch_costs
     assert (deepspeed.speedup, deepspeed.efficiency, deepspeed.efficiency_over_plain) == (None, None, None)
@@ -332,7 +336,7 @@ def test_a_trial_that_drifts_has_no_speedup_and_is_in_no_comparison() -> None:
 
 
 def test_a_trial_that_drifts_is_nobodys_baseline() -> None:
-    curves, _ = drifting_study("deepspeed-1")
+    curves = drifting_study("deepspeed-1").curves
     assert curves[2].baseline is not None
     assert curves[2].baseline.gpus == 2
     assert curves[1].baseline is not None
@@ -340,13 +344,13 @@ def test_a_trial_that_drifts_is_nobodys_baseline() -> None:
 
 
 def test_the_verdict_names_the_engine_the_difference_and_the_tolerance() -> None:
-    _, results = drifting_study("deepspeed-2")
+    results = drifting_study("deepspeed-2").trials
     (found,) = drift_verdicts(list(results.values()))
     assert (found.kind, found.severity) == ("drift", "warning")
     assert "deepspeed ZeRO-0 on 2 ranks: its loss differs by 1 % from that of ddp on 2 ranks at step" in found.message
     assert "(rounding: up to 1e-05)" in found.message
     assert [results[trial].trial.train.engine for trial in found.about.trials] == ["deepspeed"]
-    assert list(drift_verdicts(list(drifting_study("nobody")[1].values()))) == []
+    assert list(drift_verdicts(list(drifting_study("nobody").trials.values()))) == []
 
 
 def test_what_cannot_be_told_is_a_note_and_trials_on_their_own_are_none() -> None:
@@ -364,7 +368,7 @@ def test_a_cause_that_several_trials_share_is_said_once_with_the_largest_differe
     assert more.difference is not None
     assert (less.status, more.status, less.difference < more.difference) == ("unknown", "unknown", True)
     other = dataclasses.replace(less, difference=None, reason="it has no two steps in common with ddp")
-    results = drifting_study("nobody")[1].values()
+    results = drifting_study("nobody").trials.values()
     unsure = [dataclasses.replace(result, drift=own) for result, own in zip(results, (other, less, more), strict=False)]
     assert len(unsure) == 3
     (note,) = drift_verdicts(unsure)

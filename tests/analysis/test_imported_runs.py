@@ -76,7 +76,7 @@ def test_an_epoch_that_one_rank_lacks_has_no_seconds() -> None:
     run = without_steps(steady_run(trial, 0.1))
     lacking = run.ranks[1].model_copy(update={"epochs": run.ranks[1].epochs[::2]})
     found = run_figures(imported(run.model_copy(update={"ranks": (run.ranks[0], lacking)}), ranks=(0, 1)))
-    assert [epoch.seconds for epoch in found.epochs] == [pytest.approx(6.4), None, pytest.approx(6.4)]
+    assert [epoch.elapsed_seconds for epoch in found.epochs] == [pytest.approx(6.4), None, pytest.approx(6.4)]
     assert any("epoch 1: left out" in note for note in found.notes)
 
 

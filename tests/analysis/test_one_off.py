@@ -39,7 +39,7 @@ def test_a_compilation_in_one_of_two_runs_is_in_no_start_up_and_is_told() -> Non
 
     assert compiled.startup_seconds == usual.startup_seconds
     assert compiled.startup["engine"] == 9.7
-    assert [run.one_off for run in compiled.runs] == [{"engine": 271.0 - 9.7}, {}]
+    assert [run.one_off for run in compiled.start_ups] == [{"engine": 271.0 - 9.7}, {}]
     found = verdict(study(271.0, 9.7, compiled=(0,)), "one-off-compilation")
     assert "took 261 s longer to build" in found.message
     assert f"the engine of run 1 of {compiled.name} took" in found.message  # and not the name of a folder
@@ -48,7 +48,7 @@ def test_a_compilation_in_one_of_two_runs_is_in_no_start_up_and_is_told() -> Non
 def test_a_long_phase_in_which_nothing_was_compiled_is_start_up() -> None:
     """However long: a rank says what it compiles, and nobody guesses."""
     assert analysed(271.0, 9.7, 9.7).startup["engine"] == 9.7  # the median
-    assert not any(run.one_off for run in analysed(271.0, 9.7, 9.7).runs)
+    assert not any(run.one_off for run in analysed(271.0, 9.7, 9.7).start_ups)
     assert analysed(271.0).startup["engine"] == 271.0
 
 
@@ -56,7 +56,7 @@ def test_a_run_that_says_so_is_no_start_up_however_short_its_compilation() -> No
     # 12 s more than 8.0 is what a busy machine may take.
     compiled = analysed(20.0, 8.0, compiled=(0,))
     assert compiled.startup_seconds == analysed(8.0, 8.0).startup_seconds
-    assert [run.one_off for run in compiled.runs] == [{"engine": 12.0}, {}]
+    assert [run.one_off for run in compiled.start_ups] == [{"engine": 12.0}, {}]
     told = verdict(study(20.0, 8.0, compiled=(0,)), "one-off-compilation").message
     assert "12 s longer to build than in other runs: a one-off compilation of fused_adam (1 run in all)" in told
 
@@ -73,7 +73,7 @@ def test_runs_that_compiled_are_no_measure_for_others() -> None:
     # Two runs paid for a compilation each: their median is no engine phase, and 9.7 s is not short.
     three = analysed(271.0, 280.0, 9.7, compiled=(0, 1))
     assert three.startup["engine"] == 9.7
-    assert [run.one_off.get("engine") for run in three.runs] == [271.0 - 9.7, 280.0 - 9.7, None]
+    assert [run.one_off.get("engine") for run in three.start_ups] == [271.0 - 9.7, 280.0 - 9.7, None]
 
 
 def test_a_deepspeed_file_is_part_of_what_is_built_alike() -> None:
@@ -108,7 +108,7 @@ def test_blocks_compiled_in_the_first_step_are_in_no_start_up_and_are_told() -> 
     results = first_steps(64.0, 4.0, 4.0, compiled=(0,))
     (trial,) = analyse(results).trials.values()
     assert trial.startup["first_step"] == 4.0
-    assert [run.one_off for run in trial.runs] == [{"first_step": 60.0}, {}, {}]
+    assert [run.one_off for run in trial.start_ups] == [{"first_step": 60.0}, {}, {}]
     told = verdict(results, "one-off-compilation").message
     assert "the first step of" in told
     assert "took 60 s longer than in other runs: a one-off compilation of blocks (1 run in all)" in told
@@ -120,11 +120,11 @@ def test_blocks_compiled_in_the_first_step_are_in_no_start_up_and_are_told() -> 
 def test_a_long_first_step_of_what_compiles_nothing_stays_in_start_up() -> None:
     for compiles in (False, True):
         (plain,) = analyse(first_steps(64.0, 4.0, 4.0, compiles=compiles)).trials.values()
-        assert plain.runs[0].startup["first_step"] == 64.0
+        assert plain.start_ups[0].phases["first_step"] == 64.0
     # What compiled in both phases has paid for both.
     both = first_steps(64.0, 4.0, compiled=(0,))
     runs = tuple(
         with_phase(run, "engine", 9.0 - 8 * n, *(["utils"] if n == 0 else [])) for n, run in enumerate(both.runs)
     )
     (trial,) = analyse(both.model_copy(update={"runs": runs})).trials.values()
-    assert trial.runs[0].one_off == {"engine": 8.0, "first_step": 60.0}
+    assert trial.start_ups[0].one_off == {"engine": 8.0, "first_step": 60.0}

@@ -93,7 +93,7 @@ def test_repeats_measured_by_unlike_code_of_one_version_are_not_combined() -> No
     assert alone.step_seconds is not None
     assert alone.step_seconds.value == pytest.approx(0.1)
     (together,) = analyse(mixed, combine_unlike=True).trials.values()
-    assert len(together.runs) == 4
+    assert len(together.run_figures) == 4
     unknown = judged(*(by("a" * 12, r, 0.1) for r in range(3)), by(None, 3, 0.1), by(None, 4, 0.1))
     assert "unlike-runs" not in kinds(unknown), "records of older formats do not say"
 

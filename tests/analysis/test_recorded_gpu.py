@@ -100,5 +100,5 @@ def test_memory_is_forecast_to_2_percent_and_workspaces(name: str, precision: st
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_ddp_takes_its_buckets_twice(precision: str) -> None:
     plain, ddp = trial_of("none", precision), trial_of("ddp", precision)
-    (parameters,) = {run.model.parameters for run in ddp.runs if run.model}
+    (parameters,) = {run.model.parameters for run in ddp.run_figures if run.model}
     assert (ddp.peak_bytes or 0) - (plain.peak_bytes or 0) == pytest.approx(2 * 4 * (parameters or 0), rel=0.005)

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from results_factory import make_environment, make_rank, make_run, make_trial, steady_run
-from vitscale.analysis.quality.placement import throttled
+from results_factory import make_curve, make_environment, make_rank, make_results, make_run, make_trial, steady_run
+from vitscale.analysis import analyse
+from vitscale.analysis.quality.placement import throttled_gpus
 from vitscale.analysis.runs.figures import run_figures
 from vitscale.analysis.runs.resources import RankResources, resource_figures, timed_spans
 from vitscale.analysis.summaries import summarise
@@ -168,8 +169,9 @@ def test_one_throttled_run_of_three_is_not_hidden_by_the_others() -> None:
     hot: dict[str, Any] = {"throttle_reasons": ("thermal (hardware)",), "throttled_share": 0.6}
     runs = [run_of([line(0, gpu=gpu(**(hot if k == 2 else {})))], device="cuda", repeat=k) for k in range(3)]
     assert figures_of(*runs).throttled_share == pytest.approx(0.2)
-    trial = summarise(runs[0].header.trial_id, runs[0].header.trial, runs, combine_unlike=False)
-    (found,) = throttled([trial])
+    trial = runs[0].header.trial
+    study = make_results([(make_curve([trial]), [trial])], runs)
+    (found,) = throttled_gpus([*analyse(study).trials.values()])
     assert "GPUs slowed their clocks in 1 trial (thermal (hardware) in 20 % of the samples)" in found.message
 
 

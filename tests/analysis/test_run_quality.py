@@ -131,7 +131,7 @@ def test_warm_up_of_fewer_than_half_of_the_runs_is_chance() -> None:
         runs = [make_run(trial, [rank], repeat) for repeat, rank in enumerate(ranks)]
         results = of_one_trial(trial, *runs)
         assert ("long-warm-up" in kinds(results)) is told
-        first, *_ = analyse(results).trials[trial.identity()].runs
+        first, *_ = analyse(results).trials[trial.identity()].run_figures
         assert first.detected_warmup_steps == 4
 
 

@@ -26,6 +26,7 @@ from results_factory import (
 from vitscale.analysis import analyse
 from vitscale.analysis.runs import steps
 from vitscale.analysis.runs.figures import all_run_figures, run_figures
+from vitscale.analysis.trials import StartUp
 from vitscale.pages.contract import to_json
 from vitscale.store import load, reading
 from vitscale.store.packs import pack_files
@@ -151,8 +152,8 @@ def test_startup_is_the_sum_over_phases_of_the_slowest_rank() -> None:
         make_rank(TWO_RANKS, 1, [1.0, 1.0], phases=dict(PHASE_SECONDS) | {"model": 1.0}),
     ]
     found = run_figures(make_run(TWO_RANKS, ranks))
-    assert found.startup == dict(PHASE_SECONDS) | {"imports": 4.0, "model": 1.0}
-    assert found.startup_seconds == STARTUP_SECONDS + 1.0 + 0.5
+    assert found.phase_seconds == dict(PHASE_SECONDS) | {"imports": 4.0, "model": 1.0}
+    assert StartUp(found.phase_seconds, one_off={}).seconds == STARTUP_SECONDS + 1.0 + 0.5
 
 
 def test_a_truncated_rank_leaves_the_steps_that_all_ranks_have_and_says_so() -> None:

@@ -229,7 +229,7 @@ def test_outcome_is_completed_as_soon_as_one_repeat_is_and_the_reason_tells_of_t
     (found,) = analyse(make_results([(make_curve([trial]), [trial])], runs)).trials.values()
     assert found.outcome == "completed"
     assert found.reason == "1 of 3 repeats ended in oom: rank 1 ran out of memory"
-    assert len(found.runs) == 2
+    assert len(found.run_figures) == 2
 
 
 def test_outcome_is_that_of_the_last_run_where_none_completed() -> None:
@@ -256,7 +256,7 @@ def test_repeats_from_unlike_machines_are_not_combined() -> None:
     assert found.step_seconds.value == pytest.approx(0.1)
     assert found.left_out == ("repeat 3: device: Example CPU against Other CPU",)
     (combined,) = analyse(results, combine_unlike=True).trials.values()
-    assert len(combined.runs) == 3
+    assert len(combined.run_figures) == 3
 
 
 def test_a_point_on_another_machine_than_the_baseline_has_no_speedup() -> None:

@@ -41,7 +41,7 @@ def studied(
                 runs.append(SimpleNamespace(step_seconds=own * np.exp(log)))
                 records.append(SimpleNamespace(header=SimpleNamespace(folder=folder)))
             trial = SimpleNamespace(world=World(nodes=nodes, ranks_per_node=1, threads_per_rank=1))
-            measured.append(SimpleNamespace(runs=runs, records=records, trial=trial))
+            measured.append(SimpleNamespace(run_figures=runs, recorded_runs=records, trial=trial))
     return measured, beside
 
 
@@ -161,5 +161,5 @@ def test_of_runs_one_after_another_nothing_is_said() -> None:
 def test_a_trial_of_one_run_and_one_without_step_times_say_nothing() -> None:
     measured, beside = studied(1, {1: 1.0})
     for trial in measured:
-        del trial.runs[1:], trial.records[1:]
+        del trial.run_figures[1:], trial.recorded_runs[1:]
     assert slowdowns(measured, beside) == list[Slowdown]()

@@ -23,7 +23,7 @@ STEADY = {1: [0.1, 0.101, 0.102], 2: [0.104, 0.105, 0.106]}
 
 
 def sentence(analysis: Analysis) -> str:
-    return steady_first([trial for trial in analysis.trials.values() if trial.runs])
+    return steady_first([trial for trial in analysis.trials.values() if trial.run_figures])
 
 
 def test_it_tells_the_spread_the_worst_trial_and_what_to_do() -> None:

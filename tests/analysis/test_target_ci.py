@@ -26,14 +26,13 @@ from vitscale.analysis.runs.repeats import (
     FEWEST_AFTER,
     FEWEST_LOOKED_AT,
     RunPlan,
-    TargetStatus,
     half_width,
     looked_at,
     run_plan,
-    target_status,
 )
 from vitscale.analysis.statistics import interval
 from vitscale.analysis.summaries import summarise
+from vitscale.analysis.trials import TargetStatus, target_status
 from vitscale.engines.step_schedule import FEWEST_LIGHT
 from vitscale.present.document import Finding
 from vitscale.present.estimate import Estimate

@@ -50,7 +50,7 @@ def analysed(where: Path, explain: bool) -> Analysis:
 def test_ddp_sends_two_psi_and_its_ranks_wait_and_transfer(tmp_path: Path) -> None:
     (trial,) = analysed(tmp_path, explain=True).trials.values()
     assert trial.traffic is not None
-    (model,) = {run.model.parameters or 0 for run in trial.runs if run.model}
+    (model,) = {run.model.parameters or 0 for run in trial.run_figures if run.model}
     assert trial.traffic.backend == "nccl"
     assert trial.traffic.logical_bytes == pytest.approx(2 * 4 * model, rel=1e-3)
     assert trial.breakdown is not None
@@ -66,5 +66,5 @@ def test_reported_steps_are_as_fast_with_explaining_as_without(tmp_path: Path) -
     for explain in (True, False):
         (tmp_path / str(explain)).mkdir()
         (trial,) = analysed(tmp_path / str(explain), explain).trials.values()
-        seconds += [run.step_seconds for run in trial.runs]
+        seconds += [run.step_seconds for run in trial.run_figures]
     assert seconds[0] == pytest.approx(seconds[1], rel=0.05)

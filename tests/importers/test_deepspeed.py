@@ -38,8 +38,8 @@ def test_samples_a_second_without_timers_are_steps_of_the_batch_of_all(tmp_path:
     assert guess([path]) == "deepspeed"
     found = imported(tmp_path, [path], "deepspeed")
     trial = only(found)
-    assert [trial.runs[0].step_seconds, trial.runs[0].images_per_second] == pytest.approx([0.5, 8192])
-    assert trial.runs[0].timed_steps == 3
+    assert [trial.run_figures[0].step_seconds, trial.run_figures[0].images_per_second] == pytest.approx([0.5, 8192])
+    assert trial.run_figures[0].timed_steps == 3
     assert found.study.imported is not None
     assert any("leave out what lies between two steps" in note for note in found.study.imported.notes)
     assert not any("cannot be told apart" in note for note in found.study.imported.notes)
@@ -55,7 +55,7 @@ def test_of_samples_a_second_alone_nothing_says_that_steps_waited_for_the_device
     path.write_text("\n".join(re.sub(r"(wall_clock_breakdown .*)True", rf"\g<1>{breakdown}", line) for line in lines))
     found = imported(tmp_path, [path], "deepspeed")
     assert any(finding.kind == "synchronised-timing" for finding in found.findings) == (breakdown == "True")
-    model = only(found).runs[0].model
+    model = only(found).run_figures[0].model
     assert model is not None
     assert model.synchronised_timing is (True if breakdown == "True" else None)
 
@@ -71,7 +71,7 @@ def test_logs_of_samples_a_second_are_a_curve(tmp_path: Path) -> None:
 def test_timers_count_where_samples_a_second_stand_beside_them(tmp_path: Path) -> None:
     lines = [*steady(0, 30, period=0.5), *rate_lines({10: 1.0})]
     trial = only(imported(tmp_path, [deepspeed_log(tmp_path / "a.log", lines)], "deepspeed"))
-    assert trial.runs[0].step_seconds == pytest.approx(0.5, abs=1e-9)
+    assert trial.run_figures[0].step_seconds == pytest.approx(0.5, abs=1e-9)
 
 
 def test_a_step_lasts_from_line_to_line(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_older_names_and_prefixes(tmp_path: Path) -> None:
     trial = only(imported(tmp_path, [path], "deepspeed"))
     assert trial.step_seconds is not None
     assert trial.step_seconds.value == pytest.approx(0.49)
-    assert [rank.rank for rank in trial.records[0].ranks] == [0, 1]
+    assert [rank.rank for rank in trial.recorded_runs[0].ranks] == [0, 1]
 
 
 def test_the_parts_of_a_step(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_accumulation_one_global_line_is_one_step(tmp_path: Path) -> None:
     assert trial.trial.global_batch == 32
     assert trial.step_seconds is not None
     assert trial.step_seconds.value == pytest.approx(1.0)
-    names = [name for name, _, _ in trial.records[0].ranks[0].explained[5].phases]
+    names = [name for name, _, _ in trial.recorded_runs[0].ranks[0].explained[5].phases]
     assert names == ["forward", "backward", "forward", "backward", "optimizer"]
     assert trial.breakdown is not None
     assert trial.breakdown.typical.parts["forward"] == pytest.approx(0.2)
@@ -170,7 +170,7 @@ def test_accumulation_one_global_line_is_one_step(tmp_path: Path) -> None:
 def test_a_pause_is_kept_and_is_in_no_figure(tmp_path: Path) -> None:
     lines = steady(0, 20) + [timers(0, 10.0 + 60.0 + (k + 1) * 0.5, 0.1, 0.3, 0.04, 0.05) for k in range(20)]
     trial = only(imported(tmp_path, [deepspeed_log(tmp_path / "a.log", lines)], "deepspeed"))
-    steps = trial.records[0].ranks[0].steps
+    steps = trial.recorded_runs[0].ranks[0].steps
     assert max(step.seconds for step in steps) == pytest.approx(60.5)
     assert len(steps) == 40
     assert [step.step for step in steps if step.window == "settling"] == [20]
@@ -192,7 +192,7 @@ def test_interleaved_coloured_and_cut_off_lines(tmp_path: Path) -> None:
     path.write_text(whole[: whole.rindex("| step:") + 12])  # in the middle of the last number
     found = imported(tmp_path, [path], "deepspeed")
     trial = only(found)
-    assert [len(rank.steps) for rank in trial.records[0].ranks] == [24, 23]
+    assert [len(rank.steps) for rank in trial.recorded_runs[0].ranks] == [24, 23]
     assert any("1 cut-off line" in problem for problem in found.problems)
     assert any("ranks disagree in their steps" in problem for problem in found.problems)
 
@@ -203,8 +203,8 @@ def test_a_broken_line_does_not_shift_the_steps_after_it(tmp_path: Path) -> None
     mixed = [line for pair in zip(slow, fast, strict=True) for line in pair]
     found = imported(tmp_path, [deepspeed_log(tmp_path / "a.log", mixed)], "deepspeed")
     trial = only(found)
-    assert 10 not in [step.step for step in trial.records[0].ranks[1].steps]
-    assert trial.records[0].ranks[1].steps[-1].step == 29
+    assert 10 not in [step.step for step in trial.recorded_runs[0].ranks[1].steps]
+    assert trial.recorded_runs[0].ranks[1].steps[-1].step == 29
     assert trial.breakdown is not None
     assert trial.breakdown.ranks[1].parts["wait"] == pytest.approx(0.06)
     assert any("1 broken line" in problem and "step" in problem for problem in found.problems)
@@ -270,7 +270,7 @@ def test_a_log_that_was_appended_to_is_two_runs(tmp_path: Path) -> None:
     begin = "[2024-05-01 11:59:59,000] [INFO] [logging.py:128:log_dist] [Rank 0] DeepSpeed info: version=0.15.4, git"
     lines = [begin, *steady(0, 20, 0.5), begin, *configuration(2), *steady(0, 20, 0.6)]
     trial = only(imported(tmp_path, [deepspeed_log(tmp_path / "a.log", lines)], "deepspeed"))
-    assert sorted(run.step_seconds or 0 for run in trial.runs) == pytest.approx([0.5, 0.6])
+    assert sorted(run.step_seconds or 0 for run in trial.run_figures) == pytest.approx([0.5, 0.6])
 
 
 def test_a_try_that_ended_before_its_first_step_tells_nothing_of_the_next(tmp_path: Path) -> None:
@@ -299,7 +299,7 @@ def test_16_bit_training_is_recognised(tmp_path: Path) -> None:
 
 def test_many_steps_are_explained_in_part(tmp_path: Path) -> None:
     path = deepspeed_log(tmp_path / "a.log", steady(0, 2500))
-    rank = only(imported(tmp_path, [path], "deepspeed")).records[0].ranks[0]
+    rank = only(imported(tmp_path, [path], "deepspeed")).recorded_runs[0].ranks[0]
     assert len(rank.steps) == 2500
     assert 1000 < len(rank.explained) <= 2000
     assert statistics.median(line.seconds for line in rank.explained) == pytest.approx(0.5, abs=1e-6)
@@ -308,7 +308,7 @@ def test_many_steps_are_explained_in_part(tmp_path: Path) -> None:
 def test_a_rank_that_the_world_does_not_have_is_left_out(tmp_path: Path) -> None:
     lines = [*steady(0, 20), timers(777, 11.0, 0.1, 0.3, 0.04, 0.05)]
     found = imported(tmp_path, [deepspeed_log(tmp_path / "a.log", lines)], "deepspeed")
-    assert [rank.rank for rank in only(found).records[0].ranks] == [0]
+    assert [rank.rank for rank in only(found).recorded_runs[0].ranks] == [0]
     assert found.study.imported is not None
     assert any("rank 777" in note for note in found.study.imported.notes)
 

@@ -17,14 +17,14 @@ def test_an_epoch_is_the_slowest_rank_and_a_run_the_median_epoch(tmp_path: Path)
     rows = epoch_rows(2, [[100.0, 110.0], [130.0, 90.0], [120.0, 125.0]])
     found = imported(tmp_path, [epoch_table(tmp_path / "epochs.csv", rows)], "epochs")
     ((_, trial),) = found.trials.items()
-    assert [epoch.seconds for epoch in trial.epochs] == [110.0, 130.0, 125.0]
+    assert [epoch.elapsed_seconds for epoch in trial.epochs] == [110.0, 130.0, 125.0]
     assert trial.epoch_costs == [125.0]
     # 50,000 images on 2 x 64: 390 steps, and one of 80 images: 40 of each rank's 64.
     assert trial.step_seconds is not None
     assert trial.step_seconds.value == pytest.approx(125.0 / (390 + 40 / 64))
     assert trial.images_per_second is not None
     assert trial.images_per_second.value == pytest.approx(50_000 / 125.0)
-    assert trial.runs[0].pace.source == "epochs"
+    assert trial.run_figures[0].pace.source == "epochs"
     assert trial.epochs[1].train_loss == pytest.approx(1.0)
     assert trial.epochs[1].train_accuracy == pytest.approx(0.2)
 
@@ -137,7 +137,7 @@ def test_rows_of_hosts_are_no_runs(tmp_path: Path) -> None:
     path = tmp_path / "hosts.csv"
     path.write_text("gpus,hostname,epoch,epoch_seconds\n8,a,1,10\n8,b,1,10\n8,a,2,12\n8,b,2,12\n")
     ((_, trial),) = imported(tmp_path, [path], "epochs").trials.items()
-    assert len(trial.runs) == 1
+    assert len(trial.run_figures) == 1
 
 
 def test_an_epoch_that_a_rank_lacks_is_in_no_time_and_named(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_an_epoch_that_a_rank_lacks_is_in_no_time_and_named(tmp_path: Path) -> N
     assert len(lacking) == len(rows) - 1
     found = imported(tmp_path, [epoch_table(tmp_path / "epochs.csv", lacking)], "epochs")
     ((_, trial),) = found.trials.items()
-    assert [epoch.seconds for epoch in trial.epochs] == [101.0, None, 103.0]
+    assert [epoch.elapsed_seconds for epoch in trial.epochs] == [101.0, None, 103.0]
     assert trial.epoch_costs == [102.0]
     assert any("rank 1 of run 1 on 2 GPUs" in problem and "epoch 2" in problem for problem in found.problems)
 
@@ -215,7 +215,7 @@ def test_minutes_and_seconds_are_told_by_the_hours_of_their_column(tmp_path: Pat
     head = "gpus,epoch,epoch_seconds\n"
     (tmp_path / "a.csv").write_text(f"{head}8,1,1:02:10\n8,2,59:30\n")
     ((_, trial),) = imported(tmp_path, [tmp_path / "a.csv"], "epochs").trials.items()
-    assert [epoch.seconds for epoch in trial.epochs] == [3730, 3570]
+    assert [epoch.elapsed_seconds for epoch in trial.epochs] == [3730, 3570]
     (tmp_path / "b.csv").write_text(f"{head}8,1,62:10\n8,2,59:30\n")
     with pytest.raises(StoreError, match=r"'62:10' is no number\), line 3 \(59:30 may be .* hours: write 0:59:30\)"):
         imported(tmp_path / "b", [tmp_path / "b.csv"], "epochs")

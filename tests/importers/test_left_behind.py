@@ -64,7 +64,7 @@ def scripted_run(where: Path, trial: Trial) -> Path:
 
 def epoch_seconds(run: Path) -> list[float]:
     (result,) = analysis.analyse(store.load(run.parent.parent)).trials.values()
-    return [figures.epoch_seconds or 0.0 for figures in result.runs]
+    return [figures.epoch_seconds or 0.0 for figures in result.run_figures]
 
 
 def test_its_epochs_stand_for_the_whole_time(run: Path) -> None:
@@ -95,7 +95,7 @@ def test_the_lines_of_a_known_loop_are_its_steps(run: Path) -> None:
     (run / "log.txt").write_text("\n".join(f"[rank{rank}]: {line}" for line in lines for rank in (0, 2)) + "\n")
     take_in(run, TRIAL)
     (result,) = analysis.analyse(store.load(run.parent.parent)).trials.values()
-    (figures,) = result.runs
+    (figures,) = result.run_figures
     assert figures.timed_steps == len(STEPS)
     assert figures.step_seconds == pytest.approx(sum(STEPS) / len(STEPS), rel=1e-3)
     assert result.images_per_second is not None
@@ -186,7 +186,7 @@ def test_waits_that_are_known_come_out_beside_the_time_as_a_whole(pair: Path) ->
     assert "few-steps" not in {finding.kind for finding in analysed.findings}
     (trial,) = analysed.trials.values()
     assert trial.breakdown is not None
-    assert trial.runs[0].epoch_seconds == WHOLE_SECONDS
+    assert trial.run_figures[0].epoch_seconds == WHOLE_SECONDS
     first, other = trial.breakdown.ranks
     steps = [{line.step for line in rank.explained} for rank in results.runs[0].ranks]
     whole = steps[0] & steps[1] & late.keys()

@@ -55,7 +55,7 @@ def test_rows_of_one_run_are_its_steps_and_others_are_repeats(tmp_path: Path) ->
     rows = "".join(f"2,8,{run},{seconds}\n" for run in ("a", "b", "c") for seconds in (0.1, 0.2, 0.4))
     found = imported(tmp_path, [table(tmp_path, "gpus,micro_batch,run,step_seconds\n" + rows)], "csv")
     ((_, trial),) = found.trials.items()
-    assert [run.step_seconds for run in trial.runs] == pytest.approx([0.7 / 3] * 3)
+    assert [run.step_seconds for run in trial.run_figures] == pytest.approx([0.7 / 3] * 3)
 
 
 def test_engines_and_hosts(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def curves_of_rates(found: Analysis) -> dict[str, dict[int, list[float]]]:
     told: dict[str, dict[int, list[float]]] = {}
     for curve in found.curves:
         for point in curve.points:
-            runs = found.trials[point.trial_id].runs
+            runs = found.trials[point.trial_id].run_figures
             rates = [round(run.images_per_second, 3) for run in runs if run.images_per_second]
             told.setdefault(curve.name, {})[point.gpus] = rates
     return told
@@ -174,7 +174,7 @@ def test_steps_of_a_log_are_one_run(tmp_path: Path, heading: str) -> None:
     rows = [f"{gpus},{n},{slow[at]}" for gpus in (1, 2) for _ in range(gpus) for at, n in enumerate(numbers)]
     rows[-2:] = [f"{row}0" for row in rows[-2:]]
     found = imported(tmp_path, [table(tmp_path, "\n".join([f"gpus,{heading},step_time_s", *rows, ""]))], "csv")
-    runs = {trial.trial.world.size: [run.step_seconds for run in trial.runs] for trial in found.trials.values()}
+    runs = {trial.trial.world.size: [run.step_seconds for run in trial.run_figures] for trial in found.trials.values()}
     assert runs == {1: [pytest.approx(0.2)], 2: [pytest.approx(0.2)] * 2}
 
 
@@ -468,14 +468,14 @@ def test_runs_that_did_not_finish_and_rows_of_means_are_no_runs(tmp_path: Path) 
     assert sorted(curve.name for curve in found.curves) == ["real", "synthetic"]
     named = "run,gpus,step_seconds\nbase,1,0.4\nmax,1,0.5\nmin,1,0.3\nbase,2,0.4\nmax,2,0.5\nmin,2,0.3\n"
     found = imported(tmp_path / "named", [table(tmp_path, named)], "csv")
-    assert [len(trial.runs) for trial in found.trials.values()] == [3, 3]
+    assert [len(trial.run_figures) for trial in found.trials.values()] == [3, 3]
     of_nodes = "run,nodes,gpus_per_node,step_seconds\nbase,1,8,0.4\nmax,1,8,0.5\n"
     found = imported(tmp_path / "nodes", [table(tmp_path, of_nodes)], "csv")
-    assert [len(trial.runs) for trial in found.trials.values()] == [2]
+    assert [len(trial.run_figures) for trial in found.trials.values()] == [2]
     means = "gpus,run,epoch_time_s\n1,1,310\n1,2,314\n1,mean,312\n8,1,43\n8,Mean,43\n"
     found = imported(tmp_path / "means", [table(tmp_path, means)], "csv")
     assert [row["epoch_seconds"] for row in trial_rows(found)] == [pytest.approx((310 * 314) ** 0.5), 43]
-    assert [len(trial.runs) for trial in found.trials.values()] == [2, 1]
+    assert [len(trial.run_figures) for trial in found.trials.values()] == [2, 1]
     alone = imported(tmp_path / "alone", [table(tmp_path, "gpus,run,epoch_time_s\n1,mean,310\n8,mean,43\n")], "csv")
     assert [row["epoch_seconds"] for row in trial_rows(alone)] == [310, 43]
 
@@ -645,7 +645,7 @@ def test_epochs_of_a_tracker_are_those_of_one_run(tmp_path: Path) -> None:
     path = table(tmp_path, f"gpus,train/epoch,train/epoch_time (s)\n{rows_told}")
     assert guess([path]) == "epochs"
     found = imported(tmp_path, [path], "epochs")
-    assert [[len(run.epochs) for run in trial.runs] for trial in found.trials.values()] == [[3], [3]]
+    assert [[len(run.epochs) for run in trial.run_figures] for trial in found.trials.values()] == [[3], [3]]
     assert {row["gpus"]: row["epoch_seconds"] for row in trial_rows(found)} == {1: 101, 4: 31}
     both = table(tmp_path, "gpus,epoch,train/epoch,epoch_seconds\n1,1,1,100\n")
     assert headers(both)[0].columns == ("gpus", "epoch", "", "epoch_seconds")

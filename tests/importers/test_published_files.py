@@ -57,7 +57,7 @@ def test_the_logs_steps(tmp_path: Path, name: str, gpus: int) -> None:
     ]
     assert trial.trial.world.size == gpus
     assert trial.trial.train.micro_batch == 64
-    assert len(trial.records[0].ranks[0].steps) == len(sums)
+    assert len(trial.recorded_runs[0].ranks[0].steps) == len(sums)
     assert trial.step_seconds is not None
     assert trial.step_seconds.value == pytest.approx(statistics.median(sums), rel=0.01)
     assert trial.breakdown is not None

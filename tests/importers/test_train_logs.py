@@ -171,7 +171,7 @@ def test_each_loops_lines_are_its_steps(tmp_path: Path, lines: list[str]) -> Non
     found = imported(tmp_path, [path], "train-log", gpus=8)
     ((_, trial),) = found.trials.items()
     assert (trial.trial.world.size, trial.trial.train.micro_batch) == (8, 128)
-    assert trial.runs[0].timed_steps == len(STEPS)
+    assert trial.run_figures[0].timed_steps == len(STEPS)
     assert trial.step_seconds is not None
     assert trial.step_seconds.value == pytest.approx(sum(STEPS) / len(STEPS), rel=1e-3)
     assert trial.images_per_second is not None
@@ -215,7 +215,7 @@ def test_one_dataset_has_one_size_though_batches_that_are_not_full_are_left_out(
     large = [line.replace(f"/{OF_EPOCH * 8 // 64} ", "/156 ") for line in timm(64)]
     paths = [log(tmp_path, timm(), "8.log"), log(tmp_path, large, "64.log")]
     found = imported(tmp_path, paths, "train-log")
-    assert {run.model.train_samples for trial in found.trials.values() for run in trial.runs if run.model} == {
+    assert {run.model.train_samples for trial in found.trials.values() for run in trial.run_figures if run.model} == {
         1_281_024
     }
     unlike = imported(tmp_path / "unlike", [paths[0], log(tmp_path, mmengine(), "other.log"), log(
@@ -252,7 +252,7 @@ def test_a_training_that_goes_on_with_other_gpus_is_another_run(tmp_path: Path) 
     found = imported(tmp_path, [log(tmp_path, [*first, *second])], "train-log")
     (trial,) = found.trials.values()
     assert (trial.trial.world.size, trial.trial.train.micro_batch) == (8, 128)
-    assert trial.runs[0].timed_steps == len(STEPS)
+    assert trial.run_figures[0].timed_steps == len(STEPS)
     told = f"from line {len(first) + 1} on it is another run (2 GPUs where it had 8)"
     assert any(told in problem for problem in found.problems)
 
@@ -285,7 +285,7 @@ def test_another_training_of_the_same_gpus_is_another_run(tmp_path: Path) -> Non
     ):
         found = imported(tmp_path / f"{number}", [log(tmp_path, [*first, *second])], "train-log")
         (trial,) = found.trials.values()
-        assert trial.runs[0].timed_steps == len(STEPS)
+        assert trial.run_figures[0].timed_steps == len(STEPS)
         assert any(f"it is another run ({why})" in problem for problem in found.problems), found.problems
 
 
@@ -349,7 +349,7 @@ def test_mmengines_accumulation_makes_steps_of_its_iterations(tmp_path: Path) ->
 def test_the_same_setting_again_is_the_same_run(tmp_path: Path) -> None:
     found = imported(tmp_path, [log(tmp_path, [*references(), *references("Epoch: [1]")])], "train-log")
     (trial,) = found.trials.values()
-    assert trial.runs[0].timed_steps > len(STEPS)
+    assert trial.run_figures[0].timed_steps > len(STEPS)
     assert not found.problems
 
 
@@ -363,7 +363,7 @@ def test_of_mmcv_the_first_line_of_each_epoch_holds_the_loaders_start(tmp_path: 
     ]
     found = imported(tmp_path, [log(tmp_path, mmcv_lines)], "train-log", gpus=8, micro_batch=128)
     (trial,) = found.trials.values()
-    assert trial.runs[0].timed_steps == 3
+    assert trial.run_figures[0].timed_steps == 3
     assert trial.step_seconds is not None
     assert trial.step_seconds.value == pytest.approx(0.2)
 
@@ -377,7 +377,7 @@ def test_where_every_line_holds_its_epochs_beginning_only_the_first_is_set_aside
     ]
     found = imported(tmp_path, [log(tmp_path, lines)], "train-log", gpus=8, micro_batch=128)
     (trial,) = found.trials.values()
-    assert trial.runs[0].timed_steps == 4
+    assert trial.run_figures[0].timed_steps == 4
 
 
 def test_a_log_that_begins_with_a_progress_bar_keeps_its_lines(tmp_path: Path) -> None:
@@ -410,7 +410,7 @@ def test_lines_of_micro_steps_are_parts_of_a_step(tmp_path: Path, lines: list[st
     assert trial.step_seconds.value == pytest.approx(2 * sum(STEPS) / len(STEPS), rel=1e-3)
     assert trial.images_per_second is not None
     assert trial.images_per_second.value == pytest.approx(1024 / 0.25, rel=1e-3)
-    assert {run.model.train_samples for run in trial.runs if run.model} == {1251 * 1024}
+    assert {run.model.train_samples for run in trial.run_figures if run.model} == {1251 * 1024}
     assert found.study.imported is not None
     assert any("each taken for one of the 2 micro-steps of a step" in note for note in found.study.imported.notes)
 
@@ -478,7 +478,7 @@ def test_a_pipelines_world_size_counts_copies_of_the_model(
     train = trial.trial.train
     assert (trial.trial.world.size, train.micro_batch, train.grad_accum) == (gpus, batch, 2)
     assert (train.engine, train.zero_stage, train.precision) == ("deepspeed", 1, "bf16-params")
-    assert trial.runs[0].timed_steps == len(STEPS)
+    assert trial.run_figures[0].timed_steps == len(STEPS)
     assert trial.step_seconds is not None
     assert trial.step_seconds.value == pytest.approx(0.25)
     assert trial.images_per_second is not None

@@ -12,7 +12,7 @@ from vitscale.analysis.quality.shares import time_saved
 from vitscale.analysis.runs.figures import run_figures
 from vitscale.analysis.summaries import summarise
 from vitscale.analysis.time.breakdown import Breakdown, breakdown
-from vitscale.analysis.trials import TrialResult
+from vitscale.analysis.trials import TrialFigures
 from vitscale.store.results import Run
 from vitscale.trial.model_spec import ModelSpec
 from vitscale.trial.rank_batches import longest, shares
@@ -38,7 +38,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     return found
 
 
-def result(run: Run) -> TrialResult:
+def result(run: Run) -> TrialFigures:
     return summarise(run.header.trial_id, run.header.trial, [run], combine_unlike=False)
 
 
@@ -75,7 +75,7 @@ def test_the_speeds_are_found_again_from_either_run(runs: dict[str, Run], name: 
     assert found is not None
     assert found == pytest.approx(SPEEDS, rel=0.1)
     expected = {"equal": 1 - 1 / 1.5, "by speed": 0.0}[name]
-    assert time_saved(result(runs[name]), found) == pytest.approx(expected, abs=0.05)
+    assert time_saved(result(runs[name]).trial, found) == pytest.approx(expected, abs=0.05)
 
 
 def test_every_image_of_a_step_is_counted_once_and_none_twice(runs: dict[str, Run]) -> None:

@@ -271,7 +271,7 @@ def test_every_run_stands_once_below_its_trial_also_where_trials_read_alike() ->
         ((table,),) = (section.blocks for section in sections if section.title == "Every run")
         assert isinstance(table, Table)
         logs = sorted(row[-1].text for _, row in table.rows)
-        assert logs == sorted(record.header.log for trial in told.trials.values() for record in trial.records)
+        assert logs == sorted(record.header.log for trial in told.trials.values() for record in trial.recorded_runs)
         for label, row in table.rows:
             trial = told.trials[row[-1].text.partition("/")[2][:12]]
             assert f"{trial.trial.world.size} rank" in label

@@ -12,8 +12,6 @@ import pytest
 from report_forms import markdown, terminal, views
 from results_factory import make_curve, make_results, make_trial, steady_run
 from vitscale.analysis import Analysis, analyse
-from vitscale.analysis.learning.drift import judged
-from vitscale.analysis.scaling import scale
 from vitscale.pages import sentences
 from vitscale.pages.answers import engine_sentences, scaling_of
 from vitscale.pages.charts.scaling import MEASURES, measured
@@ -41,10 +39,7 @@ def study(
             runs += [
                 steady_run(trial, pace * (1 + scatter * repeat), repeat, losses=losses) for repeat in range(repeats)
             ]
-    found = analyse(make_results(curves, runs))
-    trials_judged = judged(found.trials)
-    scaled = tuple(scale(curve, trials_judged, False) for curve in found.study.curves)
-    return dataclasses.replace(found, trials=trials_judged, curves=scaled)
+    return analyse(make_results(curves, runs))
 
 
 EQUAL = study()

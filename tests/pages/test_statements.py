@@ -83,7 +83,7 @@ def analysed(seed: int) -> Analysis:
 
 
 def logs(trial: TrialResult) -> list[float]:
-    return [math.log(run.epoch_seconds) for run in trial.runs if run.epoch_seconds]
+    return [math.log(run.epoch_seconds) for run in trial.run_figures if run.epoch_seconds]
 
 
 def ratio(above: TrialResult, below: TrialResult) -> tuple[float, float, float] | None:
@@ -115,13 +115,13 @@ class Parts:
         trial, base = analysis.trials[waterfall.trial_id], analysis.trials[waterfall.baseline_trial or ""]
         share = share_of_ranks(waterfall.mode, waterfall.baseline_gpus, waterfall.gpus)
         self.points = {factor.name: factor.points for factor in step_factors(trial, base, share)}
-        enough = min(len(trial.runs), len(base.runs)) >= 3
+        enough = min(len(trial.run_figures), len(base.run_figures)) >= 3
         self.sides = (
             []
             if not enough
             else [
-                [self._without(trial.without({run}), base, share) for run in range(len(trial.runs))],
-                [self._without(trial, base.without({run}), share) for run in range(len(base.runs))],
+                [self._without(trial.without({run}), base, share) for run in range(len(trial.run_figures))],
+                [self._without(trial, base.without({run}), share) for run in range(len(base.run_figures))],
             ]
         )
         self.losing = [name for name, points in self.points.items() if points > 0]
@@ -267,7 +267,7 @@ def test_the_fastest_is_the_fastest_and_names_all_that_are_not_significantly_slo
         trials = {trial_label(analysis, trial): trial for trial in analysis.trials.values()}
         best = min(trials, key=lambda label: float(np.mean(logs(trials[label]))))
         assert text.startswith(f"Fastest measured: {best}: "), text
-        if len(trials[best].runs) < 3:
+        if len(trials[best].run_figures) < 3:
             assert text.endswith("Too few to say who is ahead.")
             kinds.add("few")
             continue
@@ -278,7 +278,7 @@ def test_the_fastest_is_the_fastest_and_names_all_that_are_not_significantly_slo
             frozenset((pair.first_trial, pair.second_trial)): pair.result.verdict for pair in analysis.comparisons
         }
         for label, trial in trials.items():
-            if label == best or len(trial.runs) < 3:
+            if label == best or len(trial.run_figures) < 3:
                 continue
             verdict = settled.get(frozenset((trial.trial_id, trials[best].trial_id)), "")
             p = stats.ttest_ind(logs(trial), logs(trials[best]), equal_var=False, alternative="greater").pvalue

@@ -5,7 +5,8 @@ peaks         what GPUs can compute, as published
 runs/         what one run says, and which runs count together
 time/         where the time of a step goes, from exposure to the waterfall
 learning/     accuracy, the noise scale, and whether trials compute the same
-trials        one trial over its runs; `summaries` makes it
+trials        one trial: its figures over its runs, which `summaries` makes, and its result among all trials
+start_ups     the start-up of each run, without one-off compilations
 scaling       speedup and efficiency along a curve; what curves are called
 comparisons   curve against curve at equal rank count
 claims        published claims as tests
@@ -21,18 +22,19 @@ from functools import cached_property
 from pathlib import Path
 
 from vitscale.analysis.comparisons import CurveComparison, compare_curves
-from vitscale.analysis.learning.drift import judged
+from vitscale.analysis.learning.drift import drift_by_trial
 from vitscale.analysis.quality import findings
-from vitscale.analysis.scaling import CurveResult, Point, base_of, by_mode, scale, with_distinct_names
-from vitscale.analysis.summaries import summarise, without_one_off
+from vitscale.analysis.scaling import CurveResult, Point, base_of, by_mode, scale, trial_names
+from vitscale.analysis.start_ups import start_ups_by_trial
+from vitscale.analysis.summaries import summarise
 from vitscale.analysis.time.waterfall import Factor, Waterfall, waterfalls
-from vitscale.analysis.trials import TrialResult
+from vitscale.analysis.trials import TrialFigures, TrialResult
 from vitscale.base.forks import has_other_threads, spread
 from vitscale.base.processors import usable_cores
 from vitscale.present.document import Finding
 from vitscale.store.packs import pack_files
 from vitscale.store.reading import folder_of, load, read_study, without_collection, without_lines
-from vitscale.store.results import Results, Run, StudyRecord
+from vitscale.store.results import Curve, Results, Run, StudyRecord
 
 __all__ = [
     "Analysis", "CurveComparison", "CurveResult", "Factor", "Point", "TrialResult", "Waterfall", "analyse",
@@ -99,7 +101,7 @@ def analyse(results: Results, *, combine_unlike: bool = False) -> Analysis:
         combine_unlike: combine runs even if they ran on unlike devices or under other library versions. Otherwise they
             stay apart, and a finding says so.
     """
-    return _analysis(_summaries(results, results.study.trials, combine_unlike), results, combine_unlike)
+    return _analysis(_figures(results, results.study.trials, combine_unlike), results, combine_unlike)
 
 
 @without_collection()
@@ -123,30 +125,31 @@ def analyse_folder(folder: Path, *, combine_unlike: bool = False) -> Analysis:
     if study is None:
         return analyse(load(named), combine_unlike=combine_unlike)
 
-    def part(trials: Sequence[str]) -> tuple[dict[str, TrialResult], tuple[Run, ...], tuple[str, ...]]:
+    def part(trials: Sequence[str]) -> tuple[dict[str, TrialFigures], tuple[Run, ...], tuple[str, ...]]:
         loaded = load(folder, frozenset(trials))
         slim = {id(run): without_lines(folder, run) for run in loaded.runs}
-        summaries = {
-            trial_id: replace(result, records=tuple(slim[id(run)] for run in result.records))
-            for trial_id, result in _summaries(loaded, trials, combine_unlike).items()
+        figures = {
+            trial_id: replace(of_trial, recorded_runs=tuple(slim[id(run)] for run in of_trial.recorded_runs))
+            for trial_id, of_trial in _figures(loaded, trials, combine_unlike).items()
         }
-        return summaries, tuple(slim.values()), loaded.problems
+        return figures, tuple(slim.values()), loaded.problems
 
     # Packs mostly hold runs in the order of their trials.
     trials = sorted(study.trials)
     edges = [len(trials) * part // count for part in range(count + 1)]
     parts = spread(part, [trials[first:end] for first, end in itertools.pairwise(edges)], fewest=2)
-    summaries = {
-        trial_id: replace(result, trial=study.trials[trial_id])
-        for summaries, _, _ in parts
-        for trial_id, result in summaries.items()
+    figures = {
+        trial_id: replace(of_trial, trial=study.trials[trial_id])
+        for of_part, _, _ in parts
+        for trial_id, of_trial in of_part.items()
     }
     runs = tuple(run for _, runs, _ in parts for run in runs)
     problems = tuple(dict.fromkeys(problem for _, _, problems in parts for problem in problems))
-    return _analysis(summaries, Results(study=study, runs=runs, problems=problems), combine_unlike)
+    return _analysis(figures, Results(study=study, runs=runs, problems=problems), combine_unlike)
 
 
-def _summaries(results: Results, trials: Iterable[str], combine_unlike: bool) -> dict[str, TrialResult]:
+def _figures(results: Results, trials: Iterable[str], combine_unlike: bool) -> dict[str, TrialFigures]:
+    """The figures of some trials by identity, each from its own runs alone."""
     study = results.study
     runs: dict[str, list[Run]] = {}
     for run in results.runs:
@@ -157,26 +160,50 @@ def _summaries(results: Results, trials: Iterable[str], combine_unlike: bool) ->
     }
 
 
-def _analysis(summaries: Mapping[str, TrialResult], results: Results, combine_unlike: bool) -> Analysis:
+def _analysis(figures: Mapping[str, TrialFigures], results: Results, combine_unlike: bool) -> Analysis:
+    """The analysis of a study: what all trials say beside each other, then each trial's result, then the curves."""
     study = results.study
-    on_curves = [point.trial_id for curve in study.curves for point in sorted(curve.points, key=lambda p: p.gpus)]
-    ordered = [trial_id for trial_id in dict.fromkeys([*on_curves, *study.trials]) if trial_id in study.trials]
-    trials = without_one_off(judged({trial_id: summaries[trial_id] for trial_id in ordered}))
-    known = [
-        curve.model_copy(update={"points": tuple(point for point in curve.points if point.trial_id in trials)})
-        for curve in study.curves
-    ]
-    curves = tuple(scale(curve, trials, combine_unlike) for curve in known if curve.points)
-    trials = with_distinct_names(trials, curves)
-    notes = [_by_name(note, trial) for trial in trials.values() for run in trial.runs for note in run.notes]
+    curves = _curves_of_known_trials(study)
+    names = trial_names(study.trials, curves)
+    start_ups = start_ups_by_trial(figures)
+    ordered = {trial_id: figures[trial_id] for trial_id in _in_order_of_curves(study.trials, curves)}
+    drifts = drift_by_trial(ordered)  # among equally good references the first is taken
+    trials = {
+        trial_id: TrialResult.of(of_trial, start_ups=start_ups[trial_id], drift=drifts[trial_id], name=names[trial_id])
+        for trial_id, of_trial in ordered.items()
+    }
     return Analysis(
         study=study,
         trials=trials,
-        curves=curves,
-        problems=(*results.problems, *notes),
+        curves=tuple(scale(curve, trials, combine_unlike) for curve in curves),
+        problems=(*results.problems, *_notes(trials.values())),
         runs=results.runs,
         combine_unlike=combine_unlike,
     )
+
+
+def _curves_of_known_trials(study: StudyRecord) -> list[Curve]:
+    """The study's curves without points whose trial is not recorded, and without curves that have no other points."""
+    curves = []
+    for curve in study.curves:
+        known = tuple(point for point in curve.points if point.trial_id in study.trials)
+        if known:
+            curves.append(curve.model_copy(update={"points": known}))
+    return curves
+
+
+def _in_order_of_curves(trials: Iterable[str], curves: Iterable[Curve]) -> list[str]:
+    """All trials, each once: first those of the curves, from few ranks to many."""
+    on_curves = [point.trial_id for curve in curves for point in sorted(curve.points, key=lambda point: point.gpus)]
+    return [*dict.fromkeys([*on_curves, *trials])]
+
+
+def _notes(trials: Iterable[TrialResult]) -> Iterator[str]:
+    """What the records of the combined runs lack, by the names of their trials."""
+    for trial in trials:
+        for run in trial.run_figures:
+            for note in run.notes:
+                yield _by_name(note, trial)
 
 
 def _by_name(note: str, trial: TrialResult) -> str:

@@ -91,7 +91,7 @@ def span(results: Sequence[TrialResult]) -> Span | None:
     """When the runs of these trials were made; None where no run records it, as in imported logs."""
     outcomes = []
     for result in results:
-        for run in result.records:
+        for run in result.recorded_runs:
             if run.header.imported is None and run.outcome.started_unix_seconds > 0:
                 outcomes.append(run.outcome)
     if not outcomes:
@@ -106,7 +106,7 @@ def _timed_runs(result: TrialResult, *, is_first_side: bool) -> list[_TimedRun]:
     """The runs of a trial that have a cost, without imported ones, whose time of day is unknown."""
     runs = []
     trained_share = 1 - result.images_left_out
-    for run, seconds in zip(result.records, result.run_costs, strict=True):
+    for run, seconds in zip(result.recorded_runs, result.run_costs, strict=True):
         if run.header.imported is not None or seconds is None:
             continue
         began = run.outcome.started_unix_seconds

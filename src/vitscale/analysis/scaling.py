@@ -17,7 +17,7 @@ Curves are named here too: briefly, and apart where a sweep makes them differ ("
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from vitscale.analysis.statistics import ONE_RUN, ratio
@@ -26,7 +26,7 @@ from vitscale.engines import of_engine
 from vitscale.engines.checks import computation
 from vitscale.engines.names import UNKNOWN, composed_name, engine_name, variant_in_words
 from vitscale.present.estimate import Estimate
-from vitscale.store.results import Curve
+from vitscale.store.results import Curve, CurvePoint
 from vitscale.study.sections import fact_of_label
 from vitscale.trial.facts import Fact
 from vitscale.trial.parallel import NO_SPLIT, ParallelSpec
@@ -111,35 +111,45 @@ def split_name(parallel: ParallelSpec) -> str:
     )
 
 
-def with_distinct_names(trials: Mapping[str, TrialResult], curves: Sequence[CurveResult]) -> dict[str, TrialResult]:
-    """The same trials, by identity, with names that tell them apart: "ddp on 2 ranks, micro-batch 16".
+def trial_names(trials: Mapping[str, Trial], curves: Sequence[Curve]) -> dict[str, str]:
+    """Trial identity -> a name that tells it apart from the study's others: "ddp on 2 ranks, micro-batch 16".
 
     A name is the engine and the rank count. Where several trials share these, each gets those of its additions
     (`_name_additions`) that are not the same for all of them.
+
+    Args:
+        trials: all trials of a study, by identity.
+        curves: the study's curves; each has points, of these trials.
     """
-    curve_names = _names_of_curves(curves)
-    renamed = dict(trials)
+    curve_names = _curve_name_by_trial(curves, trials)
+    names = {}
     for name, trial_ids in _ids_by_name(trials).items():
-        additions = [_name_additions(trials[trial_id].trial, curve_names.get(trial_id, "")) for trial_id in trial_ids]
+        additions = [_name_additions(trials[trial_id], curve_names.get(trial_id, "")) for trial_id in trial_ids]
         for trial_id, different in zip(trial_ids, _without_common(additions), strict=True):
-            renamed[trial_id] = replace(trials[trial_id], name=", ".join([name, *different]))
-    return renamed
-
-
-def _names_of_curves(curves: Sequence[CurveResult]) -> dict[str, str]:
-    """Trial identity -> the name of the first curve that has it."""
-    names: dict[str, str] = {}
-    for curve in curves:
-        for point in curve.points:
-            names.setdefault(point.trial_id, curve.name)
+            names[trial_id] = ", ".join([name, *different])
     return names
 
 
-def _ids_by_name(trials: Mapping[str, TrialResult]) -> dict[str, list[str]]:
+def _curve_name_by_trial(curves: Sequence[Curve], trials: Mapping[str, Trial]) -> dict[str, str]:
+    """Trial identity -> the name of the first curve that has it."""
+    names: dict[str, str] = {}
+    for curve in curves:
+        name = curve_name(curve.labels, trials[_in_order(curve)[-1].trial_id])
+        for point in curve.points:
+            names.setdefault(point.trial_id, name)
+    return names
+
+
+def _in_order(curve: Curve) -> list[CurvePoint]:
+    """The points of a curve by their number of ranks."""
+    return sorted(curve.points, key=lambda point: point.gpus)
+
+
+def _ids_by_name(trials: Mapping[str, Trial]) -> dict[str, list[str]]:
     """Name of a trial by itself -> the identities of all trials with that name."""
     ids: dict[str, list[str]] = {}
-    for trial_id, result in trials.items():
-        ids.setdefault(trial_name(result.trial), []).append(trial_id)
+    for trial_id, trial in trials.items():
+        ids.setdefault(trial_name(trial), []).append(trial_id)
     return ids
 
 
@@ -242,7 +252,7 @@ def base_of(ordered: Sequence[TrialResult]) -> TrialResult | None:
 
 def scale(curve: Curve, trials: Mapping[str, TrialResult], combine_unlike: bool) -> CurveResult:
     """Works out one curve."""
-    ordered = sorted(curve.points, key=lambda point: point.gpus)
+    ordered = _in_order(curve)
     first = base_of([trials[point.trial_id] for point in ordered])
     base = next((point for point in ordered if first is not None and point.trial_id == first.trial_id), None)
     plain = _plain_twin(curve.mode, trials[ordered[0].trial_id].trial, trials) if ordered else None

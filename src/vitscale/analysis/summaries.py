@@ -1,170 +1,170 @@
-"""Makes a trial's result from its runs, and keeps one-off compilations out of all start-up figures.
-
-DeepSpeed compiles an extension (fused_adam, cpu_adam) on a machine that has none of it yet: minutes in the first run of
-an engine, and never again. `torch.compile` keeps what it compiled in the first step on disk for the trial's later runs.
-A rank records this (`PhaseLine.compiled`).
-"""
+"""Makes the figures of one trial from its runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from vitscale.analysis.learning.convergence import convergence
 from vitscale.analysis.quality.measurement import clock_anomalies
 from vitscale.analysis.quality.shares import explained_rank_speeds
-from vitscale.analysis.runs.environments import differences, largest_like_group, run_environments
-from vitscale.analysis.runs.figures import LEARNED, PHASES, EpochFigures, LossByStep, RunFigures, all_run_figures
-from vitscale.analysis.runs.repeats import allocation_of, clusters_of, components, groups, looked_at, observations
+from vitscale.analysis.runs.environments import RunEnvironment, differences, largest_like_group, run_environments
+from vitscale.analysis.runs.figures import LEARNED, EpochFigures, LossByStep, RunFigures, all_run_figures
+from vitscale.analysis.runs.repeats import (
+    Components,
+    allocation_of,
+    clusters_of,
+    components,
+    groups,
+    looked_at,
+    observations,
+)
 from vitscale.analysis.runs.resources import resource_figures
+from vitscale.analysis.runs.steps import PaceSource
 from vitscale.analysis.statistics import interval, known_median, whole_mean
-from vitscale.analysis.time.breakdown import breakdown, combined
+from vitscale.analysis.time.breakdown import breakdown, mean_breakdown
 from vitscale.analysis.time.traffic import traffic
-from vitscale.analysis.trials import Failure, LoaderFigures, TrialResult, checkpoint_cost
+from vitscale.analysis.trials import Failure, LoaderFigures, TrialFigures, checkpoint_cost
 from vitscale.engines.checks import exchanges_unknown
 from vitscale.present.estimate import Estimate
 from vitscale.store.results import OutcomeKind, Run
-from vitscale.trial.trial import OF_THE_WRAPPER, Trial
+from vitscale.trial.trial import Trial
 
 NOT_RUN_YET = "not run yet"
-
-_MAY_COMPILE = ("engine", "first_step")
 
 
 def summarise(
     trial_id: str, trial: Trial, all_runs: Sequence[Run], combine_unlike: bool, target_ci: float | None = None
-) -> TrialResult:
+) -> TrialFigures:
     """Puts the runs of one trial together. Runs from unlike surroundings stay apart unless `combine_unlike`.
 
     `target_ci`: the precision of epoch times that the study asked for, if runs were added until it is reached.
     """
-    completed = [run for run in all_runs if run.outcome.kind == "completed"]
-    completed.sort(key=lambda run: run.header.repeat)
-    environments = run_environments(completed)
-    alike = [*range(len(completed))] if combine_unlike else largest_like_group(environments)
-    used, together = [completed[index] for index in alike], set(alike)
-    around = environments[alike[0]] if used else None
-    left_out = [
-        f"repeat {run.header.repeat + 1}: {'; '.join(differences(around, environment))}"
-        for index, (run, environment) in enumerate(zip(completed, environments, strict=True))
-        if index not in together
-    ]
-    figures = tuple(all_run_figures(used))
-    outcome, reason = _outcome(all_runs)
-    by_allocation = groups([allocation_of(run) for run in used])
-    spread = components([observations([f.epoch_seconds for f in figures], [[i] for i in own]) for own in by_allocation])
-    clusters = clusters_of(len(used), by_allocation, spread)
-    clustered = len(clusters) < len(used)
-    looked = 0 if clustered else looked_at([f.epoch_seconds for f in figures if f.epoch_seconds], target_ci)
+    combined = _combined_runs(all_runs, combine_unlike)
+    runs = combined.runs
+    figures = tuple(all_run_figures(runs))
+    sample = _sample(runs, figures, target_ci)
 
     def over_runs(values: Sequence[float | None]) -> Estimate | None:
-        known = observations(values, clusters)
-        return interval(known, looked=looked) if known else None
+        known = observations(values, sample.clusters)
+        return interval(known, looked=sample.looked) if known else None
 
-    explained = combined(
-        [breakdown(run, own.steady_from or 0) for run, own in zip(used, figures, strict=True)], clusters
-    )
-    sources = {figure.pace.source for figure in figures if figure.epoch_seconds is not None}
-    return TrialResult(
+    outcome, reason = _outcome(all_runs)
+    explained_runs = [breakdown(run, own.steady_from or 0) for run, own in zip(runs, figures, strict=True)]
+    explained = mean_breakdown(explained_runs, sample.clusters)
+    shares_model = trial.parallel.pipeline * trial.parallel.sequence > 1
+    last_epochs = [own.last_epoch for own in figures if own.last_epoch is not None]
+    return TrialFigures(
         trial_id=trial_id,
         trial=trial,
         outcome=outcome,
         reason=reason,
-        runs=figures,
-        records=tuple(used),
+        run_figures=figures,
+        recorded_runs=runs,
         runs_done=len(all_runs),
-        left_out=tuple(left_out),
-        failures=tuple(
-            Failure(r.header.repeat, r.outcome.kind, r.outcome.reason, r.outcome.rank, r.outcome.detail, r.header.log)
-            for r in all_runs
-            if r.outcome.kind != "completed"
-        ),
-        environment=around,
-        step_seconds=over_runs([figure.step_seconds for figure in figures]),
-        images_per_second=over_runs([figure.images_per_second for figure in figures]),
-        epoch_seconds=over_runs([figure.epoch_seconds for figure in figures]),
-        epoch_seconds_source="epochs" if "epochs" in sources else next(iter(sources), None),
-        elapsed_epoch_seconds=over_runs([figure.elapsed_epoch_seconds for figure in figures]),
-        startup=_startup(figures),
-        startup_seconds=known_median([figure.startup_seconds for figure in figures]),
+        left_out=combined.left_out,
+        failures=_failures(all_runs),
+        environment=combined.environment,
+        step_seconds=over_runs([own.step_seconds for own in figures]),
+        images_per_second=over_runs([own.images_per_second for own in figures]),
+        epoch_seconds=over_runs([own.epoch_seconds for own in figures]),
+        epoch_seconds_source=_epoch_seconds_source(figures),
+        elapsed_epoch_seconds=over_runs([own.elapsed_epoch_seconds for own in figures]),
         epochs=_mean_epochs(figures),
         loss_by_step=_mean_losses(figures),
-        peak_bytes=max((figure.peak_bytes for figure in figures if figure.peak_bytes is not None), default=None),
+        peak_bytes=max((own.peak_bytes for own in figures if own.peak_bytes is not None), default=None),
         breakdown=explained,
-        resources=resource_figures(used, figures, clusters, looked),
-        convergence=convergence(used, figures, clusters),
+        resources=resource_figures(runs, figures, sample.clusters, sample.looked),
+        convergence=convergence(runs, figures, sample.clusters),
         traffic=traffic(
-            used,
+            runs,
             figures,
-            clusters,
-            unlike=trial.parallel.pipeline * trial.parallel.sequence > 1,
+            sample.clusters,
+            unlike=shares_model,
             exchanges_unknown=exchanges_unknown(trial) if trial.world.size > 1 else "",
         ),
-        checkpoint=checkpoint_cost(used),
-        looked=looked,
-        allocations=by_allocation,
-        components=spread,
-        clock_anomalies=next(filter(None, map(clock_anomalies, reversed(used))), ()),
-        loader=LoaderFigures.of(trial, used),
-        last_epoch=_mean_epoch([own for figure in figures if (own := figure.last_epoch) is not None]),
-        rank_speeds=explained_rank_speeds(trial, used, figures) if explained else None,
+        checkpoint=checkpoint_cost(runs),
+        looked=sample.looked,
+        allocations=sample.allocations,
+        components=sample.components,
+        clock_anomalies=next(filter(None, map(clock_anomalies, reversed(runs))), ()),
+        loader=LoaderFigures.of(trial, runs),
+        last_epoch=_mean_epoch(last_epochs),
+        rank_speeds=explained_rank_speeds(trial, runs, figures) if explained else None,
     )
 
 
-def without_one_off(trials: Mapping[str, TrialResult]) -> dict[str, TrialResult]:
-    """The same trials; a phase in which a run compiled gets the median of runs that did not.
+class _CombinedRuns(NamedTuple):
+    """The completed runs that count together."""
 
-    The remaining seconds go to `one_off`. Without a run that did not compile the phase is left out: unavailable.
-    """
-    groups: dict[tuple[Any, ...], list[tuple[str, int, RunFigures]]] = {}
-    for trial_id, result in trials.items():
-        for n, run in enumerate(result.runs):
-            for phase in _MAY_COMPILE:
-                if phase in run.startup:
-                    groups.setdefault((phase, *_kind(phase, result)), []).append((trial_id, n, run))
-    mended: dict[str, dict[int, RunFigures]] = {}
-    for (phase, *_), members in groups.items():
-        usual = known_median(run.startup[phase] for _, _, run in members if phase not in run.compiled)
-        for trial_id, n, run in members:
-            if phase in run.compiled:
-                runs = mended.setdefault(trial_id, {})
-                runs[n] = _without(runs.get(n, run), phase, usual)
-    return {
-        trial_id: with_start_up(result, tuple(mended[trial_id].get(n, run) for n, run in enumerate(result.runs)))
-        if trial_id in mended
-        else result
-        for trial_id, result in trials.items()
-    }
+    runs: tuple[Run, ...]
+    """In the order of repeats."""
+    environment: RunEnvironment | None
+    """The surroundings of the first of them; None without a run."""
+    left_out: tuple[str, ...]
+    """Why each other completed run does not count with them."""
 
 
-def _without(run: RunFigures, phase: str, usual: float | None) -> RunFigures:
-    """The run with a compilation taken out of a phase. `usual`: the phase's seconds in other runs; None without any."""
-    rest = {name: seconds for name, seconds in run.startup.items() if name != phase}
-    seconds = run.startup[phase]
-    if usual is None:
-        return replace(run, startup=rest, one_off={**run.one_off, phase: seconds})
-    one_off = {**run.one_off, phase: max(0.0, seconds - usual)}
-    return replace(run, startup=rest | {phase: min(usual, seconds)}, one_off=one_off)
+def _combined_runs(all_runs: Sequence[Run], combine_unlike: bool) -> _CombinedRuns:
+    """The largest group of completed runs from like surroundings; all of them if `combine_unlike`."""
+    completed = [run for run in all_runs if run.outcome.kind == "completed"]
+    if not completed:
+        return _CombinedRuns(runs=(), environment=None, left_out=())
+    completed.sort(key=lambda run: run.header.repeat)
+    environments = run_environments(completed)
+    alike = [*range(len(completed))] if combine_unlike else largest_like_group(environments)
+    environment = environments[alike[0]]
+    left_out = []
+    for place in sorted({*range(len(completed))} - {*alike}):
+        why = "; ".join(differences(environment, environments[place]))
+        left_out.append(f"repeat {completed[place].header.repeat + 1}: {why}")
+    return _CombinedRuns(tuple(completed[place] for place in alike), environment, tuple(left_out))
 
 
-def _kind(phase: str, result: TrialResult) -> tuple[Any, ...]:
-    """What runs share that do the same in a phase: the engine that they build, or the first step that they train."""
-    trial = result.trial
-    if phase == "first_step":
-        return (result.trial_id,)
-    # As text: a DeepSpeed file is a dict, which cannot be a key.
-    wrapper = trial.train.model_dump_json(include=set(OF_THE_WRAPPER))
-    return (trial.launcher, trial.train.device, trial.train.optimizer, trial.model.model_dump_json(), wrapper)
+class _Sample(NamedTuple):
+    """The runs of a trial as a sample: what counts as one observation, and what decided how many there are."""
+
+    allocations: tuple[tuple[int, ...], ...]
+    components: Components | None
+    clusters: tuple[tuple[int, ...], ...]
+    """Places of the runs of each observation."""
+    looked: int
 
 
-def with_start_up(result: TrialResult, runs: tuple[RunFigures, ...]) -> TrialResult:
-    """The same result with the start-up of these run figures."""
-    return replace(
-        result, runs=runs, startup=_startup(runs), startup_seconds=known_median([run.startup_seconds for run in runs])
+def _sample(runs: Sequence[Run], figures: Sequence[RunFigures], target_ci: float | None) -> _Sample:
+    """The sample that a trial's runs are, by their epoch times and the allocations in which they were made."""
+    allocations = groups([allocation_of(run) for run in runs])
+    epoch_seconds = [own.epoch_seconds for own in figures]
+    known_by_allocation = [observations(epoch_seconds, [[run] for run in places]) for places in allocations]
+    spread = components(known_by_allocation)
+    clusters = clusters_of(len(runs), allocations, spread)
+    looked = 0
+    if len(clusters) == len(runs):  # `target_ci` counts runs, which are no observations where allocations are
+        looked = looked_at([seconds for seconds in epoch_seconds if seconds], target_ci)
+    return _Sample(allocations, spread, clusters, looked)
+
+
+def _failures(all_runs: Sequence[Run]) -> tuple[Failure, ...]:
+    failed = [run for run in all_runs if run.outcome.kind != "completed"]
+    return tuple(
+        Failure(
+            repeat=run.header.repeat,
+            kind=run.outcome.kind,
+            reason=run.outcome.reason,
+            rank=run.outcome.rank,
+            detail=run.outcome.detail,
+            log=run.header.log,
+        )
+        for run in failed
     )
+
+
+def _epoch_seconds_source(figures: Sequence[RunFigures]) -> PaceSource | None:
+    """What the epoch time rests on: whole epochs if that of any run does; None without an epoch time."""
+    sources = {own.pace.source for own in figures if own.epoch_seconds is not None}
+    return "epochs" if "epochs" in sources else next(iter(sources), None)
 
 
 def _outcome(all_runs: Sequence[Run]) -> tuple[OutcomeKind | None, str]:
@@ -183,11 +183,6 @@ def _outcome(all_runs: Sequence[Run]) -> tuple[OutcomeKind | None, str]:
     )
 
 
-def _startup(figures: Sequence[RunFigures]) -> dict[str, float]:
-    by_phase = {phase: known_median([figure.startup.get(phase) for figure in figures]) for phase in PHASES}
-    return {phase: seconds for phase, seconds in by_phase.items() if seconds is not None}
-
-
 def _mean_epochs(figures: Sequence[RunFigures]) -> tuple[EpochFigures, ...]:
     same: dict[int, list[EpochFigures]] = {}
     for epoch in (epoch for figure in figures for epoch in figure.epochs):
@@ -201,7 +196,7 @@ def _mean_epoch(of_runs: Sequence[EpochFigures]) -> EpochFigures | None:
         return None
     return EpochFigures(
         epoch=max(epoch.epoch for epoch in of_runs),
-        seconds=known_median([epoch.seconds for epoch in of_runs]),
+        elapsed_seconds=known_median([epoch.elapsed_seconds for epoch in of_runs]),
         complete=all(epoch.complete for epoch in of_runs),
         runs=len(of_runs),
         **{name: whole_mean([getattr(epoch, name) for epoch in of_runs]) for name in LEARNED},

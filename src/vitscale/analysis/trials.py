@@ -1,22 +1,25 @@
-"""One trial: its outcome, and its figures over all its completed runs."""
+"""One trial: `TrialFigures`, from its runs alone; `TrialResult`, with what all trials of its study say together.
+
+`summaries` makes the figures; `vitscale.analysis.analyse` makes each result, once.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, Self
 
 from vitscale.analysis.learning.convergence import Convergence
 from vitscale.analysis.runs.environments import RunEnvironment, differences
-from vitscale.analysis.runs.figures import EpochFigures, LossByStep, RunFigures
-from vitscale.analysis.runs.repeats import Components, clusters_of, observations
+from vitscale.analysis.runs.figures import PHASES, EpochFigures, LossByStep, RunFigures
+from vitscale.analysis.runs.repeats import Components, clusters_of, looked_at, observations
 from vitscale.analysis.runs.resources import ResourceFigures
 from vitscale.analysis.runs.steps import PaceSource
 from vitscale.analysis.statistics import known_mean, known_median
-from vitscale.analysis.time.breakdown import Breakdown, combined
+from vitscale.analysis.time.breakdown import Breakdown, mean_breakdown
 from vitscale.analysis.time.traffic import Traffic
 from vitscale.present.estimate import Estimate
 from vitscale.store.results import OutcomeKind, Run
@@ -114,18 +117,35 @@ class LoaderFigures:
 
 
 @dataclass(frozen=True)
-class TrialResult:
-    """A trial and what its runs say about it. None stands for what is unknown."""
+class StartUp:
+    """The start-up of one run, without what was compiled in it once (`vitscale.analysis.start_ups`)."""
+
+    phases: Mapping[str, float]
+    """Phase to the seconds of its slowest rank; lacks a phase that is only known with a compilation."""
+    one_off: Mapping[str, float]
+    """Phase to the seconds of its one-off compilation; empty where nothing was compiled."""
+
+    @property
+    def seconds(self) -> float | None:
+        """Sum of the phases; None without any, and where one of them is only known with a compilation."""
+        if not self.phases or not self.one_off.keys() <= self.phases.keys():
+            return None
+        return sum(self.phases.values())
+
+
+@dataclass(frozen=True)
+class TrialFigures:
+    """A trial and what its runs say about it by themselves. None stands for what is unknown."""
 
     trial_id: str
     trial: Trial
     outcome: OutcomeKind | None
     """None: the trial has no run yet."""
     reason: str
-    runs: tuple[RunFigures, ...]
-    """Figures of the completed runs that were combined."""
-    records: tuple[Run, ...]
-    """The same runs as they were recorded."""
+    run_figures: tuple[RunFigures, ...]
+    """Figures of each completed run that was combined."""
+    recorded_runs: tuple[Run, ...]
+    """The same runs as they were recorded, in the same order."""
     runs_done: int
     """Runs with an outcome of any kind."""
     left_out: tuple[str, ...]
@@ -136,42 +156,37 @@ class TrialResult:
     images_per_second: Estimate | None
     """Multiplied by `epoch_seconds` it gives the images trained in an epoch, where the size of the dataset is known."""
     epoch_seconds: Estimate | None
+    """Seconds of a steady epoch: the pace of timed steps, times the steps of an epoch (`RunFigures.epoch_seconds`)."""
     epoch_seconds_source: PaceSource | None
     elapsed_epoch_seconds: Estimate | None
     """Seconds from barrier to barrier, slow steps included, from each run's median epoch of light steps alone."""
-    startup: Mapping[str, float]
-    """Phase to seconds, median over runs."""
-    startup_seconds: float | None
     epochs: tuple[EpochFigures, ...]
     """Mean over the runs that had each epoch."""
     loss_by_step: LossByStep
     """Mean over runs."""
     peak_bytes: int | None
-    breakdown: Breakdown | None = None
+    breakdown: Breakdown | None
     """The parts of a step's time; None where no step was explained."""
-    resources: ResourceFigures | None = None
+    resources: ResourceFigures | None
     """What the devices did; None where no run completed."""
-    convergence: Convergence | None = None
+    convergence: Convergence | None
     """Accuracy by images and seconds, the target, the noise scale; None where no run has completed."""
-    traffic: Traffic | None = None
+    traffic: Traffic | None
     """What an optimizer step sends; None where no run recorded it."""
-    checkpoint: CheckpointCost | None = None
+    checkpoint: CheckpointCost | None
     """What a checkpoint takes; None where no run measured it."""
-    drift: Drift = Drift("unknown", reason="not held against another trial")
-    name: str = ""
-    """The trial's name among those of its study, for sentences (`vitscale.analysis.scaling.with_distinct_names`)."""
-    looked: int = 0
+    looked: int
     """Number of first runs that decided how many runs there are (`vitscale.analysis.runs.repeats`)."""
-    allocations: tuple[tuple[int, ...], ...] = ()
-    """Places in `runs` of the runs of each allocation, or of the same hosts; empty without runs."""
-    components: Components | None = None
+    allocations: tuple[tuple[int, ...], ...]
+    """Places in `run_figures` of the runs of each allocation, or of the same hosts; empty without runs."""
+    components: Components | None
     """The spread between allocations and inside them; None where there is one, or none has 2 runs."""
-    clock_anomalies: tuple[str, ...] = ()
+    clock_anomalies: tuple[str, ...]
     """Impossible times in the last run that has any (`quality.measurement.clock_anomalies`)."""
-    loader: LoaderFigures = LoaderFigures()
-    last_epoch: EpochFigures | None = None
+    loader: LoaderFigures
+    last_epoch: EpochFigures | None
     """Mean over runs, each at its own last whole epoch, which a target accuracy lets differ."""
-    rank_speeds: tuple[float, ...] | None = None
+    rank_speeds: tuple[float, ...] | None
     """Each rank's speed against the fastest (`quality.shares.explained_rank_speeds`); None where unknown."""
 
     @property
@@ -180,10 +195,10 @@ class TrialResult:
         of early format 11 says nothing, and has steps without images."""
         if self.trial.origin is None or self.trial.train.micro_batch > 1:
             return True
-        imports = [run.header.imported for run in self.records if run.header.imported]
+        imports = [run.header.imported for run in self.recorded_runs if run.header.imported]
         if said := [told.batch_told for told in imports if told.batch_told is not None]:
             return any(said)
-        ranks = [rank for run in self.records for rank in run.ranks]
+        ranks = [rank for run in self.recorded_runs for rank in run.ranks]
         return any(line.images for rank in ranks for line in rank.steps) or any(rank.epochs for rank in ranks)
 
     @property
@@ -191,44 +206,30 @@ class TrialResult:
         """Whether a whole run stands for an epoch: its script told of no step, and left nothing that does."""
         if self.trial.train.script is None:
             return False  # without a look at its ranks' lines, which are read for it
-        epochs = [line for run in self.records for rank in run.ranks for line in rank.epochs]
+        epochs = [line for run in self.recorded_runs for rank in run.ranks for line in rank.epochs]
         return any(line.steps is None for line in epochs)
-
-    @property
-    def drifts(self) -> bool:
-        """Whether it computes something else than the others, so that its times stand for other work."""
-        return self.drift.status == "drifts"
-
-    @cached_property
-    def comparable_costs(self) -> list[float]:
-        """The seconds that each observation needs for all images: the basis of speedups, efficiencies and comparisons.
-
-        They are an epoch's seconds, scaled up for the images that `drop_last` leaves out. Where no run tells an epoch,
-        they are those of one image times the share that is trained (`of_rates`). Empty where the trial drifts.
-        """
-        trained = 1 - self.images_left_out
-        return [] if self.drifts else [seconds / trained for seconds in self.observed_costs]
 
     @cached_property
     def observed_costs(self) -> list[float]:
         """Epoch seconds of each observation: a run, or an allocation with its runs where allocations differ. Where no
-        run tells them, as `comparable_costs`."""
+        run tells them, those of one image times the share that is trained (`of_rates`)."""
         return observations(self.run_costs, self.clusters)
 
     @property
     def run_costs(self) -> list[float | None]:
-        """Epoch seconds of each of `runs`, or where none tells them, those of the images that are trained, by its rate;
-        None for a run that tells neither."""
+        """Epoch seconds of each of `run_figures`; None for a run that tells none.
+
+        Where no run tells them, they are the seconds of the images that are trained, by its rate."""
         share = self.trial.data.fraction
-        rates = [share / run.images_per_second if run.images_per_second else None for run in self.runs]
-        return rates if self.of_rates else [run.epoch_seconds for run in self.runs]
+        rates = [share / run.images_per_second if run.images_per_second else None for run in self.run_figures]
+        return rates if self.of_rates else [run.epoch_seconds for run in self.run_figures]
 
     @property
     def observed_steps(self) -> list[float]:
         """Seconds of a whole step of each observation, as `observed_costs`."""
-        return observations([run.step_seconds for run in self.runs], self.clusters)
+        return observations([run.step_seconds for run in self.run_figures], self.clusters)
 
-    def unlike(self, other: TrialResult, combine: bool = False) -> tuple[str, ...]:
+    def unlike(self, other: TrialFigures, combine: bool = False) -> tuple[str, ...]:
         """Why the times of two trials must not be compared; empty where no reason is known.
 
         Reasons are an epoch's time against a rate of images alone and, unless `combine`, unlike surroundings
@@ -247,22 +248,7 @@ class TrialResult:
     @property
     def train_samples(self) -> int | None:
         """Images of the whole dataset; None where no run tells."""
-        return next((run.model.train_samples for run in self.runs if run.model is not None), None)
-
-    def without(self, dropped: Collection[int]) -> TrialResult:
-        """The same trial from fewer runs, with only costs and breakdown updated. `dropped`: places in `runs`."""
-        kept = [run for run in range(len(self.runs)) if run not in dropped]
-        fewer = replace(
-            self,
-            runs=tuple(self.runs[run] for run in kept),
-            allocations=tuple(
-                own for some in self.allocations if (own := tuple(kept.index(run) for run in some if run in kept))
-            ),
-        )
-        if (known := self.breakdown) is None:
-            return fewer
-        by_run = [known.by_run[run] for run in kept]
-        return replace(fewer, breakdown=combined(by_run, fewer.clusters, known.typical.rank))
+        return next((run.model.train_samples for run in self.run_figures if run.model is not None), None)
 
     @property
     def explained_runs(self) -> int:
@@ -271,18 +257,18 @@ class TrialResult:
 
     @property
     def clusters(self) -> tuple[tuple[int, ...], ...]:
-        """The runs of each observation, by their place in `runs`."""
-        return clusters_of(len(self.runs), self.allocations, self.components)
+        """The runs of each observation, by their place in `run_figures`."""
+        return clusters_of(len(self.run_figures), self.allocations, self.components)
 
     @property
     def epoch_costs(self) -> list[float]:
         """Epoch seconds of each run that tells them."""
-        return [run.epoch_seconds for run in self.runs if run.epoch_seconds is not None]
+        return [run.epoch_seconds for run in self.run_figures if run.epoch_seconds is not None]
 
     @property
     def of_rates(self) -> bool:
         """Whether its runs tell images/s and no time of an epoch."""
-        return not self.epoch_costs and any(run.images_per_second for run in self.runs)
+        return not self.epoch_costs and any(run.images_per_second for run in self.run_figures)
 
     @property
     def images_left_out(self) -> float:
@@ -296,12 +282,12 @@ class TrialResult:
     @property
     def slow_share(self) -> float | None:
         """Share of the time after warm-up in slow steps that were set aside; mean over runs."""
-        return known_mean(run.slow_share for run in self.runs)
+        return known_mean(run.slow_share for run in self.run_figures)
 
     @property
     def kept_slow_share(self) -> float | None:
         """Share of that time in slow steps that recur in the runs; mean over runs."""
-        return known_mean(run.kept_slow_share for run in self.runs)
+        return known_mean(run.kept_slow_share for run in self.run_figures)
 
     @property
     def effective_steps(self) -> float | None:
@@ -309,19 +295,104 @@ class TrialResult:
 
         Geometric mean over runs, as of their times: so many times the step is the epoch.
         """
-        known = [run.pace.effective_steps for run in self.runs if run.pace.effective_steps]
+        known = [run.pace.effective_steps for run in self.run_figures if run.pace.effective_steps]
         return statistics.geometric_mean(known) if len({*known}) > 1 else known[0] if known else None
 
     @property
     def elapsed_epochs(self) -> int:
         """Number of epochs behind `elapsed_epoch_seconds`, over all runs."""
-        return sum(run.elapsed_epochs for run in self.runs)
+        return sum(run.elapsed_epochs for run in self.run_figures)
 
     def median_of(self, figure: Callable[[RunFigures], float | None]) -> float | None:
         """Median over runs of one figure, or None where no run has it."""
-        return known_median([figure(run) for run in self.runs])
+        return known_median([figure(run) for run in self.run_figures])
 
     @property
     def model_name(self) -> str:
         """The model, as the user named it."""
         return self.trial.model_name or "unknown model"
+
+
+@dataclass(frozen=True)
+class TrialResult(TrialFigures):
+    """A trial among all trials of its study: its figures, and what they say beside those of the others."""
+
+    start_ups: tuple[StartUp, ...]
+    """Start-up of each run, in the order of `run_figures`."""
+    drift: Drift
+    name: str
+    """The trial's name among those of its study, for sentences (`vitscale.analysis.scaling.trial_names`)."""
+
+    @classmethod
+    def of(cls, figures: TrialFigures, *, start_ups: tuple[StartUp, ...], drift: Drift, name: str) -> Self:
+        """Puts the figures of a trial together with what all trials say about it."""
+        own_fields = {field.name: getattr(figures, field.name) for field in fields(TrialFigures)}
+        return cls(**own_fields, start_ups=start_ups, drift=drift, name=name)
+
+    @property
+    def startup(self) -> dict[str, float]:
+        """Phase of the start-up to seconds, median over the runs that have it; in the order of phases."""
+        medians = {phase: known_median([own.phases.get(phase) for own in self.start_ups]) for phase in PHASES}
+        return {phase: seconds for phase, seconds in medians.items() if seconds is not None}
+
+    @property
+    def startup_seconds(self) -> float | None:
+        """Seconds of the whole start-up, median over the runs that tell it."""
+        return known_median([own.seconds for own in self.start_ups])
+
+    @property
+    def drifts(self) -> bool:
+        """Whether it computes something else than the others, so that its times stand for other work."""
+        return self.drift.status == "drifts"
+
+    @cached_property
+    def comparable_costs(self) -> list[float]:
+        """The seconds that each observation needs for all images: the basis of speedups, efficiencies and comparisons.
+
+        They are an epoch's seconds, scaled up for the images that `drop_last` leaves out. Where no run tells an epoch,
+        they are those of one image times the share that is trained (`of_rates`). Empty where the trial drifts.
+        """
+        trained = 1 - self.images_left_out
+        return [] if self.drifts else [seconds / trained for seconds in self.observed_costs]
+
+    def without(self, dropped: Collection[int]) -> TrialResult:
+        """The same trial from fewer runs, with only costs, start-up and breakdown updated.
+
+        Args:
+            dropped: places in `run_figures` of the runs to leave out.
+        """
+        kept = [run for run in range(len(self.run_figures)) if run not in dropped]
+        fewer = replace(
+            self,
+            run_figures=tuple(self.run_figures[run] for run in kept),
+            start_ups=tuple(self.start_ups[run] for run in kept),
+            allocations=tuple(
+                own for some in self.allocations if (own := tuple(kept.index(run) for run in some if run in kept))
+            ),
+        )
+        if (known := self.breakdown) is None:
+            return fewer
+        by_run = [known.by_run[run] for run in kept]
+        return replace(fewer, breakdown=mean_breakdown(by_run, fewer.clusters, known.typical.rank))
+
+
+TargetStatus = Literal["reached", "open", "stopped", "failed", "untimed"]
+"""reached: it has as many runs as its first ones asked for. open: another run is wanted. stopped: not reached with as
+many runs as are allowed. failed: a run did not complete, so none is added. untimed: its runs tell no epoch time."""
+
+
+def target_status(figures: TrialFigures, target_ci: float, max_repeats: int) -> TargetStatus:
+    """Tells whether a trial's epoch time is known as closely as was asked (`vitscale.analysis.runs.repeats`).
+
+    Args:
+        figures: the trial; only its runs that may be combined count.
+        target_ci: how far the interval may reach from its centre, as a share of it.
+        max_repeats: most runs of a trial.
+    """
+    if figures.failures:
+        return "failed"
+    if figures.run_figures and not figures.epoch_costs:
+        return "untimed"
+    if looked_at(figures.epoch_costs, target_ci):
+        return "reached"
+    return "stopped" if figures.runs_done >= max_repeats else "open"

@@ -57,7 +57,7 @@ def how_it_scales(analysis: Analysis, figure: doc.Figure | None) -> doc.Section:
     ordered = sorted(sure, key=lambda each: -each.facts.efficiency.value)
     lines = [each.text for each in (*ordered, *(each for each in claims if each not in sure))]
     if not sure and (chosen := choosing.fastest(analysis)) is not None:
-        title = f"Fastest measured, {units.counted(len(chosen.trial.runs), 'run')}"
+        title = f"Fastest measured, {units.counted(len(chosen.trial.run_figures), 'run')}"
         facts_of_choice = chosen.choice(analysis, title, in_short(analysis, chosen.trial))
         lines.insert(0, claim(FASTEST, facts_of_choice).text)
     if not claims:
@@ -88,14 +88,15 @@ def scaling_of(analysis: Analysis, curve: CurveResult) -> Scaling | None:
         speedup=point.speedup,
         efficiency=point.efficiency,
         is_weak=curve.mode == "weak",
-        runs=len(analysis.trials[point.trial_id].runs),
+        runs=len(analysis.trials[point.trial_id].run_figures),
     )
 
 
 def _several_counts(analysis: Analysis) -> bool:
     """Whether a curve has runs of two rank counts or more, comparable or not."""
     return any(
-        sum(bool(analysis.trials[point.trial_id].runs) for point in curve.points) > 1 for curve in analysis.curves
+        sum(bool(analysis.trials[point.trial_id].run_figures) for point in curve.points) > 1
+        for curve in analysis.curves
     )
 
 
@@ -103,12 +104,12 @@ def what_to_choose(analysis: Analysis) -> doc.Section:
     """The best measured configuration, for how long a training, and the cheapest where that is another."""
     chosen = choosing.fastest(analysis)
     if chosen is None:
-        completed = any(trial.runs for trial in analysis.trials.values())
+        completed = any(trial.run_figures for trial in analysis.trials.values())
         why = "no trial tells an epoch time or images/s" if completed else "no trial has completed"
         return doc.Section("What would I choose?", (doc.Paragraph(f"Nothing: {why}."),))
     fastest = chosen.trial
     batch = [f"global batch {fastest.trial.global_batch:,}"] if fastest.batch_known else []
-    text = in_short(analysis, fastest, *batch, units.counted(len(fastest.runs), "run"))
+    text = in_short(analysis, fastest, *batch, units.counted(len(fastest.run_figures), "run"))
     lines = [
         claim(FASTEST, chosen.choice(analysis, "Fastest measured", text)).text,
         claim(EXPECTATION, choosing.expectation(analysis, chosen)).text,
@@ -204,7 +205,7 @@ def what_next(analysis: Analysis, advice: Advice | None, results: Path | None) -
     """What to run first, then the advice in one line, each with its command."""
     where = shlex.quote(str(results)) if results is not None else "RESULTS"
     to_run = what_to_run(analysis)
-    unsteady = steady_first([trial for trial in analysis.trials.values() if trial.runs])
+    unsteady = steady_first([trial for trial in analysis.trials.values() if trial.run_figures])
     lines = [unsteady] if unsteady else []
     lines += [f"{to_run[:1].upper()}{to_run[1:]}"] if to_run else []
     commands = [f"vitscale run STUDY.toml -o {where}"] if to_run and not _imported(analysis) else []
@@ -234,7 +235,7 @@ def what_to_run(analysis: Analysis) -> str:
         return f"{missing[0].message.removeprefix('unfinished: ')}: the same command does only these."
     if some := next((finding.advice for finding in analysis.findings if finding.kind == "some-ranks"), ""):
         return f"{some[:1].lower()}{some[1:]}"
-    few = [trial for trial in analysis.trials.values() if trial.runs and len(trial.runs) < _ENOUGH_RUNS]
+    few = [trial for trial in analysis.trials.values() if trial.run_figures and len(trial.run_figures) < _ENOUGH_RUNS]
     more = "import 3 of each together" if _imported(analysis) else "set repeats = 3"
     has = "has" if len(few) == 1 else "have"
     return (
@@ -265,7 +266,7 @@ def can_it_be_trusted(analysis: Analysis) -> doc.Section:
     """One line, with warnings and notes folded under it."""
     findings = doc.most_severe_first(analysis.findings)
     warnings = tuple(finding.kind for finding in findings if finding.severity == "warning")
-    runs = [len(trial.runs) for trial in analysis.trials.values() if trial.runs]
+    runs = [len(trial.run_figures) for trial in analysis.trials.values() if trial.run_figures]
     trust = Trust(warnings, notes=len(findings) - len(warnings), fewest_runs=min(runs, default=None))
     blocks: list[doc.Block] = [doc.Paragraph(claim(TRUST, trust).text)]
     if findings:
@@ -347,7 +348,7 @@ def terminal_document(analysis: Analysis, last: Sequence[str] = ()) -> doc.Docum
     if chosen is not None:  # its interval stands in the table
         best = chosen.trial
         short = ", ".join((f"{trial_label(analysis, best)}: {choosing.pace(best)}", *choosing.for_all_images(best)))
-        facts = chosen.choice(analysis, f"Fastest ({units.counted(len(best.runs), 'run')})", short)
+        facts = chosen.choice(analysis, f"Fastest ({units.counted(len(best.run_figures), 'run')})", short)
         fastest = claim(FASTEST, replace(facts, most_named=1)).text
     table, missing_curves = _summary(analysis, len(failed) + len(unread))
     all_curves = "each configuration"
@@ -465,7 +466,7 @@ def _summary_row(
     return (
         doc.Cell(curve.curve.name),
         doc.Cell(f"{point.gpus:,}"),
-        doc.Cell(f"{len(trial.runs)}"),
+        doc.Cell(f"{len(trial.run_figures)}"),
         interval_cell(trial.images_per_second if of_rates else trial.epoch_seconds, pace),
         *scaling,
         doc.Cell(_largest_loss(analysis, curve.curve, point)),
@@ -495,7 +496,7 @@ def _curves_in_summary(analysis: Analysis) -> list[_SummaryCurve]:
     against."""
     curves = []
     for curve in analysis.curves:
-        measured = [point for point in curve.points if analysis.trials[point.trial_id].runs]
+        measured = [point for point in curve.points if analysis.trials[point.trial_id].run_figures]
         if measured:
             most_ranks = measured[-1] if len(measured) > 1 else None
             curves.append(_SummaryCurve(curve, curve.baseline or measured[0], most_ranks))
@@ -556,14 +557,14 @@ _NAMED_PARTS = 4
 
 def _steps_table(analysis: Analysis, title: str) -> doc.Table | None:
     """Each trial's step and its longest parts; None where some tell an epoch or speedup, or none tells its parts."""
-    trials = [trial for trial in analysis.trials.values() if trial.runs]
+    trials = [trial for trial in analysis.trials.values() if trial.run_figures]
     scaled = any(point.speedup for curve in analysis.curves for point in curve.points if point != curve.baseline)
     if scaled or any(trial.epoch_seconds for trial in trials) or not any(trial.breakdown for trial in trials):
         return None
     steps = units.time_unit(trial.step_seconds.value for trial in trials if trial.step_seconds)
     rows = []
     for curve, point, trial in analysis.along(analysis.curves):
-        if trial.runs:
+        if trial.run_figures:
             cells = (doc.Cell(curve.name), doc.Cell(f"{point.gpus:,}"), interval_cell(trial.step_seconds, steps.text))
             rows.append((*cells, doc.Cell(_longest_parts(trial))))
     columns = (

@@ -215,12 +215,14 @@ def _runs(result: TrialResult) -> list[dict[str, Any]]:
             "repeat": record.header.repeat,
             "attempt": record.header.attempt,
             **attributes(run, "timed_steps", "step_seconds", "images_per_second", "epoch_seconds"),
-            **attributes(run, "elapsed_epoch_seconds", "startup_seconds", "peak_bytes"),
+            "elapsed_epoch_seconds": run.elapsed_epoch_seconds,
+            "startup_seconds": start_up.seconds,
+            "peak_bytes": run.peak_bytes,
             "loss": run.last_epoch.train_loss if run.last_epoch else None,
             **attributes(run.last_epoch, "held_out_accuracy"),
             "log": record.header.log,
         }
-        for run, record in zip(result.runs, result.records, strict=True)
+        for run, start_up, record in zip(result.run_figures, result.start_ups, result.recorded_runs, strict=True)
     ]
 
 
@@ -244,7 +246,7 @@ def _trial(analysis: Analysis, result: TrialResult) -> dict[str, Any]:
     trial = result.trial
     modes = [c.mode for c in analysis.curves if any(point.trial_id == result.trial_id for point in c.points)]
     curve, point = analysis.curve_of(result.trial_id) or (None, None)
-    model = next((run.model for run in result.runs if run.model is not None), None)
+    model = next((run.model for run in result.run_figures if run.model is not None), None)
     return {
         "trial": result.trial_id,
         **attributes(result, "outcome", "reason"),
@@ -271,39 +273,47 @@ def _trial(analysis: Analysis, result: TrialResult) -> dict[str, Any]:
         "grad_accum": trial.train.grad_accum,
         "global_batch": trial.global_batch if result.batch_known else None,
         "precision": trial.train.precision,
-        "repeats": len(result.runs),
-        "timed_steps": min((run.timed_steps for run in result.runs), default=None),
+        "repeats": len(result.run_figures),
+        "timed_steps": min((run.timed_steps for run in result.run_figures), default=None),
         **estimate_fields("step_seconds", result.step_seconds),
         "step_seconds_p95": result.median_of(lambda run: run.step_seconds_p95),
         "step_seconds_p99": result.median_of(lambda run: run.step_seconds_p99),
-        "tail_steps": min((run.tail_steps for run in result.runs), default=None),
-        "slow_steps": sum(len(run.slow.set_aside) for run in result.runs) if result.runs else None,
+        "tail_steps": min((run.tail_steps for run in result.run_figures), default=None),
+        "slow_steps": sum(len(run.slow.set_aside) for run in result.run_figures) if result.run_figures else None,
         "slow_steps_share": result.slow_share,
-        "slow_steps_kept": sum(len(run.slow.kept) for run in result.runs) if result.runs else None,
+        "slow_steps_kept": sum(len(run.slow.kept) for run in result.run_figures) if result.run_figures else None,
         "slow_steps_kept_share": result.kept_slow_share,
         **estimates(result, "images_per_second", "epoch_seconds"),
         "epoch_seconds_source": result.epoch_seconds_source,
         "allocations": len(result.allocations) or None,
         "spread_between_allocations": result.components.between if result.components else None,
         "spread_within_allocations": result.components.within if result.components else None,
-        "epoch_images": next((run.pace.epoch_images for run in result.runs), None),
+        "epoch_images": next((run.pace.epoch_images for run in result.run_figures), None),
         **attributes(result, "images_left_out", "effective_steps"),
-        "last_step_source": next((run.pace.last_step_source for run in result.runs), None),
+        "last_step_source": next((run.pace.last_step_source for run in result.run_figures), None),
         **estimate_fields("elapsed_epoch_seconds", result.elapsed_epoch_seconds),
-        "elapsed_epochs": result.elapsed_epochs if result.runs else None,
+        "elapsed_epochs": result.elapsed_epochs if result.run_figures else None,
         "baseline": curve.baseline.trial_id if curve and curve.baseline else None,
         **_scaling(point),
         "startup_seconds": result.startup_seconds,
-        "startup": dict(result.startup),
+        "startup": result.startup,
         **_learnt(trial, result.last_epoch),
-        "epochs": [
-            attributes(epoch, "epoch", "complete", "seconds", "runs") | _learnt(trial, epoch) for epoch in result.epochs
-        ],
+        "epochs": [_epoch(trial, epoch) for epoch in result.epochs],
         "peak_bytes": result.peak_bytes,
         **attributes(model, "gradient_dtype", "synchronised_timing"),
         **_drift(result.drift),
         **contract_details.flat(result),
         **contract_details.nested(result),
+    }
+
+
+def _epoch(trial: Trial, epoch: EpochFigures) -> dict[str, Any]:
+    return {
+        "epoch": epoch.epoch,
+        "complete": epoch.complete,
+        "seconds": epoch.elapsed_seconds,
+        "runs": epoch.runs,
+        **_learnt(trial, epoch),
     }
 
 

@@ -25,7 +25,7 @@ _FOUR = ("MFU", "of the measured matmul rate", "exposed communication")
 
 def four_figures(analysis: Analysis) -> Table | None:
     """Speed and how much of the device it takes: never one of the four without the others."""
-    measured = [trial for trial in analysis.trials.values() if trial.runs]
+    measured = [trial for trial in analysis.trials.values() if trial.run_figures]
     speed = f"images/s/{'GPU' if any(trial.trial.train.device == 'cuda' for trial in measured) else 'rank'}"
     columns: list[TrialColumn] = [
         (speed, lambda trial: _cell(trial.images_per_second, units.number, 1 / trial.trial.world.size)),
@@ -43,7 +43,7 @@ def four_figures(analysis: Analysis) -> Table | None:
         *_unknown("Exposed communication", measured, lambda t: "" if t.breakdown else "no step was explained"),
     ]
     title = "Four figures that stand together"
-    return grouped_table(analysis, title, columns, lambda trial: trial.runs, always=(speed, *_FOUR), notes=notes)
+    return grouped_table(analysis, title, columns, lambda trial: trial.run_figures, always=(speed, *_FOUR), notes=notes)
 
 
 def parts_table(analysis: Analysis) -> Table | None:
@@ -67,7 +67,7 @@ def _left_out(trial: TrialResult) -> str:
     """The explained steps, repeats and ranks that are not in a trial's parts; empty where all are."""
     if (own := trial.breakdown) is None:
         return ""
-    repeats = [run.header.repeat + 1 for run, used in zip(trial.records, own.by_run, strict=True) if used is None]
+    repeats = [run.header.repeat + 1 for run, used in zip(trial.recorded_runs, own.by_run, strict=True) if used is None]
     ranks = sorted(set(range(trial.trial.world.size)) - {rank.rank for rank in own.ranks})
     steps = f"{len(own.left_out)} of {own.steps + len(own.left_out)} explained steps"
     said = [
@@ -156,7 +156,7 @@ def accuracy_table(analysis: Analysis, curves: Sequence[CurveResult]) -> Table |
 
 def _epochs(trial: TrialResult) -> str:
     """ "3"; "3 to 5" where runs with a target accuracy ended at epochs of their own."""
-    ends = [run.last_epoch for run in trial.runs if run.last_epoch is not None]
+    ends = [run.last_epoch for run in trial.run_figures if run.last_epoch is not None]
     last = [end.epoch + 1 for end in ends if end.complete]
     fewest = " to ".join(map(str, dict.fromkeys((min(last), max(last))))) if last else "less than 1"
     return fewest if ends else units.UNKNOWN

@@ -76,7 +76,7 @@ def report_document(
 
 def charts(analysis: Analysis, forecast: Forecast | None = None, advice: Advice | None = None) -> dict[str, doc.Figure]:
     """Name to chart, for all that have data, in the order of the report."""
-    measured = [c for c in analysis.curves if any(analysis.trials[point.trial_id].runs for point in c.points)]
+    measured = [c for c in analysis.curves if any(analysis.trials[point.trial_id].run_figures for point in c.points)]
     best = best_measured(analysis)
     figures = (
         scaling.scaling_chart(analysis, measured),
@@ -136,7 +136,7 @@ def _path(results: Path | None, inside: str) -> str:
 
 
 def _time(analysis: Analysis, drawn: dict[str, doc.Figure]) -> doc.Section | None:
-    if not any(trial.runs for trial in analysis.trials.values()):
+    if not any(trial.run_figures for trial in analysis.trials.values()):
         return None
     explained = any(trial.breakdown for trial in analysis.trials.values())
     remarks = [
@@ -224,11 +224,11 @@ def _ahead(forecast: Forecast | None, advice: Advice | None, drawn: dict[str, do
 
 
 def _runs(analysis: Analysis, results: Path | None) -> doc.Section | None:
-    measured = [trial for trial in analysis.trials.values() if trial.runs]
+    measured = [trial for trial in analysis.trials.values() if trial.run_figures]
     if not measured:
         return None
-    step = units.time_unit(run.step_seconds for trial in measured for run in trial.runs)
-    epoch = units.time_unit(run.epoch_seconds for trial in measured for run in trial.runs)
+    step = units.time_unit(run.step_seconds for trial in measured for run in trial.run_figures)
+    epoch = units.time_unit(run.epoch_seconds for trial in measured for run in trial.run_figures)
     columns = [
         doc.Column("repeat"), doc.Column("timed steps"), doc.Column("step", step.sign), doc.Column("epoch", epoch.sign),
         doc.Column("images/s"), doc.Column("start-up", "s"), doc.Column("memory"), doc.Column("log", words=True),
@@ -239,9 +239,9 @@ def _runs(analysis: Analysis, results: Path | None) -> doc.Section | None:
             (
                 str(record.header.repeat + 1), f"{run.timed_steps:,}", step.text(run.step_seconds),
                 epoch.text(run.epoch_seconds), units.number(run.images_per_second),
-                units.number(run.startup_seconds), units.size(run.peak_bytes), _path(results, record.header.log),
+                units.number(start_up.seconds), units.size(run.peak_bytes), _path(results, record.header.log),
             )
-            for run, record in zip(trial.runs, trial.records, strict=True)
+            for run, start_up, record in zip(trial.run_figures, trial.start_ups, trial.recorded_runs, strict=True)
         )  # fmt: skip
     return _section("Every run", (doc.table(columns, rows, label="trial"),))
 

@@ -77,7 +77,7 @@ def paragraph(analysis: Analysis) -> str:
     around = [result.environment for result in measured if result.environment is not None]
     devices = dict.fromkeys(device for environment in around for device in environment.devices)
     modes = dict.fromkeys(curve.mode for curve in analysis.curves)
-    steps = [run.timed_steps for result in measured for run in result.runs]
+    steps = [run.timed_steps for result in measured for run in result.run_figures]
     warmup = sorted({t.window.warmup_steps for t in trials})
     versions = dict.fromkeys(f"{name} {version}" for environment in around for name, version in environment.versions)
     imported = analysis.study.imported
@@ -95,7 +95,7 @@ def paragraph(analysis: Analysis) -> str:
             f"{listed(models)} on {listed(data)} in {listed(precisions)}: {listed(engines, 12)};",
             f"{listed(ranks, 20)} rank{'s' * (ranks != [1])} on {listed(hosts)} host{'s' * (hosts != [1])};",
             f"devices: {listed(devices) if devices else 'not recorded'}; batch policy: {listed(modes)}.",
-            f"{told}. Runs of a trial: {_range(len(result.runs) for result in measured)}.",
+            f"{told}. Runs of a trial: {_range(len(result.run_figures) for result in measured)}.",
             f"{timing} over runs it is the geometric mean with {_intervals(measured)}.",
             f"Software: {listed(versions, 30) if versions else 'not recorded'};",
             f"figures by vitscale {program.identity()}.",
@@ -117,7 +117,7 @@ def _data(trial: Trial) -> str:
 
 
 def _measured(analysis: Analysis) -> list[TrialResult]:
-    return [result for result in analysis.trials.values() if result.runs]
+    return [result for result in analysis.trials.values() if result.run_figures]
 
 
 def _range(counts: Iterable[int]) -> str:
@@ -126,7 +126,7 @@ def _range(counts: Iterable[int]) -> str:
 
 
 def _intervals(measured: Sequence[TrialResult]) -> str:
-    repeated = sum(len(result.runs) > 1 for result in measured)
+    repeated = sum(len(result.run_figures) > 1 for result in measured)
     if not repeated:
         return "no interval, for no trial was repeated"
     of = "" if repeated == len(measured) else f", for the {repeated} of {len(measured)} trials that were repeated"
@@ -162,7 +162,7 @@ def _base_case(analysis: Analysis, _: Sequence[TrialResult]) -> Judged:
 
 def _subsets(analysis: Analysis, measured: Sequence[TrialResult]) -> Judged:
     every = list(analysis.trials.values())
-    ended = Counter(result.outcome or "not run yet" for result in every if not result.runs)
+    ended = Counter(result.outcome or "not run yet" for result in every if not result.run_figures)
     left_out = sum(len(result.left_out) for result in every)
     told = f"{len(measured)} of {counted(len(every), 'trial')} measured"
     told += "".join(f", {count} {kind}" for kind, count in ended.items())
@@ -178,7 +178,7 @@ def _means(_: Analysis, measured: Sequence[TrialResult]) -> Judged:
     if all(result.of_rates for result in measured):
         return "in part", "Rates were told as they are, without the times that they come from.", "the times of steps"
     told = "Step times are averaged arithmetically; a rate is images over that time, never a mean of rates."
-    if any(len(result.runs) > 1 for result in measured):
+    if any(len(result.run_figures) > 1 for result in measured):
         told += " Times and rates are averaged geometrically over runs, for times are skewed to the right."
         return (
             "in part",
@@ -198,9 +198,9 @@ def _ratios(analysis: Analysis, _: Sequence[TrialResult]) -> Judged:
 
 
 def _variation(_: Analysis, measured: Sequence[TrialResult]) -> Judged:
-    single = sum(len(result.runs) < 2 for result in measured)
-    few = sum(2 <= len(result.runs) < 3 for result in measured)
-    runs = _range(len(result.runs) for result in measured)
+    single = sum(len(result.run_figures) < 2 for result in measured)
+    few = sum(2 <= len(result.run_figures) < 3 for result in measured)
+    runs = _range(len(result.run_figures) for result in measured)
     told = f"{runs} run{'s' * (runs != '1')} of a trial; {_intervals(measured)}."
     missing = [f"an interval of {counted(single, 'trial')} run once"] if single else []
     missing += [f"a third run of {counted(few, 'trial')}"] if few else []
@@ -209,9 +209,9 @@ def _variation(_: Analysis, measured: Sequence[TrialResult]) -> Judged:
 
 
 def _normality(_: Analysis, measured: Sequence[TrialResult]) -> Judged:
-    enough = [result for result in measured if len(result.runs) >= _FEWEST_TO_TEST]
+    enough = [result for result in measured if len(result.run_figures) >= _FEWEST_TO_TEST]
     if not enough:
-        most = max(len(result.runs) for result in measured)
+        most = max(len(result.run_figures) for result in measured)
         why = f"at most {counted(most, 'run')} of a trial, and a test takes {_FEWEST_TO_TEST} to find anything"
         return "no", "Intervals take logarithms of times to be normal.", f"a test of that: {why}"
     import numpy as np
@@ -219,9 +219,9 @@ def _normality(_: Analysis, measured: Sequence[TrialResult]) -> Judged:
 
     tested = {}
     for result in enough:
-        times = [run.epoch_seconds for run in result.runs if run.epoch_seconds]
+        times = [run.epoch_seconds for run in result.run_figures if run.epoch_seconds]
         if len(times) >= _FEWEST_TO_TEST and statistics.pstdev(times) > 0:
-            tested[result.name or result.trial_id] = float(shapiro(np.log(times)).pvalue)
+            tested[result.name] = float(shapiro(np.log(times)).pvalue)
     if not tested:
         return "no", "Intervals take logarithms of times to be normal.", "runs with epoch times that differ"
     name, least = min(tested.items(), key=lambda item: item[1])
@@ -248,7 +248,7 @@ def _compared(analysis: Analysis, _: Sequence[TrialResult]) -> Judged:
 
 
 def _centre(_: Analysis, measured: Sequence[TrialResult]) -> Judged:
-    runs = [run for result in measured for run in result.runs]
+    runs = [run for result in measured for run in result.run_figures]
     tails = sum(run.step_seconds_p99 is not None for run in runs)
     slow = sum(len(run.slow.set_aside) for run in runs)
     told = (
@@ -287,9 +287,9 @@ def _setup(analysis: Analysis, measured: Sequence[TrialResult]) -> Judged:
 
 
 def _technique(analysis: Analysis, measured: Sequence[TrialResult]) -> Judged:
-    models = [run.model for result in measured for run in result.runs if run.model is not None]
+    models = [run.model for result in measured for run in result.run_figures if run.model is not None]
     synchronised = Counter(model.synchronised_timing for model in models)
-    steps = [run.timed_steps for result in measured for run in result.runs]
+    steps = [run.timed_steps for result in measured for run in result.run_figures]
     sources = dict.fromkeys(result.epoch_seconds_source for result in measured if result.epoch_seconds_source)
     told = f"{_range(steps)} timed steps a run after warm-up; epoch times from {listed(sources)}; timing synchronises"
     if all(result.of_rates for result in measured):
@@ -297,7 +297,7 @@ def _technique(analysis: Analysis, measured: Sequence[TrialResult]) -> Judged:
     told += f" the device in {synchronised[True]} of {counted(len(models), 'run')}."
     if analysis.study.imported is None and not any(result.trial.train.script for result in measured):
         told += " An epoch ends in a barrier, which is in its time; what ranks wait is told without comparing clocks."
-    untold = synchronised[None] + sum(len(result.runs) for result in measured) - len(models)
+    untold = synchronised[None] + sum(len(result.run_figures) for result in measured) - len(models)
     missing = [f"whether timing synchronises, of {counted(untold, 'run')}"] if untold else []
     missing += ["times of steps"] if "epochs" in sources else []
     return "in part" if missing else "yes", told, listed(missing) if missing else ""

@@ -188,7 +188,7 @@ def _write_traces(analysis: Analysis, folder: Path) -> list[Path]:
 
     written = []
     for result in analysis.trials.values():
-        for run, figures in zip(result.records, result.runs, strict=True):
+        for run, figures in zip(result.recorded_runs, result.run_figures, strict=True):
             if steps := [step for step in explained_steps(run) if step >= (figures.steady_from or 0)]:
                 folder.mkdir(parents=True, exist_ok=True)
                 written.append(folder / f"{result.trial_id}-r{run.header.repeat}.trace.json.gz")

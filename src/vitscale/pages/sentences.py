@@ -9,7 +9,6 @@ from vitscale.analysis import Analysis, Factor, Waterfall
 from vitscale.analysis.comparisons import pairs_tested
 from vitscale.analysis.learning.drift import STEPS
 from vitscale.analysis.runs.environments import environments
-from vitscale.analysis.scaling import trial_name
 from vitscale.analysis.statistics import CONFIDENCE, ONE_RUN
 from vitscale.analysis.time.run_waterfall import CHECKPOINT, EVALUATION, START_UP
 from vitscale.analysis.time.waterfall import STEP_ROUNDING
@@ -107,25 +106,26 @@ def equality(analysis: Analysis) -> str:
     but = f"; {drifting} drift{'s' if drifting == 1 else ''}" if drifting else ""
     losses = f"the losses of {len(agreeing)} trials are those" if len(agreeing) > 1 else "the loss of 1 trial is that"
     how = f"within {relative(most)}" if most else "exactly"
-    compared = [len(run.loss_by_step.step) for trial in analysis.trials.values() for run in trial.runs]
+    compared = [len(run.loss_by_step.step) for trial in analysis.trials.values() for run in trial.run_figures]
     steps = counted(min(STEPS, max(compared, default=STEPS)), "step")
     return f"Equality: over the first {steps} {losses} of a trial that must compute the same, {how}{but}."
 
 
 def scope(analysis: Analysis) -> str:
     """What intervals over runs do not cover, in a sentence; empty where no trial was repeated, or this is unknown."""
-    repeated = [trial for trial in analysis.trials.values() if len(trial.runs) > 1 and trial.environment is not None]
+    repeated = [
+        trial for trial in analysis.trials.values() if len(trial.run_figures) > 1 and trial.environment is not None
+    ]
     if not repeated:
         return ""
-    kind = "allocation" if any(own.allocation for t in repeated for own in environments(t.records[0])) else "host"
+    kind = "allocation" if any(own.allocation for t in repeated for own in environments(t.recorded_runs[0])) else "host"
     apart = [(trial.components.between, trial) for trial in repeated if trial.components and trial.components.clustered]
     if apart:
         between, worst = max(apart, key=lambda pair: pair[0])
         within = worst.components.within if worst.components else 0.0
-        name = worst.name or trial_name(worst.trial)
         return (
             f"Epoch times differ from {kind} to {kind} in {len(apart)} of {len(repeated)} repeated trials (up to "
-            f"{percent(between, 1)} between them, {percent(within, 1)} inside; {name}): of these an {kind} "
+            f"{percent(between, 1)} between them, {percent(within, 1)} inside; {worst.name}): of these an {kind} "
             "with all its runs counts as one observation."
         ).replace("an host", "a host")
     if all(len(trial.allocations) == 1 for trial in repeated):

@@ -51,7 +51,7 @@ class TrackedRun:
 
 def tracked_runs(analysis: Analysis) -> Iterator[TrackedRun]:
     """Every completed run that counts in the figures."""
-    records = [record for result in analysis.trials.values() for record in result.records]
+    records = [record for result in analysis.trials.values() for record in result.recorded_runs]
     for row, record in zip(run_rows(analysis), records, strict=True):
         header = record.header
         # Results of others may have any name, and the name becomes a folder's.

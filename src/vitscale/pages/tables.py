@@ -69,7 +69,7 @@ def _mode_table(analysis: Analysis, mode: Mode, curves: Sequence[CurveResult]) -
         for point in curve.points:
             trial = analysis.trials[point.trial_id]
             first = (Cell(sentences.ranks_on_hosts(trial.trial.world)), Cell(batch_text(trial)))
-            if not trial.runs:
+            if not trial.run_figures:
                 outcome = trial.outcome or NOT_RUN_YET
                 state = "failed" if trial.outcome else "missing"
                 rows.append((*first, Cell(outcome, state=state, spans=len(figures))))  # type: ignore[arg-type]  # the states are those of cells
@@ -92,7 +92,7 @@ def _without_baseline(analysis: Analysis, curve: CurveResult) -> str:
     if curve.baseline is not None:
         return ""
     drifts = any(analysis.trials[point.trial_id].drifts for point in curve.points)
-    if any(analysis.trials[point.trial_id].runs for point in curve.points) and not drifts:
+    if any(analysis.trials[point.trial_id].run_figures for point in curve.points) and not drifts:
         return f"{curve.name}: no baseline, for no trial of it tells an epoch time or images/s."
     return f"{curve.name}: no baseline, for no trial of it has completed{' without drifting' if drifts else ''}."
 
@@ -108,8 +108,8 @@ def _p95(trial: TrialResult) -> float | None:
 
 def _runs_and_steps(trial: TrialResult) -> str:
     """ "3 x 60": runs, and the timed steps of the shortest; for logs of whole epochs the runs alone."""
-    steps = min((run.timed_steps for run in trial.runs), default=0)
-    return f"{len(trial.runs)} x {steps}" if steps else str(len(trial.runs))
+    steps = min((run.timed_steps for run in trial.run_figures), default=0)
+    return f"{len(trial.run_figures)} x {steps}" if steps else str(len(trial.run_figures))
 
 
 def _elapsed_cell(trial: TrialResult, unit: units.Unit) -> Cell:
@@ -149,7 +149,7 @@ def batch_text(result: TrialResult) -> str:
 def slow_steps_told(trials: Sequence[TrialResult]) -> list[str]:
     """The rule by which slow steps are set aside, how many were, and their largest share of a trial's time."""
     each = {trial.trial_id: trial for trial in trials}.values()
-    runs = [run for trial in each for run in trial.runs if run.slow_share is not None]
+    runs = [run for trial in each for run in trial.run_figures if run.slow_share is not None]
     if not runs:
         return []
     aside, timed = sum(len(run.slow.set_aside) for run in runs), sum(run.timed_steps for run in runs)

@@ -158,7 +158,7 @@ def gather(analysis: Analysis, network: Network, loader_images_per_second: float
     series = []
     for curve in analysis.curves:
         measured = [analysis.trials[point.trial_id] for point in curve.points]
-        usable = [result for result in measured if result.runs and not result.drifts and _costs(result)]
+        usable = [result for result in measured if result.run_figures and not result.drifts and _costs(result)]
         impossible |= {result.trial_id: _why_impossible(result) for result in measured if _impossible_costs(result)}
         unknown = {
             result.trial_id
@@ -170,7 +170,7 @@ def gather(analysis: Analysis, network: Network, loader_images_per_second: float
         if points:
             name = curve.name if names.count(curve.name) == 1 else f"{curve.name}, {curve.mode}"
             series.append(Series(name, curve.mode, curve.labels, points))
-    completed = any(result.runs for result in analysis.trials.values())
+    completed = any(result.run_figures for result in analysis.trials.values())
     epochs_told = any(result.epoch_costs for result in analysis.trials.values())
     return Evidence(
         tuple(series),
@@ -206,14 +206,14 @@ def _why_impossible(result: TrialResult) -> str:
 
 
 def _recorded_costs(result: TrialResult) -> tuple[float, ...]:
-    pairs = [(run.step_seconds, run.images_per_second) for run in result.runs]
+    pairs = [(run.step_seconds, run.images_per_second) for run in result.run_figures]
     # Rates without a batch are "steps" of one image per GPU, as the records have them.
     steps = [result.trial.world.size / rate if step is None and rate else step for step, rate in pairs]
     return tuple(step for step in steps if step is not None)
 
 
 def _of_its_images(result: TrialResult) -> bool:
-    lines = [line for run in result.records for rank in run.ranks for line in rank.steps]
+    lines = [line for run in result.recorded_runs for rank in run.ranks for line in rank.steps]
     return bool(lines) and all(
         line.images == result.trial.train.micro_batch * result.trial.train.grad_accum for line in lines
     )
@@ -224,13 +224,13 @@ def _point(result: TrialResult) -> Point:
     dataset = result.train_samples
     images = None if dataset is None or not result.batch_known else samples_used(dataset, trial.data.fraction)
     train, steps = trial.train, None if images is None else trial.steps_per_epoch(images)
-    spreads = [run.step_spread for run in result.runs if run.step_spread is not None]
+    spreads = [run.step_spread for run in result.run_figures if run.step_spread is not None]
     sent = result.traffic.sent if result.traffic else ()
-    devices = [rank.start.environment.device for run in result.records[:1] for rank in run.ranks if rank.start]
+    devices = [rank.start.environment.device for run in result.recorded_runs[:1] for rank in run.ranks if rank.start]
     capacities = [device.memory_bytes for device in devices if device.memory_bytes]
     backend = result.traffic.backend if result.traffic else None
     joules = result.resources.joules_per_image if result.resources else None
-    traces = all(run.header.imported and run.header.imported.log_format == "trace" for run in result.records)
+    traces = all(run.header.imported and run.header.imported.log_format == "trace" for run in result.recorded_runs)
     return Point(
         trial_id=result.trial_id,
         trial=trial,
@@ -245,14 +245,14 @@ def _point(result: TrialResult) -> Point:
         rank_speeds=result.rank_speeds if result.breakdown else None,
         step_spread=statistics.median(spreads) / _QUARTILES_APART if spreads else None,
         joules_per_image=joules.value if joules else None,
-        startup_seconds=tuple(run.startup_seconds for run in result.runs if run.startup_seconds),
+        startup_seconds=tuple(start_up.seconds for start_up in result.start_ups if start_up.seconds),
         outside_seconds=_outside(result),
         evaluation_seconds=result.median_of(lambda run: run.evaluation_seconds),
         memory_capacity_bytes=min(capacities) if capacities else None,
         batch_known=result.batch_known,
-        assumed=frozenset(field for run in result.records for field in _assumed_by_the_import(run)),
+        assumed=frozenset(field for run in result.recorded_runs for field in _assumed_by_the_import(run)),
         rate_known=result.batch_known or _of_its_images(result),
-        trace_steps=sum(run.timed_steps for run in result.runs) if traces else 0,
+        trace_steps=sum(run.timed_steps for run in result.run_figures) if traces else 0,
         backend=backend if backend in ("nccl", "gloo") else ("nccl" if train.device == "cuda" else "gloo"),
     )
 
@@ -264,11 +264,11 @@ def _assumed_by_the_import(run: Run) -> tuple[str, ...]:
 def _outside(result: TrialResult) -> tuple[float, ...]:
     """Seconds of each run but for its steps after the first at their pace, evaluations, and one-off compilations."""
     outside = []
-    for record, run in zip(result.records, result.runs, strict=True):
-        if run.startup_seconds and run.step_seconds is not None:
+    for record, run, start_up in zip(result.recorded_runs, result.run_figures, result.start_ups, strict=True):
+        if start_up.seconds and run.step_seconds is not None:
             later = max(0, run.steps - 1) * run.step_seconds + len(run.epochs) * (run.evaluation_seconds or 0.0)
-            rest = record.outcome.wall_seconds - sum(run.one_off.values()) - later
-            outside.append(max(run.startup_seconds, rest))  # which is part of it
+            rest = record.outcome.wall_seconds - sum(start_up.one_off.values()) - later
+            outside.append(max(start_up.seconds, rest))  # which is part of it
     return tuple(outside)
 
 

@@ -55,10 +55,10 @@ class Proof:
 def proofs(result: TrialResult) -> tuple[Proof, ...]:
     """All claims about a trial's first completed run; where none completed, the one claim that it did not."""
     name = ", ".join(filter(None, (engine_name(result.trial.train), split_name(result.trial.parallel))))
-    if not result.records:
+    if not result.recorded_runs:
         why = result.reason or "it did not end"
         return (Proof("run", name, "fails", f"{result.outcome or 'not run'}: {why}"),)
-    run = result.records[0]
+    run = result.recorded_runs[0]
     return (
         _placement(name, run),
         _losses(name, result),

@@ -13,8 +13,8 @@ from itertools import chain
 from pathlib import Path
 
 from vitscale import store
-from vitscale.analysis.runs.repeats import TargetStatus, target_status
 from vitscale.analysis.summaries import summarise
+from vitscale.analysis.trials import TargetStatus, target_status
 from vitscale.errors import RequestError, StoreError, shown
 from vitscale.runner.one_run import RunContext, Task, new_attempt, touched, unstarted
 from vitscale.runner.planning import Plan, begun_study
@@ -103,8 +103,8 @@ def may_be_added(
     for run in store.load(results, only=begun).runs if begun and results is not None else ():
         by_trial.setdefault(run.header.trial_id, []).append(run)
     for trial_id, own_runs in by_trial.items():
-        result = summarise(trial_id, study.trials[trial_id], own_runs, combine_unlike=False)
-        if target_status(result, study.target_ci, study.max_repeats) != "open":
+        figures = summarise(trial_id, study.trials[trial_id], own_runs, combine_unlike=False)
+        if target_status(figures, study.target_ci, study.max_repeats) != "open":
             del wanting[trial_id]
     rounds = range(study.repeats, study.max_repeats)
     return frozenset((trial_id, repeat) for trial_id, own in wanting.items() for repeat in rounds if repeat not in own)
@@ -268,9 +268,9 @@ class AddedRuns:
             if own is None:
                 own = list(store.load(self._results, only={trial_id}, known=self._read).runs)
                 self._read |= {run.header.folder: run for run in own}
-            result = summarise(trial_id, trial, own, combine_unlike=False)
+            figures = summarise(trial_id, trial, own, combine_unlike=False)
             target = self._plan.measure.target_ci
-            now = target_status(result, target, self._plan.measure.max_repeats) if target is not None else "stopped"
+            now = target_status(figures, target, self._plan.measure.max_repeats) if target is not None else "stopped"
             self._stood[trial_id] = known = (runs, now)
         return known[1]
 

@@ -13,7 +13,7 @@ def switches(analysis: Analysis) -> Figure | None:
     rows: list[dict[str, Any]] = [
         {"engine": trial.trial.train.engine, "rank": rank.rank, "switches": line.values["switches"]}
         for trial in analysis.trials.values()
-        for run in trial.records
+        for run in trial.recorded_runs
         for rank in run.ranks
         for line in rank.meters
         if line.meter == "switches" and line.values.get("switches") is not None  # a reading may be unavailable

@@ -18,7 +18,7 @@ import numpy as np
 
 from vitscale.analysis.runs.figures import RunFigures
 from vitscale.analysis.scaling import trial_name
-from vitscale.analysis.trials import Drift, TrialResult
+from vitscale.analysis.trials import Drift, TrialFigures
 from vitscale.engines import of_engine
 from vitscale.engines.checks import computation
 from vitscale.engines.facts import ONE_PROCESS
@@ -57,7 +57,7 @@ class LossDifference:
         return max(first[:2]) > after_one_update or max(first) > after_two
 
 
-def largest(member: TrialResult, reference: TrialResult) -> LossDifference | None:
+def largest(member: TrialFigures, reference: TrialFigures) -> LossDifference | None:
     """The difference of the run of `member` that differs most; None where no two of their runs can be compared."""
     if not seeded(reference) and (known := _of_like_steps(member, reference)) is not None:
         return known
@@ -65,7 +65,7 @@ def largest(member: TrialResult, reference: TrialResult) -> LossDifference | Non
     return max((known for known in by_run if known is not None), key=lambda known: known.worst[1], default=None)
 
 
-def _of_like_steps(member: TrialResult, reference: TrialResult) -> LossDifference | None:
+def _of_like_steps(member: TrialFigures, reference: TrialFigures) -> LossDifference | None:
     """`largest` for all runs at once; None where one lacks a loss or has other steps than the reference's first run."""
     theirs = _by_repeat(reference)[0][1].loss_by_step
     step, loss = theirs.step[:STEPS], theirs.loss[:STEPS]
@@ -83,16 +83,20 @@ def _of_like_steps(member: TrialResult, reference: TrialResult) -> LossDifferenc
     return LossDifference(tuple(zip(step.tolist(), worst.tolist(), strict=True)))
 
 
-def _by_repeat(result: TrialResult) -> list[tuple[int, RunFigures]]:
+def _by_repeat(result: TrialFigures) -> list[tuple[int, RunFigures]]:
     """Repeat and figures of each completed run, in the order of repeats."""
-    numbered = ((run.header.repeat, figures) for run, figures in zip(result.records, result.runs, strict=True))
+    numbered = (
+        (run.header.repeat, figures) for run, figures in zip(result.recorded_runs, result.run_figures, strict=True)
+    )
     return sorted(numbered, key=lambda pair: pair[0])
 
 
-def between_runs(run: tuple[int, Losses], reference: TrialResult) -> LossDifference | None:
+def between_runs(run: tuple[int, Losses], reference: TrialFigures) -> LossDifference | None:
     """A run against the reference's first run; where repeats have seeds of their own, against the same repeat."""
     repeat, ours = run
-    numbered = {run.header.repeat: figures for run, figures in zip(reference.records, reference.runs, strict=True)}
+    numbered = {
+        run.header.repeat: figures for run, figures in zip(reference.recorded_runs, reference.run_figures, strict=True)
+    }
     first = numbered.get(repeat if seeded(reference) else min(numbered, default=repeat))
     by_step = differences(ours, _first_losses(first)) if first is not None else ()
     return LossDifference(by_step) if by_step else None
@@ -102,12 +106,12 @@ def _first_losses(figures: RunFigures) -> Losses:
     return dict(figures.loss_by_step[:STEPS])
 
 
-def seeded(result: TrialResult) -> bool:
+def seeded(result: TrialFigures) -> bool:
     """Whether each repeat has a seed of its own, and losses of its own with it."""
     return result.trial.train.target_accuracy is not None
 
 
-def losses(result: TrialResult) -> list[tuple[int, Losses]]:
+def losses(result: TrialFigures) -> list[tuple[int, Losses]]:
     """Repeat and first losses of each completed run, in the order of repeats."""
     return [(repeat, _first_losses(figures)) for repeat, figures in _by_repeat(result)]
 
@@ -161,31 +165,35 @@ AMPLIFIED = (
 )
 
 
-def judged(trials: Mapping[str, TrialResult]) -> dict[str, TrialResult]:
-    """The same trials, each with its drift."""
-    groups: dict[str, list[TrialResult]] = {}
-    for result in trials.values():
-        if result.records and not _why_not_judged(result.trial):
-            groups.setdefault(_computation(result), []).append(result)
-    drifts = {trial_id: drift for members in groups.values() for trial_id, drift in _judged_group(members).items()}
+def drift_by_trial(trials: Mapping[str, TrialFigures]) -> dict[str, Drift]:
+    """Trial identity to its drift: its losses against those of the trials that must show the same.
+
+    Args:
+        trials: the figures of all trials of a study, by identity.
+    """
+    groups: dict[str, list[TrialFigures]] = {}
+    for figures in trials.values():
+        if not _reason_not_to_compare(figures):
+            groups.setdefault(_computation(figures), []).append(figures)
+    drifts: dict[str, Drift] = {}
+    for members in groups.values():
+        drifts |= _judged_group(members)
     return {
-        trial_id: replace(result, drift=drifts.get(trial_id, _not_held(result))) for trial_id, result in trials.items()
+        trial_id: drifts.get(trial_id) or Drift("unknown", reason=_reason_not_to_compare(figures))
+        for trial_id, figures in trials.items()
     }
 
 
-def _not_held(result: TrialResult) -> Drift:
-    return Drift("unknown", reason=_why_not_judged(result.trial) or "no run has completed")
-
-
-def _why_not_judged(trial: Trial) -> str:
-    """Why a trial is held against no other, whatever its losses; empty where it is."""
+def _reason_not_to_compare(figures: TrialFigures) -> str:
+    """Why a trial's losses are compared with no others; empty where they are."""
+    trial = figures.trial
     if trial.origin is not None:
         return IMPORTED
     if trial.train.script is not None:
         return OF_SCRIPT
     if not of_engine(trial.train.wrapper).trains_like:
         return f"whom {trial.train.wrapper} trains alike with is not known"
-    return ""
+    return "" if figures.recorded_runs else "no run has completed"
 
 
 def _division(trial: Trial) -> list[Any]:
@@ -195,7 +203,7 @@ def _division(trial: Trial) -> list[Any]:
     return [trial.world.size, trial.train.micro_batch, trial.train.grad_accum, trial.train.micro_batches]
 
 
-def _computation(result: TrialResult) -> str:
+def _computation(result: TrialFigures) -> str:
     """All that decides which losses a trial shows; equal for trials that must agree."""
     trial, train = result.trial, result.trial.train
     file = train.deepspeed_config or {}
@@ -204,7 +212,7 @@ def _computation(result: TrialResult) -> str:
         "model": trial.model.model_dump(mode="json", exclude={"weights", *(("hf",) if trial.model_digest else ())}),
         "digest": [trial.model_digest, trial.weights_digest],
         "data": trial.data.model_dump(mode="json", exclude={*HOW_FOUND, "workers", "source"}),
-        "fingerprint": result.records[0].header.dataset_fingerprint,
+        "fingerprint": result.recorded_runs[0].header.dataset_fingerprint,
         "train": train.model_dump(mode="json", exclude=_NO_MATTER),
         "global_batch": trial.global_batch,
         "learning_rate": trial.peak_learning_rate,
@@ -234,7 +242,7 @@ def _normalised(trial: Trial) -> object:
     return sum(sizes), 1 if train.grad_accum == 1 or train.drop_last else trial.layout.data
 
 
-def _judged_group(members: Sequence[TrialResult]) -> dict[str, Drift]:
+def _judged_group(members: Sequence[TrialFigures]) -> dict[str, Drift]:
     """The drift of trials that must all show the same losses."""
     if len(members) == 1:
         return {members[0].trial_id: Drift("unknown", reason=ALONE)}
@@ -248,13 +256,13 @@ def _judged_group(members: Sequence[TrialResult]) -> dict[str, Drift]:
     return drifts | {reference.trial_id: Drift("reference", reference.trial_id, trial_name(reference.trial))}
 
 
-def _reference(members: Sequence[TrialResult]) -> TrialResult:
+def _reference(members: Sequence[TrialFigures]) -> TrialFigures:
     """The run without a wrapper; else the trial that most others agree with, preferring few ranks and then DDP."""
     ordered = sorted(members, key=lambda member: _nearness(member.trial))
     if of_engine(ordered[0].trial.train.engine).alone:
         return ordered[0]
 
-    def agreeing(candidate: TrialResult) -> int:
+    def agreeing(candidate: TrialFigures) -> int:
         held = [_Held(member, candidate, largest(member, candidate)) for member in members]
         return sum(trial.difference is not None and trial.difference.worst[1] <= trial.tolerance(0.0) for trial in held)
 
@@ -271,8 +279,8 @@ def _nearness(trial: Trial) -> tuple[bool, bool, int, bool, int, str]:
 class _Held:
     """One trial against the reference."""
 
-    member: TrialResult
-    reference: TrialResult
+    member: TrialFigures
+    reference: TrialFigures
     difference: LossDifference | None
 
     @property
@@ -341,13 +349,15 @@ def _split(trial: Trial) -> tuple[tuple[int, ...], int]:
     return micro_batches(trial.train, trial.layout.data), trial.train.grad_accum
 
 
-def _gradients(result: TrialResult) -> set[str]:
+def _gradients(result: TrialFigures) -> set[str]:
     """The dtypes in which gradients travelled, as recorded; where they are not, as asked for."""
-    recorded = {run.model.gradient_dtype for run in result.runs if run.model is not None and run.model.gradient_dtype}
+    recorded = {
+        run.model.gradient_dtype for run in result.run_figures if run.model is not None and run.model.gradient_dtype
+    }
     return recorded or {result.trial.train.gradient_dtype or ""}
 
 
-def _of_its_own(reference: TrialResult, members: Sequence[TrialResult]) -> float:
+def _of_its_own(reference: TrialFigures, members: Sequence[TrialFigures]) -> float:
     """The largest difference among runs of the reference: its repeats, and in 16 bits its other micro-batches.
 
     Other micro-batches count only where there are two or more: one alone shows too little to go by.

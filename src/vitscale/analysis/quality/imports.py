@@ -21,7 +21,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from vitscale.analysis.quality.wording import count, name, note
+from vitscale.analysis.quality.wording import count, note
 from vitscale.analysis.runs.steps import LIGHT
 from vitscale.analysis.trials import TrialResult
 from vitscale.base.time_spans import length, union
@@ -52,7 +52,7 @@ def steps_from_epochs(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     shared_out = [
         trial
         for trial in measured
-        if any(run.pace.source == "epochs" and run.step_seconds and not run.timed_steps for run in trial.runs)
+        if any(run.pace.source == "epochs" and run.step_seconds and not run.timed_steps for run in trial.run_figures)
     ]
     if shared_out:
         yield note(
@@ -66,16 +66,16 @@ def steps_from_epochs(measured: Sequence[TrialResult]) -> Iterable[Finding]:
 
 def some_ranks(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Trials of which the files hold some ranks only."""
-    partly = [trial for trial in measured if any(_partly(run) for run in trial.records)]
+    partly = [trial for trial in measured if any(_partly(run) for run in trial.recorded_runs)]
     if partly:
-        first = partly[0].records[0].ranks_needed
-        known = one_rank_bounds(partly[0].records[0], partly[0].runs[0].steady_from or 0)
+        first = partly[0].recorded_runs[0].ranks_needed
+        known = one_rank_bounds(partly[0].recorded_runs[0], partly[0].run_figures[0].steady_from or 0)
         bounds = f"; {_told(known)}" if known is not None else ""
         ranks = ", ".join(map(str, first[:4])) + (", ..." if len(first) > 4 else "")
         yield note(
             "some-ranks",
             f"not all ranks are told of: of {count(partly)} the files hold some ranks alone (rank {ranks} of "
-            f"{partly[0].trial.world.size} in {name(partly[0])}); each step is theirs, and who was waited for is "
+            f"{partly[0].trial.world.size} in {partly[0].name}); each step is theirs, and who was waited for is "
             f"not known{bounds}",
             "Import the logs of all ranks together, where there are any.",
             partly,

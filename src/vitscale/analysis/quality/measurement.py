@@ -7,7 +7,7 @@ from enum import Enum
 
 import numpy as np
 
-from vitscale.analysis.quality.wording import count, name, note, warning, worst
+from vitscale.analysis.quality.wording import by_cause, count, note, warning, worst
 from vitscale.analysis.runs.steps import LIGHT
 from vitscale.analysis.trials import TrialResult
 from vitscale.present import units
@@ -38,7 +38,7 @@ def clocks(measured: Sequence[TrialResult]) -> Iterable[Finding]:
         first = odd[0]
         yield warning(
             "clock-anomaly",
-            f"clock anomaly in {count(odd)}: {'; '.join(first.clock_anomalies)} ({name(first)})",
+            f"clock anomaly in {count(odd)}: {'; '.join(first.clock_anomalies)} ({first.name})",
             "Do not trust these times. A suspended or migrated virtual machine does this, and so does work between "
             "steps that no step holds: run again on a machine whose clock runs evenly.",
             odd,
@@ -47,7 +47,7 @@ def clocks(measured: Sequence[TrialResult]) -> Iterable[Finding]:
 
 def synchronised(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Runs in which something waited for the device within a step."""
-    waiting = [trial for trial in measured if any(r.model and r.model.synchronised_timing for r in trial.runs)]
+    waiting = [trial for trial in measured if any(r.model and r.model.synchronised_timing for r in trial.run_figures)]
     if waiting:
         yield warning(
             "synchronised-timing",
@@ -59,7 +59,7 @@ def synchronised(measured: Sequence[TrialResult]) -> Iterable[Finding]:
 
 def _marks_no_step(trial: TrialResult) -> bool:
     """Whether the trial ran a user's script that has no Probe around its steps."""
-    return trial.trial.train.script is not None and not any(run.timed_steps for run in trial.runs)
+    return trial.trial.train.script is not None and not any(run.timed_steps for run in trial.run_figures)
 
 
 class _NoProfile(Enum):
@@ -82,8 +82,9 @@ class _NoProfile(Enum):
 
 def no_profile(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Notes trials that do not tell where the time of a step goes, one finding for each cause."""
+    trials_by_cause = by_cause(measured, _cause_of_no_profile)
     for cause in _NoProfile:
-        trials = [trial for trial in measured if _why_no_profile(trial) is cause]
+        trials = trials_by_cause.get(cause)
         if trials:
             yield note(
                 kind="profile-missing",
@@ -93,7 +94,7 @@ def no_profile(measured: Sequence[TrialResult]) -> Iterable[Finding]:
             )
 
 
-def _why_no_profile(trial: TrialResult) -> _NoProfile | None:
+def _cause_of_no_profile(trial: TrialResult) -> _NoProfile | None:
     """The cause; None where the trial has a profile, or was imported: no option brings what a log does not tell."""
     if trial.trial.origin is not None:
         return None
@@ -117,7 +118,7 @@ def _no_profile_clause(cause: _NoProfile, trials: Sequence[TrialResult]) -> str:
             return f"no step of {count(trials)} was explained on all ranks, {consequence}"
         case _NoProfile.PROFILER_FAILED:
             first = trials[0]
-            return f"no part of a step of {count(trials)} is known: {_profiler_error(first)} ({name(first)})"
+            return f"no part of a step of {count(trials)} is known: {_profiler_error(first)} ({first.name})"
 
 
 def _profiler_error(trial: TrialResult) -> str:
@@ -134,7 +135,7 @@ def timed_whole(measured: Sequence[TrialResult]) -> Iterable[Finding]:
             "timed-as-a-whole",
             f"timed as a whole: the script of {count(whole)} tells of no step, so that "
             f"{units.seconds(whole[0].median_of(lambda run: run.epoch_seconds))} are a whole run, imports included, "
-            f"and no epoch ({name(whole[0])})",
+            f"and no epoch ({whole[0].name})",
             "Put a Probe around its step (docs/own-script.md). Until then every figure of an epoch is of a whole run: "
             "start-up is in it, and does not become less with more ranks.",
             whole,
@@ -146,7 +147,7 @@ def missing_readings(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     missing = [
         (trial, rank.rank, line)
         for trial in measured
-        for run in trial.records
+        for run in trial.recorded_runs
         for rank in run.ranks
         for line in rank.meters
         if line.reason is not None
@@ -155,7 +156,7 @@ def missing_readings(measured: Sequence[TrialResult]) -> Iterable[Finding]:
         trial, rank, line = missing[0]
         yield note(
             "meter-unavailable",
-            f"meter unavailable: {line.reason} (epoch {line.epoch} of rank {rank}, {name(trial)}); "
+            f"meter unavailable: {line.reason} (epoch {line.epoch} of rank {rank}, {trial.name}); "
             f"{units.counted(len(missing), 'reading')} in all",
             "These readings are missing in the records, and nothing else: times and throughput stand.",
             [trial for trial, *_ in missing],
@@ -171,7 +172,7 @@ def costly_profile(measured: Sequence[TrialResult]) -> Iterable[Finding]:
         yield (warning if misleads else note)(
             "explaining-costs",
             f"explaining costs: in {count(slowed.trials)} explained steps take more than {percent(_OVERHEAD)} longer "
-            f"than the timed ones beside them (up to {percent(slowed.value)}, {name(slowed.trial)})",
+            f"than the timed ones beside them (up to {percent(slowed.value)}, {slowed.trial.name})",
             "Times and throughput stand: they hold light steps alone. "
             f"{' '.join(_MISLED[device] for device in sorted(devices))} Larger micro-batches make it small.",
             slowed.trials,
@@ -186,7 +187,7 @@ def attached_profiler(measured: Sequence[TrialResult]) -> Iterable[Finding]:
             "profiler-stays-attached",
             f"profiler stays attached: in {count(slowed.trials)} steps after the profiler stopped take more than "
             f"{percent(_ATTACHED)} longer than those before it started (up to {percent(slowed.value)}, "
-            f"{name(slowed.trial)})",
+            f"{slowed.trial.name})",
             "Times and throughput stand: all of their steps come before the profiler, and what it adds is taken out of "
             "the breakdown. A process that has profiled once runs at this pace until it ends.",
             slowed.trials,
@@ -207,7 +208,7 @@ def unaccounted(measured: Sequence[TrialResult]) -> Iterable[Finding]:
         yield (note if scripted or unclear.value <= _OTHER_MISLEADS else warning)(
             "unaccounted-time",
             f"unaccounted time: in {count(unclear.trials)} more than {percent(_OTHER)} of a step is in no part of the "
-            f'breakdown ("other": {percent(unclear.value)} in {name(unclear.trial)})',
+            f'breakdown ("other": {percent(unclear.value)} in {unclear.trial.name})',
             f'It is shown as "other", never spread over the parts; {more}.',
             unclear.trials,
         )

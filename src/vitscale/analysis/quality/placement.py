@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from vitscale.analysis.quality.wording import count, name, note, warning
+from vitscale.analysis.quality.wording import by_cause, count, note, warning
 from vitscale.analysis.runs.environments import (
     environments,
     in_unlike_places,
@@ -31,7 +31,7 @@ def unlike_repeats(measured: Sequence[TrialResult]) -> Iterable[Finding]:
         yield warning(
             "unlike-runs",
             f"unlike runs are not combined: of {count(apart)} some repeats are left out "
-            f"({name(apart[0])}, {apart[0].left_out[0]})",
+            f"({apart[0].name}, {apart[0].left_out[0]})",
             "Run the study again in one folder on one kind of machine, with one vitscale and one set of library "
             "versions; --combine-unlike takes all runs together.",
             apart,
@@ -72,7 +72,10 @@ def unlike_points(curves: Sequence[CurveResult]) -> Iterable[Finding]:
 def _by_trial(measured: Sequence[TrialResult], look: Callable[[Run], _Seen]) -> dict[str, _Seen]:
     """Identity of a trial to what a look at its runs tells, where it tells anything."""
     return {
-        trial.trial_id: seen for trial in measured for run in in_unlike_places(trial.records) if (seen := look(run))
+        trial.trial_id: seen
+        for trial in measured
+        for run in in_unlike_places(trial.recorded_runs)
+        if (seen := look(run))
     }
 
 
@@ -89,8 +92,8 @@ def oversubscribed(measured: Sequence[TrialResult]) -> Iterable[Finding]:
         )
 
 
-def ill_placed(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Ranks that shared physical cores, lay far from their GPU, or left GPUs idle."""
+def on_shared_physical_cores(measured: Sequence[TrialResult]) -> Iterable[Finding]:
+    """Ranks that shared physical cores."""
     shared = _by_trial(measured, shared_physical_cores)
     if shared:
         yield warning(
@@ -100,6 +103,10 @@ def ill_placed(measured: Sequence[TrialResult]) -> Iterable[Finding]:
             "Use fewer launch.threads_per_rank, or bind each rank to whole cores.",
             shared,
         )
+
+
+def far_from_gpu(measured: Sequence[TrialResult]) -> Iterable[Finding]:
+    """Ranks that computed on cores far from their GPU."""
     far = _by_trial(measured, off_their_gpus_node)
     if far:
         ranks = next(iter(far.values()))
@@ -110,15 +117,11 @@ def ill_placed(measured: Sequence[TrialResult]) -> Iterable[Finding]:
             "Leave the binding to vitscale, ask for cores on every socket, or use fewer launch.threads_per_rank.",
             far,
         )
-    idle = {
-        trial.trial_id: most
-        for trial in measured
-        if (
-            most := max(
-                (e.gpus_unused or 0 for run in in_unlike_places(trial.records) for e in environments(run)), default=0
-            )
-        )
-    }
+
+
+def gpus_unused(measured: Sequence[TrialResult]) -> Iterable[Finding]:
+    """Trials that trained on the CPU beside GPUs."""
+    idle = {trial.trial_id: gpus for trial in measured if (gpus := _unused_gpus(trial))}
     if idle:
         yield note(
             "gpus-unused",
@@ -128,8 +131,16 @@ def ill_placed(measured: Sequence[TrialResult]) -> Iterable[Finding]:
         )
 
 
-def throttled(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Clocks held back by a GPU, or ranks held back by the CPU controller, for more than 1 % of the time."""
+def _unused_gpus(trial: TrialResult) -> int:
+    """Most GPUs that a rank of the trial saw and did not use."""
+    gpus = [0]
+    for run in in_unlike_places(trial.recorded_runs):
+        gpus += [environment.gpus_unused or 0 for environment in environments(run)]
+    return max(gpus)
+
+
+def throttled_gpus(measured: Sequence[TrialResult]) -> Iterable[Finding]:
+    """GPUs that slowed their clocks for more than 1 % of the time, or for an unknown one."""
     hot = {}
     for trial in measured:
         if trial.resources is None or not trial.resources.throttle_reasons:
@@ -145,6 +156,10 @@ def throttled(measured: Sequence[TrialResult]) -> Iterable[Finding]:
             "lower for all runs alike.",
             hot,
         )
+
+
+def at_power_limit(measured: Sequence[TrialResult]) -> Iterable[Finding]:
+    """GPUs that ran at their power limit, or at another one, for more than 1 % of the time."""
     at_limit = [trial for trial in measured if trial.resources and (trial.resources.limited_share or 0.0) > _THROTTLED]
     if at_limit:
         used = [trial.resources for trial in at_limit if trial.resources]
@@ -161,49 +176,64 @@ def throttled(measured: Sequence[TrialResult]) -> Iterable[Finding]:
             "That is normal under load. Times belong to this limit: compare only GPUs with the same one.",
             at_limit,
         )
-    held = {
-        trial.trial_id: trial.resources.cpu_throttled_share
-        for trial in measured
-        if trial.resources and (trial.resources.cpu_throttled_share or 0.0) > _THROTTLED
-    }
-    if held:
-        most = max(share or 0.0 for share in held.values())
+
+
+def throttled_by_cpu_quota(measured: Sequence[TrialResult]) -> Iterable[Finding]:
+    """Ranks that the CPU controller held back for more than 1 % of the time."""
+    throttled = {}
+    for trial in measured:
+        share = trial.resources.cpu_throttled_share if trial.resources else None
+        if share is not None and share > _THROTTLED:
+            throttled[trial.trial_id] = share
+    if throttled:
+        most = max(throttled.values())
         yield warning(
             "throttled",
-            f"throttled: the CPU quota held back {count(held)} (up to {percent(most)} of their threads' time)",
+            f"throttled: the CPU quota held back {count(throttled)} (up to {percent(most)} of their threads' time)",
             "Use fewer ranks, threads_per_rank or data.workers than the quota has cores, or ask for a larger quota.",
-            held,
+            throttled,
         )
 
 
-def gradient_dtypes(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Trials that move different numbers of bytes, and engines that name another dtype than is sent."""
-    by_dtype: dict[str, list[str]] = {}
-    otherwise: list[tuple[TrialResult, str]] = []
+def gradients_sent_otherwise(measured: Sequence[TrialResult]) -> Iterable[Finding]:
+    """Trials whose gradients travel in another dtype than the engine names."""
+    otherwise = {}
     for trial in measured:
-        claimed = next((run.model.gradient_dtype for run in trial.runs if run.model), None)
-        sent = trial.traffic.gradient_dtype if trial.traffic else None
-        if dtype := sent or claimed:
-            by_dtype.setdefault(dtype, []).append(trial.trial_id)
-        if sent and claimed and sent != claimed:
-            otherwise.append((trial, f"{sent} where {trial.trial.train.engine} names {claimed}"))
+        sent, named = _sent_dtype(trial), _named_dtype(trial)
+        if sent and named and sent != named:
+            otherwise[trial.trial_id] = f"{sent} where {trial.trial.train.engine} names {named}"
     if otherwise:
-        asked = any(trial.trial.train.gradient_dtype for trial, _ in otherwise)
+        asked = any(trial.trial.train.gradient_dtype for trial in measured if trial.trial_id in otherwise)
         yield (warning if asked else note)(
             "gradient-dtype-sent",
             f"gradients do not travel in the dtype that the engine names: in {count(otherwise)} they travel as "
-            f"{' and as '.join(dict.fromkeys(how for _, how in otherwise))}",
+            f"{' and as '.join(dict.fromkeys(otherwise.values()))}",
             "Go by what was sent: it was counted. See the table of what an optimizer step sends.",
-            [trial for trial, _ in otherwise],
+            otherwise,
         )
-    if len(by_dtype) > 1:
-        each = " and ".join(f"{dtype} in {count(ids)}" for dtype, ids in by_dtype.items())
+
+
+def unlike_gradient_dtypes(measured: Sequence[TrialResult]) -> Iterable[Finding]:
+    """Trials that move different numbers of bytes, for their gradients travel in unlike dtypes."""
+    trials_by_dtype = by_cause(measured, lambda trial: _sent_dtype(trial) or _named_dtype(trial))
+    if len(trials_by_dtype) > 1:
+        each = " and ".join(f"{dtype} in {count(trials)}" for dtype, trials in trials_by_dtype.items())
         yield note(
             "gradient-dtype",
             f"gradients travel as {each}: those trials do not move the same number of bytes",
             "Compare only trials of one dtype where the network matters.",
-            [trial for ids in by_dtype.values() for trial in ids],
+            [trial for trials in trials_by_dtype.values() for trial in trials],
         )
+
+
+def _sent_dtype(trial: TrialResult) -> str | None:
+    """The dtype in which gradients were counted."""
+    return trial.traffic.gradient_dtype if trial.traffic else None
+
+
+def _named_dtype(trial: TrialResult) -> str | None:
+    """The dtype in which gradients travel by the engine's own account."""
+    return next((run.model.gradient_dtype for run in trial.run_figures if run.model), None)
 
 
 def surroundings_changed(measured: Sequence[TrialResult]) -> Iterable[Finding]:

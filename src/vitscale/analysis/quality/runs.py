@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from vitscale.analysis.quality.steadiness import RUNS_DIFFER, unsteady_trials
-from vitscale.analysis.quality.wording import count, imported, name, note, run_name, warning, worst
-from vitscale.analysis.runs.figures import FEWEST_FOR_TAILS
+from vitscale.analysis.quality.wording import count, imported, note, run_name, warning, worst
+from vitscale.analysis.runs.figures import FEWEST_FOR_TAILS, RunFigures
 from vitscale.analysis.runs.steps import whole_epochs_alone
-from vitscale.analysis.trials import TrialResult
+from vitscale.analysis.trials import StartUp, TrialResult
 from vitscale.present.document import Finding
 from vitscale.present.units import rough_percent as percent
 
@@ -21,61 +22,69 @@ _LEAST_SECONDS = 10.0
 _DATA_BOUND = 0.1
 
 
-def unstable(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Runs whose times have a standard deviation above 5 %, and steps whose middle half spans more than 20 %."""
+def unsteady_runs(measured: Sequence[TrialResult]) -> Iterable[Finding]:
+    """Runs whose times have a standard deviation above 5 %."""
     if runs := unsteady_trials(measured):
         times = "epoch times" if runs.trial.epoch_costs else "step times" if runs.trial.step_seconds else "images/s"
         yield warning(
             "unstable",
             f"unstable: the {times} of {count(runs.trials)} differ from run to run by more than "
-            f"{percent(RUNS_DIFFER)} (standard deviation; {percent(runs.value)} in {name(runs.trial)})",
+            f"{percent(RUNS_DIFFER)} (standard deviation; {percent(runs.value)} in {runs.trial.name})",
             "Look for what differed between the imported runs, or read each trial's time with its interval."
             if imported(runs.trials)
             else "Stop what else runs on the machine, or give the study nodes of its own; measure.target_ci adds runs "
             "until the interval is narrow enough.",
             runs.trials,
         )
+
+
+def unsteady_steps(measured: Sequence[TrialResult]) -> Iterable[Finding]:
+    """Runs in which the middle half of the steps spans more than 20 % of the median."""
     if steps := worst(measured, lambda trial: trial.median_of(lambda run: run.step_spread), _STEPS_DIFFER):
         yield (warning if steps.value > _STEPS_MISLEAD else note)(
             "unstable",
             f"unstable: in {count(steps.trials)} the middle half of a run's steps spans more than "
-            f"{percent(_STEPS_DIFFER)} of the median ({percent(steps.value)} in {name(steps.trial)})",
+            f"{percent(_STEPS_DIFFER)} of the median ({percent(steps.value)} in {steps.trial.name})",
             f"Look for other work on the machine, a loader that comes and goes, or clocks that change; runs of "
             f"{FEWEST_FOR_TAILS} steps and more have p95 and p99 beside their step.",
             steps.trials,
         )
 
 
-def slow_steps(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Slow steps that take more than 2 % of the time: single ones that were set aside, and those that recur."""
+def single_slow_steps(measured: Sequence[TrialResult]) -> Iterable[Finding]:
+    """Single slow steps that take more than 2 % of the time and were set aside."""
     if aside := worst(measured, lambda trial: trial.slow_share, _SLOW_SHARE):
         trial = aside.trial
-        steps = sum(len(run.slow.set_aside) for run in trial.runs)
-        all_steps = steps + sum(run.timed_steps for run in trial.runs)
+        steps = sum(len(run.slow.set_aside) for run in trial.run_figures)
+        all_steps = steps + sum(run.timed_steps for run in trial.run_figures)
         yield note(
             "slow-steps",
             f"slow steps: in {count(aside.trials)} a single slow step took more than {percent(_SLOW_SHARE)} of the "
-            f"time and is set aside ({percent(aside.value)} in {steps} of {all_steps} steps of {name(trial)})",
+            f"time and is set aside ({percent(aside.value)} in {steps} of {all_steps} steps of {trial.name})",
             "Times and images/s stand without it; elapsed epochs hold it. Look for what stops the machine: other work, "
             "paging, a kernel that is compiled anew. One event does not say how often it comes; longer runs do.",
             aside.trials,
         )
+
+
+def recurring_slow_steps(measured: Sequence[TrialResult]) -> Iterable[Finding]:
+    """Slow steps that recur and take more than 2 % of the time."""
     if kept := worst(measured, lambda trial: trial.kept_slow_share, _SLOW_SHARE):
+        steps = sum(len(run.slow.kept) for run in kept.trial.run_figures)
         yield warning(
             "slow-steps",
             f"slow steps: in {count(kept.trials)} they recur and stay in every figure "
-            f"({percent(kept.value)} of the time in {sum(len(run.slow.kept) for run in kept.trial.runs)} steps of "
-            f"{name(kept.trial)})",
+            f"({percent(kept.value)} of the time in {steps} steps of {kept.trial.name})",
             "Stop what else the machine does and run again; or read these times as what this machine gives.",
             kept.trials,
         )
 
 
-def warming_up(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Trials in which at least half the runs were slow beyond the marked warm-up, or never came to rest."""
-    slowing = [trial for trial in measured if _half(trial, [(run.trend or 0.0) > 0 for run in trial.runs])]
+def slowing_down(measured: Sequence[TrialResult]) -> Iterable[Finding]:
+    """Trials in which the step times of at least half the runs rise until the end."""
+    slowing = [trial for trial in measured if _in_half_of_runs(trial, lambda run: (run.trend or 0.0) > 0)]
     if slowing:
-        rises = [run.trend or 0.0 for trial in slowing for run in trial.runs]
+        rises = [run.trend or 0.0 for trial in slowing for run in trial.run_figures]
         yield warning(
             "slowing-down",
             f"slowing down: in {count(slowing)} step times rise through the run (by up to {percent(max(rises))})",
@@ -85,9 +94,13 @@ def warming_up(measured: Sequence[TrialResult]) -> Iterable[Finding]:
             "longer, until the times are level.",
             slowing,
         )
-    restless = [trial for trial in measured if _half(trial, [(run.trend or 0.0) < 0 for run in trial.runs])]
+
+
+def still_warming_up(measured: Sequence[TrialResult]) -> Iterable[Finding]:
+    """Trials in which the step times of at least half the runs fall until the end."""
+    restless = [trial for trial in measured if _in_half_of_runs(trial, lambda run: (run.trend or 0.0) < 0)]
     if restless:
-        falls = [-(run.trend or 0.0) for trial in restless for run in trial.runs]
+        falls = [-(run.trend or 0.0) for trial in restless for run in trial.run_figures]
         yield warning(
             "still-warming-up",
             f"still warming up: in {count(restless)} step times go on falling through the run (by up to "
@@ -98,16 +111,19 @@ def warming_up(measured: Sequence[TrialResult]) -> Iterable[Finding]:
             "level.",
             restless,
         )
-    long = [trial for trial in measured if _half(trial, [run.detected_warmup_steps > 0 for run in trial.runs])]
+
+
+def long_warm_up(measured: Sequence[TrialResult]) -> Iterable[Finding]:
+    """Trials in which at least half the runs were slow still after the marked warm-up."""
+    long = [trial for trial in measured if _in_half_of_runs(trial, lambda run: run.detected_warmup_steps > 0)]
     if long:
-        most, trial = max(
-            ((max(run.detected_warmup_steps for run in trial.runs), trial) for trial in long), key=lambda pair: pair[0]
-        )
+        trial = max(long, key=_longest_warm_up)
+        most = _longest_warm_up(trial)
         marked = trial.trial.window.warmup_steps
         yield note(
             "long-warm-up",
             f"long warm-up: in {count(long)} the first steps after the marked warm-up were slow still and are left out "
-            f"of every figure (up to {most} of a run; {name(trial)})",
+            f"of every figure (up to {most} of a run; {trial.name})",
             "Nothing need be done: the times of an imported log stand without them."
             if imported(long)
             else f"Set measure.warmup_steps = {marked + most} to mark them from the beginning (now {marked}).",
@@ -115,8 +131,15 @@ def warming_up(measured: Sequence[TrialResult]) -> Iterable[Finding]:
         )
 
 
-def _half(trial: TrialResult, seen: Sequence[bool]) -> bool:
-    return any(seen) and 2 * sum(seen) >= len(trial.runs)
+def _in_half_of_runs(trial: TrialResult, condition: Callable[[RunFigures], bool]) -> bool:
+    """Whether a condition holds for a run of the trial, and for at least half of its runs."""
+    runs = sum(condition(run) for run in trial.run_figures)
+    return runs > 0 and 2 * runs >= len(trial.run_figures)
+
+
+def _longest_warm_up(trial: TrialResult) -> int:
+    """Most steps of a run that were slow still after the marked warm-up."""
+    return max(run.detected_warmup_steps for run in trial.run_figures)
 
 
 def few_steps(measured: Sequence[TrialResult]) -> Iterable[Finding]:
@@ -124,9 +147,11 @@ def few_steps(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     # An imported step may be the mean of many steps or of an epoch, and so may a script's whole time: how few steps are
     # behind it is unknown.
     own = [
-        trial for trial in measured if trial.trial.origin is None and not all(map(whole_epochs_alone, trial.records))
+        trial
+        for trial in measured
+        if trial.trial.origin is None and not all(map(whole_epochs_alone, trial.recorded_runs))
     ]
-    short = {t.trial_id: n for t in own if (n := min(run.timed_steps for run in t.runs)) < _FEWEST_TIMED_STEPS}
+    short = {t.trial_id: n for t in own if (n := min(run.timed_steps for run in t.run_figures)) < _FEWEST_TIMED_STEPS}
     if short:
         yield warning(
             "few-steps",
@@ -168,7 +193,7 @@ def diverged(measured: Sequence[TrialResult]) -> Iterable[Finding]:
 
 
 def data_bound(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Trials that wait for data for more than 10 % of a step, or whose loader takes as much of their cores."""
+    """Trials that wait for data for more than 10 % of a step."""
     hungry = worst(measured, _data_wait, _DATA_BOUND)
     if hungry:
         data = hungry.trial.trial.data
@@ -181,7 +206,7 @@ def data_bound(measured: Sequence[TrialResult]) -> Iterable[Finding]:
         yield warning(
             "data-bound",
             f"data-bound: {count(hungry.trials)} wait for data for more than {percent(_DATA_BOUND)} of a step "
-            f"({percent(hungry.value)} in {name(hungry.trial)}{workers})",
+            f"({percent(hungry.value)} in {hungry.trial.name}{workers})",
             "Look at the loader of that training: its workers and their cores, what it reads, and what it decodes; "
             "these figures say how the loader scales."
             if others
@@ -190,11 +215,11 @@ def data_bound(measured: Sequence[TrialResult]) -> Iterable[Finding]:
             hungry.trials,
         )
 
-    beside = worst(
-        [trial for trial in measured if trial not in (hungry.trials if hungry else ())],
-        lambda trial: trial.loader.on_the_cores,
-        _DATA_BOUND,
-    )
+
+def loader_on_the_cores(measured: Sequence[TrialResult]) -> Iterable[Finding]:
+    """Trials whose loader takes more than 10 % of the cores that compute, without being waited for (`data_bound`)."""
+    not_waiting = [trial for trial in measured if (_data_wait(trial) or 0.0) <= _DATA_BOUND]
+    beside = worst(not_waiting, lambda trial: trial.loader.on_the_cores, _DATA_BOUND)
     if beside:
         rate = beside.trial.loader.images_per_second
         reads = f", reading {rate:,.0f} images/s a rank" if rate is not None else ""
@@ -202,7 +227,7 @@ def data_bound(measured: Sequence[TrialResult]) -> Iterable[Finding]:
             "loader-on-the-cores",
             f"loader on the ranks' cores: in {count(beside.trials)} its threads were at work for more than "
             f"{percent(_DATA_BOUND)} of the time of the cores that compute ({percent(beside.value)} in "
-            f"{name(beside.trial)}{reads}), so that computing takes longer there, and no wait shows it",
+            f"{beside.trial.name}{reads}), so that computing takes longer there, and no wait shows it",
             'Set data.source = "cache", or leave cores to the loader (fewer ranks): until then the figures say how the '
             "loader scales.",
             beside.trials,
@@ -219,21 +244,41 @@ def _data_wait(trial: TrialResult) -> float | None:
 
 def one_off_compilation(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Notes the runs that compiled what later ones find compiled."""
-    phases = [(seconds, phase, run, t) for t in measured for run in t.runs for phase, seconds in run.one_off.items()]
-    if compiled := [phase for phase in phases if phase[0] > 0]:
-        seconds, phase, run, slowest = max(compiled, key=lambda each: each[0])
-        longer, than = (" longer", " than in other runs") if phase in run.startup else ("", "")
+    if compiled := _compilations(measured):
+        longest = max(compiled, key=lambda compilation: compilation.seconds)
+        phase, run = longest.phase, longest.run
         names = ", ".join(run.compiled[phase])
-        count_of_runs = len({figures.run for _, _, figures, _ in compiled})
+        longer, than = (" longer", " than in other runs") if phase in longest.start_up.phases else ("", "")
+        count_of_runs = len({compilation.run.run for compilation in compiled})
         yield note(
             "one-off-compilation",
-            f"the {phase.replace('_', ' ')} of {run_name(slowest, run)} took {seconds:.0f} s{longer}"
+            f"the {phase.replace('_', ' ')} of {run_name(longest.trial, run)} took {longest.seconds:.0f} s{longer}"
             f"{' to build' if phase == 'engine' else ''}{than}: a one-off compilation of {names} "
             f"({count_of_runs} run{'s' if count_of_runs > 1 else ''} in all)",
             "It is in no start-up, prediction or advice. A new machine pays it once more: keep "
             f"{'TORCH_EXTENSIONS_DIR' if phase == 'engine' else 'TORCHINDUCTOR_CACHE_DIR'}.",
-            [trial for *_, trial in compiled],
+            [compilation.trial for compilation in compiled],
         )
+
+
+class _Compilation(NamedTuple):
+    """What one run compiled in a phase of its start-up, and later runs find."""
+
+    seconds: float
+    phase: str
+    run: RunFigures
+    start_up: StartUp
+    trial: TrialResult
+
+
+def _compilations(trials: Sequence[TrialResult]) -> list[_Compilation]:
+    compilations = []
+    for trial in trials:
+        for run, start_up in zip(trial.run_figures, trial.start_ups, strict=True):
+            for phase, seconds in start_up.one_off.items():
+                if seconds > 0:
+                    compilations.append(_Compilation(seconds, phase, run, start_up, trial))
+    return compilations
 
 
 def startup_dominates(measured: Sequence[TrialResult]) -> Iterable[Finding]:
@@ -248,7 +293,7 @@ def startup_dominates(measured: Sequence[TrialResult]) -> Iterable[Finding]:
         yield note(
             "startup-dominates",
             f"start-up dominates {count(heavy)}: up to {startup:.1f} s of start-up against {training:.1f} s of "
-            f"training ({startup / (startup + training):.0%}; {name(most)})",
+            f"training ({startup / (startup + training):.0%}; {most.name})",
             "No step or epoch time holds it, so scaling stands. For the time to a result, train longer per run.",
             [trial for *_, trial in heavy],
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from vitscale.analysis.quality.wording import count, name, note, warning
+from vitscale.analysis.quality.wording import count, note, warning
 from vitscale.analysis.runs.environments import environments
 from vitscale.analysis.runs.figures import RunFigures
 from vitscale.analysis.time.exposure import computing_seconds, explained
@@ -35,7 +35,7 @@ def mixed_hardware(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     alternative = "Or use one device type, or read the figures as those of the slowest."
     if speeds is None:
         advice = f"Set train.rank_speeds: `vitscale check` measures them. {alternative}"
-    elif time_saved(largest, speeds) < _WORTH_IT:
+    elif time_saved(largest.trial, speeds) < _WORTH_IT:
         advice = f"Other shares would save less than {percent(_WORTH_IT)} of forward and backward."
     else:
         advice = f"{_advice_to_set(speeds, largest)} {alternative}"
@@ -57,9 +57,9 @@ def unequal_shares(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     speeds = largest.rank_speeds
     difference = _hardware_difference(largest)
     hardware = f" ({difference})" if difference else ""
-    message = f"unequal shares in {count(unequal)}: {name(largest)}{hardware}{_measured_speeds(speeds)}"
+    message = f"unequal shares in {count(unequal)}: {largest.name}{hardware}{_measured_speeds(speeds)}"
     reassurance = "A step has the images and the gradient of equal shares: these trials compare as any other."
-    if speeds is None or time_saved(largest, speeds) < _WORTH_IT:
+    if speeds is None or time_saved(largest.trial, speeds) < _WORTH_IT:
         yield note(kind="unequal-shares", message=message, advice=reassurance, trials=unequal)
     else:
         advice = f"{_advice_to_set(speeds, largest)} {reassurance}"
@@ -72,7 +72,7 @@ def _largest_trial(trials: Sequence[TrialResult]) -> TrialResult:
 
 
 def _advice_to_set(speeds: Sequence[float], trial: TrialResult) -> str:
-    saved = percent(time_saved(trial, speeds))
+    saved = percent(time_saved(trial.trial, speeds))
     return (
         f"Set rank_speeds = {list(speeds)} under [train]: forward and backward of a step then take {saved} less time, "
         "with the same images in it."
@@ -95,7 +95,7 @@ def _hardware_difference(trial: TrialResult) -> str:
 
     Empty where they are alike, or where nothing is known of them.
     """
-    for run in trial.records:
+    for run in trial.recorded_runs:
         ranks = environments(run)
         devices = sorted({rank.device.name for rank in ranks})
         if len(devices) > 1:
@@ -133,9 +133,9 @@ def explained_rank_speeds(trial: Trial, runs: Sequence[Run], figures: Sequence[R
     return speeds_from_rates([fastest_seconds / seconds for seconds in rank_seconds])
 
 
-def time_saved(result: TrialResult, speeds: Sequence[float]) -> float:
+def time_saved(trial: Trial, speeds: Sequence[float]) -> float:
     """Share by which forward and backward of a step would be shorter if its images were divided by `speeds`."""
-    images = micro_batches(result.trial.train, result.trial.layout.data)
+    images = micro_batches(trial.train, trial.layout.data)
     better_images = shares(sum(images), speeds)
     return 1 - longest(better_images, speeds) / longest(images, speeds)
 

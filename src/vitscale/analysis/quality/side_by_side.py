@@ -75,7 +75,7 @@ def slowdowns(measured: Sequence[TrialResult], beside: Mapping[str, float]) -> l
     for trial in measured:
         known = [
             (beside[record.header.folder], math.log(figures.step_seconds))
-            for record, figures in zip(trial.records, trial.runs, strict=True)
+            for record, figures in zip(trial.recorded_runs, trial.run_figures, strict=True)
             if record.header.folder in beside and figures.step_seconds
         ]
         if len(known) < 2:

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from vitscale.analysis.quality.wording import Worst, count, imported, name, worst
+from vitscale.analysis.quality.wording import Worst, count, imported, worst
 from vitscale.analysis.statistics import FEWEST_REPEATS
 from vitscale.analysis.trials import TrialResult
 from vitscale.present.units import rough_percent
@@ -27,8 +27,8 @@ def spread_of_runs(trial: TrialResult) -> float | None:
     logarithms spread as those of times do. None for fewer than three runs.
     """
     epoch_seconds = list(trial.epoch_costs)
-    step_seconds = [run.step_seconds for run in trial.runs if run.step_seconds is not None]
-    rates = [run.images_per_second for run in trial.runs if run.images_per_second is not None]
+    step_seconds = [run.step_seconds for run in trial.run_figures if run.step_seconds is not None]
+    rates = [run.images_per_second for run in trial.run_figures if run.images_per_second is not None]
     costs = epoch_seconds or step_seconds or rates
     if len(costs) < FEWEST_REPEATS:
         return None
@@ -51,4 +51,4 @@ def steady_first(measured: Sequence[TrialResult]) -> str:
     else:
         next_step = "first stop what else runs there, then add runs (measure.target_ci)"
     spread = rough_percent(unsteady.value)
-    return f"Run-to-run spread is {spread} ({name(unsteady.trial)}; {share_of_trials}): {next_step}."
+    return f"Run-to-run spread is {spread} ({unsteady.trial.name}; {share_of_trials}): {next_step}."

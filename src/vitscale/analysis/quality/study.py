@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from vitscale.analysis.quality.wording import count, imported, name, names, note, warning, worst
-from vitscale.analysis.runs.repeats import half_width, target_status
+from vitscale.analysis.quality.wording import by_cause, count, imported, names, note, warning, worst
+from vitscale.analysis.runs.repeats import half_width
 from vitscale.analysis.scaling import CurveResult
 from vitscale.analysis.statistics import FEWEST_REPEATS
-from vitscale.analysis.trials import TrialResult
+from vitscale.analysis.trials import TrialResult, target_status
 from vitscale.engines.checks import computation
 from vitscale.engines.facts import ONE_PROCESS
 from vitscale.present.document import Finding
@@ -24,8 +24,8 @@ _LEFT_OUT, _LEFT_OUT_MISLEADS = 0.005, 0.03
 
 def few_repeats(measured: Sequence[TrialResult]) -> Iterable[Finding]:
     """Trials with only one or two runs."""
-    once = [trial.trial_id for trial in measured if len(trial.runs) == 1]
-    twice = [trial.trial_id for trial in measured if 1 < len(trial.runs) < FEWEST_REPEATS]
+    once = [trial.trial_id for trial in measured if len(trial.run_figures) == 1]
+    twice = [trial.trial_id for trial in measured if 1 < len(trial.run_figures) < FEWEST_REPEATS]
     if once or twice:
         how = [f"{count(once)} with one run (no interval)"] if once else []
         how += [f"{count(twice)} with 2 runs (which settle no direction)"] if twice else []
@@ -65,9 +65,7 @@ def target_ci(trials: Sequence[TrialResult], study: StudyRecord) -> Iterable[Fin
     target, most = study.target_ci, study.max_repeats
     if target is None or most is None:
         return
-    by_status: dict[str, list[TrialResult]] = {}
-    for trial in trials:
-        by_status.setdefault(target_status(trial, target, most), []).append(trial)
+    by_status = by_cause(trials, lambda trial: target_status(trial, target, most))
     reached = by_status.get("reached", [])
     share = f"{len(reached)} of {count(trials)}"
     said = []
@@ -104,20 +102,20 @@ def target_ci(trials: Sequence[TrialResult], study: StudyRecord) -> Iterable[Fin
 def _named(trials: Sequence[TrialResult]) -> str:
     """The names of a few trials, each with how closely it is known."""
     each = [
-        f"{name(trial)} ({f'within {percent(width)}' if width is not None else 'no interval'})"
+        f"{trial.name} ({f'within {percent(width)}' if width is not None else 'no interval'})"
         for trial in trials[:_MOST_NAMED]
         for width in [half_width(trial.epoch_seconds)]
     ]
     return ", ".join(each) + (f" and {len(trials) - _MOST_NAMED} more" if len(trials) > _MOST_NAMED else "")
 
 
-def baselines(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Curves without a baseline, or with one of more than one rank; `drift` tells of curves with drifting trials."""
+def missing_baselines(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> Iterable[Finding]:
+    """Curves without a baseline; `drift` tells of curves with drifting trials."""
     drifting = {trial.trial_id for trial in trials if trial.drifts}
     unmeasured = [curve for curve in curves if not any(point.trial_id in drifting for point in curve.points)]
     if without := [curve for curve in unmeasured if curve.baseline is None]:
         ids = {point.trial_id for curve in without for point in curve.points}
-        untold = all(trial.trial.origin is not None and trial.runs for trial in trials if trial.trial_id in ids)
+        untold = all(trial.trial.origin is not None and trial.run_figures for trial in trials if trial.trial_id in ids)
         advice = "Import them with --micro-batch" if untold else "See why they ended under the failed trials"
         yield warning(
             "baseline-missing",
@@ -125,6 +123,10 @@ def baselines(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> I
             f"{advice}; speedup and efficiency need at least one.",
             [point for curve in without for point in curve.points],
         )
+
+
+def baselines_of_several_ranks(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> Iterable[Finding]:
+    """Curves whose baseline has more than one rank."""
     if larger := [curve for curve in curves if curve.baseline is not None and curve.baseline.gpus > 1]:
         each = [curve.baseline for curve in larger if curve.baseline is not None]
         yield warning(
@@ -140,10 +142,10 @@ def baselines(curves: Sequence[CurveResult], trials: Sequence[TrialResult]) -> I
 
 
 def drift(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Trials that compute something else than those they are compared with, and trials where this is unknown."""
+    """Trials that compute something else than those they are compared with."""
     if drifting := [trial for trial in measured if trial.drifts]:
         each = [
-            f"{name(trial)}: its loss differs by {_difference(own.difference)} from that of "
+            f"{trial.name}: its loss differs by {_difference(own.difference)} from that of "
             f"{own.reference_name} at step {(own.step or 0) + 1} (rounding: up to {own.tolerance:.1g})"
             for trial in drifting[:_MOST_NAMED]
             for own in [trial.drift]
@@ -157,24 +159,27 @@ def drift(measured: Sequence[TrialResult]) -> Iterable[Finding]:
             "optimizer's epsilon or weight decay.",
             drifting,
         )
-    yield from _training_otherwise(measured)
-    unsure = [trial for trial in measured if trial.drift.status == "unknown" and trial.drift.reference is not None]
+
+
+def unknown_drift(measured: Sequence[TrialResult]) -> Iterable[Finding]:
+    """Trials of which nothing says whether they compute the same as those they are compared with."""
+    unsure = [trial for trial in measured if _cause_of_unknown_drift(trial) is not None]
     if unsure:
-        # One cause is said once, with the numbers of the trial that differs most.
-        reasons: dict[str, str] = {}
-        for own in sorted((trial.drift for trial in unsure), key=lambda own: own.difference or 0.0, reverse=True):
-            reasons.setdefault(own.reason.rpartition(": ")[2], own.reason)
+        trials_by_cause = by_cause(unsure, _cause_of_unknown_drift)
+        most_different = [max(trials, key=_drift_difference) for trials in trials_by_cause.values()]
+        most_different.sort(key=_drift_difference, reverse=True)
+        reasons = [trial.drift.reason for trial in most_different[:_MOST_NAMED]]
         yield note(
             "drift-unknown",
-            f"equality unknown of {count(unsure)}: {'; '.join(list(reasons.values())[:_MOST_NAMED])}",
+            f"equality unknown of {count(unsure)}: {'; '.join(reasons)}",
             "With a lower learning rate, or learning_rate_warmup_steps, trials that compute the same stay together; "
             'two more runs with engine = "none" and other accumulations show how far rounding reaches.',
             unsure,
         )
 
 
-def _training_otherwise(measured: Sequence[TrialResult]) -> Iterable[Finding]:
-    """Trials of engines that do not train like one process, or do not say, beside some that do."""
+def training_otherwise(measured: Sequence[TrialResult]) -> Iterable[Finding]:
+    """Notes trials of engines that do not train like one process, or do not say, beside some that do."""
     others = [trial for trial in measured if computation(trial.trial) != ONE_PROCESS]
     if others and len(others) < len(measured):
         engines = listed(list(dict.fromkeys(trial.trial.train.wrapper for trial in others)))
@@ -186,6 +191,17 @@ def _training_otherwise(measured: Sequence[TrialResult]) -> Iterable[Finding]:
             "Compare them by the time to an accuracy (train.target_accuracy).",
             others,
         )
+
+
+def _cause_of_unknown_drift(trial: TrialResult) -> str | None:
+    """Why it is unknown, without the numbers of this trial; None where it is known, or nothing computes the same."""
+    if trial.drift.status != "unknown" or trial.drift.reference is None:
+        return None
+    return trial.drift.reason.rpartition(": ")[2]
+
+
+def _drift_difference(trial: TrialResult) -> float:
+    return trial.drift.difference or 0.0
 
 
 def _difference(share: float | None) -> str:
@@ -219,7 +235,7 @@ def images_left_out(measured: Sequence[TrialResult]) -> Iterable[Finding]:
         yield (warning if lacking.value > _LEFT_OUT_MISLEADS else note)(
             "images-left-out",
             f"images left out: with drop_last, an epoch of {count(lacking.trials)} lacks more than "
-            f"{percent(_LEFT_OUT)} of the images (up to {percent(lacking.value)}, {name(lacking.trial)})",
+            f"{percent(_LEFT_OUT)} of the images (up to {percent(lacking.value)}, {lacking.trial.name})",
             "Speedup, efficiency and comparisons are per image, and stand. Epoch times and accuracies are those of "
             "fewer images: set train.drop_last = false, or batches that divide the data.",
             lacking.trials,

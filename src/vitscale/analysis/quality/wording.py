@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from typing import NamedTuple, Protocol, TypeVar
 
 from vitscale.analysis.runs.figures import RunFigures
-from vitscale.analysis.scaling import CurveResult, trial_name
+from vitscale.analysis.scaling import CurveResult
 from vitscale.analysis.trials import TrialResult
 from vitscale.present.document import About, Finding
 from vitscale.present.units import counted
+
+_Cause = TypeVar("_Cause", bound=Hashable)
 
 
 class _Named(Protocol):
@@ -29,6 +31,18 @@ def note(kind: str, message: str, advice: str, trials: Iterable[_Named | str] = 
 
 def _ids(trials: Iterable[_Named | str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(trial if isinstance(trial, str) else trial.trial_id for trial in trials))
+
+
+def by_cause(
+    trials: Iterable[TrialResult], cause_of: Callable[[TrialResult], _Cause | None]
+) -> dict[_Cause, list[TrialResult]]:
+    """Cause -> the trials that it holds for, in the order of the trials; trials without a cause are left out."""
+    groups: dict[_Cause, list[TrialResult]] = {}
+    for trial in trials:
+        cause = cause_of(trial)
+        if cause is not None:
+            groups.setdefault(cause, []).append(trial)
+    return groups
 
 
 class Worst(NamedTuple):
@@ -56,15 +70,10 @@ def imported(trials: Sequence[TrialResult]) -> bool:
     return any(trial.trial.origin is not None for trial in trials)
 
 
-def name(trial: TrialResult) -> str:
-    """A trial as a sentence names it: "ddp on 2 ranks, micro-batch 16"."""
-    return trial.name or trial_name(trial.trial)
-
-
 def run_name(trial: TrialResult, run: RunFigures) -> str:
     """A run as a sentence names it: "run 2 of ddp on 2 ranks"; runs of a trial count from 1."""
-    repeats = [record.header.repeat for record in trial.records]
-    return f"run {repeats[trial.runs.index(run)] + 1} of {name(trial)}"
+    repeats = [record.header.repeat for record in trial.recorded_runs]
+    return f"run {repeats[trial.run_figures.index(run)] + 1} of {trial.name}"
 
 
 def names(curves: Sequence[CurveResult]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple, overload
 
 import numpy as np
@@ -42,7 +42,8 @@ class EpochFigures:
     """One epoch, reduced over ranks. Accuracies, of images or of pixels, and mean IoU are shares in [0, 1]."""
 
     epoch: int
-    seconds: float | None
+    elapsed_seconds: float | None
+    """From barrier to barrier, slow steps included; None where a rank does not tell."""
     complete: bool
     train_loss: float | None
     train_accuracy: float | None
@@ -140,8 +141,8 @@ class RunFigures:
     """Number of epochs behind `elapsed_epoch_seconds`."""
     training_seconds: float | None
     """Seconds of all steps but the first, which belongs to the start-up; warm-up and slow steps included."""
-    startup: Mapping[str, float]
-    """Phase to the seconds of its slowest rank."""
+    phase_seconds: Mapping[str, float]
+    """Phase of the start-up to the seconds of its slowest rank, compilations included."""
     evaluation_seconds: float | None
     """The slowest rank's seconds after an epoch, median over epochs; None where nothing was evaluated or timed."""
     epochs: tuple[EpochFigures, ...]
@@ -152,10 +153,8 @@ class RunFigures:
     model: ModelLine | None
     notes: tuple[str, ...]
     """What the record lacks."""
-    compiled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    compiled: Mapping[str, tuple[str, ...]]
     """Phase to what was compiled in it, as the ranks record it."""
-    one_off: Mapping[str, float] = field(default_factory=dict)
-    """Phase to the seconds taken off it because they were paid once: see `vitscale.analysis.summaries`."""
 
     @property
     def step_seconds(self) -> float | None:
@@ -178,11 +177,6 @@ class RunFigures:
         return next(
             (epoch for epoch in reversed(self.epochs) if epoch.complete), self.epochs[-1] if self.epochs else None
         )
-
-    @property
-    def startup_seconds(self) -> float | None:
-        """Sum of the phases; None also where one of them is only known with a one-off compilation."""
-        return sum(self.startup.values()) if self.startup and self.one_off.keys() <= self.startup.keys() else None
 
 
 def run_figures(run: Run) -> RunFigures:
@@ -307,9 +301,9 @@ def _of_run(run: Run, like: _LikeRuns, place: int, slow: step_figures.SlowSteps)
     epochs = _epochs(run.ranks, run.ranks_needed if header.imported else (), notes)
     whole_epochs = _elapsed_epochs(header.trial, model, epochs, steady_steps.disturbed_epochs)
     elapsed_epoch = step_figures.cost(statistics.median(whole_epochs)) if whole_epochs else None
-    startup = _startup(run.ranks)
+    phase_seconds = _phase_seconds(run.ranks)
     of_script = header.trial.train.script is not None
-    missing = [phase for phase in PHASES if phase not in startup and of_script == (phase in OF_SCRIPT)]
+    missing = [phase for phase in PHASES if phase not in phase_seconds and of_script == (phase in OF_SCRIPT)]
     if missing and header.imported is None and not step_figures.whole_epochs_alone(run):
         notes.append(f"start-up lacks {', '.join(missing)}")
     pace = step_figures.NO_PACE
@@ -345,7 +339,7 @@ def _of_run(run: Run, like: _LikeRuns, place: int, slow: step_figures.SlowSteps)
         elapsed_epoch_seconds=elapsed_epoch,
         elapsed_epochs=len(whole_epochs),
         training_seconds=sum(elapsed[1:].tolist()) if len(steps) > 1 else None,
-        startup=startup,
+        phase_seconds=phase_seconds,
         evaluation_seconds=_evaluation(run.ranks),
         epochs=epochs,
         loss_by_step=_told(run, losses),
@@ -413,7 +407,7 @@ def _epochs(ranks: Sequence[RankRecord], needed: Collection[int], notes: list[st
         epochs.append(
             EpochFigures(
                 epoch=number,
-                seconds=max(line.seconds for line in same) if whole else None,
+                elapsed_seconds=max(line.seconds for line in same) if whole else None,
                 complete=all(line.complete for line in same),
                 runs=1,
                 **{name: finite_or_none(getattr(first, name)) for name in LEARNED},
@@ -437,13 +431,13 @@ def _elapsed_epochs(
     if steps is None and warmup:
         return []
     return [
-        e.seconds
+        e.elapsed_seconds
         for e in epochs
-        if e.complete and e.epoch * (steps or 0) >= warmup and e.seconds and e.epoch not in disturbed
+        if e.complete and e.epoch * (steps or 0) >= warmup and e.elapsed_seconds and e.epoch not in disturbed
     ]
 
 
-def _startup(ranks: Sequence[RankRecord]) -> dict[str, float]:
+def _phase_seconds(ranks: Sequence[RankRecord]) -> dict[str, float]:
     slowest: dict[str, float] = {}
     for rank in ranks:
         own: dict[str, float] = {}

@@ -35,15 +35,11 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
 
 from vitscale.analysis.runs.environments import environments
 from vitscale.analysis.statistics import FEWEST_REPEATS, f_above, interval, mean_interval, t_quantile, variance
 from vitscale.present.estimate import Estimate
 from vitscale.store.results import Run
-
-if TYPE_CHECKING:
-    from vitscale.analysis.trials import TrialResult
 
 _POOLED_ABOVE = 0.25
 """P-value of the F test above which runs of different allocations count as alike. Far above 5 %: with a few runs each
@@ -139,10 +135,6 @@ def over_runs(values: Sequence[float | None], clusters: Clusters, looked: int = 
     return interval(known, looked=looked, fewest=FEWEST_REPEATS) if positive else mean_interval(known)
 
 
-TargetStatus = Literal["reached", "open", "stopped", "failed", "untimed"]
-"""reached: it has as many runs as its first ones asked for. open: another run is wanted. stopped: not reached with as
-many runs as are allowed. failed: a run did not complete, so none is added. untimed: its runs tell no epoch time."""
-
 FEWEST_LOOKED_AT = 3
 FEWEST_AFTER = 3
 _SPREAD_BOUND = 0.2
@@ -186,17 +178,6 @@ def half_width(interval: Estimate | None) -> float | None:
     if interval is None or interval.low is None or interval.high is None:
         return None
     return max(interval.high - interval.value, interval.value - interval.low) / interval.value
-
-
-def target_status(result: TrialResult, target_ci: float, max_repeats: int) -> TargetStatus:
-    """The status of a trial, by those of its runs that may be combined."""
-    if result.failures:
-        return "failed"
-    if result.runs and not result.epoch_costs:
-        return "untimed"
-    if looked_at(result.epoch_costs, target_ci):
-        return "reached"
-    return "stopped" if result.runs_done >= max_repeats else "open"
 
 
 @functools.cache

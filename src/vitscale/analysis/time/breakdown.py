@@ -92,7 +92,7 @@ class Breakdown:
     straggler: Straggler | None
     """None: nobody is waited for in most steps, or this is unknown."""
     by_run: tuple[Breakdown | None, ...] = ()
-    """Breakdown of each run, in the order of `TrialResult.runs`, all with the same ranks; None for a run without
+    """Breakdown of each run, in the order of `TrialResult.run_figures`, all with the same ranks; None for a run without
     explained steps, or without those of these ranks."""
     clusters: Clusters = None
     """The runs of each observation."""
@@ -232,7 +232,7 @@ def _loss(reasons: Mapping[str, str], known: Mapping[str, str]) -> str:
     return next((why for why in reasons.values() if why not in known.values()), "parts of them are unknown")
 
 
-def combined(
+def mean_breakdown(
     by_run: Sequence[Breakdown | None], clusters: Clusters = None, typical_rank: int | None = None
 ) -> Breakdown | None:
     """The mean over the explained observations of one trial; None where none was explained.

@@ -53,7 +53,7 @@ def run_parts(trial: TrialResult) -> Mapping[str, float]:
     costs = [] if trial.of_rates else trial.comparable_costs
     if not costs:
         raise of_epoch.Unexplained(trial.reason or "no run has completed with an epoch time")
-    started = trial.median_of(lambda run: run.startup_seconds)
+    started = trial.startup_seconds
     if started is None:
         raise of_epoch.Unexplained("how long a run takes to start is unknown")
     first = trial.median_of(lambda run: run.step_seconds)
@@ -84,14 +84,15 @@ def run_seconds(trial: TrialResult) -> list[float]:
         return []
     epochs, trained = epochs_of(trial), 1 - trial.images_left_out
 
-    def of(run: RunFigures) -> float | None:
-        if epochs is None or run.epoch_seconds is None or run.startup_seconds is None:
+    def of(run: RunFigures, startup_seconds: float | None) -> float | None:
+        if epochs is None or run.epoch_seconds is None or startup_seconds is None:
             return None
         evaluated = (run.evaluation_seconds or 0.0) if EVALUATION in parts else 0.0
-        started = max(0.0, run.startup_seconds - (run.step_seconds or 0.0))
+        started = max(0.0, startup_seconds - (run.step_seconds or 0.0))
         return started + epochs * (run.epoch_seconds / trained + evaluated) + parts.get(CHECKPOINT, 0.0)
 
-    return observations([of(run) for run in trial.runs], trial.clusters)
+    seconds = [of(run, start_up.seconds) for run, start_up in zip(trial.run_figures, trial.start_ups, strict=True)]
+    return observations(seconds, trial.clusters)
 
 
 def run_breakdown(trial: TrialResult) -> Mapping[str, float]:

@@ -39,7 +39,7 @@ def by_epoch(analysis: Analysis, curves: Sequence[CurveResult], figure: str) -> 
     rows = []
     for curve, point, trial in analysis.along(curves):
         for epoch in trial.epochs:
-            some = f" ({epoch.runs} of {len(trial.runs)} runs)" if epoch.runs < len(trial.runs) else ""
+            some = f" ({epoch.runs} of {len(trial.run_figures)} runs)" if epoch.runs < len(trial.run_figures) else ""
             some += "" if epoch.complete else _UNFINISHED
             for split, prefix in (("train", "train"), ("held-out", "held_out")):
                 value = getattr(epoch, f"{prefix}_{figure}")
@@ -168,7 +168,7 @@ def _trials(analysis: Analysis, curves: Sequence[CurveResult]) -> list[tuple[axe
 
 def _end_panel(analysis: Analysis, curves: Sequence[CurveResult]) -> str:
     """What accuracies of the end are of: where a run goes on for a part of an epoch, what that changed is not told."""
-    runs = [run for curve in curves for point in curve.points for run in analysis.trials[point.trial_id].runs]
+    runs = [run for curve in curves for point in curve.points for run in analysis.trials[point.trial_id].run_figures]
     return AT_THE_END if all(run.last_epoch is run.epochs[-1] for run in runs if run.epochs) else _AFTER_WHOLE_EPOCHS
 
 
@@ -224,7 +224,7 @@ def reached(trial: TrialResult) -> str:
 
 def _range(trial: TrialResult) -> tuple[float | None, float | None]:
     """The lowest and the highest run at the end of its training."""
-    last = [run.last_epoch.held_out_accuracy for run in trial.runs if run.last_epoch]
+    last = [run.last_epoch.held_out_accuracy for run in trial.run_figures if run.last_epoch]
     known = [value for value in last if value is not None]
     return (min(known), max(known)) if len(known) > 1 else (None, None)
 

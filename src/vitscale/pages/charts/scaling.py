@@ -173,9 +173,9 @@ def measured(
             continue
         where = {"series": _series(curve, axis, trial), "x": at, "gpus": point.gpus}
         drift = f"loss differs: {units.relative(trial.drift.difference)}" if trial.drifts else ""
-        told = point_row(value, measure.show, len(trial.runs))
+        told = point_row(value, measure.show, len(trial.run_figures))
         rows.append(where | told | {"trial": trial.trial_id, "drift": drift})
-        if _of_few(value, len(trial.runs)):
+        if _of_few(value, len(trial.run_figures)):
             runs += [where | {"value": each, "run": number} for number, each in _of_runs(trial, value, measure)]
     if axis.field:
         rows.sort(key=lambda row: (row["series"], row["x"]))
@@ -203,9 +203,9 @@ def _series(curve: CurveResult, axis: Axis, trial: TrialResult) -> str:
 
 def _of_runs(trial: TrialResult, value: Estimate, measure: Measure) -> list[tuple[int, float]]:
     """Each run's own figure, in proportion to its epoch; the point is their geometric mean."""
-    if trial.epoch_seconds is None or len(trial.runs) < 2:
+    if trial.epoch_seconds is None or len(trial.run_figures) < 2:
         return []
-    known = [(index, run.epoch_seconds) for index, run in enumerate(trial.runs, 1) if run.epoch_seconds]
+    known = [(index, run.epoch_seconds) for index, run in enumerate(trial.run_figures, 1) if run.epoch_seconds]
     times = [(number, seconds / trial.epoch_seconds.value) for number, seconds in known]
     return [(number, value.value * (share if measure.slower_is_more else 1 / share)) for number, share in times]
 

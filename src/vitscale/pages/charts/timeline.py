@@ -52,7 +52,7 @@ def timelines(analysis: Analysis) -> tuple[list[Timeline], list[str]]:
         explained = (
             (analysis.trials[point.trial_id], run)
             for point in sorted(curve.points, key=lambda point: -point.gpus)
-            for run in analysis.trials[point.trial_id].records
+            for run in analysis.trials[point.trial_id].recorded_runs
             if _sound_steps(run)
         )
         if first := next(explained, None):

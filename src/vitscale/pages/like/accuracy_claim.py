@@ -88,7 +88,7 @@ def _at_equal_batch(series: Sequence[Series]) -> list[AccuracyTest | None]:
 
 def _test(name: str, base: Member, member: Member) -> AccuracyTest | None:
     """The test of one pair; None where an accuracy is not known."""
-    samples = equal_samples(base.trial.records, member.trial.records)
+    samples = equal_samples(base.trial.recorded_runs, member.trial.recorded_runs)
     if samples is None:
         return None
     counted = _counted(base.trial, samples), _counted(member.trial, samples)
@@ -109,7 +109,7 @@ def _counted(trial: TrialResult, samples: EqualSamples) -> int | None:
 
     Training accuracy in a log of others is taken to be rank 0's own, from its share of the images.
     """
-    run = trial.records[0]
+    run = trial.recorded_runs[0]
     model = next((rank.model for rank in run.ranks if rank.model is not None), None)
     if samples.split == "held-out":
         return model.held_out_samples or None if model else None

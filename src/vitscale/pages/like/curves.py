@@ -91,7 +91,7 @@ def times_view(
     for series, name in zip(chosen.series, labels, strict=True):
         for member in series.members:
             if (seconds := member.trial.epoch_seconds) is not None:
-                times.append(_row(name, member, point_row(seconds, units.seconds, len(member.trial.runs))))
+                times.append(_row(name, member, point_row(seconds, units.seconds, len(member.trial.run_figures))))
         if series.base is not None and series.base.trial.epoch_seconds is not None:
             level = partial(_ideal_seconds, series.base.trial.epoch_seconds.value, is_weak)
             ideals += ideal_line(name, series.base.gpus, series.members[-1].gpus, level)
@@ -124,7 +124,7 @@ def _relative_view(figure: StudyFigure, chosen: Selection, published: PublishedP
     labels, per_gpu = names(chosen.series), what == "efficiency" and figure.mode != "weak"
     rows = [
         _row(name, member, point_row(value.times(series.base.gpus / member.gpus if per_gpu else 1.0), units.share,
-                                     len(member.trial.runs)))
+                                     len(member.trial.run_figures)))
         for series, name in zip(chosen.series, labels, strict=True)
         for member in series.members
         if (value := member.against_base) is not None and series.base is not None

@@ -180,7 +180,7 @@ def _doubling(name: str, gpus: int, fewer: TrialResult, more: TrialResult, netwo
         ),
         ratio(runs[0], runs[1], looked) if runs[0] and runs[1] else None,
         transfer,
-        min(len(fewer.runs), len(more.runs)),
+        min(len(fewer.run_figures), len(more.run_figures)),
     )
 
 

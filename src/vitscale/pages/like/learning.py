@@ -170,7 +170,7 @@ def _value(epoch: EpochFigures, split: Split, metric: Metric) -> float | None:
 def _values_of_runs(member: Member, epoch_number: int, split: Split, metric: Metric) -> list[float]:
     """A metric of each run of a trial after an epoch, which is counted from 1; runs without it are left out."""
     values = []
-    for run in member.trial.runs:
+    for run in member.trial.run_figures:
         for epoch in run.epochs:
             value = _value(epoch, split, metric)
             if epoch.epoch + 1 == epoch_number and value is not None:

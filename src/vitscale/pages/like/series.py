@@ -254,7 +254,7 @@ def _of_curve(analysis: Analysis, curve: CurveResult) -> list[Series]:
     members = [
         Member(point.gpus, trial)
         for point in sorted(curve.points, key=lambda point: point.gpus)
-        if (trial := analysis.trials[point.trial_id]).runs
+        if (trial := analysis.trials[point.trial_id]).run_figures
     ]
     several = any(member.trial.trial.world.nodes > 1 for member in members)
     inside = [member for member in members if member.trial.trial.world.nodes == 1]
